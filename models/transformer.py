@@ -1,0 +1,75 @@
+"""Transformer: softmax attention and a feed-forward layer per block, pre-norm, rotary or absolute positions.
+
+Vaswani et al. 2017 with rotary positions (Su et al. 2021), as in section 3 and appendix C of the SPT paper (Amos,
+Berant, Gupta 2024): bias on every projection, exact GELU, LayerNorm before every sub-layer and after the last.
+Positions can be combined: `[rotary, learned]`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor, nn
+
+from spt.models.attention import Attention, Position, Positions
+from spt.models.base import Backbone, BackboneConfig, Context, Mixer, linear_flops
+
+
+class Config(BackboneConfig):
+    n_heads: int = Field(4, ge=1, description="attention heads; divides d_model")
+    d_ff: int | None = Field(None, ge=1, description="width of the feed-forward layer; by default 4 d_model")
+    positions: tuple[Position, ...] = Field(("rotary",), description="any of rotary, learned, sinusoidal; [] for none")
+    position_std: float = Field(0.02, gt=0, description="standard deviation of learned positions at the start")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the attention weights, in training only")
+
+    @field_validator("positions", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        if self.d_model % self.n_heads:
+            raise ValueError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}")
+        if "rotary" in self.positions and (self.d_model // self.n_heads) % 2:
+            raise ValueError(
+                f"rotary positions turn pairs, but a head is {self.d_model // self.n_heads} wide (d_model / n_heads)"
+            )
+        if len(set(self.positions)) < len(self.positions):
+            raise ValueError(f"positions names one kind twice; choose among {', '.join(get_args(Position))}")
+        return self
+
+
+class FeedForward(Mixer):
+    """Two linear maps with a GELU between them, at every step alike."""
+
+    def __init__(self, d_model: int, d_ff: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
+
+    def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
+        return self.down(F.gelu(self.up(x)))
+
+    def flops(self, length: int) -> float:
+        return linear_flops(self.up, length) + linear_flops(self.down, length)
+
+
+def build(config: Config) -> Backbone:
+    assert config.max_length is not None, "filled in from the task"
+    length, absolute = config.max_length, tuple(kind for kind in config.positions if kind != "rotary")
+
+    def block() -> Sequence[Mixer]:
+        attention = Attention(
+            config.d_model,
+            config.n_heads,
+            length,
+            causal=config.causal,
+            rotary="rotary" in config.positions,
+            dropout=config.attention_dropout,
+        )
+        return [attention, FeedForward(config.d_model, config.d_ff or 4 * config.d_model)]
+
+    positions = Positions(config.d_model, length, absolute, config.position_std) if absolute else None
+    return Backbone(config, block, positions)

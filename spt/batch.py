@@ -1,0 +1,103 @@
+"""From a split to batches: which examples, in which order, padded to the longest of the batch.
+
+Letters: B sequences in a batch, L steps, C channels, K target values, n examples in a split.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from spt.models.base import Context
+from spt.seeding import order
+from spt.tasks.base import Classes, Reals, Split, Tokens, Values
+
+NOBODY = -1  # an index that stands for no example: evens out the processes' shares, and weighs nothing
+
+
+class Batch(NamedTuple):
+    """Some sequences of a split, on the right padded with zeros."""
+
+    x: Int[Tensor, "B L"] | Float[Tensor, "B L C"]  # tokens, or normalised values
+    raw: Int[Tensor, "B L C"] | None  # the values before normalisation, when they are levels
+    context: Context
+    y: Int[Tensor, " B"] | Float[Tensor, "B K"] | None  # None where labels were taken away
+    index: Int[Tensor, " B"]  # row of the split: the address of chance; NOBODY counts for nothing
+
+    @property
+    def real(self) -> Bool[Tensor, " B"]:
+        return self.index != NOBODY
+
+    def to(self, device: torch.device) -> "Batch":
+        def move(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device, non_blocking=True)
+
+        context = self.context._replace(valid=move(self.context.valid))
+        return Batch(move(self.x), move(self.raw), context, move(self.y), move(self.index))  # type: ignore[arg-type]
+
+
+def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, target: Classes | Reals) -> Batch:
+    """These rows of a split as one batch; rows that are NOBODY repeat row 0."""
+    rows = np.where(index == NOBODY, 0, index)
+    starts, lengths = split.starts[rows], split.lengths[rows]
+    longest = int(lengths.max())
+    steps = np.arange(longest)
+    valid = steps < lengths[:, None]  # (B, L)
+    padded = not bool(valid.all())
+    places = np.where(valid, starts[:, None] + steps, starts[:, None]) if padded else starts[:, None] + steps
+    values = np.asarray(split.values[places])  # (B, L) or (B, L, C)
+
+    raw = None
+    if isinstance(input, Tokens):
+        x = torch.from_numpy(values.astype(np.int64))
+    else:
+        if input.levels is not None:
+            raw = torch.from_numpy(values.astype(np.int64))
+        mean, std = np.float32(input.mean), np.float32(input.std)
+        x = torch.from_numpy((values.astype(np.float32) - mean) / std)
+    mask = torch.from_numpy(valid)
+    if padded:
+        x = x.masked_fill(~mask if x.ndim == 2 else ~mask[..., None], 0)
+
+    y = None
+    if split.targets is not None:
+        kind = np.int64 if isinstance(target, Classes) else np.float32
+        y = torch.from_numpy(np.ascontiguousarray(split.targets[rows], dtype=kind))
+    return Batch(x, raw, Context(mask, padded), y, torch.from_numpy(np.asarray(index, np.int64)))
+
+
+def steps_per_epoch(n: int, batch_size: int) -> int:
+    """Optimiser steps to show n examples once; the last batch may be smaller."""
+    return -(-n // batch_size)
+
+
+def training_rows(n: int, batch_size: int, seed: int, start: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """(epoch, rows of the global batch) for optimiser steps start, start + 1, … without end.
+
+    The position in the data follows from the step alone, which is what makes resuming exact.
+    """
+    per_epoch = steps_per_epoch(n, batch_size)
+    step = start
+    while True:
+        epoch, first = divmod(step, per_epoch)
+        rows = order(n, seed, epoch)
+        for k in range(first, per_epoch):
+            yield epoch, rows[k * batch_size : (k + 1) * batch_size]
+            step += 1
+
+
+def share(rows: NDArray[np.int64], rank: int, world: int) -> NDArray[np.int64]:
+    """This process's part of a global batch; all parts are equally long, filled up with NOBODY."""
+    each = -(-len(rows) // world)
+    padded = np.full(each * world, NOBODY, np.int64)
+    padded[: len(rows)] = rows
+    return padded[rank * each : (rank + 1) * each]
+
+
+def pieces(rows: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
+    """Cut into micro-batches of at most `size` rows."""
+    return [rows[i : i + size] for i in range(0, len(rows), size)]

@@ -1,0 +1,277 @@
+"""Checkpoints: exact resuming, the best weights, and the strict move of weights from one stage to the next.
+
+    checkpoints/step-00000400/   Accelerate's state, position.json          to resume from; the last two are kept
+    checkpoints/best-00000350/   model.safetensors, about.json, rows.npy    what validation picked so far
+    checkpoints/{best,last}/     the same for a finished run
+
+Each folder is filled beside, ends with checksums in manifest.json, and is renamed; a damaged one is passed over.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+from safetensors import SafetensorError
+from torch import Tensor
+
+from spt.errors import CheckpointError
+from spt.network import SequenceModel
+from spt.run import Ledger, Run, SplitRecord, output_error, write_json, writing
+from spt.runtime import Runtime
+from spt.tasks.base import Tokens, Values
+
+KEEP = 2  # resumable checkpoints
+WEIGHTS = "model.safetensors"
+MANIFEST = "manifest.json"
+MOVED = ("encoder", "backbone")  # the head is always new
+
+
+class Position(BaseModel):
+    """Where a training stands; with Accelerate's state, all that resuming needs."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int = 0
+    best_step: int = 0
+    best: dict[str, float] = {}  # validation metrics at best_step
+    waited: int = 0  # evaluations since then
+    ledger: Ledger = Ledger()
+    loss: float = 0.0  # sum of weight times training loss since the last evaluation
+    weight: float = 0.0
+
+    @property
+    def training_loss(self) -> float:
+        return self.loss / max(self.weight, 1.0)
+
+    def after(self, spent: Ledger, loss: float = 0.0, weight: float = 0.0) -> "Position":
+        """Further by what was spent."""
+        sums = {"loss": self.loss + loss, "weight": self.weight + weight}
+        return self.model_copy(update={"step": self.step + spent.steps, "ledger": self.ledger + spent, **sums})
+
+    def evaluated(self, found: dict[str, float], improved: bool) -> "Position":
+        best = {"best": found, "best_step": self.step, "waited": 0} if improved else {"waited": self.waited + 1}
+        return self.model_copy(update={**best, "loss": 0.0, "weight": 0.0})
+
+    def with_peak(self, peak_bytes: int) -> "Position":
+        return self.model_copy(update={"ledger": self.ledger + Ledger(peak_bytes=peak_bytes)})
+
+
+class About(BaseModel):
+    """What a stage's weights are: enough to refuse a use that would make no sense."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    stage: str
+    step: int
+    model: dict[str, Any]  # the recipe's model part, every option
+    input: dict[str, Any]  # Tokens or Values
+    data: dict[str, SplitRecord]
+
+
+class Match(NamedTuple):
+    """One line of the table that a transfer prints."""
+
+    part: str
+    tensors: int
+    parameters: int
+    outcome: str
+
+
+def save_state(run: Run, runtime: Runtime, position: Position) -> None:
+    """Everything needed to continue exactly here."""
+
+    def fill(folder: Path) -> None:
+        runtime.accelerator.save_state(str(folder), safe_serialization=True)
+        write_json(folder / "position.json", position.model_dump(mode="json"))
+
+    _place(run.checkpoints / f"step-{position.step:08d}", fill)
+    kept = _steps(run.checkpoints, "step")[-KEEP:]
+    needed = {_position(folder).best_step for folder in kept} | {position.best_step}
+    for folder in _steps(run.checkpoints, "step"):
+        if folder not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
+    for folder in _steps(run.checkpoints, "best"):
+        if int(folder.name.partition("-")[2]) not in needed:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def resume(run: Run, runtime: Runtime, say: Callable[[str], None]) -> Position | None:
+    """Load the newest intact state into what Accelerate has prepared; None when there is none."""
+    for folder in reversed(_steps(run.checkpoints, "step")):
+        problem = damage(folder)
+        if problem is None:
+            position = _position(folder)
+            best = run.checkpoints / f"best-{position.best_step:08d}"
+            problem = None if position.best_step == 0 else damage(best)
+            if problem is None:
+                runtime.accelerator.load_state(str(folder))
+                return position
+        say(f"{folder} cannot be used ({problem}); trying the one before")
+    return None
+
+
+def save_weights(folder: Path, model: SequenceModel, about: About, rows: NDArray[np.uint64]) -> None:
+    """A stage's weights, and what they were trained on (`rows`: fingerprints of the training inputs)."""
+
+    def fill(beside: Path) -> None:
+        tensors = {name.replace("_orig_mod.", ""): t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+        safetensors.torch.save_file(tensors, beside / WEIGHTS)
+        np.save(beside / "rows.npy", np.sort(rows))
+        write_json(beside / "about.json", about.model_dump(mode="json"))
+
+    _place(folder, fill)
+
+
+def load_weights(folder: Path, model: SequenceModel) -> None:
+    """All of the weights, strictly."""
+    model.load_state_dict(_tensors(folder), strict=True)
+
+
+def finish(run: Run, best_step: int) -> None:
+    """Keep the best weights under their plain name, and drop what was only for resuming."""
+    best, named = run.checkpoints / "best", run.checkpoints / f"best-{best_step:08d}"
+    with writing(run.checkpoints):
+        if named.is_dir():
+            shutil.rmtree(best, ignore_errors=True)
+            named.rename(best)
+    for kind in ("step", "best"):
+        for folder in _steps(run.checkpoints, kind):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def about(folder: Path) -> tuple[About, NDArray[np.uint64]]:
+    """What these weights are, and the fingerprints of the rows they were trained on. Raises CheckpointError."""
+    problem = damage(folder)
+    if problem is not None:
+        raise CheckpointError(f"the checkpoint {folder} cannot be used: {problem}")
+    try:
+        found = About.model_validate_json((folder / "about.json").read_text(encoding="utf-8"))
+        return found, np.load(folder / "rows.npy", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint {folder} cannot be used: {error}") from error
+
+
+def transplant(folder: Path, model: SequenceModel, part: dict[str, Any], input: Tokens | Values) -> list[Match]:
+    """Copy encoder and backbone, strictly, from a pretraining run's weights; the head stays as it is.
+
+    Raises CheckpointError, with the differences, unless model options and input are the same.
+    """
+    found, _ = about(folder)
+    if found.stage != "pretrain":
+        raise CheckpointError(f"{folder} comes from a {found.stage} run; finetuning starts from a pretraining run")
+    ours = json.loads(json.dumps(part))
+    names = sorted(key for key in ours.keys() | found.model.keys() if key != "max_length")
+    differences = [f"{key} {found.model.get(key)!r} there, {ours.get(key)!r} here" for key in names if found.model.get(key) != ours.get(key)]
+    if differences:
+        raise CheckpointError(f"{folder} holds another architecture: {'; '.join(differences)}")
+    if found.input != spec(input):
+        raise CheckpointError(f"{folder} was made for another input: {found.input} there, {spec(input)} here")
+    tensors = _tensors(folder)
+    table, own = [], model.state_dict()
+    for name in model.parts:
+        theirs = {key for key in tensors if key.startswith(f"{name}.")}
+        mine = {key for key in own if key.startswith(f"{name}.")}
+        size = sum(own[key].numel() for key in mine)
+        if name not in MOVED:
+            table.append(Match(name, len(mine), size, "new"))
+            continue
+        shapes = [key for key in theirs & mine if tensors[key].shape != own[key].shape]
+        if theirs != mine or shapes:
+            wrong = sorted(theirs ^ mine) + shapes
+            raise CheckpointError(f"{folder} does not fit this model: {', '.join(wrong[:5])}{' …' if len(wrong) > 5 else ''}")
+        with torch.no_grad():
+            for key in mine:
+                own[key].copy_(tensors[key])
+        table.append(Match(name, len(mine), size, "copied"))
+    return table
+
+
+def spec(input: Tokens | Values) -> dict[str, Any]:
+    """An input's description as JSON has it."""
+    return json.loads(json.dumps({"kind": type(input).__name__, **asdict(input)}))  # type: ignore[no-any-return]
+
+
+def damage(folder: Path) -> str | None:
+    """Why a checkpoint cannot be trusted, or None: every file must have the checksum it was written with."""
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        return "it is not there"
+    try:
+        sums = json.loads(path.read_text(encoding="utf-8"))
+        for name, checksum in sums.items():
+            if _checksum(folder / name) != checksum:
+                return f"{name} is damaged"
+    except (OSError, ValueError, AttributeError) as error:
+        missing = getattr(error, "filename", None)
+        return f"{Path(missing).name} is missing" if missing else f"{MANIFEST} is damaged"
+    return None
+
+
+def _place(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Fill a folder beside its place, add checksums, rename it into place."""
+    beside = folder.with_name(f".{folder.name}.tmp")
+    with _disk(folder):
+        shutil.rmtree(beside, ignore_errors=True)
+        try:
+            beside.mkdir(parents=True)
+            fill(beside)
+            names = sorted(path.relative_to(beside).as_posix() for path in beside.rglob("*") if path.is_file())
+            write_json(beside / MANIFEST, {name: _checksum(beside / name) for name in names})
+            if folder.exists():
+                shutil.rmtree(folder)
+            beside.rename(folder)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    """torch and safetensors report a full disk in their own ways."""
+    try:
+        with writing(folder):
+            yield
+    except (RuntimeError, SafetensorError) as error:
+        if isinstance(error, SafetensorError) or "No space left" in str(error) or "PytorchStreamWriter" in str(error):
+            raise output_error(folder, OSError(errno.ENOSPC, str(error))) from error
+        raise
+
+
+def _steps(checkpoints: Path, kind: str) -> list[Path]:
+    return sorted(path for path in checkpoints.glob(f"{kind}-*") if path.is_dir())
+
+
+def _position(folder: Path) -> Position:
+    return Position.model_validate_json((folder / "position.json").read_text(encoding="utf-8"))
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"the checkpoint {folder} cannot be read: {error}") from error
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _slow_checksum(file)
+
+
+def _slow_checksum(file: Any) -> str:  # Python 3.10
+    state = hashlib.sha256()
+    while block := file.read(1 << 20):
+        state.update(block)
+    return state.hexdigest()
+
+

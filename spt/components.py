@@ -1,0 +1,147 @@
+"""From a name in a recipe to the module behind it. Nothing is registered: the name is the name of a file.
+
+A name is, in this order: a path that ends in .py; one of ours; an installed plug-in (entry points `spt.models`,
+`spt.tasks`); a dotted module path.
+"""
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import sys
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Literal, NamedTuple
+
+from spt.errors import UsageError, did_you_mean
+
+Kind = Literal["models", "tasks"]
+CONTRACT: dict[str, str] = {"models": "build", "tasks": "load"}  # the function beside `class Config`
+
+
+class Component(NamedTuple):
+    name: str  # as it stands in the resolved recipe: a path is absolute
+    module: ModuleType
+    identity: str  # what keys and result names call it: a path gives its stem and the hash of its content
+
+
+class Listing(NamedTuple):
+    name: str
+    description: str  # the first line of the module's docstring
+    source: str
+
+
+def is_path(name: str) -> bool:
+    return name.endswith(".py")
+
+
+def find(kind: Kind, name: str) -> Component:
+    """Raises UsageError, in words, for a name that leads nowhere or a module that lacks a piece of the contract."""
+    if is_path(name):
+        return _from_path(kind, Path(name))
+    module = _from_package(kind, name)
+    _check_contract(kind, name, module)
+    return Component(name, module, name)
+
+
+def listing(kind: Kind) -> list[Listing]:
+    """Ours and the installed plug-ins. Files are parsed, not imported, so this is quick and needs no torch."""
+    rows = []
+    for path in sorted(_folder(kind).glob("*.py")):
+        description = _describe(kind, path)
+        if description is not None:
+            rows.append(Listing(path.stem, description, "spt"))
+    rows += [Listing(e.name, f"plug-in {e.value}", e.dist.name if e.dist else e.value) for e in _plugins(kind)]
+    return rows
+
+
+def _folder(kind: Kind) -> Path:
+    package = importlib.import_module(f"spt.{kind}")
+    return Path(package.__path__[0])
+
+
+def _plugins(kind: Kind) -> list["importlib.metadata.EntryPoint"]:
+    return sorted(entry_points(group=f"spt.{kind}"), key=lambda e: e.name)
+
+
+def _describe(kind: Kind, path: Path) -> str | None:
+    """The first docstring line of a component's file; None for a file that is not one (base.py and the like)."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    if not {"Config", CONTRACT[kind]} <= names:
+        return None
+    return (ast.get_docstring(tree) or "").partition("\n")[0]
+
+
+def _from_package(kind: Kind, name: str) -> ModuleType:
+    known = {row.name for row in listing(kind) if row.source == "spt"}
+    if name in known:
+        return importlib.import_module(f"spt.{kind}.{name}")
+    plugins = {e.name: e for e in _plugins(kind)}
+    if name in plugins:
+        loaded = plugins[name].load()
+        if isinstance(loaded, ModuleType):
+            return loaded
+        raise UsageError(f"the plug-in {plugins[name].value} is not a module; its entry point must name a module")
+    if "." in name and all(part.isidentifier() for part in name.split(".")):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not name.startswith(error.name):
+                raise UsageError(f"{name} cannot be imported: {error}") from error
+    what = kind.removesuffix("s")
+    hint = did_you_mean(name, known | set(plugins))
+    raise UsageError(f"unknown {what} {name!r}{hint or f' (spt list {kind} shows them; a file of yours ends in .py)'}")
+
+
+@cache
+def _import_file(path: Path, digest: str) -> ModuleType:
+    name = f"spt_user_{path.stem}_{digest[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before execution: dataclasses and pydantic look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's file raises is the user's to see, in one sentence
+        del sys.modules[name]
+        where = _line_in(path, error)
+        raise UsageError(f"{path}{where} fails when imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _line_in(path: Path, error: BaseException) -> str:
+    """`:12` for the innermost line of this file that the error passed through."""
+    if isinstance(error, SyntaxError):
+        return f":{error.lineno}"
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f":{line}" if line else ""
+
+
+def _from_path(kind: Kind, path: Path) -> Component:
+    if not path.is_file():
+        raise UsageError(f"no file {path}; a path in a recipe is relative to the recipe, on the command line to here")
+    path = path.resolve()
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    module = _import_file(path, digest)
+    _check_contract(kind, str(path), module)
+    return Component(str(path), module, f"{path.stem}@{digest[:12]}")
+
+
+def _check_contract(kind: Kind, name: str, module: ModuleType) -> None:
+    base_name = {"models": "BackboneConfig", "tasks": "TaskConfig"}[kind]
+    function = CONTRACT[kind]
+    what = kind.removesuffix("s")
+    if not callable(getattr(module, function, None)):
+        raise UsageError(f"{name} has no function {function}; a {what} file holds `class Config` and `{function}`")
+    config = getattr(module, "Config", None)
+    base = getattr(importlib.import_module(f"spt.{kind}.base"), base_name)
+    if not (isinstance(config, type) and issubclass(config, base)):
+        raise UsageError(f"{name} has no class Config that derives from spt.{kind}.base.{base_name}")

@@ -1,0 +1,56 @@
+"""What training costs: budgets in steps, operations, memory.
+
+Operations are analytic: every mixer states those of its forward pass, and backward counts twice as much. Counters
+in torch see neither fused attention on a CPU nor any FFT, and would give some models their work for free.
+"""
+
+import math
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from spt.batch import steps_per_epoch
+from spt.recipe import Train
+
+TRAINING = 3.0  # forward plus backward, in forward passes
+
+
+def total_steps(train: Train, n: int, flops_per_example: float) -> int:
+    """Optimiser steps that the budget pays for, at least one; n training rows, forward operations per example."""
+    if train.steps is not None:
+        return train.steps
+    per_epoch = steps_per_epoch(n, train.batch_size)
+    if train.epochs is not None:
+        return max(1, math.ceil(train.epochs * per_epoch - 1e-9))
+    examples = train.examples or (train.flops or 0.0) / (TRAINING * flops_per_example)
+    epochs, rest = divmod(examples, n)
+    return max(1, int(epochs) * per_epoch + math.ceil(rest / train.batch_size - 1e-9))
+
+
+def example_count(steps: int, n: int, batch_size: int) -> int:
+    """Sequences shown in this many optimiser steps."""
+    epochs, rest = divmod(steps, steps_per_epoch(n, batch_size))
+    return epochs * n + min(rest * batch_size, n)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with suppress(OSError):  # Linux: lets the process's high-water mark start again
+            Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: of the device since the last reset; on a CPU the resident memory of the process, libraries included."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

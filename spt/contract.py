@@ -1,0 +1,184 @@
+"""The contract of a model, as checks that run: over every model of ours in the tests, over a user's by `spt doctor`.
+
+Sizes are awkward on purpose (1, 7, 63 steps). B sequences, L steps, D width.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from spt.components import Component
+from spt.models.base import Backbone, Context
+from spt.recipe import Part
+from spt.seeding import seeded
+from spt.stages import build_backbone
+
+LENGTHS = (1, 7, 63)
+WIDTH = 16
+TOLERANCE = 1e-4
+
+
+class Check(NamedTuple):
+    """One promise, kept or not."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+    exit_code: int = 2
+
+
+def check(component: Component) -> list[Check]:
+    """Every promise, causal and two-sided."""
+    found = []
+    for causal in (False, True):
+        for promise in PROMISES:
+            name = f"{promise.__name__.replace('_', ' ')} ({'causal' if causal else 'two-sided'})"
+            try:
+                problem = promise(component, causal)
+                found.append(Check(name, problem is None, problem or ""))
+            except Exception as error:
+                found.append(Check(name, False, f"{type(error).__name__}: {error}"))
+    return found
+
+
+def tiny(component: Component, causal: bool, **options: Any) -> Backbone:
+    """A small model of this kind, in evaluation mode, the same every time."""
+    given = {"d_model": WIDTH, "n_layers": 2, "causal": causal, **options}
+    config = component.module.Config.model_validate_json(json.dumps(given))
+    part = Part(name=component.name, **config.model_dump(mode="json"))
+    with seeded(0, "contract"):
+        return build_backbone(part, max(LENGTHS) + 9).eval()
+
+
+def sequence(batch: int, length: int, seed: int = 0) -> Tensor:
+    return torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def full(x: Tensor) -> Context:
+    return Context(torch.ones(x.shape[:2], dtype=torch.bool), padded=False)
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    """Largest difference, relative to the largest entry."""
+    return float((a - b).abs().max() / b.abs().max().clamp_min(1e-6))
+
+
+@torch.no_grad()
+def keeps_the_shape(component: Component, causal: bool) -> str | None:
+    model = tiny(component, causal)
+    for length in LENGTHS:
+        x = sequence(2, length)
+        y = model(x, full(x))
+        if y.shape != x.shape or y.dtype != x.dtype:
+            return f"{tuple(x.shape)} {x.dtype} became {tuple(y.shape)} {y.dtype}"
+        if not y.isfinite().all():
+            return f"not finite at length {length}"
+    return None
+
+
+@torch.no_grad()
+def is_the_same_every_time(component: Component, causal: bool) -> str | None:
+    """Built from one seed twice: equal weights, equal answers, no chance left in evaluation."""
+    one, two = (tiny(component, causal, dropout=0.5) for _ in range(2))
+    for (name, a), (_, b) in zip(one.named_parameters(), two.named_parameters(), strict=True):
+        if not torch.equal(a, b):
+            return f"{name} differs between two models built from one seed; draw weights from torch's generator"
+    x = sequence(2, 7)
+    if not torch.equal(one(x, full(x)), one(x, full(x))):
+        return "two evaluations of the same input differ; dropout must be off in evaluation"
+    return None
+
+
+@torch.no_grad()
+def keeps_examples_apart(component: Component, causal: bool) -> str | None:
+    model, x = tiny(component, causal), sequence(3, 7)
+    alone = torch.cat([model(row[None], full(row[None])) for row in x])
+    worst = difference(model(x, full(x)), alone)
+    return f"an example's answer depends on its neighbours in the batch (by {worst:.1g})" if worst > TOLERANCE else None
+
+
+@torch.no_grad()
+def never_sees_padding(component: Component, causal: bool) -> str | None:
+    model = tiny(component, causal)
+    for length in LENGTHS:
+        x = sequence(2, length)
+        padded = torch.cat([x, 100 * sequence(2, 9, seed=1)], dim=1)
+        valid = torch.arange(length + 9).expand(2, -1) < length
+        worst = difference(model(padded, Context(valid, padded=True))[:, :length], model(x, full(x)))
+        if worst > TOLERANCE:
+            return f"padding changes the answer at length {length} (by {worst:.1g})"
+    return None
+
+
+@torch.no_grad()
+def never_looks_ahead(component: Component, causal: bool) -> str | None:
+    if not causal:
+        return None
+    model, x = tiny(component, causal), sequence(2, 63)
+    before = model(x, full(x))
+    for step in (0, 30, 61):
+        changed = torch.cat([x[:, : step + 1], sequence(2, 62 - step, seed=1)], dim=1)
+        worst = difference(model(changed, full(x))[:, : step + 1], before[:, : step + 1])
+        if worst > TOLERANCE:
+            return f"steps after {step} change the answer there (by {worst:.1g})"
+    return None
+
+
+def reaches_every_parameter(component: Component, causal: bool) -> str | None:
+    model, x = tiny(component, causal).train(), sequence(2, 7)
+    weight = sequence(2, 7, seed=2)  # a plain sum would vanish behind the last norm
+    (model(x, full(x)) * weight).sum().backward()
+    silent = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    wild = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+    if wild:
+        return f"gradients of {', '.join(wild)} are not finite"
+    return f"no gradient reaches {', '.join(silent)}" if silent else None
+
+
+@torch.no_grad()
+def survives_bfloat16(component: Component, causal: bool) -> str | None:
+    model, x = tiny(component, causal), sequence(2, 63)
+    exact = model(x, full(x))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(x, full(x))
+    if not rounded.isfinite().all():
+        return "not finite under bfloat16 autocast"
+    worst = difference(rounded.float(), exact)
+    return f"bfloat16 autocast moves the answer by {worst:.2g}; keep kernels and scans in float32" if worst > 0.2 else None
+
+
+def states_its_operations(component: Component, causal: bool) -> str | None:
+    """At least those that torch's counter sees: it misses FFTs and fused kernels, so a model may state more."""
+    model, length = tiny(component, causal), 63
+    stated = model.flops(length)
+    if not (math.isfinite(stated) and stated > 0):
+        return f"flops({length}) is {stated}"
+    counted = counted_flops(model, length)
+    return f"flops({length}) is {stated:,.0f}, but torch counts {counted:,.0f}" if stated < 0.99 * counted else None
+
+
+@torch.no_grad()
+def counted_flops(model: Backbone, length: int) -> float:
+    """Forward operations on one sequence as torch counts them, attention written out."""
+    x = sequence(1, length)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(x, full(x))
+    return float(counter.get_total_flops())
+
+
+PROMISES: tuple[Callable[[Component, bool], str | None], ...] = (
+    keeps_the_shape,
+    is_the_same_every_time,
+    keeps_examples_apart,
+    never_sees_padding,
+    never_looks_ahead,
+    reaches_every_parameter,
+    survives_bfloat16,
+    states_its_operations,
+)

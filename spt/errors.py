@@ -1,0 +1,104 @@
+"""Errors a user can cause or meet, each with the exit code it ends the command with.
+
+| code | meaning                                                                  |
+|------|--------------------------------------------------------------------------|
+| 0    | done                                                                     |
+| 1    | a bug of ours                                                            |
+| 2    | wrong usage or a wrong recipe                                            |
+| 3    | data missing or invalid                                                  |
+| 4    | a back end or an optional package is not available                       |
+| 5    | the loss stopped being finite                                            |
+| 6    | a checkpoint cannot be used (other architecture, other data, damaged)    |
+| 7    | the output folder cannot be used (locked, unwritable, full)              |
+| 8    | a comparison finished, but some of its runs failed                       |
+| 75   | stopped on request, can be resumed                                       |
+| 130  | interrupted from the keyboard, can be resumed                            |
+
+Launchers turn any child's code into 1, so a run's `status.json` repeats it.
+"""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+class SptError(Exception):
+    """Something the user can act on: the message is one sentence, no traceback is shown."""
+
+    exit_code = 1
+
+
+class UsageError(SptError):
+    """A command line or a recipe that cannot be carried out."""
+
+    exit_code = 2
+
+
+class RecipeError(UsageError):
+    """Every complaint about a recipe at once, each with its dotted place."""
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        if len(self.problems) == 1:
+            message = f"{source}: {self.problems[0]}"
+        else:
+            message = f"{source}: {len(self.problems)} problems\n" + "\n".join(f"  {p}" for p in self.problems)
+        super().__init__(message)
+
+
+class DataError(SptError):
+    """Data that is missing or not what it should be."""
+
+    exit_code = 3
+
+
+class BackendError(SptError):
+    """A kernel, a device or an optional package that is not there."""
+
+    exit_code = 4
+
+
+class DivergedError(SptError):
+    """A loss that is no longer a finite number; the last good checkpoint is kept."""
+
+    exit_code = 5
+
+
+class CheckpointError(SptError):
+    """A checkpoint of another architecture, of other data, or damaged."""
+
+    exit_code = 6
+
+
+class OutputError(SptError):
+    """A run folder that is in use elsewhere, cannot be written, or lies on a full disk."""
+
+    exit_code = 7
+
+
+class FailedRuns(SptError):
+    """A comparison that went through to the end although some of its runs failed."""
+
+    exit_code = 8
+
+
+class Stopped(SptError):
+    """Asked to stop (SIGTERM): the state was saved and the same command continues."""
+
+    exit_code = 75
+
+
+class Interrupted(Stopped):
+    """Ctrl-C: the state was saved and the same command continues."""
+
+    exit_code = 130
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`'; did you mean X?'` for the nearest known name, or the list of all when none is near and they are few."""
+    options = sorted(known)
+    near = get_close_matches(name, options, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {near[0]}?"
+    if options and len(options) <= 24:
+        return f"; known: {', '.join(options)}"
+    return ""

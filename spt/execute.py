@@ -1,0 +1,89 @@
+"""Carry out the cells of a comparison, one after the other, in this process. One failure never stops the rest."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from spt import pairs
+from spt.errors import SptError, Stopped
+from spt.pairs import Comparison, Subject
+from spt.plan import Cell, Job, digest
+from spt.recipe import Loaded
+from spt.run import Run, write_json, writing
+from spt.runtime import Runtime, command_line
+from spt.stages import bind, ensure
+
+
+def run_comparison(
+    recipes: Sequence[Loaded],
+    seeds: Sequence[int],
+    cells: Sequence[Cell],
+    root: Path,
+    runtime: Runtime,
+    say: Callable[[str], None],
+) -> tuple[Path, int]:
+    """Have every cell's run; returns the comparison's folder and how many runs failed.
+
+    Finished runs are taken as they are. A request to stop ends the comparison at once; the same command goes on.
+    """
+    if any(Run(root, cell.job.name).result() is None for cell in cells):
+        for loaded_cells in _by_recipe(cells):  # what is wrong with a recipe is said before anything is written
+            for job in _chain(loaded_cells[0].job):
+                bind(job)
+    folder = root / f"compare-{digest({'cells': [[c.arm, c.recipe, c.job.name] for c in cells]})}"
+    _write_plan(folder, recipes, seeds, cells)
+    failed = 0
+    for i, cell in enumerate(cells, 1):
+        label = f"[{i}/{len(cells)}] {cell.job.loaded.name} seed {cell.job.seed} {cell.arm}:"
+        try:
+            ensure(cell.job, root, runtime, say, label)
+        except Stopped:
+            raise
+        except SptError as error:
+            failed += 1
+            say(f"{label} failed: {error}")
+        except Exception as error:
+            if runtime.settings.debug:
+                raise
+            failed += 1
+            say(f"{label} failed: {type(error).__name__}: {error} (traceback.txt in its run folder; --debug stops here)")
+    return folder, failed
+
+
+def _by_recipe(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """One SPT and one scratch cell suffice to check a recipe."""
+    groups: dict[tuple[int, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.recipe, cell.arm), []).append(cell)
+    return list(groups.values())
+
+
+def _chain(job: Job) -> list[Job]:
+    return [*(_chain(job.parent) if isinstance(job.parent, Job) else []), job]
+
+
+def _write_plan(folder: Path, recipes: Sequence[Loaded], seeds: Sequence[int], cells: Sequence[Cell]) -> None:
+    """compare.json: what the comparison consists of, so that a report can tell what is missing."""
+    path = folder / "compare.json"
+    if path.is_file():
+        return
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    plan = Comparison(
+        command=command_line(),
+        created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        smoke=any(loaded.smoke for loaded in recipes),
+        seeds=tuple(seeds),
+        recipes=tuple(Subject(name=r.name, task=_short(r, "task"), model=_short(r, "model")) for r in recipes),
+        cells=tuple(_planned(cell) for cell in cells),
+    )
+    write_json(path, plan.model_dump(mode="json"))
+
+
+def _planned(cell: Cell) -> pairs.Cell:
+    parent = cell.job.parent.name if isinstance(cell.job.parent, Job) else None
+    return pairs.Cell(recipe=cell.recipe, arm=cell.arm, seed=cell.job.seed, run=cell.job.name, parent=parent)
+
+
+def _short(loaded: Loaded, place: str) -> str:
+    return loaded.identities[place].partition("@")[0]

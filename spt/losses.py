@@ -1,0 +1,82 @@
+"""Losses with weights, and metrics that are exact over a split whatever the batches were.
+
+A metric is computed from sums over examples (`Sums`), never from means of batches. Letters as in objectives.py.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spt.objectives import Output, Targets
+
+Sums = dict[str, Tensor]  # name -> (B,) or (B, S), float64: one row an example
+
+LOWER_IS_BETTER = {"loss": True, "mae": True, "mse": True, "accuracy": False, "r2": False}
+
+
+def per_answer(
+    output: Output, logits: Float[Tensor, "B *L K"], values: Int[Tensor, "B *L S"] | Float[Tensor, "B *L S"]
+) -> Float[Tensor, "B *L"]:
+    """The loss of every answer, in float32: the mean over its S quantities."""
+    logits = logits.float()
+    if output.loss == "cross_entropy":
+        scores = logits.unflatten(-1, (output.size, output.classes))
+        return F.cross_entropy(scores.movedim(-1, 1), values, reduction="none").mean(-1)
+    error = logits - values
+    return (error.abs() if output.loss == "l1" else error.square()).mean(-1)
+
+
+def weighted_sum(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> Float[Tensor, ""]:
+    """Sum of weight times loss; divide by the sum of weights over the whole global batch."""
+    return (per_answer(output, logits, targets.values) * targets.weight).sum()
+
+
+def sums(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> Sums:
+    """What the metrics need of each example, so that any gathering of examples gives the exact metric."""
+    weight = targets.weight.double().flatten(1) if targets.weight.ndim > 1 else targets.weight.double()[:, None]  # (B, T)
+    loss = per_answer(output, logits, targets.values).double().reshape(weight.shape)
+    found = {"weight": weight.sum(1), "loss": (weight * loss).sum(1)}
+    if output.loss == "cross_entropy":
+        best = logits.unflatten(-1, (output.size, output.classes)).argmax(-1)
+        right = (best == targets.values).double().mean(-1).reshape(weight.shape)
+        return found | {"right": (weight * right).sum(1)}
+    truth = targets.values.double().reshape(*weight.shape, output.size)  # (B, T, S)
+    error = logits.double().reshape(truth.shape) - truth
+    weigh = weight[..., None]
+    return found | {
+        "absolute": (weigh * error.abs()).sum(1),
+        "squared": (weigh * error.square()).sum(1),
+        "truth": (weigh * truth).sum(1),
+        "truth_squared": (weigh * truth.square()).sum(1),
+    }
+
+
+def metrics(output: Output, totals: Mapping[str, Tensor]) -> dict[str, float]:
+    """loss, and accuracy or (mae, mse, r2), from sums over all examples.
+
+    r2 = 1 - squared error / variance of the truth, per quantity, then the mean; nan where the truth is constant.
+    """
+    weight = float(totals["weight"])
+    if weight == 0:
+        return {"loss": math.nan}
+    found = {"loss": float(totals["loss"]) / weight}
+    if output.loss == "cross_entropy":
+        return found | {"accuracy": float(totals["right"]) / weight}
+    spread = totals["truth_squared"] - totals["truth"].square() / weight
+    r2 = torch.where(spread > 1e-12 * totals["truth_squared"], 1 - totals["squared"] / spread, torch.nan)
+    return found | {
+        "mae": float(totals["absolute"].mean()) / weight,
+        "mse": float(totals["squared"].mean()) / weight,
+        "r2": float(r2.mean()),
+    }
+
+
+def default_metric(output: Output) -> str:
+    """What selects the checkpoint and is compared: accuracy, or the error that is minimised (SPT paper, appendix C)."""
+    if output.loss == "cross_entropy":
+        return "accuracy"
+    return "mae" if output.loss == "l1" else "mse"

@@ -1,0 +1,77 @@
+"""Parameter groups from what the model declares, and the learning-rate schedule, stepped once per optimiser step."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from spt.models.base import Rate
+from spt.recipe import Train
+
+
+class Group(NamedTuple):
+    """Parameters trained alike."""
+
+    learning_rate: float
+    weight_decay: float
+    names: tuple[str, ...]
+    parameters: tuple[nn.Parameter, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters)
+
+
+def groups(model: nn.Module, train: Train) -> list[Group]:
+    """Every trainable parameter in exactly one group, largest group first.
+
+    A module's `rates` name the parameters that differ; of the rest, weight decay takes the matrices (or all of them,
+    with `decay: all`, as the published code does).
+    """
+    declared: dict[str, Rate] = {}
+    for prefix, module in model.named_modules():
+        for name, rate in getattr(module, "rates", {}).items():
+            declared[f"{prefix}.{name}" if prefix else name] = rate
+    found: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        rate = declared.get(name, Rate(decay=parameter.ndim >= 2))
+        learning_rate = rate.lr if rate.lr is not None else train.learning_rate * rate.scale
+        decays = rate.decay or (train.decay == "all" and rate.lr is None and rate.scale == 1.0)
+        found.setdefault((learning_rate, train.weight_decay if decays else 0.0), []).append((name, parameter))
+    made = [
+        Group(lr, decay, tuple(name for name, _ in members), tuple(parameter for _, parameter in members))
+        for (lr, decay), members in found.items()
+    ]
+    return sorted(made, key=lambda group: (-group.size, group.names))
+
+
+def adamw(model: nn.Module, train: Train, device: torch.device) -> torch.optim.AdamW:
+    """AdamW with one parameter group per `Group`; the peak rate is kept as `peak`."""
+    parts = [
+        {"params": list(group.parameters), "lr": group.learning_rate, "peak": group.learning_rate, "weight_decay": group.weight_decay}
+        for group in groups(model, train)
+    ]
+    # The fused kernel is several times faster than the loop, and sums in the same order on every step.
+    return torch.optim.AdamW(parts, betas=train.betas, fused=device.type in ("cpu", "cuda"))
+
+
+def factor(step: int, total: int, train: Train) -> float:
+    """Multiple of the peak rate at optimiser step `step` (from 0) of `total`: linear warm-up, then flat or half a cosine to 0."""
+    warmup = warmup_steps(total, train)
+    if step < warmup:
+        return (step + 1) / warmup
+    if train.schedule == "constant":
+        return 1.0
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+def warmup_steps(total: int, train: Train) -> int:
+    return train.warmup_steps if train.warmup_fraction is None else round(train.warmup_fraction * total)
+
+
+def set_rates(optimizer: torch.optim.Optimizer, step: int, total: int, train: Train) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak"] * factor(step, total, train)

@@ -1,0 +1,95 @@
+"""What is to be computed: jobs, and the cells of a comparison that need them. No torch here.
+
+A job's key is the hash of everything that decides its outcome: task, model, stage, seed, and the key of the run it
+starts from. How it is run (device, processes, micro-batches, trackers) stays out.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from spt.recipe import Finetune, Loaded, Pretrain, Train
+
+Stage = Literal["pretrain", "finetune"]
+Arm = Literal["scratch", "spt"]
+
+FORMAT = 1  # raised when the same recipe would compute something else
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A finished pretraining run that the user points at."""
+
+    path: Path
+    key: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be had."""
+
+    loaded: Loaded
+    stage: Stage
+    seed: int
+    parent: "Job | Weights | None" = None
+
+    @property
+    def settings_stage(self) -> Pretrain | Finetune:
+        return self.loaded.recipe.pretrain if self.stage == "pretrain" else self.loaded.recipe.finetune
+
+    @property
+    def train(self) -> Train:
+        """The training settings: a finetuning without a parent is the scratch arm, which may have its own."""
+        scratch = self.stage == "finetune" and self.parent is None
+        return self.loaded.recipe.train("scratch" if scratch else self.stage)
+
+    @property
+    def parent_key(self) -> str | None:
+        if self.parent is None:
+            return None
+        return self.parent.key if isinstance(self.parent, Weights) else self.parent.key()
+
+    def settings(self) -> dict[str, Any]:
+        """What the seeds of one configuration have in common; of the parent, its own settings."""
+        recipe, stage = self.loaded.recipe, self.settings_stage
+        parent: Any = None
+        if isinstance(self.parent, Job):
+            parent = self.parent.settings()
+        elif self.parent is not None:
+            parent = self.parent.key
+        return {
+            "format": FORMAT,
+            "stage": self.stage,
+            "task": {"name": self.loaded.identities["task"], **recipe.task.options},
+            "model": {"name": self.loaded.identities["model"], **recipe.model.options},
+            "encoder": recipe.encoder.model_dump(mode="json"),
+            "objective": stage.objective.model_dump(mode="json"),
+            "head": stage.head.model_dump(mode="json"),
+            "train": self.train.model_dump(mode="json"),
+            "parent": parent,
+        }
+
+    def key(self) -> str:
+        return digest({**self.settings(), "seed": self.seed, "parent": self.parent_key})
+
+    @property
+    def name(self) -> str:
+        """The run folder's name."""
+        return f"{self.stage}-{self.key()}"
+
+
+class Cell(NamedTuple):
+    """One entry of a comparison: an arm, under some factors, on one seed."""
+
+    arm: Arm
+    recipe: int  # which of the comparison's recipes
+    job: Job
+
+
+def digest(value: Mapping[str, Any]) -> str:
+    """12 hex digits of a hash that does not depend on the order of keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,226 @@
+"""What a run leaves behind: one directory, named by what it computes, that says all about itself.
+
+    runs/finetune-9f920d1b9d57/
+      recipe.yaml          the resolved recipe
+      job.json             stage, seed, parent: what the folder's key is the hash of
+      env.json             versions, commit, device, command line
+      metrics.jsonl        one object per line: training losses and evaluations, with the optimiser step
+      status.json          running | done | failed | diverged | stopped, with the reason and the exit code
+      checkpoints/         step-00000400/ (resumable), best-00000350/ (weights); finished: best/, last/
+      predictions.parquet  one row per test example (finetuning)
+      result.json          written last: its presence means that the run is done
+"""
+
+import contextlib
+import errno
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict
+
+from spt.errors import OutputError
+
+State = Literal["running", "done", "failed", "diverged", "stopped"]
+
+SCHEMA = 1  # of result.json; raised when a field changes its meaning
+
+
+class Ledger(BaseModel):
+    """What a computation cost. Ledgers add up, field by field; the peak is the larger one."""
+
+    model_config = ConfigDict(frozen=True)
+
+    steps: int = 0  # optimiser steps
+    examples: int = 0  # training sequences shown, repeats counted
+    positions: int = 0  # valid (not padding) positions of those sequences
+    flops: float = 0.0  # analytic training operations: forward plus backward, evaluation not included
+    seconds: float = 0.0  # wall time of the run, evaluation included, interruptions not
+    device_seconds: float = 0.0  # wall time times the number of devices
+    peak_bytes: int = 0  # device memory on an accelerator, resident memory of the process on a CPU
+
+    def __add__(self, other: "Ledger") -> "Ledger":
+        sums = {name: getattr(self, name) + getattr(other, name) for name in type(self).model_fields}
+        return Ledger(**{**sums, "peak_bytes": max(self.peak_bytes, other.peak_bytes)})
+
+
+class SplitRecord(BaseModel):
+    """Identity of one split: hashes over its rows, in order."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rows: int
+    inputs: str  # hash of every row's input
+    targets: str | None = None  # hash of the labels; None where the stage was given none
+
+
+class Result(BaseModel):
+    """Everything a report needs of one finished run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format: int = SCHEMA
+    key: str
+    stage: Literal["pretrain", "finetune"]
+    recipe: str  # the recipe's name, for people
+    task: str
+    model: str
+    seed: int
+    parent: str | None = None  # key of the pretraining run whose weights this one started from
+    settings: str  # hash of everything but seed and parent: equal for the seeds of one configuration
+    smoke: bool = False
+    metric: str  # what selected the checkpoint on validation, and what is compared on test
+    higher_is_better: bool
+    chance: float | None = None  # score of the best constant answer on the test split, where defined
+    val: dict[str, float]  # of the selected checkpoint
+    test: dict[str, float] | None  # of the selected checkpoint, evaluated once; None after pretraining
+    best_step: int
+    stop: Literal["budget", "patience"]
+    own: Ledger
+    total: Ledger  # own plus the parent's
+    parameters: dict[str, int]  # encoder, backbone, head, total
+    data: dict[str, SplitRecord]
+    environment: dict[str, Any]  # versions, device: the short form of env.json
+
+
+class Run:
+    """A run's directory. Made, locked and written only after everything about the run has been checked."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.name = name
+        self.path = root / name
+        self._lock = FileLock(root / ".locks" / f"{name}.lock")
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def result(self) -> Result | None:
+        """The result, if the run is done."""
+        path = self.path / "result.json"
+        if not path.is_file():
+            return None
+        try:
+            return Result.model_validate_json(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise OutputError(
+                f"{path} cannot be read as a result ({type(error).__name__}); move the folder away to run it again"
+            ) from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run for this process; the operating system lets go when the process dies, however it dies."""
+        with writing(self.path):
+            Path(self._lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire(blocking=False)
+            except Timeout:
+                raise OutputError(
+                    f"{self.path} is being written by another process; wait for it or choose another --out"
+                ) from None
+        try:
+            yield
+        finally:
+            self._lock.release()  # the empty file stays: removing it would race with the next holder
+
+    def create(self, recipe_yaml: str, job: dict[str, Any], environment: dict[str, Any]) -> None:
+        with writing(self.path):
+            self.path.mkdir(exist_ok=True)
+        write_text(self.path / "recipe.yaml", recipe_yaml)
+        write_json(self.path / "job.json", job)
+        write_json(self.path / "env.json", environment)
+
+    def move_aside(self) -> Path | None:
+        """Make room for a fresh start without losing what is there."""
+        if not self.path.exists():
+            return None
+        number = 1
+        while (aside := self.path.with_name(f"{self.name}.old{number}")).exists():
+            number += 1
+        with writing(self.path):
+            self.path.rename(aside)
+        return aside
+
+    def log(self, kind: str, step: int, **numbers: Any) -> None:
+        """Append one line to metrics.jsonl."""
+        with writing(self.path), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, "step": step, **numbers}) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.path / "metrics.jsonl"
+        if not path.is_file():
+            return []
+        rows = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):  # the last line of a killed process may be half a line
+                rows.append(json.loads(line))
+        return rows
+
+    def forget_metrics_after(self, step: int) -> None:
+        """Drop what an interrupted run logged beyond the step it is resumed from."""
+        kept = [row for row in self.metrics() if row["step"] <= step]
+        write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
+
+    def set_status(self, state: State, reason: str = "", exit_code: int = 0) -> None:
+        write_json(
+            self.path / "status.json",
+            {"state": state, "reason": reason, "exit_code": exit_code, "pid": os.getpid(), "time": time.time()},
+        )
+
+    def status(self) -> dict[str, Any] | None:
+        path = self.path / "status.json"
+        if not path.is_file():
+            return None
+        try:
+            status = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            return None
+        return status if isinstance(status, dict) else None
+
+    def finish(self, result: Result) -> None:
+        write_text(self.path / "result.json", result.model_dump_json(indent=2) + "\n")
+        self.set_status("done")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the file system's refusals into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise output_error(path, error) from error
+
+
+def output_error(path: Path, error: OSError) -> OutputError:
+    reasons = {
+        errno.ENOSPC: "the disk is full; free some space and repeat the command, it continues",
+        errno.EDQUOT: "the disk quota is used up; free some space and repeat the command, it continues",
+        errno.EROFS: "the file system is read-only; choose another folder",
+        errno.EACCES: "permission denied; choose another folder",
+        errno.ENOTDIR: "a part of this path is a file, not a folder; choose another folder",
+        errno.EEXIST: "a file of this name stands where a folder is needed",
+    }
+    reason = reasons.get(error.errno or 0, error.strerror or str(error))
+    return OutputError(f"cannot write {path}: {reason}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside and rename, so that a reader sees the old file or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path):
+        try:
+            with beside.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")

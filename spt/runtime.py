@@ -1,0 +1,179 @@
+"""How and where a job runs: device, processes, precision, micro-batches, trackers. None of it decides the outcome.
+
+With train.py and checkpoint.py the only place that knows Accelerate, and the only one that asks for a device.
+"""
+
+import contextlib
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from spt import __version__
+from spt.errors import BackendError, Interrupted, Stopped
+
+PACKAGES = ("torch", "accelerate", "transformers", "datasets", "pydantic", "numpy")
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may choose about how a job runs."""
+
+    resume: Literal["auto", "must", "never"] = "auto"
+    micro_batch_size: int | None = None  # sequences in memory at once, per process; None: the whole share
+    save_every: float = 60.0  # seconds between resumable checkpoints
+    cpu: bool = False  # even where there is a GPU
+    tracker: str | None = None  # one of TRACKERS, through Accelerate
+    quiet: bool = False  # no progress
+    debug: bool = False  # let bugs through with their traceback
+
+
+class Runtime:
+    """The processes and the device of this program; one per program."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @cached_property
+    def accelerator(self) -> Accelerator:
+        # Precision is ours (`autocast`): it belongs to a stage, Accelerate's belongs to the process.
+        return Accelerator(cpu=self.settings.cpu, mixed_precision="no", step_scheduler_with_optimizer=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.accelerator.device
+
+    @property
+    def rank(self) -> int:
+        return self.accelerator.process_index
+
+    @property
+    def world(self) -> int:
+        return self.accelerator.num_processes
+
+    @property
+    def main(self) -> bool:
+        return self.accelerator.is_main_process
+
+    def autocast(self, precision: str) -> contextlib.AbstractContextManager[None]:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16")
+
+    def total(self, numbers: list[float]) -> list[float]:
+        """Sums over all processes, in float64 (float32 on devices without it)."""
+        if self.world == 1:
+            return numbers
+        kind = torch.float32 if self.device.type == "mps" else torch.float64
+        summed = self.accelerator.reduce(torch.tensor(numbers, dtype=kind, device=self.device), "sum")
+        return [float(number) for number in summed.tolist()]
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Rows of all processes, on every process; all give equally many."""
+        return tensor if self.world == 1 else self.accelerator.gather(tensor)
+
+    @contextlib.contextmanager
+    def tracked(self, name: str, folder: Path, config: dict[str, Any]) -> Iterator[None]:
+        """Send what is logged to the tracker the user asked for, if any."""
+        wanted = self.settings.tracker
+        if wanted is None:
+            yield
+            return
+        from accelerate.tracking import filter_trackers
+
+        try:
+            # Accelerate fixes its trackers when it is made; ours come and go with the runs.
+            self.accelerator.log_with = filter_trackers([wanted], folder)
+            if not self.accelerator.log_with:
+                raise BackendError(f"the tracker {wanted} is not installed; pip install {wanted}, or leave --tracker out")
+            self.accelerator.project_configuration.set_directories(str(folder))
+            self.accelerator.init_trackers(name, config=config)
+        except (ValueError, ImportError) as error:
+            raise BackendError(f"the tracker {wanted} cannot be used ({error}); known: {', '.join(TRACKERS)}") from error
+        try:
+            yield
+        finally:
+            self.accelerator.end_training()
+            self.accelerator.log_with, self.accelerator.trackers = [], []
+
+    def track(self, kind: str, step: int, numbers: dict[str, float]) -> None:
+        if self.settings.tracker is not None:
+            self.accelerator.log({f"{kind}/{name}": number for name, number in numbers.items()}, step=step)
+
+
+class StopSignals:
+    """While training: SIGTERM and Ctrl-C are noted, and acted on between two steps. A second Ctrl-C acts at once."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopSignals":
+        with contextlib.suppress(ValueError):  # not in the main thread: whoever owns it decides
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received == signal.SIGINT and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
+
+    def error(self, step: int) -> Stopped:
+        if self.received == signal.SIGINT:
+            return Interrupted(f"interrupted after step {step:,}; the same command continues from there")
+        return Stopped(f"stopped after step {step:,}; the same command continues from there")
+
+
+def environment() -> dict[str, Any]:
+    """What a result depends on besides the recipe, as far as it can be named."""
+    packages = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    cuda = torch.cuda.is_available()
+    return {
+        "spt": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": packages,
+        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "devices": torch.cuda.device_count() if cuda else 0,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def command_line() -> str:
+    return shlex.join(["spt", *sys.argv[1:]])
+
+
+def _commit() -> str | None:
+    """The checkout's commit, `+` when files differ from it; None for an installed copy."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        git = ["git", "-C", str(root)]
+        quiet = {"capture_output": True, "text": True, "timeout": 5, "check": True, "env": {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}}
+        commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], **quiet).stdout.strip()  # type: ignore[call-overload]
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], **quiet).stdout.strip()  # type: ignore[call-overload]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{commit}{'+' if changed else ''}"

@@ -1,0 +1,154 @@
+"""What a recipe would do, without doing it: values and their origins, parameters, steps, operations, memory."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from spt.batch import collate
+from spt.compute import TRAINING, example_count
+from spt.losses import weighted_sum
+from spt.optim import groups, warmup_steps
+from spt.plan import Job
+from spt.recipe import Loaded, flatten
+from spt.seeding import Draw
+from spt.stages import Bound, bind
+from spt.store import overlap
+from spt.train import plan_steps, selection_metric
+
+
+def overview(loaded: Loaded, micro_batch: int | None = None) -> dict[str, Any]:
+    """Everything `spt show` shows, as plain data."""
+    pretrain = Job(loaded, "pretrain", 0)
+    jobs = {"pretrain": pretrain, "finetune": Job(loaded, "finetune", 0, pretrain), "scratch": Job(loaded, "finetune", 0)}
+    bound = {name: bind(job) for name, job in jobs.items()}
+    values = flatten(loaded.recipe.model_dump(mode="json"))
+    data = bound["finetune"].data
+    return {
+        "recipe": loaded.name,
+        "values": [{"key": k, "value": v, "origin": loaded.origins.get(k, "default")} for k, v in values.items()],
+        "data": {
+            "rows": {name: len(split) for name, split in data.splits.items()},
+            "length": data.length,
+            "input": str(data.input),
+            "target": str(data.target),
+            "rows that also stand in train": overlap(data),
+        },
+        "parameters": bound["finetune"].model.parameter_counts(),
+        "stages": [_stage(name, bound[name], micro_batch) for name in jobs],
+        "runs": {name: job.name for name, job in jobs.items()},
+    }
+
+
+def _stage(name: str, bound: Bound, micro_batch: int | None) -> dict[str, Any]:
+    model, train, data = bound.model, bound.job.train, bound.data
+    steps = plan_steps(model, data, train)
+    examples = example_count(steps, len(data.train), train.batch_size)
+    forward = model.flops(max(1, round(float(data.train.lengths.mean()))))
+    micro = min(micro_batch or train.batch_size, train.batch_size, len(data.train))
+    model.encoder.hidden.requires_grad_(bound.objective.hides)
+    weights = sum(p.numel() for p in model.parameters())
+    activations = _saved_bytes(bound, micro)
+    return {
+        "stage": name,
+        "objective": bound.output.loss + (" a step" if bound.output.per_step else " a sequence"),
+        "selects by": selection_metric(train, bound.output),
+        "steps": steps,
+        "warm-up steps": warmup_steps(steps, train),
+        "examples": examples,
+        "epochs": round(examples / len(data.train), 2),
+        "training FLOPs": TRAINING * forward * examples,
+        "forward FLOPs an example": forward,
+        "parameters": model.parameter_counts(),
+        "groups": [
+            {
+                "parameters": group.size,
+                "tensors": len(group.names),
+                "learning rate": group.learning_rate,
+                "weight decay": group.weight_decay,
+                "for example": group.names[0],
+            }
+            for group in groups(model, train)
+        ],
+        "memory estimate": {
+            "weights, gradients, AdamW": 16 * weights,
+            "activations": activations,
+            "total": 16 * weights + activations,
+            "sequences at once": micro,
+        },
+    }
+
+
+def _saved_bytes(bound: Bound, size: int) -> int:
+    """Bytes that one micro-batch keeps for the backward pass: counted on tensors that have shapes but no storage."""
+    data = bound.data
+    longest = np.argsort(-data.train.lengths, kind="stable")[:size]
+    inputs, targets = bound.objective.pose(collate(data.train, longest, data.input, data.target), Draw(0, "show", 0))
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        shown = inputs._replace(
+            x=mode.from_tensor(inputs.x),
+            hidden=None if inputs.hidden is None else mode.from_tensor(inputs.hidden),
+            context=inputs.context._replace(valid=mode.from_tensor(inputs.context.valid)),
+        )
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            with torch.autocast("cpu", torch.bfloat16, enabled=bound.job.train.precision == "bf16"):
+                logits = bound.model(shown)
+            asked = targets._replace(values=mode.from_tensor(targets.values), weight=mode.from_tensor(targets.weight))
+            weighted_sum(bound.output, logits, asked)
+    weights = {p.untyped_storage()._cdata for p in bound.model.parameters()}
+    return sum(size for key, size in kept.items() if key not in weights)
+
+
+def render(found: dict[str, Any]) -> Any:
+    """The same for a terminal."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    def table(title: str, *columns: str) -> Table:
+        made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+        for column in columns:
+            made.add_column(column, justify="left" if column in ("", "key", "value", "origin", "stage", "for example") else "right")
+        return made
+
+    values = table(f"recipe {found['recipe']}", "key", "value", "origin")
+    for row in found["values"]:
+        origin = Text(row["origin"], style="dim" if row["origin"] == "default" else "")
+        values.add_row(row["key"], "null" if row["value"] is None else str(row["value"]), origin)
+    data = found["data"]
+    rows = ", ".join(f"{name} {count:,}" for name, count in data["rows"].items())
+    facts = Text(f"\ndata  {rows} sequences of up to {data['length']:,} steps; {data['input']} -> {data['target']}\n")
+    repeated = {name: count for name, count in data["rows that also stand in train"].items() if count}
+    if repeated:
+        facts.append(f"      rows that also stand in train: {repeated}\n")
+
+    stages = table("stages", "", *(stage["stage"] for stage in found["stages"]))
+    for key in ("objective", "selects by", "steps", "warm-up steps", "examples", "epochs"):
+        stages.add_row(key, *(_number(stage[key]) for stage in found["stages"]))
+    stages.add_row("training FLOPs", *(f"{stage['training FLOPs']:.3g}" for stage in found["stages"]))
+    for part in found["parameters"]:
+        name = "parameters" if part == "total" else f"  {part}"
+        stages.add_row(name, *(_number(stage["parameters"][part]) for stage in found["stages"]))
+    for part in ("weights, gradients, AdamW", "activations", "total"):
+        name = "memory, estimated" if part == "total" else f"  {part}"
+        stages.add_row(name, *(f"{stage['memory estimate'][part] / 2**20:,.1f} MiB" for stage in found["stages"]))
+    stages.add_row("  sequences at once", *(str(stage["memory estimate"]["sequences at once"]) for stage in found["stages"]))
+
+    optimiser = table("\noptimiser groups", "stage", "parameters", "tensors", "learning rate", "weight decay", "for example")
+    for stage in found["stages"]:
+        for group in stage["groups"]:
+            optimiser.add_row(stage["stage"], *(_number(value) for value in group.values()))
+    runs = Text("\nruns  " + ", ".join(f"{name} {run}" for name, run in found["runs"].items()) + " (seed 0)")
+    return Group(values, facts, stages, optimiser, runs)
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,269 @@
+"""Where everything is joined: a job's data, network, objective and directory. `ensure` is the way in."""
+
+import json
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spt.checkpoint import About, Match, about, finish, spec, transplant
+from spt.components import find
+from spt.compute import example_count
+from spt.errors import CheckpointError, DivergedError, OutputError, SptError, Stopped, UsageError
+from spt.losses import LOWER_IS_BETTER
+from spt.models.base import Backbone
+from spt.network import Encoder, Head, SequenceModel
+from spt.objectives import OBJECTIVES, Objective, Output
+from spt.plan import Job, Weights, digest
+from spt.recipe import Part
+from spt.run import Ledger, Result, Run, writing
+from spt.runtime import Runtime, command_line, environment
+from spt.seeding import seeded
+from spt.store import open_task, overlap, record, refuse_leak
+from spt.tasks.base import Classes, TaskData
+from spt.train import Fitted, Predictions, evaluate, fit
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A job with its data and its network. Pretraining data carry no labels: they are taken away here."""
+
+    job: Job
+    data: TaskData
+    objective: Objective
+    output: Output
+    model: SequenceModel
+
+
+def bind(job: Job) -> Bound:
+    """Everything that can be wrong with a job is found here, before its directory exists."""
+    recipe, stage = job.loaded.recipe, job.settings_stage
+    data = open_task(recipe.task)
+    options = json.dumps(stage.objective.options)
+    objective = OBJECTIVES[stage.objective.name].model_validate_json(options)
+    if not objective.labelled:
+        data = replace(data, **{name: split.unlabelled() for name, split in data.splits.items()})
+    output = objective.output(data)
+    metric = job.train.select
+    allowed = {"auto", "loss", *(["accuracy"] if output.loss == "cross_entropy" else ["mae", "mse", "r2"])}
+    if metric not in allowed:
+        raise UsageError(f"{job.stage}.train.select: {metric} is not a metric of this stage; choose among {', '.join(sorted(allowed))}")
+
+    # Streams of their own: the head is the same in both arms, and the scratch arm starts where pretraining started.
+    with seeded(job.seed, "encoder"):
+        encoder = Encoder(data.input, recipe_width(recipe.model), recipe.encoder)
+    with seeded(job.seed, "backbone"):
+        backbone = build_backbone(recipe.model, data.length)
+    with seeded(job.seed, "head"):
+        head = Head(recipe_width(recipe.model), output, stage.head)
+    return Bound(job, data, objective, output, SequenceModel(encoder, backbone, head))
+
+
+def recipe_width(part: Part) -> int:
+    return int(part.options["d_model"])
+
+
+def build_backbone(part: Part, length: int) -> Backbone:
+    """The backbone for sequences of up to `length` steps; `max_length` is the task's unless the recipe says more."""
+    component = find("models", part.name)
+    config = component.module.Config.model_validate_json(json.dumps(part.options))
+    if config.max_length is not None and config.max_length < length:
+        raise UsageError(f"model.max_length is {config.max_length}, but this task has sequences of {length} steps")
+    if config.max_length is None:
+        config = config.model_copy(update={"max_length": length})
+    try:
+        backbone = component.module.build(config)
+    except Exception as error:
+        if component.module.__name__.startswith("spt.models."):
+            raise
+        raise UsageError(f"model {part.name}: build fails with {type(error).__name__}: {error}") from error
+    if not isinstance(backbone, Backbone):
+        raise UsageError(f"model {part.name}: build returned {type(backbone).__name__}, not a Backbone")
+    return backbone
+
+
+Say = Callable[[str], None]
+
+
+def ensure(job: Job, root: Path, runtime: Runtime, say: Say = lambda text: None, label: str = "") -> Result:
+    """The job's result: read if it is there, else computed, its parent first. Raises an SptError otherwise."""
+    run = Run(root, job.name)
+    fresh = runtime.settings.resume == "never"
+    if not fresh and (result := run.result()) is not None:
+        _note_other_code(run, result, say)
+        return result
+    parent = _parent(job, root, runtime, say, label)
+    bound = bind(job)
+    with run.locked():
+        if fresh:
+            if (aside := run.move_aside()) is not None:
+                say(f"{run.path.name} was there already; the old one is now {aside.name}")
+        elif (result := run.result()) is not None:  # finished by another process in the meantime
+            return result
+        elif (run.status() or {}).get("state") == "diverged":
+            raise DivergedError(f"{run.path.name} diverged before ({(run.status() or {}).get('reason')}); --resume never runs it again")
+        return _work(bound, run, parent, runtime, say, label or f"{job.loaded.name} seed {job.seed}")
+
+
+class Parent:
+    """The pretraining run that a finetuning starts from."""
+
+    def __init__(self, path: Path) -> None:
+        result = Run(path.parent, path.name).result()
+        if result is None or result.stage != "pretrain":
+            state = (Run(path.parent, path.name).status() or {}).get("state", "not a run")
+            what = f"a {result.stage} run" if result else f"not finished ({state})"
+            raise CheckpointError(f"{path} is {what}; finetuning starts from a finished pretraining run")
+        self.weights = path / "checkpoints" / "best"
+        self.result = result
+        self.about, self.rows = about(self.weights)
+
+
+def open_weights(path: Path) -> Weights:
+    """A pretraining run that the user names, by its folder."""
+    if not path.exists():
+        raise UsageError(f"no run folder {path}")
+    return Weights(path.resolve(), Parent(path.resolve()).result.key)
+
+
+def _parent(job: Job, root: Path, runtime: Runtime, say: Say, label: str) -> Parent | None:
+    if job.parent is None:
+        return None
+    if isinstance(job.parent, Weights):
+        return Parent(job.parent.path)
+    ensure(job.parent, root, runtime, say, label)
+    return Parent(root / job.parent.name)
+
+
+def _work(bound: Bound, run: Run, parent: Parent | None, runtime: Runtime, say: Say, label: str) -> Result:
+    job, data, model = bound.job, bound.data, bound.model
+    if parent is not None:
+        refuse_leak(parent.rows, data, f"{parent.weights.parent.parent.name}")
+        matches = transplant(parent.weights, model, job.loaded.recipe.model.model_dump(mode="json"), data.input)
+        say(match_table(parent.result.key, matches))
+    if runtime.settings.resume == "must" and not any(run.checkpoints.glob("step-*")):
+        raise CheckpointError(f"{run.path} has no checkpoint to resume from; --resume auto starts at the beginning")
+    records = {name: record(split) for name, split in data.splits.items()}
+    for name, count in overlap(data).items() if not job.parent_key else ():
+        if count:
+            say(f"note: {count} of the {len(data.splits[name])} {name} rows have the same input as a training row")
+    described = environment()
+    identity = {**job.settings(), "seed": job.seed, "parent": job.parent_key, "recipe": job.loaded.name}
+    run.create(job.loaded.to_yaml(), identity, {**described, "command": command_line()})
+    run.set_status("running")
+
+    def what(step: int) -> About:
+        part = job.loaded.recipe.model.model_dump(mode="json")
+        return About(key=job.key(), stage=job.stage, step=step, model=part, input=spec(data.input), data=records)
+
+    try:
+        with runtime.tracked("spt", run.path, {"key": job.key(), "seed": job.seed, "recipe": job.loaded.name}):
+            arguments = (model, bound.objective, bound.output, data, job.train, job.seed, run, runtime, what, say)
+            fitted = fit(*arguments, f"{label} {job.stage}")
+        result = _finish(bound, run, parent, fitted, records, described, runtime)
+    except BaseException as error:
+        _record_failure(run, error)
+        raise
+    return result
+
+
+def _finish(
+    bound: Bound,
+    run: Run,
+    parent: Parent | None,
+    fitted: Fitted,
+    records: dict[str, Any],
+    described: dict[str, Any],
+    runtime: Runtime,
+) -> Result:
+    """Score the selected weights on test, once, and write the result."""
+    job, data = bound.job, bound.data
+    scores, chance = None, None
+    if bound.objective.labelled:
+        scores, predictions = evaluate(
+            bound.model.to(runtime.device), bound.objective, bound.output, data.test, data, runtime, job.train.precision, predict=True
+        )
+        assert predictions is not None
+        _write_predictions(run, data, predictions)
+        chance = _chance(data)
+    finish(run, fitted.position.best_step)
+    result = Result(
+        key=job.key(),
+        stage=job.stage,
+        recipe=job.loaded.name,
+        task=job.loaded.identities["task"].partition("@")[0],
+        model=job.loaded.identities["model"].partition("@")[0],
+        seed=job.seed,
+        parent=job.parent_key,
+        settings=digest(job.settings()),
+        smoke=job.loaded.smoke,
+        metric=fitted.metric,
+        higher_is_better=not LOWER_IS_BETTER[fitted.metric],
+        chance=chance,
+        val=fitted.position.best,
+        test=scores,
+        best_step=fitted.position.best_step,
+        stop=fitted.stop,
+        own=fitted.position.ledger,
+        total=fitted.position.ledger + (parent.result.total if parent is not None else Ledger()),
+        parameters=bound.model.parameter_counts(),
+        data=records,
+        environment=described,
+    )
+    run.finish(result)
+    return result
+
+
+def match_table(source: str, matches: list[Match]) -> str:
+    """The transfer, part by part, as printed."""
+    lines = [f"weights from pretrain-{source}"]
+    lines += [f"  {m.part:<9} {m.outcome:<7} {m.tensors:>4} tensors {m.parameters:>12,} parameters" for m in matches]
+    return "\n".join(lines)
+
+
+def _chance(data: TaskData) -> float | None:
+    """Accuracy of always answering the commonest class of the training split; None for real targets."""
+    if not isinstance(data.target, Classes) or data.train.targets is None or data.test.targets is None:
+        return None
+    commonest = np.bincount(data.train.targets, minlength=data.target.count).argmax()
+    return float((np.asarray(data.test.targets) == commonest).mean())
+
+
+def _write_predictions(run: Run, data: TaskData, predictions: Predictions) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    truth = np.asarray(data.test.targets)
+    columns: dict[str, Any] = {"id": data.test.ids}
+    if predictions.margin is not None:
+        columns |= {"label": truth, "prediction": predictions.values, "margin": predictions.margin}
+    else:
+        for k in range(predictions.values.shape[1]):
+            columns |= {f"target_{k}": truth[:, k], f"prediction_{k}": predictions.values[:, k]}
+    with writing(run.path):
+        pq.write_table(pa.table(columns), run.path / "predictions.parquet")
+
+
+def _record_failure(run: Run, error: BaseException) -> None:
+    """status.json says what happened, whoever reads the exit code; an error of ours leaves its traceback too."""
+    try:
+        if isinstance(error, SptError):
+            state: Any = "stopped" if isinstance(error, Stopped) else "diverged" if isinstance(error, DivergedError) else "failed"
+            run.set_status(state, str(error), error.exit_code)
+        elif isinstance(error, KeyboardInterrupt):
+            run.set_status("stopped", "interrupted", 130)
+        else:
+            run.set_status("failed", f"{type(error).__name__}: {error}", 1)
+            (run.path / "traceback.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    except (OutputError, OSError):
+        pass  # the disk is full: the error itself is what the user must see
+
+
+def _note_other_code(run: Run, result: Result, say: Say) -> None:
+    here = environment()
+    there = result.environment
+    if there.get("spt") != here["spt"]:
+        say(f"{run.name} was made by spt {there.get('spt')}, this is {here['spt']}; --resume never makes it anew")

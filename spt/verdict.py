@@ -1,0 +1,179 @@
+"""What a comparison's numbers mean, in sentences that claim no more than the seeds can carry."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from spt.run import Result
+from spt.stats import FEWEST, Paired, paired
+
+Decision = Literal[
+    "spt", "scratch", "open", "too few seeds", "no spread", "no pair", "different data", "smoke"
+]
+Pairs = Sequence[tuple[Result, Result]]  # scratch and SPT of the same seed, both finished
+
+MATCHED = 0.05  # relative difference up to which steps, examples and FLOPs of the arms count as equal
+
+
+def is_percent(metric: str) -> bool:
+    """Whether the metric is a fraction, which people are shown as percent and points."""
+    return metric.endswith(("accuracy", "f1", "auroc"))
+
+
+def metric_text(metric: str) -> str:
+    return f"{metric} (%)" if is_percent(metric) else metric
+
+
+def score_text(score: float | None, metric: str) -> str:
+    if score is None:
+        return "-"
+    return f"{100 * score:.2f}" if is_percent(metric) else f"{score:#.4g}".removesuffix(".")
+
+
+def delta_text(delta: float | None, metric: str) -> str:
+    if delta is None:
+        return "-"
+    return f"{100 * delta:+.2f}" if is_percent(metric) else f"{delta:+#.3g}".removesuffix(".")
+
+
+def size_text(delta: float | None, metric: str) -> str:
+    """A difference without its sign."""
+    return "-" if delta is None else delta_text(abs(delta), metric).removeprefix("+")
+
+
+def interval_text(low: float | None, high: float | None, metric: str) -> str:
+    return "-" if low is None or high is None else f"{delta_text(low, metric)} to {delta_text(high, metric)}"
+
+
+def ratio_text(ratio: float | None) -> str:
+    return "-" if ratio is None else f"×{ratio:.2f}" if ratio < 10 else f"×{ratio:.3g}"
+
+
+def favour_spt(test: Paired, higher_is_better: bool) -> int:
+    return test.positive if higher_is_better else test.negative
+
+
+def verdict(
+    test: Paired | None, metric: str, higher_is_better: bool, planned: int, different: bool, smoke: bool
+) -> tuple[Decision, str]:
+    """Which arm is better, or why that is not known."""
+    if test is None:
+        return "no pair", f"no pair of runs finished (0 of {planned})"
+    if different:
+        return "different data", "not comparable: the arms did not see the same data"
+    if smoke:
+        return "smoke", "smoke run: it shows that everything runs; its scores mean nothing"
+    n, unit = test.n, " points" if is_percent(metric) else f" in {metric}"
+    seeds = "1 seed" if n == 1 else f"{n} seeds"
+    lost = f"; {planned - n} of {planned} pairs incomplete" if n < planned else ""
+    observed = f"SPT - scratch is {delta_text(test.mean, metric)}{unit}"
+    if n < FEWEST:
+        return "too few seeds", f"cannot be decided with {seeds}: {observed}{lost}"
+    if not test.deviation:
+        return "no spread", f"not decided: {observed} with each of {seeds}, no spread to judge it by{lost}"
+    direction = "" if higher_is_better else "lower is better, "
+    favour = favour_spt(test, higher_is_better)
+    support = f", {favour} of {n} seeds favour SPT" if 0 < favour < n else ""
+    if test.sign == 0:
+        interval = interval_text(test.low, test.high, metric)
+        return "open", (
+            f"not decided: {observed} ({direction}{100 * test.confidence:.0f} % interval {interval}, "
+            f"n={n}{support}); {seeds} could only have shown a difference of about "
+            f"{size_text(test.detectable, metric)}{unit} or more{lost}"
+        )
+    first, second = ("SPT", "scratch") if (test.sign > 0) == higher_is_better else ("scratch", "SPT")
+    ends = sorted(abs(end) for end in (test.low, test.high) if end is not None)
+    interval = " to ".join(size_text(end, metric) for end in ends)
+    return ("spt" if first == "SPT" else "scratch"), (
+        f"{first} beats {second} by {size_text(test.mean, metric)}{unit} "
+        f"({direction}{100 * test.confidence:.0f} % interval {interval}, n={n}{support}){lost}"
+    )
+
+
+def compute(ratios: Mapping[str, float | None]) -> str:
+    """Whether the arms had the same compute to train with."""
+    known = {axis: ratio for axis in ("steps", "examples", "flops") if (ratio := ratios[axis]) is not None}
+    listed = ", ".join(f"{axis} {ratio_text(ratio)}" for axis, ratio in known.items())
+    listed = listed.replace("flops", "FLOPs")
+    if not known:
+        return "compute was not recorded"
+    if all(abs(ratio - 1) <= MATCHED for ratio in known.values()):
+        return f"compute matched: {listed}"
+    flops = known.get("flops", 1.0)
+    if abs(flops - 1) <= MATCHED:
+        return f"compute not matched on every axis: {listed}"
+    more, less, times = ("SPT", "scratch", flops) if flops > 1 else ("scratch", "SPT", 1 / flops)
+    return (
+        f"{more} used {ratio_text(times)} the training FLOPs of {less}: "
+        f"part of the difference may be compute ({listed})"
+    )
+
+
+def warnings(pairs: Pairs) -> list[str]:
+    """What the arms of a pair should share and do not."""
+    said = []
+    for split, seeds in different_splits(pairs).items():
+        said.append(f"the arms have different data in the {split} split ({_seeds(seeds)})")
+    if any(scratch.parameters != spt.parameters for scratch, spt in pairs):
+        said.append("the arms have different numbers of parameters")
+    if len({str(result.environment.get("device")) for pair in pairs for result in pair}) > 1:
+        said.append("the runs were made on different devices: wall times and memory cannot be compared")
+    return said
+
+
+def different_splits(pairs: Pairs) -> dict[str, list[int]]:
+    """Seeds at which the arms differ in a split's rows, by split."""
+    seeds: dict[str, list[int]] = {}
+    for scratch, spt in pairs:
+        for split in sorted(scratch.data.keys() | spt.data.keys()):
+            if scratch.data.get(split) != spt.data.get(split):
+                seeds.setdefault(split, []).append(scratch.seed)
+    return seeds
+
+
+def notes(pairs: Pairs) -> list[str]:
+    """How the runs ended, and whether they learned anything."""
+    if not pairs:
+        return []
+    arms = {"scratch": [scratch for scratch, _ in pairs], "SPT": [spt for _, spt in pairs]}
+    said = []
+    patience = {arm: sum(result.stop == "patience" for result in results) for arm, results in arms.items()}
+    if any(patience.values()):
+        said.append(f"stopped early by patience: {_counts(patience, len(pairs))}")
+    else:
+        said.append("every run used its whole budget")
+    last = {arm: sum(map(best_at_end, results)) for arm, results in arms.items()}
+    if any(last.values()):
+        said.append(f"best at the last step, more training might help: {_counts(last, len(pairs))}")
+    for arm, results in arms.items():
+        if above_chance(results) is False:
+            chance = score_text(results[0].chance, results[0].metric)
+            said.append(f"{arm} is not shown to be above chance ({chance})")
+    return said
+
+
+def best_at_end(result: Result) -> bool:
+    return result.best_step >= result.own.steps
+
+
+def above_chance(results: Sequence[Result]) -> bool | None:
+    """Whether the mean is better than the best constant answer; from three runs on, its whole interval."""
+    margins = []
+    for result in results:
+        if result.chance is None:
+            return None
+        margin = final_score(result) - result.chance
+        margins.append(margin if result.higher_is_better else -margin)
+    versus = paired(margins)
+    return versus.sign == 1 if versus.n >= FEWEST and versus.deviation else versus.mean > 0
+
+
+def final_score(result: Result) -> float:
+    return (result.test or {})[result.metric]
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def _counts(counts: Mapping[str, int], n: int) -> str:
+    return " and ".join(f"{count} of {n} {arm} runs" for arm, count in counts.items())

@@ -1,0 +1,479 @@
+"""The command `spt`: parses, calls, prints. Results go to standard output, everything else to standard error.
+
+Nothing heavy is imported before a command needs it, so help, lists and reports answer at once.
+"""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+import typer
+
+from spt import __version__
+from spt.errors import FailedRuns, SptError, Stopped, UsageError
+
+if TYPE_CHECKING:
+    from spt.plan import Job
+    from spt.recipe import Loaded
+    from spt.run import Result
+
+app = typer.Typer(
+    help="Compare sequence models fairly: self-pretrain on the task's own training inputs, finetune, report the gain.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="A recipe is a packaged name (spt recipes list) or a YAML file. Values are changed by a.b=c behind it.",
+)
+recipes_app = typer.Typer(help="The recipes that come with spt.", no_args_is_help=True)
+list_app = typer.Typer(help="What recipes can name.", no_args_is_help=True)
+app.add_typer(recipes_app, name="recipes")
+app.add_typer(list_app, name="list")
+
+RecipeArgument = Annotated[list[str], typer.Argument(metavar="RECIPE [a.b=c …]", help="A recipe, and values to change.")]
+RecipesArgument = Annotated[list[str], typer.Argument(metavar="RECIPE… [a.b=c …]", help="Recipes, and values to change.")]
+SeedOption = Annotated[str, typer.Option("--seed", help="One seed: initialisation, order, masks follow from it.")]
+OutOption = Annotated[
+    Path, typer.Option("--out", envvar="SPT_RUNS_DIR", help="Folder for run folders.", show_default=True)
+]
+ResumeOption = Annotated[
+    Literal["auto", "must", "never"],
+    typer.Option("--resume", help="Continue an interrupted run: if there is one, or it is an error, or start anew."),
+]
+SmokeOption = Annotated[bool, typer.Option("--smoke", help="The same code path in seconds; the scores mean nothing.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON value on standard output, nothing else there.")]
+MicroOption = Annotated[
+    int | None, typer.Option("--micro-batch", min=1, help="Sequences in memory at once; the batch size stays as it is.")
+]
+SaveOption = Annotated[float, typer.Option("--save-every", min=0.0, help="Seconds between resumable checkpoints.")]
+CpuOption = Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")]
+TrackerOption = Annotated[
+    str | None, typer.Option("--tracker", help="Also log to tensorboard, wandb, trackio or mlflow, through Accelerate.")
+]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of whatever goes wrong.")]
+
+RUNS = Path("runs")
+
+
+def main() -> None:
+    """Entry point: typer's own complaints exit with 2, ours with the code of their kind."""
+    app()
+
+
+def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command whose errors are one sentence and an exit code; `--debug` shows the traceback instead."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def guarded(*args: Any, **options: Any) -> None:
+            debug = bool(options.get("debug")) or os.environ.get("SPT_DEBUG", "") not in ("", "0")
+            signal.signal(signal.SIGTERM, _stop)
+            try:
+                function(*args, **options)
+            except SptError as error:
+                if debug:
+                    traceback.print_exc()
+                _fail(str(error), error.exit_code)
+            except KeyboardInterrupt:
+                _fail("interrupted; the same command continues", 130)
+            except BrokenPipeError:  # the reader of our output has left, e.g. `spt … | head`
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(0) from None
+            except (typer.Exit, typer.Abort):
+                raise
+            except Exception as error:
+                if debug:
+                    traceback.print_exc()
+                _fail(f"a bug in spt: {type(error).__name__}: {error} (repeat with --debug for the traceback)", 1)
+
+        return group.command(name)(guarded)
+
+    return decorate
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    raise Stopped("stopped; the same command continues")
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"spt: {message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def say(text: str) -> None:
+    """News for people; never on standard output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def put(value: Any) -> None:
+    """A result, as JSON."""
+    print(json.dumps(value, indent=2))
+
+
+# ------------------------------------------------------------------------------------------------- training commands
+
+
+@command(app)
+def pretrain(
+    arguments: RecipeArgument,
+    seed: SeedOption = "0",
+    out: OutOption = RUNS,
+    resume: ResumeOption = "auto",
+    smoke: SmokeOption = False,
+    micro_batch: MicroOption = None,
+    save_every: SaveOption = 60.0,
+    cpu: CpuOption = False,
+    tracker: TrackerOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Self-pretrain: the recipe's first stage, on the training split's inputs, without labels."""
+    loaded, number = _one_recipe(arguments, smoke), _one_seed(seed)
+    from spt.plan import Job
+
+    _train(Job(loaded, "pretrain", number), out, _settings(resume, micro_batch, save_every, cpu, tracker, debug), as_json)
+
+
+@command(app)
+def finetune(
+    arguments: RecipeArgument,
+    scratch: Annotated[bool, typer.Option("--scratch", help="Start from random weights: the baseline.")] = False,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Start from this finished pretraining run's folder.")
+    ] = None,
+    seed: SeedOption = "0",
+    out: OutOption = RUNS,
+    resume: ResumeOption = "auto",
+    smoke: SmokeOption = False,
+    micro_batch: MicroOption = None,
+    save_every: SaveOption = 60.0,
+    cpu: CpuOption = False,
+    tracker: TrackerOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Train the task itself; without --scratch or --from, after the recipe's own pretraining, made if missing."""
+    if scratch and source is not None:
+        raise UsageError("--scratch and --from contradict each other: one starts from random weights, one from a run's")
+    loaded, number = _one_recipe(arguments, smoke), _one_seed(seed)
+    from spt.plan import Job
+
+    settings = _settings(resume, micro_batch, save_every, cpu, tracker, debug)
+    parent: Any = None
+    if source is not None:
+        from spt.stages import open_weights
+
+        parent = open_weights(source)
+    elif not scratch:
+        parent = Job(loaded, "pretrain", number)
+    _train(Job(loaded, "finetune", number, parent), out, settings, as_json)
+
+
+@command(app)
+def compare(
+    arguments: RecipesArgument,
+    seeds: Annotated[str, typer.Option("--seeds", help="How many (5: seeds 0 to 4), or which (0,1,2).")] = "5",
+    out: OutOption = RUNS,
+    resume: ResumeOption = "auto",
+    smoke: SmokeOption = False,
+    micro_batch: MicroOption = None,
+    save_every: SaveOption = 60.0,
+    cpu: CpuOption = False,
+    tracker: TrackerOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Train both arms, scratch and SPT, over seeds, and report the paired difference. Finished runs are reused."""
+    numbers = _seeds(seeds)
+    loaded = _recipes(arguments, smoke)
+    from spt.execute import run_comparison
+    from spt.render import terminal, to_json, write
+    from spt.report import read
+    from spt.runtime import Runtime
+    from spt.studies import compare as cells
+
+    runtime = Runtime(_settings(resume, micro_batch, save_every, cpu, tracker, debug))
+    folder, failed = run_comparison(loaded, numbers, cells(loaded, numbers), out, runtime, say)
+    report = read([folder])
+    write(report, folder)
+    if as_json:
+        put(to_json(report))
+    else:
+        _console().print(terminal(report))
+    say(f"report: {folder}/report.md, .csv, .json")
+    if failed:
+        raise FailedRuns(f"{failed} of the runs failed; they are listed in the report and tried again by the same command")
+
+
+@command(app)
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Comparison folders, run folders, or a folder of them.")],
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """The report of finished runs, from their files alone; also written beside a comparison."""
+    from spt.render import terminal, to_json, write
+    from spt.report import read
+
+    found = read(folders)
+    if len(folders) == 1 and (folders[0] / "compare.json").is_file():
+        write(found, folders[0])
+    if as_json:
+        put(to_json(found))
+    else:
+        _console().print(terminal(found))
+
+
+@command(app)
+def show(
+    arguments: RecipeArgument,
+    smoke: SmokeOption = False,
+    micro_batch: MicroOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """What a recipe would do: every value and where it comes from, parameters, steps, operations, memory. Trains nothing."""
+    loaded = _one_recipe(arguments, smoke)
+    from spt.show import overview, render
+
+    found = overview(loaded, micro_batch)
+    if as_json:
+        put(found)
+    else:
+        _console().print(render(found))
+
+
+# ---------------------------------------------------------------------------------------------------------- listings
+
+
+@command(recipes_app, "list")
+def recipes_list(as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """The recipes that come with spt."""
+    from spt.recipe import describe, packaged
+
+    rows = [{"name": name, "description": describe(text)} for name, text in packaged().items()]
+    _listing(rows, ("name", "description"), as_json)
+
+
+@command(recipes_app, "show")
+def recipes_show(name: str, as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """A recipe's file as it is (spt show gives it with every default filled in)."""
+    from spt.recipe import read
+
+    found, text, _ = read(name)
+    if as_json:
+        put({"name": found, "text": text})
+    else:
+        print(text, end="")
+
+
+@command(recipes_app, "copy")
+def recipes_copy(
+    name: str,
+    to: Annotated[Path | None, typer.Argument(help="A file or a folder; by default a file of the same name here.")] = None,
+    debug: DebugOption = False,
+) -> None:
+    """Copy a packaged recipe, to change it."""
+    from spt.recipe import read
+    from spt.run import writing
+
+    found, text, _ = read(name)
+    target = to or Path()
+    if target.is_dir():
+        target = target / f"{found.rpartition('/')[2]}.yaml"
+    if target.exists():
+        raise UsageError(f"{target} exists; name another file")
+    with writing(target):
+        target.write_text(text, encoding="utf-8")
+    say(f"wrote {target}; run it with: spt compare {target}")
+
+
+@command(recipes_app, "schema")
+def recipes_schema(debug: DebugOption = False) -> None:
+    """JSON schema of a recipe, for editors that check YAML."""
+    from spt.recipe import schema
+
+    put(schema())
+
+
+@command(list_app, "models")
+def list_models(as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Models: ours and installed plug-ins; a recipe can also name a .py file."""
+    _components("models", as_json)
+
+
+@command(list_app, "tasks")
+def list_tasks(as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Tasks: ours and installed plug-ins; a recipe can also name a .py file."""
+    _components("tasks", as_json)
+
+
+@command(app)
+def env(as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """What runs depend on: versions, devices, folders. Made for pasting into an issue."""
+    from spt.doctor import environment_report
+
+    found = environment_report()
+    if as_json:
+        put(found)
+    else:
+        for key, value in found.items():
+            print(f"{key:<16} {value}")
+
+
+@command(app)
+def doctor(
+    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="Hold this model, or a .py file of yours, to the contract.")] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Check this installation, end to end on generated data, in about 20 seconds; or check a model of yours."""
+    from spt.doctor import check_installation, check_model
+
+    checks = check_installation() if model is None else check_model(model)
+    if as_json:
+        put([check._asdict() for check in checks])
+    else:
+        for check in checks:
+            print(f"{'ok  ' if check.ok else 'FAIL'} {check.name}{f': {check.detail}' if check.detail else ''}")
+    failed = [check for check in checks if not check.ok]
+    if failed:
+        raise typer.Exit(max(check.exit_code for check in failed))
+
+
+# ----------------------------------------------------------------------------------------------------------- helpers
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"spt {__version__}")
+        raise typer.Exit(0)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console()
+
+
+def _settings(
+    resume: Literal["auto", "must", "never"],
+    micro_batch: int | None,
+    save_every: float,
+    cpu: bool,
+    tracker: str | None,
+    debug: bool,
+) -> Any:
+    from spt.runtime import Settings
+
+    return Settings(
+        resume=resume, micro_batch_size=micro_batch, save_every=save_every, cpu=cpu, tracker=tracker, debug=debug
+    )
+
+
+def _recipes(arguments: Iterable[str], smoke: bool) -> list["Loaded"]:
+    from spt.recipe import load, split_arguments
+
+    sources, overrides = split_arguments(arguments)
+    if not sources:
+        raise UsageError("no recipe is named; spt recipes list shows those that come with spt")
+    loaded = [load(source, overrides, smoke=smoke) for source in sources]
+    for one in loaded:
+        for note in one.notes:
+            say(f"{one.name}: {note}")
+    return loaded
+
+
+def _one_recipe(arguments: Iterable[str], smoke: bool) -> "Loaded":
+    from spt.recipe import split_arguments
+
+    arguments = list(arguments)
+    sources, _ = split_arguments(arguments)
+    if len(sources) > 1:
+        raise UsageError(f"one recipe is expected, not {', '.join(sources)} (values are changed by a.b=c, without spaces)")
+    return _recipes(arguments, smoke)[0]
+
+
+def _one_seed(text: str) -> int:
+    numbers = _numbers(text, "--seed")
+    if len(numbers) != 1:
+        raise UsageError(f"--seed {text}: one seed is expected; spt compare takes several, as --seeds {text}")
+    return numbers[0]
+
+
+def _seeds(text: str) -> list[int]:
+    """`5` is five seeds, 0 to 4; `0,1,2` (and `7,`) are these seeds."""
+    numbers = _numbers(text, "--seeds")
+    if "," not in text:
+        if numbers[0] < 1:
+            raise UsageError(f"--seeds {text}: at least one seed is needed")
+        if numbers[0] > 1000:
+            raise UsageError(f"--seeds {text} asks for {numbers[0]:,} seeds; to name one seed, write --seeds {text},")
+        return list(range(numbers[0]))
+    doubles = sorted({n for n in numbers if numbers.count(n) > 1})
+    if doubles:
+        raise UsageError(f"--seeds {text}: seed {doubles[0]} stands twice; a pair counts once")
+    return numbers
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    parts = [part.strip() for part in text.rstrip(",").split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
+        raise UsageError(f"{option} {text}: seeds are whole numbers from 0, such as 0 or 0,1,2")
+    return [int(part) for part in parts]
+
+
+def _train(job: "Job", out: Path, settings: Any, as_json: bool) -> None:
+    from spt.runtime import Runtime
+    from spt.stages import ensure
+
+    result = ensure(job, out, Runtime(settings), say)
+    folder = out / job.name
+    if as_json:
+        put({"run": str(folder), **result.model_dump(mode="json")})
+    else:
+        print(_summary(folder, result))
+
+
+def _summary(folder: Path, result: "Result") -> str:
+    scores = result.test if result.test is not None else result.val
+    split = "test" if result.test is not None else "validation"
+    numbers = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+    cost = result.total
+    return (
+        f"{result.stage} {result.recipe} seed {result.seed}: {split} {numbers} (checkpoint of step {result.best_step:,})\n"
+        f"cost {cost.steps:,} steps, {cost.examples:,} examples, {cost.flops:.3g} FLOPs, {cost.seconds:,.0f} s\n"
+        f"run  {folder}"
+    )
+
+
+def _components(kind: Literal["models", "tasks"], as_json: bool) -> None:
+    from spt.components import listing
+
+    _listing([row._asdict() for row in listing(kind)], ("name", "description"), as_json)
+
+
+def _listing(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:
+    if as_json:
+        put(rows)
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=column == "name")
+    for row in rows:
+        table.add_row(*(str(row[column]) for column in columns))
+    _console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""What a task is: arrays for three splits and a word about what they mean. No torch here, no masking, no batching.
+
+A task file holds `class Config(TaskConfig)` and `load(config, raw) -> TaskData`; its first docstring line is shown by
+`spt list tasks`. Everything else (caching, subsets, fingerprints, padding, objectives) is written once, elsewhere.
+
+Letters: n examples in a split, L steps of a sequence, C channels, K target values.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TaskConfig(BaseModel):
+    """Options that every task has. They choose among a task's rows, so `load` need not look at them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    fraction: float = Field(1.0, gt=0, le=1, description="share of the training split in use, in both stages")
+    subset_seed: int = Field(42, ge=0, description="which permutation of the training split a fraction is a prefix of")
+    limit: int | None = Field(None, ge=1, description="at most this many rows of every split (smoke runs)")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One integer in [0, vocab) a step."""
+
+    vocab: int
+
+    def __post_init__(self) -> None:
+        _check(self.vocab >= 2, f"Tokens.vocab is {self.vocab}; a vocabulary has at least 2 entries")
+
+
+@dataclass(frozen=True)
+class Values:
+    """C numbers a step, shown to a model as (value - mean) / std.
+
+    `levels` is the number of distinct values when they are integers in [0, levels) (256 for bytes), which is what
+    cross-entropy on continuous inputs needs.
+    """
+
+    channels: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    levels: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.channels >= 1, f"Values.channels is {self.channels}; at least one is needed")
+        for name, numbers, neutral in (("mean", self.mean, 0.0), ("std", self.std, 1.0)):
+            numbers = numbers or (neutral,) * self.channels
+            object.__setattr__(self, name, tuple(float(number) for number in numbers))
+            _check(len(numbers) == self.channels, f"Values.{name} has {len(numbers)} entries for {self.channels} channels")
+        _check(all(s > 0 and np.isfinite(s) for s in self.std), f"Values.std is {self.std}; every entry must be positive")
+
+
+@dataclass(frozen=True)
+class Classes:
+    """One of `count` classes."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        _check(self.count >= 2, f"Classes.count is {self.count}; a classification has at least 2 classes")
+
+
+@dataclass(frozen=True)
+class Reals:
+    """`size` real numbers."""
+
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        _check(self.size >= 1, f"Reals.size is {self.size}; at least one target is needed")
+
+
+@dataclass(frozen=True)
+class Split:
+    """n sequences in one long array; sequence i is values[starts[i]:stops[i]]. Arrays may be memory maps."""
+
+    values: NDArray[Any]  # (total,) tokens or (total, C) values, in storage type (uint8, int16, float32)
+    starts: NDArray[np.int64]  # (n,)
+    stops: NDArray[np.int64]  # (n,)
+    targets: NDArray[Any] | None  # (n,) classes or (n, K) reals; None once the labels have been taken away
+    ids: NDArray[Any]  # (n,) the task's own name or number of each example
+    fingerprints: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))  # (n,) of the inputs
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return self.stops - self.starts
+
+    def row(self, i: int) -> NDArray[Any]:
+        return self.values[self.starts[i] : self.stops[i]]
+
+    def take(self, rows: NDArray[np.int64]) -> "Split":
+        """These rows, in this order; the values are not copied."""
+        return Split(
+            self.values,
+            self.starts[rows],
+            self.stops[rows],
+            None if self.targets is None else self.targets[rows],
+            self.ids[rows],
+            self.fingerprints[rows] if len(self.fingerprints) else self.fingerprints,
+        )
+
+    def unlabelled(self) -> "Split":
+        """The inputs alone: what pretraining is given, so that no label can reach it."""
+        return Split(self.values, self.starts, self.stops, None, self.ids, self.fingerprints)
+
+    @staticmethod
+    def from_rows(rows: Iterable[Any], targets: Any, ids: Iterable[Any] | None = None) -> "Split":
+        """From sequences of any lengths: each (L,) tokens or (L, C) values."""
+        arrays = [np.asarray(row) for row in rows]
+        _check(len(arrays) > 0, "a split has no rows")
+        lengths = np.array([len(array) for array in arrays], np.int64)
+        stops = np.cumsum(lengths)
+        names = np.arange(len(arrays)) if ids is None else np.asarray(list(ids))
+        return Split(np.concatenate(arrays), stops - lengths, stops, np.asarray(targets), names)
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task's three splits. Validation is carved from training where a benchmark has none of its own."""
+
+    input: Tokens | Values
+    target: Classes | Reals
+    train: Split
+    val: Split
+    test: Split
+
+    @property
+    def length(self) -> int:
+        """Longest sequence of any split, in steps."""
+        return max(int(split.lengths.max()) for split in self.splits.values())
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        return {"train": self.train, "val": self.val, "test": self.test}
+
+    def check(self) -> None:
+        """Raise ValueError, in words, unless the arrays are what `input` and `target` say."""
+        for name, split in self.splits.items():
+            _check(len(split) > 0, f"the {name} split has no rows")
+            _check(bool((split.lengths > 0).all()), f"the {name} split has an empty sequence")
+            _check(len(split.ids) == len(split), f"the {name} split has {len(split.ids)} ids for {len(split)} rows")
+            self._check_inputs(name, split.values)
+            if split.targets is not None:
+                self._check_targets(name, np.asarray(split.targets), len(split))
+
+    def _check_inputs(self, name: str, values: NDArray[Any]) -> None:
+        if isinstance(self.input, Tokens):
+            _check(values.ndim == 1, f"the {name} split's tokens have shape {values.shape}; one number a step is expected")
+            _check(values.dtype.kind in "iu", f"the {name} split's tokens are {values.dtype}; integers are expected")
+            top: int | None = self.input.vocab
+        else:
+            wanted = (len(values), self.input.channels)
+            _check(values.shape == wanted, f"the {name} split's values have shape {values.shape}, not {wanted}")
+            _check(values.dtype.kind in "iuf", f"the {name} split's values are {values.dtype}; numbers are expected")
+            _check(bool(np.isfinite(values).all()), f"the {name} split has values that are not finite")
+            top = self.input.levels
+            _check(top is None or values.dtype.kind in "iu", f"the {name} split has levels but its values are {values.dtype}")
+        if top is not None:
+            low, high = int(values.min()), int(values.max())
+            _check(0 <= low and high < top, f"the {name} split's inputs reach from {low} to {high}, outside [0, {top})")
+
+    def _check_targets(self, name: str, targets: NDArray[Any], n: int) -> None:
+        if isinstance(self.target, Classes):
+            _check(targets.shape == (n,), f"the {name} split's labels have shape {targets.shape}, not {(n,)}")
+            _check(targets.dtype.kind in "iu", f"the {name} split's labels are {targets.dtype}; integers are expected")
+            low, high, top = int(targets.min()), int(targets.max()), self.target.count
+            _check(0 <= low and high < top, f"the {name} split's labels reach from {low} to {high}, outside [0, {top})")
+        else:
+            wanted = (n, self.target.size)
+            _check(targets.shape == wanted, f"the {name} split's targets have shape {targets.shape}, not {wanted}")
+            _check(targets.dtype.kind in "iuf", f"the {name} split's targets are {targets.dtype}; numbers are expected")
+            _check(bool(np.isfinite(targets).all()), f"the {name} split has targets that are not finite")
+
+
+def _check(condition: bool, complaint: str) -> None:
+    if not condition:
+        raise ValueError(complaint)

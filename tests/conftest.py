@@ -1,0 +1,67 @@
+"""Every test runs offline, in folders of its own, and as if no launcher had started it."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Before anything imports torch or datasets, which read these once.
+os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ["MPLBACKEND"] = "agg"
+os.environ["WANDB_MODE"] = "disabled"
+os.environ["NO_COLOR"] = "1"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # the workers share the cores already
+else:
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+LAUNCHERS = ("ACCELERATE_", "TORCHELASTIC_", "SLURM_", "SPT_")  # beginnings of names
+RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "FORCE_COLOR"}
+KEPT = {"SLURM_CONF", "SPT_GOLDEN", "SPT_DATA_DIR"}
+for name in set(os.environ) - KEPT:
+    if name in RANKS or name.startswith(LAUNCHERS):
+        del os.environ[name]
+
+settings.register_profile("spt", deadline=None, derandomize=os.environ.get("CI") == "true")
+settings.load_profile("spt")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Runs, prepared data and library caches of this test session."""
+    home = tmp_path_factory.mktemp("home")
+    for name in ("SPT_RUNS_DIR", "SPT_CACHE_DIR", "HF_HOME"):
+        os.environ[name] = str(home / name.lower())
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for the runs of one test, where finished runs of other tests must not be found."""
+    folder = tmp_path / "runs"
+    monkeypatch.setenv("SPT_RUNS_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def golden_dir() -> Path:
+    """Stored arrays of the official implementations."""
+    return optional_folder("SPT_GOLDEN", "golden")
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Real data sets as Parquet files."""
+    return optional_folder("SPT_DATA_DIR", "data")
+
+
+def optional_folder(variable: str, name: str) -> Path:
+    """The folder the variable names, or ../shared/<name>. Without it tests skip, or fail if CI=true."""
+    folder = Path(os.environ.get(variable) or ROOT.parent / "shared" / name)
+    if folder.is_dir():
+        return folder.resolve()
+    reason = f"{variable} is {os.environ.get(variable) or 'not set'} and {folder} is no folder"
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{reason}; with CI=true every test runs", pytrace=False)
+    pytest.skip(f"{reason}: point {variable} at the {name} folder to run this")

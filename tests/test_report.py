@@ -1,0 +1,708 @@
+"""Reports over hand-made runs: exact differences, honest verdicts, and no run that goes missing."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from spt import render, report
+from spt.errors import DataError, OutputError, UsageError
+from spt.report import Report, Row
+from spt.run import Ledger, Result, Run, SplitRecord, write_json
+
+MIB = 2**20
+PRETRAINING = Ledger(steps=60, examples=600, positions=38400, flops=6e9, seconds=6.0, peak_bytes=3 * MIB)
+FINETUNING = Ledger(steps=40, examples=400, positions=25600, flops=4e9, seconds=4.0, peak_bytes=2 * MIB)
+SCRATCH = Ledger(steps=100, examples=1000, positions=64000, flops=1e10, seconds=8.0, peak_bytes=2 * MIB)
+SPLITS = {
+    "train": SplitRecord(rows=400, inputs="aa", targets="bb"),
+    "test": SplitRecord(rows=360, inputs="cc", targets="dd"),
+}
+Cell = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of small files are written here; that each survives a power cut is not the point."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def start(root: Path, name: str, **status: Any) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    run = Run(root, name)
+    run.create("task: digits\n", {}, {})
+    run.set_status(**status or {"state": "running"})
+
+
+def finish(root: Path, arm: str, seed: int, score: float, run: str = "", **changes: Any) -> Cell:
+    """A finished run of this arm, after its pretraining run where the arm is SPT."""
+    metric = changes.get("metric", "accuracy")
+    name = run or f"finetune-{arm}{seed}"
+    parent = f"for-{name[9:]}" if arm == "spt" else None
+    own = changes.get("own", FINETUNING if parent else SCRATCH)
+    fields: dict[str, Any] = {
+        "key": name.partition("-")[2],
+        "stage": "finetune",
+        "recipe": "quickstart",
+        "task": "digits",
+        "model": "transformer",
+        "seed": seed,
+        "parent": parent,
+        "settings": "0123456789",
+        "metric": metric,
+        "higher_is_better": True,
+        "chance": 0.1,
+        "val": {metric: 0.5},
+        "test": {metric: score},
+        "best_step": own.steps - 10,
+        "stop": "budget",
+        "own": own,
+        "total": own + PRETRAINING if parent else own,
+        "parameters": {"encoder": 10, "backbone": 100, "head": 5, "total": 115},
+        "data": SPLITS,
+        "environment": {"device": "cpu"},
+    }
+    fields |= changes
+    root.mkdir(parents=True, exist_ok=True)
+    if parent and fields["parent"]:
+        before = {
+            "key": fields["parent"],
+            "stage": "pretrain",
+            "parent": None,
+            "test": None,
+            "settings": "before",
+        }
+        Run(root, f"pretrain-{fields['parent']}").path.mkdir(exist_ok=True)
+        Run(root, f"pretrain-{fields['parent']}").finish(Result(**{**fields, **before}))
+    Run(root, name).path.mkdir(exist_ok=True)
+    Run(root, name).finish(Result(**fields))
+    return {
+        "recipe": 0,
+        "arm": arm,
+        "seed": seed,
+        "run": name,
+        "parent": f"pretrain-{parent}" if parent else None,
+    }
+
+
+def plan(root: Path, planned: Sequence[Cell], name: str = "compare-1", **changes: Any) -> Path:
+    """A comparison folder over these cells."""
+    recipes = [{"name": "quickstart", "task": "digits", "model": "transformer"}]
+    folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
+    value = {
+        "format": 1,
+        "kind": "compare",
+        "command": "spt compare quickstart --seeds 3",
+        "created": "2026-01-01T00:00:00",
+        "smoke": False,
+        "seeds": sorted({cell["seed"] for cell in planned}),
+        "recipes": recipes,
+        "cells": list(planned),
+    }
+    write_json(folder / "compare.json", value | changes)
+    return folder
+
+
+def compared(root: Path, scratch: Sequence[float], spt: Sequence[float], **changes: Any) -> Path:
+    """A comparison in which every run finished, with these test scores by seed."""
+    cells = [finish(root, "scratch", seed, score, **changes) for seed, score in enumerate(scratch)]
+    return plan(root, cells + [finish(root, "spt", seed, score, **changes) for seed, score in enumerate(spt)])
+
+
+def row_of(folder: Path) -> Row:
+    (row,) = report.read([folder]).rows
+    return row
+
+
+def shown(made: Report, width: int = 80) -> str:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(render.terminal(made))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+# Statistics and verdicts
+
+
+def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
+    row = row_of(compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86]))
+    assert [seed.delta for seed in row.seeds] == pytest.approx([0.05, 0.04, 0.06])
+    assert (row.scratch, row.spt, row.delta) == pytest.approx((0.75, 0.80, 0.05))
+    assert (row.low, row.high) == pytest.approx((0.05 - 0.0248414, 0.05 + 0.0248414), abs=1e-6)  # t = 4.30265
+    assert (row.n, row.planned, row.favour_spt, row.decision) == (3, 3, 3, "spt")
+    assert row.p == pytest.approx(0.0131, abs=1e-4)
+    assert row.verdict == "SPT beats scratch by 5.00 points (95 % interval 2.52 to 7.48, n=3)"
+    assert (row.task, row.model, row.recipe, row.label) == (
+        "digits",
+        "transformer",
+        "quickstart",
+        "digits / transformer",
+    )
+
+
+def test_arms_meet_by_seed_and_not_by_order(tmp_path: Path) -> None:
+    cells = [finish(tmp_path, "scratch", seed, 0.5 + seed / 10) for seed in (2, 0, 1)]
+    cells += [finish(tmp_path, "spt", seed, 0.51 + seed / 10) for seed in (1, 2, 0)]
+    row = row_of(plan(tmp_path, cells))
+    assert [(seed.seed, seed.scratch_run, seed.spt_run, seed.pretrain_run) for seed in row.seeds] == [
+        (seed, f"finetune-scratch{seed}", f"finetune-spt{seed}", f"pretrain-for-spt{seed}")
+        for seed in range(3)
+    ]
+    assert [seed.delta for seed in row.seeds] == pytest.approx([0.01] * 3)
+
+
+@pytest.mark.parametrize(
+    ("scratch", "spt", "decision", "verdict"),
+    [
+        ([0.75], [0.80], "too few seeds", "cannot be decided with 1 seed: SPT - scratch is +5.00 points"),
+        (
+            [0.75, 0.76],
+            [0.80, 0.8102],
+            "too few seeds",
+            "cannot be decided with 2 seeds: SPT - scratch is +5.01 points",
+        ),
+        (
+            [0.75, 0.79, 0.86],
+            [0.70, 0.75, 0.80],
+            "scratch",
+            "scratch beats SPT by 5.00 points (95 % interval 2.52 to 7.48, n=3)",
+        ),
+        (
+            [0.70, 0.70, 0.70],
+            [0.72, 0.69, 0.72],
+            "open",
+            "not decided: SPT - scratch is +1.00 points (95 % interval -3.30 to +5.30, n=3, 2 of 3 seeds "
+            "favour SPT); 3 seeds could only have shown a difference of about 5.65 points or more",
+        ),
+        (
+            [0.70, 0.71, 0.72],
+            [0.72, 0.73, 0.74],
+            "no spread",
+            "not decided: SPT - scratch is +2.00 points with each of 3 seeds, no spread to judge it by",
+        ),
+    ],
+    ids=["one seed", "two seeds", "scratch wins", "not decided", "no spread"],
+)
+def test_verdict_claims_what_the_seeds_can_carry(
+    tmp_path: Path, scratch: list[float], spt: list[float], decision: str, verdict: str
+) -> None:
+    row = row_of(compared(tmp_path, scratch, spt))
+    assert (row.decision, row.verdict) == (decision, verdict)
+
+
+def test_one_seed_has_no_interval_and_two_have(tmp_path: Path) -> None:
+    one, two = (
+        row_of(compared(tmp_path / "1", [0.7], [0.8])),
+        row_of(compared(tmp_path / "2", [0.7, 0.6], [0.8, 0.9])),
+    )
+    assert (one.low, one.high, one.p, one.detectable) == (None, None, None, None)
+    assert two.low is not None and two.high is not None and two.low < two.high
+
+
+def test_lower_can_be_better(tmp_path: Path) -> None:
+    row = row_of(
+        compared(
+            tmp_path, [2.0, 2.1, 2.2], [1.5, 1.61, 1.69], metric="mse", higher_is_better=False, chance=2.15
+        )
+    )
+    assert row.delta == pytest.approx(-0.5)
+    assert (row.decision, row.favour_spt) == ("spt", 3)
+    assert (
+        row.verdict
+        == "SPT beats scratch by 0.500 in mse (lower is better, 95 % interval 0.475 to 0.525, n=3)"
+    )
+    assert "scratch is not shown to be above chance (2.150)" in row.notes
+    assert "SPT is not" not in str(row.notes)
+
+
+def test_seeds_that_disagree_are_counted(tmp_path: Path) -> None:
+    spt = [0.80, 0.81, 0.82, 0.83, 0.84, 0.85, 0.745]
+    row = row_of(compared(tmp_path, [0.75] * 7, spt))
+    assert row.decision == "spt"
+    assert "n=7, 6 of 7 seeds favour SPT" in row.verdict
+
+
+def test_different_data_is_no_comparison(tmp_path: Path) -> None:
+    folder = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
+    other = {**SPLITS, "test": SPLITS["test"].model_copy(update={"inputs": "xx"})}
+    finish(tmp_path, "spt", 1, 0.79, data=other)
+    row = row_of(folder)
+    assert (row.decision, row.verdict) == (
+        "different data",
+        "not comparable: the arms did not see the same data",
+    )
+    assert row.warnings == ("the arms have different data in the test split (seed 1)",)
+    assert "WARNING: the arms have different data in the test split (seed 1)" in shown(report.read([folder]))
+
+
+def test_smoke_runs_mean_nothing(tmp_path: Path) -> None:
+    planned = row_of(
+        plan(tmp_path, [finish(tmp_path, arm, 0, 0.5) for arm in ("scratch", "spt")], smoke=True)
+    )
+    by_result = row_of(compared(tmp_path / "other", [0.1] * 3, [0.5, 0.6, 0.7], smoke=True))
+    for row in (planned, by_result):
+        assert row.smoke
+        assert row.verdict == "smoke run: it shows that everything runs; its scores mean nothing"
+
+
+def test_scores_near_chance_are_marked(tmp_path: Path) -> None:
+    row = row_of(compared(tmp_path, [0.10, 0.12, 0.09], [0.3, 0.4, 0.5]))
+    assert row.scratch_arm is not None and row.scratch_arm.above_chance is False
+    assert row.spt_arm is not None and row.spt_arm.above_chance is True
+    assert "scratch is not shown to be above chance (10.00)" in row.notes
+
+
+# Cost
+
+
+def test_cost_of_spt_includes_its_pretraining(tmp_path: Path) -> None:
+    row = row_of(compared(tmp_path, [0.7, 0.8, 0.9], [0.8, 0.9, 0.9]))
+    scratch, spt = row.scratch_arm, row.spt_arm
+    assert scratch is not None and spt is not None
+    assert (scratch.total.steps, scratch.pretraining.steps) == (100, 0)
+    assert (spt.pretraining.steps, spt.finetuning.steps, spt.total.steps) == (60, 40, 100)
+    assert (spt.pretraining.flops, spt.finetuning.flops, spt.total.flops) == (6e9, 4e9, 1e10)
+    assert (spt.pretraining.peak_bytes, spt.finetuning.peak_bytes, spt.total.peak_bytes) == (
+        3 * MIB,
+        2 * MIB,
+        3 * MIB,
+    )
+    assert row.ratios == {"steps": 1.0, "examples": 1.0, "flops": 1.0, "seconds": 1.25, "peak_bytes": 1.5}
+    assert row.compute == "compute matched: steps ×1.00, examples ×1.00, FLOPs ×1.00"
+
+
+def test_memory_of_pretraining_is_unknown_where_finetuning_needed_more(tmp_path: Path) -> None:
+    own = FINETUNING.model_copy(update={"peak_bytes": 5 * MIB})
+    cells = [finish(tmp_path, "scratch", 0, 0.5), finish(tmp_path, "spt", 0, 0.6, own=own)]
+    arm = row_of(plan(tmp_path, cells)).spt_arm
+    assert arm is not None
+    assert arm.pretraining.peak_bytes is None
+    assert arm.finetuning.peak_bytes == arm.total.peak_bytes == 5 * MIB
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        (
+            Ledger(steps=20, examples=200, flops=2e9),
+            "SPT used ×5.00 the training FLOPs of scratch: part of the difference may be compute "
+            "(steps ×5.00, examples ×5.00, FLOPs ×5.00)",
+        ),
+        (
+            Ledger(steps=200, examples=2000, flops=2e10),
+            "scratch used ×2.00 the training FLOPs of SPT: part of the difference may be compute "
+            "(steps ×0.50, examples ×0.50, FLOPs ×0.50)",
+        ),
+        (
+            Ledger(steps=200, examples=1000, flops=1e10),
+            "compute not matched on every axis: steps ×0.50, examples ×1.00, FLOPs ×1.00",
+        ),
+        (Ledger(), "compute was not recorded"),
+    ],
+    ids=["more", "less", "steps only", "unknown"],
+)
+def test_unmatched_compute_is_said(tmp_path: Path, own: Ledger, sentence: str) -> None:
+    cells = [finish(tmp_path, "scratch", seed, 0.5, own=own) for seed in range(3)]
+    cells += [finish(tmp_path, "spt", seed, 0.6) for seed in range(3)]
+    assert row_of(plan(tmp_path, cells)).compute == sentence
+
+
+def test_how_runs_ended_is_said(tmp_path: Path) -> None:
+    cells = [finish(tmp_path, "scratch", seed, 0.5, best_step=100) for seed in range(2)]
+    cells += [finish(tmp_path, "spt", 0, 0.6), finish(tmp_path, "spt", 1, 0.6, stop="patience")]
+    row = row_of(plan(tmp_path, cells))
+    assert row.scratch_arm is not None and row.spt_arm is not None
+    assert (row.scratch_arm.stops, row.spt_arm.stops) == ({"budget": 2}, {"budget": 1, "patience": 1})
+    assert row.scratch_arm.best_at_end == 2
+    assert row.notes == (
+        "stopped early by patience: 0 of 2 scratch runs and 1 of 2 SPT runs",
+        "best at the last step, more training might help: 2 of 2 scratch runs and 0 of 2 SPT runs",
+    )
+
+
+def test_arms_of_different_size_or_device_are_said(tmp_path: Path) -> None:
+    cells = [finish(tmp_path, "scratch", 0, 0.5, parameters={"total": 9}, environment={"device": "H200"})]
+    cells += [finish(tmp_path, "spt", 0, 0.6)]
+    warnings = row_of(plan(tmp_path, cells)).warnings
+    assert any("numbers of parameters" in said for said in warnings)
+    assert any("different devices" in said for said in warnings)
+
+
+# Runs without a score
+
+
+def damage(root: Path, name: str) -> None:
+    (root / name / "result.json").write_text('{"format": 1, "key"')
+
+
+def undo(root: Path, name: str) -> None:
+    (root / name / "result.json").unlink()
+
+
+def fail(root: Path, name: str, state: Any, reason: str, code: int) -> None:
+    undo(root, name)
+    Run(root, name).set_status(state, reason, code)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "code"),
+    [
+        ("diverged", "the loss became nan at step 12", 5),
+        ("failed", "out of memory", 1),
+        ("stopped", "SIGTERM", 75),
+        ("running", "started, not finished", None),
+        ("missing", "not run yet", None),
+        ("missing", "its status is done, but there is no result", None),
+        ("unreadable", "cannot be read as a result", None),
+    ],
+)
+@pytest.mark.parametrize("arm", ["scratch", "spt"])
+def test_a_run_without_a_score_is_listed_and_its_pair_left_out(
+    tmp_path: Path, arm: Any, state: Any, reason: str, code: int | None
+) -> None:
+    folder = compared(tmp_path, [0.70, 0.75, 0.80, 0.10], [0.75, 0.79, 0.86, 0.95])
+    name = f"finetune-{arm}3"
+    if state == "unreadable":
+        damage(tmp_path, name)
+    elif state == "missing":
+        undo(tmp_path, name)
+        if "yet" in reason:
+            (tmp_path / name / "status.json").unlink()
+    else:
+        fail(tmp_path, name, state, "" if state == "running" else reason, code or 0)
+    made = report.read([folder])
+    (row,) = made.rows
+    assert (row.n, row.planned) == (3, 4)
+    assert (row.scratch, row.delta) == pytest.approx((0.75, 0.05))  # of the complete pairs
+    assert row.verdict.endswith("n=3); 1 of 4 pairs incomplete")
+    ((label, failure),) = made.failures
+    assert (label, failure.arm, failure.seed, failure.run, failure.state) == (row.label, arm, 3, name, state)
+    assert reason in failure.reason
+    assert failure.exit_code == (0 if state == "running" else code)
+    last = row.seeds[3]
+    assert last.delta is None
+    assert (last.scratch is None, last.spt is None) == (arm == "scratch", arm == "spt")
+    assert (last.scratch_state, last.spt_state) == ((state, "done") if arm == "scratch" else ("done", state))
+    for text in (shown(made), render.markdown(made)):
+        assert state in text and "3 of 4" in text
+
+
+def test_a_failed_pretraining_run_explains_the_missing_finetuning_run(tmp_path: Path) -> None:
+    cells = [finish(tmp_path, "scratch", 0, 0.7), finish(tmp_path, "spt", 0, 0.7)]
+    fail(tmp_path, "pretrain-for-spt0", "diverged", "the loss became nan at step 12", 5)
+    cells[1]["run"] = "finetune-never"
+    (failure,) = row_of(plan(tmp_path, cells)).failures
+    assert (failure.state, failure.exit_code, failure.run) == ("diverged", 5, "finetune-never")
+    assert failure.reason == "pretraining (pretrain-for-spt0): the loss became nan at step 12"
+
+
+def test_no_pair_finished(tmp_path: Path) -> None:
+    cells = [finish(tmp_path, "scratch", seed, 0.7) for seed in range(3)]
+    cells += [{"arm": "spt", "seed": seed, "run": f"finetune-s{seed}", "recipe": 0} for seed in range(3)]
+    made = report.read([plan(tmp_path, cells)])
+    (row,) = made.rows
+    assert (row.decision, row.verdict) == ("no pair", "no pair of runs finished (0 of 3)")
+    assert (row.n, row.scratch, row.spt, row.delta, row.low) == (0, None, None, None, None)
+    assert [seed.scratch for seed in row.seeds] == [0.7] * 3
+    assert len(made.failures) == 3
+    assert "70.00  missing" in shown(made)
+
+
+def test_a_planned_seed_without_any_cell_is_missed(tmp_path: Path) -> None:
+    folder = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
+    value = json.loads((folder / "compare.json").read_text())
+    write_json(folder / "compare.json", value | {"seeds": [0, 1, 2, 3]})
+    row = row_of(folder)
+    assert (row.n, row.planned) == (3, 4)
+    assert [(failure.arm, failure.seed, failure.state) for failure in row.failures] == [
+        ("scratch", 3, "missing"),
+        ("spt", 3, "missing"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"metric": "mse"}, "scored in mse, the others in accuracy"),
+        ({"test": {"accuracy": float("inf")}}, "its result has no finite test accuracy"),
+        ({"test": {"loss": 0.1}}, "its result has no finite test accuracy"),
+        ({"test": None}, "its result has no finite test accuracy"),
+        ({"seed": 7}, "the folder holds a finetune run with seed 7"),
+        ({"stage": "pretrain"}, "the folder holds a pretrain run with seed 2"),
+    ],
+)
+def test_a_result_that_does_not_fit_is_not_used(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    folder = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
+    path = tmp_path / "finetune-spt2" / "result.json"
+    text = json.dumps(
+        json.loads(path.read_text()) | {"test": {changes.get("metric", "accuracy"): 0.5}} | changes
+    )
+    path.write_text(text)
+    row = row_of(folder)
+    assert row.n == 2
+    (failure,) = row.failures
+    assert (failure.state, failure.arm, failure.seed) == ("unusable", "spt", 2) and reason == failure.reason
+
+
+# What a report is read from
+
+
+def test_a_runs_folder_gives_every_comparison_and_pairs_the_rest(tmp_path: Path) -> None:
+    compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
+    for seed in range(4):
+        finish(tmp_path, "scratch", seed, 0.5, run=f"finetune-a{seed}", task="image")
+        finish(tmp_path, "spt", seed, 0.6 + seed / 100, run=f"finetune-b{seed}", task="image")
+    (tmp_path / "finetune-b3").rename(tmp_path / "finetune-b3.old1")
+    start(tmp_path, "pretrain-x", state="failed", reason="out of memory", exit_code=1)
+    made = report.read([tmp_path])
+    assert [(row.label, row.n, row.planned) for row in made.rows] == [
+        ("digits / transformer", 3, 3),
+        ("image / transformer", 3, 4),
+    ]
+    image = made.rows[1]
+    assert image.delta == pytest.approx(0.11)
+    assert [seed.pretrain_run for seed in image.seeds[:3]] == [f"pretrain-for-b{seed}" for seed in range(3)]
+    assert [(label, failure.run, failure.state) for label, failure in made.failures] == [
+        ("image / transformer", "", "missing"),
+        ("", "pretrain-x", "failed"),
+    ]
+    assert "out of memory" in shown(made)
+
+
+def test_configurations_that_could_be_paired_in_two_ways_are_rows_of_their_own(tmp_path: Path) -> None:
+    for seed in range(3):
+        finish(tmp_path, "scratch", seed, 0.5, settings="plain")
+        finish(tmp_path, "spt", seed, 0.6, run=f"finetune-s{seed}", settings="small")
+        finish(tmp_path, "spt", seed, 0.7, run=f"finetune-l{seed}", settings="large")
+    finish(tmp_path, "spt", 9, 0.9, settings="lonely")
+    rows = report.read([tmp_path]).rows
+    assert {row.source: (row.n, row.spt) for row in rows} == {
+        "scratch plain / spt small+before": (3, pytest.approx(0.6)),
+        "scratch plain / spt large+before": (3, pytest.approx(0.7)),
+        "spt lonely+before": (0, None),
+    }
+    assert len({row.label for row in rows}) == 3
+    assert all(row.source in row.label for row in rows)
+
+
+def test_two_runs_that_cannot_be_told_apart_are_not_mixed(tmp_path: Path) -> None:
+    for seed in range(3):
+        finish(tmp_path, "scratch", seed, 0.5)
+        finish(tmp_path, "spt", seed, 0.6)
+    finish(tmp_path, "spt", 0, 0.9, run="finetune-zzz", parent="another")
+    made = report.read([tmp_path])
+    assert [row.spt for row in made.rows] == [pytest.approx(0.6)]
+    assert made.warnings == ("finetune-zzz is left out: it has the settings and the seed of finetune-spt0",)
+    assert "finetune-zzz" in shown(made)
+
+
+def test_rows_of_several_comparisons_can_be_told_apart(tmp_path: Path) -> None:
+    first = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
+    cells = json.loads((first / "compare.json").read_text())["cells"]
+    names = [{"name": name, "task": "digits", "model": "transformer"} for name in ("mask-15", "mask-50")]
+    second = plan(tmp_path, cells + [cell | {"recipe": 1} for cell in cells], "compare-2", recipes=names)
+    assert [row.label for row in report.read([first, second, first]).rows] == [
+        "digits / transformer, quickstart",
+        "digits / transformer, mask-15",
+        "digits / transformer, mask-50",
+    ]
+    assert len(report.read([first, tmp_path]).rows) == 3  # a comparison inside another argument counts once
+    plan(tmp_path, cells, "compare-3")
+    assert [row.label for row in report.read([tmp_path]).rows][::3] == [
+        "digits / transformer, quickstart, compare-1",
+        "digits / transformer, quickstart, compare-3",
+    ]
+
+
+def test_a_damaged_comparison_does_not_hide_the_others(tmp_path: Path) -> None:
+    compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
+    (tmp_path / "compare-2").mkdir()
+    (tmp_path / "compare-2" / "compare.json").write_text("{")
+    made = report.read([tmp_path])
+    assert len(made.rows) == 1
+    (warning,) = made.warnings
+    assert "compare-2" in warning and "is not a comparison" in warning
+
+
+@pytest.mark.parametrize("folder", ["finetune-spt0", "finetune-scratch0", "pretrain-for-spt0"])
+def test_a_single_run_is_shown_by_itself(tmp_path: Path, folder: str) -> None:
+    compared(tmp_path, [0.7], [0.8])
+    made = report.read([tmp_path / folder])
+    assert (made.rows, [run.name for run in made.runs]) == ((), [folder])
+    text = shown(made)
+    assert folder in text and "validation accuracy (%)" in text
+    assert ("80.00" in text, "70.00" in text) == (folder == "finetune-spt0", folder == "finetune-scratch0")
+    assert ("pretraining included" in text) == (folder == "finetune-spt0")
+    assert render.to_json(made)["results"][0]["result"]["seed"] == 0
+
+
+def test_a_single_failed_run_says_why(tmp_path: Path) -> None:
+    start(tmp_path, "finetune-x", state="diverged", reason="the loss became nan at step 12", exit_code=5)
+    assert "diverged: the loss became nan at step 12" in shown(report.read([tmp_path / "finetune-x"]))
+
+
+def test_folders_without_anything_to_report(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        report.read([tmp_path / "nowhere"])
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is a file"):
+        report.read([tmp_path / "file"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no comparison and no finished finetuning run; name a folder"):
+        report.read([tmp_path / "empty"])
+    compared(tmp_path / "runs", [0.7], [0.8])
+    damage(tmp_path / "runs", "finetune-spt0")
+    with pytest.raises(DataError, match="cannot be read as a result"):
+        report.read([tmp_path / "runs" / "finetune-spt0"])
+    with pytest.raises(DataError):
+        report.read([tmp_path / "runs", tmp_path / "empty"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"format": 2}, "format"),
+        ({"kind": "sweep"}, "kind"),
+        ({"cells": [{"recipe": 3, "arm": "spt", "seed": 0, "run": "x"}]}, "not listed"),
+        ({"cells": [{"recipe": 0, "arm": "dora", "seed": 0, "run": "x"}]}, r"cells\.0\.arm"),
+        ({"cells": [{"recipe": 0, "arm": "spt", "seed": 0, "run": "../x"}]}, r"cells\.0\.run"),
+        ({"cells": [{"recipe": 0, "arm": "spt", "seed": 0, "run": ".."}]}, r"cells\.0\.run"),
+        ({"recipes": None}, "recipes"),
+    ],
+)
+def test_a_wrong_comparison_is_refused_in_one_sentence(
+    tmp_path: Path, changes: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(DataError, match=complaint) as caught:
+        report.read([plan(tmp_path, [], **changes)])
+    assert "\n" not in str(caught.value)
+
+
+def test_text_that_is_no_comparison_is_refused(tmp_path: Path) -> None:
+    folder = plan(tmp_path, [])
+    for content in (b"", b"[]", b"\xff\xfe"):
+        (folder / "compare.json").write_bytes(content)
+        with pytest.raises(DataError, match="is not a comparison"):
+            report.read([folder])
+
+
+def test_the_working_folder_can_be_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(compared(tmp_path, [0.7, 0.8, 0.9], [0.8, 0.9, 0.9]))
+    assert row_of(Path()).n == 3
+
+
+# Renderings
+
+
+def several(root: Path) -> Report:
+    """Two recipes, one decided and one not, with a diverged run."""
+    compared(root, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
+    fail(root, "finetune-spt2", "diverged", "loss | nan [red] " + "at step 12 " * 20, 5)
+    for seed in range(5):
+        finish(root, "scratch", seed, 0.5, run=f"finetune-a{seed}", task="image", recipe="[bold]lra/image")
+        finish(
+            root,
+            "spt",
+            seed,
+            0.6 + seed / 99,
+            run=f"finetune-b{seed}",
+            task="image",
+            recipe="[bold]lra/image",
+        )
+    return report.read([root])
+
+
+def test_terminal_fits_80_columns_and_puts_the_verdict_first(tmp_path: Path) -> None:
+    made = several(tmp_path)
+    text = shown(made)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+    order = [
+        text.index(part)
+        for part in ("SPT beats scratch", "Test accuracy", "Seed by seed", "Cost", "Runs without")
+    ]
+    assert order == sorted(order)
+    assert "[red]" in text  # markup in a reason is text
+    for cell in ("image / transformer        5 ", "75.00", "diverged", "+5.00", "×1.25", "= SPT"):
+        assert cell in text
+
+
+def test_markdown_tables_hold_every_column(tmp_path: Path) -> None:
+    text = render.markdown(several(tmp_path))
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert "loss \\| nan [red]" in text
+    for line in tables:
+        assert line.replace("\\|", "").count("|") in (7, 8, 9, 10)
+    assert "| digits / transformer | 2 of 3 | 72.50 | 77.00 | +4.50 | -1.85 to +10.85 |" in text
+    assert "finetune-spt0" in text and "pretrain-for-spt0" in text
+    assert "|  | pretraining | 60 | 600 | 6.00e9 | 6.0 s | 3 MiB |" in text
+    assert "|  | = SPT | 100 | 1,000 | 1.00e10 | 10.0 s | 3 MiB |" in text
+
+
+def test_csv_holds_the_metrics_own_units(tmp_path: Path) -> None:
+    made = several(tmp_path)
+    rows = list(csv.DictReader(io.StringIO(render.rows_csv(made))))
+    assert [(row["task"], row["n"], row["planned"], row["failures"]) for row in rows] == [
+        ("digits", "2", "3", "1"),
+        ("image", "5", "5", "0"),
+    ]
+    assert float(rows[0]["scratch"]) == pytest.approx(0.725)
+    assert (rows[0]["spt_total_steps"], rows[0]["spt_pretraining_steps"]) == ("100.0", "60.0")
+    assert rows[0]["ratio_seconds"] == "1.25"
+    seeds = list(csv.DictReader(io.StringIO(render.seeds_csv(made))))
+    assert len(seeds) == 8
+    assert (seeds[2]["scratch"], seeds[2]["spt"], seeds[2]["spt_state"]) == ("0.8", "", "diverged")
+    assert seeds[1]["spt_run"] == "finetune-spt1"
+
+
+def test_json_holds_what_a_script_needs(tmp_path: Path) -> None:
+    value = json.loads(json.dumps(render.to_json(several(tmp_path)), allow_nan=False))
+    for row in value["rows"]:
+        assert row.keys() >= {"task", "model", "scratch", "spt", "delta", "low", "high", "n"}
+        assert row["low"] <= row["delta"] <= row["high"]
+    assert value["verdicts"][0].startswith("digits / transformer: cannot be decided with 2 seeds")
+    assert [(one["label"], one["seed"], one["exit_code"]) for one in value["failures"]] == [
+        ("digits / transformer", 2, 5)
+    ]
+    assert value["runs"] == sorted(set(value["runs"]))
+    assert len(value["runs"]) == 3 * (3 + 5)
+    assert all(Path(run).is_dir() for run in value["runs"])
+
+
+def test_files_are_the_same_bytes_for_the_same_results(tmp_path: Path) -> None:
+    folder = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
+    paths = render.write(report.read([folder]), folder)
+    assert [path.name for path in paths] == ["report.md", "report.csv", "seeds.csv", "report.json"]
+    before = [path.read_bytes() for path in paths]
+    value = json.loads((folder / "compare.json").read_text())
+    write_json(folder / "compare.json", value | {"created": "2030", "cells": value["cells"][::-1]})
+    for run in tmp_path.glob("finetune-*"):
+        Run(tmp_path, run.name).set_status("done")  # with another time and process
+        os.utime(run / "result.json", (0, 0))
+    assert [path.read_bytes() for path in render.write(report.read([folder]), folder)] == before
+    assert not list(folder.glob("*.tmp")) and not list(folder.glob(".*"))
+
+
+def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    made = report.read([compared(tmp_path, [0.7], [0.8])])
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError):
+        render.write(made, tmp_path / "file")
+
+
+def test_import_is_light() -> None:
+    heavy = "{'torch', 'pandas', 'pyarrow', 'scipy.stats', 'matplotlib', 'accelerate'}"
+    code = f"import sys, spt.report, spt.render; print(*(sys.modules.keys() & {heavy}))"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "\n"
+    )

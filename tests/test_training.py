@@ -1,0 +1,349 @@
+"""The promises of the loop: exact resume, paired arms, a batch is a batch however it is cut, nothing seen that must not be."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from tiny import TASK, environment, loaded, own_task, recipe_file, run, spt_job, weights
+
+import spt.runtime
+from spt.errors import CheckpointError, DivergedError, Interrupted, OutputError, Stopped
+from spt.network import pool
+from spt.models.base import Context
+from spt.plan import Job
+from spt.run import Run
+from spt.stages import bind
+from spt.train import better
+
+SCORES = ("val", "test", "best_step", "stop", "parameters", "data", "settings", "metric")
+
+
+def same_result(a, b):
+    for name in SCORES:
+        assert getattr(a, name) == getattr(b, name), name
+    for ledger in ("own", "total"):
+        for name in ("steps", "examples", "positions", "flops"):
+            assert getattr(getattr(a, ledger), name) == getattr(getattr(b, ledger), name)
+
+
+def same_weights(a, b):
+    one, two = weights(a), weights(b)
+    assert one.keys() == two.keys()
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+def test_a_run_leaves_what_it_promises(tmp_path):
+    one = loaded(tmp_path)
+    result = run(spt_job(one), tmp_path / "runs")
+    (finetune,) = (tmp_path / "runs").glob("finetune-*")
+    (pretrain,) = (tmp_path / "runs").glob("pretrain-*")
+    expected = {"recipe.yaml", "job.json", "env.json", "metrics.jsonl", "status.json", "checkpoints", "result.json"}
+    assert {path.name for path in pretrain.iterdir()} == expected
+    assert {path.name for path in finetune.iterdir()} == expected | {"predictions.parquet"}
+    assert [p.name for p in (finetune / "checkpoints").iterdir()] == ["best"]
+    assert json.loads((finetune / "status.json").read_text())["state"] == "done"
+    kinds = [(row["kind"], row["step"]) for row in Run(tmp_path / "runs", finetune.name).metrics()]
+    assert kinds == [("train", 3), ("val", 3), ("train", 6), ("val", 6)]
+    assert result.total.steps == 12 and result.own.steps == 6
+    assert result.own.examples == 48 and result.own.positions == 48 * 64
+    predictions = pq.read_table(finetune / "predictions.parquet").to_pydict()
+    right = np.equal(predictions["label"], predictions["prediction"]).mean()
+    assert right == pytest.approx(result.test["accuracy"])
+    assert len(set(predictions["id"])) == 24 and min(predictions["margin"]) >= 0
+    again = yaml.safe_load((finetune / "recipe.yaml").read_text())
+    assert again == one.recipe.model_dump(mode="json")
+
+
+def test_finished_runs_are_reused(tmp_path, monkeypatch):
+    one = loaded(tmp_path)
+    first = run(spt_job(one), tmp_path / "runs")
+    monkeypatch.setattr("spt.stages.fit", lambda *_: pytest.fail("trained again"))
+    assert run(spt_job(one), tmp_path / "runs") == first
+
+
+def test_the_same_recipe_gives_the_same_numbers_elsewhere(tmp_path):
+    one = loaded(tmp_path)
+    same_result(run(spt_job(one), tmp_path / "a"), run(spt_job(one), tmp_path / "b"))
+    name = spt_job(one).name
+    same_weights(tmp_path / "a" / name / "checkpoints/best", tmp_path / "b" / name / "checkpoints/best")
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 5, 7])
+def test_interrupted_equals_uninterrupted(tmp_path, stop_at):
+    """With dropout, so that the random state matters; stopped on, before and after an evaluation, and within an epoch."""
+    options = {"model__dropout": 0.3, "pretrain__train__steps": 8, "pretrain__train__schedule": "cosine"}
+    job = Job(loaded(tmp_path, **options), "pretrain", 0)
+    whole = run(job, tmp_path / "whole")
+    with stopping_after(stop_at), pytest.raises(Stopped, match=f"after step {stop_at}"):
+        run(job, tmp_path / "parts")
+    status = Run(tmp_path / "parts", job.name).status()
+    assert (status["state"], status["exit_code"]) == ("stopped", 75)
+    resumed = run(job, tmp_path / "parts")
+    same_result(whole, resumed)
+    same_weights(tmp_path / "whole" / job.name / "checkpoints/best", tmp_path / "parts" / job.name / "checkpoints/best")
+    logs = [(tmp_path / part / job.name / "metrics.jsonl").read_text() for part in ("whole", "parts")]
+    assert logs[0] == logs[1]
+
+
+class stopping_after:
+    """Deliver a signal to this process in the middle of optimiser step n."""
+
+    def __init__(self, step, number=signal.SIGTERM):
+        self.step, self.number = step, number
+
+    def __enter__(self):
+        self.real = spt.runtime.Runtime.autocast
+        count = 0
+
+        def autocast(runtime, precision):
+            nonlocal count
+            if torch.is_grad_enabled():
+                count += 1
+                if count == self.step:
+                    os.kill(os.getpid(), self.number)
+            return self.real(runtime, precision)
+
+        spt.runtime.Runtime.autocast = autocast
+
+    def __exit__(self, *_):
+        spt.runtime.Runtime.autocast = self.real
+
+
+def test_ctrl_c_saves_and_says_130(tmp_path):
+    job = Job(loaded(tmp_path), "pretrain", 0)
+    with stopping_after(2, signal.SIGINT), pytest.raises(Interrupted) as caught:
+        run(job, tmp_path / "runs")
+    assert caught.value.exit_code == 130
+    assert Run(tmp_path / "runs", job.name).status()["exit_code"] == 130
+
+
+def test_resume_modes(tmp_path):
+    job = Job(loaded(tmp_path), "pretrain", 0)
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
+        run(job, tmp_path / "runs", resume="must")
+    assert not (tmp_path / "runs" / job.name).exists()
+    first = run(job, tmp_path / "runs")
+    said = []
+    second = run(job, tmp_path / "runs", said, resume="never")
+    same_result(first, second)
+    assert (tmp_path / "runs" / f"{job.name}.old1" / "result.json").is_file()  # nothing is lost
+    assert "old1" in " ".join(said)
+    assert run(job, tmp_path / "runs", resume="must") == second  # finished: nothing to resume, nothing wrong
+
+
+def test_a_damaged_newest_checkpoint_falls_back(tmp_path):
+    job = Job(loaded(tmp_path, pretrain__train__steps=8), "pretrain", 0)
+    whole = run(job, tmp_path / "whole")
+    with stopping_after(6), pytest.raises(Stopped):
+        run(job, tmp_path / "runs", save_every=0.0)
+    steps = sorted((tmp_path / "runs" / job.name / "checkpoints").glob("step-*"))
+    assert [path.name for path in steps] == ["step-00000005", "step-00000006"]  # the last two are kept
+    (steps[-1] / "model.safetensors").write_bytes(b"not weights")
+    said = []
+    same_result(whole, run(job, tmp_path / "runs", said))
+    assert any("step-00000006 cannot be used (model.safetensors is damaged)" in text for text in said)
+
+
+@pytest.mark.parametrize("micro", [1, 3, 5])
+def test_micro_batches_change_nothing(tmp_path, micro):
+    """Uneven pieces with different numbers of masked positions: the gradient is that of the whole batch."""
+    job = Job(own_task(tmp_path, pretrain__train__batch_size=7), "pretrain", 0)
+    whole, pieces = run(job, tmp_path / "whole"), run(job, tmp_path / "pieces", micro_batch_size=micro)
+    assert pieces.val == pytest.approx(whole.val, rel=1e-4)
+    one = weights(tmp_path / "whole" / job.name / "checkpoints/best")
+    two = weights(tmp_path / "pieces" / job.name / "checkpoints/best")
+    assert max(np.abs(one[name] - two[name]).max() for name in one) < 1e-4
+
+
+def test_a_batch_is_weighed_as_a_whole(tmp_path):
+    """One step against plain torch: the loss is the mean over all masked positions, not a mean of means."""
+    job = Job(own_task(tmp_path, pretrain__train__batch_size=11), "pretrain", 0)
+    from spt.batch import collate, training_rows
+    from spt.losses import per_answer
+    from spt.seeding import Draw
+
+    bound = bind(job)
+    _, rows = next(training_rows(len(bound.data.train), 11, 0, 0))
+    batch = collate(bound.data.train, rows, bound.data.input, bound.data.target)
+    inputs, targets = bound.objective.pose(batch, Draw(0, "corruption", 0))
+    losses = per_answer(bound.output, bound.model(inputs), targets.values)
+    expected = losses[inputs.hidden].mean().item()
+    root = tmp_path / "runs"
+    shorter = own_task(tmp_path, pretrain__train__batch_size=11, pretrain__train__steps=1, pretrain__train__evaluate_every=1)
+    job = Job(shorter, "pretrain", 0)
+    run(job, root, micro_batch_size=2)
+    logged = Run(root, job.name).metrics()[0]["loss"]
+    assert logged == pytest.approx(expected, rel=1e-5)
+
+
+def test_arms_are_paired(tmp_path):
+    """Same head at the start, same encoder and backbone as pretraining had, same batches in the same order."""
+    one = loaded(tmp_path, scratch={"train": {"steps": 9, "batch_size": 8, "learning_rate": 0.01}})
+    spt, scratch, pretrain = bind(spt_job(one)), bind(Job(one, "finetune", 0)), bind(Job(one, "pretrain", 0))
+    for name, tensor in scratch.model.state_dict().items():
+        assert torch.equal(tensor, spt.model.state_dict()[name])
+        if not name.startswith("head."):
+            assert torch.equal(tensor, pretrain.model.state_dict()[name])
+    other = bind(Job(one, "finetune", 1))
+    assert not torch.equal(other.model.head.out.weight, scratch.model.head.out.weight)
+    assert Job(one, "finetune", 0).train.steps == 9 and spt_job(one).train.steps == 6
+    # the order of batches: seeding.order(n, seed, epoch) alone decides; see test_objectives
+
+
+def test_pretraining_never_sees_a_label(tmp_path):
+    """Structurally: there are none in its data. And in effect: other labels give the same weights, bit for bit."""
+    job = Job(own_task(tmp_path), "pretrain", 0)
+    assert all(split.targets is None for split in bind(job).data.splits.values())
+    run(job, tmp_path / "a")
+    lying = TASK.replace("[row.sum() > 4.5 * len(row) for row in rows]", "[i % 2 for i in range(n)]")
+    assert lying != TASK
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "toy.py").write_text(lying)
+    recipe_file(tmp_path / "b", task={"name": "./toy.py"})
+    from spt.recipe import load
+
+    other = Job(load(str(tmp_path / "b" / "tiny.yaml")), "pretrain", 0)
+    run(other, tmp_path / "c")
+    same_weights(tmp_path / "a" / job.name / "checkpoints/best", tmp_path / "c" / other.name / "checkpoints/best")
+
+
+def test_pretraining_trains_on_the_training_split_alone(tmp_path):
+    """Change validation and test inputs: the last weights stay the same. Change a training input: they do not."""
+    found = {}
+    for name, edit in {"plain": "", "val": "val = split(17)", "train": "train = split(40)"}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        text = TASK.replace(
+            "split(40), split(17), split(19))", "train, val, test)"
+        ).replace("    inputs = {", f"    train, val, test = split(40), split(17), split(19)\n    {edit}\n    inputs = {{")
+        (folder / "toy.py").write_text(text)
+        from spt.recipe import load
+
+        # One evaluation, at the end: selection, which may look at validation inputs, has nothing to choose.
+        path = recipe_file(folder, task={"name": "./toy.py"}, pretrain__train__evaluate_every=6)
+        job = Job(load(str(path)), "pretrain", 0)
+        run(job, folder / "runs")
+        found[name] = folder / "runs" / job.name / "checkpoints/best"
+    same_weights(found["plain"], found["val"])
+    with pytest.raises(AssertionError):
+        same_weights(found["plain"], found["train"])
+
+
+def test_divergence_stops_and_keeps_the_last_good_weights(tmp_path):
+    options = {"pretrain__train__learning_rate": 1e38, "pretrain__train__max_grad_norm": None, "pretrain__train__evaluate_every": 1}
+    job = Job(loaded(tmp_path, **options), "pretrain", 0)
+    with pytest.raises(DivergedError, match="not finite at step"):
+        run(job, tmp_path / "runs")
+    status = Run(tmp_path / "runs", job.name).status()
+    assert (status["state"], status["exit_code"]) == ("diverged", 5)
+    with pytest.raises(DivergedError, match="diverged before"):  # no time is spent on it twice
+        run(job, tmp_path / "runs")
+
+
+def test_early_stopping(tmp_path):
+    options = {"finetune__train__patience": 2, "finetune__train__steps": 400, "finetune__train__evaluate_every": 2}
+    result = run(Job(own_task(tmp_path, **options), "finetune", 0), tmp_path / "runs")
+    assert result.stop == "patience"
+    assert result.own.steps == result.best_step + 4 < 400
+
+
+def test_the_best_checkpoint_is_selected_on_validation(tmp_path):
+    options = {"finetune__train__steps": 30, "finetune__train__evaluate_every": 3, "finetune__train__learning_rate": 0.05}
+    job = Job(own_task(tmp_path, **options), "finetune", 0)
+    result = run(job, tmp_path / "runs")
+    rows = [row for row in Run(tmp_path / "runs", job.name).metrics() if row["kind"] == "val"]
+    ranked = sorted(rows, key=lambda row: (-row["accuracy"], row["loss"], row["step"]))
+    assert result.best_step == ranked[0]["step"]
+    assert result.val["accuracy"] == ranked[0]["accuracy"] and result.val["loss"] == ranked[0]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("found", "best", "metric", "verdict"),
+    [
+        ({"accuracy": 0.5, "loss": 9.0}, {}, "accuracy", True),
+        ({"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.5, "loss": 2.0}, "accuracy", True),
+        ({"accuracy": 0.5, "loss": 2.0}, {"accuracy": 0.5, "loss": 2.0}, "accuracy", False),
+        ({"mse": 0.5, "loss": 0.5}, {"mse": 0.4, "loss": 0.4}, "mse", False),
+        ({"r2": float("nan"), "loss": 0.5}, {"r2": -9.0, "loss": 0.4}, "r2", False),
+    ],
+)
+def test_better(found, best, metric, verdict):
+    assert better(found, best, metric) is verdict
+
+
+@pytest.mark.parametrize("how", ["mean", "max", "last"])
+def test_pooling_respects_lengths(how):
+    x = torch.randn(3, 6, 4)
+    valid = torch.arange(6) < torch.tensor([[6], [3], [1]])
+    expected = {"mean": lambda r: r.mean(0), "max": lambda r: r.max(0).values, "last": lambda r: r[-1]}[how]
+    found = pool(x, Context(valid, padded=True), how)
+    for row, length in enumerate((6, 3, 1)):
+        torch.testing.assert_close(found[row], expected(x[row, :length]))
+
+
+@pytest.mark.parametrize("kind", ["tokens", "values", "bytes"])
+@pytest.mark.parametrize("target", ["class", "reals"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_kind_of_task_goes_through_both_stages(tmp_path, kind, target, causal):
+    one = own_task(
+        tmp_path,
+        task__kind=kind,
+        task__target=target,
+        model__causal=causal,
+        finetune__head={"pool": "last" if causal else "max", "mlp": True},
+        **({"pretrain__objective__loss": "cross_entropy"} if kind == "bytes" else {}),
+    )
+    result = run(spt_job(one), tmp_path / "runs")
+    assert result.metric == ("accuracy" if target == "class" else "mse")
+    assert all(np.isfinite(value) for value in result.test.values())
+    table = pq.read_table(tmp_path / "runs" / spt_job(one).name / "predictions.parquet")
+    assert len(table) == 19 and ("prediction_1" in table.column_names) == (target == "reals")
+
+
+def test_bfloat16_runs(tmp_path):
+    one = loaded(tmp_path, pretrain__train__precision="bf16", finetune__train__precision="bf16")
+    result = run(spt_job(one), tmp_path / "runs")
+    assert np.isfinite(result.test["loss"])
+
+
+def test_two_processes_never_share_a_run(tmp_path):
+    job = Job(loaded(tmp_path), "pretrain", 0)
+    with Run(tmp_path / "runs", job.name).locked(), pytest.raises(OutputError, match="another process"):
+        run(job, tmp_path / "runs")
+
+
+def test_a_killed_process_resumes_exactly(tmp_path):
+    """A real process, a real SIGKILL in the middle of training, another process that goes on."""
+    recipe = recipe_file(tmp_path, pretrain__train__steps=60, pretrain__train__evaluate_every=10)
+    command = [sys.executable, "-m", "spt_cli", "pretrain", str(recipe), "--json"]
+    done = subprocess.run(
+        [*command, "--out", "whole"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
+    whole = json.loads(done.stdout)
+    saving = [*command, "--out", "parts", "--save-every", "0"]
+    process = subprocess.Popen(saving, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+    checkpoints = tmp_path / "parts" / Path(whole["run"]).name / "checkpoints"
+    deadline = time.monotonic() + 120
+    while not list(checkpoints.glob("step-0000002*")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert list(checkpoints.glob("step-*"))
+    done = subprocess.run(
+        [*command, "--out", "parts", "--resume", "must"], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    parts = json.loads(done.stdout)
+    for name in SCORES:
+        assert whole[name] == parts[name]
+    same_weights(tmp_path / whole["run"] / "checkpoints/best", tmp_path / parts["run"] / "checkpoints/best")

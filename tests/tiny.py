@@ -1,0 +1,114 @@
+"""Small things that many tests need."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from spt.plan import Job
+from spt.recipe import Loaded, load
+from spt.run import Result
+from spt.runtime import Runtime, Settings
+from spt.stages import ensure
+
+ROOT = Path(__file__).resolve().parent.parent
+
+RECIPE: dict[str, Any] = {
+    "task": {"name": "digits", "limit": 24},
+    "model": {"name": "transformer", "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16},
+    "pretrain": {
+        "objective": {"name": "masked", "ratio": 0.5},
+        "train": {"steps": 6, "batch_size": 8, "learning_rate": 0.01, "evaluate_every": 3},
+    },
+    "finetune": {"train": {"steps": 6, "batch_size": 8, "learning_rate": 0.01, "evaluate_every": 3}},
+}
+
+# A task of 40 rows, sequences of 3 to 12 steps, one class or two real targets: the length parity, or length and mean.
+TASK = '''
+"""Random sequences of different lengths."""
+import numpy as np
+from spt.tasks.base import Classes, Reals, Split, TaskConfig, TaskData, Tokens, Values
+
+class Config(TaskConfig):
+    kind: str = "tokens"
+    target: str = "class"
+    shift: int = 0
+
+def load(config, raw):
+    rng = np.random.default_rng(config.shift)
+    def split(n):
+        lengths = rng.integers(3, 13, n)
+        if config.kind == "tokens":
+            rows = [rng.integers(0, 9, length).astype(np.uint8) for length in lengths]
+        elif config.kind == "bytes":
+            rows = [rng.integers(0, 256, (length, 2)).astype(np.uint8) for length in lengths]
+        else:
+            rows = [rng.normal(size=(length, 2)).astype(np.float32) for length in lengths]
+        if config.target == "class":
+            targets = np.asarray([row.sum() > 4.5 * len(row) for row in rows], np.int64)
+        else:
+            targets = np.stack([lengths / 10, [float(row.mean()) for row in rows]], axis=1)
+        return Split.from_rows(rows, targets)
+    inputs = {"tokens": Tokens(9), "bytes": Values(2, (127.5, 127.5), (73.0, 73.0), levels=256)}
+    return TaskData(inputs.get(config.kind, Values(2)), Classes(2) if config.target == "class" else Reals(2),
+                    split(40), split(17), split(19))
+'''
+
+
+def changed(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A deep copy with `a__b=value` put at a.b."""
+    copy: dict[str, Any] = yaml.safe_load(yaml.safe_dump(base))
+    for key, value in changes.items():
+        *path, last = key.split("__")
+        node = copy
+        for step in path:
+            node = node.setdefault(step, {})
+        node[last] = value
+    return copy
+
+
+def recipe_file(folder: Path, base: dict[str, Any] | None = None, **changes: Any) -> Path:
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(changed(RECIPE if base is None else base, **changes)))
+    return path
+
+
+def loaded(folder: Path, **changes: Any) -> Loaded:
+    return load(str(recipe_file(folder, **changes)))
+
+
+def own_task(folder: Path, **changes: Any) -> Loaded:
+    """A recipe over TASK; changes may override `task__kind` and the rest."""
+    (folder / "toy.py").write_text(TASK)
+    return loaded(folder, **{"task": {"name": "./toy.py"}, **changes})
+
+
+def spt_job(one: Loaded, seed: int = 0) -> Job:
+    return Job(one, "finetune", seed, Job(one, "pretrain", seed))
+
+
+def run(job: Job, root: Path, said: list[str] | None = None, **settings: Any) -> Result:
+    say = (said if said is not None else []).append
+    return ensure(job, root, Runtime(Settings(quiet=True, cpu=True, **settings)), say)
+
+
+def spt(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The real command in a real process."""
+    command = [sys.executable, "-m", "spt_cli", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=environment(env), capture_output=True, text=True, timeout=300, **options)
+
+
+def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """Of a process elsewhere that imports this checkout."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "COLUMNS": "120", **(extra or {})}
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    from safetensors.numpy import load_file
+
+    return load_file(folder / "model.safetensors")
