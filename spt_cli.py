@@ -35,8 +35,12 @@ list_app = typer.Typer(help="What recipes can name.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(list_app, name="list")
 
-RecipeArgument = Annotated[list[str], typer.Argument(metavar="RECIPE [a.b=c …]", help="A recipe, and values to change.")]
-RecipesArgument = Annotated[list[str], typer.Argument(metavar="RECIPE… [a.b=c …]", help="Recipes, and values to change.")]
+RecipeArgument = Annotated[
+    list[str], typer.Argument(metavar="RECIPE [a.b=c …]", help="A recipe, and values to change.")
+]
+RecipesArgument = Annotated[
+    list[str], typer.Argument(metavar="RECIPE… [a.b=c …]", help="Recipes, and values to change.")
+]
 SeedOption = Annotated[str, typer.Option("--seed", help="One seed: initialisation, order, masks follow from it.")]
 OutOption = Annotated[
     Path, typer.Option("--out", envvar="SPT_RUNS_DIR", help="Folder for run folders.", show_default=True)
@@ -136,7 +140,9 @@ def pretrain(
     loaded, number = _one_recipe(arguments, smoke), _one_seed(seed)
     from spt.plan import Job
 
-    _train(Job(loaded, "pretrain", number), out, _settings(resume, micro_batch, save_every, cpu, tracker, debug), as_json)
+    _train(
+        Job(loaded, "pretrain", number), out, _settings(resume, micro_batch, save_every, cpu, tracker, debug), as_json
+    )
 
 
 @command(app)
@@ -207,12 +213,16 @@ def compare(
         _console().print(terminal(report))
     say(f"report: {folder}/report.md, .csv, .json")
     if failed:
-        raise FailedRuns(f"{failed} of the runs failed; they are listed in the report and tried again by the same command")
+        raise FailedRuns(
+            f"{failed} of the runs failed; they are listed in the report and tried again by the same command"
+        )
 
 
 @command(app)
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Comparison folders, run folders, or a folder of them.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR…", help="Comparison folders, run folders, or a folder of them.")
+    ],
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -237,7 +247,7 @@ def show(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """What a recipe would do: every value and where it comes from, parameters, steps, operations, memory. Trains nothing."""
+    """What a recipe would do: every value and its origin, parameters, steps, operations, memory. Trains nothing."""
     loaded = _one_recipe(arguments, smoke)
     from spt.show import overview, render
 
@@ -275,7 +285,9 @@ def recipes_show(name: str, as_json: JsonOption = False, debug: DebugOption = Fa
 @command(recipes_app, "copy")
 def recipes_copy(
     name: str,
-    to: Annotated[Path | None, typer.Argument(help="A file or a folder; by default a file of the same name here.")] = None,
+    to: Annotated[
+        Path | None, typer.Argument(help="A file or a folder; by default a file of the same name here.")
+    ] = None,
     debug: DebugOption = False,
 ) -> None:
     """Copy a packaged recipe, to change it."""
@@ -328,7 +340,10 @@ def env(as_json: JsonOption = False, debug: DebugOption = False) -> None:
 
 @command(app)
 def doctor(
-    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="Hold this model, or a .py file of yours, to the contract.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME", help="Hold this model, or a .py file of yours, to the contract."),
+    ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -398,7 +413,9 @@ def _one_recipe(arguments: Iterable[str], smoke: bool) -> "Loaded":
     arguments = list(arguments)
     sources, _ = split_arguments(arguments)
     if len(sources) > 1:
-        raise UsageError(f"one recipe is expected, not {', '.join(sources)} (values are changed by a.b=c, without spaces)")
+        raise UsageError(
+            f"one recipe is expected, not {', '.join(sources)} (values are changed by a.b=c, without spaces)"
+        )
     return _recipes(arguments, smoke)[0]
 
 
@@ -449,7 +466,7 @@ def _summary(folder: Path, result: "Result") -> str:
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
     cost = result.total
     return (
-        f"{result.stage} {result.recipe} seed {result.seed}: {split} {numbers} (checkpoint of step {result.best_step:,})\n"
+        f"{result.stage} {result.recipe} seed {result.seed}: {split} {numbers} (step {result.best_step:,})\n"
         f"cost {cost.steps:,} steps, {cost.examples:,} examples, {cost.flops:.3g} FLOPs, {cost.seconds:,.0f} s\n"
         f"run  {folder}"
     )

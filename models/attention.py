@@ -97,6 +97,4 @@ class Attention(Mixer):
 
     def flops(self, length: int) -> float:
         """Projections, q k^T and the weighted sum of v. Causal attention is counted in full, as it is in the field."""
-        return (
-            linear_flops(self.qkv, length) + linear_flops(self.out, length) + 4.0 * length**2 * self.out.in_features
-        )
+        return linear_flops(self.qkv, length) + linear_flops(self.out, length) + 4.0 * length**2 * self.out.in_features

@@ -26,18 +26,16 @@ class Batch(NamedTuple):
     raw: Int[Tensor, "B L C"] | None  # the values before normalisation, when they are levels
     context: Context
     y: Int[Tensor, " B"] | Float[Tensor, "B K"] | None  # None where labels were taken away
-    index: Int[Tensor, " B"]  # row of the split: the address of chance; NOBODY counts for nothing
+    rows: Int[Tensor, " B"]  # row of the split: the address of chance; NOBODY counts for nothing
 
     @property
     def real(self) -> Bool[Tensor, " B"]:
-        return self.index != NOBODY
+        return self.rows != NOBODY
 
     def to(self, device: torch.device) -> "Batch":
-        def move(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device, non_blocking=True)
-
-        context = self.context._replace(valid=move(self.context.valid))
-        return Batch(move(self.x), move(self.raw), context, move(self.y), move(self.index))  # type: ignore[arg-type]
+        context = self.context._replace(valid=self.context.valid.to(device, non_blocking=True))
+        raw, y = (None if t is None else t.to(device, non_blocking=True) for t in (self.raw, self.y))
+        return Batch(self.x.to(device, non_blocking=True), raw, context, y, self.rows.to(device))
 
 
 def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, target: Classes | Reals) -> Batch:
@@ -57,7 +55,7 @@ def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, targ
     else:
         if input.levels is not None:
             raw = torch.from_numpy(values.astype(np.int64))
-        mean, std = np.float32(input.mean), np.float32(input.std)
+        mean, std = np.array(input.mean, np.float32), np.array(input.std, np.float32)
         x = torch.from_numpy((values.astype(np.float32) - mean) / std)
     mask = torch.from_numpy(valid)
     if padded:

@@ -126,7 +126,9 @@ def save_weights(folder: Path, model: SequenceModel, about: About, rows: NDArray
     """A stage's weights, and what they were trained on (`rows`: fingerprints of the training inputs)."""
 
     def fill(beside: Path) -> None:
-        tensors = {name.replace("_orig_mod.", ""): t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+        tensors = {
+            name.replace("_orig_mod.", ""): t.detach().cpu().contiguous() for name, t in model.state_dict().items()
+        }
         safetensors.torch.save_file(tensors, beside / WEIGHTS)
         np.save(beside / "rows.npy", np.sort(rows))
         write_json(beside / "about.json", about.model_dump(mode="json"))
@@ -173,7 +175,11 @@ def transplant(folder: Path, model: SequenceModel, part: dict[str, Any], input: 
         raise CheckpointError(f"{folder} comes from a {found.stage} run; finetuning starts from a pretraining run")
     ours = json.loads(json.dumps(part))
     names = sorted(key for key in ours.keys() | found.model.keys() if key != "max_length")
-    differences = [f"{key} {found.model.get(key)!r} there, {ours.get(key)!r} here" for key in names if found.model.get(key) != ours.get(key)]
+    differences = [
+        f"{key} {found.model.get(key)!r} there, {ours.get(key)!r} here"
+        for key in names
+        if found.model.get(key) != ours.get(key)
+    ]
     if differences:
         raise CheckpointError(f"{folder} holds another architecture: {'; '.join(differences)}")
     if found.input != spec(input):
@@ -190,7 +196,9 @@ def transplant(folder: Path, model: SequenceModel, part: dict[str, Any], input: 
         shapes = [key for key in theirs & mine if tensors[key].shape != own[key].shape]
         if theirs != mine or shapes:
             wrong = sorted(theirs ^ mine) + shapes
-            raise CheckpointError(f"{folder} does not fit this model: {', '.join(wrong[:5])}{' …' if len(wrong) > 5 else ''}")
+            raise CheckpointError(
+                f"{folder} does not fit this model: {', '.join(wrong[:5])}{' …' if len(wrong) > 5 else ''}"
+            )
         with torch.no_grad():
             for key in mine:
                 own[key].copy_(tensors[key])
@@ -200,7 +208,7 @@ def transplant(folder: Path, model: SequenceModel, part: dict[str, Any], input: 
 
 def spec(input: Tokens | Values) -> dict[str, Any]:
     """An input's description as JSON has it."""
-    return json.loads(json.dumps({"kind": type(input).__name__, **asdict(input)}))  # type: ignore[no-any-return]
+    return json.loads(json.dumps({"kind": type(input).__name__, **asdict(input)}))
 
 
 def damage(folder: Path) -> str | None:
@@ -265,7 +273,9 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _slow_checksum(file)
+        return (
+            hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _slow_checksum(file)
+        )
 
 
 def _slow_checksum(file: Any) -> str:  # Python 3.10
@@ -273,5 +283,3 @@ def _slow_checksum(file: Any) -> str:  # Python 3.10
     while block := file.read(1 << 20):
         state.update(block)
     return state.hexdigest()
-
-

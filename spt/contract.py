@@ -150,7 +150,9 @@ def survives_bfloat16(component: Component, causal: bool) -> str | None:
     if not rounded.isfinite().all():
         return "not finite under bfloat16 autocast"
     worst = difference(rounded.float(), exact)
-    return f"bfloat16 autocast moves the answer by {worst:.2g}; keep kernels and scans in float32" if worst > 0.2 else None
+    return (
+        f"bfloat16 autocast moves the answer by {worst:.2g}; keep kernels and scans in float32" if worst > 0.2 else None
+    )
 
 
 def states_its_operations(component: Component, causal: bool) -> str | None:

@@ -46,7 +46,9 @@ def run_comparison(
             if runtime.settings.debug:
                 raise
             failed += 1
-            say(f"{label} failed: {type(error).__name__}: {error} (traceback.txt in its run folder; --debug stops here)")
+            say(
+                f"{label} failed: {type(error).__name__}: {error} (traceback.txt in its run folder; --debug stops here)"
+            )
     return folder, failed
 
 

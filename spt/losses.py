@@ -3,7 +3,6 @@
 A metric is computed from sums over examples (`Sums`), never from means of batches. Letters as in objectives.py.
 """
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spt.errors import DataError
 from spt.objectives import Output, Targets
 
 Sums = dict[str, Tensor]  # name -> (B,) or (B, S), float64: one row an example
@@ -20,7 +20,7 @@ LOWER_IS_BETTER = {"loss": True, "mae": True, "mse": True, "accuracy": False, "r
 
 def per_answer(
     output: Output, logits: Float[Tensor, "B *L K"], values: Int[Tensor, "B *L S"] | Float[Tensor, "B *L S"]
-) -> Float[Tensor, "B *L"]:
+) -> Float[Tensor, " B *L"]:
     """The loss of every answer, in float32: the mean over its S quantities."""
     logits = logits.float()
     if output.loss == "cross_entropy":
@@ -37,7 +37,9 @@ def weighted_sum(output: Output, logits: Float[Tensor, "B *L K"], targets: Targe
 
 def sums(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> Sums:
     """What the metrics need of each example, so that any gathering of examples gives the exact metric."""
-    weight = targets.weight.double().flatten(1) if targets.weight.ndim > 1 else targets.weight.double()[:, None]  # (B, T)
+    weight = (
+        targets.weight.double().flatten(1) if targets.weight.ndim > 1 else targets.weight.double()[:, None]
+    )  # (B, T)
     loss = per_answer(output, logits, targets.values).double().reshape(weight.shape)
     found = {"weight": weight.sum(1), "loss": (weight * loss).sum(1)}
     if output.loss == "cross_entropy":
@@ -58,16 +60,18 @@ def sums(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> S
 def metrics(output: Output, totals: Mapping[str, Tensor]) -> dict[str, float]:
     """loss, and accuracy or (mae, mse, r2), from sums over all examples.
 
-    r2 = 1 - squared error / variance of the truth, per quantity, then the mean; nan where the truth is constant.
+    r2 = 1 - squared error / variance of the truth, per quantity, then the mean; where the truth is constant it is 1
+    for a perfect answer and else 0, as in scikit-learn. Raises DataError when nothing was scored.
     """
     weight = float(totals["weight"])
     if weight == 0:
-        return {"loss": math.nan}
+        raise DataError("no position of the validation split is hidden; it is too small for this masking ratio")
     found = {"loss": float(totals["loss"]) / weight}
     if output.loss == "cross_entropy":
         return found | {"accuracy": float(totals["right"]) / weight}
     spread = totals["truth_squared"] - totals["truth"].square() / weight
-    r2 = torch.where(spread > 1e-12 * totals["truth_squared"], 1 - totals["squared"] / spread, torch.nan)
+    perfect = (totals["squared"] == 0).double()
+    r2 = torch.where(spread > 1e-12 * totals["truth_squared"], 1 - totals["squared"] / spread, perfect)
     return found | {
         "mae": float(totals["absolute"].mean()) / weight,
         "mse": float(totals["squared"].mean()) / weight,

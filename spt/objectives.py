@@ -33,7 +33,7 @@ class Targets(NamedTuple):
     """What the network is scored on; weight 0 where it is not."""
 
     values: Int[Tensor, "B *L S"] | Float[Tensor, "B *L S"]
-    weight: Float[Tensor, "B *L"]
+    weight: Float[Tensor, " B *L"]
 
 
 class Output(NamedTuple):
@@ -76,7 +76,9 @@ class Supervised(Objective):
     def output(self, data: TaskData) -> Output:
         if isinstance(data.target, Classes):
             if self.loss not in ("auto", "cross_entropy"):
-                raise UsageError(f"objective supervised: loss {self.loss} is for real targets, but this task has classes")
+                raise UsageError(
+                    f"objective supervised: loss {self.loss} is for real targets, but this task has classes"
+                )
             return Output("cross_entropy", per_step=False, size=1, classes=data.target.count)
         if self.loss == "cross_entropy":
             raise UsageError("objective supervised: loss cross_entropy is for classes, but this task has real targets")
@@ -101,7 +103,8 @@ class Masked(Objective):
 
     ratio: float = Field(0.15, gt=0, lt=1, description="probability that a position is hidden")
     loss: Literal["auto", "cross_entropy", "l1"] = Field(
-        "auto", description="auto: cross_entropy on tokens, l1 on normalised values; cross_entropy on values needs levels"
+        "auto",
+        description="auto: cross_entropy on tokens, l1 on normalised values; cross_entropy on values needs levels",
     )
 
     def output(self, data: TaskData) -> Output:
@@ -116,7 +119,7 @@ class Masked(Objective):
         return Output("cross_entropy", per_step=True, size=data.input.channels, classes=data.input.levels)
 
     def pose(self, batch: Batch, draw: Draw) -> tuple[Inputs, Targets]:
-        uniform = draw.uniform(batch.index.cpu().numpy(), batch.x.shape[1])
+        uniform = draw.uniform(batch.rows.cpu().numpy(), batch.x.shape[1])
         hidden = torch.from_numpy(uniform < self.ratio).to(batch.x.device) & batch.context.valid
         weight = (hidden & batch.real[:, None]).float()
         if batch.x.ndim == 2:

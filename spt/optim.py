@@ -51,7 +51,12 @@ def groups(model: nn.Module, train: Train) -> list[Group]:
 def adamw(model: nn.Module, train: Train, device: torch.device) -> torch.optim.AdamW:
     """AdamW with one parameter group per `Group`; the peak rate is kept as `peak`."""
     parts = [
-        {"params": list(group.parameters), "lr": group.learning_rate, "peak": group.learning_rate, "weight_decay": group.weight_decay}
+        {
+            "params": list(group.parameters),
+            "lr": group.learning_rate,
+            "peak": group.learning_rate,
+            "weight_decay": group.weight_decay,
+        }
         for group in groups(model, train)
     ]
     # The fused kernel is several times faster than the loop, and sums in the same order on every step.
@@ -59,7 +64,7 @@ def adamw(model: nn.Module, train: Train, device: torch.device) -> torch.optim.A
 
 
 def factor(step: int, total: int, train: Train) -> float:
-    """Multiple of the peak rate at optimiser step `step` (from 0) of `total`: linear warm-up, then flat or half a cosine to 0."""
+    """Multiple of the peak rate at step `step` (from 0) of `total`: linear warm-up, then flat or half a cosine to 0."""
     warmup = warmup_steps(total, train)
     if step < warmup:
         return (step + 1) / warmup

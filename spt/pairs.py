@@ -83,18 +83,14 @@ def planned(folder: Path) -> list[Pairing]:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise DataError(
-            f"{path} is not a comparison: {place + ': ' if place else ''}{first['msg']}"
-        ) from error
+        raise DataError(f"{path} is not a comparison: {place + ': ' if place else ''}{first['msg']}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not a comparison: it is not UTF-8 text") from error
     cells: dict[int, list[Cell]] = defaultdict(list)
     for cell in plan.cells:
         cells[cell.recipe].append(cell)
     return [
-        Pairing(
-            folder.parent, subject, folder.name, plan.seeds, tuple(cells[index]), plan.command, plan.smoke
-        )
+        Pairing(folder.parent, subject, folder.name, plan.seeds, tuple(cells[index]), plan.command, plan.smoke)
         for index, subject in enumerate(plan.recipes)
     ]
 
@@ -150,9 +146,7 @@ class Side(NamedTuple):
     cells: dict[int, Cell]  # by seed
 
 
-def matched(
-    root: Path, results: dict[str, Result], mentioned: set[str | None]
-) -> tuple[list[Pairing], list[str]]:
+def matched(root: Path, results: dict[str, Result], mentioned: set[str | None]) -> tuple[list[Pairing], list[str]]:
     """Pair finished runs that have task, model, metric and a seed in common.
 
     Where an arm was run in several configurations, each of its pairs is a row of its own. Of two runs with
@@ -167,9 +161,7 @@ def matched(
         arm: ArmName = "spt" if result.parent else "scratch"
         parent, pretraining = parents.get(result.parent or "", (None, None))
         settings = result.settings[:8] + (f"+{pretraining.settings[:8]}" if pretraining else "")
-        arms = sides.setdefault(
-            (result.task, result.model, result.metric, result.smoke), {"scratch": {}, "spt": {}}
-        )
+        arms = sides.setdefault((result.task, result.model, result.metric, result.smoke), {"scratch": {}, "spt": {}})
         side = arms[arm].setdefault(settings, Side(settings, result.recipe, {}))
         if result.seed in side.cells:
             other = side.cells[result.seed].run
@@ -194,9 +186,7 @@ def _sides(scratch: list[Side], spt: list[Side]) -> Iterator[tuple[Side, ...]]:
     """Every two sides that share a seed; then those that share one with no other, alone."""
     pairs = [(a, b) for a, b in product(scratch, spt) if a.cells.keys() & b.cells.keys()]
     yield from pairs
-    yield from (
-        (side,) for side in (*scratch, *spt) if not any(side is part for pair in pairs for part in pair)
-    )
+    yield from ((side,) for side in (*scratch, *spt) if not any(side is part for pair in pairs for part in pair))
 
 
 Outcomes = dict[tuple[int, ArmName], Result | Failure]  # by seed and arm
@@ -255,9 +245,7 @@ def look(root: Path, name: str, parent: str | None = None) -> Result | Failure:
         return Failure(run=name, state="missing", reason="not run yet")
     state, code = status.get("state"), status.get("exit_code")
     if state not in ("running", "failed", "diverged", "stopped"):
-        return Failure(
-            run=name, state="missing", reason=f"{before}its status is {state}, but there is no result"
-        )
+        return Failure(run=name, state="missing", reason=f"{before}its status is {state}, but there is no result")
     without = "started, not finished" if state == "running" else "no reason was written down"
     reason = before + str(status.get("reason") or without)
     return Failure(run=name, state=state, reason=reason, exit_code=code if isinstance(code, int) else None)

@@ -30,7 +30,9 @@ class Bar:
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -54,4 +56,6 @@ class Bar:
             self._bar.update(self._task, completed=step, facts=facts)
             return
         left = (self.total - step) * (now - self._began) / max(step - self.start, 1)
-        print(f"{self.label}: step {step:,} of {self.total:,}, {left:,.0f} s left, {facts}", file=sys.stderr, flush=True)
+        print(
+            f"{self.label}: step {step:,} of {self.total:,}, {left:,.0f} s left, {facts}", file=sys.stderr, flush=True
+        )

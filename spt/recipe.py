@@ -41,7 +41,9 @@ class Part(BaseModel):
 class EncoderConfig(_Strict):
     """How an input becomes a vector."""
 
-    std: float = Field(1.0, gt=0, description="standard deviation of token embeddings and the hidden vector at the start")
+    std: float = Field(
+        1.0, gt=0, description="standard deviation of token embeddings and the hidden vector at the start"
+    )
 
 
 class StepHeadConfig(_Strict):
@@ -69,14 +71,17 @@ class Train(_Strict):
     warmup_steps: int = Field(0, ge=0, description="optimiser steps of linear warm-up")
     warmup_fraction: float | None = Field(None, ge=0, lt=1, description="the same as a share of all steps")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's, decoupled")
-    decay: Literal["matrices", "all"] = Field("matrices", description="what decays: weight matrices, or every parameter")
+    decay: Literal["matrices", "all"] = Field(
+        "matrices", description="what decays: weight matrices, or every parameter"
+    )
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's")
     max_grad_norm: float | None = Field(1.0, gt=0, description="gradient clipping; null for none")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: matrix products in bfloat16, weights in fp32")
     evaluate_every: int | None = Field(None, gt=0, description="steps between evaluations; null: once an epoch")
     patience: int | None = Field(None, gt=0, description="evaluations without improvement before stopping; null: never")
     select: Literal["auto", "loss", "accuracy", "mae", "mse", "r2"] = Field(
-        "auto", description="validation metric that picks the checkpoint, ties by loss; auto: accuracy, mae (l1) or mse (l2)"
+        "auto",
+        description="validation metric that picks the checkpoint, ties by loss; auto: accuracy, mae (l1) or mse (l2)",
     )
 
     @model_validator(mode="after")
@@ -129,7 +134,7 @@ class Recipe(_Strict):
     def train(self, stage: Literal["pretrain", "finetune", "scratch"]) -> Train:
         if stage == "scratch":
             return (self.scratch or self.finetune).train
-        return getattr(self, stage).train  # type: ignore[no-any-return]
+        return getattr(self, stage).train
 
 
 @dataclass(frozen=True)
@@ -190,18 +195,22 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
+            event = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(problem="aliases (*name) are not used in recipes", problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key.start_mark)
             if key.tag == "tag:yaml.org,2002:merge":
-                raise yaml.MarkedYAMLError(problem="merge keys (<<) are not used in recipes", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem="merge keys (<<) are not used in recipes", problem_mark=key.start_mark
+                )
             if key.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"the key {key.value} stands twice", problem_mark=key.start_mark)
-            seen.add(key.value if isinstance(key.value, str) else str(key.value))
+            seen.add(key.value)
         return super().construct_mapping(node, deep=True)
 
 
@@ -211,15 +220,16 @@ _Loader.yaml_implicit_resolvers = {
 }
 for _tag, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
-    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+\.?[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+.0123456789"),
+    ("int", r"[-+]?[0-9]+", "-+0123456789"),
+    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)", "-+.0123456789"),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))  # 010 is ten, not eight
 
 
 def parse_yaml(text: str, source: str) -> Any:
     try:
-        return yaml.load(text, _Loader)  # noqa: S506  (a SafeLoader: plain data only)
+        return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}" if mark else ""
@@ -278,7 +288,6 @@ def load(source: str, overrides: Sequence[str] = (), *, smoke: bool = False) -> 
 def resolve(raw: Mapping[str, Any], source: str) -> tuple[Recipe, dict[str, str]]:
     """A checked recipe, its components' defaults filled in, and the components' identities."""
     from spt.components import Kind, find
-    from spt.objectives import OBJECTIVES
 
     problems: list[str] = []
     completed = {key: dict(value) if isinstance(value, dict) else value for key, value in raw.items()}
@@ -294,22 +303,10 @@ def resolve(raw: Mapping[str, Any], source: str) -> tuple[Recipe, dict[str, str]
                 continue
             identities[place] = component.identity
             completed[place] = _complete(component.module.Config, {**part, "name": component.name}, place, problems)
-    for place, labelled in (("pretrain", False), ("finetune", True)):
+    for place in ("pretrain", "finetune"):
         stage = completed.get(place)
-        part = stage.get("objective") if isinstance(stage, dict) else None
-        if isinstance(stage, dict) and part is None:
-            part = {"name": "supervised" if labelled else "masked"}
-        if isinstance(part, dict) and isinstance(part.get("name"), str):
-            known = {name: objective for name, objective in OBJECTIVES.items() if objective.labelled == labelled}
-            if part["name"] not in known:
-                why = "needs labels, which pretraining never sees" if part["name"] in OBJECTIVES else "is unknown"
-                why = "asks for no labels, so it cannot train the task" if labelled and part["name"] in OBJECTIVES else why
-                problems.append(f"{place}.objective.name: {part['name']!r} {why}; known here: {', '.join(known)}")
-                continue
-            completed[place] = {
-                **stage,
-                "objective": _complete(known[part["name"]], part, f"{place}.objective", problems),
-            }
+        if isinstance(stage, dict):
+            completed[place] = _complete_objective(stage, place, problems)
     try:
         recipe = Recipe.model_validate_json(_to_json(completed))
     except ValidationError as error:
@@ -354,7 +351,9 @@ def schema() -> dict[str, Any]:
 
     root = Recipe.model_json_schema()
     root["properties"]["task"] = variants({row.name: find("tasks", row.name).module.Config for row in listing("tasks")})
-    root["properties"]["model"] = variants({row.name: find("models", row.name).module.Config for row in listing("models")})
+    root["properties"]["model"] = variants(
+        {row.name: find("models", row.name).module.Config for row in listing("models")}
+    )
     for stage, labelled in (("Pretrain", False), ("Finetune", True)):
         known = {name: objective for name, objective in OBJECTIVES.items() if objective.labelled == labelled}
         root["$defs"][stage]["properties"]["objective"] = variants(known)
@@ -377,6 +376,25 @@ def complaints(model: type[BaseModel], error: ValidationError, place: str = "") 
             message = f"{message[0].lower()}{message[1:]}, not {shown[:60]}"
         found.append(f"{dotted}: {message}" if dotted else message)
     return found
+
+
+def _complete_objective(stage: dict[str, Any], place: str, problems: list[str]) -> dict[str, Any]:
+    """A stage with its objective's defaults: one without labels in pretraining, one with labels in finetuning."""
+    from spt.objectives import OBJECTIVES
+
+    labelled = place == "finetune"
+    part = stage.get("objective", {"name": "supervised" if labelled else "masked"})
+    if not (isinstance(part, dict) and isinstance(part.get("name"), str)):
+        return stage  # pydantic complains
+    name = part["name"]
+    known = {key: objective for key, objective in OBJECTIVES.items() if objective.labelled == labelled}
+    if name not in known:
+        why = "is unknown"
+        if name in OBJECTIVES:
+            why = "cannot train the task: it asks for no labels" if labelled else "needs labels; pretraining has none"
+        problems.append(f"{place}.objective.name: {name!r} {why}; known here: {', '.join(known)}")
+        return stage
+    return {**stage, "objective": _complete(known[name], part, f"{place}.objective", problems)}
 
 
 def _complete(config: type[BaseModel], part: dict[str, Any], place: str, problems: list[str]) -> dict[str, Any]:
@@ -414,7 +432,9 @@ def _apply(raw: dict[str, Any], changes: Mapping[str, Any]) -> list[str]:
         *path, last = key.split(".")
         node = raw
         for step in path:
-            node = node.setdefault(step, {}) if node.get(step) is not None else node.update({step: {}}) or node[step]
+            if node.get(step) is None:
+                node[step] = {}
+            node = node[step]
             if not isinstance(node, dict):
                 raise UsageError(f"{key}={value}: {step} is a value in this recipe, not a section")
         if last == "name" and path and node.get("name") != value:

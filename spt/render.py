@@ -95,9 +95,7 @@ def cost_sheet(report: Report) -> Sheet:
             ("", "ratio", *(ratio_text(row.ratios[axis]) for axis in Cost.model_fields)),
         ]
     header = ("task / model", "arm", "steps", "examples", "FLOPs", "time", "memory")
-    caption = (
-        "To train one model, means over the same seeds; of memory, the largest peak. Ratio: SPT to scratch."
-    )
+    caption = "To train one model, means over the same seeds; of memory, the largest peak. Ratio: SPT to scratch."
     return Sheet("Cost", header, body, words=2, caption=caption)
 
 
@@ -129,15 +127,12 @@ def run_sheet(run: RunRecord) -> Sheet:
             ("stopped by", result.stop),
         ]
         for split, scores in (("validation", result.val), ("test", result.test or {})):
-            body += [
-                (f"{split} {metric_text(name)}", score_text(score, name)) for name, score in scores.items()
-            ]
+            body += [(f"{split} {metric_text(name)}", score_text(score, name)) for name, score in scores.items()]
         body += [
             ("cost", f"{cost['steps']} steps, {cost['examples']} examples, {cost['flops']} FLOPs"),
             (
                 "",
-                f"{cost['seconds']}, {cost['peak_bytes']}"
-                + (", pretraining included" if result.parent else ""),
+                f"{cost['seconds']}, {cost['peak_bytes']}" + (", pretraining included" if result.parent else ""),
             ),
             ("parameters", ", ".join(f"{part} {number:,}" for part, number in result.parameters.items())),
         ]
@@ -181,9 +176,7 @@ def markdown(report: Report) -> str:
     for sheet in sheets(report):
         lines += [f"## {sheet.title}", ""]
         lines.append("| " + " | ".join(map(_plain, sheet.header)) + " |")
-        lines.append(
-            "|" + "|".join("---" if i < sheet.words else "---:" for i in range(len(sheet.header))) + "|"
-        )
+        lines.append("|" + "|".join("---" if i < sheet.words else "---:" for i in range(len(sheet.header))) + "|")
         lines += ["| " + " | ".join(map(_plain, line)) + " |" for line in sheet.body]
         lines += ["", *([sheet.caption, ""] if sheet.caption else [])]
     return "\n".join(lines).rstrip() + "\n"
@@ -196,9 +189,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "kind": "report",
         "rows": [row.model_dump(mode="json") for row in report.rows],
         "verdicts": [f"{row.label}: {row.verdict}" for row in report.rows],
-        "failures": [
-            {"label": label, **failure.model_dump(mode="json")} for label, failure in report.failures
-        ],
+        "failures": [{"label": label, **failure.model_dump(mode="json")} for label, failure in report.failures],
         "warnings": list(report.warnings),
         "runs": list(report.folders),
         "results": [run.model_dump(mode="json") for run in report.runs],

@@ -177,10 +177,7 @@ def _labelled(rows: Sequence[Row]) -> tuple[Row, ...]:
     ]
     for detail in details:
         taken = Counter(labels)
-        labels = [
-            f"{label}, {more}" if taken[label] > 1 else label
-            for label, more in zip(labels, detail, strict=True)
-        ]
+        labels = [f"{label}, {more}" if taken[label] > 1 else label for label, more in zip(labels, detail, strict=True)]
     return tuple(row.model_copy(update={"label": label}) for row, label in zip(rows, labels, strict=True))
 
 
@@ -190,9 +187,7 @@ def row(pairing: Pairing) -> Row:
     results = [outcome for outcome in found.values() if isinstance(outcome, Result)]
     both = [(found[seed, "scratch"], found[seed, "spt"]) for seed in pairing.seeds]
     pairs = [(a, b) for a, b in both if isinstance(a, Result) and isinstance(b, Result)]
-    test = (
-        stats.paired([final_score(spt) - final_score(scratch) for scratch, spt in pairs]) if pairs else None
-    )
+    test = stats.paired([final_score(spt) - final_score(scratch) for scratch, spt in pairs]) if pairs else None
     higher = results[0].higher_is_better if results else True
     metric = results[0].metric if results else ""
     smoke = pairing.smoke or any(result.smoke for result in results)

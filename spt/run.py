@@ -1,14 +1,14 @@
 """What a run leaves behind: one directory, named by what it computes, that says all about itself.
 
-    runs/finetune-9f920d1b9d57/
-      recipe.yaml          the resolved recipe
-      job.json             stage, seed, parent: what the folder's key is the hash of
-      env.json             versions, commit, device, command line
-      metrics.jsonl        one object per line: training losses and evaluations, with the optimiser step
-      status.json          running | done | failed | diverged | stopped, with the reason and the exit code
-      checkpoints/         step-00000400/ (resumable), best-00000350/ (weights); finished: best/, last/
-      predictions.parquet  one row per test example (finetuning)
-      result.json          written last: its presence means that the run is done
+runs/finetune-9f920d1b9d57/
+  recipe.yaml          the resolved recipe
+  job.json             stage, seed, parent: what the folder's key is the hash of
+  env.json             versions, commit, device, command line
+  metrics.jsonl        one object per line: training losses and evaluations, with the optimiser step
+  status.json          running | done | failed | diverged | stopped, with the reason and the exit code
+  checkpoints/         step-00000400/ (resumable), best-00000350/ (weights); finished: best/, last/
+  predictions.parquet  one row per test example (finetuning)
+  result.json          written last: its presence means that the run is done
 """
 
 import contextlib

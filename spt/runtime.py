@@ -23,7 +23,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from spt import __version__
-from spt.errors import BackendError, Interrupted, Stopped
+from spt.errors import BackendError, Interrupted, Stopped, did_you_mean
 
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "pydantic", "numpy")
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
@@ -84,6 +84,18 @@ class Runtime:
         """Rows of all processes, on every process; all give equally many."""
         return tensor if self.world == 1 else self.accelerator.gather(tensor)
 
+    def check_tracker(self) -> None:
+        """Raise BackendError unless the tracker the user asked for, if any, is known and installed."""
+        from accelerate.tracking import filter_trackers
+
+        wanted = self.settings.tracker
+        if wanted is None:
+            return
+        if wanted not in TRACKERS:
+            raise BackendError(f"unknown tracker {wanted!r}{did_you_mean(wanted, TRACKERS)}")
+        if not filter_trackers([wanted], "."):
+            raise BackendError(f"the tracker {wanted} is not installed; pip install {wanted}, or leave --tracker out")
+
     @contextlib.contextmanager
     def tracked(self, name: str, folder: Path, config: dict[str, Any]) -> Iterator[None]:
         """Send what is logged to the tracker the user asked for, if any."""
@@ -96,12 +108,10 @@ class Runtime:
         try:
             # Accelerate fixes its trackers when it is made; ours come and go with the runs.
             self.accelerator.log_with = filter_trackers([wanted], folder)
-            if not self.accelerator.log_with:
-                raise BackendError(f"the tracker {wanted} is not installed; pip install {wanted}, or leave --tracker out")
             self.accelerator.project_configuration.set_directories(str(folder))
             self.accelerator.init_trackers(name, config=config)
-        except (ValueError, ImportError) as error:
-            raise BackendError(f"the tracker {wanted} cannot be used ({error}); known: {', '.join(TRACKERS)}") from error
+        except Exception as error:  # whatever a tracker's own library raises: no login, no network, a wrong setting
+            raise BackendError(f"the tracker {wanted} cannot be used: {error}; or leave --tracker out") from error
         try:
             yield
         finally:
@@ -171,7 +181,13 @@ def _commit() -> str | None:
         return None
     try:
         git = ["git", "-C", str(root)]
-        quiet = {"capture_output": True, "text": True, "timeout": 5, "check": True, "env": {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}}
+        quiet = {
+            "capture_output": True,
+            "text": True,
+            "timeout": 5,
+            "check": True,
+            "env": {**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        }
         commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], **quiet).stdout.strip()  # type: ignore[call-overload]
         changed = subprocess.run([*git, "status", "--porcelain", "-uno"], **quiet).stdout.strip()  # type: ignore[call-overload]
     except (OSError, subprocess.SubprocessError):

@@ -21,7 +21,11 @@ from spt.train import plan_steps, selection_metric
 def overview(loaded: Loaded, micro_batch: int | None = None) -> dict[str, Any]:
     """Everything `spt show` shows, as plain data."""
     pretrain = Job(loaded, "pretrain", 0)
-    jobs = {"pretrain": pretrain, "finetune": Job(loaded, "finetune", 0, pretrain), "scratch": Job(loaded, "finetune", 0)}
+    jobs = {
+        "pretrain": pretrain,
+        "finetune": Job(loaded, "finetune", 0, pretrain),
+        "scratch": Job(loaded, "finetune", 0),
+    }
     bound = {name: bind(job) for name, job in jobs.items()}
     values = flatten(loaded.recipe.model_dump(mode="json"))
     data = bound["finetune"].data
@@ -114,9 +118,13 @@ def render(found: dict[str, Any]) -> Any:
     from rich.text import Text
 
     def table(title: str, *columns: str) -> Table:
-        made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+        made = Table(
+            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
+        )
         for column in columns:
-            made.add_column(column, justify="left" if column in ("", "key", "value", "origin", "stage", "for example") else "right")
+            made.add_column(
+                column, justify="left" if column in ("", "key", "value", "origin", "stage", "for example") else "right"
+            )
         return made
 
     values = table(f"recipe {found['recipe']}", "key", "value", "origin")
@@ -140,9 +148,13 @@ def render(found: dict[str, Any]) -> Any:
     for part in ("weights, gradients, AdamW", "activations", "total"):
         name = "memory, estimated" if part == "total" else f"  {part}"
         stages.add_row(name, *(f"{stage['memory estimate'][part] / 2**20:,.1f} MiB" for stage in found["stages"]))
-    stages.add_row("  sequences at once", *(str(stage["memory estimate"]["sequences at once"]) for stage in found["stages"]))
+    stages.add_row(
+        "  sequences at once", *(str(stage["memory estimate"]["sequences at once"]) for stage in found["stages"])
+    )
 
-    optimiser = table("\noptimiser groups", "stage", "parameters", "tensors", "learning rate", "weight decay", "for example")
+    optimiser = table(
+        "\noptimiser groups", "stage", "parameters", "tensors", "learning rate", "weight decay", "for example"
+    )
     for stage in found["stages"]:
         for group in stage["groups"]:
             optimiser.add_row(stage["stage"], *(_number(value) for value in group.values()))

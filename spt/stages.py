@@ -3,7 +3,7 @@
 import json
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 
 from spt.checkpoint import About, Match, about, finish, spec, transplant
 from spt.components import find
-from spt.compute import example_count
 from spt.errors import CheckpointError, DivergedError, OutputError, SptError, Stopped, UsageError
 from spt.losses import LOWER_IS_BETTER
 from spt.models.base import Backbone
@@ -23,7 +22,7 @@ from spt.run import Ledger, Result, Run, writing
 from spt.runtime import Runtime, command_line, environment
 from spt.seeding import seeded
 from spt.store import open_task, overlap, record, refuse_leak
-from spt.tasks.base import Classes, TaskData
+from spt.tasks.base import Classes, Split, TaskData
 from spt.train import Fitted, Predictions, evaluate, fit
 
 
@@ -45,12 +44,14 @@ def bind(job: Job) -> Bound:
     options = json.dumps(stage.objective.options)
     objective = OBJECTIVES[stage.objective.name].model_validate_json(options)
     if not objective.labelled:
-        data = replace(data, **{name: split.unlabelled() for name, split in data.splits.items()})
+        data = data.mapped(Split.unlabelled)
     output = objective.output(data)
     metric = job.train.select
     allowed = {"auto", "loss", *(["accuracy"] if output.loss == "cross_entropy" else ["mae", "mse", "r2"])}
     if metric not in allowed:
-        raise UsageError(f"{job.stage}.train.select: {metric} is not a metric of this stage; choose among {', '.join(sorted(allowed))}")
+        raise UsageError(
+            f"{job.stage}.train.select: {metric} is no metric of this stage; choose among {', '.join(sorted(allowed))}"
+        )
 
     # Streams of their own: the head is the same in both arms, and the scratch arm starts where pretraining started.
     with seeded(job.seed, "encoder"):
@@ -95,6 +96,7 @@ def ensure(job: Job, root: Path, runtime: Runtime, say: Say = lambda text: None,
     if not fresh and (result := run.result()) is not None:
         _note_other_code(run, result, say)
         return result
+    runtime.check_tracker()
     parent = _parent(job, root, runtime, say, label)
     bound = bind(job)
     with run.locked():
@@ -104,7 +106,9 @@ def ensure(job: Job, root: Path, runtime: Runtime, say: Say = lambda text: None,
         elif (result := run.result()) is not None:  # finished by another process in the meantime
             return result
         elif (run.status() or {}).get("state") == "diverged":
-            raise DivergedError(f"{run.path.name} diverged before ({(run.status() or {}).get('reason')}); --resume never runs it again")
+            raise DivergedError(
+                f"{run.path.name} diverged before ({(run.status() or {}).get('reason')}); --resume never runs it again"
+            )
         return _work(bound, run, parent, runtime, say, label or f"{job.loaded.name} seed {job.seed}")
 
 
@@ -184,7 +188,14 @@ def _finish(
     scores, chance = None, None
     if bound.objective.labelled:
         scores, predictions = evaluate(
-            bound.model.to(runtime.device), bound.objective, bound.output, data.test, data, runtime, job.train.precision, predict=True
+            bound.model.to(runtime.device),
+            bound.objective,
+            bound.output,
+            data.test,
+            data,
+            runtime,
+            job.train.precision,
+            predict=True,
         )
         assert predictions is not None
         _write_predictions(run, data, predictions)
@@ -251,7 +262,13 @@ def _record_failure(run: Run, error: BaseException) -> None:
     """status.json says what happened, whoever reads the exit code; an error of ours leaves its traceback too."""
     try:
         if isinstance(error, SptError):
-            state: Any = "stopped" if isinstance(error, Stopped) else "diverged" if isinstance(error, DivergedError) else "failed"
+            state: Any = (
+                "stopped"
+                if isinstance(error, Stopped)
+                else "diverged"
+                if isinstance(error, DivergedError)
+                else "failed"
+            )
             run.set_status(state, str(error), error.exit_code)
         elif isinstance(error, KeyboardInterrupt):
             run.set_status("stopped", "interrupted", 130)

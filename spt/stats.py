@@ -65,14 +65,10 @@ def paired(differences: Sequence[float], confidence: float = CONFIDENCE) -> Pair
     margin = t_quantile((1 + confidence) / 2, n - 1) * error
     p = 2 * float(special.stdtr(n - 1, -abs(mean) / error))
     detectable = smallest_detectable(n, deviation, confidence)
-    return Paired(
-        n, mean, deviation, mean - margin, mean + margin, p, detectable, **counts, confidence=confidence
-    )
+    return Paired(n, mean, deviation, mean - margin, mean + margin, p, detectable, **counts, confidence=confidence)
 
 
-def smallest_detectable(
-    n: int, deviation: float, confidence: float = CONFIDENCE, power: float = POWER
-) -> float | None:
+def smallest_detectable(n: int, deviation: float, confidence: float = CONFIDENCE, power: float = POWER) -> float | None:
     """True mean difference that a two-sided paired t test with n pairs finds with this power.
 
     The d solving P(T > t((1 + c)/2, n - 1)) = power for T ~ noncentral t(n - 1, d √n/s); Cohen 1988, ch. 2.

@@ -49,15 +49,12 @@ def open_task(part: Part) -> TaskData:
     config = component.module.Config.model_validate_json(json.dumps(part.options))
     folder = _prepared(component.identity, component.module, config)
     data = _read(folder)
-    train = data.train
-    keep = max(1, int(config.fraction * len(train)))
-    if keep < len(train):
-        rows = generator(config.subset_seed, "subset").permutation(len(train))[:keep]
-        train = train.take(rows)
-    splits = {"train": train, "val": data.val, "test": data.test}
-    if config.limit is not None:
-        splits = {name: split.take(np.arange(min(config.limit, len(split)))) for name, split in splits.items()}
-    return replace(data, **splits)
+    keep = max(1, int(config.fraction * len(data.train)))
+    if keep < len(data.train):
+        rows = generator(config.subset_seed, "subset").permutation(len(data.train))[:keep]
+        data = replace(data, train=data.train.take(rows))
+    limit = config.limit
+    return data if limit is None else data.mapped(lambda split: split.take(np.arange(min(limit, len(split)))))
 
 
 def record(split: Split) -> SplitRecord:
@@ -89,8 +86,8 @@ def refuse_leak(pretrained_on: NDArray[np.uint64], data: TaskData, source: str) 
         if leaked.any():
             first = split.ids[int(np.flatnonzero(leaked)[0])]
             raise CheckpointError(
-                f"{source} was pretrained on {int(leaked.sum())} of the {len(split)} {name} rows of this task (the first "
-                f"is row {first}), so its score there would mean nothing; pretrain on this task's training split"
+                f"{source} was pretrained on {int(leaked.sum())} of the {len(split)} {name} rows of this task (the "
+                f"first is row {first}), so its score there would mean nothing; pretrain on this task's training split"
             )
 
 
@@ -98,7 +95,8 @@ def _prepared(identity: str, module: Any, config: TaskConfig) -> Path:
     shared = set(TaskConfig.model_fields)
     options = {key: value for key, value in config.model_dump(mode="json").items() if key not in shared}
     source = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
-    name = f"{identity.partition('@')[0].replace('/', '-')}-{digest({'format': FORMAT, 'options': options, 'source': source})}"
+    key = digest({"format": FORMAT, "options": options, "source": source})
+    name = f"{identity.partition('@')[0].replace('/', '-')}-{key}"
     folder = cache_dir() / "tasks" / name
     if (folder / "data.json").is_file():
         return folder
@@ -143,13 +141,18 @@ def _write(folder: Path, data: TaskData) -> None:
                 targets = np.asarray(split.targets)
                 columns = {
                     "values": pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(flat)),
-                    "target": pa.array(targets.astype(np.int64) if targets.ndim == 1 else list(targets.astype(np.float64))),
+                    "target": pa.array(
+                        targets.astype(np.int64) if targets.ndim == 1 else list(targets.astype(np.float64))
+                    ),
                     "id": pa.array(split.ids),
                     "fingerprint": pa.array(np.array([_fingerprint(row) for row in rows], np.uint64)),
                 }
                 table = pa.table(columns)
                 # One record batch, so that a column is one zero-copy array.
-                with pa.OSFile(str(beside / f"{name}.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+                with (
+                    pa.OSFile(str(beside / f"{name}.arrow"), "wb") as file,
+                    pa.ipc.new_stream(file, table.schema) as out,
+                ):
                     out.write_batch(table.to_batches()[0])
             manifest = {"input": _spec(data.input), "target": _spec(data.target)}
             (beside / "data.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
@@ -178,7 +181,7 @@ def _read(folder: Path) -> TaskData:
                 targets = np.stack(list(targets))
             ids, prints = table.column("id").to_numpy(), table.column("fingerprint").to_numpy()
             splits[name] = Split(values, offsets[:-1], offsets[1:], targets, ids, prints)
-        return TaskData(input, target, **splits)  # type: ignore[arg-type]
+        return TaskData(input, target, **splits)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"the prepared data in {folder} are damaged ({type(error).__name__}); delete the folder, it is made again"

@@ -69,23 +69,25 @@ def fit(
         reset_peak_memory(device)
         clock, saved = time.perf_counter(), time.monotonic()
         already = position.ledger.examples
-        with Bar(label, total, position.step, quiet=runtime.settings.quiet or not runtime.main) as bar, StopSignals() as signals:
+        with (
+            Bar(label, total, position.step, quiet=runtime.settings.quiet or not runtime.main) as bar,
+            StopSignals() as signals,
+        ):
             while position.step < total and not _out_of_patience(position, train):
                 epoch, rows = next(stepper)
                 set_rates(optimizer, position.step, total, train)
                 draw = Draw(seed, "corruption", epoch)
                 done = _step(prepared, model, optimizer, objective, output, data, rows, draw, train, runtime)
                 if not done.finite:
-                    raise DivergedError(
-                        f"{label}: the loss or its gradient is not finite at step {position.step + 1:,}; a smaller "
-                        f"learning_rate or a longer warm-up may help (the last good weights are kept)"
-                    )
+                    raise _diverged(label, "the loss or its gradient", position.step + 1)
                 now = time.perf_counter()
                 position = position.after(done.spent(now - clock, runtime.world), done.loss, done.weight)
                 clock = now
 
                 if position.step % every == 0 or position.step == total:
                     found, _ = evaluate(prepared, objective, output, data.val, data, runtime, train.precision)
+                    if not math.isfinite(found["loss"]):
+                        raise _diverged(label, "the validation loss", position.step)
                     improved = better(found, position.best, metric)
                     loss = position.training_loss
                     position = position.evaluated(found, improved)
@@ -108,6 +110,13 @@ def fit(
         runtime.accelerator.free_memory()
     load_weights(run.checkpoints / f"best-{position.best_step:08d}", model)
     return Fitted(position, "patience" if position.step < total else "budget", metric)
+
+
+def _diverged(label: str, what: str, step: int) -> DivergedError:
+    return DivergedError(
+        f"{label}: {what} is not finite at step {step:,}; a smaller learning_rate or a longer warm-up may help "
+        f"(the last good weights are kept)"
+    )
 
 
 class _Done(NamedTuple):
@@ -197,14 +206,9 @@ def selection_metric(train: Train, output: Output) -> str:
 
 
 def better(found: dict[str, float], best: dict[str, float], metric: str) -> bool:
-    """By the metric; ties by the loss. Anything beats nothing, nan beats nothing else."""
-
-    def rank(scores: dict[str, float]) -> tuple[float, float]:
-        sign = 1.0 if LOWER_IS_BETTER[metric] else -1.0
-        pair = (sign * scores[metric], scores["loss"])
-        return (pair[0] if not math.isnan(pair[0]) else math.inf, pair[1] if not math.isnan(pair[1]) else math.inf)
-
-    return not best or rank(found) < rank(best)
+    """By the metric; ties by the loss. Anything beats nothing."""
+    sign = 1.0 if LOWER_IS_BETTER[metric] else -1.0
+    return not best or (sign * found[metric], found["loss"]) < (sign * best[metric], best["loss"])
 
 
 class Predictions(NamedTuple):
@@ -238,7 +242,7 @@ def evaluate(
         inputs, targets = objective.pose(batch, draw)
         with runtime.autocast(precision):
             logits = model(inputs)
-        found = sums(output, logits, targets) | {"index": batch.index}
+        found = sums(output, logits, targets) | {"index": batch.rows}
         if predict:
             found["logits"] = logits.float()
         gathered.append({name: runtime.gather(tensor).cpu() for name, tensor in found.items()})
@@ -265,7 +269,9 @@ def _continue(run: Run, runtime: Runtime, say: Callable[[str], None]) -> Positio
     mode = runtime.settings.resume
     position = resume(run, runtime, say) if mode != "never" else None
     if position is None and mode == "must":
-        raise CheckpointError(f"{run.path} has no checkpoint to resume from; use --resume auto to start at the beginning")
+        raise CheckpointError(
+            f"{run.path} has no checkpoint to resume from; use --resume auto to start at the beginning"
+        )
     position = position or Position()
     if runtime.main:
         run.forget_metrics_after(position.step)
@@ -279,7 +285,12 @@ def _out_of_patience(position: Position, train: Train) -> bool:
 def _log(
     run: Run, runtime: Runtime, position: Position, loss: float, learning_rate: float, found: dict[str, float]
 ) -> None:
-    training = {"loss": loss, "learning_rate": learning_rate, "examples": position.ledger.examples, "flops": position.ledger.flops}
+    training = {
+        "loss": loss,
+        "learning_rate": learning_rate,
+        "examples": position.ledger.examples,
+        "flops": position.ledger.flops,
+    }
     if runtime.main:
         run.log("train", position.step, **training)
         run.log("val", position.step, **found)

@@ -6,9 +6,7 @@ from typing import Literal
 from spt.run import Result
 from spt.stats import FEWEST, Paired, paired
 
-Decision = Literal[
-    "spt", "scratch", "open", "too few seeds", "no spread", "no pair", "different data", "smoke"
-]
+Decision = Literal["spt", "scratch", "open", "too few seeds", "no spread", "no pair", "different data", "smoke"]
 Pairs = Sequence[tuple[Result, Result]]  # scratch and SPT of the same seed, both finished
 
 MATCHED = 0.05  # relative difference up to which steps, examples and FLOPs of the arms count as equal

@@ -6,8 +6,8 @@ A task file holds `class Config(TaskConfig)` and `load(config, raw) -> TaskData`
 Letters: n examples in a split, L steps of a sequence, C channels, K target values.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -53,8 +53,12 @@ class Values:
         for name, numbers, neutral in (("mean", self.mean, 0.0), ("std", self.std, 1.0)):
             numbers = numbers or (neutral,) * self.channels
             object.__setattr__(self, name, tuple(float(number) for number in numbers))
-            _check(len(numbers) == self.channels, f"Values.{name} has {len(numbers)} entries for {self.channels} channels")
-        _check(all(s > 0 and np.isfinite(s) for s in self.std), f"Values.std is {self.std}; every entry must be positive")
+            _check(
+                len(numbers) == self.channels, f"Values.{name} has {len(numbers)} entries for {self.channels} channels"
+            )
+        _check(
+            all(s > 0 and np.isfinite(s) for s in self.std), f"Values.std is {self.std}; every entry must be positive"
+        )
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,10 @@ class TaskData:
     def splits(self) -> dict[str, Split]:
         return {"train": self.train, "val": self.val, "test": self.test}
 
+    def mapped(self, change: Callable[[Split], Split]) -> "TaskData":
+        """The same task with every split changed alike."""
+        return replace(self, train=change(self.train), val=change(self.val), test=change(self.test))
+
     def check(self) -> None:
         """Raise ValueError, in words, unless the arrays are what `input` and `target` say."""
         for name, split in self.splits.items():
@@ -155,7 +163,9 @@ class TaskData:
 
     def _check_inputs(self, name: str, values: NDArray[Any]) -> None:
         if isinstance(self.input, Tokens):
-            _check(values.ndim == 1, f"the {name} split's tokens have shape {values.shape}; one number a step is expected")
+            _check(
+                values.ndim == 1, f"the {name} split's tokens have shape {values.shape}; one number a step is expected"
+            )
             _check(values.dtype.kind in "iu", f"the {name} split's tokens are {values.dtype}; integers are expected")
             top: int | None = self.input.vocab
         else:
@@ -164,7 +174,10 @@ class TaskData:
             _check(values.dtype.kind in "iuf", f"the {name} split's values are {values.dtype}; numbers are expected")
             _check(bool(np.isfinite(values).all()), f"the {name} split has values that are not finite")
             top = self.input.levels
-            _check(top is None or values.dtype.kind in "iu", f"the {name} split has levels but its values are {values.dtype}")
+            _check(
+                top is None or values.dtype.kind in "iu",
+                f"the {name} split has levels but its values are {values.dtype}",
+            )
         if top is not None:
             low, high = int(values.min()), int(values.max())
             _check(0 <= low and high < top, f"the {name} split's inputs reach from {low} to {high}, outside [0, {top})")

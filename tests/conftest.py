@@ -30,7 +30,7 @@ settings.load_profile("spt")
 
 @pytest.fixture(scope="session", autouse=True)
 def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Runs, prepared data and library caches of this test session."""
+    """Runs, prepared data and library caches, away from the user's."""
     home = tmp_path_factory.mktemp("home")
     for name in ("SPT_RUNS_DIR", "SPT_CACHE_DIR", "HF_HOME"):
         os.environ[name] = str(home / name.lower())

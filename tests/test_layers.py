@@ -88,23 +88,15 @@ def plug_in(name: str) -> bool:
 
 RULES: dict[str, Callable[[str, Import], bool]] = {  # True where an import is wrong
     "a model or task imports nothing of ours but what its folder shares": lambda module, i: (
-        folder(module) in SHARED
-        and folder(i.name) != ""
-        and (folder(i.name) != folder(module) or plug_in(i.name))
+        folder(module) in SHARED and folder(i.name) != "" and (folder(i.name) != folder(module) or plug_in(i.name))
     ),
     "tasks do without torch": lambda module, i: (  # but for a published split that was drawn with it
         folder(module) == "spt.tasks" and i.library == "torch" and (i.at_once or module != "spt.tasks.files")
     ),
     "the pipeline names no plug-in": lambda module, i: folder(module) == "spt" and plug_in(i.name),
-    "a heavy library is known to few": lambda module, i: (
-        i.library in KNOWN_TO and module not in KNOWN_TO[i.library]
-    ),
-    "an optional library is asked for where it is used": lambda module, i: (
-        i.at_once and i.library in OPTIONAL
-    ),
-    "imports go through the package": lambda module, i: (
-        i.library in {"", "models", "tasks", "recipes", "tests"}
-    ),
+    "a heavy library is known to few": lambda module, i: i.library in KNOWN_TO and module not in KNOWN_TO[i.library],
+    "an optional library is asked for where it is used": lambda module, i: i.at_once and i.library in OPTIONAL,
+    "imports go through the package": lambda module, i: i.library in {"", "models", "tasks", "recipes", "tests"},
 }
 
 
@@ -133,9 +125,7 @@ def test_plans_records_and_commands_do_not_wait_for_torch(module: str) -> None:
 
 
 def test_no_cycles() -> None:
-    circles = [
-        [*chain, module] for module in FILES for chain in chains(module) if module in AT_ONCE[chain[-1]]
-    ]
+    circles = [[*chain, module] for module in FILES for chain in chains(module) if module in AT_ONCE[chain[-1]]]
     assert circles == []
 
 

@@ -40,7 +40,7 @@ def test_every_model_is_described():
 def test_the_contract_catches_a_broken_model(tmp_path, change, complaint):
     """Each check must be able to fail: a model that breaks one promise is caught by it."""
     path = tmp_path / "broken.py"
-    path.write_text(f'''
+    path.write_text(f"""
 import torch
 from torch import nn
 from spt.models.base import Backbone, BackboneConfig, Mixer
@@ -60,7 +60,7 @@ class Broken(Mixer):
 
 def build(config):
     return Backbone(config, lambda: [Broken(config.d_model)])
-''')
+""")
     problems = [check.detail for check in contract.check(find("models", str(path))) if not check.ok]
     if complaint is None:  # causal and well-behaved, but padded steps are behind, so nothing is wrong with it
         assert problems == []
@@ -89,7 +89,9 @@ def test_rotary_is_a_rotation_by_position():
         for i in range(4):
             angle = torch.tensor(t * 10000 ** (-2 * i / 8), dtype=torch.float64)
             x0, x1 = x[..., t, 2 * i].double(), x[..., t, 2 * i + 1].double()
-            torch.testing.assert_close(y[..., t, 2 * i].double(), x0 * angle.cos() - x1 * angle.sin(), atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(
+                y[..., t, 2 * i].double(), x0 * angle.cos() - x1 * angle.sin(), atol=1e-6, rtol=1e-6
+            )
             torch.testing.assert_close(
                 y[..., t, 2 * i + 1].double(), x0 * angle.sin() + x1 * angle.cos(), atol=1e-6, rtol=1e-6
             )
@@ -128,7 +130,9 @@ def test_attention_is_softmax_of_scaled_products(causal):
     torch.testing.assert_close(y[valid], layer.out(expected)[valid])
 
 
-@pytest.mark.parametrize("positions", [[], ["rotary"], ["learned"], ["sinusoidal"], ["rotary", "learned", "sinusoidal"]])
+@pytest.mark.parametrize(
+    "positions", [[], ["rotary"], ["learned"], ["sinusoidal"], ["rotary", "learned", "sinusoidal"]]
+)
 def test_positions_break_the_symmetry_of_order(positions):
     """Without positions attention cannot tell an order from its reverse; with any of them it can."""
     model = tiny(find("models", "transformer"), causal=False, positions=positions, position_std=1.0)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spt.batch import NOBODY, collate, pieces, share, training_rows
-from spt.errors import UsageError
+from spt.errors import DataError, UsageError
 from spt.losses import metrics, per_answer, sums, weighted_sum
 from spt.objectives import Masked, Output, Supervised, Targets
 from spt.seeding import Draw, generator, order
@@ -167,10 +167,21 @@ def test_metrics_do_not_depend_on_batches():
     assert whole["loss"] == pytest.approx(whole["mae"], rel=1e-6)
 
 
-def test_r2_of_a_constant_truth_is_not_a_number():
+@pytest.mark.parametrize("answer", [3.0, 2.0])
+def test_r2_of_a_constant_truth_is_that_of_scikit_learn(answer):
+    from sklearn.metrics import r2_score
+
+    output, truth = Output("l2", False, 1), torch.tensor([[3.0], [3.0]])
+    found = sums(output, torch.full((2, 1), answer), Targets(truth, torch.ones(2)))
+    scores = metrics(output, {name: value.sum(0) for name, value in found.items()})
+    assert scores["r2"] == r2_score(truth, torch.full((2, 1), answer))
+
+
+def test_nothing_scored_is_said():
     output = Output("l2", False, 1)
-    found = sums(output, torch.tensor([[1.0], [2.0]]), Targets(torch.tensor([[3.0], [3.0]]), torch.ones(2)))
-    assert np.isnan(metrics(output, {name: value.sum(0) for name, value in found.items()})["r2"])
+    found = sums(output, torch.zeros(2, 1), Targets(torch.zeros(2, 1), torch.zeros(2)))
+    with pytest.raises(DataError, match="no position"):
+        metrics(output, {name: value.sum(0) for name, value in found.items()})
 
 
 def test_cross_entropy_over_several_quantities():

@@ -28,9 +28,7 @@ def requirements(*extras: str) -> list[Requirement]:
     for extra in extras:
         listed += PROJECT["project"]["optional-dependencies"][extra]
     found = [Requirement(line) for line in listed]
-    return [
-        r for r in found if r.name != PROJECT["project"]["name"] and (not r.marker or r.marker.evaluate())
-    ]
+    return [r for r in found if r.name != PROJECT["project"]["name"] and (not r.marker or r.marker.evaluate())]
 
 
 def pins() -> dict[str, str]:
@@ -123,9 +121,7 @@ class Environment:
         self.bin = folder / ("Scripts" if os.name == "nt" else "bin")
         self.python = self.bin / "python"
         # Python follows .pth files in its own site-packages only, so an editable installation stays unseen.
-        site = Path(
-            run(folder, self.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-        )
+        site = Path(run(folder, self.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
         libraries = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
         (site / "libraries.pth").write_text("\n".join(libraries) + "\n")
 
@@ -143,9 +139,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(checkout: Path) -> Path:
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")
     run(checkout, *pip, "--wheel-dir", checkout / "dist", checkout)
-    shutil.rmtree(
-        checkout / "build"
-    )  # where setuptools keeps copies that a later build would take for sources
+    shutil.rmtree(checkout / "build")  # where setuptools keeps copies that a later build would take for sources
     (built,) = (checkout / "dist").glob("*.whl")
     return built
 

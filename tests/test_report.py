@@ -154,8 +154,7 @@ def test_arms_meet_by_seed_and_not_by_order(tmp_path: Path) -> None:
     cells += [finish(tmp_path, "spt", seed, 0.51 + seed / 10) for seed in (1, 2, 0)]
     row = row_of(plan(tmp_path, cells))
     assert [(seed.seed, seed.scratch_run, seed.spt_run, seed.pretrain_run) for seed in row.seeds] == [
-        (seed, f"finetune-scratch{seed}", f"finetune-spt{seed}", f"pretrain-for-spt{seed}")
-        for seed in range(3)
+        (seed, f"finetune-scratch{seed}", f"finetune-spt{seed}", f"pretrain-for-spt{seed}") for seed in range(3)
     ]
     assert [seed.delta for seed in row.seeds] == pytest.approx([0.01] * 3)
 
@@ -210,16 +209,11 @@ def test_one_seed_has_no_interval_and_two_have(tmp_path: Path) -> None:
 
 def test_lower_can_be_better(tmp_path: Path) -> None:
     row = row_of(
-        compared(
-            tmp_path, [2.0, 2.1, 2.2], [1.5, 1.61, 1.69], metric="mse", higher_is_better=False, chance=2.15
-        )
+        compared(tmp_path, [2.0, 2.1, 2.2], [1.5, 1.61, 1.69], metric="mse", higher_is_better=False, chance=2.15)
     )
     assert row.delta == pytest.approx(-0.5)
     assert (row.decision, row.favour_spt) == ("spt", 3)
-    assert (
-        row.verdict
-        == "SPT beats scratch by 0.500 in mse (lower is better, 95 % interval 0.475 to 0.525, n=3)"
-    )
+    assert row.verdict == "SPT beats scratch by 0.500 in mse (lower is better, 95 % interval 0.475 to 0.525, n=3)"
     assert "scratch is not shown to be above chance (2.150)" in row.notes
     assert "SPT is not" not in str(row.notes)
 
@@ -245,9 +239,7 @@ def test_different_data_is_no_comparison(tmp_path: Path) -> None:
 
 
 def test_smoke_runs_mean_nothing(tmp_path: Path) -> None:
-    planned = row_of(
-        plan(tmp_path, [finish(tmp_path, arm, 0, 0.5) for arm in ("scratch", "spt")], smoke=True)
-    )
+    planned = row_of(plan(tmp_path, [finish(tmp_path, arm, 0, 0.5) for arm in ("scratch", "spt")], smoke=True))
     by_result = row_of(compared(tmp_path / "other", [0.1] * 3, [0.5, 0.6, 0.7], smoke=True))
     for row in (planned, by_result):
         assert row.smoke
@@ -443,9 +435,7 @@ def test_a_planned_seed_without_any_cell_is_missed(tmp_path: Path) -> None:
 def test_a_result_that_does_not_fit_is_not_used(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     folder = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
     path = tmp_path / "finetune-spt2" / "result.json"
-    text = json.dumps(
-        json.loads(path.read_text()) | {"test": {changes.get("metric", "accuracy"): 0.5}} | changes
-    )
+    text = json.dumps(json.loads(path.read_text()) | {"test": {changes.get("metric", "accuracy"): 0.5}} | changes)
     path.write_text(text)
     row = row_of(folder)
     assert row.n == 2
@@ -579,9 +569,7 @@ def test_folders_without_anything_to_report(tmp_path: Path) -> None:
         ({"recipes": None}, "recipes"),
     ],
 )
-def test_a_wrong_comparison_is_refused_in_one_sentence(
-    tmp_path: Path, changes: dict[str, Any], complaint: str
-) -> None:
+def test_a_wrong_comparison_is_refused_in_one_sentence(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(DataError, match=complaint) as caught:
         report.read([plan(tmp_path, [], **changes)])
     assert "\n" not in str(caught.value)
@@ -627,8 +615,7 @@ def test_terminal_fits_80_columns_and_puts_the_verdict_first(tmp_path: Path) -> 
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
     order = [
-        text.index(part)
-        for part in ("SPT beats scratch", "Test accuracy", "Seed by seed", "Cost", "Runs without")
+        text.index(part) for part in ("SPT beats scratch", "Test accuracy", "Seed by seed", "Cost", "Runs without")
     ]
     assert order == sorted(order)
     assert "[red]" in text  # markup in a reason is text
@@ -702,7 +689,4 @@ def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> Non
 def test_import_is_light() -> None:
     heavy = "{'torch', 'pandas', 'pyarrow', 'scipy.stats', 'matplotlib', 'accelerate'}"
     code = f"import sys, spt.report, spt.render; print(*(sys.modules.keys() & {heavy}))"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        == "\n"
-    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

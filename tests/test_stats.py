@@ -44,9 +44,7 @@ def test_95_percent_intervals_cover_the_truth_95_percent_of_the_time(n: int) -> 
     """The tolerance is three standard errors of 2,000 draws. A normal quantile would give 81 % at n = 3."""
     draws = np.random.default_rng(n).normal(0.04, 0.02, (2000, n)).tolist()
     intervals = [paired(draw) for draw in draws]
-    covered = sum(
-        one.low <= 0.04 <= one.high for one in intervals if one.low is not None and one.high is not None
-    )
+    covered = sum(one.low <= 0.04 <= one.high for one in intervals if one.low is not None and one.high is not None)
     assert covered / 2000 == pytest.approx(0.95, abs=0.015)
 
 
@@ -155,7 +153,4 @@ def test_every_number_is_finite_and_in_order(differences: list[float]) -> None:
 
 def test_import_is_light() -> None:
     code = "import sys, spt.stats; print(*(sys.modules.keys() & {'scipy.stats', 'pandas', 'torch'}))"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        == "\n"
-    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

@@ -1,4 +1,4 @@
-"""The promises of the loop: exact resume, paired arms, a batch is a batch however it is cut, nothing seen that must not be."""
+"""The loop: exact resume, paired arms, a batch is a batch however it is cut, nothing seen that must not be."""
 
 import json
 import os
@@ -17,8 +17,8 @@ from tiny import TASK, environment, loaded, own_task, recipe_file, run, spt_job,
 
 import spt.runtime
 from spt.errors import CheckpointError, DivergedError, Interrupted, OutputError, Stopped
-from spt.network import pool
 from spt.models.base import Context
+from spt.network import pool
 from spt.plan import Job
 from spt.run import Run
 from spt.stages import bind
@@ -79,7 +79,7 @@ def test_the_same_recipe_gives_the_same_numbers_elsewhere(tmp_path):
 
 @pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 5, 7])
 def test_interrupted_equals_uninterrupted(tmp_path, stop_at):
-    """With dropout, so that the random state matters; stopped on, before and after an evaluation, and within an epoch."""
+    """With dropout, so that the random state matters; stopped on, before and after evaluations, within an epoch."""
     options = {"model__dropout": 0.3, "pretrain__train__steps": 8, "pretrain__train__schedule": "cosine"}
     job = Job(loaded(tmp_path, **options), "pretrain", 0)
     whole = run(job, tmp_path / "whole")
@@ -178,7 +178,9 @@ def test_a_batch_is_weighed_as_a_whole(tmp_path):
     losses = per_answer(bound.output, bound.model(inputs), targets.values)
     expected = losses[inputs.hidden].mean().item()
     root = tmp_path / "runs"
-    shorter = own_task(tmp_path, pretrain__train__batch_size=11, pretrain__train__steps=1, pretrain__train__evaluate_every=1)
+    shorter = own_task(
+        tmp_path, pretrain__train__batch_size=11, pretrain__train__steps=1, pretrain__train__evaluate_every=1
+    )
     job = Job(shorter, "pretrain", 0)
     run(job, root, micro_batch_size=2)
     logged = Run(root, job.name).metrics()[0]["loss"]
@@ -222,9 +224,9 @@ def test_pretraining_trains_on_the_training_split_alone(tmp_path):
     for name, edit in {"plain": "", "val": "val = split(17)", "train": "train = split(40)"}.items():
         folder = tmp_path / name
         folder.mkdir()
-        text = TASK.replace(
-            "split(40), split(17), split(19))", "train, val, test)"
-        ).replace("    inputs = {", f"    train, val, test = split(40), split(17), split(19)\n    {edit}\n    inputs = {{")
+        text = TASK.replace("split(40), split(17), split(19))", "train, val, test)").replace(
+            "    inputs = {", f"    train, val, test = split(40), split(17), split(19)\n    {edit}\n    inputs = {{"
+        )
         (folder / "toy.py").write_text(text)
         from spt.recipe import load
 
@@ -239,7 +241,11 @@ def test_pretraining_trains_on_the_training_split_alone(tmp_path):
 
 
 def test_divergence_stops_and_keeps_the_last_good_weights(tmp_path):
-    options = {"pretrain__train__learning_rate": 1e38, "pretrain__train__max_grad_norm": None, "pretrain__train__evaluate_every": 1}
+    options = {
+        "pretrain__train__learning_rate": 1e38,
+        "pretrain__train__max_grad_norm": None,
+        "pretrain__train__evaluate_every": 1,
+    }
     job = Job(loaded(tmp_path, **options), "pretrain", 0)
     with pytest.raises(DivergedError, match="not finite at step"):
         run(job, tmp_path / "runs")
@@ -257,7 +263,11 @@ def test_early_stopping(tmp_path):
 
 
 def test_the_best_checkpoint_is_selected_on_validation(tmp_path):
-    options = {"finetune__train__steps": 30, "finetune__train__evaluate_every": 3, "finetune__train__learning_rate": 0.05}
+    options = {
+        "finetune__train__steps": 30,
+        "finetune__train__evaluate_every": 3,
+        "finetune__train__learning_rate": 0.05,
+    }
     job = Job(own_task(tmp_path, **options), "finetune", 0)
     result = run(job, tmp_path / "runs")
     rows = [row for row in Run(tmp_path / "runs", job.name).metrics() if row["kind"] == "val"]
@@ -273,7 +283,7 @@ def test_the_best_checkpoint_is_selected_on_validation(tmp_path):
         ({"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.5, "loss": 2.0}, "accuracy", True),
         ({"accuracy": 0.5, "loss": 2.0}, {"accuracy": 0.5, "loss": 2.0}, "accuracy", False),
         ({"mse": 0.5, "loss": 0.5}, {"mse": 0.4, "loss": 0.4}, "mse", False),
-        ({"r2": float("nan"), "loss": 0.5}, {"r2": -9.0, "loss": 0.4}, "r2", False),
+        ({"r2": 0.5, "loss": 0.5}, {"r2": -9.0, "loss": 0.4}, "r2", True),
     ],
 )
 def test_better(found, best, metric, verdict):
@@ -340,7 +350,11 @@ def test_a_killed_process_resumes_exactly(tmp_path):
     assert process.wait() == -signal.SIGKILL
     assert list(checkpoints.glob("step-*"))
     done = subprocess.run(
-        [*command, "--out", "parts", "--resume", "must"], cwd=tmp_path, env=environment(), capture_output=True, text=True
+        [*command, "--out", "parts", "--resume", "must"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     parts = json.loads(done.stdout)

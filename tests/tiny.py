@@ -96,16 +96,21 @@ def run(job: Job, root: Path, said: list[str] | None = None, **settings: Any) ->
     return ensure(job, root, Runtime(Settings(quiet=True, cpu=True, **settings)), say)
 
 
-def spt(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+def spt(
+    *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """The real command in a real process."""
     command = [sys.executable, "-m", "spt_cli", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=environment(env), capture_output=True, text=True, timeout=300, **options)
+    return subprocess.run(
+        command, cwd=cwd, env=environment(env), capture_output=True, text=True, timeout=300, **options
+    )
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     """Of a process elsewhere that imports this checkout."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "COLUMNS": "120", **(extra or {})}
+    kept = {name: value for name, value in os.environ.items() if name != "SPT_RUNS_DIR"}
+    return {**kept, "PYTHONPATH": path, "COLUMNS": "120", **(extra or {})}
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:

@@ -1,0 +1,347 @@
+"""The command as a user has it: real processes, standard output, exit codes, what is left behind."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tiny import RECIPE, TASK, changed, environment, recipe_file, spt
+from typer.testing import CliRunner
+
+from spt.run import Result, Run
+from spt_cli import app
+
+
+def call(*arguments, code=0):
+    """In this process, for what needs no process of its own."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.mark.parametrize(
+    "command", ["", "pretrain", "finetune", "compare", "report", "show", "recipes", "list", "env", "doctor"]
+)
+def test_help(command):
+    output = call(*command.split(), "--help").stdout
+    assert "Usage" in output and "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("list", "models"), ("list", "tasks"), ("recipes", "list"), ("report", "--help")]
+)
+def test_quick_commands_import_nothing_heavy(arguments, tmp_path):
+    program = (
+        "import sys, spt_cli\n"
+        f"sys.argv = ['spt', *{arguments!r}]\n"
+        "try:\n    spt_cli.main()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'accelerate', 'scipy.stats', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_listings_as_json():
+    for arguments in (("list", "models"), ("list", "tasks"), ("recipes", "list")):
+        rows = json.loads(call(*arguments, "--json").stdout)
+        assert rows and all(row["name"] and row["description"] for row in rows)
+    assert "transformer" in {row["name"] for row in json.loads(call("list", "models", "--json").stdout)}
+    assert "quickstart" in {row["name"] for row in json.loads(call("recipes", "list", "--json").stdout)}
+    assert "quickstart" in call("recipes", "list").stdout
+
+
+def test_recipes_show_copy_schema(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = call("recipes", "show", "quickstart").stdout
+    assert "task:" in text and text.startswith("#")
+    call("recipes", "copy", "quickstart")
+    assert (tmp_path / "quickstart.yaml").read_text() == text
+    assert "exists" in call("recipes", "copy", "quickstart", code=2).stderr
+    call("recipes", "copy", "quickstart", tmp_path / "mine.yaml")
+    assert json.loads(call("recipes", "schema").stdout)["properties"]["task"]
+    assert "no/such" in call("recipes", "copy", "quickstart", tmp_path / "no/such/folder.yaml", code=7).stderr
+
+
+def test_compare_end_to_end(tmp_path):
+    """The main command: a table for people, JSON for programs, a second time without training, the same report."""
+    recipe = recipe_file(tmp_path)
+    first = spt("compare", recipe, "--seeds", "2", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "cannot be decided with 2 seeds" in first.stdout and "digits / transformer" in first.stdout
+    began = time.monotonic()
+    second = spt("compare", recipe, "--seeds", "0,1", "--json", cwd=tmp_path)
+    assert second.returncode == 0 and time.monotonic() - began < 60
+    found = json.loads(second.stdout)
+    (row,) = found["rows"]
+    assert {"task", "model", "scratch", "spt", "delta", "low", "high", "n"} <= set(row)
+    assert (row["task"], row["model"], row["n"]) == ("digits", "transformer", 2)
+    assert row["delta"] == pytest.approx(row["spt"] - row["scratch"])
+    assert len(found["runs"]) == 6
+    assert all((tmp_path / folder / "result.json").is_file() for folder in found["runs"])
+    assert "copied" not in second.stderr  # nothing was trained
+    (folder,) = (tmp_path / "runs").glob("compare-*")
+    assert {path.name for path in folder.iterdir()} == {
+        "compare.json",
+        "report.md",
+        "report.csv",
+        "seeds.csv",
+        "report.json",
+    }
+    report = spt("report", folder, "--json", cwd=tmp_path)
+    assert json.loads(report.stdout)["rows"] == found["rows"]
+    assert spt("report", "runs", cwd=tmp_path).returncode == 0
+
+
+def test_a_killed_compare_goes_on_and_reports_the_same(tmp_path):
+    recipe = recipe_file(tmp_path, pretrain__train__steps=120, finetune__train__steps=60)
+    arguments = ["compare", recipe, "--seeds", "2", "--json"]
+    whole = spt(*arguments, "--out", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    command = [sys.executable, "-m", "spt_cli", *map(str, arguments), "--out", "parts", "--save-every", "0.2"]
+    for how, wanted in ((signal.SIGKILL, 1), (signal.SIGTERM, 3)):  # after the first run, and after the third
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        deadline = time.monotonic() + 120
+        while len(list((tmp_path / "parts").glob("*/result.json"))) < wanted:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(how)
+        output, errors = process.communicate(timeout=60)
+        assert output == "" and process.returncode == (75 if how == signal.SIGTERM else -signal.SIGKILL), errors
+    done = spt(*arguments, "--out", "parts", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    one, two = json.loads(whole.stdout)["rows"][0], json.loads(done.stdout)["rows"][0]
+    for key in ("scratch", "spt", "delta", "low", "high", "n", "verdict"):
+        assert one[key] == two[key]
+    assert [(s["seed"], s["scratch"], s["spt"]) for s in one["seeds"]] == [
+        (s["seed"], s["scratch"], s["spt"]) for s in two["seeds"]
+    ]
+
+
+def test_failed_runs_are_rows_and_the_rest_goes_on(tmp_path):
+    recipe = recipe_file(tmp_path, pretrain__train__learning_rate=1e38, pretrain__train__max_grad_norm=None)
+    done = spt("compare", recipe, "--seeds", "2", "--json", cwd=tmp_path)
+    assert done.returncode == 8, done.stderr
+    found = json.loads(done.stdout)
+    assert found["rows"][0]["n"] == 0 and found["rows"][0]["delta"] is None
+    assert len([f for f in found["failures"] if f["state"] == "diverged"]) >= 2
+    assert len(list((tmp_path / "runs").glob("finetune-*/result.json"))) == 2  # the scratch arm did finish
+
+
+def test_pretrain_then_finetune(tmp_path):
+    recipe = recipe_file(tmp_path)
+    done = spt("pretrain", recipe, "--seed", "3", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    pretrained = json.loads(done.stdout)
+    assert pretrained["stage"] == "pretrain" and pretrained["test"] is None and pretrained["seed"] == 3
+    done = spt("finetune", recipe, "--seed", "3", cwd=tmp_path)
+    assert done.returncode == 0 and "test loss" in done.stdout
+    assert len(list((tmp_path / "runs").glob("pretrain-*"))) == 1  # found, not made again
+    (folder,) = (tmp_path / "runs").glob("finetune-*")
+    result = Result.model_validate_json((folder / "result.json").read_text())
+    assert result.parent == pretrained["key"]
+    done = spt("finetune", recipe, "--scratch", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["parent"] is None
+
+
+def test_show_trains_nothing(tmp_path):
+    recipe = recipe_file(tmp_path)
+    done = spt("show", recipe, "model.d_ff=32", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml"}
+    found = json.loads(done.stdout)
+    origins = {row["key"]: row["origin"] for row in found["values"]}
+    assert origins["model.d_ff"] == "command line" and origins["model.d_model"] == "recipe"
+    assert origins["pretrain.train.schedule"] == "default"
+    stages = {stage["stage"]: stage for stage in found["stages"]}
+    assert stages["pretrain"]["steps"] == 6 and stages["pretrain"]["examples"] == 48
+    trained = json.loads(spt("pretrain", recipe, "model.d_ff=32", "--json", cwd=tmp_path).stdout)
+    assert stages["pretrain"]["training FLOPs"] == trained["own"]["flops"]
+    assert found["runs"]["pretrain"] in trained["run"]
+    for stage in found["stages"]:
+        assert sum(group["parameters"] for group in stage["groups"]) <= stage["parameters"]["total"]
+        assert stage["memory estimate"]["total"] > 16 * stage["parameters"]["total"]
+    for title in ("optimiser groups", "stages", "command line", "MiB"):
+        assert title in call("show", recipe, "model.d_ff=32").stdout
+
+
+MODEL = '''"""Gated recurrent unit: h_t = GRU(x_t, h_{t-1})."""
+
+from pydantic import Field
+from torch import nn
+
+from spt.models.base import Backbone, BackboneConfig, Mixer
+
+
+class Config(BackboneConfig):
+    layers_inside: int = Field(1, ge=1)
+
+
+class GRU(Mixer):
+    def __init__(self, config):
+        super().__init__()
+        self.gru = nn.GRU(config.d_model, config.d_model, config.layers_inside, batch_first=True)
+
+    def forward(self, x, context):
+        return self.gru(x)[0]
+
+    def flops(self, length):
+        return 2.0 * length * sum(p.numel() for p in self.parameters() if p.ndim == 2)
+
+
+def build(config):
+    return Backbone(config, lambda: [GRU(config)])
+'''
+
+
+def test_a_users_model_and_task_work_from_outside(tmp_path):
+    """Files of a user, in a folder of their own, named by path in a recipe, run from another folder."""
+    home = tmp_path / "home"
+    home.mkdir()
+    assert len(MODEL.splitlines()) <= 40
+    (home / "gru.py").write_text(MODEL)
+    (home / "toy.py").write_text(TASK)
+    recipe = recipe_file(home, task={"name": "./toy.py"}, model={"name": "./gru.py", "d_model": 16, "n_layers": 1})
+    (tmp_path / "work").mkdir()
+    done = spt("compare", recipe, "--seeds", "2", "--json", "finetune.train.steps=3", cwd=tmp_path / "work")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert (row["task"], row["model"], row["n"]) == ("toy", "gru", 2)
+    done = spt("doctor", "--model", home / "gru.py", "--json", cwd=tmp_path / "work")
+    checks = json.loads(done.stdout)
+    assert done.returncode == 0 and all(check["ok"] for check in checks) and len(checks) == 16
+    (home / "gru.py").write_text(MODEL.replace("self.gru(x)[0]", "self.gru(x.flip(1))[0]"))
+    done = spt("doctor", "--model", home / "gru.py", cwd=tmp_path / "work")
+    assert done.returncode == 2 and "FAIL never looks ahead (causal)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("compare", "quikstart"), 2, "did you mean quickstart?"),
+        (("compare", "nowhere.yaml"), 2, "no recipe file"),
+        (("compare",), 2, "RECIPE"),
+        (("compare", "a.b=c"), 2, "no recipe is named"),
+        (("compare", "tiny.yaml", "--seeds", "0,0"), 2, "stands twice"),
+        (("compare", "tiny.yaml", "--seeds", "0"), 2, "at least one"),
+        (("compare", "tiny.yaml", "--seeds", "01,1"), 2, "stands twice"),
+        (("compare", "tiny.yaml", "--seeds", "one"), 2, "whole numbers"),
+        (("compare", "tiny.yaml", "--seeds", "-1"), 2, "whole numbers"),
+        (("compare", "tiny.yaml", "--seeds", "2", "1"), 2, "unknown recipe '1'"),
+        (("compare", "tiny.yaml", "--seeds", "99999999"), 2, "to name one seed"),
+        (("pretrain", "tiny.yaml", "--seed", "0,1"), 2, "spt compare takes several"),
+        (("pretrain", "tiny.yaml", "--seed", ""), 2, "whole numbers"),
+        (("pretrain", "tiny.yaml", "tiny.yaml"), 2, "one recipe is expected"),
+        (("pretrain", "tiny.yaml", "model.d_modl=3"), 2, "did you mean d_model?"),
+        (("pretrain", "tiny.yaml", "model.name=nope"), 2, "unknown model"),
+        (("pretrain", "tiny.yaml", "task.name=nope"), 2, "unknown task"),
+        (("pretrain", "tiny.yaml", "task.name=./nope.py"), 2, "no file"),
+        (("pretrain", "tiny.yaml", "pretrain.train.select=mae"), 2, "no metric of this stage"),
+        (("pretrain", "tiny.yaml", "pretrain.objective.loss=l1"), 2, "for continuous inputs"),
+        (("pretrain", "tiny.yaml", "model.max_length=10"), 2, "sequences of 64 steps"),
+        (("pretrain", "tiny.yaml", "--resume", "maybe"), 2, "maybe"),
+        (("pretrain", "tiny.yaml", "--resume", "must"), 6, "no checkpoint"),
+        (("pretrain", "tiny.yaml", "--tracker", "paper"), 4, "paper"),
+        (("pretrain", "tiny.yaml", "--out", "file"), 7, "cannot write"),
+        (("pretrain", "tiny.yaml", "--out", "/proc/nowhere"), 7, "cannot write"),
+        (("finetune", "tiny.yaml", "--scratch", "--from", "x"), 2, "contradict"),
+        (("finetune", "tiny.yaml", "--from", "x"), 2, "no run folder"),
+        (("report", "nowhere"), 2, "nowhere"),
+        (("report", "."), 3, ""),
+        (("frobnicate",), 2, "frobnicate"),
+        (("pretrain", "tiny.yaml", "--frobnicate"), 2, "frobnicate"),
+        (("doctor", "--model", "nope"), 2, "unknown model"),
+    ],
+)
+def test_mistakes_are_one_sentence_with_the_right_code_and_leave_nothing(tmp_path, monkeypatch, arguments, code, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPT_RUNS_DIR", raising=False)
+    recipe_file(tmp_path)
+    (tmp_path / "file").write_text("")
+    result = call(*arguments, code=code)
+    assert words in " ".join(result.stderr.split()).replace("│ ", "")
+    assert "Traceback" not in result.output and result.stdout == ""
+    left = {path.name for path in tmp_path.iterdir()} - {"tiny.yaml", "file"}
+    runs = {path.name for path in (tmp_path / "runs").glob("*")} - {".locks"} if left else set()
+    assert left <= {"runs"} and not runs
+
+
+def test_missing_and_invalid_data_is_code_3(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy.py").write_text(TASK.replace("rng = ", "open('/no/such/data')\n    rng = "))
+    recipe_file(tmp_path, task={"name": "./toy.py"})
+    result = call("pretrain", "tiny.yaml", code=3)
+    assert "/no/such/data" in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_files_that_lack_a_piece_of_the_contract(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for text, words in (
+        ("x = 1", "no function build"),
+        ("def build(config): pass", "no class Config"),
+        ("def build(config): pass\nclass Config: pass", "derives from spt.models.base.BackboneConfig"),
+        ("1 / 0", "mine.py:1 fails when imported: ZeroDivisionError"),
+        ("def build(:", "mine.py:1 fails when imported: SyntaxError"),
+        ("import nosuchmodule", "No module named 'nosuchmodule'"),
+        (MODEL.replace("return Backbone(config, lambda: [GRU(config)])", "return GRU(config)"), "not a Backbone"),
+        (MODEL.replace("config.layers_inside,", "config.nosuch,"), "build fails with AttributeError"),
+    ):
+        (tmp_path / "mine.py").write_text(text)
+        recipe_file(tmp_path, model={"name": "./mine.py", "d_model": 16})
+        assert words in call("pretrain", "tiny.yaml", code=2).stderr
+
+
+def test_debug_shows_the_traceback(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "Traceback" in call("compare", "quikstart", "--debug", code=2).stderr
+
+
+def test_a_bug_of_ours_is_code_1_and_told_in_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe_file(tmp_path)
+
+    def broken(*_):
+        raise RuntimeError("something of ours")
+
+    monkeypatch.setattr("spt.stages.fit", broken)
+    result = call("pretrain", "tiny.yaml", "--out", "runs", code=1)
+    assert "a bug in spt: RuntimeError: something of ours" in result.stderr and "Traceback" not in result.stderr
+    (folder,) = (tmp_path / "runs").glob("pretrain-*")
+    assert Run(tmp_path / "runs", folder.name).status()["state"] == "failed"
+    assert "something of ours" in (folder / "traceback.txt").read_text()
+
+
+def test_env_and_doctor(tmp_path):
+    found = json.loads(call("env", "--json").stdout)
+    assert found["spt"] and found["torch"] and found["device"]
+    checks = json.loads(call("doctor", "--json").stdout)
+    assert all(check["ok"] for check in checks) and len(checks) >= 4
+
+
+def test_python_m_works_like_the_command(tmp_path):
+    done = spt("--version", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("spt ")
+    done = subprocess.run(
+        [sys.executable, "-m", "spt", "--version"], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout.startswith("spt ")
+
+
+def test_smoke_is_quick_and_marked(tmp_path):
+    recipe = recipe_file(tmp_path, changed(RECIPE, pretrain__train__steps=100000, finetune__train__steps=100000))
+    done = spt("compare", recipe, "--smoke", "--seeds", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "smoke run" in done.stdout
+
+
+def test_metrics_can_go_to_a_tracker(tmp_path):
+    pytest.importorskip("tensorboard")
+    done = spt("pretrain", recipe_file(tmp_path), "--tracker", "tensorboard", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / json.loads(done.stdout)["run"]).rglob("events.out.tfevents*"))

@@ -1,0 +1,261 @@
+"""Recipes: every shipped one works, every mistake is said in words, with its place and all at once."""
+
+import json
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import RECIPE, changed, loaded, recipe_file, run, spt_job
+
+from spt.errors import RecipeError, UsageError
+from spt.plan import Job
+from spt.recipe import flatten, load, packaged, parse_yaml, read, schema, split_arguments
+from spt.stages import bind
+
+
+@pytest.mark.parametrize("name", packaged())
+def test_every_shipped_recipe_loads_and_builds(name):
+    one = load(name)
+    for job in (spt_job(one), Job(one, "pretrain", 0), Job(one, "finetune", 0)):
+        assert bind(job).model.parameter_counts()["total"] > 0
+    assert read(name)[1].startswith("# "), "a recipe begins by saying what it is"
+
+
+@pytest.mark.parametrize("name", packaged())
+def test_every_shipped_recipe_runs_in_smoke_size(name, tmp_path):
+    result = run(spt_job(load(name, smoke=True)), tmp_path)
+    assert result.smoke and result.test is not None and result.total.steps <= 16
+
+
+PLAIN = """
+from spt.models.base import Backbone, BackboneConfig
+
+class Config(BackboneConfig):
+    pass
+
+def build(config):
+    return Backbone(config, lambda: [])
+"""
+
+
+def problems(tmp_path, **changes):
+    with pytest.raises(RecipeError) as caught:
+        load(str(recipe_file(tmp_path, **changes)))
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "words"),
+    [
+        ({"modle": {"name": "transformer"}}, "modle", "did you mean model?"),
+        ({"pretrain__train__learning_rat": 1}, "pretrain.train.learning_rat", "did you mean learning_rate?"),
+        ({"model__n_haeds": 4}, "model.n_haeds", "did you mean n_heads?"),
+        ({"task__split_sed": 4}, "task.split_sed", "did you mean split_seed?"),
+        ({"pretrain__objective__ration": 0.2}, "pretrain.objective.ration", "did you mean ratio?"),
+        ({"model__name": "transfomer"}, "model.name", "did you mean transformer?"),
+        ({"task__name": "digit"}, "task.name", "did you mean digits?"),
+        ({"pretrain__objective__name": "maskd"}, "pretrain.objective.name", "masked"),
+        ({"pretrain__objective": {"name": "supervised"}}, "pretrain.objective.name", "needs labels"),
+        ({"finetune__objective": {"name": "masked"}}, "finetune.objective.name", "it asks for no labels"),
+        ({"pretrain__train__steps": "many"}, "pretrain.train.steps", "valid integer"),
+        ({"pretrain__train__steps": True}, "pretrain.train.steps", "valid integer"),
+        ({"pretrain__train__steps": 0}, "pretrain.train.steps", "greater than 0"),
+        ({"pretrain__train__learning_rate": -1.0}, "pretrain.train.learning_rate", "greater than 0"),
+        ({"pretrain__objective__ratio": 1.5}, "pretrain.objective.ratio", "less than 1"),
+        ({"pretrain__train__epochs": 3}, "pretrain.train", "epochs and steps are given"),
+        ({"pretrain__train__steps": None}, "pretrain.train", "none is given"),
+        ({"pretrain__train__warmup_steps": 9}, "pretrain.train", "more than steps"),
+        ({"pretrain__train__precision": False}, "pretrain.train.precision", "fp32"),
+        ({"pretrain__head__pool": "mean"}, "pretrain.head.pool", "unknown key"),
+        ({"model__n_heads": 3}, "model", "not a multiple"),
+        ({"task": "digits"}, "task", "object"),
+        ({"task": None}, "task", "object"),
+        ({"finetune": {}}, "finetune.train", "missing"),
+        ({"scratch": {"train": {"steps": 2}}}, "scratch.train.batch_size", "missing"),
+        ({"scratch": {"head": {}}}, "scratch.head", "unknown key"),
+    ],
+)
+def test_each_mistake_has_its_place_and_words(tmp_path, changes, place, words):
+    found = problems(tmp_path, **changes)
+    assert any(line.startswith(f"{place}:") and words in line for line in found), found
+
+
+def test_all_mistakes_come_at_once(tmp_path):
+    found = problems(
+        tmp_path, model__n_haeds=4, pretrain__train__stepz=3, task__split_seed="x", finetune__train__batch_size=0
+    )
+    assert len(found) == 4
+    assert {line.partition(":")[0] for line in found} == {
+        "model.n_haeds", "pretrain.train.stepz", "task.split_seed", "finetune.train.batch_size",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("# only a comment\n", "is empty"),
+        ("- a\n- b\n", "is not a recipe"),
+        ("just words", "is not a recipe"),
+        ("a: [1, 2", "line"),
+        ("a: 1\na: 2", "the key a stands twice"),
+        ("a: &x 1\nb: *x", "aliases"),
+        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", "aliases"),  # the beginning of a billion laughs
+        ("a: {b: 1}\nc:\n  <<: {d: 1}", "merge keys"),
+        ("a: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
+        ("a: !!binary |\n  aGk=", "unknown key"),
+        ("a: \x00", "not readable|special characters"),
+        ("{" * 5000, "not readable|line"),
+        ("task: {1: 2}", "task"),
+        ("? [a, b]\n: 1", "plain word"),
+    ],
+)
+def test_broken_or_malicious_yaml(tmp_path, text, words):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load(str(path))
+    assert any(word in str(caught.value) for word in words.split("|")), caught.value
+
+
+def test_files_that_are_no_recipes(tmp_path):
+    for name, make in {
+        "missing.yaml": lambda path: None,
+        "folder.yaml": lambda path: path.mkdir(),
+        "bytes.yaml": lambda path: path.write_bytes(b"\xff\xfe\x00"),
+        "huge.yaml": lambda path: path.write_text("a: 1\n" * 300_000),
+    }.items():
+        make(tmp_path / name)
+        with pytest.raises(UsageError):
+            load(str(tmp_path / name))
+    with pytest.raises(UsageError, match=r"did you mean quickstart\?"):
+        load("quikstart")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-3", 0.001), ("1E5", 100000.0), ("3", 3), ("-2", -2), (".5", 0.5), ("1.", 1.0), ("no", "no"), ("on", "on"),
+     ("true", True), ("null", None), ("~", None), ("010", 10), ("2024-01-01", "2024-01-01"), ("1:30", "1:30"),
+     ("", None),      ("[1, a]", [1, "a"]), (".inf", float("inf"))],
+)  # fmt: skip
+def test_scalars_are_those_of_yaml_1_2(text, value):
+    assert parse_yaml(text, "test") == value and type(parse_yaml(text, "test")) is type(value)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_survive_the_resolved_recipe(number):
+    assert parse_yaml(yaml.safe_dump({"a": number}), "test")["a"] == number
+
+
+def test_overrides(tmp_path):
+    path = str(recipe_file(tmp_path))
+    one = load(path, ["pretrain.train.learning_rate=1e-4", "model.positions=[rotary, learned]", "scratch.train.steps=3",
+                      "scratch.train.batch_size=4", "scratch.train.learning_rate=0.1"])  # fmt: skip
+    assert one.recipe.pretrain.train.learning_rate == 1e-4
+    assert one.recipe.model.options["positions"] == ["rotary", "learned"]
+    assert one.recipe.train("scratch").steps == 3
+    assert one.origins["pretrain.train.learning_rate"] == "command line"
+    assert one.origins["pretrain.train.steps"] == "recipe"
+    assert one.origins["pretrain.train.betas"] == "default"
+    assert set(one.origins) == set(flatten(one.recipe.model_dump(mode="json")))
+
+
+def test_an_override_of_one_budget_replaces_the_other(tmp_path):
+    one = load(str(recipe_file(tmp_path)), ["pretrain.train.epochs=2"])
+    assert one.recipe.pretrain.train.epochs == 2 and one.recipe.pretrain.train.steps is None
+    assert any("replaces steps=6" in note for note in one.notes)
+
+
+def test_another_model_keeps_what_all_models_share(tmp_path):
+    other = tmp_path / "plain.py"
+    other.write_text(PLAIN)
+    one = load(str(recipe_file(tmp_path)), [f"model.name={other}"])
+    assert one.recipe.model.options["d_model"] == 16 and "n_heads" not in one.recipe.model.options
+    assert any("n_heads" in note and "d_ff" in note for note in one.notes)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model.d_modl=3"], "did you mean d_model"),
+        (["pretrain.train.steps.x=3"], "is a value in this recipe, not a section"),
+        (["pretrain.train.steps=3", "pretrain.train.steps=4"], "given twice"),
+        (["pretrain.train.steps=[1"], "the value of pretrain.train.steps"),
+        (["nonsense=3"], "unknown key"),
+    ],
+)
+def test_wrong_overrides(tmp_path, overrides, words):
+    with pytest.raises(UsageError, match=words):
+        load(str(recipe_file(tmp_path)), overrides)
+
+
+def test_arguments_are_told_apart():
+    arguments = ["quickstart", "a.b=c", "./x=1.yaml", "seed=3", "/tmp/a=b.yaml"]
+    assert split_arguments(arguments) == (["quickstart", "./x=1.yaml", "/tmp/a=b.yaml"], ["a.b=c", "seed=3"])
+
+
+def test_the_resolved_recipe_is_a_recipe_and_means_the_same(tmp_path):
+    one = loaded(tmp_path, finetune__head={"pool": "max", "mlp": True})
+    path = tmp_path / "resolved.yaml"
+    path.write_text(one.to_yaml())
+    again = load(str(path))
+    assert again.recipe == one.recipe
+    assert spt_job(again).key() == spt_job(one).key()
+
+
+def test_keys_change_with_the_science_and_nothing_else(tmp_path):
+    base = spt_job(loaded(tmp_path))
+    assert (
+        base.key() == spt_job(loaded(tmp_path, model={**RECIPE["model"], "dropout": 0.0})).key()
+    )  # a default written out
+    renamed = tmp_path / "other-name.yaml"
+    renamed.write_text(yaml.safe_dump(RECIPE))
+    assert spt_job(load(str(renamed))).key() == base.key()
+    keys = {base.key(), spt_job(loaded(tmp_path), seed=1).key(), Job(loaded(tmp_path), "finetune", 0).key()}
+    for change in (
+        {"task__split_seed": 1},
+        {"model__dropout": 0.1},
+        {"encoder": {"std": 0.5}},
+        {"pretrain__objective__ratio": 0.4},
+        {"pretrain__train__learning_rate": 0.02},
+        {"finetune__head": {"pool": "max"}},
+        {"finetune__train__batch_size": 4},
+    ):
+        keys.add(spt_job(loaded(tmp_path, **change)).key())
+    assert len(keys) == 10
+    # what only the other stage or the other arm does, leaves a run alone
+    scratch = {"scratch": {"train": {"steps": 9, "batch_size": 8, "learning_rate": 0.01}}}
+    assert spt_job(loaded(tmp_path, **scratch)).key() == base.key()
+    one, other = (Job(loaded(tmp_path, **c), "pretrain", 0) for c in ({}, {"finetune__train__batch_size": 4}))
+    assert one.key() == other.key()
+
+
+def test_a_users_file_is_known_by_its_content(tmp_path):
+    text = PLAIN
+    keys = set()
+    for folder, content in (("a", text), ("b", text), ("c", text + "# edited\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(content)
+        one = load(str(recipe_file(tmp_path / folder, model={"name": "./mine.py", "d_model": 16})))
+        assert one.identities["model"].startswith("mine@")
+        keys.add(spt_job(one).key())
+    assert len(keys) == 2  # the folder does not matter, the content does
+
+
+def test_schema_describes_the_shipped_recipes():
+    found = schema()
+    assert found["properties"].keys() >= {"task", "model", "pretrain", "finetune", "scratch", "encoder"}
+    names = [option["properties"]["name"].get("const") for option in found["properties"]["model"]["anyOf"]]
+    assert "transformer" in names
+    json.dumps(found)
+
+
+def test_schema_agrees_with_the_recipes(tmp_path):
+    jsonschema = pytest.importorskip("jsonschema")
+    checker = jsonschema.Draft202012Validator(schema())
+    for text in packaged().values():
+        checker.validate(parse_yaml(text, "packaged"))
+    checker.validate(RECIPE)
+    assert list(checker.iter_errors(changed(RECIPE, pretrain__train__stepz=3)))
+    assert list(checker.iter_errors(changed(RECIPE, model__n_haeds=3)))

@@ -1,0 +1,167 @@
+"""The contract over every task in tasks/, and the store that keeps their data."""
+
+import itertools
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+from tiny import TASK
+
+from spt.components import find, listing
+from spt.errors import DataError
+from spt.recipe import Part
+from spt.store import cache_dir, open_task, record
+from spt.tasks.base import Classes, Reals, Split, TaskData, Tokens, Values
+
+TASKS = [row.name for row in listing("tasks")]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_contract(name):
+    component = find("tasks", name)
+    one, two = (component.module.load(component.module.Config(), Path("data")) for _ in range(2))
+    one.check()
+    for split, other in zip(one.splits.values(), two.splits.values(), strict=True):
+        assert np.array_equal(split.values, other.values) and np.array_equal(split.targets, other.targets)
+    ids = [set(split.ids.tolist()) for split in one.splits.values()]
+    assert sum(map(len, ids)) == len(set.union(*ids)), "a row lies in two splits"
+    assert all(len(split) == len(i) for split, i in zip(one.splits.values(), ids, strict=True))
+
+
+def test_digits_are_the_real_ones():
+    bunch = load_digits()
+    data = open_task(Part(name="digits"))
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 1000, "val": 297, "test": 500}
+    assert data.length == 64 and data.input == Tokens(17) and data.target == Classes(10)
+    for split in data.splits.values():
+        for i in (0, 100, len(split) - 1):
+            assert np.array_equal(split.row(i), bunch.data[split.ids[i]])
+            assert split.targets[i] == bunch.target[split.ids[i]]
+
+
+def test_digits_as_values_are_standardised():
+    data = open_task(Part(name="digits", pixels="values"))
+    assert isinstance(data.input, Values) and data.input.levels == 17
+    train = (np.concatenate([data.train.row(i) for i in range(1000)]) - data.input.mean) / data.input.std
+    assert abs(train.mean()) < 1e-6 and abs(train.std() - 1) < 1e-6
+
+
+def test_another_split_seed_is_another_split():
+    one, two = open_task(Part(name="digits")), open_task(Part(name="digits", split_seed=1))
+    assert set(one.test.ids.tolist()) != set(two.test.ids.tolist())
+
+
+def test_fractions_are_nested_and_leave_the_other_splits_alone():
+    parts = [open_task(Part(name="digits", fraction=f)) for f in (0.005, 0.05, 0.3, 1.0)]
+    assert [len(part.train) for part in parts] == [5, 50, 300, 1000]
+    for small, large in itertools.pairwise(parts[:3]):
+        assert np.array_equal(small.train.ids, large.train.ids[: len(small.train)])
+    assert set(parts[2].train.ids.tolist()) < set(parts[3].train.ids.tolist())
+    assert len({record(part.test).inputs for part in parts}) == 1
+    other = open_task(Part(name="digits", fraction=0.05, subset_seed=1))
+    assert set(other.train.ids.tolist()) != set(parts[1].train.ids.tolist())
+
+
+def test_the_store_gives_back_what_the_task_gave(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPT_CACHE_DIR", str(tmp_path))
+    path = tmp_path / "toy.py"
+    path.write_text(TASK)
+    for options in ({}, {"kind": "values", "target": "reals"}, {"kind": "bytes"}):
+        component = find("tasks", str(path))
+        given = component.module.load(component.module.Config(**options), tmp_path)
+        kept = open_task(Part(name=str(path), **options))
+        assert kept.input == given.input and kept.target == given.target and kept.length == given.length
+        for name, split in given.splits.items():
+            stored = kept.splits[name]
+            assert np.allclose(stored.targets, split.targets) and np.array_equal(stored.ids, split.ids)
+            assert all(np.array_equal(stored.row(i), split.row(i)) for i in range(len(split)))
+            assert stored.values.dtype == split.values.dtype
+            assert not stored.values.flags.writeable  # a view on the file
+            assert len(set(stored.fingerprints.tolist())) == len({split.row(i).tobytes() for i in range(len(split))})
+
+
+def test_prepared_once_and_anew_when_the_task_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPT_CACHE_DIR", str(tmp_path / "cache"))
+    path = tmp_path / "toy.py"
+    path.write_text(TASK + "\nimport pathlib\nCALLS = pathlib.Path(__file__).with_name('calls')\n_load = load\n"
+                    "def load(config, raw):\n    CALLS.write_text(CALLS.read_text() + 'x' if CALLS.exists() else 'x')\n"
+                    "    return _load(config, raw)\n")  # fmt: skip
+    for _ in range(2):
+        open_task(Part(name=str(path)))
+        open_task(Part(name=str(path), limit=3))
+    assert (tmp_path / "calls").read_text() == "x"
+    open_task(Part(name=str(path), shift=1))
+    path.write_text(path.read_text() + "# edited\n")
+    open_task(Part(name=str(path)))
+    assert (tmp_path / "calls").read_text() == "xxx"
+
+
+def test_damaged_prepared_data_are_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPT_CACHE_DIR", str(tmp_path))
+    open_task(Part(name="digits"))
+    (folder,) = (tmp_path / "tasks").glob("digits-*")
+    (folder / "train.arrow").write_bytes(b"nonsense")
+    with pytest.raises(DataError, match="damaged"):
+        open_task(Part(name="digits"))
+
+
+def test_the_cache_folder_can_be_chosen(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPT_CACHE_DIR", str(tmp_path / "here"))
+    assert cache_dir() == tmp_path / "here"
+    monkeypatch.delenv("SPT_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "there"))
+    assert cache_dir() == tmp_path / "there" / "spt"
+
+
+SMALL = Split.from_rows([[0, 1], [2]], np.array([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (lambda: TaskData(Tokens(2), Classes(2), SMALL, SMALL, SMALL), "outside"),
+        (lambda: TaskData(Tokens(3), Classes(2), SMALL, SMALL, Split.from_rows([[0]], np.array([2]))), "labels reach"),
+        (lambda: TaskData(Tokens(3), Classes(2), SMALL, SMALL, Split.from_rows([[0.5]], np.array([1]))), "integers"),
+        (lambda: TaskData(Tokens(3), Classes(2), SMALL, SMALL, Split.from_rows([[0]], np.array([1.0]))), "integers"),
+        (lambda: TaskData(Tokens(3), Reals(1), SMALL, SMALL, SMALL), "shape"),
+        (lambda: TaskData(Values(1), Classes(2), SMALL, SMALL, SMALL), "shape"),
+        (
+            lambda: TaskData(Tokens(3), Classes(2), Split.from_rows([[0], []], np.array([0, 1])), SMALL, SMALL),
+            "empty|integers",
+        ),
+        (lambda: Split.from_rows([], np.array([])), "no rows"),
+        (lambda: TaskData(Tokens(1), Classes(2), SMALL, SMALL, SMALL), "vocabulary"),
+        (lambda: TaskData(Values(2, (1.0,)), Classes(2), SMALL, SMALL, SMALL), "entries"),
+        (lambda: TaskData(Values(1, (0.0,), (0.0,)), Classes(2), SMALL, SMALL, SMALL), "positive"),
+    ],
+)
+def test_wrong_arrays_are_refused_in_words(data, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        data().check()
+
+
+@pytest.mark.parametrize(
+    ("edit", "complaint"),
+    [
+        (("return TaskData(", "return list("), "not TaskData|fails with"),
+        (("rng = ", "raise FileNotFoundError('where is it?')\n    rng = "), "where is it"),
+        (("rng = ", "1 / 0\n    rng = "), "ZeroDivisionError"),
+        (("Tokens(9)", "Tokens(5)"), "outside"),
+    ],
+)
+def test_a_users_task_that_fails_is_a_data_error(tmp_path, edit, complaint):
+    path = tmp_path / "toy.py"
+    path.write_text(TASK.replace(*edit, 1))
+    with pytest.raises(DataError, match=complaint):
+        open_task(Part(name=str(path)))
+    assert not [name for name in os.listdir(cache_dir() / "tasks") if name.endswith(".tmp")]
+
+
+def test_manifest_is_json(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPT_CACHE_DIR", str(tmp_path))
+    open_task(Part(name="digits"))
+    (manifest,) = (tmp_path / "tasks").glob("digits-*/data.json")
+    assert json.loads(manifest.read_text())["input"] == {"kind": "Tokens", "vocab": 17}
