@@ -47,7 +47,10 @@ OutOption = Annotated[
 ]
 ResumeOption = Annotated[
     Literal["auto", "must", "never"],
-    typer.Option("--resume", help="Continue an interrupted run: if there is one, or it is an error, or start anew."),
+    typer.Option(
+        "--resume",
+        help="An interrupted run: continue it (auto), insist on one (must), or make everything anew (never).",
+    ),
 ]
 SmokeOption = Annotated[bool, typer.Option("--smoke", help="The same code path in seconds; the scores mean nothing.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON value on standard output, nothing else there.")]

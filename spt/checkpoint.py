@@ -2,7 +2,7 @@
 
     checkpoints/step-00000400/   Accelerate's state, position.json          to resume from; the last two are kept
     checkpoints/best-00000350/   model.safetensors, about.json, rows.npy    what validation picked so far
-    checkpoints/{best,last}/     the same for a finished run
+    checkpoints/best/            the same for a finished run
 
 Each folder is filled beside, ends with checksums in manifest.json, and is renamed; a damaged one is passed over.
 """
@@ -141,13 +141,14 @@ def load_weights(folder: Path, model: SequenceModel) -> None:
     model.load_state_dict(_tensors(folder), strict=True)
 
 
-def finish(run: Run, best_step: int) -> None:
-    """Keep the best weights under their plain name, and drop what was only for resuming."""
-    best, named = run.checkpoints / "best", run.checkpoints / f"best-{best_step:08d}"
-    with writing(run.checkpoints):
-        if named.is_dir():
-            shutil.rmtree(best, ignore_errors=True)
-            named.rename(best)
+def publish(run: Run, best_step: int) -> None:
+    """Give the selected weights their plain name; what resuming needs stays until the result is written."""
+    best = run.checkpoints / "best"
+    _place(best, lambda beside: shutil.copytree(run.checkpoints / f"best-{best_step:08d}", beside, dirs_exist_ok=True))
+
+
+def clean(run: Run) -> None:
+    """Drop what was only for resuming."""
     for kind in ("step", "best"):
         for folder in _steps(run.checkpoints, kind):
             shutil.rmtree(folder, ignore_errors=True)
@@ -227,7 +228,7 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def _place(folder: Path, fill: Callable[[Path], None]) -> None:
+def _place(folder: Path, fill: Callable[[Path], object]) -> None:
     """Fill a folder beside its place, add checksums, rename it into place."""
     beside = folder.with_name(f".{folder.name}.tmp")
     with _disk(folder):
@@ -235,7 +236,8 @@ def _place(folder: Path, fill: Callable[[Path], None]) -> None:
         try:
             beside.mkdir(parents=True)
             fill(beside)
-            names = sorted(path.relative_to(beside).as_posix() for path in beside.rglob("*") if path.is_file())
+            files = [path for path in beside.rglob("*") if path.is_file() and path.name != MANIFEST]
+            names = sorted(path.relative_to(beside).as_posix() for path in files)
             write_json(beside / MANIFEST, {name: _checksum(beside / name) for name in names})
             if folder.exists():
                 shutil.rmtree(folder)

@@ -6,7 +6,7 @@ runs/finetune-9f920d1b9d57/
   env.json             versions, commit, device, command line
   metrics.jsonl        one object per line: training losses and evaluations, with the optimiser step
   status.json          running | done | failed | diverged | stopped, with the reason and the exit code
-  checkpoints/         step-00000400/ (resumable), best-00000350/ (weights); finished: best/, last/
+  checkpoints/         step-00000400/ (resumable), best-00000350/ (weights); finished: best/
   predictions.parquet  one row per test example (finetuning)
   result.json          written last: its presence means that the run is done
 """

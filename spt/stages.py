@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from spt.checkpoint import About, Match, about, finish, spec, transplant
+from spt.checkpoint import About, Match, about, clean, publish, spec, transplant
 from spt.components import find
 from spt.errors import CheckpointError, DivergedError, OutputError, SptError, Stopped, UsageError
 from spt.losses import LOWER_IS_BETTER
@@ -21,7 +21,7 @@ from spt.recipe import Part
 from spt.run import Ledger, Result, Run, writing
 from spt.runtime import Runtime, command_line, environment
 from spt.seeding import seeded
-from spt.store import open_task, overlap, record, refuse_leak
+from spt.store import open_task, overlap, record, refuse_leak, training_rows
 from spt.tasks.base import Classes, Split, TaskData
 from spt.train import Fitted, Predictions, evaluate, fit
 
@@ -97,8 +97,8 @@ def ensure(job: Job, root: Path, runtime: Runtime, say: Say = lambda text: None,
         _note_other_code(run, result, say)
         return result
     runtime.check_tracker()
+    bound = bind(job)  # before the parent is trained: a mistake in the second stage is found at once
     parent = _parent(job, root, runtime, say, label)
-    bound = bind(job)
     with run.locked():
         if fresh:
             if (aside := run.move_aside()) is not None:
@@ -145,7 +145,7 @@ def _parent(job: Job, root: Path, runtime: Runtime, say: Say, label: str) -> Par
 def _work(bound: Bound, run: Run, parent: Parent | None, runtime: Runtime, say: Say, label: str) -> Result:
     job, data, model = bound.job, bound.data, bound.model
     if parent is not None:
-        refuse_leak(parent.rows, data, f"{parent.weights.parent.parent.name}")
+        refuse_leak(parent.rows, training_rows(job.loaded.recipe.task), data, parent.weights.parent.parent.name)
         matches = transplant(parent.weights, model, job.loaded.recipe.model.model_dump(mode="json"), data.input)
         say(match_table(parent.result.key, matches))
     if runtime.settings.resume == "must" and not any(run.checkpoints.glob("step-*")):
@@ -200,7 +200,7 @@ def _finish(
         assert predictions is not None
         _write_predictions(run, data, predictions)
         chance = _chance(data)
-    finish(run, fitted.position.best_step)
+    publish(run, fitted.position.best_step)
     result = Result(
         key=job.key(),
         stage=job.stage,
@@ -225,6 +225,7 @@ def _finish(
         environment=described,
     )
     run.finish(result)
+    clean(run)
     return result
 
 

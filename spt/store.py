@@ -74,13 +74,19 @@ def overlap(data: TaskData) -> dict[str, int]:
     }
 
 
-def refuse_leak(pretrained_on: NDArray[np.uint64], data: TaskData, source: str) -> None:
+def training_rows(part: Part) -> NDArray[np.uint64]:
+    """Fingerprints of the task's whole training split, whatever fraction of it is in use."""
+    whole = {**part.model_dump(), "fraction": 1.0, "limit": None}
+    return open_task(Part(**whole)).train.fingerprints
+
+
+def refuse_leak(pretrained_on: NDArray[np.uint64], training: NDArray[np.uint64], data: TaskData, source: str) -> None:
     """Raise CheckpointError when a pretraining row lies in this task's validation or test split.
 
-    A row that the benchmark itself repeats in its training split does not count: both arms see it anyway, and the
-    data's own duplicates are reported elsewhere.
+    A row that the benchmark itself repeats in its training split does not count: both arms may see it anyway, and
+    the data's own duplicates are told elsewhere (`overlap`).
     """
-    foreign = np.setdiff1d(pretrained_on, data.train.fingerprints)
+    foreign = np.setdiff1d(pretrained_on, training)
     for name, split in (("validation", data.val), ("test", data.test)):
         leaked = np.isin(split.fingerprints, foreign)
         if leaked.any():

@@ -361,3 +361,31 @@ def test_a_killed_process_resumes_exactly(tmp_path):
     for name in SCORES:
         assert whole[name] == parts[name]
     same_weights(tmp_path / whole["run"] / "checkpoints/best", tmp_path / parts["run"] / "checkpoints/best")
+
+
+@pytest.mark.parametrize("at", ["spt.stages.publish", "spt.run.Run.finish", "spt.stages.clean"])
+def test_dying_at_the_very_end_loses_nothing(tmp_path, monkeypatch, at):
+    """Around the moment the result is written: the next start gives the same result and a usable checkpoint."""
+    job = Job(loaded(tmp_path), "finetune", 0)
+    whole = run(job, tmp_path / "whole")
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(at, die)
+        run(job, tmp_path / "runs", save_every=0.0)
+    same_result(whole, run(job, tmp_path / "runs"))
+    same_weights(tmp_path / "whole" / job.name / "checkpoints/best", tmp_path / "runs" / job.name / "checkpoints/best")
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_what_the_cpu_does(tmp_path):
+    one = loaded(tmp_path)
+    job = Job(one, "pretrain", 0)
+    from spt.runtime import Runtime, Settings
+    from spt.stages import ensure
+
+    on_gpu = ensure(job, tmp_path / "gpu", Runtime(Settings(quiet=True)))
+    assert on_gpu.environment["devices"] > 0
+    assert on_gpu.val["loss"] == pytest.approx(run(job, tmp_path / "cpu").val["loss"], rel=1e-2)

@@ -1,0 +1,148 @@
+"""Budgets, operations, schedules and parameter groups, by hand."""
+
+import math
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import loaded, own_task, run, spt_job
+from torch import nn
+
+from spt.compute import example_count, peak_memory, reset_peak_memory, total_steps
+from spt.models.base import Rate
+from spt.optim import adamw, factor, groups, set_rates
+from spt.plan import Job
+from spt.recipe import Train
+from spt.run import Ledger
+from spt.stages import bind
+
+
+def train(**options):
+    return Train(**{"batch_size": 32, "learning_rate": 0.1, **options})
+
+
+@pytest.mark.parametrize(
+    ("budget", "steps"),
+    [
+        ({"steps": 7}, 7),
+        ({"epochs": 1.0}, 10),  # 300 rows in batches of 32: nine whole ones and one of 12
+        ({"epochs": 240.0}, 2400),
+        ({"epochs": 0.01}, 1),
+        ({"epochs": 1.05}, 11),
+        ({"examples": 300}, 10),
+        ({"examples": 301}, 11),
+        ({"examples": 288}, 9),
+        ({"examples": 72000}, 2400),
+        ({"flops": 3.0 * 50 * 300}, 10),  # 50 forward operations an example, three passes' worth in training
+        ({"flops": 1.0}, 1),
+    ],
+)
+def test_budgets_in_steps(budget, steps):
+    assert total_steps(train(**budget), 300, 50.0) == steps
+
+
+def test_examples_of_steps():
+    assert [example_count(s, 300, 32) for s in (1, 9, 10, 11, 20)] == [32, 288, 300, 332, 600]
+
+
+@given(st.integers(1, 500), st.integers(1, 64), st.integers(1, 2000))
+def test_an_example_budget_is_met_by_the_fewest_steps(n, batch_size, examples):
+    steps = total_steps(train(examples=examples, batch_size=batch_size), n, 1.0)
+    assert example_count(steps, n, batch_size) >= examples
+    assert steps == 1 or example_count(steps - 1, n, batch_size) < examples
+
+
+def test_the_ledger_counts_what_was_done(tmp_path):
+    """Steps, examples, positions and operations of a task with padding, against a recount by hand."""
+    one = own_task(tmp_path, finetune__train__steps=6, finetune__train__batch_size=16)
+    job = Job(one, "finetune", 0)
+    result = run(job, tmp_path / "runs")
+    from spt.batch import training_rows
+
+    bound = bind(job)
+    lengths, model = bound.data.train.lengths, bound.model
+    batches = [rows for _, (_, rows) in zip(range(6), training_rows(40, 16, 0, 0), strict=False)]
+    assert result.own.steps == 6 and result.own.examples == 80 == sum(map(len, batches))
+    assert result.own.positions == 2 * lengths.sum()
+    assert result.own.flops == pytest.approx(
+        sum(3 * len(rows) * model.flops(int(lengths[rows].max())) for rows in batches)
+    )
+    assert result.own.seconds > 0 and result.own.peak_bytes > 0
+
+
+def test_total_cost_includes_pretraining(tmp_path):
+    one = loaded(tmp_path)
+    job = spt_job(one)
+    result, pretrained = run(job, tmp_path / "runs"), run(job.parent, tmp_path / "runs")
+    assert result.total == result.own + pretrained.own
+    assert result.total.flops > result.own.flops
+
+
+def test_ledgers_add_up():
+    total = Ledger(steps=1, flops=2.0, peak_bytes=5) + Ledger(steps=2, seconds=3.0, peak_bytes=4)
+    assert total == Ledger(steps=3, flops=2.0, seconds=3.0, peak_bytes=5)
+
+
+def test_peak_memory_sees_an_allocation():
+    device = torch.device("cpu")
+    reset_peak_memory(device)
+    before = peak_memory(device)
+    block = torch.ones(64 << 20, dtype=torch.uint8)
+    assert peak_memory(device) - before >= 60 << 20
+    del block
+
+
+def test_schedules():
+    cosine = train(steps=100, schedule="cosine", warmup_steps=10)
+    rates = [factor(step, 100, cosine) for step in range(100)]
+    assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert (
+        rates[10] == 1.0
+        and rates[55] == pytest.approx(0.5)
+        and rates == [*rates[:10], *sorted(rates[10:], reverse=True)]
+    )
+    assert rates[99] == pytest.approx(0.5 * (1 + math.cos(math.pi * 89 / 90)))
+    constant = train(steps=100, warmup_fraction=0.05)
+    assert [factor(step, 100, constant) for step in (0, 4, 5, 99)] == [0.2, 1.0, 1.0, 1.0]
+    assert factor(0, 1, train(steps=1, schedule="cosine")) == 1.0
+
+
+class Declared(nn.Module):
+    rates: ClassVar = {"special": Rate(lr=1e-4), "slow": Rate(scale=0.5, decay=True)}
+
+    def __init__(self):
+        super().__init__()
+        self.special, self.slow = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2))
+        self.inner = nn.Linear(4, 5)
+
+
+def test_groups_are_what_the_model_declares():
+    model = nn.ModuleDict({"a": Declared(), "b": nn.LayerNorm(4)})
+    made = {}
+    for group in groups(model, train(steps=1, weight_decay=0.3)):
+        made |= dict.fromkeys(group.names, (group.learning_rate, group.weight_decay))
+    assert made == {
+        "a.special": (1e-4, 0.0),
+        "a.slow": (0.05, 0.3),
+        "a.inner.weight": (0.1, 0.3),
+        "a.inner.bias": (0.1, 0.0),
+        "b.weight": (0.1, 0.0),
+        "b.bias": (0.1, 0.0),
+    }
+    everything = groups(model, train(steps=1, weight_decay=0.3, decay="all"))
+    assert {name for group in everything if group.weight_decay == 0 for name in group.names} == {"a.special"}
+
+
+def test_every_parameter_is_in_one_group(tmp_path):
+    model = bind(spt_job(loaded(tmp_path))).model
+    names = [name for group in groups(model, train(steps=1)) for name in group.names]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_warm_up_scales_every_groups_own_rate():
+    options = train(steps=10, warmup_steps=10)
+    optimizer = adamw(Declared(), options, torch.device("cpu"))
+    set_rates(optimizer, 4, 10, options)
+    assert sorted(group["lr"] for group in optimizer.param_groups) == pytest.approx([5e-5, 0.025, 0.05])

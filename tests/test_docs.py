@@ -1,0 +1,56 @@
+"""What README and docs tell a reader to do is done here."""
+
+import re
+import shlex
+
+import pytest
+from tiny import ROOT, spt
+
+BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```", re.M | re.S)
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def blocks(name):
+    return BLOCK.findall((ROOT / name).read_text(encoding="utf-8"))
+
+
+def commands(name):
+    lines = [line for language, _, text in blocks(name) if language == "console" for line in text.splitlines()]
+    return [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ ")]
+
+
+def test_extending_works_as_written(tmp_path):
+    for _, file, text in blocks("docs/extending.md"):
+        if file:
+            (tmp_path / file).write_text(text)
+    listed = commands("docs/extending.md")
+    assert len(listed) == 3 and all(command[0] == "spt" for command in listed)
+    for command in listed:
+        done = spt(*command[1:], cwd=tmp_path)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+def test_the_readmes_commands_exist(tmp_path):
+    """Every `spt …` in the README runs; what trains, in smoke size, in one folder, in the README's order."""
+    listed = [command for command in commands("README.md") if command[0] == "spt"]
+    assert len(listed) >= 5
+    for command in listed:
+        extra = ["--smoke"] if command[1] in ("pretrain", "finetune", "compare") else []
+        seeds = ["--seeds", "2"] if command[1] == "compare" and "--seeds" not in command else []
+        done = spt(*command[1:], *extra, *seeds, cwd=tmp_path)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+def test_make_targets_that_are_mentioned_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for page in PAGES:
+        for target in re.findall(r"`?make (\w+)", page.read_text(encoding="utf-8")):
+            if re.search(rf"`make {target}|\$ make {target}", page.read_text(encoding="utf-8")):
+                assert re.search(rf"^{target}:", makefile, re.M), (page.name, target)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        if not re.match(r"https?:|mailto:", target):
+            assert (page.parent / target).exists(), target
