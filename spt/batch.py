@@ -32,11 +32,6 @@ class Batch(NamedTuple):
     def real(self) -> Bool[Tensor, " B"]:
         return self.rows != NOBODY
 
-    def to(self, device: torch.device) -> "Batch":
-        context = self.context._replace(valid=self.context.valid.to(device, non_blocking=True))
-        raw, y = (None if t is None else t.to(device, non_blocking=True) for t in (self.raw, self.y))
-        return Batch(self.x.to(device, non_blocking=True), raw, context, y, self.rows.to(device))
-
 
 def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, target: Classes | Reals) -> Batch:
     """These rows of a split as one batch; rows that are NOBODY repeat row 0."""

@@ -62,6 +62,7 @@ class Objective(BaseModel):
         raise NotImplementedError
 
     def pose(self, batch: Batch, draw: Draw) -> tuple[Inputs, Targets]:
+        """On the CPU, where batches are made; the question is what moves to the device."""
         raise NotImplementedError
 
 
@@ -119,8 +120,8 @@ class Masked(Objective):
         return Output("cross_entropy", per_step=True, size=data.input.channels, classes=data.input.levels)
 
     def pose(self, batch: Batch, draw: Draw) -> tuple[Inputs, Targets]:
-        uniform = draw.uniform(batch.rows.cpu().numpy(), batch.x.shape[1])
-        hidden = torch.from_numpy(uniform < self.ratio).to(batch.x.device) & batch.context.valid
+        uniform = draw.uniform(batch.rows.numpy(), batch.x.shape[1])
+        hidden = torch.from_numpy(uniform < self.ratio) & batch.context.valid
         weight = (hidden & batch.real[:, None]).float()
         if batch.x.ndim == 2:
             shown, values = batch.x.masked_fill(hidden, 0), batch.x[..., None]

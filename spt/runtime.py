@@ -16,16 +16,18 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import send_to_device
 from torch import Tensor
 
 from spt import __version__
 from spt.errors import BackendError, Interrupted, Stopped, did_you_mean
 
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "pydantic", "numpy")
+Posed = TypeVar("Posed", bound=tuple[Any, ...])
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 
 
@@ -71,6 +73,10 @@ class Runtime:
 
     def autocast(self, precision: str) -> contextlib.AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16")
+
+    def send(self, posed: Posed) -> Posed:
+        """A question's tensors, on this process's device."""
+        return send_to_device(posed, self.device, non_blocking=True)  # type: ignore[no-any-return]
 
     def total(self, numbers: list[float]) -> list[float]:
         """Sums over all processes, in float64 (float32 on devices without it)."""

@@ -148,6 +148,9 @@ def _work(bound: Bound, run: Run, parent: Parent | None, runtime: Runtime, say: 
         refuse_leak(parent.rows, training_rows(job.loaded.recipe.task), data, parent.weights.parent.parent.name)
         matches = transplant(parent.weights, model, job.loaded.recipe.model.model_dump(mode="json"), data.input)
         say(match_table(parent.result.key, matches))
+        if parent.result.data["train"].inputs != record(data.train).inputs:
+            there, here = parent.result.data["train"].rows, len(data.train)
+            say(f"note: pretrained on other rows of the training split ({there:,}) than are finetuned on ({here:,})")
     if runtime.settings.resume == "must" and not any(run.checkpoints.glob("step-*")):
         raise CheckpointError(f"{run.path} has no checkpoint to resume from; --resume auto starts at the beginning")
     records = {name: record(split) for name, split in data.splits.items()}

@@ -154,15 +154,14 @@ def _step(
 ) -> _Done:
     """Forward, backward, clip, update on one global batch; no update when something is not finite."""
     parts = pieces(share(rows, runtime.rank, runtime.world), runtime.settings.micro_batch_size or len(rows))
-    posed = [
-        objective.pose(collate(data.train, part, data.input, data.target).to(runtime.device), draw) for part in parts
-    ]
+    posed = [objective.pose(collate(data.train, part, data.input, data.target), draw) for part in parts]
     # The loss is the weighted mean over the global batch, so the weights of all its parts are summed up first.
     counted = runtime.total(_count(parts, posed, data.train, model))
     weight, examples, positions, flops = counted
     prepared.train()
     loss_sum = torch.zeros((), device=runtime.device)
-    for i, (inputs, targets) in enumerate(posed):
+    for i, question in enumerate(posed):
+        inputs, targets = runtime.send(question)
         waits = i < len(posed) - 1  # gradients are exchanged with the last part only
         with runtime.accelerator.no_sync(prepared) if waits else contextlib.nullcontext():
             with runtime.autocast(train.precision):
@@ -238,11 +237,11 @@ def evaluate(
     gathered: list[dict[str, Tensor]] = []
     for group in pieces(rows, size * runtime.world):
         part = share(group, runtime.rank, runtime.world)
-        batch = collate(split, part, data.input, data.target).to(runtime.device)
-        inputs, targets = objective.pose(batch, draw)
+        batch = collate(split, part, data.input, data.target)
+        inputs, targets = runtime.send(objective.pose(batch, draw))
         with runtime.autocast(precision):
             logits = model(inputs)
-        found = sums(output, logits, targets) | {"index": batch.rows}
+        found = sums(output, logits, targets) | {"index": runtime.send((batch.rows,))[0]}
         if predict:
             found["logits"] = logits.float()
         gathered.append({name: runtime.gather(tensor).cpu() for name, tensor in found.items()})

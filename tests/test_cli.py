@@ -341,7 +341,6 @@ def test_smoke_is_quick_and_marked(tmp_path):
 
 
 def test_metrics_can_go_to_a_tracker(tmp_path):
-    pytest.importorskip("tensorboard")
     done = spt("pretrain", recipe_file(tmp_path), "--tracker", "tensorboard", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / json.loads(done.stdout)["run"]).rglob("events.out.tfevents*"))

@@ -2,6 +2,7 @@
 
 import json
 
+import jsonschema
 import pytest
 import yaml
 from hypothesis import given
@@ -252,7 +253,6 @@ def test_schema_describes_the_shipped_recipes():
 
 
 def test_schema_agrees_with_the_recipes(tmp_path):
-    jsonschema = pytest.importorskip("jsonschema")
     checker = jsonschema.Draft202012Validator(schema())
     for text in packaged().values():
         checker.validate(parse_yaml(text, "packaged"))
