@@ -3,20 +3,22 @@
 Nothing heavy is imported before a command needs it, so help, lists and reports answer at once.
 """
 
+import contextlib
+import io
 import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TextIO
 
 import typer
 
 from spt import __version__
-from spt.errors import FailedRuns, SptError, Stopped, UsageError
+from spt.errors import FailedRuns, OutputError, SptError, Stopped, UsageError, brief
 
 if TYPE_CHECKING:
     from spt.plan import Job
@@ -65,11 +67,15 @@ TrackerOption = Annotated[
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of whatever goes wrong.")]
 
 RUNS = Path("runs")
+_results: TextIO | None = None  # standard output, while it is kept for results
 
 
 def main() -> None:
     """Entry point: typer's own complaints exit with 2, ours with the code of their kind."""
-    app()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a × must not end a run on a terminal that knows ASCII alone
+    app(prog_name="spt")
 
 
 def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -79,24 +85,27 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
         @wraps(function)
         def guarded(*args: Any, **options: Any) -> None:
             debug = bool(options.get("debug")) or os.environ.get("SPT_DEBUG", "") not in ("", "0")
-            signal.signal(signal.SIGTERM, _stop)
+            with contextlib.suppress(ValueError):  # not in the main thread
+                signal.signal(signal.SIGTERM, _stop)
             try:
-                function(*args, **options)
+                with _results_only() if options.get("as_json") else contextlib.nullcontext():
+                    function(*args, **options)
             except SptError as error:
-                if debug:
-                    traceback.print_exc()
-                _fail(str(error), error.exit_code)
+                _fail(str(error), error.exit_code, debug)
             except KeyboardInterrupt:
-                _fail("interrupted; the same command continues", 130)
+                _fail("interrupted; the same command continues", 130, debug)
             except BrokenPipeError:  # the reader of our output has left, e.g. `spt … | head`
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
                 raise typer.Exit(0) from None
             except (typer.Exit, typer.Abort):
                 raise
+            except OSError as error:
+                where = f" {error.filename}" if error.filename else ""
+                _fail(f"cannot use{where or ' a file'}: {error.strerror or error}", OutputError.exit_code, debug)
+            except SystemExit as error:
+                _fail(f"the code of a task or a model called sys.exit({error.code!r})", UsageError.exit_code, debug)
             except Exception as error:
-                if debug:
-                    traceback.print_exc()
-                _fail(f"a bug in spt: {type(error).__name__}: {error} (repeat with --debug for the traceback)", 1)
+                _fail(f"a bug in spt: {brief(error)} (repeat with --debug for the traceback)", 1, debug)
 
         return group.command(name)(guarded)
 
@@ -107,9 +116,32 @@ def _stop(number: int, frame: object) -> NoReturn:
     raise Stopped("stopped; the same command continues")
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def _fail(message: str, code: int, debug: bool = False) -> NoReturn:
+    if debug:
+        traceback.print_exc()
     print(f"spt: {message}", file=sys.stderr)
     raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def _results_only() -> Iterator[None]:
+    """Keep standard output for `put`: whatever else prints, a user's model or a program it starts, goes to stderr."""
+    global _results
+    sys.stdout.flush()
+    kept = None
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file, as in tests
+        if sys.stdout.fileno() == 1:
+            kept = os.dup(1)
+            os.dup2(2, 1)
+    _results = sys.stdout if kept is None else os.fdopen(kept, "w", encoding="utf-8")
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+        _results.flush()
+    finally:
+        if kept is not None:
+            os.dup2(kept, 1)
+        _results = None
 
 
 def say(text: str) -> None:
@@ -119,7 +151,7 @@ def say(text: str) -> None:
 
 def put(value: Any) -> None:
     """A result, as JSON."""
-    print(json.dumps(value, indent=2))
+    print(json.dumps(value, indent=2, allow_nan=False), file=_results or sys.stdout)
 
 
 # ------------------------------------------------------------------------------------------------- training commands
@@ -188,7 +220,10 @@ def compare(
     arguments: RecipesArgument,
     seeds: Annotated[str, typer.Option("--seeds", help="How many (5: seeds 0 to 4), or which (0,1,2).")] = "5",
     out: OutOption = RUNS,
-    resume: ResumeOption = "auto",
+    resume: Annotated[
+        Literal["auto", "never"],
+        typer.Option("--resume", help="Continue and reuse runs (auto), or make all anew (never)."),
+    ] = "auto",
     smoke: SmokeOption = False,
     micro_batch: MicroOption = None,
     save_every: SaveOption = 60.0,
@@ -206,7 +241,7 @@ def compare(
     from spt.runtime import Runtime
     from spt.studies import compare as cells
 
-    runtime = Runtime(_settings(resume, micro_batch, save_every, cpu, tracker, debug))
+    runtime = Runtime(_settings(resume, micro_batch, save_every, cpu, tracker, debug, wait=True))
     folder, failed = run_comparison(loaded, numbers, cells(loaded, numbers), out, runtime, say)
     report = read([folder])
     write(report, folder)
@@ -377,9 +412,14 @@ def _root(
 
 
 def _console() -> Any:
+    """Standard output, never taken for narrower than 80 columns: tables would lose columns, not only look bad."""
     from rich.console import Console
 
-    return Console()
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Terminal(width=max(Console().width, 80))
 
 
 def _settings(
@@ -389,11 +429,18 @@ def _settings(
     cpu: bool,
     tracker: str | None,
     debug: bool,
+    wait: bool = False,
 ) -> Any:
     from spt.runtime import Settings
 
     return Settings(
-        resume=resume, micro_batch_size=micro_batch, save_every=save_every, cpu=cpu, tracker=tracker, debug=debug
+        resume=resume,
+        micro_batch_size=micro_batch,
+        save_every=save_every,
+        cpu=cpu,
+        tracker=tracker,
+        wait=wait,
+        debug=debug,
     )
 
 
@@ -402,7 +449,7 @@ def _recipes(arguments: Iterable[str], smoke: bool) -> list["Loaded"]:
 
     sources, overrides = split_arguments(arguments)
     if not sources:
-        raise UsageError("no recipe is named; spt recipes list shows those that come with spt")
+        raise UsageError("no recipe is named; spt recipes list shows ours (a file with = in its name is ./a=b.yaml)")
     loaded = [load(source, overrides, smoke=smoke) for source in sources]
     for one in loaded:
         for note in one.notes:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 class BackboneConfig(BaseModel):
     """Options that every model has."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     d_model: int = Field(128, ge=1, description="width D of the residual stream")
     n_layers: int = Field(4, ge=1, description="blocks; what a block holds is the model's choice")

@@ -97,11 +97,17 @@ def save_state(run: Run, runtime: Runtime, position: Position) -> None:
         write_json(folder / "position.json", position.model_dump(mode="json"))
 
     _place(run.checkpoints / f"step-{position.step:08d}", fill)
-    kept = _steps(run.checkpoints, "step")[-KEEP:]
-    needed = {_position(folder).best_step for folder in kept} | {position.best_step}
+    for folder in _steps(run.checkpoints, "step")[:-KEEP]:
+        shutil.rmtree(folder, ignore_errors=True)
+    prune(run, position)
+
+
+def prune(run: Run, position: Position) -> None:
+    """Drop the best weights that neither this position nor a resumable one refers to."""
+    needed = {position.best_step}
     for folder in _steps(run.checkpoints, "step"):
-        if folder not in kept:
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError, ValueError):
+            needed.add(_position(folder).best_step)
     for folder in _steps(run.checkpoints, "best"):
         if int(folder.name.partition("-")[2]) not in needed:
             shutil.rmtree(folder, ignore_errors=True)

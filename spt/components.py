@@ -8,6 +8,7 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 from functools import cache
 from importlib.metadata import entry_points
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal, NamedTuple
 
-from spt.errors import UsageError, did_you_mean
+from spt.errors import SptError, UsageError, brief, did_you_mean
 
 Kind = Literal["models", "tasks"]
 CONTRACT: dict[str, str] = {"models": "build", "tasks": "load"}  # the function beside `class Config`
@@ -43,7 +44,9 @@ def find(kind: Kind, name: str) -> Component:
         return _from_path(kind, Path(name))
     module = _from_package(kind, name)
     _check_contract(kind, name, module)
-    return Component(name, module, name)
+    if module.__name__.startswith(f"spt.{kind}."):
+        return Component(name, module, name)  # its code is the code of this version
+    return Component(name, module, f"{name}@{_digest(Path(str(module.__file__)))[:12]}")
 
 
 def listing(kind: Kind) -> list[Listing]:
@@ -96,6 +99,13 @@ def _from_package(kind: Kind, name: str) -> ModuleType:
     raise UsageError(f"unknown {what} {name!r}{hint or f' (spt list {kind} shows them; a file of yours ends in .py)'}")
 
 
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
 @cache
 def _import_file(path: Path, digest: str) -> ModuleType:
     name = f"spt_user_{path.stem}_{digest[:12]}"
@@ -106,10 +116,12 @@ def _import_file(path: Path, digest: str) -> ModuleType:
     sys.modules[name] = module  # before execution: dataclasses and pydantic look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file raises is the user's to see, in one sentence
+    except SptError:
         del sys.modules[name]
-        where = _line_in(path, error)
-        raise UsageError(f"{path}{where} fails when imported: {type(error).__name__}: {error}") from error
+        raise
+    except (Exception, SystemExit) as error:  # whatever the file raises is its author's to see, in one sentence
+        del sys.modules[name]
+        raise UsageError(f"{path}{_line_in(path, error)} fails when imported: {brief(error)}") from error
     return module
 
 
@@ -126,10 +138,10 @@ def _line_in(path: Path, error: BaseException) -> str:
 
 
 def _from_path(kind: Kind, path: Path) -> Component:
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, false where a folder may not be entered
         raise UsageError(f"no file {path}; a path in a recipe is relative to the recipe, on the command line to here")
     path = path.resolve()
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = _digest(path)
     module = _import_file(path, digest)
     _check_contract(kind, str(path), module)
     return Component(str(path), module, f"{path.stem}@{digest[:12]}")

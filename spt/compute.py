@@ -5,7 +5,6 @@ in torch see neither fused attention on a CPU nor any FFT, and would give some m
 """
 
 import math
-import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -52,5 +51,7 @@ def peak_memory(device: torch.device) -> int:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
+    import resource  # not on Windows
+
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -14,8 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from spt.components import Component
+from spt.errors import brief
 from spt.models.base import Backbone, Context
-from spt.recipe import Part
+from spt.optim import groups
+from spt.recipe import Part, Train
 from spt.seeding import seeded
 from spt.stages import build_backbone
 
@@ -35,15 +37,19 @@ class Check(NamedTuple):
 
 def check(component: Component) -> list[Check]:
     """Every promise, causal and two-sided."""
-    found = []
+    found: list[Check] = []
     for causal in (False, True):
+        try:
+            tiny(component, causal)
+        except Exception as error:
+            return [*found, Check("can be built", False, brief(error))]
         for promise in PROMISES:
             name = f"{promise.__name__.replace('_', ' ')} ({'causal' if causal else 'two-sided'})"
             try:
                 problem = promise(component, causal)
                 found.append(Check(name, problem is None, problem or ""))
             except Exception as error:
-                found.append(Check(name, False, f"{type(error).__name__}: {error}"))
+                found.append(Check(name, False, brief(error)))
     return found
 
 
@@ -135,6 +141,9 @@ def reaches_every_parameter(component: Component, causal: bool) -> str | None:
     weight = sequence(2, 7, seed=2)  # a plain sum would vanish behind the last norm
     (model(x, full(x)) * weight).sum().backward()
     silent = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    unlike = [name for name, p in model.named_parameters() if not p.is_floating_point()]
+    if unlike:
+        return f"{', '.join(unlike)} is not real; keep real and imaginary parts in a trailing axis of size 2"
     wild = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
     if wild:
         return f"gradients of {', '.join(wild)} are not finite"
@@ -159,6 +168,7 @@ def states_its_operations(component: Component, causal: bool) -> str | None:
     """At least those that torch's counter sees: it misses FFTs and fused kernels, so a model may state more."""
     model, length = tiny(component, causal), 63
     stated = model.flops(length)
+    groups(model, Train(steps=1, batch_size=1, learning_rate=1.0))  # complains of rates for what is not there
     if not (math.isfinite(stated) and stated > 0):
         return f"flops({length}) is {stated}"
     counted = counted_flops(model, length)

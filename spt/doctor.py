@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from spt.components import find
 from spt.contract import Check, check
-from spt.errors import SptError
+from spt.errors import SptError, brief
 from spt.runtime import Runtime, Settings, environment
 from spt.store import cache_dir, data_dir
 
@@ -53,7 +53,7 @@ def _timed(name: str, probe: Callable[[], str]) -> Check:
     except SptError as error:
         return Check(name, False, str(error), error.exit_code)
     except Exception as error:
-        return Check(name, False, f"{type(error).__name__}: {error}", 4)
+        return Check(name, False, brief(error), 4)
     return Check(name, True, f"{detail} ({time.perf_counter() - began:.1f} s)")
 
 

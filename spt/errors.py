@@ -70,9 +70,13 @@ class CheckpointError(SptError):
 
 
 class OutputError(SptError):
-    """A run folder that is in use elsewhere, cannot be written, or lies on a full disk."""
+    """A run folder that is in use elsewhere, cannot be written, or lies on a full disk (then `hopeless` for all)."""
 
     exit_code = 7
+
+    def __init__(self, message: str, hopeless: bool = False) -> None:
+        super().__init__(message)
+        self.hopeless = hopeless
 
 
 class FailedRuns(SptError):
@@ -93,10 +97,17 @@ class Interrupted(Stopped):
     exit_code = 130
 
 
+def brief(error: BaseException) -> str:
+    """Kind and first line of somebody else's error, for a sentence of ours."""
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`'; did you mean X?'` for the nearest known name, or the list of all when none is near and they are few."""
     options = sorted(known)
     near = get_close_matches(name, options, n=1, cutoff=0.6)
+    near = near or [option for option in options if name == "".join(word[:1] for word in option.split("_"))]  # lr, wd
     if near:
         return f"; did you mean {near[0]}?"
     if options and len(options) <= 24:

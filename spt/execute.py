@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spt import pairs
-from spt.errors import SptError, Stopped
+from spt.components import is_path
+from spt.errors import OutputError, SptError, Stopped, brief
 from spt.pairs import Comparison, Subject
 from spt.plan import Cell, Job, digest
 from spt.recipe import Loaded
@@ -26,12 +27,13 @@ def run_comparison(
 
     Finished runs are taken as they are. A request to stop ends the comparison at once; the same command goes on.
     """
-    if any(Run(root, cell.job.name).result() is None for cell in cells):
+    runtime.check_tracker()
+    if not all(_finished(Run(root, cell.job.name)) for cell in cells):
         for loaded_cells in _by_recipe(cells):  # what is wrong with a recipe is said before anything is written
             for job in _chain(loaded_cells[0].job):
                 bind(job)
     folder = root / f"compare-{digest({'cells': [[c.arm, c.recipe, c.job.name] for c in cells]})}"
-    _write_plan(folder, recipes, seeds, cells)
+    _write_plan(folder, recipes, seeds, cells, say)
     failed = 0
     for i, cell in enumerate(cells, 1):
         label = f"[{i}/{len(cells)}] {cell.job.loaded.name} seed {cell.job.seed} {cell.arm}:"
@@ -40,16 +42,25 @@ def run_comparison(
         except Stopped:
             raise
         except SptError as error:
+            if isinstance(error, OutputError) and error.hopeless:
+                raise  # a full disk fails every other run as well
             failed += 1
             say(f"{label} failed: {error}")
         except Exception as error:
             if runtime.settings.debug:
                 raise
             failed += 1
-            say(
-                f"{label} failed: {type(error).__name__}: {error} (traceback.txt in its run folder; --debug stops here)"
-            )
+            model = cell.job.loaded.recipe.model.name
+            hint = f"; spt doctor --model {model} may tell more" if is_path(model) else ""
+            say(f"{label} failed: {brief(error)} (traceback.txt in its run folder; --debug stops here){hint}")
     return folder, failed
+
+
+def _finished(run: Run) -> bool:
+    try:
+        return run.result() is not None
+    except OutputError:  # unreadable: its cell will say so
+        return False
 
 
 def _by_recipe(cells: Sequence[Cell]) -> list[list[Cell]]:
@@ -64,11 +75,16 @@ def _chain(job: Job) -> list[Job]:
     return [*(_chain(job.parent) if isinstance(job.parent, Job) else []), job]
 
 
-def _write_plan(folder: Path, recipes: Sequence[Loaded], seeds: Sequence[int], cells: Sequence[Cell]) -> None:
+def _write_plan(
+    folder: Path, recipes: Sequence[Loaded], seeds: Sequence[int], cells: Sequence[Cell], say: Callable[[str], None]
+) -> None:
     """compare.json: what the comparison consists of, so that a report can tell what is missing."""
     path = folder / "compare.json"
-    if path.is_file():
-        return
+    try:
+        if path.is_file() and pairs.planned(folder):
+            return
+    except SptError:
+        say(f"{path} was unreadable and is written anew")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     plan = Comparison(

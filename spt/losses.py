@@ -37,17 +37,16 @@ def weighted_sum(output: Output, logits: Float[Tensor, "B *L K"], targets: Targe
 
 def sums(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> Sums:
     """What the metrics need of each example, so that any gathering of examples gives the exact metric."""
-    weight = (
-        targets.weight.double().flatten(1) if targets.weight.ndim > 1 else targets.weight.double()[:, None]
-    )  # (B, T)
-    loss = per_answer(output, logits, targets.values).double().reshape(weight.shape)
+    # Small tensors go to the CPU before they become float64, which some devices do not have.
+    weight = targets.weight.cpu().double().reshape(len(targets.weight), -1)  # (B, T)
+    loss = per_answer(output, logits, targets.values).cpu().double().reshape(weight.shape)
     found = {"weight": weight.sum(1), "loss": (weight * loss).sum(1)}
     if output.loss == "cross_entropy":
         best = logits.unflatten(-1, (output.size, output.classes)).argmax(-1)
-        right = (best == targets.values).double().mean(-1).reshape(weight.shape)
+        right = (best == targets.values).float().mean(-1).cpu().double().reshape(weight.shape)
         return found | {"right": (weight * right).sum(1)}
-    truth = targets.values.double().reshape(*weight.shape, output.size)  # (B, T, S)
-    error = logits.double().reshape(truth.shape) - truth
+    truth = targets.values.cpu().double().reshape(*weight.shape, output.size)  # (B, T, S)
+    error = logits.float().cpu().double().reshape(truth.shape) - truth
     weigh = weight[..., None]
     return found | {
         "absolute": (weigh * error.abs()).sum(1),

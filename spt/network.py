@@ -37,8 +37,8 @@ class Encoder(nn.Module):
     def forward(
         self, x: Int[Tensor, "B L"] | Float[Tensor, "B L C"], hidden: Bool[Tensor, "B L"] | None
     ) -> Float[Tensor, "B L D"]:
-        y = self.map(x)
-        return y if hidden is None else torch.where(hidden[..., None], self.hidden.to(y.dtype), y)
+        y = self.map(x).float()  # the residual stream is float32 whatever the precision of products
+        return y if hidden is None else torch.where(hidden[..., None], self.hidden, y)
 
     def flops(self, length: int) -> float:
         return linear_flops(self.map, length) if isinstance(self.map, nn.Linear) else 0.0
@@ -85,7 +85,9 @@ class SequenceModel(nn.Module):
 
     def forward(self, inputs: Inputs) -> Float[Tensor, "B *L K"]:
         x = self.encoder(inputs.x, inputs.hidden)
-        return self.head(self.backbone(x, inputs.context), inputs.context)
+        x = self.backbone(x, inputs.context)
+        with torch.autocast(x.device.type, enabled=False):  # answers and losses in float32
+            return self.head(x.float(), inputs.context)
 
     def flops(self, length: int) -> float:
         """Forward operations on one sequence of `length` steps."""

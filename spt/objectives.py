@@ -53,7 +53,7 @@ class Output(NamedTuple):
 class Objective(BaseModel):
     """Base of all objectives; `labelled` ones see the task's targets, the others are given data without any."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     labelled: ClassVar[bool]
     hides: ClassVar[bool]  # does it blank inputs?

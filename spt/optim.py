@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from spt.errors import UsageError
 from spt.models.base import Rate
 from spt.recipe import Train
 
@@ -32,6 +33,10 @@ def groups(model: nn.Module, train: Train) -> list[Group]:
     declared: dict[str, Rate] = {}
     for prefix, module in model.named_modules():
         for name, rate in getattr(module, "rates", {}).items():
+            if not isinstance(rate, Rate) or (rate.lr is not None and not 0 < rate.lr < math.inf) or rate.scale <= 0:
+                raise UsageError(f"rates of {type(module).__name__}: {name} has {rate!r}, not a Rate that trains")
+            if _find(module, name) is _MISSING:
+                raise UsageError(f"rates of {type(module).__name__} names {name}, which it does not have")
             declared[f"{prefix}.{name}" if prefix else name] = rate
     found: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
@@ -48,6 +53,17 @@ def groups(model: nn.Module, train: Train) -> list[Group]:
     return sorted(made, key=lambda group: (-group.size, group.names))
 
 
+_MISSING = object()
+
+
+def _find(module: nn.Module, name: str) -> object:
+    """An attribute by dotted name; a parameter that this configuration leaves out may be None."""
+    found: object = module
+    for part in name.split("."):
+        found = getattr(found, part, _MISSING)
+    return found
+
+
 def adamw(model: nn.Module, train: Train, device: torch.device) -> torch.optim.AdamW:
     """AdamW with one parameter group per `Group`; the peak rate is kept as `peak`."""
     parts = [
@@ -59,8 +75,9 @@ def adamw(model: nn.Module, train: Train, device: torch.device) -> torch.optim.A
         }
         for group in groups(model, train)
     ]
-    # The fused kernel is several times faster than the loop, and sums in the same order on every step.
-    return torch.optim.AdamW(parts, betas=train.betas, fused=device.type in ("cpu", "cuda"))
+    # One kernel for all parameters is several times faster than the loop; it knows no complex numbers.
+    real = all(parameter.is_floating_point() for parameter in model.parameters())
+    return torch.optim.AdamW(parts, betas=train.betas, fused=real and device.type in ("cpu", "cuda"))
 
 
 def factor(step: int, total: int, train: Train) -> float:

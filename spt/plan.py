@@ -63,6 +63,7 @@ class Job:
         return {
             "format": FORMAT,
             "stage": self.stage,
+            "data": self.loaded.identities["data"],
             "task": {"name": self.loaded.identities["task"], **recipe.task.options},
             "model": {"name": self.loaded.identities["model"], **recipe.model.options},
             "encoder": recipe.encoder.model_dump(mode="json"),

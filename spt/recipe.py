@@ -6,6 +6,7 @@ loading a recipe does, because a component's own options are checked by the comp
 """
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +17,14 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from spt.errors import RecipeError, UsageError, did_you_mean
+from spt.errors import RecipeError, UsageError, brief, did_you_mean
 
 MAX_BYTES = 1_000_000  # a recipe is a page of text
 BUDGETS = ("epochs", "steps", "examples", "flops")
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Part(BaseModel):
@@ -144,7 +145,7 @@ class Loaded:
     name: str
     recipe: Recipe
     origins: Mapping[str, str]  # dotted key -> "recipe", "command line", "default"
-    identities: Mapping[str, str]  # "task", "model" -> what keys call them (a user's file by its content)
+    identities: Mapping[str, str]  # what keys call "task" and "model" (a user's file by its content), and "data"
     notes: tuple[str, ...] = ()  # what loading decided that a user should know
     smoke: bool = False
 
@@ -172,13 +173,13 @@ def describe(text: str) -> str:
 def read(source: str) -> tuple[str, str, Path]:
     """(name, text, folder that relative paths start from) of a packaged recipe or a file."""
     path = Path(source)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
+    if path.suffix in (".yaml", ".yml") or os.path.isfile(path):
         try:
+            if not path.is_file():
+                raise UsageError(f"no recipe file {source}" if not path.exists() else f"{source} is not a file")
             if path.stat().st_size > MAX_BYTES:
                 raise UsageError(f"{source} has {path.stat().st_size:,} bytes; that is not a recipe")
             return path.stem, path.read_text(encoding="utf-8"), path.resolve().parent
-        except FileNotFoundError:
-            raise UsageError(f"no recipe file {source}") from None
         except UnicodeDecodeError:
             raise UsageError(f"{source} is not UTF-8 text") from None
         except OSError as error:
@@ -234,8 +235,8 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}" if mark else ""
         raise UsageError(f"{source}{where}: {error.problem or error}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise UsageError(f"{source} is not readable as YAML: {str(error).splitlines()[0]}") from None
+    except (yaml.YAMLError, RecursionError, ValueError, KeyError) as error:
+        raise UsageError(f"{source} is not readable as YAML: {brief(error)}") from None
 
 
 _OVERRIDE = re.compile(r"^[A-Za-z_]\w*(\.\w+)*=")
@@ -263,7 +264,10 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def load(source: str, overrides: Sequence[str] = (), *, smoke: bool = False) -> Loaded:
-    """Read, override, check and complete a recipe. Raises RecipeError with every problem found."""
+    """Read, override, check and complete a recipe; its data are prepared if they are not yet.
+
+    Raises RecipeError with every problem found, DataError for data that are missing or wrong.
+    """
     name, text, folder = read(source)
     raw = parse_yaml(text, source)
     if raw is None:
@@ -278,6 +282,9 @@ def load(source: str, overrides: Sequence[str] = (), *, smoke: bool = False) -> 
     recipe, identities = resolve(raw, source)
     if smoke:
         recipe = shrink(recipe)
+    from spt.store import identity
+
+    identities["data"] = identity(recipe.task)
     origins = {}
     for key in flatten(recipe.model_dump(mode="json")):
         changed = any(key == c or key.startswith(f"{c}.") for c in changes)
@@ -383,7 +390,9 @@ def _complete_objective(stage: dict[str, Any], place: str, problems: list[str]) 
     from spt.objectives import OBJECTIVES
 
     labelled = place == "finetune"
-    part = stage.get("objective", {"name": "supervised" if labelled else "masked"})
+    part = stage.get("objective", {})
+    if isinstance(part, dict):
+        part = {"name": "supervised" if labelled else "masked", **part}
     if not (isinstance(part, dict) and isinstance(part.get("name"), str)):
         return stage  # pydantic complains
     name = part["name"]
@@ -469,7 +478,7 @@ def _anchor_paths(raw: dict[str, Any], folder: Path) -> None:
     for place in ("task", "model"):
         part = raw.get(place)
         if isinstance(part, dict) and isinstance(part.get("name"), str) and is_path(part["name"]):
-            part["name"] = str(folder / Path(part["name"]).expanduser())
+            part["name"] = str(folder / os.path.expanduser(part["name"]))
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

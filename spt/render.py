@@ -95,7 +95,7 @@ def cost_sheet(report: Report) -> Sheet:
             ("", "ratio", *(ratio_text(row.ratios[axis]) for axis in Cost.model_fields)),
         ]
     header = ("task / model", "arm", "steps", "examples", "FLOPs", "time", "memory")
-    caption = "To train one model, means over the same seeds; of memory, the largest peak. Ratio: SPT to scratch."
+    caption = "To train one model, means over the same seeds; of memory, the largest peak; time includes evaluation. Ratio: SPT to scratch."
     return Sheet("Cost", header, body, words=2, caption=caption)
 
 
@@ -123,7 +123,7 @@ def run_sheet(run: RunRecord) -> Sheet:
         body += [
             ("recipe", f"{result.recipe} ({result.task} / {result.model})"),
             ("stage", f"{result.stage}, seed {result.seed}" + (", smoke run" if result.smoke else "")),
-            ("best step", f"{result.best_step} of {result.own.steps}, by validation {result.metric}"),
+            ("best step", f"{result.best_step} of {result.own.steps}, by validation {result.selected_by}"),
             ("stopped by", result.stop),
         ]
         for split, scores in (("validation", result.val), ("test", result.test or {})):

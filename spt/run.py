@@ -16,7 +16,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,7 +73,8 @@ class Result(BaseModel):
     parent: str | None = None  # key of the pretraining run whose weights this one started from
     settings: str  # hash of everything but seed and parent: equal for the seeds of one configuration
     smoke: bool = False
-    metric: str  # what selected the checkpoint on validation, and what is compared on test
+    metric: str  # what is compared: accuracy, mae or mse
+    selected_by: str  # the validation metric that picked the checkpoint
     higher_is_better: bool
     chance: float | None = None  # score of the best constant answer on the test split, where defined
     val: dict[str, float]  # of the selected checkpoint
@@ -84,6 +85,9 @@ class Result(BaseModel):
     total: Ledger  # own plus the parent's
     parameters: dict[str, int]  # encoder, backbone, head, total
     data: dict[str, SplitRecord]
+    repeated: dict[str, int] = {}  # rows of validation and test whose input also stands in training
+    batch_size: int
+    precision: str
     environment: dict[str, Any]  # versions, device: the short form of env.json
 
 
@@ -102,26 +106,32 @@ class Run:
     def result(self) -> Result | None:
         """The result, if the run is done."""
         path = self.path / "result.json"
-        if not path.is_file():
+        if not os.path.exists(path):
             return None
         try:
             return Result.model_validate_json(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise OutputError(
                 f"{path} cannot be read as a result ({type(error).__name__}); move the folder away to run it again"
             ) from error
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the run for this process; the operating system lets go when the process dies, however it dies."""
+    def locked(self, wait: Callable[[], None] | None = None) -> Iterator[None]:
+        """Hold the run for this process; the operating system lets go when the process dies, however it dies.
+
+        When another process holds it: OutputError, or with `wait`, which is called first, wait for it.
+        """
         with writing(self.path):
             Path(self._lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
             try:
                 self._lock.acquire(blocking=False)
             except Timeout:
-                raise OutputError(
-                    f"{self.path} is being written by another process; wait for it or choose another --out"
-                ) from None
+                if wait is None:
+                    raise OutputError(
+                        f"{self.path} is being written by another process; wait for it or choose another --out"
+                    ) from None
+                wait()
+                self._lock.acquire(poll_interval=0.5)
         try:
             yield
         finally:
@@ -155,9 +165,11 @@ class Run:
         if not path.is_file():
             return []
         rows = []
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):  # the last line of a killed process may be half a line
-                rows.append(json.loads(line))
+                row = json.loads(line)
+                if isinstance(row, dict) and isinstance(row.get("step"), int):
+                    rows.append(row)
         return rows
 
     def forget_metrics_after(self, step: int) -> None:
@@ -204,8 +216,9 @@ def output_error(path: Path, error: OSError) -> OutputError:
         errno.ENOTDIR: "a part of this path is a file, not a folder; choose another folder",
         errno.EEXIST: "a file of this name stands where a folder is needed",
     }
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
     reason = reasons.get(error.errno or 0, error.strerror or str(error))
-    return OutputError(f"cannot write {path}: {reason}")
+    return OutputError(f"cannot write {path}: {reason}", hopeless=full)
 
 
 def write_text(path: Path, text: str) -> None:

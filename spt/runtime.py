@@ -20,11 +20,11 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
+from accelerate.utils import GradientAccumulationPlugin, send_to_device
 from torch import Tensor
 
 from spt import __version__
-from spt.errors import BackendError, Interrupted, Stopped, did_you_mean
+from spt.errors import BackendError, Interrupted, SptError, Stopped, brief, did_you_mean
 
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "pydantic", "numpy")
 Posed = TypeVar("Posed", bound=tuple[Any, ...])
@@ -41,6 +41,7 @@ class Settings:
     cpu: bool = False  # even where there is a GPU
     tracker: str | None = None  # one of TRACKERS, through Accelerate
     quiet: bool = False  # no progress
+    wait: bool = False  # for a run that another process is making, instead of refusing
     debug: bool = False  # let bugs through with their traceback
 
 
@@ -53,7 +54,13 @@ class Runtime:
     @cached_property
     def accelerator(self) -> Accelerator:
         # Precision is ours (`autocast`): it belongs to a stage, Accelerate's belongs to the process.
-        return Accelerator(cpu=self.settings.cpu, mixed_precision="no", step_scheduler_with_optimizer=False)
+        # So is accumulation: a launcher's setting must not divide our losses.
+        return Accelerator(
+            cpu=self.settings.cpu,
+            mixed_precision="no",
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            step_scheduler_with_optimizer=False,
+        )
 
     @property
     def device(self) -> torch.device:
@@ -76,7 +83,7 @@ class Runtime:
 
     def send(self, posed: Posed) -> Posed:
         """A question's tensors, on this process's device."""
-        return send_to_device(posed, self.device, non_blocking=True)  # type: ignore[no-any-return]
+        return send_to_device(posed, self.device, non_blocking=True)
 
     def total(self, numbers: list[float]) -> list[float]:
         """Sums over all processes, in float64 (float32 on devices without it)."""
@@ -88,7 +95,7 @@ class Runtime:
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Rows of all processes, on every process; all give equally many."""
-        return tensor if self.world == 1 else self.accelerator.gather(tensor)
+        return tensor if self.world == 1 else self.accelerator.gather(tensor.to(self.device))
 
     def check_tracker(self) -> None:
         """Raise BackendError unless the tracker the user asked for, if any, is known and installed."""
@@ -99,7 +106,7 @@ class Runtime:
             return
         if wanted not in TRACKERS:
             raise BackendError(f"unknown tracker {wanted!r}{did_you_mean(wanted, TRACKERS)}")
-        if not filter_trackers([wanted], "."):
+        if self.accelerator.device and not filter_trackers([wanted], "."):  # wants Accelerate's state to exist
             raise BackendError(f"the tracker {wanted} is not installed; pip install {wanted}, or leave --tracker out")
 
     @contextlib.contextmanager
@@ -116,8 +123,12 @@ class Runtime:
             self.accelerator.log_with = filter_trackers([wanted], folder)
             self.accelerator.project_configuration.set_directories(str(folder))
             self.accelerator.init_trackers(name, config=config)
+        except SptError:
+            raise
         except Exception as error:  # whatever a tracker's own library raises: no login, no network, a wrong setting
-            raise BackendError(f"the tracker {wanted} cannot be used: {error}; or leave --tracker out") from error
+            raise BackendError(
+                f"the tracker {wanted} cannot be used: {brief(error)}; or leave --tracker out"
+            ) from error
         try:
             yield
         finally:
@@ -157,21 +168,21 @@ class StopSignals:
         return Stopped(f"stopped after step {step:,}; the same command continues from there")
 
 
-def environment() -> dict[str, Any]:
-    """What a result depends on besides the recipe, as far as it can be named."""
+def environment(device: torch.device | None = None, processes: int = 1) -> dict[str, Any]:
+    """What a result depends on besides the recipe, as far as it can be named; by default for the best device here."""
     packages = {}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             packages[name] = version(name)
-    cuda = torch.cuda.is_available()
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "spt": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "packages": packages,
-        "device": torch.cuda.get_device_name() if cuda else "cpu",
-        "devices": torch.cuda.device_count() if cuda else 0,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "processes": processes,
         "threads": torch.get_num_threads(),
     }
 

@@ -1,5 +1,7 @@
 """What a recipe would do, without doing it: values and their origins, parameters, steps, operations, memory."""
 
+import json
+import logging
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from spt.batch import collate
 from spt.compute import TRAINING, example_count
+from spt.errors import UsageError, brief
 from spt.losses import weighted_sum
 from spt.optim import groups, warmup_steps
 from spt.plan import Job
@@ -53,7 +56,13 @@ def _stage(name: str, bound: Bound, micro_batch: int | None) -> dict[str, Any]:
     micro = min(micro_batch or train.batch_size, train.batch_size, len(data.train))
     model.encoder.hidden.requires_grad_(bound.objective.hides)
     weights = sum(p.numel() for p in model.parameters())
-    activations = _saved_bytes(bound, micro)
+    try:
+        activations = _saved_bytes(bound, micro)
+    except Exception as error:
+        name = bound.job.loaded.recipe.model.name
+        raise UsageError(
+            f"model {name} fails on a batch: {brief(error)}; spt doctor --model {name} may tell more"
+        ) from error
     return {
         "stage": name,
         "objective": bound.output.loss + (" a step" if bound.output.per_step else " a sequence"),
@@ -76,7 +85,7 @@ def _stage(name: str, bound: Bound, micro_batch: int | None) -> dict[str, Any]:
             for group in groups(model, train)
         ],
         "memory estimate": {
-            "weights, gradients, AdamW": 16 * weights,
+            "weights, AdamW": 16 * weights,
             "activations": activations,
             "total": 16 * weights + activations,
             "sequences at once": micro,
@@ -89,6 +98,7 @@ def _saved_bytes(bound: Bound, size: int) -> int:
     data = bound.data
     longest = np.argsort(-data.train.lengths, kind="stable")[:size]
     inputs, targets = bound.objective.pose(collate(data.train, longest, data.input, data.target), Draw(0, "show", 0))
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error says it all
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -130,7 +140,7 @@ def render(found: dict[str, Any]) -> Any:
     values = table(f"recipe {found['recipe']}", "key", "value", "origin")
     for row in found["values"]:
         origin = Text(row["origin"], style="dim" if row["origin"] == "default" else "")
-        values.add_row(row["key"], "null" if row["value"] is None else str(row["value"]), origin)
+        values.add_row(row["key"], json.dumps(row["value"]).strip('"'), origin)
     data = found["data"]
     rows = ", ".join(f"{name} {count:,}" for name, count in data["rows"].items())
     facts = Text(f"\ndata  {rows} sequences of up to {data['length']:,} steps; {data['input']} -> {data['target']}\n")
@@ -145,7 +155,7 @@ def render(found: dict[str, Any]) -> Any:
     for part in found["parameters"]:
         name = "parameters" if part == "total" else f"  {part}"
         stages.add_row(name, *(_number(stage["parameters"][part]) for stage in found["stages"]))
-    for part in ("weights, gradients, AdamW", "activations", "total"):
+    for part in ("weights, AdamW", "activations", "total"):
         name = "memory, estimated" if part == "total" else f"  {part}"
         stages.add_row(name, *(f"{stage['memory estimate'][part] / 2**20:,.1f} MiB" for stage in found["stages"]))
     stages.add_row(

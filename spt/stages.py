@@ -1,29 +1,34 @@
 """Where everything is joined: a job's data, network, objective and directory. `ensure` is the way in."""
 
 import json
+import math
+import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from spt import __version__
 from spt.checkpoint import About, Match, about, clean, publish, spec, transplant
 from spt.components import find
-from spt.errors import CheckpointError, DivergedError, OutputError, SptError, Stopped, UsageError
-from spt.losses import LOWER_IS_BETTER
+from spt.errors import CheckpointError, DivergedError, OutputError, SptError, Stopped, UsageError, brief
+from spt.losses import LOWER_IS_BETTER, default_metric
 from spt.models.base import Backbone
 from spt.network import Encoder, Head, SequenceModel
 from spt.objectives import OBJECTIVES, Objective, Output
+from spt.optim import groups
 from spt.plan import Job, Weights, digest
 from spt.recipe import Part
-from spt.run import Ledger, Result, Run, writing
+from spt.run import Ledger, Result, Run, State, writing
 from spt.runtime import Runtime, command_line, environment
 from spt.seeding import seeded
-from spt.store import open_task, overlap, record, refuse_leak, training_rows
+from spt.store import open_task, overlap, record, refuse_leak, training_fingerprints
 from spt.tasks.base import Classes, Split, TaskData
-from spt.train import Fitted, Predictions, evaluate, fit
+from spt.train import Fitted, Predictions, evaluate, fit, plan_steps
 
 
 @dataclass(frozen=True)
@@ -46,21 +51,51 @@ def bind(job: Job) -> Bound:
     if not objective.labelled:
         data = data.mapped(Split.unlabelled)
     output = objective.output(data)
-    metric = job.train.select
+    _check_train(job, output)
+    # Streams of their own: the head is the same in both arms, and the scratch arm starts where pretraining started.
+    try:
+        with seeded(job.seed, "encoder"):
+            encoder = Encoder(data.input, recipe_width(recipe.model), recipe.encoder)
+        with seeded(job.seed, "backbone"):
+            backbone = build_backbone(recipe.model, data.length)
+        with seeded(job.seed, "head"):
+            head = Head(recipe_width(recipe.model), output, stage.head)
+    except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # sizes that no machine can hold
+        if not re.search("memory|alloc|overflow|too large|numel|storage", str(error), re.I):
+            raise
+        raise UsageError(f"the network is too large to build here: {brief(error)}") from error
+    bound = Bound(job, data, objective, output, SequenceModel(encoder, backbone, head))
+    _check_costs(bound)
+    return bound
+
+
+def _check_train(job: Job, output: Output) -> None:
+    """What training settings cannot know of the task."""
     allowed = {"auto", "loss", *(["accuracy"] if output.loss == "cross_entropy" else ["mae", "mse", "r2"])}
-    if metric not in allowed:
+    if job.train.select not in allowed:
         raise UsageError(
-            f"{job.stage}.train.select: {metric} is no metric of this stage; choose among {', '.join(sorted(allowed))}"
+            f"{job.stage}.train.select: {job.train.select} is no metric of this stage; choose among "
+            f"{', '.join(sorted(allowed))}"
         )
 
-    # Streams of their own: the head is the same in both arms, and the scratch arm starts where pretraining started.
-    with seeded(job.seed, "encoder"):
-        encoder = Encoder(data.input, recipe_width(recipe.model), recipe.encoder)
-    with seeded(job.seed, "backbone"):
-        backbone = build_backbone(recipe.model, data.length)
-    with seeded(job.seed, "head"):
-        head = Head(recipe_width(recipe.model), output, stage.head)
-    return Bound(job, data, objective, output, SequenceModel(encoder, backbone, head))
+
+def _check_costs(bound: Bound) -> None:
+    """The model states what it costs, names only parameters it has, and the budget reaches beyond the warm-up."""
+    model, train, length = bound.model, bound.job.train, bound.data.length
+    try:
+        flops = float(model.flops(length))
+    except Exception as error:
+        raise UsageError(f"model {bound.job.loaded.recipe.model.name}: flops fails with {brief(error)}") from error
+    if not (math.isfinite(flops) and flops > 0 and model.backbone.flops(length) >= 0):
+        raise UsageError(
+            f"model {bound.job.loaded.recipe.model.name}: flops({length}) is {model.backbone.flops(length)}"
+        )
+    groups(model, train)
+    steps = plan_steps(model, bound.data, train)
+    if train.warmup_steps > steps:
+        raise UsageError(
+            f"{bound.job.stage}.train.warmup_steps is {train.warmup_steps}, but the budget is {steps} steps"
+        )
 
 
 def recipe_width(part: Part) -> int:
@@ -77,10 +112,12 @@ def build_backbone(part: Part, length: int) -> Backbone:
         config = config.model_copy(update={"max_length": length})
     try:
         backbone = component.module.build(config)
-    except Exception as error:
+    except SptError:
+        raise
+    except (Exception, SystemExit) as error:
         if component.module.__name__.startswith("spt.models."):
             raise
-        raise UsageError(f"model {part.name}: build fails with {type(error).__name__}: {error}") from error
+        raise UsageError(f"model {part.name}: build fails with {brief(error)}") from error
     if not isinstance(backbone, Backbone):
         raise UsageError(f"model {part.name}: build returned {type(backbone).__name__}, not a Backbone")
     return backbone
@@ -94,22 +131,33 @@ def ensure(job: Job, root: Path, runtime: Runtime, say: Say = lambda text: None,
     run = Run(root, job.name)
     fresh = runtime.settings.resume == "never"
     if not fresh and (result := run.result()) is not None:
-        _note_other_code(run, result, say)
-        return result
+        return _reuse(run, result, say)
     runtime.check_tracker()
     bound = bind(job)  # before the parent is trained: a mistake in the second stage is found at once
     parent = _parent(job, root, runtime, say, label)
-    with run.locked():
+    waiting = partial(say, f"{run.path.name} is being made by another process; waiting for it")
+    with run.locked(waiting if runtime.settings.wait else None):
         if fresh:
             if (aside := run.move_aside()) is not None:
                 say(f"{run.path.name} was there already; the old one is now {aside.name}")
         elif (result := run.result()) is not None:  # finished by another process in the meantime
-            return result
+            return _reuse(run, result, say)
         elif (run.status() or {}).get("state") == "diverged":
             raise DivergedError(
                 f"{run.path.name} diverged before ({(run.status() or {}).get('reason')}); --resume never runs it again"
             )
         return _work(bound, run, parent, runtime, say, label or f"{job.loaded.name} seed {job.seed}")
+
+
+def _reuse(run: Run, result: Result, say: Say) -> Result:
+    """A finished run, as it is. A process that died right after writing it may have left the rest undone."""
+    if (run.status() or {}).get("state") != "done":
+        run.set_status("done")
+        clean(run)
+    made_by = result.environment.get("spt")
+    if made_by != __version__:
+        say(f"{run.name} was made by spt {made_by}, this is {__version__}; --resume never makes it anew")
+    return result
 
 
 class Parent:
@@ -123,7 +171,10 @@ class Parent:
             raise CheckpointError(f"{path} is {what}; finetuning starts from a finished pretraining run")
         self.weights = path / "checkpoints" / "best"
         self.result = result
-        self.about, self.rows = about(self.weights)
+        try:
+            self.about, self.rows = about(self.weights)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; move {path} away, then it is made again") from error
 
 
 def open_weights(path: Path) -> Weights:
@@ -145,8 +196,8 @@ def _parent(job: Job, root: Path, runtime: Runtime, say: Say, label: str) -> Par
 def _work(bound: Bound, run: Run, parent: Parent | None, runtime: Runtime, say: Say, label: str) -> Result:
     job, data, model = bound.job, bound.data, bound.model
     if parent is not None:
-        refuse_leak(parent.rows, training_rows(job.loaded.recipe.task), data, parent.weights.parent.parent.name)
-        matches = transplant(parent.weights, model, job.loaded.recipe.model.model_dump(mode="json"), data.input)
+        refuse_leak(parent.rows, training_fingerprints(job.loaded.recipe.task), data, parent.weights.parent.parent.name)
+        matches = transplant(parent.weights, model, _architecture(job), data.input)
         say(match_table(parent.result.key, matches))
         if parent.result.data["train"].inputs != record(data.train).inputs:
             there, here = parent.result.data["train"].rows, len(data.train)
@@ -154,27 +205,34 @@ def _work(bound: Bound, run: Run, parent: Parent | None, runtime: Runtime, say: 
     if runtime.settings.resume == "must" and not any(run.checkpoints.glob("step-*")):
         raise CheckpointError(f"{run.path} has no checkpoint to resume from; --resume auto starts at the beginning")
     records = {name: record(split) for name, split in data.splits.items()}
-    for name, count in overlap(data).items() if not job.parent_key else ():
+    repeated = overlap(data)
+    for name, count in repeated.items() if not job.parent_key else ():
         if count:
             say(f"note: {count} of the {len(data.splits[name])} {name} rows have the same input as a training row")
-    described = environment()
+    described = environment(runtime.device, runtime.world)
     identity = {**job.settings(), "seed": job.seed, "parent": job.parent_key, "recipe": job.loaded.name}
     run.create(job.loaded.to_yaml(), identity, {**described, "command": command_line()})
     run.set_status("running")
 
     def what(step: int) -> About:
-        part = job.loaded.recipe.model.model_dump(mode="json")
-        return About(key=job.key(), stage=job.stage, step=step, model=part, input=spec(data.input), data=records)
+        return About(
+            key=job.key(), stage=job.stage, step=step, model=_architecture(job), input=spec(data.input), data=records
+        )
 
     try:
         with runtime.tracked("spt", run.path, {"key": job.key(), "seed": job.seed, "recipe": job.loaded.name}):
             arguments = (model, bound.objective, bound.output, data, job.train, job.seed, run, runtime, what, say)
             fitted = fit(*arguments, f"{label} {job.stage}")
-        result = _finish(bound, run, parent, fitted, records, described, runtime)
+        result = _finish(bound, run, parent, fitted, records, repeated, described, runtime)
     except BaseException as error:
         _record_failure(run, error)
         raise
     return result
+
+
+def _architecture(job: Job) -> dict[str, Any]:
+    """What the weights' meaning depends on: the model's options, and the content of a user's file."""
+    return {**job.loaded.recipe.model.options, "name": job.loaded.identities["model"]}
 
 
 def _finish(
@@ -183,6 +241,7 @@ def _finish(
     parent: Parent | None,
     fitted: Fitted,
     records: dict[str, Any],
+    repeated: dict[str, int],
     described: dict[str, Any],
     runtime: Runtime,
 ) -> Result:
@@ -202,7 +261,7 @@ def _finish(
         )
         assert predictions is not None
         _write_predictions(run, data, predictions)
-        chance = _chance(data)
+        chance = _chance(data) if default_metric(bound.output) == "accuracy" else None
     publish(run, fitted.position.best_step)
     result = Result(
         key=job.key(),
@@ -214,8 +273,9 @@ def _finish(
         parent=job.parent_key,
         settings=digest(job.settings()),
         smoke=job.loaded.smoke,
-        metric=fitted.metric,
-        higher_is_better=not LOWER_IS_BETTER[fitted.metric],
+        metric=default_metric(bound.output),
+        selected_by=fitted.selected_by,
+        higher_is_better=not LOWER_IS_BETTER[default_metric(bound.output)],
         chance=chance,
         val=fitted.position.best,
         test=scores,
@@ -225,6 +285,9 @@ def _finish(
         total=fitted.position.ledger + (parent.result.total if parent is not None else Ledger()),
         parameters=bound.model.parameter_counts(),
         data=records,
+        repeated=repeated,
+        batch_size=job.train.batch_size,
+        precision=job.train.precision,
         environment=described,
     )
     run.finish(result)
@@ -266,13 +329,8 @@ def _record_failure(run: Run, error: BaseException) -> None:
     """status.json says what happened, whoever reads the exit code; an error of ours leaves its traceback too."""
     try:
         if isinstance(error, SptError):
-            state: Any = (
-                "stopped"
-                if isinstance(error, Stopped)
-                else "diverged"
-                if isinstance(error, DivergedError)
-                else "failed"
-            )
+            states: dict[type[SptError], State] = {Stopped: "stopped", DivergedError: "diverged", SptError: "failed"}
+            state = next(name for kind, name in states.items() if isinstance(error, kind))
             run.set_status(state, str(error), error.exit_code)
         elif isinstance(error, KeyboardInterrupt):
             run.set_status("stopped", "interrupted", 130)
@@ -281,10 +339,3 @@ def _record_failure(run: Run, error: BaseException) -> None:
             (run.path / "traceback.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     except (OutputError, OSError):
         pass  # the disk is full: the error itself is what the user must see
-
-
-def _note_other_code(run: Run, result: Result, say: Say) -> None:
-    here = environment()
-    there = result.environment
-    if there.get("spt") != here["spt"]:
-        say(f"{run.name} was made by spt {there.get('spt')}, this is {here['spt']}; --resume never makes it anew")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from spt.components import find, is_path
-from spt.errors import CheckpointError, DataError, SptError
+from spt.components import find
+from spt.errors import CheckpointError, DataError, SptError, brief
 from spt.plan import digest
 from spt.recipe import Part
 from spt.run import SplitRecord, writing
@@ -62,7 +63,8 @@ def record(split: Split) -> SplitRecord:
     inputs = hashlib.sha256(np.ascontiguousarray(split.fingerprints).tobytes()).hexdigest()[:16]
     targets = None
     if split.targets is not None:
-        targets = hashlib.sha256(np.ascontiguousarray(split.targets).tobytes()).hexdigest()[:16]
+        kind = np.int64 if split.targets.dtype.kind in "iu" else np.float64
+        targets = hashlib.sha256(np.ascontiguousarray(split.targets, kind).tobytes()).hexdigest()[:16]
     return SplitRecord(rows=len(split), inputs=inputs, targets=targets)
 
 
@@ -74,8 +76,13 @@ def overlap(data: TaskData) -> dict[str, int]:
     }
 
 
-def training_rows(part: Part) -> NDArray[np.uint64]:
-    """Fingerprints of the task's whole training split, whatever fraction of it is in use."""
+def identity(part: Part) -> str:
+    """Hash of the rows a task option set gives, inputs and labels: runs on other data have other keys."""
+    return digest({name: record(split).model_dump() for name, split in open_task(part).splits.items()})
+
+
+def training_fingerprints(part: Part) -> NDArray[np.uint64]:
+    """Of the task's whole training split, whatever fraction of it is in use."""
     whole = {**part.model_dump(), "fraction": 1.0, "limit": None}
     return open_task(Part(**whole)).train.fingerprints
 
@@ -99,24 +106,35 @@ def refuse_leak(pretrained_on: NDArray[np.uint64], training: NDArray[np.uint64],
 
 def _prepared(identity: str, module: Any, config: TaskConfig) -> Path:
     shared = set(TaskConfig.model_fields)
-    options = {key: value for key, value in config.model_dump(mode="json").items() if key not in shared}
-    source = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
-    key = digest({"format": FORMAT, "options": options, "source": source})
-    name = f"{identity.partition('@')[0].replace('/', '-')}-{key}"
-    folder = cache_dir() / "tasks" / name
-    if (folder / "data.json").is_file():
+    raw = data_dir().resolve()
+    key = {
+        "format": FORMAT,
+        "options": {key: value for key, value in config.model_dump(mode="json").items() if key not in shared},
+        "source": hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest(),
+        "raw": str(raw),
+        "files": _stamps(module.sources(config, raw)) if hasattr(module, "sources") else [],
+    }
+    name = identity.partition("@")[0].replace("/", "-")
+    folder = cache_dir() / "tasks" / f"{name}-{digest(key)}"
+    if os.path.isfile(folder / "data.json"):
         return folder
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.parent / f".{name}.lock"):
-        if not (folder / "data.json").is_file():
-            _write(folder, _load(identity, module, config))
+        with FileLock(folder.parent / f".{folder.name}.lock"):
+            if not (folder / "data.json").is_file():
+                _write(folder, _load(identity, module, config, raw))
     return folder
 
 
-def _load(identity: str, module: Any, config: TaskConfig) -> TaskData:
+def _stamps(paths: Iterable[Path]) -> list[Any]:
+    """Name, size and time of change of the files a task reads: an edited one is read again."""
+    stats = [(path, path.stat()) for path in sorted(map(Path, paths)) if path.exists()]
+    return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
+
+
+def _load(identity: str, module: Any, config: TaskConfig, raw: Path) -> TaskData:
     try:
-        data = module.load(config, data_dir())
+        data = module.load(config, raw)
         if not isinstance(data, TaskData):
             raise DataError(f"task {identity}: load returned {type(data).__name__}, not TaskData")
         data.check()
@@ -124,10 +142,10 @@ def _load(identity: str, module: Any, config: TaskConfig) -> TaskData:
         raise
     except (FileNotFoundError, ValueError) as error:
         raise DataError(f"task {identity}: {error}") from error
-    except Exception as error:
-        if is_path(str(module.__file__)) and module.__name__.startswith("spt.tasks."):
+    except (Exception, SystemExit) as error:
+        if module.__name__.startswith("spt.tasks."):
             raise  # a bug of ours
-        raise DataError(f"task {identity}: loading fails with {type(error).__name__}: {error}") from error
+        raise DataError(f"task {identity}: loading fails with {brief(error)}") from error
     return data
 
 
@@ -138,6 +156,7 @@ def _write(folder: Path, data: TaskData) -> None:
     with writing(folder):
         beside.mkdir()
         try:
+            prints = {}
             for name, split in data.splits.items():
                 channels = 1 if split.values.ndim == 1 else split.values.shape[1]
                 assert split.targets is not None
@@ -145,13 +164,14 @@ def _write(folder: Path, data: TaskData) -> None:
                 offsets = np.concatenate([[0], np.cumsum(split.lengths * channels)])
                 flat = np.concatenate([row.reshape(-1) for row in rows])
                 targets = np.asarray(split.targets)
+                prints[name] = np.array([_fingerprint(row) for row in rows], np.uint64)
                 columns = {
                     "values": pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(flat)),
                     "target": pa.array(
                         targets.astype(np.int64) if targets.ndim == 1 else list(targets.astype(np.float64))
                     ),
                     "id": pa.array(split.ids),
-                    "fingerprint": pa.array(np.array([_fingerprint(row) for row in rows], np.uint64)),
+                    "fingerprint": pa.array(prints[name]),
                 }
                 table = pa.table(columns)
                 # One record batch, so that a column is one zero-copy array.
@@ -160,7 +180,7 @@ def _write(folder: Path, data: TaskData) -> None:
                     pa.ipc.new_stream(file, table.schema) as out,
                 ):
                     out.write_batch(table.to_batches()[0])
-            manifest = {"input": _spec(data.input), "target": _spec(data.target)}
+            manifest = {"input": _spec(data.input), "target": _spec(data.target), "rows": _check_sums(data, prints)}
             (beside / "data.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
             if folder.exists():
                 shutil.rmtree(folder)  # a folder without its manifest
@@ -187,11 +207,19 @@ def _read(folder: Path) -> TaskData:
                 targets = np.stack(list(targets))
             ids, prints = table.column("id").to_numpy(), table.column("fingerprint").to_numpy()
             splits[name] = Split(values, offsets[:-1], offsets[1:], targets, ids, prints)
-        return TaskData(input, target, **splits)
-    except (OSError, ValueError, KeyError) as error:
+        data = TaskData(input, target, splits["train"], splits["val"], splits["test"])
+        if manifest["rows"] != _check_sums(data, {name: split.fingerprints for name, split in splits.items()}):
+            raise ValueError("other rows than were prepared")
+        return data
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise DataError(
             f"the prepared data in {folder} are damaged ({type(error).__name__}); delete the folder, it is made again"
         ) from error
+
+
+def _check_sums(data: TaskData, prints: Mapping[str, NDArray[np.uint64]]) -> dict[str, Any]:
+    """What data.json remembers of the rows."""
+    return {name: record(replace(split, fingerprints=prints[name])).model_dump() for name, split in data.splits.items()}
 
 
 def _fingerprint(row: NDArray[Any]) -> int:

@@ -6,7 +6,7 @@ Read `fit` from top to bottom: everything happens in the order in which it stand
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from spt.batch import NOBODY, collate, pieces, share, steps_per_epoch, training_rows
-from spt.checkpoint import About, Position, load_weights, resume, save_state, save_weights
+from spt.checkpoint import About, Position, load_weights, prune, resume, save_state, save_weights
 from spt.compute import TRAINING, peak_memory, reset_peak_memory, total_steps
 from spt.errors import CheckpointError, DivergedError
 from spt.losses import LOWER_IS_BETTER, default_metric, metrics, sums, weighted_sum
 from spt.network import SequenceModel
-from spt.objectives import Inputs, Objective, Output, Targets
+from spt.objectives import Objective, Output
 from spt.optim import adamw, set_rates
 from spt.progress import Bar
 from spt.recipe import Train
@@ -37,7 +37,7 @@ class Fitted(NamedTuple):
 
     position: Position
     stop: Literal["budget", "patience"]
-    metric: str
+    selected_by: str  # the validation metric
 
 
 def fit(
@@ -79,7 +79,7 @@ def fit(
                 draw = Draw(seed, "corruption", epoch)
                 done = _step(prepared, model, optimizer, objective, output, data, rows, draw, train, runtime)
                 if not done.finite:
-                    raise _diverged(label, "the loss or its gradient", position.step + 1)
+                    raise _diverged("the loss or its gradient", position.step + 1, position)
                 now = time.perf_counter()
                 position = position.after(done.spent(now - clock, runtime.world), done.loss, done.weight)
                 clock = now
@@ -87,13 +87,14 @@ def fit(
                 if position.step % every == 0 or position.step == total:
                     found, _ = evaluate(prepared, objective, output, data.val, data, runtime, train.precision)
                     if not math.isfinite(found["loss"]):
-                        raise _diverged(label, "the validation loss", position.step)
+                        raise _diverged("the validation loss", position.step, position)
                     improved = better(found, position.best, metric)
                     loss = position.training_loss
                     position = position.evaluated(found, improved)
                     if improved and runtime.main:
                         folder = run.checkpoints / f"best-{position.step:08d}"
                         save_weights(folder, model, about(position.step), split.fingerprints)
+                        prune(run, position)
                     _log(run, runtime, position, loss, optimizer.param_groups[0]["lr"], found)
                     bar.note(f"train loss {loss:.4g}  val {metric} {found[metric]:.4g}")
                 bar.update(position.step, position.ledger.examples - already)
@@ -112,10 +113,10 @@ def fit(
     return Fitted(position, "patience" if position.step < total else "budget", metric)
 
 
-def _diverged(label: str, what: str, step: int) -> DivergedError:
+def _diverged(what: str, step: int, position: Position) -> DivergedError:
+    kept = f"; the weights of step {position.best_step:,} are kept" if position.best_step else ""
     return DivergedError(
-        f"{label}: {what} is not finite at step {step:,}; a smaller learning_rate or a longer warm-up may help "
-        f"(the last good weights are kept)"
+        f"{what} is not finite at step {step:,}; a smaller learning_rate, more warm-up or clipping may help{kept}"
     )
 
 
@@ -156,8 +157,7 @@ def _step(
     parts = pieces(share(rows, runtime.rank, runtime.world), runtime.settings.micro_batch_size or len(rows))
     posed = [objective.pose(collate(data.train, part, data.input, data.target), draw) for part in parts]
     # The loss is the weighted mean over the global batch, so the weights of all its parts are summed up first.
-    counted = runtime.total(_count(parts, posed, data.train, model))
-    weight, examples, positions, flops = counted
+    (weight,) = runtime.total([sum(float(targets.weight.sum()) for _, targets in posed)])
     prepared.train()
     loss_sum = torch.zeros((), device=runtime.device)
     for i, question in enumerate(posed):
@@ -171,27 +171,15 @@ def _step(
             runtime.accelerator.backward(loss * (runtime.world / max(weight, 1.0)))
         loss_sum += loss.detach()
     (loss_total,) = runtime.total([float(loss_sum)])
-    finite = math.isfinite(loss_total)
-    if finite and train.max_grad_norm is not None:
-        norm = runtime.accelerator.clip_grad_norm_(prepared.parameters(), train.max_grad_norm)
-        finite = norm is None or math.isfinite(float(norm))
+    norm = runtime.accelerator.clip_grad_norm_(prepared.parameters(), train.max_grad_norm or math.inf)
+    finite = math.isfinite(loss_total) and (norm is None or math.isfinite(float(norm)))
     if finite:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return _Done(loss_total, weight, int(examples), int(positions), TRAINING * flops, finite)
-
-
-def _count(
-    parts: Sequence[NDArray[np.int64]], posed: Sequence[tuple[Inputs, Targets]], split: Split, model: SequenceModel
-) -> list[float]:
-    """Weight of the loss, examples, valid positions, forward operations (padding included: it is computed too)."""
-    real = [part[part != NOBODY] for part in parts]
-    return [
-        sum(float(targets.weight.sum()) for _, targets in posed),
-        float(sum(len(part) for part in real)),
-        float(sum(int(split.lengths[part].sum()) for part in real)),
-        sum(len(part) * model.flops(inputs.x.shape[1]) for part, (inputs, _) in zip(real, posed, strict=True)),
-    ]
+    # Padding is computed too: the cost is that of the longest row of the global batch, however it was cut.
+    lengths = data.train.lengths[rows]
+    flops = TRAINING * len(rows) * model.flops(int(lengths.max()))
+    return _Done(loss_total, weight, len(rows), int(lengths.sum()), flops, finite)
 
 
 def plan_steps(model: SequenceModel, data: TaskData, train: Train) -> int:
@@ -241,7 +229,7 @@ def evaluate(
         inputs, targets = runtime.send(objective.pose(batch, draw))
         with runtime.autocast(precision):
             logits = model(inputs)
-        found = sums(output, logits, targets) | {"index": runtime.send((batch.rows,))[0]}
+        found = sums(output, logits, targets) | {"index": batch.rows}
         if predict:
             found["logits"] = logits.float()
         gathered.append({name: runtime.gather(tensor).cpu() for name, tensor in found.items()})
@@ -259,8 +247,9 @@ def evaluate(
 def _predictions(output: Output, logits: Tensor) -> Predictions:
     if output.loss != "cross_entropy":
         return Predictions(logits.numpy(), None)
-    best = logits.topk(2, dim=-1)
-    return Predictions(best.indices[:, 0].numpy(), (best.values[:, 0] - best.values[:, 1]).double().numpy())
+    best = logits.topk(2, dim=-1).values.double()
+    # argmax, as in the accuracy: on a tie, topk may name the other class.
+    return Predictions(logits.argmax(-1).numpy(), (best[:, 0] - best[:, 1]).numpy())
 
 
 def _continue(run: Run, runtime: Runtime, say: Callable[[str], None]) -> Position:

@@ -111,6 +111,16 @@ def warnings(pairs: Pairs) -> list[str]:
     said = []
     for split, seeds in different_splits(pairs).items():
         said.append(f"the arms have different data in the {split} split ({_seeds(seeds)})")
+    for split in ("val", "test"):
+        if count := max((result.repeated.get(split, 0) for pair in pairs for result in pair), default=0):
+            name = "validation" if split == "val" else split
+            said.append(f"{count} {name} rows have the same input as a training row: scores may be memory")
+    for name, what in (("batch_size", "batch sizes"), ("precision", "precisions")):
+        if any(getattr(scratch, name) != getattr(spt, name) for scratch, spt in pairs):
+            said.append(f"the arms were trained with different {what}")
+    codes = {str([result.environment.get(key) for key in ("spt", "commit")]) for pair in pairs for result in pair}
+    if len(codes) > 1:
+        said.append("the runs were made by different versions of spt")
     if any(scratch.parameters != spt.parameters for scratch, spt in pairs):
         said.append("the arms have different numbers of parameters")
     if len({str(result.environment.get("device")) for pair in pairs for result in pair}) > 1:

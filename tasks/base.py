@@ -6,6 +6,7 @@ A task file holds `class Config(TaskConfig)` and `load(config, raw) -> TaskData`
 Letters: n examples in a split, L steps of a sequence, C channels, K target values.
 """
 
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class TaskConfig(BaseModel):
     """Options that every task has. They choose among a task's rows, so `load` need not look at them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     fraction: float = Field(1.0, gt=0, le=1, description="share of the training split in use, in both stages")
     subset_seed: int = Field(42, ge=0, description="which permutation of the training split a fraction is a prefix of")
@@ -32,6 +33,7 @@ class Tokens:
     vocab: int
 
     def __post_init__(self) -> None:
+        _whole(self, "vocab")
         _check(self.vocab >= 2, f"Tokens.vocab is {self.vocab}; a vocabulary has at least 2 entries")
 
 
@@ -49,6 +51,9 @@ class Values:
     levels: int | None = None
 
     def __post_init__(self) -> None:
+        _whole(self, "channels")
+        if self.levels is not None:
+            _whole(self, "levels")
         _check(self.channels >= 1, f"Values.channels is {self.channels}; at least one is needed")
         for name, numbers, neutral in (("mean", self.mean, 0.0), ("std", self.std, 1.0)):
             numbers = numbers or (neutral,) * self.channels
@@ -56,6 +61,7 @@ class Values:
             _check(
                 len(numbers) == self.channels, f"Values.{name} has {len(numbers)} entries for {self.channels} channels"
             )
+        _check(all(np.isfinite(m) for m in self.mean), f"Values.mean is {self.mean}; every entry must be finite")
         _check(
             all(s > 0 and np.isfinite(s) for s in self.std), f"Values.std is {self.std}; every entry must be positive"
         )
@@ -68,6 +74,7 @@ class Classes:
     count: int
 
     def __post_init__(self) -> None:
+        _whole(self, "count")
         _check(self.count >= 2, f"Classes.count is {self.count}; a classification has at least 2 classes")
 
 
@@ -78,6 +85,7 @@ class Reals:
     size: int = 1
 
     def __post_init__(self) -> None:
+        _whole(self, "size")
         _check(self.size >= 1, f"Reals.size is {self.size}; at least one target is needed")
 
 
@@ -137,11 +145,12 @@ class TaskData:
     train: Split
     val: Split
     test: Split
+    length: int = 0  # longest sequence of the whole task, in steps; a subset of its rows keeps it. 0: found out
 
-    @property
-    def length(self) -> int:
-        """Longest sequence of any split, in steps."""
-        return max(int(split.lengths.max()) for split in self.splits.values())
+    def __post_init__(self) -> None:
+        if not self.length:
+            longest = [int(split.lengths.max()) for split in self.splits.values() if len(split)]
+            object.__setattr__(self, "length", max(longest, default=0))
 
     @property
     def splits(self) -> dict[str, Split]:
@@ -155,11 +164,17 @@ class TaskData:
         """Raise ValueError, in words, unless the arrays are what `input` and `target` say."""
         for name, split in self.splits.items():
             _check(len(split) > 0, f"the {name} split has no rows")
+            inside = (split.starts >= 0).all() and (split.stops <= len(split.values)).all()
+            _check(bool(inside), f"the {name} split has starts or stops outside its values")
             _check(bool((split.lengths > 0).all()), f"the {name} split has an empty sequence")
+            _check(split.targets is not None, f"the {name} split has no targets")
+            _check(
+                split.ids.dtype.kind in "iuU",
+                f"the {name} split's ids are {split.ids.dtype}; use whole numbers or text",
+            )
             _check(len(split.ids) == len(split), f"the {name} split has {len(split.ids)} ids for {len(split)} rows")
             self._check_inputs(name, split.values)
-            if split.targets is not None:
-                self._check_targets(name, np.asarray(split.targets), len(split))
+            self._check_targets(name, np.asarray(split.targets), len(split))
 
     def _check_inputs(self, name: str, values: NDArray[Any]) -> None:
         if isinstance(self.input, Tokens):
@@ -172,7 +187,7 @@ class TaskData:
             wanted = (len(values), self.input.channels)
             _check(values.shape == wanted, f"the {name} split's values have shape {values.shape}, not {wanted}")
             _check(values.dtype.kind in "iuf", f"the {name} split's values are {values.dtype}; numbers are expected")
-            _check(bool(np.isfinite(values).all()), f"the {name} split has values that are not finite")
+            _check(_fits(values), f"the {name} split has values that are not finite in float32")
             top = self.input.levels
             _check(
                 top is None or values.dtype.kind in "iu",
@@ -192,7 +207,21 @@ class TaskData:
             wanted = (n, self.target.size)
             _check(targets.shape == wanted, f"the {name} split's targets have shape {targets.shape}, not {wanted}")
             _check(targets.dtype.kind in "iuf", f"the {name} split's targets are {targets.dtype}; numbers are expected")
-            _check(bool(np.isfinite(targets).all()), f"the {name} split has targets that are not finite")
+            _check(_fits(targets), f"the {name} split has targets that are not finite in float32")
+
+
+def _fits(values: NDArray[Any]) -> bool:
+    """Finite, also as float32, with room for a square."""
+    return bool(np.isfinite(values).all()) and float(np.abs(values.astype(np.float64)).max()) < 1e18
+
+
+def _whole(owner: object, name: str) -> None:
+    """Make a count a plain int (it may be NumPy's)."""
+    value = getattr(owner, name)
+    try:
+        object.__setattr__(owner, name, operator.index(value))
+    except TypeError:
+        raise ValueError(f"{type(owner).__name__}.{name} is {value!r}; a whole number is expected") from None
 
 
 def _check(condition: bool, complaint: str) -> None:

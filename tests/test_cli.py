@@ -344,3 +344,72 @@ def test_metrics_can_go_to_a_tracker(tmp_path):
     done = spt("pretrain", recipe_file(tmp_path), "--tracker", "tensorboard", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / json.loads(done.stdout)["run"]).rglob("events.out.tfevents*"))
+
+
+def test_whatever_prints_json_stays_alone_on_stdout(tmp_path):
+    """A user's task and model that print, also from a program they start."""
+    noise = "import os\nprint('noise')\nos.system('echo more noise')\n"
+    (tmp_path / "gru.py").write_text(MODEL.replace("class Config", noise + "class Config", 1))
+    (tmp_path / "toy.py").write_text(TASK.replace("    rng = ", "    print('loading')\n    rng = "))
+    recipe = recipe_file(tmp_path, task={"name": "./toy.py"}, model={"name": "./gru.py", "d_model": 16, "n_layers": 1})
+    for arguments in (("pretrain", recipe), ("show", recipe), ("doctor", "--model", tmp_path / "gru.py")):
+        done = spt(*arguments, "--json", cwd=tmp_path)
+        assert done.returncode == 0 and json.loads(done.stdout), done.stderr
+        assert "noise" in done.stderr
+
+
+def test_user_code_that_calls_exit_does_not_look_like_success(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gru.py").write_text(MODEL)
+    recipe_file(tmp_path, model={"name": "./gru.py", "d_model": 16, "n_layers": 1})
+    for place, words in (
+        ("class GRU", "fails when imported: SystemExit"),
+        ("    return Backbone", "build fails with SystemExit"),
+        ("        return self.gru", "called sys.exit(0)"),
+    ):
+        indent = " " * (len(place) - len(place.lstrip()))
+        (tmp_path / "gru.py").write_text(MODEL.replace(place, f"{indent}raise SystemExit(0)\n{place}", 1))
+        assert words in call("pretrain", "tiny.yaml", code=2).stderr
+
+
+def test_two_compares_at_once_share_the_work(tmp_path):
+    recipe = recipe_file(tmp_path, pretrain__train__steps=60)
+    command = [sys.executable, "-m", "spt_cli", "compare", str(recipe), "--seeds", "2", "--json"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, cwd=tmp_path, env=environment(), **pipes) for _ in range(2)]
+    outputs = [process.communicate(timeout=200) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert json.loads(outputs[0][0])["rows"] == json.loads(outputs[1][0])["rows"]
+    assert len(list((tmp_path / "runs").glob("finetune-*"))) == 4
+
+
+def test_damaged_files_of_a_comparison(tmp_path, monkeypatch):
+    """One unreadable result is a failed run; a damaged plan is written anew; damaged weights say what to do."""
+    monkeypatch.chdir(tmp_path)
+    recipe_file(tmp_path)
+    call("compare", "tiny.yaml", "--seeds", "2", "--out", "runs")
+    (folder,) = (tmp_path / "runs").glob("compare-*")
+    (folder / "compare.json").write_text("[]")
+    call("compare", "tiny.yaml", "--seeds", "2", "--out", "runs")
+    assert json.loads((folder / "compare.json").read_text())["seeds"] == [0, 1]
+    one = min((tmp_path / "runs").glob("finetune-*"))
+    (one / "result.json").write_text("{")
+    found = json.loads(call("compare", "tiny.yaml", "--seeds", "2", "--out", "runs", "--json", code=8).stdout)
+    assert found["rows"][0]["n"] == 1 and [failure["state"] for failure in found["failures"]] == ["unreadable"]
+    for pretrain in (tmp_path / "runs").glob("pretrain-*"):
+        (pretrain / "checkpoints/best/model.safetensors").write_bytes(b"")
+    result = call("finetune", "tiny.yaml", "--from", next((tmp_path / "runs").glob("pretrain-*")), code=6)
+    assert "move" in result.stderr and "away, then it is made again" in result.stderr
+
+
+def test_a_narrow_terminal_keeps_every_column(tmp_path):
+    recipe = recipe_file(tmp_path)
+    wide, narrow = (
+        spt("compare", recipe, "--seeds", "2", cwd=tmp_path, env={"COLUMNS": columns}) for columns in ("80", "30")
+    )
+    assert wide.stdout == narrow.stdout and "interval" in narrow.stdout
+
+
+def test_a_terminal_that_knows_ascii_alone(tmp_path):
+    done = spt("compare", recipe_file(tmp_path), "--seeds", "2", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr

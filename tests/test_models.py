@@ -4,12 +4,16 @@ import json
 
 import pytest
 import torch
+from tiny import loaded
 
 from spt import contract
 from spt.components import find, listing
 from spt.contract import counted_flops, tiny
+from spt.errors import UsageError
 from spt.models.attention import Attention, rotary_table, rotate, sinusoids
 from spt.models.base import Context
+from spt.plan import Job
+from spt.stages import bind
 
 MODELS = [row.name for row in listing("models")]
 
@@ -66,6 +70,44 @@ def build(config):
         assert problems == []
     else:
         assert any(any(word in problem for word in complaint.split("|")) for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("edit", "complaint"),
+    [
+        ("rates = {'nosuch': Rate(lr=1e-3)}", "names nosuch, which it does not have"),
+        ("rates = {'map.weight': Rate(lr=float('nan'))}", "not a Rate that trains"),
+        ("rates = {'map.weight': 0.1}", "not a Rate that trains"),
+        ("flops = lambda self, length: float('nan')", "flops"),
+        ("flops = lambda self, length: -1.0", "flops"),
+        ("flops = lambda self, length: None", "flops"),
+    ],
+)
+def test_wrong_declarations_are_refused_before_training_and_by_the_contract(tmp_path, edit, complaint):
+    path = tmp_path / "mine.py"
+    path.write_text(f"""
+from torch import nn
+from spt.models.base import Backbone, BackboneConfig, Mixer, Rate
+
+class Config(BackboneConfig):
+    pass
+
+class Map(Mixer):
+    def __init__(self, d):
+        super().__init__()
+        self.map = nn.Linear(d, d)
+    def forward(self, x, context):
+        return self.map(x)
+    def flops(self, length):
+        return 2.0 * length * self.map.weight.numel()
+    {edit}
+
+def build(config):
+    return Backbone(config, lambda: [Map(config.d_model)])
+""")
+    assert any(not check.ok for check in contract.check(find("models", str(path))))
+    with pytest.raises(UsageError, match=complaint):
+        bind(Job(loaded(tmp_path, model={"name": "./mine.py", "d_model": 16}), "pretrain", 0))
 
 
 def test_understated_operations_are_caught():

@@ -63,6 +63,9 @@ def problems(tmp_path, **changes):
         ({"pretrain__train__steps": True}, "pretrain.train.steps", "valid integer"),
         ({"pretrain__train__steps": 0}, "pretrain.train.steps", "greater than 0"),
         ({"pretrain__train__learning_rate": -1.0}, "pretrain.train.learning_rate", "greater than 0"),
+        ({"pretrain__train__learning_rate": float("inf")}, "pretrain.train.learning_rate", "finite"),
+        ({"encoder": {"std": float("inf")}}, "encoder.std", "finite"),
+        ({"pretrain__train__lr": 0.1}, "pretrain.train.lr", "did you mean learning_rate?"),
         ({"pretrain__objective__ratio": 1.5}, "pretrain.objective.ratio", "less than 1"),
         ({"pretrain__train__epochs": 3}, "pretrain.train", "epochs and steps are given"),
         ({"pretrain__train__steps": None}, "pretrain.train", "none is given"),
@@ -105,6 +108,7 @@ def test_all_mistakes_come_at_once(tmp_path):
         ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", "aliases"),  # the beginning of a billion laughs
         ("a: {b: 1}\nc:\n  <<: {d: 1}", "merge keys"),
         ("a: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
+        ("a: !!bool maybe", "not readable"),
         ("a: !!binary |\n  aGk=", "unknown key"),
         ("a: \x00", "not readable|special characters"),
         ("{" * 5000, "not readable|line"),
@@ -189,6 +193,12 @@ def test_another_model_keeps_what_all_models_share(tmp_path):
 def test_wrong_overrides(tmp_path, overrides, words):
     with pytest.raises(UsageError, match=words):
         load(str(recipe_file(tmp_path)), overrides)
+
+
+def test_a_warm_up_longer_than_the_epochs_is_refused(tmp_path):
+    one = loaded(tmp_path, pretrain__train={"epochs": 2, "batch_size": 8, "learning_rate": 0.1, "warmup_steps": 100})
+    with pytest.raises(UsageError, match="warmup_steps is 100, but the budget is 6 steps"):
+        bind(Job(one, "pretrain", 0))
 
 
 def test_arguments_are_told_apart():

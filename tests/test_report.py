@@ -58,6 +58,9 @@ def finish(root: Path, arm: str, seed: int, score: float, run: str = "", **chang
         "parent": parent,
         "settings": "0123456789",
         "metric": metric,
+        "selected_by": metric,
+        "batch_size": 32,
+        "precision": "fp32",
         "higher_is_better": True,
         "chance": 0.1,
         "val": {metric: 0.5},
@@ -690,3 +693,14 @@ def test_import_is_light() -> None:
     heavy = "{'torch', 'pandas', 'pyarrow', 'scipy.stats', 'matplotlib', 'accelerate'}"
     code = f"import sys, spt.report, spt.render; print(*(sys.modules.keys() & {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_repeated_rows_other_batches_and_other_code_are_warned_of(tmp_path):
+    cells = [
+        finish(tmp_path, "scratch", 0, 0.5, batch_size=64, environment={"device": "cpu", "commit": "a"}),
+        finish(tmp_path, "spt", 0, 0.6, repeated={"val": 0, "test": 7}, environment={"device": "cpu", "commit": "b"}),
+    ]
+    (row,) = report.read([plan(tmp_path, cells)]).rows
+    said = " ".join(row.warnings)
+    assert "7 test rows have the same input as a training row" in said and "validation rows" not in said
+    assert "different batch sizes" in said and "different versions of spt" in said and "precisions" not in said

@@ -3,12 +3,15 @@
 import itertools
 import json
 import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
-from tiny import TASK
+from tiny import TASK, environment
 
 from spt.components import find, listing
 from spt.errors import DataError
@@ -133,6 +136,17 @@ SMALL = Split.from_rows([[0, 1], [2]], np.array([0, 1]))
             "empty|integers",
         ),
         (lambda: Split.from_rows([], np.array([])), "no rows"),
+        (lambda: TaskData(Tokens(3), Classes(2), SMALL, SMALL, SMALL.unlabelled()), "no targets"),
+        (
+            lambda: TaskData(Tokens(3), Classes(2), SMALL, SMALL, replace(SMALL, stops=SMALL.stops + 9)),
+            "outside its values",
+        ),
+        (
+            lambda: TaskData(Tokens(3), Classes(2), SMALL, SMALL, replace(SMALL, ids=np.array([(1,), "a"], object))),
+            "ids",
+        ),
+        (lambda: TaskData(Values(1), Classes(2), *[Split.from_rows([[[1e30]]], np.array([1]))] * 3), "not finite"),
+        (lambda: TaskData(Values(1, (float("nan"),)), Classes(2), SMALL, SMALL, SMALL), "finite"),
         (lambda: TaskData(Tokens(1), Classes(2), SMALL, SMALL, SMALL), "vocabulary"),
         (lambda: TaskData(Values(2, (1.0,)), Classes(2), SMALL, SMALL, SMALL), "entries"),
         (lambda: TaskData(Values(1, (0.0,), (0.0,)), Classes(2), SMALL, SMALL, SMALL), "positive"),
@@ -149,6 +163,8 @@ def test_wrong_arrays_are_refused_in_words(data, complaint):
         (("return TaskData(", "return list("), "not TaskData|fails with"),
         (("rng = ", "raise FileNotFoundError('where is it?')\n    rng = "), "where is it"),
         (("rng = ", "1 / 0\n    rng = "), "ZeroDivisionError"),
+        (("rng = ", "raise SystemExit(0)\n    rng = "), "SystemExit"),
+        (("rng = ", "raise RuntimeError('boom\\nsecond line')\n    rng = "), "boom$"),
         (("Tokens(9)", "Tokens(5)"), "outside"),
     ],
 )
@@ -158,6 +174,25 @@ def test_a_users_task_that_fails_is_a_data_error(tmp_path, edit, complaint):
     with pytest.raises(DataError, match=complaint):
         open_task(Part(name=str(path)))
     assert not [name for name in os.listdir(cache_dir() / "tasks") if name.endswith(".tmp")]
+
+
+def test_numpys_counts_are_counts(tmp_path):
+    """In a process of its own, without the type checks of the tests."""
+    program = (
+        "import numpy as np\nfrom spt.tasks.base import Tokens\n"
+        "assert Tokens(np.int64(3)) == Tokens(3) and type(Tokens(np.int64(3)).vocab) is int\nTokens(3.5)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert "ValueError: Tokens.vocab is 3.5; a whole number is expected" in done.stderr
+
+
+def test_swapped_files_are_noticed(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPT_CACHE_DIR", str(tmp_path))
+    open_task(Part(name="digits"))
+    (folder,) = (tmp_path / "tasks").glob("digits-*")
+    (folder / "train.arrow").write_bytes((folder / "test.arrow").read_bytes())
+    with pytest.raises(DataError, match="damaged"):
+        open_task(Part(name="digits"))
 
 
 def test_manifest_is_json(tmp_path, monkeypatch):

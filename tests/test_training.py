@@ -389,3 +389,215 @@ def test_a_gpu_computes_what_the_cpu_does(tmp_path):
     on_gpu = ensure(job, tmp_path / "gpu", Runtime(Settings(quiet=True)))
     assert on_gpu.environment["devices"] > 0
     assert on_gpu.val["loss"] == pytest.approx(run(job, tmp_path / "cpu").val["loss"], rel=1e-2)
+
+
+def test_test_is_scored_with_the_selected_weights(tmp_path):
+    """Unstable training: the best step is not the last, and result, predictions and checkpoint belong together."""
+    options = {
+        "finetune__train__learning_rate": 0.5,
+        "finetune__train__evaluate_every": 1,
+        "finetune__train__steps": 12,
+    }
+    job = Job(own_task(tmp_path, **options), "finetune", 0)
+    result = run(job, tmp_path / "runs")
+    assert result.best_step < 12
+    from spt.checkpoint import load_weights
+    from spt.runtime import Runtime, Settings
+    from spt.train import evaluate
+
+    bound = bind(job)
+    load_weights(tmp_path / "runs" / job.name / "checkpoints/best", bound.model)
+    runtime = Runtime(Settings(cpu=True))
+    arguments = (bound.model, bound.objective, bound.output)
+    again, found = evaluate(*arguments, bound.data.test, bound.data, runtime, "fp32", predict=True)
+    assert again == result.test
+    table = pq.read_table(tmp_path / "runs" / job.name / "predictions.parquet").to_pydict()
+    assert table["prediction"] == found.values.tolist()
+    assert evaluate(*arguments, bound.data.val, bound.data, runtime, "fp32")[0] == result.val
+
+
+def test_the_loop_is_plain_adamw(tmp_path):
+    """Five steps written out with torch alone: batches, masks, loss, clipping, betas, decay, warm-up, cosine."""
+    train = {"steps": 5, "batch_size": 9, "learning_rate": 0.03, "schedule": "cosine", "warmup_steps": 2,
+             "weight_decay": 0.2, "betas": [0.8, 0.9], "max_grad_norm": 0.3, "evaluate_every": 5}  # fmt: skip
+    job = Job(own_task(tmp_path, pretrain__train=train), "pretrain", 3)
+    run(job, tmp_path / "runs")
+    from spt.batch import collate, training_rows
+    from spt.seeding import Draw
+
+    bound = bind(job)
+    matrices = [p for n, p in bound.model.named_parameters() if p.ndim >= 2 and "encoder" not in n]
+    others = [p for n, p in bound.model.named_parameters() if p.ndim < 2 or "encoder" in n]
+    groups = [{"params": matrices, "weight_decay": 0.2}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.03, betas=(0.8, 0.9), fused=False)
+    rates = [0.5, 1.0, 1.0, 0.75, 0.25]  # two steps of warm-up, then half a cosine over three
+    for rate, (epoch, rows) in zip(rates, training_rows(40, 9, 3, 0), strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.03 * rate
+        inputs, _ = bound.objective.pose(
+            collate(bound.data.train, rows, bound.data.input, bound.data.target), Draw(3, "corruption", epoch)
+        )
+        tokens = collate(bound.data.train, rows, bound.data.input, bound.data.target).x
+        loss = torch.nn.functional.cross_entropy(bound.model(inputs)[inputs.hidden], tokens[inputs.hidden])
+        optimizer.zero_grad()
+        loss.backward()
+        assert torch.nn.utils.clip_grad_norm_(bound.model.parameters(), 0.3) > 0.3  # clipping does something here
+        optimizer.step()
+    found = weights(tmp_path / "runs" / job.name / "checkpoints/best")
+    for name, tensor in bound.model.state_dict().items():
+        np.testing.assert_allclose(found[name], tensor.numpy(), atol=2e-4, err_msg=name)
+
+
+def test_masks_are_drawn_anew_each_epoch_and_fixed_in_validation(tmp_path, monkeypatch):
+    from spt.objectives import Masked
+
+    seen = []
+    real = Masked.pose
+
+    def pose(self, batch, draw):
+        inputs, targets = real(self, batch, draw)
+        order = np.argsort(batch.rows.numpy())
+        seen.append((draw.use, draw.epoch, inputs.hidden.numpy()[order]))
+        return inputs, targets
+
+    monkeypatch.setattr(Masked, "pose", pose)
+    run(Job(loaded(tmp_path, pretrain__train__batch_size=24), "pretrain", 0), tmp_path / "runs")
+    training = [hidden for use, _, hidden in seen if use == "corruption"]
+    assert [epoch for use, epoch, _ in seen if use == "corruption"] == list(range(6))
+    assert not np.array_equal(training[0], training[1])
+    validation = [hidden for use, _, hidden in seen if use == "evaluation"]
+    assert len(validation) == 2 and np.array_equal(validation[0], validation[1])
+
+
+def test_precision_reaches_the_matrix_products(tmp_path, monkeypatch):
+    """bf16 in training and evaluation: products in bfloat16, the residual stream and the answers in float32."""
+    from spt.models.transformer import FeedForward
+
+    seen = []
+    real = FeedForward.forward
+
+    def forward(self, x, context):
+        seen.append((x.dtype, self.up(x).dtype, torch.is_grad_enabled()))
+        return real(self, x, context)
+
+    monkeypatch.setattr(FeedForward, "forward", forward)
+    one = own_task(tmp_path, task__kind="values", finetune__train__precision="bf16")
+    run(Job(one, "finetune", 0), tmp_path / "runs")
+    assert {entry[:2] for entry in seen} == {(torch.float32, torch.bfloat16)}
+    assert {entry[2] for entry in seen} == {True, False}
+
+
+def test_dropout_follows_the_seed(tmp_path):
+    torch.manual_seed(1)
+    one = loaded(tmp_path, model__dropout=0.5)
+    first = run(Job(one, "pretrain", 0), tmp_path / "a")
+    torch.manual_seed(2)
+    assert run(Job(one, "pretrain", 0), tmp_path / "b").val == first.val
+
+
+def test_launchers_settings_do_not_change_the_training(tmp_path, monkeypatch):
+    job = Job(loaded(tmp_path), "pretrain", 0)
+    first = run(job, tmp_path / "a")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert run(job, tmp_path / "b").val == first.val
+
+
+def test_a_gradient_that_is_not_finite_stops_without_clipping(tmp_path, monkeypatch):
+    """The loss is fine, the gradient is not: no update is made with it, and no checkpoint holds it."""
+    import spt.train
+
+    real = spt.train.weighted_sum
+
+    def poisoned(output, logits, targets):
+        return real(output, logits, targets) + (logits.sum() * 0.0).abs().sqrt()  # d sqrt(0) = inf, times 0 = nan
+
+    monkeypatch.setattr("spt.train.weighted_sum", poisoned)
+    job = Job(loaded(tmp_path, pretrain__train__max_grad_norm=None), "pretrain", 0)
+    with pytest.raises(DivergedError, match="not finite at step 1"):
+        run(job, tmp_path / "runs", save_every=0.0)
+    assert not list((tmp_path / "runs" / job.name / "checkpoints").glob("*"))
+
+
+def test_complex_parameters_train(tmp_path):
+    (tmp_path / "spin.py").write_text(
+        "import torch\nfrom torch import nn\nfrom spt.models.base import Backbone, BackboneConfig, Mixer\n"
+        "class Config(BackboneConfig):\n    pass\n"
+        "class Spin(Mixer):\n    def __init__(self, d):\n        super().__init__()\n"
+        "        self.turn = nn.Parameter(torch.randn(d, dtype=torch.complex64))\n"
+        "    def forward(self, x, context):\n        return (x * self.turn).real\n"
+        "    def flops(self, length):\n        return 2.0 * length * len(self.turn)\n"
+        "def build(config):\n    return Backbone(config, lambda: [Spin(config.d_model)])\n"
+    )
+    one = loaded(tmp_path, model={"name": "./spin.py", "d_model": 16})
+    assert np.isfinite(run(spt_job(one), tmp_path / "runs").test["loss"])
+
+
+def test_selecting_by_loss_compares_accuracy(tmp_path):
+    one = loaded(tmp_path, finetune__train__select="loss")
+    result = run(Job(one, "finetune", 0), tmp_path / "runs")
+    assert (result.metric, result.selected_by, result.higher_is_better) == ("accuracy", "loss", True)
+    regression = own_task(tmp_path, task__target="reals", finetune__train__select="r2")
+    result = run(Job(regression, "finetune", 0), tmp_path / "runs")
+    assert (result.metric, result.selected_by, result.chance) == ("mse", "r2", None)
+
+
+def test_chance_is_that_of_the_commonest_training_class(tmp_path):
+    job = Job(own_task(tmp_path), "finetune", 0)
+    data = bind(job).data
+    commonest = int(np.bincount(data.train.targets).argmax())
+    expected = (data.test.targets == commonest).mean()
+    assert run(job, tmp_path / "runs").chance == pytest.approx(expected)
+
+
+def test_a_fraction_keeps_the_network(tmp_path):
+    """The longest row may lie outside the subset: lengths, shapes and first weights stay those of the whole task."""
+    whole, part = (
+        bind(Job(own_task(tmp_path, task__fraction=f, model__positions=["learned"]), "pretrain", 0))
+        for f in (1.0, 0.05)
+    )
+    assert len(part.data.train) == 2 and part.data.train.lengths.max() < whole.data.length == part.data.length
+    for (name, a), b in zip(whole.model.state_dict().items(), part.model.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_other_data_are_another_run(tmp_path, monkeypatch):
+    """A task that reads files: another folder, or an edited file, is read again and computed again."""
+    (tmp_path / "reader.py").write_text(
+        "import numpy as np\nfrom spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens\n"
+        "class Config(TaskConfig):\n    pass\n"
+        "def sources(config, raw):\n    return [raw / 'rows.npy']\n"
+        "def load(config, raw):\n    rows = np.load(raw / 'rows.npy')\n"
+        "    part = lambda a, b: Split.from_rows(rows[a:b], rows[a:b, 0] % 2)\n"
+        "    return TaskData(Tokens(9), Classes(2), part(0, 20), part(20, 30), part(30, 40))\n"
+    )
+    path, keys = recipe_file(tmp_path, task={"name": "./reader.py"}), []
+    from spt.recipe import load
+
+    for folder, seed in (("a", 0), ("b", 1), ("a", 2), ("a", 0)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        np.save(tmp_path / folder / "rows.npy", np.random.default_rng(seed).integers(0, 9, (40, 5)))
+        monkeypatch.setenv("SPT_DATA_DIR", str(tmp_path / folder))
+        keys.append(Job(load(str(path)), "pretrain", 0).key())
+    assert len(set(keys[:3])) == 3 and keys[3] == keys[0]  # the same rows again are the same run
+
+
+def test_a_finished_run_whose_status_was_lost_is_put_right(tmp_path, monkeypatch):
+    job = Job(loaded(tmp_path), "finetune", 0)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("spt.stages.clean", lambda run: (_ for _ in ()).throw(KeyboardInterrupt))
+        run(job, tmp_path / "runs")
+    assert Run(tmp_path / "runs", job.name).status()["state"] == "stopped"
+    run(job, tmp_path / "runs")
+    assert Run(tmp_path / "runs", job.name).status()["state"] == "done"
+    assert [path.name for path in (tmp_path / "runs" / job.name / "checkpoints").iterdir()] == ["best"]
+
+
+def test_only_needed_checkpoints_are_kept(tmp_path):
+    options = {"pretrain__train__steps": 30, "pretrain__train__evaluate_every": 1}
+    job = Job(loaded(tmp_path, **options), "pretrain", 0)
+    with stopping_after(25), pytest.raises(Stopped):
+        run(job, tmp_path / "runs")
+    names = {path.name.partition("-")[0] for path in (tmp_path / "runs" / job.name / "checkpoints").iterdir()}
+    assert names == {"step", "best"}
+    assert len(list((tmp_path / "runs" / job.name / "checkpoints").glob("best-*"))) == 1

@@ -169,3 +169,38 @@ def test_finetune_from_a_run_on_the_command_line(pretrained, tmp_path):
     assert "backbone  copied" in done.stderr
     done = spt("finetune", recipe, "--from", folder, "model.d_model=32", cwd=tmp_path)
     assert done.returncode == 6 and "another architecture" in done.stderr and done.stdout == ""
+
+
+MODEL = """
+from torch import nn
+from spt.models.base import Backbone, BackboneConfig, Mixer
+
+class Config(BackboneConfig):
+    pass
+
+class Map(Mixer):
+    def __init__(self, d):
+        super().__init__()
+        self.map = nn.Linear(d, d)
+    def forward(self, x, context):
+        return self.map(x).tanh()
+    def flops(self, length):
+        return 2.0 * length * self.map.weight.numel()
+
+def build(config):
+    return Backbone(config, lambda: [Map(config.d_model)])
+"""
+
+
+def test_a_users_model_is_its_content_not_its_place(tmp_path):
+    """Moved, its weights still fit; edited into another function of the same shapes, they are refused."""
+    for folder, text in (("a", MODEL), ("b", MODEL), ("c", MODEL.replace(".tanh()", ".relu()"))):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(text)
+        recipe_file(tmp_path / folder, model={"name": "./mine.py", "d_model": 16})
+    first, moved, edited = (load(str(tmp_path / folder / "tiny.yaml")) for folder in "abc")
+    run(Job(first, "pretrain", 0), tmp_path / "runs")
+    parent = open_weights(tmp_path / "runs" / Job(first, "pretrain", 0).name)
+    run(Job(moved, "finetune", 0, parent), tmp_path / "runs")
+    with pytest.raises(CheckpointError, match="another architecture: name"):
+        run(Job(edited, "finetune", 0, parent), tmp_path / "runs")
