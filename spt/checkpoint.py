@@ -281,13 +281,4 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
-        return (
-            hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _slow_checksum(file)
-        )
-
-
-def _slow_checksum(file: Any) -> str:  # Python 3.10
-    state = hashlib.sha256()
-    while block := file.read(1 << 20):
-        state.update(block)
-    return state.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -95,7 +95,10 @@ def cost_sheet(report: Report) -> Sheet:
             ("", "ratio", *(ratio_text(row.ratios[axis]) for axis in Cost.model_fields)),
         ]
     header = ("task / model", "arm", "steps", "examples", "FLOPs", "time", "memory")
-    caption = "To train one model, means over the same seeds; of memory, the largest peak; time includes evaluation. Ratio: SPT to scratch."
+    caption = (
+        "To train one model, means over the same seeds; time includes evaluation; of memory, the largest peak. "
+        "Ratio: SPT to scratch."
+    )
     return Sheet("Cost", header, body, words=2, caption=caption)
 
 
