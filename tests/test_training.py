@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from accelerate import Accelerator
 from tiny import TASK, environment, loaded, own_task, recipe_file, run, spt_job, weights
 
 import spt.runtime
@@ -416,12 +417,20 @@ def test_test_is_scored_with_the_selected_weights(tmp_path):
     assert evaluate(*arguments, bound.data.val, bound.data, runtime, "fp32")[0] == result.val
 
 
-def test_the_loop_is_plain_adamw(tmp_path):
+def test_the_loop_is_plain_adamw(tmp_path, monkeypatch):
     """Five steps written out with torch alone: batches, masks, loss, clipping, betas, decay, warm-up, cosine."""
+    norms = []
+    clip = Accelerator.clip_grad_norm_
+
+    def recorded(*arguments):
+        norms.append(float(clip(*arguments)))
+        return norms[-1]
+
+    monkeypatch.setattr(Accelerator, "clip_grad_norm_", recorded)
     train = {"steps": 5, "batch_size": 9, "learning_rate": 0.03, "schedule": "cosine", "warmup_steps": 2,
              "weight_decay": 0.2, "betas": [0.8, 0.9], "max_grad_norm": 0.3, "evaluate_every": 5}  # fmt: skip
     job = Job(own_task(tmp_path, pretrain__train=train), "pretrain", 3)
-    run(job, tmp_path / "runs")
+    run(job, tmp_path / "runs", micro_batch_size=4)
     from spt.batch import collate, training_rows
     from spt.seeding import Draw
 
@@ -441,7 +450,9 @@ def test_the_loop_is_plain_adamw(tmp_path):
         loss = torch.nn.functional.cross_entropy(bound.model(inputs)[inputs.hidden], tokens[inputs.hidden])
         optimizer.zero_grad()
         loss.backward()
-        assert torch.nn.utils.clip_grad_norm_(bound.model.parameters(), 0.3) > 0.3  # clipping does something here
+        norm = float(torch.nn.utils.clip_grad_norm_(bound.model.parameters(), 0.3))
+        assert norm > 0.3  # clipping does something here
+        assert norms.pop(0) == pytest.approx(norm, rel=1e-3)  # Adam would hide a gradient of another scale
         optimizer.step()
     found = weights(tmp_path / "runs" / job.name / "checkpoints/best")
     for name, tensor in bound.model.state_dict().items():
@@ -543,11 +554,37 @@ def test_selecting_by_loss_compares_accuracy(tmp_path):
 
 
 def test_chance_is_that_of_the_commonest_training_class(tmp_path):
-    job = Job(own_task(tmp_path), "finetune", 0)
-    data = bind(job).data
-    commonest = int(np.bincount(data.train.targets).argmax())
-    expected = (data.test.targets == commonest).mean()
-    assert run(job, tmp_path / "runs").chance == pytest.approx(expected)
+    """Class 1 is the commonest in training, class 0 in test."""
+    one = own_task(tmp_path)
+    text = TASK.replace("row.sum() > 4.5 * len(row)", "(i % 4 == 0) == (n != 40)")
+    (tmp_path / "toy.py").write_text(text.replace("for row in rows], np.int64", "for i in range(n)], np.int64"))
+    from spt.recipe import load
+
+    one = load(str(tmp_path / "tiny.yaml"))
+    data = bind(Job(one, "finetune", 0)).data
+    assert data.train.targets.mean() > 0.5 > data.test.targets.mean() > 0
+    result = run(Job(one, "finetune", 0), tmp_path / "runs")
+    assert result.chance == pytest.approx(data.test.targets.mean())
+
+
+def test_what_is_logged_beyond_the_resumed_step_is_forgotten(tmp_path):
+    run_ = Run(tmp_path, "pretrain-x")
+    run_.path.mkdir()
+    for step in range(1, 6):
+        run_.log("val", step, loss=1.0)
+    with (run_.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'[1]\n{"step": "x"}\n\xff\n{"kind": "va')  # what a crash or a damaged disk may leave
+    run_.forget_metrics_after(3)
+    assert [row["step"] for row in run_.metrics()] == [1, 2, 3]
+
+
+def test_encoder_and_head_are_what_the_recipe_says(tmp_path):
+    options = {"encoder": {"std": 0.01}, "finetune__head": {"mlp": True}, "model__d_model": 64}
+    model = bind(Job(loaded(tmp_path, **options), "finetune", 0)).model
+    assert model.encoder.map.weight.std().item() == pytest.approx(0.01, rel=0.1)
+    assert model.encoder.hidden.std().item() == pytest.approx(0.01, rel=0.4)
+    assert [layer.out_features for layer in (model.head.inner, model.head.out)] == [64, 10]
+    assert bind(Job(loaded(tmp_path), "finetune", 0)).model.head.inner is None
 
 
 def test_a_fraction_keeps_the_network(tmp_path):
