@@ -174,7 +174,7 @@ def test_r2_of_a_constant_truth_is_that_of_scikit_learn(answer):
     output, truth = Output("l2", False, 1), torch.tensor([[3.0], [3.0]])
     found = sums(output, torch.full((2, 1), answer), Targets(truth, torch.ones(2)))
     scores = metrics(output, {name: value.sum(0) for name, value in found.items()})
-    assert scores["r2"] == r2_score(truth, torch.full((2, 1), answer))
+    assert scores["r2"] == r2_score(truth.numpy(), np.full((2, 1), answer))
 
 
 def test_nothing_scored_is_said():
