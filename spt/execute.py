@@ -29,8 +29,9 @@ def run_comparison(
     """
     runtime.check_tracker()
     if not all(_finished(Run(root, cell.job.name)) for cell in cells):
-        for loaded_cells in _by_recipe(cells):  # what is wrong with a recipe is said before anything is written
-            for job in _chain(loaded_cells[0].job):
+        # What is wrong with a recipe is said before anything is written; one seed of each arm shows it.
+        for first in {(cell.recipe, cell.arm): cell.job for cell in reversed(cells)}.values():
+            for job in _chain(first):
                 bind(job)
     folder = root / f"compare-{digest({'cells': [[c.arm, c.recipe, c.job.name] for c in cells]})}"
     _write_plan(folder, recipes, seeds, cells, say)
@@ -61,14 +62,6 @@ def _finished(run: Run) -> bool:
         return run.result() is not None
     except OutputError:  # unreadable: its cell will say so
         return False
-
-
-def _by_recipe(cells: Sequence[Cell]) -> list[list[Cell]]:
-    """One SPT and one scratch cell suffice to check a recipe."""
-    groups: dict[tuple[int, str], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.recipe, cell.arm), []).append(cell)
-    return list(groups.values())
 
 
 def _chain(job: Job) -> list[Job]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny import loaded
+from tiny import loaded, model_file
 
 from spt import contract
 from spt.components import find, listing
@@ -43,28 +43,7 @@ def test_every_model_is_described():
 )
 def test_the_contract_catches_a_broken_model(tmp_path, change, complaint):
     """Each check must be able to fail: a model that breaks one promise is caught by it."""
-    path = tmp_path / "broken.py"
-    path.write_text(f"""
-import torch
-from torch import nn
-from spt.models.base import Backbone, BackboneConfig, Mixer
-
-class Config(BackboneConfig):
-    pass
-
-class Broken(Mixer):
-    def __init__(self, d):
-        super().__init__()
-        self.map = nn.Linear(d, d)
-    def forward(self, x, context):
-        x = self.map(x)
-        return {change}
-    def flops(self, length):
-        return 2 * length * self.map.weight.numel()
-
-def build(config):
-    return Backbone(config, lambda: [Broken(config.d_model)])
-""")
+    path = model_file(tmp_path, forward=change)
     problems = [check.detail for check in contract.check(find("models", str(path))) if not check.ok]
     if complaint is None:  # causal and well-behaved, but padded steps are behind, so nothing is wrong with it
         assert problems == []
@@ -84,27 +63,7 @@ def build(config):
     ],
 )
 def test_wrong_declarations_are_refused_before_training_and_by_the_contract(tmp_path, edit, complaint):
-    path = tmp_path / "mine.py"
-    path.write_text(f"""
-from torch import nn
-from spt.models.base import Backbone, BackboneConfig, Mixer, Rate
-
-class Config(BackboneConfig):
-    pass
-
-class Map(Mixer):
-    def __init__(self, d):
-        super().__init__()
-        self.map = nn.Linear(d, d)
-    def forward(self, x, context):
-        return self.map(x)
-    def flops(self, length):
-        return 2.0 * length * self.map.weight.numel()
-    {edit}
-
-def build(config):
-    return Backbone(config, lambda: [Map(config.d_model)])
-""")
+    path = model_file(tmp_path, extra=edit)
     assert any(not check.ok for check in contract.check(find("models", str(path))))
     with pytest.raises(UsageError, match=complaint):
         bind(Job(loaded(tmp_path, model={"name": "./mine.py", "d_model": 16}), "pretrain", 0))

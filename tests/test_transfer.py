@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from tiny import TASK, loaded, own_task, recipe_file, run, spt, spt_job, weights
+from tiny import TASK, loaded, model_file, own_task, recipe_file, run, spt, spt_job, weights
 
 from spt.checkpoint import transplant
 from spt.errors import CheckpointError, UsageError
@@ -125,7 +125,8 @@ def test_a_fraction_may_follow_the_whole(pretrained, tmp_path):
     run(Job(whole, "pretrain", 0), tmp_path / "runs")
     parent = open_weights(tmp_path / "runs" / Job(whole, "pretrain", 0).name)
     part = loaded(tmp_path, task={"name": "digits", "fraction": 0.05})
-    run(Job(part, "finetune", 0, parent), tmp_path / "runs")
+    result = run(Job(part, "finetune", 0, parent), tmp_path / "runs")
+    assert result.parent == parent.key and result.data["train"].rows == 50
 
 
 def test_the_datas_own_duplicates_are_no_leak_but_are_told(tmp_path):
@@ -171,32 +172,11 @@ def test_finetune_from_a_run_on_the_command_line(pretrained, tmp_path):
     assert done.returncode == 6 and "another architecture" in done.stderr and done.stdout == ""
 
 
-MODEL = """
-from torch import nn
-from spt.models.base import Backbone, BackboneConfig, Mixer
-
-class Config(BackboneConfig):
-    pass
-
-class Map(Mixer):
-    def __init__(self, d):
-        super().__init__()
-        self.map = nn.Linear(d, d)
-    def forward(self, x, context):
-        return self.map(x).tanh()
-    def flops(self, length):
-        return 2.0 * length * self.map.weight.numel()
-
-def build(config):
-    return Backbone(config, lambda: [Map(config.d_model)])
-"""
-
-
 def test_a_users_model_is_its_content_not_its_place(tmp_path):
     """Moved, its weights still fit; edited into another function of the same shapes, they are refused."""
-    for folder, text in (("a", MODEL), ("b", MODEL), ("c", MODEL.replace(".tanh()", ".relu()"))):
+    for folder, forward in (("a", "x.tanh()"), ("b", "x.tanh()"), ("c", "x.relu()")):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "mine.py").write_text(text)
+        model_file(tmp_path / folder, forward)
         recipe_file(tmp_path / folder, model={"name": "./mine.py", "d_model": 16})
     first, moved, edited = (load(str(tmp_path / folder / "tiny.yaml")) for folder in "abc")
     run(Job(first, "pretrain", 0), tmp_path / "runs")

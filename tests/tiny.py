@@ -59,6 +59,37 @@ def load(config, raw):
 '''
 
 
+# A model of one linear map a layer: FORWARD is what it returns, EXTRA stands in its class body.
+MODEL = """
+import torch
+from torch import nn
+from spt.models.base import Backbone, BackboneConfig, Mixer, Rate
+
+class Config(BackboneConfig):
+    pass
+
+class Map(Mixer):
+    def __init__(self, d):
+        super().__init__()
+        self.map = nn.Linear(d, d)
+    def forward(self, x, context):
+        x = self.map(x)
+        return FORWARD
+    def flops(self, length):
+        return 2.0 * length * self.map.weight.numel()
+    EXTRA
+
+def build(config):
+    return Backbone(config, lambda: [Map(config.d_model)])
+"""
+
+
+def model_file(folder: Path, forward: str = "x", extra: str = "") -> Path:
+    path = folder / "mine.py"
+    path.write_text(MODEL.replace("FORWARD", forward).replace("EXTRA", extra))
+    return path
+
+
 def changed(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """A deep copy with `a__b=value` put at a.b."""
     copy: dict[str, Any] = yaml.safe_load(yaml.safe_dump(base))
