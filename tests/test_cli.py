@@ -243,6 +243,7 @@ def test_a_users_model_and_task_work_from_outside(tmp_path):
         (("pretrain", "tiny.yaml", "task.name=nope"), 2, "unknown task"),
         (("pretrain", "tiny.yaml", "task.name=./nope.py"), 2, "no file"),
         (("pretrain", "tiny.yaml", "pretrain.train.select=mae"), 2, "no metric of this stage"),
+        (("compare", "tiny.yaml", "pretrain.train.select=mae"), 2, "no metric of this stage"),
         (("pretrain", "tiny.yaml", "pretrain.objective.loss=l1"), 2, "for continuous inputs"),
         (("pretrain", "tiny.yaml", "model.max_length=10"), 2, "sequences of 64 steps"),
         (("pretrain", "tiny.yaml", "--resume", "maybe"), 2, "maybe"),
