@@ -4,26 +4,29 @@ Nothing heavy is imported before a command needs it, so help, lists and reports 
 """
 
 import contextlib
+import inspect
 import io
 import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn, TextIO
 
 import typer
 
-from spt import __version__
+from spt import __version__, launch
 from spt.errors import FailedRuns, OutputError, SptError, Stopped, UsageError, brief
 
 if TYPE_CHECKING:
     from spt.plan import Job
     from spt.recipe import Loaded
     from spt.run import Result
+    from spt.runtime import Runtime
 
 app = typer.Typer(
     help="Compare sequence models fairly: self-pretrain on the task's own training inputs, finetune, report the gain.",
@@ -36,6 +39,8 @@ recipes_app = typer.Typer(help="The recipes that come with spt.", no_args_is_hel
 list_app = typer.Typer(help="What recipes can name.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(list_app, name="list")
+data_app = typer.Typer(help="The data of a recipe's task.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
 
 RecipeArgument = Annotated[
     list[str], typer.Argument(metavar="RECIPE [a.b=c …]", help="A recipe, and values to change.")
@@ -59,14 +64,44 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON value on stan
 MicroOption = Annotated[
     int | None, typer.Option("--micro-batch", min=1, help="Sequences in memory at once; the batch size stays as it is.")
 ]
-SaveOption = Annotated[float, typer.Option("--save-every", min=0.0, help="Seconds between resumable checkpoints.")]
-CpuOption = Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")]
-TrackerOption = Annotated[
-    str | None, typer.Option("--tracker", help="Also log to tensorboard, wandb, trackio or mlflow, through Accelerate.")
+DataOption = Annotated[
+    Path | None, typer.Option("--data-dir", envvar="SPT_DATA_DIR", help="Folder with raw data sets; only ever read.")
 ]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of whatever goes wrong.")]
 
+
+class How(NamedTuple):
+    """The options of every training command that say how it runs; none of them changes what is computed."""
+
+    micro_batch: MicroOption = None
+    gradient_checkpointing: Annotated[
+        bool,
+        typer.Option(
+            "--gradient-checkpointing", help="Keep fewer activations, compute them again: less memory, slower."
+        ),
+    ] = False
+    compile: Annotated[bool, typer.Option("--compile", help="Use torch.compile, where there is a compiler.")] = False
+    num_processes: Annotated[
+        int | None, typer.Option("--num-processes", min=1, help="Run as so many processes on this machine (torchrun).")
+    ] = None
+    accelerate_config: Annotated[
+        Path | None,
+        typer.Option("--accelerate-config", metavar="FILE", help="Run under accelerate launch with this file."),
+    ] = None
+    data_dir: DataOption = None
+    save_every: Annotated[
+        float, typer.Option("--save-every", min=0.0, help="Seconds between resumable checkpoints.")
+    ] = 60.0
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")] = False
+    tracker: Annotated[
+        str | None,
+        typer.Option("--tracker", help="Also log to tensorboard, wandb, trackio or mlflow, through Accelerate."),
+    ] = None
+    debug: DebugOption = False
+
+
 RUNS = Path("runs")
+HOW = How()
 _results: TextIO | None = None  # standard output, while it is kept for results
 
 
@@ -75,21 +110,37 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a × must not end a run on a terminal that knows ASCII alone
+    launch.end_with_parent()
+    launch.join_slurm()
+    if launch.rank() > 0:  # of several processes the first one speaks
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     app(prog_name="spt")
 
 
 def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command whose errors are one sentence and an exit code; `--debug` shows the traceback instead."""
+    """A command whose errors are one sentence and an exit code; `--debug` shows the traceback instead.
+
+    A parameter `how` stands for all options of `How`; such a command can run as several processes.
+    """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        signature, runs = _signature(function)
+
         @wraps(function)
-        def guarded(*args: Any, **options: Any) -> None:
+        def guarded(**options: Any) -> None:
             debug = bool(options.get("debug")) or os.environ.get("SPT_DEBUG", "") not in ("", "0")
             with contextlib.suppress(ValueError):  # not in the main thread
                 signal.signal(signal.SIGTERM, _stop)
+            if options.get("data_dir") is not None:
+                os.environ["SPT_DATA_DIR"] = str(options["data_dir"])
+            if runs:
+                options["how"] = How(**{field: options.pop(field) for field in How._fields})
             try:
+                if runs and _hand_over(options):
+                    return
                 with _results_only() if options.get("as_json") else contextlib.nullcontext():
-                    function(*args, **options)
+                    function(**options)
+                launch.part()
             except SptError as error:
                 _fail(str(error), error.exit_code, debug)
             except KeyboardInterrupt:
@@ -105,21 +156,67 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
             except SystemExit as error:
                 _fail(f"the code of a task or a model called sys.exit({error.code!r})", UsageError.exit_code, debug)
             except Exception as error:
-                _fail(f"a bug in spt: {brief(error)} (repeat with --debug for the traceback)", 1, debug)
+                who = f" (process {launch.rank()} of {launch.world()})" if launch.world() > 1 else ""
+                text = f"a bug in spt{who}: {brief(error)} (repeat with --debug for the traceback)"
+                _fail(text, 1, debug, everywhere=True)
 
+        guarded.__signature__ = signature  # type: ignore[attr-defined]
+        guarded.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
         return group.command(name)(guarded)
 
     return decorate
+
+
+def _signature(function: Callable[..., None]) -> tuple[inspect.Signature, bool]:
+    """A command's signature with `how` written out, and whether it had one."""
+    given = inspect.signature(function, eval_str=True)
+    parameters = [p for p in given.parameters.values() if p.name != "how"]
+    runs = len(parameters) < len(given.parameters)
+    if runs:
+        known = inspect.get_annotations(How, eval_str=True)
+        parameters += [
+            inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=known[field])
+            for field, default in How._field_defaults.items()
+        ]
+    ordered = sorted(parameters, key=lambda p: p.kind)
+    return given.replace(parameters=ordered), runs
+
+
+def _hand_over(options: dict[str, Any]) -> bool:
+    """Where several processes are asked for and none was started: start them, and end as process 0 does."""
+    how: How = options["how"]
+    launch.check(how.num_processes, how.accelerate_config)
+    if not launch.wanted(how.num_processes, how.accelerate_config):
+        return False
+    from spt.recipe import load, split_arguments
+
+    sources, overrides = split_arguments(options["arguments"])
+    with contextlib.redirect_stdout(sys.stderr):
+        for source in sources:  # what is wrong with them is said once; data are prepared while nobody waits
+            load(source, overrides, smoke=options["smoke"])
+    code = launch.relaunch(how.num_processes, how.accelerate_config, sys.argv[1:])
+    if code:
+        raise typer.Exit(code)
+    return True
 
 
 def _stop(number: int, frame: object) -> NoReturn:
     raise Stopped("stopped; the same command continues")
 
 
-def _fail(message: str, code: int, debug: bool = False) -> NoReturn:
+def _fail(message: str, code: int, debug: bool = False, everywhere: bool = False) -> NoReturn:
+    """End with a sentence and a code; of several processes the first one speaks, unless something is `everywhere`."""
+    if launch.launched():
+        # The launcher stops all processes as soon as one of them has failed; this one is ending as it should.
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if debug:
         traceback.print_exc()
-    print(f"spt: {message}", file=sys.stderr)
+    if everywhere or launch.rank() == 0:
+        print(f"spt: {message}", file=sys.stderr, flush=True)
+    launch.leave_code(code)
+    if launch.rank() > 0:
+        time.sleep(1)  # let the first one write what happened
     raise typer.Exit(code)
 
 
@@ -146,7 +243,8 @@ def _results_only() -> Iterator[None]:
 
 def say(text: str) -> None:
     """News for people; never on standard output."""
-    print(text, file=sys.stderr, flush=True)
+    if launch.rank() == 0:
+        print(text, file=sys.stderr, flush=True)
 
 
 def put(value: Any) -> None:
@@ -164,20 +262,14 @@ def pretrain(
     out: OutOption = RUNS,
     resume: ResumeOption = "auto",
     smoke: SmokeOption = False,
-    micro_batch: MicroOption = None,
-    save_every: SaveOption = 60.0,
-    cpu: CpuOption = False,
-    tracker: TrackerOption = None,
     as_json: JsonOption = False,
-    debug: DebugOption = False,
+    how: How = HOW,
 ) -> None:
     """Self-pretrain: the recipe's first stage, on the training split's inputs, without labels."""
     loaded, number = _one_recipe(arguments, smoke), _one_seed(seed)
     from spt.plan import Job
 
-    _train(
-        Job(loaded, "pretrain", number), out, _settings(resume, micro_batch, save_every, cpu, tracker, debug), as_json
-    )
+    _train(Job(loaded, "pretrain", number), out, _runtime(resume, how), as_json)
 
 
 @command(app)
@@ -191,12 +283,8 @@ def finetune(
     out: OutOption = RUNS,
     resume: ResumeOption = "auto",
     smoke: SmokeOption = False,
-    micro_batch: MicroOption = None,
-    save_every: SaveOption = 60.0,
-    cpu: CpuOption = False,
-    tracker: TrackerOption = None,
     as_json: JsonOption = False,
-    debug: DebugOption = False,
+    how: How = HOW,
 ) -> None:
     """Train the task itself; without --scratch or --from, after the recipe's own pretraining, made if missing."""
     if scratch and source is not None:
@@ -204,7 +292,6 @@ def finetune(
     loaded, number = _one_recipe(arguments, smoke), _one_seed(seed)
     from spt.plan import Job
 
-    settings = _settings(resume, micro_batch, save_every, cpu, tracker, debug)
     parent: Any = None
     if source is not None:
         from spt.stages import open_weights
@@ -212,7 +299,7 @@ def finetune(
         parent = open_weights(source)
     elif not scratch:
         parent = Job(loaded, "pretrain", number)
-    _train(Job(loaded, "finetune", number, parent), out, settings, as_json)
+    _train(Job(loaded, "finetune", number, parent), out, _runtime(resume, how), as_json)
 
 
 @command(app)
@@ -225,24 +312,29 @@ def compare(
         typer.Option("--resume", help="Continue and reuse runs (auto), or make all anew (never)."),
     ] = "auto",
     smoke: SmokeOption = False,
-    micro_batch: MicroOption = None,
-    save_every: SaveOption = 60.0,
-    cpu: CpuOption = False,
-    tracker: TrackerOption = None,
     as_json: JsonOption = False,
-    debug: DebugOption = False,
+    how: How = HOW,
 ) -> None:
     """Train both arms, scratch and SPT, over seeds, and report the paired difference. Finished runs are reused."""
     numbers = _seeds(seeds)
     loaded = _recipes(arguments, smoke)
     from spt.execute import run_comparison
-    from spt.render import terminal, to_json, write
-    from spt.report import read
-    from spt.runtime import Runtime
     from spt.studies import compare as cells
 
-    runtime = Runtime(_settings(resume, micro_batch, save_every, cpu, tracker, debug, wait=True))
+    runtime = _runtime(resume, how, wait=True)
     folder, failed = run_comparison(loaded, numbers, cells(loaded, numbers), out, runtime, say)
+    if runtime.main:
+        _show_comparison(folder, as_json)
+    if failed:
+        raise FailedRuns(
+            f"{failed} of the runs failed; they are listed in the report and tried again by the same command"
+        )
+
+
+def _show_comparison(folder: Path, as_json: bool) -> None:
+    from spt.render import terminal, to_json, write
+    from spt.report import read
+
     report = read([folder])
     write(report, folder)
     if as_json:
@@ -250,10 +342,6 @@ def compare(
     else:
         _console().print(terminal(report))
     say(f"report: {folder}/report.md, .csv, .json")
-    if failed:
-        raise FailedRuns(
-            f"{failed} of the runs failed; they are listed in the report and tried again by the same command"
-        )
 
 
 @command(app)
@@ -282,6 +370,7 @@ def show(
     arguments: RecipeArgument,
     smoke: SmokeOption = False,
     micro_batch: MicroOption = None,
+    data_dir: DataOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -294,6 +383,52 @@ def show(
         put(found)
     else:
         _console().print(render(found))
+
+
+# -------------------------------------------------------------------------------------------------------------- data
+
+TaskArgument = Annotated[
+    list[str], typer.Argument(metavar="RECIPE|TASK [a.b=c …]", help="A recipe or a task, and values to change.")
+]
+
+
+@command(data_app, "prepare")
+def data_prepare(
+    arguments: TaskArgument,
+    from_hub: Annotated[
+        bool, typer.Option("--from-hub", help="Copy from the Hugging Face hub instead of the official address.")
+    ] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", envvar="SPT_DATA_DIR", help="Folder with raw data sets; filled here.")
+    ] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Get a task's files if they are not there, and prepare its splits. No other command downloads anything."""
+    from spt.data import chosen_task, prepare
+
+    found = prepare(chosen_task(arguments), from_hub, say)
+    if as_json:
+        put(found)
+        return
+    for note in found["notes"]:
+        say(f"note: {note}")
+    rows = ", ".join(f"{name} {count:,}" for name, count in found["rows"].items())
+    print(f"{found['task']}: {rows} rows in {found['folder']} (data {found['data']})")
+
+
+@command(data_app, "check")
+def data_check(
+    arguments: TaskArgument, data_dir: DataOption = None, as_json: JsonOption = False, debug: DebugOption = False
+) -> None:
+    """What a task's data are: files, rows, classes, lengths, duplicates; every prepared row is read."""
+    from spt.data import check, chosen_task, render
+
+    found = check(chosen_task(arguments))
+    if as_json:
+        put(found)
+    else:
+        print(render(found))
 
 
 # ---------------------------------------------------------------------------------------------------------- listings
@@ -422,26 +557,26 @@ def _console() -> Any:
     return Terminal(width=max(Console().width, 80))
 
 
-def _settings(
-    resume: Literal["auto", "must", "never"],
-    micro_batch: int | None,
-    save_every: float,
-    cpu: bool,
-    tracker: str | None,
-    debug: bool,
-    wait: bool = False,
-) -> Any:
-    from spt.runtime import Settings
+def _runtime(resume: Literal["auto", "must", "never"], how: How, wait: bool = False) -> "Runtime":
+    from spt.runtime import Runtime, Settings
 
-    return Settings(
+    settings = Settings(
         resume=resume,
-        micro_batch_size=micro_batch,
-        save_every=save_every,
-        cpu=cpu,
-        tracker=tracker,
+        micro_batch_size=how.micro_batch,
+        recompute=how.gradient_checkpointing,
+        compile=how.compile,
+        save_every=how.save_every,
+        cpu=how.cpu,
+        tracker=how.tracker,
         wait=wait,
-        debug=debug,
+        debug=how.debug,
     )
+    runtime = Runtime(settings)
+    if launch.world() > 1:
+        say(runtime.formation())
+    elif (idle := runtime.idle_devices()) > 0:
+        say(f"note: one of {idle + 1} devices is used; --num-processes {idle + 1} uses all, with the same results")
+    return runtime
 
 
 def _recipes(arguments: Iterable[str], smoke: bool) -> list["Loaded"]:
@@ -498,11 +633,10 @@ def _numbers(text: str, option: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _train(job: "Job", out: Path, settings: Any, as_json: bool) -> None:
-    from spt.runtime import Runtime
+def _train(job: "Job", out: Path, runtime: "Runtime", as_json: bool) -> None:
     from spt.stages import ensure
 
-    result = ensure(job, out, Runtime(settings), say)
+    result = ensure(job, out, runtime, say)
     folder = out / job.name
     if as_json:
         put({"run": str(folder), **result.model_dump(mode="json")})

@@ -69,17 +69,35 @@ class Positions(Mixer):
 
 
 class Attention(Mixer):
-    """Multi-head softmax attention over the whole sequence, through PyTorch's fused kernels."""
+    """Multi-head softmax attention over the whole sequence, through PyTorch's fused kernels.
+
+    `tied`: the four projections start as copies of one linear map. Without `mask_padding`, padded steps are looked at
+    like any others.
+    """
 
     table: Tensor  # (max_length, E/2, 2) for rotary positions
 
     def __init__(
-        self, d_model: int, n_heads: int, max_length: int, *, causal: bool, rotary: bool, dropout: float = 0.0
+        self,
+        d_model: int,
+        n_heads: int,
+        max_length: int,
+        *,
+        causal: bool,
+        rotary: bool,
+        dropout: float = 0.0,
+        tied: bool = False,
+        mask_padding: bool = True,
     ) -> None:
         super().__init__()
         self.n_heads, self.causal, self.rotary, self.dropout = n_heads, causal, rotary, dropout
+        self.mask_padding = mask_padding
         self.qkv = nn.Linear(d_model, 3 * d_model)
         self.out = nn.Linear(d_model, d_model)
+        if tied:
+            with torch.no_grad():
+                self.qkv.weight.copy_(self.out.weight.repeat(3, 1))
+                self.qkv.bias.copy_(self.out.bias.repeat(3))
         if rotary:
             self.register_buffer("table", rotary_table(max_length, d_model // n_heads), persistent=False)
 
@@ -90,7 +108,8 @@ class Attention(Mixer):
             q, k = rotate(q, self.table[:length]), rotate(k, self.table[:length])
         # Padding stands on the right, so a causal query never meets it; otherwise a mask hides it. A row without any
         # valid step (none is made by our batches) would have no key to look at, and gives zeros.
-        mask = context.valid[:, None, None, :] if context.padded and not self.causal else None
+        masked = context.padded and self.mask_padding and not self.causal
+        mask = context.valid[:, None, None, :] if masked else None
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=self.causal)
         return self.out(y.transpose(1, 2).flatten(2))

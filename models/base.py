@@ -9,9 +9,11 @@ Letters: B sequences in a batch, L steps, D width (`d_model`).
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
 from jaxtyping import Bool, Float
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class BackboneConfig(BaseModel):
@@ -62,14 +64,25 @@ class Mixer(nn.Module):
 class Backbone(nn.Module):
     """x <- x + dropout(mixer(norm(x))), over all sub-layers of all blocks, and a last norm: a pre-norm stack.
 
-    `block` makes the sub-layers of one block, `positions` maps (B, L, D) to (B, L, D) once at the bottom.
+    `block` makes the sub-layers of one block, `positions` maps (B, L, D) to (B, L, D) once at the bottom. Without
+    `mask_padding`, mixers are handed what the stream holds on padding instead of zeros.
+
+    With `recompute` (gradient checkpointing) only the stream between sub-layers is kept for the backward pass.
     """
 
+    recompute: bool = False  # how it runs, not what it computes
+
     def __init__(
-        self, config: BackboneConfig, block: Callable[[], Sequence[Mixer]], positions: Mixer | None = None
+        self,
+        config: BackboneConfig,
+        block: Callable[[], Sequence[Mixer]],
+        positions: Mixer | None = None,
+        *,
+        mask_padding: bool = True,
     ) -> None:
         super().__init__()
         self.causal = config.causal
+        self.mask_padding = mask_padding
         self.positions = positions
         self.mixers = nn.ModuleList([mixer for _ in range(config.n_layers) for mixer in block()])
         self.norms = nn.ModuleList([_norm(config) for _ in self.mixers])
@@ -77,15 +90,24 @@ class Backbone(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-        padding = ~context.valid[..., None] if context.padded else None
+        padding = ~context.valid[..., None] if context.padded and self.mask_padding else None
         if self.positions is not None:
             x = self.dropout(self.positions(x, context))
+        recompute = self.recompute and torch.is_grad_enabled()
         for norm, mixer in zip(self.norms, self.mixers, strict=True):
-            h = norm(x)
-            if padding is not None:
-                h = h.masked_fill(padding, 0.0)
-            x = x + self.dropout(mixer(h, context))
+            if recompute:
+                x = checkpoint(self._sublayer, norm, mixer, x, context, padding, use_reentrant=False)
+            else:
+                x = self._sublayer(norm, mixer, x, context, padding)
         return self.last_norm(x)
+
+    def _sublayer(
+        self, norm: nn.Module, mixer: nn.Module, x: Tensor, context: Context, padding: Tensor | None
+    ) -> Float[Tensor, "B L D"]:
+        h = norm(x)
+        if padding is not None:
+            h = h.masked_fill(padding, 0.0)
+        return x + self.dropout(mixer(h, context))
 
     def flops(self, length: int) -> float:
         """Forward operations of one sequence; norms, skips and dropout, a few per element, are left out."""

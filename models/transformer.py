@@ -23,8 +23,18 @@ class Config(BackboneConfig):
     positions: tuple[Position, ...] = Field(("rotary",), description="any of rotary, learned, sinusoidal; [] for none")
     position_std: float = Field(0.02, gt=0, description="standard deviation of learned positions at the start")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the attention weights, in training only")
+    mask_padding: bool = Field(
+        True,
+        description="false: padded steps are looked at like any others, as in the published code; an answer then "
+        "depends on the longest sequence of its batch (a causal model never meets padding)",
+    )
+    tied_projections: bool = Field(
+        False,
+        description="the query, key, value and output maps of a layer start as copies of one, biases too, as in the "
+        "published code; they are trained apart",
+    )
 
-    @field_validator("positions", mode="before")
+    @field_validator("positions", mode="before", json_schema_input_type=Position | tuple[Position, ...])
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
@@ -68,8 +78,10 @@ def build(config: Config) -> Backbone:
             causal=config.causal,
             rotary="rotary" in config.positions,
             dropout=config.attention_dropout,
+            tied=config.tied_projections,
+            mask_padding=config.mask_padding,
         )
         return [attention, FeedForward(config.d_model, config.d_ff or 4 * config.d_model)]
 
     positions = Positions(config.d_model, length, absolute, config.position_std) if absolute else None
-    return Backbone(config, block, positions)
+    return Backbone(config, block, positions, mask_padding=config.mask_padding)

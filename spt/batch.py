@@ -46,7 +46,7 @@ def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, targ
 
     raw = None
     if isinstance(input, Tokens):
-        x = torch.from_numpy(values.astype(np.int64))
+        x = torch.from_numpy(input.ids(values))
     else:
         if input.levels is not None:
             raw = torch.from_numpy(values.astype(np.int64))
@@ -63,17 +63,19 @@ def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, targ
     return Batch(x, raw, Context(mask, padded), y, torch.from_numpy(np.asarray(index, np.int64)))
 
 
-def steps_per_epoch(n: int, batch_size: int) -> int:
-    """Optimiser steps to show n examples once; the last batch may be smaller."""
-    return -(-n // batch_size)
+def steps_per_epoch(n: int, batch_size: int, drop_last: bool = False) -> int:
+    """Optimiser steps to show n examples once; the last batch may be smaller, or is left out."""
+    return max(1, n // batch_size) if drop_last else -(-n // batch_size)
 
 
-def training_rows(n: int, batch_size: int, seed: int, start: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def training_rows(
+    n: int, batch_size: int, seed: int, start: int, drop_last: bool = False
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """(epoch, rows of the global batch) for optimiser steps start, start + 1, … without end.
 
     The position in the data follows from the step alone, which is what makes resuming exact.
     """
-    per_epoch = steps_per_epoch(n, batch_size)
+    per_epoch = steps_per_epoch(n, batch_size, drop_last)
     step = start
     while True:
         epoch, first = divmod(step, per_epoch)
@@ -83,14 +85,32 @@ def training_rows(n: int, batch_size: int, seed: int, start: int) -> Iterator[tu
             step += 1
 
 
+def by_length(rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The rows with the longest first, so that neighbours need little padding and memory peaks at once."""
+    return rows[np.argsort(-lengths[rows], kind="stable")]
+
+
 def share(rows: NDArray[np.int64], rank: int, world: int) -> NDArray[np.int64]:
-    """This process's part of a global batch; all parts are equally long, filled up with NOBODY."""
-    each = -(-len(rows) // world)
-    padded = np.full(each * world, NOBODY, np.int64)
-    padded[: len(rows)] = rows
-    return padded[rank * each : (rank + 1) * each]
+    """This process's part of a global batch: every world-th row, so that long rows are dealt out evenly.
+
+    All parts are equally long, filled up with NOBODY.
+    """
+    mine = rows[rank::world]
+    padded = np.full(-(-len(rows) // world), NOBODY, np.int64)
+    padded[: len(mine)] = mine
+    return padded
 
 
 def pieces(rows: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
     """Cut into micro-batches of at most `size` rows."""
     return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+
+def packed(rows: NDArray[np.int64], lengths: NDArray[np.int64], positions: int, least: int) -> list[NDArray[np.int64]]:
+    """Cut rows that go from long to short: at most `positions` steps a piece, padding included, or `least` rows."""
+    cut, first = [], 0
+    while first < len(rows):
+        size = max(least, positions // int(lengths[rows[first]]))
+        cut.append(rows[first : first + size])
+        first += size
+    return cut

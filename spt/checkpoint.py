@@ -11,9 +11,9 @@ import contextlib
 import errno
 import hashlib
 import json
+import pickle
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,11 +25,11 @@ from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 from torch import Tensor
 
-from spt.errors import CheckpointError
+from spt.errors import CheckpointError, brief
 from spt.network import SequenceModel
 from spt.run import Ledger, Run, SplitRecord, output_error, write_json, writing
 from spt.runtime import Runtime
-from spt.tasks.base import Tokens, Values
+from spt.tasks.base import Tokens, Values, describe
 
 KEEP = 2  # resumable checkpoints
 WEIGHTS = "model.safetensors"
@@ -46,6 +46,9 @@ class Position(BaseModel):
     best_step: int = 0
     best: dict[str, float] = {}  # validation metrics at best_step
     waited: int = 0  # evaluations since then
+    reductions: int = 0  # of the learning rate, by schedule plateau
+    micro_batch: int | None = None  # sequences at once that memory was found to hold; None: no limit was met
+    shards: str = ""  # FSDP or DEEPSPEED when the state was saved in parts, which only the same kind can read
     ledger: Ledger = Ledger()
     loss: float = 0.0  # sum of weight times training loss since the last evaluation
     weight: float = 0.0
@@ -90,16 +93,35 @@ class Match(NamedTuple):
 
 
 def save_state(run: Run, runtime: Runtime, position: Position) -> None:
-    """Everything needed to continue exactly here."""
+    """Everything needed to continue exactly here. All processes have to come."""
+    folder = run.checkpoints / f"step-{position.step:08d}"
+    beside = _beside(folder)
+    shards = runtime.accelerator.distributed_type.name if runtime.shards else ""
 
-    def fill(folder: Path) -> None:
-        runtime.accelerator.save_state(str(folder), safe_serialization=True)
-        write_json(folder / "position.json", position.model_dump(mode="json"))
+    def begin() -> None:
+        with _disk(folder):
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(parents=True)
 
-    _place(run.checkpoints / f"step-{position.step:08d}", fill)
-    for folder in _steps(run.checkpoints, "step")[:-KEEP]:
-        shutil.rmtree(folder, ignore_errors=True)
-    prune(run, position)
+    def save() -> None:
+        with _disk(folder):
+            runtime.accelerator.save_state(str(beside), safe_serialization=True)
+
+    def settle() -> None:
+        with _disk(folder):
+            write_json(beside / "position.json", position.model_copy(update={"shards": shards}).model_dump(mode="json"))
+            _settle(beside, folder)
+        for old in _steps(run.checkpoints, "step")[:-KEEP]:
+            shutil.rmtree(old, ignore_errors=True)
+        prune(run, position)
+
+    try:
+        runtime.once(begin)
+        runtime.together(save)
+        runtime.once(settle)
+    finally:
+        if runtime.main:
+            shutil.rmtree(beside, ignore_errors=True)
 
 
 def prune(run: Run, position: Position) -> None:
@@ -115,27 +137,46 @@ def prune(run: Run, position: Position) -> None:
 
 def resume(run: Run, runtime: Runtime, say: Callable[[str], None]) -> Position | None:
     """Load the newest intact state into what Accelerate has prepared; None when there is none."""
+    found = runtime.once(lambda: _newest(run, say))
+    if found is None:
+        return None
+    folder, position = found
+    shards = runtime.accelerator.distributed_type.name if runtime.shards else ""
+    if position.shards != shards:
+        raise CheckpointError(
+            f"{folder} was saved by processes of kind {position.shards or 'whole models'} and cannot be read by "
+            f"{shards or 'whole models'}; continue as it was begun, or start anew with --resume never"
+        )
+    try:
+        runtime.accelerator.load_state(str(folder))
+    except (RuntimeError, ValueError, KeyError, EOFError, OSError, SafetensorError, pickle.UnpicklingError) as error:
+        raise CheckpointError(
+            f"{folder} cannot be loaded ({brief(error)}); --resume never starts anew and keeps it"
+        ) from error
+    return position
+
+
+def _newest(run: Run, say: Callable[[str], None]) -> tuple[Path, Position] | None:
     for folder in reversed(_steps(run.checkpoints, "step")):
         problem = damage(folder)
         if problem is None:
-            position = _position(folder)
-            best = run.checkpoints / f"best-{position.best_step:08d}"
-            problem = None if position.best_step == 0 else damage(best)
-            if problem is None:
-                runtime.accelerator.load_state(str(folder))
-                return position
+            try:
+                position = _position(folder)
+                best = run.checkpoints / f"best-{position.best_step:08d}"
+                problem = None if position.best_step == 0 else damage(best)
+                if problem is None:
+                    return folder, position
+            except (OSError, ValueError):
+                problem = "position.json is damaged"
         say(f"{folder} cannot be used ({problem}); trying the one before")
     return None
 
 
-def save_weights(folder: Path, model: SequenceModel, about: About, rows: NDArray[np.uint64]) -> None:
+def save_weights(folder: Path, tensors: Mapping[str, Tensor], about: About, rows: NDArray[np.uint64]) -> None:
     """A stage's weights, and what they were trained on (`rows`: fingerprints of the training inputs)."""
 
     def fill(beside: Path) -> None:
-        tensors = {
-            name.replace("_orig_mod.", ""): t.detach().cpu().contiguous() for name, t in model.state_dict().items()
-        }
-        safetensors.torch.save_file(tensors, beside / WEIGHTS)
+        safetensors.torch.save_file(dict(tensors), beside / WEIGHTS)
         np.save(beside / "rows.npy", np.sort(rows))
         write_json(beside / "about.json", about.model_dump(mode="json"))
 
@@ -190,7 +231,7 @@ def transplant(folder: Path, model: SequenceModel, part: dict[str, Any], input: 
     if differences:
         raise CheckpointError(f"{folder} holds another architecture: {'; '.join(differences)}")
     if found.input != spec(input):
-        raise CheckpointError(f"{folder} was made for another input: {found.input} there, {spec(input)} here")
+        raise CheckpointError(f"{folder} was made for {_unlike(found.input, spec(input))}")
     tensors = _tensors(folder)
     table, own = [], model.state_dict()
     for name in model.parts:
@@ -215,7 +256,24 @@ def transplant(folder: Path, model: SequenceModel, part: dict[str, Any], input: 
 
 def spec(input: Tokens | Values) -> dict[str, Any]:
     """An input's description as JSON has it."""
-    return json.loads(json.dumps({"kind": type(input).__name__, **asdict(input)}))
+    found: dict[str, Any] = json.loads(json.dumps(describe(input)))
+    return found
+
+
+def _unlike(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    """How two inputs differ, in words: a vocabulary may have thousands of entries."""
+    if theirs.get("codes") and ours.get("codes"):
+        missing = len(set(ours["codes"]) - set(theirs["codes"]))
+        return (
+            f"another vocabulary: {theirs['vocab']:,} tokens there, {ours['vocab']:,} here, {missing:,} of them "
+            "unknown there; pretrain on the same rows as are finetuned on"
+        )
+    return f"another input: {_short(theirs)} there, {_short(ours)} here"
+
+
+def _short(input: dict[str, Any]) -> str:
+    kept = {key: value for key, value in input.items() if key not in ("kind", "codes", "unknown")}
+    return f"{input.get('kind')} {', '.join(f'{key} {value}' for key, value in kept.items())}"
 
 
 def damage(folder: Path) -> str | None:
@@ -234,22 +292,30 @@ def damage(folder: Path) -> str | None:
     return None
 
 
+def _beside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.tmp")
+
+
 def _place(folder: Path, fill: Callable[[Path], object]) -> None:
     """Fill a folder beside its place, add checksums, rename it into place."""
-    beside = folder.with_name(f".{folder.name}.tmp")
+    beside = _beside(folder)
     with _disk(folder):
         shutil.rmtree(beside, ignore_errors=True)
         try:
             beside.mkdir(parents=True)
             fill(beside)
-            files = [path for path in beside.rglob("*") if path.is_file() and path.name != MANIFEST]
-            names = sorted(path.relative_to(beside).as_posix() for path in files)
-            write_json(beside / MANIFEST, {name: _checksum(beside / name) for name in names})
-            if folder.exists():
-                shutil.rmtree(folder)
-            beside.rename(folder)
+            _settle(beside, folder)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
+
+
+def _settle(beside: Path, folder: Path) -> None:
+    files = [path for path in beside.rglob("*") if path.is_file() and path.name != MANIFEST]
+    names = sorted(path.relative_to(beside).as_posix() for path in files)
+    write_json(beside / MANIFEST, {name: _checksum(beside / name) for name in names})
+    if folder.exists():
+        shutil.rmtree(folder)
+    beside.rename(folder)
 
 
 @contextlib.contextmanager
@@ -259,9 +325,21 @@ def _disk(folder: Path) -> Iterator[None]:
         with writing(folder):
             yield
     except (RuntimeError, SafetensorError) as error:
-        if isinstance(error, SafetensorError) or "No space left" in str(error) or "PytorchStreamWriter" in str(error):
-            raise output_error(folder, OSError(errno.ENOSPC, str(error))) from error
-        raise
+        text = str(error)
+        if isinstance(error, RuntimeError) and "No space left" not in text and "inline_container" not in text:
+            raise
+        # Their libraries do not say why a write failed: a file much smaller than the free space met another limit.
+        size = sum(path.stat().st_size for path in _beside(folder).rglob("*") if path.is_file())
+        limited = "No space left" not in text and _free(folder) > 2 * size + (1 << 20)
+        number = errno.EFBIG if limited else errno.ENOSPC
+        raise output_error(folder, OSError(number, text)) from error
+
+
+def _free(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder.parent).free
+    except OSError:
+        return 0
 
 
 def _steps(checkpoints: Path, kind: str) -> list[Path]:

@@ -4,6 +4,7 @@ Operations are analytic: every mixer states those of its forward pass, and backw
 in torch see neither fused attention on a CPU nor any FFT, and would give some models their work for free.
 """
 
+import gc
 import math
 import sys
 from contextlib import suppress
@@ -21,7 +22,8 @@ def total_steps(train: Train, n: int, flops_per_example: float) -> int:
     """Optimiser steps that the budget pays for, at least one; n training rows, forward operations per example."""
     if train.steps is not None:
         return train.steps
-    per_epoch = steps_per_epoch(n, train.batch_size)
+    per_epoch = steps_per_epoch(n, train.batch_size, train.drop_last)
+    n = min(n, per_epoch * train.batch_size)  # rows an epoch shows
     if train.epochs is not None:
         return max(1, math.ceil(train.epochs * per_epoch - 1e-9))
     examples = train.examples or (train.flops or 0.0) / (TRAINING * flops_per_example)
@@ -29,10 +31,19 @@ def total_steps(train: Train, n: int, flops_per_example: float) -> int:
     return max(1, int(epochs) * per_epoch + math.ceil(rest / train.batch_size - 1e-9))
 
 
-def example_count(steps: int, n: int, batch_size: int) -> int:
+def example_count(steps: int, n: int, batch_size: int, drop_last: bool = False) -> int:
     """Sequences shown in this many optimiser steps."""
-    epochs, rest = divmod(steps, steps_per_epoch(n, batch_size))
+    per_epoch = steps_per_epoch(n, batch_size, drop_last)
+    n = min(n, per_epoch * batch_size)
+    epochs, rest = divmod(steps, per_epoch)
     return epochs * n + min(rest * batch_size, n)
+
+
+def free_memory() -> None:
+    """Give back what the device's allocator keeps for later."""
+    if torch.cuda.is_available():
+        gc.collect()  # an error's traceback may hold tensors in a cycle
+        torch.cuda.empty_cache()
 
 
 def reset_peak_memory(device: torch.device) -> None:

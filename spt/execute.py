@@ -28,13 +28,13 @@ def run_comparison(
     Finished runs are taken as they are. A request to stop ends the comparison at once; the same command goes on.
     """
     runtime.check_tracker()
-    if not all(_finished(Run(root, cell.job.name)) for cell in cells):
+    if not runtime.once(lambda: all(_finished(Run(root, cell.job.name)) for cell in cells)):
         # What is wrong with a recipe is said before anything is written; one seed of each arm shows it.
         for first in {(cell.recipe, cell.arm): cell.job for cell in reversed(cells)}.values():
             for job in _chain(first):
                 bind(job)
     folder = root / f"compare-{digest({'cells': [[c.arm, c.recipe, c.job.name] for c in cells]})}"
-    _write_plan(folder, recipes, seeds, cells, say)
+    runtime.once(lambda: _write_plan(folder, recipes, seeds, cells, say))
     failed = 0
     for i, cell in enumerate(cells, 1):
         label = f"[{i}/{len(cells)}] {cell.job.loaded.name} seed {cell.job.seed} {cell.arm}:"
@@ -48,7 +48,7 @@ def run_comparison(
             failed += 1
             say(f"{label} failed: {error}")
         except Exception as error:
-            if runtime.settings.debug:
+            if runtime.settings.debug or runtime.world > 1:  # the other processes may be somewhere else by now
                 raise
             failed += 1
             model = cell.job.loaded.recipe.model.name

@@ -26,8 +26,25 @@ def per_answer(
     if output.loss == "cross_entropy":
         scores = logits.unflatten(-1, (output.size, output.classes))
         return F.cross_entropy(scores.movedim(-1, 1), values, reduction="none").mean(-1)
-    error = logits - values
+    error = logits - _scaled(output, values)
     return (error.abs() if output.loss == "l1" else error.square()).mean(-1)
+
+
+def _scaled(output: Output, values: Float[Tensor, "*B S"]) -> Float[Tensor, "*B S"]:
+    """Real targets as the network is to answer them."""
+    if not output.scale:
+        return values
+    return (values - values.new_tensor(output.shift)) / values.new_tensor(output.scale)
+
+
+def answers(output: Output, logits: Float[Tensor, "B *L K"]) -> Int[Tensor, "B *L S"] | Float[Tensor, "B *L S"]:
+    """What the network answers: the likeliest classes, or numbers in the units of the targets."""
+    if output.loss == "cross_entropy":
+        return logits.unflatten(-1, (output.size, output.classes)).argmax(-1)
+    logits = logits.float()
+    if not output.scale:
+        return logits
+    return logits * logits.new_tensor(output.scale) + logits.new_tensor(output.shift)
 
 
 def weighted_sum(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> Float[Tensor, ""]:
@@ -42,11 +59,10 @@ def sums(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> S
     loss = per_answer(output, logits, targets.values).cpu().double().reshape(weight.shape)
     found = {"weight": weight.sum(1), "loss": (weight * loss).sum(1)}
     if output.loss == "cross_entropy":
-        best = logits.unflatten(-1, (output.size, output.classes)).argmax(-1)
-        right = (best == targets.values).float().mean(-1).cpu().double().reshape(weight.shape)
+        right = (answers(output, logits) == targets.values).float().mean(-1).cpu().double().reshape(weight.shape)
         return found | {"right": (weight * right).sum(1)}
     truth = targets.values.cpu().double().reshape(*weight.shape, output.size)  # (B, T, S)
-    error = logits.float().cpu().double().reshape(truth.shape) - truth
+    error = answers(output, logits).cpu().double().reshape(truth.shape) - truth
     weigh = weight[..., None]
     return found | {
         "absolute": (weigh * error.abs()).sum(1),
@@ -64,7 +80,9 @@ def metrics(output: Output, totals: Mapping[str, Tensor]) -> dict[str, float]:
     """
     weight = float(totals["weight"])
     if weight == 0:
-        raise DataError("no position of the validation split is hidden; it is too small for this masking ratio")
+        raise DataError(
+            "no position of this split is scored: it is too small for the masking ratio, or its sequences have one step"
+        )
     found = {"loss": float(totals["loss"]) / weight}
     if output.loss == "cross_entropy":
         return found | {"accuracy": float(totals["right"]) / weight}
@@ -76,6 +94,40 @@ def metrics(output: Output, totals: Mapping[str, Tensor]) -> dict[str, float]:
         "mse": float(totals["squared"].mean()) / weight,
         "r2": float(r2.mean()),
     }
+
+
+def batch_means(output: Output, whole: Mapping[str, Tensor], size: int) -> dict[str, float]:
+    """The metrics as the published code has them: means over full batches of `size` examples, the rest left out.
+
+    `whole` holds the sums of every example, in the order of the split. r2 of a batch is 1 - mse / max(v, 1e-5), with
+    v the variance of all its true numbers together. A batch without a scored position is left out. Raises DataError
+    when none is left.
+    """
+    n = len(whole["weight"]) // size
+    if n == 0:
+        raise DataError(
+            f"evaluation batches: this split has {len(whole['weight'])} rows, not one batch of {size}; "
+            "use a smaller batch_size, or evaluation exact"
+        )
+    found = {name: tensor[: n * size].unflatten(0, (n, size)).sum(1) for name, tensor in whole.items()}  # (n,), (n, S)
+    scored = found["weight"] > 0
+    if not scored.any():
+        return metrics(output, {name: tensor.sum(0) for name, tensor in found.items()})  # raises
+    found = {name: tensor[scored] for name, tensor in found.items()}
+    weight = found["weight"]
+
+    def mean(name: str) -> Tensor:
+        """(n,) of each batch, over its scored positions and their quantities."""
+        return found[name].reshape(len(weight), -1).mean(1) / weight
+
+    means = {"loss": mean("loss")}
+    if output.loss == "cross_entropy":
+        means["accuracy"] = mean("right")
+    else:
+        variance = mean("truth_squared") - mean("truth").square()
+        r2 = 1 - mean("squared") / variance.clamp_min(1e-5)
+        means |= {"mae": mean("absolute"), "mse": mean("squared"), "r2": r2}
+    return {name: float(values.mean()) for name, values in means.items()}
 
 
 def default_metric(output: Output) -> str:

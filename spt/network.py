@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from spt.errors import UsageError
 from spt.models.base import Backbone, Context, Rate, linear_flops
 from spt.objectives import Inputs, Output
 from spt.recipe import EncoderConfig, HeadConfig, StepHeadConfig
@@ -47,11 +48,11 @@ class Encoder(nn.Module):
 class Head(nn.Module):
     """One answer a step, or one a sequence from the pooled valid steps."""
 
-    def __init__(self, d_model: int, output: Output, config: StepHeadConfig) -> None:
+    def __init__(self, d_model: int, output: Output, config: StepHeadConfig | HeadConfig) -> None:
         super().__init__()
         self.pool = None if output.per_step else config.pool if isinstance(config, HeadConfig) else "mean"
         self.inner = nn.Linear(d_model, d_model) if config.mlp else None
-        self.out = nn.Linear(d_model, output.width)
+        self.out = nn.Identity() if _is_identity(config) else nn.Linear(d_model, output.width)
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B *L K"]:
         x = x if self.pool is None else pool(x, context, self.pool)
@@ -59,7 +60,29 @@ class Head(nn.Module):
 
     def flops(self, length: int) -> float:
         answers = length if self.pool is None else 1
-        return linear_flops(self.out, answers) + (linear_flops(self.inner, answers) if self.inner is not None else 0.0)
+        layers = [part for part in (self.inner, self.out) if isinstance(part, nn.Linear)]
+        return sum((linear_flops(layer, answers) for layer in layers), 0.0)
+
+
+def headed(output: Output, d_model: int, config: StepHeadConfig | HeadConfig) -> Output:
+    """The output as this head gives it: without a layer of its own it has d_model classes, the real ones first."""
+    if not _is_identity(config):
+        return output
+    if output.loss != "cross_entropy" or output.size > 1:
+        raise UsageError(
+            "pretrain.head.identity: the last norm's numbers can stand for the scores of one token a step, but this "
+            f"objective asks for {output.size} x {output.loss}; use identity=false"
+        )
+    if d_model < output.classes:
+        raise UsageError(
+            f"pretrain.head.identity: the last norm has d_model = {d_model} numbers, fewer than the {output.classes} "
+            "classes they stand for; use a wider model, or identity=false"
+        )
+    return output._replace(classes=d_model)
+
+
+def _is_identity(config: StepHeadConfig | HeadConfig) -> bool:
+    return isinstance(config, StepHeadConfig) and config.identity
 
 
 def pool(x: Float[Tensor, "B L D"], context: Context, how: Literal["mean", "max", "last"]) -> Float[Tensor, "B D"]:

@@ -80,20 +80,36 @@ def adamw(model: nn.Module, train: Train, device: torch.device) -> torch.optim.A
     return torch.optim.AdamW(parts, betas=train.betas, fused=real and device.type in ("cpu", "cuda"))
 
 
-def factor(step: int, total: int, train: Train) -> float:
-    """Multiple of the peak rate at step `step` (from 0) of `total`: linear warm-up, then flat or half a cosine to 0."""
+def factor(step: int, total: int, train: Train, reductions: int = 0) -> float:
+    """Multiple of the peak rate at step `step` (from 0) of `total`: linear warm-up, then the schedule.
+
+    `cosine` falls along half a cosine to 0, `steps` by `step_factor` at each of the milestones, `plateau` has fallen
+    `reductions` times by `plateau_factor`.
+    """
     warmup = warmup_steps(total, train)
-    if step < warmup:
-        return (step + 1) / warmup
-    if train.schedule == "constant":
-        return 1.0
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+    rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    if train.schedule == "cosine":
+        fall = 1.0 if step < warmup else 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+    elif train.schedule == "steps":
+        fall = train.step_factor ** sum(step >= round(milestone * total) for milestone in train.milestones)
+    else:
+        fall = train.plateau_factor**reductions if train.schedule == "plateau" else 1.0
+    return rise * fall
+
+
+def reduces(waited: int, train: Train) -> bool:
+    """Does the rate of a plateau schedule fall now, `waited` evaluations after the last improvement?
+
+    As torch's ReduceLROnPlateau with threshold 0: when more than `plateau_patience` evaluations were in vain, counted
+    from the last improvement or the last fall.
+    """
+    return train.schedule == "plateau" and waited > 0 and waited % (train.plateau_patience + 1) == 0
 
 
 def warmup_steps(total: int, train: Train) -> int:
     return train.warmup_steps if train.warmup_fraction is None else round(train.warmup_fraction * total)
 
 
-def set_rates(optimizer: torch.optim.Optimizer, step: int, total: int, train: Train) -> None:
+def set_rates(optimizer: torch.optim.Optimizer, step: int, total: int, train: Train, reductions: int = 0) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = group["peak"] * factor(step, total, train)
+        group["lr"] = group["peak"] * factor(step, total, train, reductions)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from spt.recipe import Finetune, Loaded, Pretrain, Train
+from spt.recipe import Finetune, Loaded, Part, Pretrain, Train, path_options
 
 Stage = Literal["pretrain", "finetune"]
 Arm = Literal["scratch", "spt"]
@@ -41,10 +41,14 @@ class Job:
         return self.loaded.recipe.pretrain if self.stage == "pretrain" else self.loaded.recipe.finetune
 
     @property
+    def settings_name(self) -> Literal["pretrain", "finetune", "scratch"]:
+        """The recipe's section of the training settings: the scratch arm may have its own."""
+        scratch = self.stage == "finetune" and self.parent is None and self.loaded.recipe.scratch is not None
+        return "scratch" if scratch else self.stage
+
+    @property
     def train(self) -> Train:
-        """The training settings: a finetuning without a parent is the scratch arm, which may have its own."""
-        scratch = self.stage == "finetune" and self.parent is None
-        return self.loaded.recipe.train("scratch" if scratch else self.stage)
+        return self.loaded.recipe.train(self.settings_name)
 
     @property
     def parent_key(self) -> str | None:
@@ -64,7 +68,7 @@ class Job:
             "format": FORMAT,
             "stage": self.stage,
             "data": self.loaded.identities["data"],
-            "task": {"name": self.loaded.identities["task"], **recipe.task.options},
+            "task": {"name": self.loaded.identities["task"], **_placeless(recipe.task)},
             "model": {"name": self.loaded.identities["model"], **recipe.model.options},
             "encoder": recipe.encoder.model_dump(mode="json"),
             "objective": stage.objective.model_dump(mode="json"),
@@ -80,6 +84,12 @@ class Job:
     def name(self) -> str:
         """The run folder's name."""
         return f"{self.stage}-{self.key()}"
+
+
+def _placeless(task: Part) -> dict[str, Any]:
+    """A task's options but for where its files lie: `data` stands for what is in them."""
+    paths = path_options("tasks", task.name)
+    return {key: value for key, value in task.options.items() if key not in paths}
 
 
 class Cell(NamedTuple):

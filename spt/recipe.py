@@ -47,13 +47,27 @@ class EncoderConfig(_Strict):
     )
 
 
-class StepHeadConfig(_Strict):
-    """How each step's vector becomes an answer."""
-
+class _AnyHeadConfig(_Strict):
     mlp: bool = Field(False, description="linear, ReLU, linear instead of one linear map")
 
 
-class HeadConfig(StepHeadConfig):
+class StepHeadConfig(_AnyHeadConfig):
+    """How each step's vector becomes an answer."""
+
+    identity: bool = Field(
+        False,
+        description="no head: the d_model numbers of the last norm are the scores, those beyond the tokens never "
+        "right; the published code's Text and Retrieval pretraining does so, by a misspelt attribute",
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "StepHeadConfig":
+        if self.identity and self.mlp:
+            raise ValueError("identity is no head at all, so mlp has nothing to shape; keep one of them")
+        return self
+
+
+class HeadConfig(_AnyHeadConfig):
     """How the vectors of a sequence become one answer."""
 
     pool: Literal["mean", "max", "last"] = Field("mean", description="over the valid steps")
@@ -68,7 +82,23 @@ class Train(_Strict):
     flops: float | None = Field(None, gt=0, description="budget: analytic training operations")
     batch_size: int = Field(gt=0, description="sequences per optimiser step, over all processes and micro-batches")
     learning_rate: float = Field(gt=0, description="the peak, after warm-up")
-    schedule: Literal["constant", "cosine"] = Field("constant", description="after warm-up; cosine falls to 0")
+    drop_last: bool = Field(
+        False,
+        description="leave out an epoch's last batch when it is not full, as the published code does; other rows are "
+        "left out in every epoch",
+    )
+    schedule: Literal["constant", "cosine", "plateau", "steps"] = Field(
+        "constant",
+        description="after warm-up; cosine falls to 0, plateau when validation stops improving, steps at milestones",
+    )
+    plateau_factor: float = Field(0.2, gt=0, lt=1, description="plateau: what the learning rate is multiplied by")
+    plateau_patience: int = Field(
+        10, ge=0, description="plateau: evaluations without improvement that are borne; at one more the rate falls"
+    )
+    milestones: tuple[float, ...] = Field(
+        (), description="steps: where the learning rate falls, as shares of all steps in (0, 1)"
+    )
+    step_factor: float = Field(0.5, gt=0, lt=1, description="steps: what the learning rate is multiplied by at each")
     warmup_steps: int = Field(0, ge=0, description="optimiser steps of linear warm-up")
     warmup_fraction: float | None = Field(None, ge=0, lt=1, description="the same as a share of all steps")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's, decoupled")
@@ -80,6 +110,16 @@ class Train(_Strict):
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: matrix products in bfloat16, weights in fp32")
     evaluate_every: int | None = Field(None, gt=0, description="steps between evaluations; null: once an epoch")
     patience: int | None = Field(None, gt=0, description="evaluations without improvement before stopping; null: never")
+    evaluation: Literal["exact", "batches"] = Field(
+        "exact",
+        description="exact: every metric from all rows of a split; batches: its mean over full batches of batch_size "
+        "rows in the split's order, the last incomplete one left out, r2 by batch too, as in the published code",
+    )
+    validation_masks: Literal["fixed", "redrawn"] = Field(
+        "fixed",
+        description="what an objective hides of validation rows: the same at every evaluation, or, as in the published "
+        "code, something new each time (drawn by seed and step, so that a resumed run draws the same)",
+    )
     select: Literal["auto", "loss", "accuracy", "mae", "mse", "r2"] = Field(
         "auto",
         description="validation metric that picks the checkpoint, ties by loss; auto: accuracy, mae (l1) or mse (l2)",
@@ -97,7 +137,28 @@ class Train(_Strict):
             raise ValueError(f"warmup_steps {self.warmup_steps} is more than steps {self.steps}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas {list(self.betas)} must lie in [0, 1)")
+        self._check_schedule()
         return self
+
+    def _check_schedule(self) -> None:
+        for name, schedule in (
+            ("plateau_factor", "plateau"),
+            ("plateau_patience", "plateau"),
+            ("milestones", "steps"),
+            ("step_factor", "steps"),
+        ):
+            if schedule != self.schedule and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect under schedule {self.schedule}; it belongs to {schedule}")
+        if self.schedule == "steps" and not self.milestones:
+            raise ValueError("schedule steps needs milestones, e.g. milestones: [0.5, 0.75]")
+        inside = all(0 < milestone < 1 for milestone in self.milestones)
+        if not inside or list(self.milestones) != sorted(set(self.milestones)):
+            raise ValueError(f"milestones {list(self.milestones)} must rise and lie in (0, 1): shares of all steps")
+        if self.schedule == "plateau" and self.patience is not None and self.patience <= self.plateau_patience + 1:
+            raise ValueError(
+                f"patience {self.patience} stops the run before a rate lowered after plateau_patience "
+                f"{self.plateau_patience} evaluations is ever used; raise patience or lower plateau_patience"
+            )
 
 
 class Pretrain(_Strict):
@@ -275,10 +336,10 @@ def load(source: str, overrides: Sequence[str] = (), *, smoke: bool = False) -> 
     if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
         raise UsageError(f"{source} is not a recipe: a mapping with task, model, pretrain and finetune is expected")
     given = set(flatten(raw))
-    _anchor_paths(raw, folder)
+    anchor_paths(raw, folder)
     changes = parse_overrides(overrides)
-    notes = _apply(raw, changes)
-    _anchor_paths(raw, Path.cwd())
+    notes = apply(raw, changes)
+    anchor_paths(raw, Path.cwd())
     recipe, identities = resolve(raw, source)
     if smoke:
         recipe = shrink(recipe)
@@ -434,7 +495,7 @@ def _fields(model: type[BaseModel], location: Sequence[str]) -> list[str]:
     return list(model.model_fields)
 
 
-def _apply(raw: dict[str, Any], changes: Mapping[str, Any]) -> list[str]:
+def apply(raw: dict[str, Any], changes: Mapping[str, Any]) -> list[str]:
     """Put command-line values into the tree; returns what that dropped, in words."""
     notes = []
     for key, value in changes.items():
@@ -471,14 +532,30 @@ def _drop_options(place: str, node: dict[str, Any], name: Any, changes: Mapping[
     return dropped
 
 
-def _anchor_paths(raw: dict[str, Any], folder: Path) -> None:
-    """Make a component's path absolute, so that the saved recipe works from anywhere."""
-    from spt.components import is_path
+def anchor_paths(raw: dict[str, Any], folder: Path) -> None:
+    """Make a component's path, and its options that are paths, absolute: the saved recipe works from anywhere."""
+    from spt.components import Kind, is_path
 
-    for place in ("task", "model"):
+    kinds: tuple[tuple[str, Kind], ...] = (("task", "tasks"), ("model", "models"))
+    for place, kind in kinds:
         part = raw.get(place)
-        if isinstance(part, dict) and isinstance(part.get("name"), str) and is_path(part["name"]):
-            part["name"] = str(folder / os.path.expanduser(part["name"]))
+        if isinstance(part, dict) and isinstance(part.get("name"), str):
+            if is_path(part["name"]):
+                part["name"] = str(folder / os.path.expanduser(part["name"]))
+            texts = {key for key, value in part.items() if key != "name" and value and isinstance(value, str)}
+            for key in texts & path_options(kind, part["name"]) if texts else ():
+                part[key] = str(folder / os.path.expanduser(part[key]))
+
+
+def path_options(kind: Literal["models", "tasks"], name: str) -> set[str]:
+    """The options of a component that its Config declares as a Path; none of one that cannot be had."""
+    from spt.components import find
+
+    try:
+        config = find(kind, name).module.Config
+    except UsageError:
+        return set()  # told, with all other complaints, when the recipe is resolved
+    return {key for key, field in config.model_fields.items() if field.annotation in (Path, Path | None)}
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import json
 import os
+import platform
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,6 +86,7 @@ class Result(BaseModel):
     total: Ledger  # own plus the parent's
     parameters: dict[str, int]  # encoder, backbone, head, total
     data: dict[str, SplitRecord]
+    notes: tuple[str, ...] = ()  # what a reader of the scores must know of the data and the conventions
     repeated: dict[str, int] = {}  # rows of validation and test whose input also stands in training
     batch_size: int
     precision: str
@@ -128,7 +130,8 @@ class Run:
             except Timeout:
                 if wait is None:
                     raise OutputError(
-                        f"{self.path} is being written by another process; wait for it or choose another --out"
+                        f"{self.path} is being written by another process{self._holder()}; wait for it or choose "
+                        "another --out"
                     ) from None
                 wait()
                 self._lock.acquire(poll_interval=0.5)
@@ -136,6 +139,10 @@ class Run:
             yield
         finally:
             self._lock.release()  # the empty file stays: removing it would race with the next holder
+
+    def _holder(self) -> str:
+        status = self.status() or {}
+        return f" ({status['pid']} on {status.get('host')})" if status.get("state") == "running" else ""
 
     def create(self, recipe_yaml: str, job: dict[str, Any], environment: dict[str, Any]) -> None:
         with writing(self.path):
@@ -180,7 +187,14 @@ class Run:
     def set_status(self, state: State, reason: str = "", exit_code: int = 0) -> None:
         write_json(
             self.path / "status.json",
-            {"state": state, "reason": reason, "exit_code": exit_code, "pid": os.getpid(), "time": time.time()},
+            {
+                "state": state,
+                "reason": reason,
+                "exit_code": exit_code,
+                "pid": os.getpid(),
+                "host": platform.node(),
+                "time": time.time(),
+            },
         )
 
     def status(self) -> dict[str, Any] | None:
@@ -203,6 +217,11 @@ def writing(path: Path) -> Iterator[None]:
     """Turn the file system's refusals into one sentence."""
     try:
         yield
+    except NotImplementedError as error:  # FileLock's word for a file system that cannot lock
+        raise OutputError(
+            f"the file system of {path.parent} has no locks, so two processes could spoil each other's work; choose "
+            "another --out or SPT_CACHE_DIR"
+        ) from error
     except OSError as error:
         raise output_error(path, error) from error
 
@@ -211,12 +230,13 @@ def output_error(path: Path, error: OSError) -> OutputError:
     reasons = {
         errno.ENOSPC: "the disk is full; free some space and repeat the command, it continues",
         errno.EDQUOT: "the disk quota is used up; free some space and repeat the command, it continues",
+        errno.EFBIG: "the file is larger than this session allows (ulimit -f); raise the limit and repeat the command",
         errno.EROFS: "the file system is read-only; choose another folder",
         errno.EACCES: "permission denied; choose another folder",
         errno.ENOTDIR: "a part of this path is a file, not a folder; choose another folder",
         errno.EEXIST: "a file of this name stands where a folder is needed",
     }
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
     reason = reasons.get(error.errno or 0, error.strerror or str(error))
     return OutputError(f"cannot write {path}: {reason}", hopeless=full)
 

@@ -10,24 +10,33 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from datetime import timedelta
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TypeVar
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import GradientAccumulationPlugin, send_to_device
-from torch import Tensor
+from accelerate import Accelerator, DistributedType
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
+    gather_object,
+    send_to_device,
+)
+from torch import Tensor, nn
 
-from spt import __version__
+from spt import __version__, launch
 from spt.errors import BackendError, Interrupted, SptError, Stopped, brief, did_you_mean
 
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "pydantic", "numpy")
 Posed = TypeVar("Posed", bound=tuple[Any, ...])
+Value = TypeVar("Value")
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 
 
@@ -37,6 +46,8 @@ class Settings:
 
     resume: Literal["auto", "must", "never"] = "auto"
     micro_batch_size: int | None = None  # sequences in memory at once, per process; None: the whole share
+    recompute: bool = False  # gradient checkpointing: activations are computed again in the backward pass
+    compile: bool = False  # torch.compile, where there is a compiler
     save_every: float = 60.0  # seconds between resumable checkpoints
     cpu: bool = False  # even where there is a GPU
     tracker: str | None = None  # one of TRACKERS, through Accelerate
@@ -53,14 +64,31 @@ class Runtime:
 
     @cached_property
     def accelerator(self) -> Accelerator:
+        launch.join_slurm()
         # Precision is ours (`autocast`): it belongs to a stage, Accelerate's belongs to the process.
         # So is accumulation: a launcher's setting must not divide our losses.
-        return Accelerator(
-            cpu=self.settings.cpu,
+        accelerator = Accelerator(
+            cpu=self.settings.cpu or (launch.world() > 1 and not _can_join()),
             mixed_precision="no",
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             step_scheduler_with_optimizer=False,
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(broadcast_buffers=False),  # ours follow from the recipe
+                # Process 0 may wait long for a run that another program is making; dead processes are the launcher's
+                # to notice.
+                InitProcessGroupKwargs(timeout=timedelta(days=1)),
+            ],
         )
+        # A state is saved under the model's own names, so that another number of processes can go on from it.
+        accelerator.register_save_state_pre_hook(_save_unwrapped)
+        accelerator.register_load_state_pre_hook(
+            lambda models, folder: models.__setitem__(slice(None), [accelerator.unwrap_model(m) for m in models])
+        )
+        if accelerator.num_processes != launch.world():
+            raise BackendError(
+                f"the launcher announced {launch.world()} processes, but {accelerator.num_processes} came together"
+            )
+        return accelerator
 
     @property
     def device(self) -> torch.device:
@@ -78,6 +106,89 @@ class Runtime:
     def main(self) -> bool:
         return self.accelerator.is_main_process
 
+    @property
+    def shards(self) -> bool:
+        """Are a model's parameters spread over processes (FSDP, DeepSpeed), so that no process has them whole?"""
+        return self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
+
+    def formation(self) -> str:
+        """What has come together, for people."""
+        backend = torch.distributed.get_backend() if self.world > 1 else "alone"
+        kind = self.accelerator.distributed_type.name
+        return f"{self.world} processes ({backend}, {kind}) on {self.device.type}"
+
+    def idle_devices(self) -> int:
+        """GPUs here that this process, alone, leaves unused."""
+        return 0 if self.settings.cpu or self.world > 1 else max(0, torch.cuda.device_count() - 1)
+
+    def once(self, function: Callable[[], Value]) -> Value:
+        """Run on process 0 alone; every process gets its value, or raises its error."""
+        return self.together(function, only_main=True)[0]
+
+    def together(self, function: Callable[[], Value], only_main: bool = False) -> list[Value]:
+        """Run on every process; each gets the values of all, or raises the error of the first that failed."""
+        if self.world == 1:
+            return [function()]
+        value: Any = None
+        error: BaseException | None = None
+        if self.main or not only_main:
+            try:
+                value = function()
+            except (Exception, KeyboardInterrupt, SystemExit) as raised:
+                error = raised
+        found: list[tuple[Any, Any]] = gather_object([(value, None if error is None else _told(error))])
+        if error is not None:
+            raise error
+        for _, told in found:
+            if told is not None:
+                kind, text, state = told
+                error = kind.__new__(kind)
+                error.args, error.__dict__ = (text,), state
+                raise error
+        return [theirs for theirs, _ in found]
+
+    @contextlib.contextmanager
+    def on_main(self, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+        """A context that process 0 enters for all, e.g. a lock."""
+        with contextlib.ExitStack() as stack:
+
+            def enter() -> None:
+                stack.enter_context(make())
+
+            self.once(enter)
+            yield
+
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float | None) -> tuple[nn.Module, Any]:
+        """Model and optimiser, made ready for the processes there are."""
+        plugin = self.accelerator.state.deepspeed_plugin
+        if plugin is not None:  # its engine clips, and wants a number that it only prints
+            plugin.deepspeed_config |= {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": clip or 0.0}
+        with warnings.catch_warnings():  # newer torch calls broadcast_buffers forward_sync_buffers; Accelerate does not
+            warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
+            prepared: tuple[nn.Module, Any] = self.accelerator.prepare(model, optimizer)
+        return prepared
+
+    def compile(self, module: nn.Module, say: Callable[[str], None]) -> None:
+        """Compile a module in place, under its own name; in words, not, where that cannot be done."""
+        problem = compiler_problem(self.device.type)
+        if problem is not None:
+            say(f"--compile: torch.compile cannot be used here ({problem}); continuing without it")
+            return
+        torch._dynamo.config.suppress_errors = True  # what it cannot compile runs as it is
+        module.compile()
+
+    def weights(self, prepared: nn.Module) -> dict[str, Tensor]:
+        """A prepared model's whole state, under its own names, on the CPU; all processes have to ask."""
+        found = self.accelerator.get_state_dict(prepared)
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+
+    @contextlib.contextmanager
+    def accumulating(self, prepared: nn.Module, last: bool) -> Iterator[None]:
+        """Around one micro-batch: gradients are exchanged with the last one only."""
+        self.accelerator.gradient_state._set_sync_gradients(last)  # DeepSpeed steps when this is set
+        with contextlib.nullcontext() if last else self.accelerator.no_sync(prepared):
+            yield
+
     def autocast(self, precision: str) -> contextlib.AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16")
 
@@ -89,9 +200,19 @@ class Runtime:
         """Sums over all processes, in float64 (float32 on devices without it)."""
         if self.world == 1:
             return numbers
-        kind = torch.float32 if self.device.type == "mps" else torch.float64
-        summed = self.accelerator.reduce(torch.tensor(numbers, dtype=kind, device=self.device), "sum")
+        summed = self.accelerator.reduce(self._numbers(numbers), "sum")
         return [float(number) for number in summed.tolist()]
+
+    def highest(self, numbers: list[float]) -> list[float]:
+        """The largest over all processes, place by place."""
+        if self.world == 1:
+            return numbers
+        rows = self.accelerator.gather(self._numbers(numbers)[None])
+        return [float(number) for number in rows.amax(0).tolist()]
+
+    def _numbers(self, numbers: list[float]) -> Tensor:
+        kind = torch.float32 if self.device.type == "mps" else torch.float64
+        return torch.tensor(numbers, dtype=kind, device=self.device)
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Rows of all processes, on every process; all give equally many."""
@@ -140,11 +261,34 @@ class Runtime:
             self.accelerator.log({f"{kind}/{name}": number for name, number in numbers.items()}, step=step)
 
 
-class StopSignals:
-    """While training: SIGTERM and Ctrl-C are noted, and acted on between two steps. A second Ctrl-C acts at once."""
+def _can_join() -> bool:
+    """Is there a device on which processes can work together? Without one, Accelerate wants the CPU asked for."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found is not None and found.type != "mps"
 
-    def __init__(self) -> None:
-        self.received: int | None = None
+
+def _save_unwrapped(models: list[nn.Module], weights: list[dict[str, Tensor]], folder: str) -> None:
+    weights[:] = [{name.removeprefix("module."): tensor for name, tensor in state.items()} for state in weights]
+
+
+def _told(error: BaseException) -> tuple[type[BaseException], str, dict[str, Any]]:
+    """An error as it travels to other processes: one of ours whole, others by what they say."""
+    if isinstance(error, SptError):
+        return type(error), str(error), dict(error.__dict__)
+    if isinstance(error, KeyboardInterrupt):
+        return KeyboardInterrupt, str(error), {}
+    return RuntimeError, brief(error), {}
+
+
+class StopSignals:
+    """While training: SIGTERM and Ctrl-C are noted, and acted on between two steps. A second Ctrl-C acts at once.
+
+    Several processes: a launcher may pass on a Ctrl-C that the terminal has already sent, so there it is noted only.
+    """
+
+    def __init__(self, alone: bool = True) -> None:
+        self.received = 0
+        self._alone = alone
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
@@ -158,14 +302,35 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received == signal.SIGINT and number == signal.SIGINT:
+        if self._alone and self.received == signal.SIGINT and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.received = number
+        # Of two signals, the first says why.
+        self.received = self.received or number
 
-    def error(self, step: int) -> Stopped:
-        if self.received == signal.SIGINT:
-            return Interrupted(f"interrupted after step {step:,}; the same command continues from there")
-        return Stopped(f"stopped after step {step:,}; the same command continues from there")
+
+def stopped(number: int, step: int) -> Stopped:
+    """The error that ends a training after SIGTERM or SIGINT."""
+    if number == signal.SIGINT:
+        return Interrupted(f"interrupted after step {step:,}; the same command continues from there")
+    return Stopped(f"stopped after step {step:,}; the same command continues from there")
+
+
+@cache
+def compiler_problem(device: str) -> str | None:
+    """Why torch.compile cannot be used here, found out by using it, forward and backward; None where it can."""
+    try:
+        x = torch.ones(8, device=device, requires_grad=True)
+        torch.compile(lambda y: (y.sin() * y).sum())(x).backward()
+    except Exception as error:  # whatever is raised by a compiler that is missing, broken or too old
+        return brief(error)
+    return None
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Was there no memory for a tensor? On a CPU torch says so in a RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
 
 
 def environment(device: torch.device | None = None, processes: int = 1) -> dict[str, Any]:

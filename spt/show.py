@@ -51,7 +51,7 @@ def overview(loaded: Loaded, micro_batch: int | None = None) -> dict[str, Any]:
 def _stage(name: str, bound: Bound, micro_batch: int | None) -> dict[str, Any]:
     model, train, data = bound.model, bound.job.train, bound.data
     steps = plan_steps(model, data, train)
-    examples = example_count(steps, len(data.train), train.batch_size)
+    examples = example_count(steps, len(data.train), train.batch_size, train.drop_last)
     forward = model.flops(max(1, round(float(data.train.lengths.mean()))))
     micro = min(micro_batch or train.batch_size, train.batch_size, len(data.train))
     model.encoder.hidden.requires_grad_(bound.objective.hides)

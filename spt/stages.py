@@ -18,8 +18,8 @@ from spt.components import find
 from spt.errors import CheckpointError, DivergedError, OutputError, SptError, Stopped, UsageError, brief
 from spt.losses import LOWER_IS_BETTER, default_metric
 from spt.models.base import Backbone
-from spt.network import Encoder, Head, SequenceModel
-from spt.objectives import OBJECTIVES, Objective, Output
+from spt.network import Encoder, Head, SequenceModel, headed
+from spt.objectives import OBJECTIVES, Objective, Output, evaluation_draw
 from spt.optim import groups
 from spt.plan import Job, Weights, digest
 from spt.recipe import Part
@@ -50,16 +50,22 @@ def bind(job: Job) -> Bound:
     objective = OBJECTIVES[stage.objective.name].model_validate_json(options)
     if not objective.labelled:
         data = data.mapped(Split.unlabelled)
-    output = objective.output(data)
-    _check_train(job, output)
+    if objective.causal and not recipe.model.options["causal"]:
+        raise UsageError(
+            f"objective {stage.objective.name} predicts step t + 1 from the steps up to t, but this model looks ahead; "
+            "set model.causal=true"
+        )
+    width = recipe_width(recipe.model)
+    output = headed(objective.output(data), width, stage.head)
+    _check_train(job, objective, output, data)
     # Streams of their own: the head is the same in both arms, and the scratch arm starts where pretraining started.
     try:
         with seeded(job.seed, "encoder"):
-            encoder = Encoder(data.input, recipe_width(recipe.model), recipe.encoder)
+            encoder = Encoder(data.input, width, recipe.encoder)
         with seeded(job.seed, "backbone"):
             backbone = build_backbone(recipe.model, data.length)
         with seeded(job.seed, "head"):
-            head = Head(recipe_width(recipe.model), output, stage.head)
+            head = Head(width, output, stage.head)
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # sizes that no machine can hold
         if not re.search("memory|alloc|overflow|too large|numel|storage", str(error), re.I):
             raise
@@ -69,14 +75,28 @@ def bind(job: Job) -> Bound:
     return bound
 
 
-def _check_train(job: Job, output: Output) -> None:
+def _check_train(job: Job, objective: Objective, output: Output, data: TaskData) -> None:
     """What training settings cannot know of the task."""
-    allowed = {"auto", "loss", *(["accuracy"] if output.loss == "cross_entropy" else ["mae", "mse", "r2"])}
-    if job.train.select not in allowed:
+    place, train, rows = f"{job.settings_name}.train", job.train, len(data.train)
+    if train.batch_size > rows:
         raise UsageError(
-            f"{job.stage}.train.select: {job.train.select} is no metric of this stage; choose among "
-            f"{', '.join(sorted(allowed))}"
+            f"{place}.batch_size is {train.batch_size}, but {rows} training rows are in use; choose at most {rows}"
         )
+    allowed = {"auto", "loss", *(["accuracy"] if output.loss == "cross_entropy" else ["mae", "mse", "r2"])}
+    if train.select not in allowed:
+        raise UsageError(
+            f"{place}.select: {train.select} is no metric of this stage; choose among {', '.join(sorted(allowed))}"
+        )
+    if train.validation_masks == "redrawn" and not objective.hides:
+        raise UsageError(
+            f"{place}.validation_masks: redrawn has no effect, since this objective hides nothing; leave it out"
+        )
+    for name, split in (("validation", data.val), ("test", data.test)) if train.evaluation == "batches" else ():
+        if len(split) < train.batch_size:
+            raise UsageError(
+                f"{place}.evaluation: batches needs a full batch of {train.batch_size}, but the {name} split has "
+                f"{len(split)} rows; use exact"
+            )
 
 
 def _check_costs(bound: Bound) -> None:
@@ -94,7 +114,7 @@ def _check_costs(bound: Bound) -> None:
     steps = plan_steps(model, bound.data, train)
     if train.warmup_steps > steps:
         raise UsageError(
-            f"{bound.job.stage}.train.warmup_steps is {train.warmup_steps}, but the budget is {steps} steps"
+            f"{bound.job.settings_name}.train.warmup_steps is {train.warmup_steps}, but the budget is {steps} steps"
         )
 
 
@@ -127,30 +147,47 @@ Say = Callable[[str], None]
 
 
 def ensure(job: Job, root: Path, runtime: Runtime, say: Say = lambda text: None, label: str = "") -> Result:
-    """The job's result: read if it is there, else computed, its parent first. Raises an SptError otherwise."""
+    """The job's result: read if it is there, else computed, its parent first. Raises an SptError otherwise.
+
+    Of several processes all run this; process 0 alone reads and writes the run's folder.
+    """
     run = Run(root, job.name)
     fresh = runtime.settings.resume == "never"
-    if not fresh and (result := run.result()) is not None:
-        return _reuse(run, result, say)
+    if not fresh and (result := runtime.once(lambda: _finished(run, say))) is not None:
+        return result
     runtime.check_tracker()
     bound = bind(job)  # before the parent is trained: a mistake in the second stage is found at once
     parent = _parent(job, root, runtime, say, label)
     waiting = partial(say, f"{run.path.name} is being made by another process; waiting for it")
-    with run.locked(waiting if runtime.settings.wait else None):
-        if fresh:
-            if (aside := run.move_aside()) is not None:
-                say(f"{run.path.name} was there already; the old one is now {aside.name}")
-        elif (result := run.result()) is not None:  # finished by another process in the meantime
-            return _reuse(run, result, say)
-        elif (run.status() or {}).get("state") == "diverged":
-            raise DivergedError(
-                f"{run.path.name} diverged before ({(run.status() or {}).get('reason')}); --resume never runs it again"
-            )
+    with runtime.on_main(lambda: run.locked(waiting if runtime.settings.wait else None)):
+        result = runtime.once(lambda: _take_over(run, fresh, say))
+        if result is not None:
+            return result
         return _work(bound, run, parent, runtime, say, label or f"{job.loaded.name} seed {job.seed}")
 
 
-def _reuse(run: Run, result: Result, say: Say) -> Result:
+def _take_over(run: Run, fresh: bool, say: Say) -> Result | None:
+    """With the lock in hand: what was left behind, made room for or told. A result if another process had made it."""
+    if fresh:
+        if (aside := run.move_aside()) is not None:
+            say(f"{run.path.name} was there already; the old one is now {aside.name}")
+        return None
+    if (result := _finished(run, say)) is not None:
+        return result
+    status = run.status() or {}
+    if status.get("state") == "diverged":
+        raise DivergedError(f"{run.path.name} diverged before ({status.get('reason')}); --resume never runs it again")
+    if status.get("state") == "running":  # nobody holds the lock, so nobody is running it
+        left_by = f"process {status.get('pid')} on {status.get('host')}"
+        say(f"{run.path.name} was left by {left_by}, which ended without a word; taking it over")
+    return None
+
+
+def _finished(run: Run, say: Say) -> Result | None:
     """A finished run, as it is. A process that died right after writing it may have left the rest undone."""
+    result = run.result()
+    if result is None:
+        return None
     if (run.status() or {}).get("state") != "done":
         run.set_status("done")
         clean(run)
@@ -188,22 +225,30 @@ def _parent(job: Job, root: Path, runtime: Runtime, say: Say, label: str) -> Par
     if job.parent is None:
         return None
     if isinstance(job.parent, Weights):
-        return Parent(job.parent.path)
-    ensure(job.parent, root, runtime, say, label)
-    return Parent(root / job.parent.name)
+        path = job.parent.path
+    else:
+        ensure(job.parent, root, runtime, say, label)
+        path = root / job.parent.name
+    found: list[Parent] = []
+    runtime.together(lambda: found.append(Parent(path)))
+    return found[0]
+
+
+def _start_from(parent: Parent, bound: Bound, say: Say) -> None:
+    """Move the parent's weights into the model, once it is sure that this may be done."""
+    job, data = bound.job, bound.data
+    refuse_leak(parent.rows, training_fingerprints(job.loaded.recipe.task), data, parent.weights.parent.parent.name)
+    matches = transplant(parent.weights, bound.model, _architecture(job), data.input)
+    say(match_table(parent.result.key, matches))
+    if parent.result.data["train"].inputs != record(data.train).inputs:
+        there, here = parent.result.data["train"].rows, len(data.train)
+        say(f"note: pretrained on other rows of the training split ({there:,}) than are finetuned on ({here:,})")
 
 
 def _work(bound: Bound, run: Run, parent: Parent | None, runtime: Runtime, say: Say, label: str) -> Result:
     job, data, model = bound.job, bound.data, bound.model
     if parent is not None:
-        refuse_leak(parent.rows, training_fingerprints(job.loaded.recipe.task), data, parent.weights.parent.parent.name)
-        matches = transplant(parent.weights, model, _architecture(job), data.input)
-        say(match_table(parent.result.key, matches))
-        if parent.result.data["train"].inputs != record(data.train).inputs:
-            there, here = parent.result.data["train"].rows, len(data.train)
-            say(f"note: pretrained on other rows of the training split ({there:,}) than are finetuned on ({here:,})")
-    if runtime.settings.resume == "must" and not any(run.checkpoints.glob("step-*")):
-        raise CheckpointError(f"{run.path} has no checkpoint to resume from; --resume auto starts at the beginning")
+        runtime.together(lambda: _start_from(parent, bound, say))
     records = {name: record(split) for name, split in data.splits.items()}
     repeated = overlap(data)
     for name, count in repeated.items() if not job.parent_key else ():
@@ -211,8 +256,14 @@ def _work(bound: Bound, run: Run, parent: Parent | None, runtime: Runtime, say: 
             say(f"note: {count} of the {len(data.splits[name])} {name} rows have the same input as a training row")
     described = environment(runtime.device, runtime.world)
     identity = {**job.settings(), "seed": job.seed, "parent": job.parent_key, "recipe": job.loaded.name}
-    run.create(job.loaded.to_yaml(), identity, {**described, "command": command_line()})
-    run.set_status("running")
+
+    def create() -> None:
+        if runtime.settings.resume == "must" and not any(run.checkpoints.glob("step-*")):
+            raise CheckpointError(f"{run.path} has no checkpoint to resume from; --resume auto starts at the beginning")
+        run.create(job.loaded.to_yaml(), identity, {**described, "command": command_line()})
+        run.set_status("running")
+
+    runtime.once(create)
 
     def what(step: int) -> About:
         return About(
@@ -225,7 +276,7 @@ def _work(bound: Bound, run: Run, parent: Parent | None, runtime: Runtime, say: 
             fitted = fit(*arguments, f"{label} {job.stage}")
         result = _finish(bound, run, parent, fitted, records, repeated, described, runtime)
     except BaseException as error:
-        _record_failure(run, error)
+        _record_failure(run, error, runtime.rank)
         raise
     return result
 
@@ -247,7 +298,7 @@ def _finish(
 ) -> Result:
     """Score the selected weights on test, once, and write the result."""
     job, data = bound.job, bound.data
-    scores, chance = None, None
+    scores, chance, predictions = None, None, None
     if bound.objective.labelled:
         scores, predictions = evaluate(
             bound.model.to(runtime.device),
@@ -256,13 +307,12 @@ def _finish(
             data.test,
             data,
             runtime,
-            job.train.precision,
+            job.train,
+            evaluation_draw(job.train, job.seed, fitted.position.best_step),
+            at_once=1,
             predict=True,
         )
-        assert predictions is not None
-        _write_predictions(run, data, predictions)
         chance = _chance(data) if default_metric(bound.output) == "accuracy" else None
-    publish(run, fitted.position.best_step)
     result = Result(
         key=job.key(),
         stage=job.stage,
@@ -286,12 +336,20 @@ def _finish(
         parameters=bound.model.parameter_counts(),
         data=records,
         repeated=repeated,
+        notes=_notes(job, data),
         batch_size=job.train.batch_size,
         precision=job.train.precision,
         environment=described,
     )
-    run.finish(result)
-    clean(run)
+
+    def write() -> None:
+        if predictions is not None:
+            _write_predictions(run, data, predictions)
+        publish(run, fitted.position.best_step)
+        run.finish(result)
+        clean(run)
+
+    runtime.once(write)
     return result
 
 
@@ -300,6 +358,12 @@ def match_table(source: str, matches: list[Match]) -> str:
     lines = [f"weights from pretrain-{source}"]
     lines += [f"  {m.part:<9} {m.outcome:<7} {m.tensors:>4} tensors {m.parameters:>12,} parameters" for m in matches]
     return "\n".join(lines)
+
+
+def _notes(job: Job, data: TaskData) -> tuple[str, ...]:
+    """What distinguishes these scores from others of the same name."""
+    batches = "scores are means over full batches, as in the published code: not exact, and rows are left out"
+    return (*data.notes, *([batches] if job.train.evaluation == "batches" else []))
 
 
 def _chance(data: TaskData) -> float | None:
@@ -325,16 +389,23 @@ def _write_predictions(run: Run, data: TaskData, predictions: Predictions) -> No
         pq.write_table(pa.table(columns), run.path / "predictions.parquet")
 
 
-def _record_failure(run: Run, error: BaseException) -> None:
-    """status.json says what happened, whoever reads the exit code; an error of ours leaves its traceback too."""
+def _record_failure(run: Run, error: BaseException, rank: int) -> None:
+    """status.json says what happened, whoever reads the exit code; an error not of ours leaves its traceback too.
+
+    An error of ours is raised on all processes, and the first one records it; any other may strike one process alone,
+    after which the rest only learn that it is gone.
+    """
+    ours = isinstance(error, SptError | KeyboardInterrupt)
     try:
+        if ours and rank > 0:
+            return
         if isinstance(error, SptError):
             states: dict[type[SptError], State] = {Stopped: "stopped", DivergedError: "diverged", SptError: "failed"}
             state = next(name for kind, name in states.items() if isinstance(error, kind))
             run.set_status(state, str(error), error.exit_code)
         elif isinstance(error, KeyboardInterrupt):
             run.set_status("stopped", "interrupted", 130)
-        else:
+        elif (run.status() or {}).get("state") == "running":
             run.set_status("failed", f"{type(error).__name__}: {error}", 1)
             (run.path / "traceback.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     except (OutputError, OSError):

@@ -3,7 +3,7 @@
 Read `fit` from top to bottom: everything happens in the order in which it stands there.
 """
 
-import contextlib
+import copy
 import math
 import time
 from collections.abc import Callable
@@ -14,18 +14,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from spt.batch import NOBODY, collate, pieces, share, steps_per_epoch, training_rows
+from spt.batch import NOBODY, by_length, collate, packed, pieces, share, steps_per_epoch, training_rows
 from spt.checkpoint import About, Position, load_weights, prune, resume, save_state, save_weights
-from spt.compute import TRAINING, peak_memory, reset_peak_memory, total_steps
-from spt.errors import CheckpointError, DivergedError
-from spt.losses import LOWER_IS_BETTER, default_metric, metrics, sums, weighted_sum
+from spt.compute import TRAINING, free_memory, peak_memory, reset_peak_memory, total_steps
+from spt.errors import BackendError, CheckpointError, DivergedError
+from spt.losses import LOWER_IS_BETTER, answers, batch_means, default_metric, metrics, sums, weighted_sum
 from spt.network import SequenceModel
-from spt.objectives import Objective, Output
-from spt.optim import adamw, set_rates
+from spt.objectives import Inputs, Objective, Output, Targets, evaluation_draw
+from spt.optim import adamw, reduces, set_rates
 from spt.progress import Bar
 from spt.recipe import Train
 from spt.run import Ledger, Run
-from spt.runtime import Runtime, StopSignals
+from spt.runtime import Runtime, StopSignals, out_of_memory, stopped
 from spt.seeding import Draw, stream
 from spt.tasks.base import Split, TaskData
 
@@ -53,64 +53,83 @@ def fit(
     say: Callable[[str], None],
     label: str,
 ) -> Fitted:
-    """Train on data.train, select on data.val; continue where `run` has a checkpoint."""
-    device, split = runtime.device, data.train
+    """Train on data.train, select on data.val; continue where `run` has a checkpoint. All processes run this."""
+    device, split, settings = runtime.device, data.train, runtime.settings
     total = plan_steps(model, data, train)
-    every = train.evaluate_every or steps_per_epoch(len(split), train.batch_size)
+    every = train.evaluate_every or steps_per_epoch(len(split), train.batch_size, train.drop_last)
     metric = selection_metric(train, output)
 
     model.encoder.hidden.requires_grad_(objective.hides)  # data parallelism cannot wait for a gradient that never comes
-    optimizer = adamw(model.to(device), train, device)
-    torch.manual_seed(stream(seed, "dropout", runtime.rank) & (2**63 - 1))
-    prepared, optimizer = runtime.accelerator.prepare(model, optimizer)
+    trained = copy.deepcopy(model) if runtime.shards else model  # sharding takes a model apart for good
+    trained.to(device).backbone.recompute = settings.recompute
+    if settings.compile:
+        runtime.compile(trained.backbone, say)
+    prepared, optimizer = runtime.prepare(trained, adamw(trained, train, device), train.max_grad_norm)
+    learner = _Learner(prepared, model, optimizer, objective, output, data, train, seed, runtime)
     try:
         position = _continue(run, runtime, say)
-        stepper = training_rows(len(split), train.batch_size, seed, position.step)
+        size = learner.fitting(position, total, say)
+        stepper = training_rows(len(split), train.batch_size, seed, position.step, train.drop_last)
         reset_peak_memory(device)
         clock, saved = time.perf_counter(), time.monotonic()
         already = position.ledger.examples
         with (
-            Bar(label, total, position.step, quiet=runtime.settings.quiet or not runtime.main) as bar,
-            StopSignals() as signals,
+            Bar(label, total, position.step, quiet=settings.quiet or not runtime.main) as bar,
+            StopSignals(alone=runtime.world == 1) as signals,
         ):
             while position.step < total and not _out_of_patience(position, train):
                 epoch, rows = next(stepper)
-                set_rates(optimizer, position.step, total, train)
-                draw = Draw(seed, "corruption", epoch)
-                done = _step(prepared, model, optimizer, objective, output, data, rows, draw, train, runtime)
+                set_rates(optimizer, position.step, total, train, position.reductions)
+                done, held = learner.step(rows, epoch, position.step, size, say)
                 if not done.finite:
                     raise _diverged("the loss or its gradient", position.step + 1, position)
                 now = time.perf_counter()
                 position = position.after(done.spent(now - clock, runtime.world), done.loss, done.weight)
+                if held < size:  # a resumed run need not find out again
+                    size, position = held, position.model_copy(update={"micro_batch": held})
                 clock = now
 
                 if position.step % every == 0 or position.step == total:
-                    found, _ = evaluate(prepared, objective, output, data.val, data, runtime, train.precision)
+                    draw = evaluation_draw(train, seed, position.step)
+                    found, _ = evaluate(prepared, objective, output, data.val, data, runtime, train, draw, at_once=size)
                     if not math.isfinite(found["loss"]):
                         raise _diverged("the validation loss", position.step, position)
                     improved = better(found, position.best, metric)
                     loss = position.training_loss
                     position = position.evaluated(found, improved)
-                    if improved and runtime.main:
-                        folder = run.checkpoints / f"best-{position.step:08d}"
-                        save_weights(folder, model, about(position.step), split.fingerprints)
-                        prune(run, position)
+                    if reduces(position.waited, train):
+                        position = position.model_copy(update={"reductions": position.reductions + 1})
+                    if improved:
+                        _keep_best(run, runtime, prepared, position, about(position.step), split)
                     _log(run, runtime, position, loss, optimizer.param_groups[0]["lr"], found)
                     bar.note(f"train loss {loss:.4g}  val {metric} {found[metric]:.4g}")
                 bar.update(position.step, position.ledger.examples - already)
-                if signals.received is not None:
-                    save_state(run, runtime, position.with_peak(peak_memory(device)))
-                    raise signals.error(position.step)
-                if time.monotonic() - saved >= runtime.settings.save_every and position.step < total:
+                # All processes stop, or save, after the same step: process 0's clock, and anybody's signal, count.
+                late = runtime.main and time.monotonic() - saved >= settings.save_every
+                stop, due = runtime.highest([float(signals.received), float(late)])
+                if stop or (due and position.step < total):
                     save_state(run, runtime, position.with_peak(peak_memory(device)))
                     saved = time.monotonic()
+                if stop:
+                    raise stopped(int(stop), position.step)
         position = position.with_peak(peak_memory(device))
         rest = time.perf_counter() - clock  # of the last evaluation
         position = position.after(Ledger(seconds=rest, device_seconds=rest * runtime.world))
     finally:
         runtime.accelerator.free_memory()
-    load_weights(run.checkpoints / f"best-{position.best_step:08d}", model)
+    # Together: process 0 goes on to tidy this folder up.
+    runtime.together(lambda: load_weights(run.checkpoints / f"best-{position.best_step:08d}", model))
     return Fitted(position, "patience" if position.step < total else "budget", metric)
+
+
+def _keep_best(run: Run, runtime: Runtime, prepared: nn.Module, position: Position, about: About, split: Split) -> None:
+    tensors = runtime.weights(prepared)
+
+    def write() -> None:
+        save_weights(run.checkpoints / f"best-{position.step:08d}", tensors, about, split.fingerprints)
+        prune(run, position)
+
+    runtime.once(write)
 
 
 def _diverged(what: str, step: int, position: Position) -> DivergedError:
@@ -141,45 +160,120 @@ class _Done(NamedTuple):
         )
 
 
-def _step(
-    prepared: nn.Module,
-    model: SequenceModel,
-    optimizer: Any,
-    objective: Objective,
-    output: Output,
-    data: TaskData,
-    rows: NDArray[np.int64],
-    draw: Draw,
-    train: Train,
-    runtime: Runtime,
-) -> _Done:
-    """Forward, backward, clip, update on one global batch; no update when something is not finite."""
-    parts = pieces(share(rows, runtime.rank, runtime.world), runtime.settings.micro_batch_size or len(rows))
-    posed = [objective.pose(collate(data.train, part, data.input, data.target), draw) for part in parts]
-    # The loss is the weighted mean over the global batch, so the weights of all its parts are summed up first.
-    (weight,) = runtime.total([sum(float(targets.weight.sum()) for _, targets in posed)])
-    prepared.train()
-    loss_sum = torch.zeros((), device=runtime.device)
-    for i, question in enumerate(posed):
-        inputs, targets = runtime.send(question)
-        waits = i < len(posed) - 1  # gradients are exchanged with the last part only
-        with runtime.accelerator.no_sync(prepared) if waits else contextlib.nullcontext():
-            with runtime.autocast(train.precision):
-                logits = prepared(inputs)
-            loss = weighted_sum(output, logits, targets)
-            # Data parallelism averages over processes what here is a part of a sum.
-            runtime.accelerator.backward(loss * (runtime.world / max(weight, 1.0)))
-        loss_sum += loss.detach()
-    (loss_total,) = runtime.total([float(loss_sum)])
-    norm = runtime.accelerator.clip_grad_norm_(prepared.parameters(), train.max_grad_norm or math.inf)
-    finite = math.isfinite(loss_total) and (norm is None or math.isfinite(float(norm)))
-    if finite:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    # Padding is computed too: the cost is that of the longest row of the global batch, however it was cut.
-    lengths = data.train.lengths[rows]
-    flops = TRAINING * len(rows) * model.flops(int(lengths.max()))
-    return _Done(loss_total, weight, len(rows), int(lengths.sum()), flops, finite)
+class _Learner(NamedTuple):
+    """What does optimiser steps."""
+
+    prepared: nn.Module
+    model: SequenceModel  # the same, as it was built
+    optimizer: Any
+    objective: Objective
+    output: Output
+    data: TaskData
+    train: Train
+    seed: int
+    runtime: Runtime
+
+    def fitting(self, position: Position, total: int, say: Callable[[str], None]) -> int:
+        """Sequences that a process takes at once: what the user said, or a resumed run found, or its whole share.
+
+        On several GPUs the largest micro-batch is tried first: a process that met the limit later, alone, could not
+        tell the others, which would wait for its gradients.
+        """
+        runtime = self.runtime
+        share_size = -(-min(self.train.batch_size, len(self.data.train)) // runtime.world)
+        size = min(runtime.settings.micro_batch_size or share_size, position.micro_batch or share_size, share_size)
+        if runtime.world == 1 or runtime.device.type != "cuda" or position.step >= total:
+            return size
+        longest = by_length(np.arange(len(self.data.train)), self.data.train.lengths)
+        while True:
+            failed = 0.0
+            try:
+                with self.runtime.accelerator.no_sync(self.prepared):
+                    posed = self._pose(longest[:size], 0)
+                    self._backward(posed, 1.0)
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                failed = 1.0
+            self._forget()
+            (failed,) = runtime.highest([failed])
+            if not failed:
+                return size
+            size = _halved(size, self.train, say)
+
+    def step(
+        self, rows: NDArray[np.int64], epoch: int, step: int, size: int, say: Callable[[str], None]
+    ) -> tuple["_Done", int]:
+        """One optimiser step, in smaller pieces when memory does not hold `size` sequences; and how many it held."""
+        while True:
+            try:
+                return self._step(rows, epoch, step, size), size
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                if self.runtime.world > 1:
+                    raise BackendError(
+                        f"process {self.runtime.rank} has no memory for {size} sequences at once; "
+                        f"--micro-batch {max(1, size // 2)} leaves the batch size as it is"
+                    ) from error
+            # Outside the except clause, whose error still holds the activations. Nothing has been updated yet, and
+            # all chance is addressed, so the step begins anew as if nothing had been.
+            self._forget()
+            size = _halved(size, self.train, say)
+
+    def _step(self, rows: NDArray[np.int64], epoch: int, step: int, size: int) -> "_Done":
+        """Forward, backward, clip, update on one global batch; no update when something is not finite."""
+        runtime, train, lengths = self.runtime, self.train, self.data.train.lengths
+        torch.manual_seed(stream(self.seed, "dropout", step, runtime.rank) & (2**63 - 1))
+        parts = pieces(share(by_length(rows, lengths), runtime.rank, runtime.world), size)
+        posed = [self._pose(part, epoch) for part in parts]
+        # The loss is the weighted mean over the global batch, so the weights of all its parts are summed up first.
+        (weight,) = runtime.total([sum(float(targets.weight.sum()) for _, targets in posed)])
+        loss_sum = torch.zeros((), device=runtime.device)
+        for i, question in enumerate(posed):
+            with runtime.accumulating(self.prepared, last=i == len(posed) - 1):
+                # Data parallelism averages over processes what here is a part of a sum.
+                loss_sum += self._backward(question, runtime.world / max(weight, 1.0))
+        (loss_total,) = runtime.total([float(loss_sum)])
+        norm = runtime.accelerator.clip_grad_norm_(self.prepared.parameters(), train.max_grad_norm or math.inf)
+        finite = math.isfinite(loss_total) and (norm is None or math.isfinite(float(norm)))
+        if finite:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        # Padding is computed too: the cost is that of the longest row of the global batch, however it was cut.
+        flops = TRAINING * len(rows) * self.model.flops(int(lengths[rows].max()))
+        return _Done(loss_total, weight, len(rows), int(lengths[rows].sum()), flops, finite)
+
+    def _pose(self, rows: NDArray[np.int64], epoch: int) -> tuple[Inputs, Targets]:
+        data = self.data
+        batch = collate(data.train, rows, data.input, data.target)
+        return self.objective.pose(batch, Draw(self.seed, "corruption", epoch))
+
+    def _backward(self, question: tuple[Inputs, Targets], scale: float) -> Tensor:
+        """Add to the gradients; returns the loss, summed."""
+        inputs, targets = self.runtime.send(question)
+        self.prepared.train()
+        with self.runtime.autocast(self.train.precision):
+            logits = self.prepared(inputs)
+        loss = weighted_sum(self.output, logits, targets)
+        self.runtime.accelerator.backward(loss * scale)
+        return loss.detach()
+
+    def _forget(self) -> None:
+        """Gradients of a step that is not made, and the memory it took."""
+        self.optimizer.zero_grad(set_to_none=True)
+        free_memory()
+
+
+def _halved(size: int, train: Train, say: Callable[[str], None]) -> int:
+    if size == 1:
+        raise BackendError(
+            "there is no memory for a single sequence; --gradient-checkpointing needs less, as do a smaller model "
+            "and shorter sequences"
+        )
+    size = (size + 1) // 2
+    say(f"out of memory: continuing with {size} sequences at once; the batch size stays {train.batch_size}")
+    return size
 
 
 def plan_steps(model: SequenceModel, data: TaskData, train: Train) -> int:
@@ -205,7 +299,6 @@ class Predictions(NamedTuple):
     margin: NDArray[np.float64] | None  # (n,) score of the best class minus that of the second
 
 
-@torch.no_grad()
 def evaluate(
     model: nn.Module,
     objective: Objective,
@@ -213,43 +306,81 @@ def evaluate(
     split: Split,
     data: TaskData,
     runtime: Runtime,
-    precision: str,
+    train: Train,
+    draw: Draw,
     *,
+    at_once: int,
     predict: bool = False,
 ) -> tuple[dict[str, float], Predictions | None]:
-    """Exact metrics over all rows: gathered by example, whatever the batches and processes were. Masks are fixed."""
-    model.eval()
-    size = max(1, EVALUATION_POSITIONS // int(split.lengths.max()))
-    draw = Draw(0, "evaluation", 0)
-    rows = np.argsort(split.lengths, kind="stable")  # neighbours of like length: little padding
-    gathered: list[dict[str, Tensor]] = []
-    for group in pieces(rows, size * runtime.world):
-        part = share(group, runtime.rank, runtime.world)
-        batch = collate(split, part, data.input, data.target)
-        inputs, targets = runtime.send(objective.pose(batch, draw))
-        with runtime.autocast(precision):
-            logits = model(inputs)
-        found = sums(output, logits, targets) | {"index": batch.rows}
-        if predict:
-            found["logits"] = logits.float()
-        gathered.append({name: runtime.gather(tensor).cpu() for name, tensor in found.items()})
-    whole = {name: torch.cat([found[name] for found in gathered]) for name in gathered[0]}
+    """Exact metrics over all rows: gathered by example, whatever the batches and processes were.
+
+    `at_once` sequences are known to fit into memory with their gradients.
+    """
+    positions, least = min(EVALUATION_POSITIONS, len(split) * int(split.lengths.max())), at_once
+    while True:
+        try:
+            found = _answers(model, objective, output, split, data, runtime, train, draw, positions, least)
+            break
+        except Exception as error:
+            if not out_of_memory(error) or runtime.shards or positions == 1:
+                raise
+        positions, least = max(1, positions // 2), max(1, least // 2)
+        free_memory()
+    whole = {name: runtime.gather(tensor).cpu() for name, tensor in found.items()}
     order = torch.argsort(whole["index"], stable=True)
     whole = {name: tensor[order] for name, tensor in whole.items()}
     kept = whole["index"] != NOBODY
     whole = {name: tensor[kept] for name, tensor in whole.items()}
     assert torch.equal(whole.pop("index"), torch.arange(len(split))), "every example is counted once"
     logits = whole.pop("logits", torch.empty(0))
-    scores = metrics(output, {name: tensor.sum(0) for name, tensor in whole.items()})
+    if train.evaluation == "batches":
+        scores = batch_means(output, whole, train.batch_size)
+    else:
+        scores = metrics(output, {name: tensor.sum(0) for name, tensor in whole.items()})
     return scores, _predictions(output, logits) if predict else None
 
 
+@torch.no_grad()
+def _answers(
+    model: nn.Module,
+    objective: Objective,
+    output: Output,
+    split: Split,
+    data: TaskData,
+    runtime: Runtime,
+    train: Train,
+    draw: Draw,
+    positions: int,
+    least: int,
+) -> dict[str, Tensor]:
+    """What metrics and predictions need of this process's rows, and which rows they are."""
+    model.eval()
+    world, everyone = runtime.world, np.arange(len(split))
+    if train.evaluation == "batches":  # as published: whoever shares a batch shares its padding
+        groups = pieces(everyone, train.batch_size)
+    else:
+        groups = packed(by_length(everyone, split.lengths), split.lengths, positions * world, least * world)
+    gathered: list[dict[str, Tensor]] = []
+    for group in groups:
+        part = share(group, runtime.rank, world)  # all processes take as many batches
+        batch = collate(split, part, data.input, data.target)
+        inputs, targets = runtime.send(objective.pose(batch, draw))
+        with runtime.autocast(train.precision):
+            logits = model(inputs)
+        found = sums(output, logits, targets) | {"index": batch.rows}
+        if not output.per_step:
+            found["logits"] = logits.float().cpu()
+        gathered.append(found)
+    return {name: torch.cat([found[name] for found in gathered]) for name in gathered[0]}
+
+
 def _predictions(output: Output, logits: Tensor) -> Predictions:
+    values = answers(output, logits)
     if output.loss != "cross_entropy":
-        return Predictions(logits.numpy(), None)
+        return Predictions(values.numpy(), None)
     best = logits.topk(2, dim=-1).values.double()
-    # argmax, as in the accuracy: on a tie, topk may name the other class.
-    return Predictions(logits.argmax(-1).numpy(), (best[:, 0] - best[:, 1]).numpy())
+    # As in the accuracy: on a tie, topk may name another class.
+    return Predictions(values[:, 0].numpy(), (best[:, 0] - best[:, 1]).numpy())
 
 
 def _continue(run: Run, runtime: Runtime, say: Callable[[str], None]) -> Position:
@@ -261,8 +392,7 @@ def _continue(run: Run, runtime: Runtime, say: Callable[[str], None]) -> Positio
             f"{run.path} has no checkpoint to resume from; use --resume auto to start at the beginning"
         )
     position = position or Position()
-    if runtime.main:
-        run.forget_metrics_after(position.step)
+    runtime.once(lambda: run.forget_metrics_after(position.step))
     return position
 
 
@@ -279,8 +409,11 @@ def _log(
         "examples": position.ledger.examples,
         "flops": position.ledger.flops,
     }
-    if runtime.main:
+
+    def write() -> None:
         run.log("train", position.step, **training)
         run.log("val", position.step, **found)
+
+    runtime.once(write)
     runtime.track("train", position.step, training)
     runtime.track("val", position.step, found)

@@ -115,6 +115,7 @@ def warnings(pairs: Pairs) -> list[str]:
         if count := max((result.repeated.get(split, 0) for pair in pairs for result in pair), default=0):
             name = "validation" if split == "val" else split
             said.append(f"{count} {name} rows have the same input as a training row: scores may be memory")
+    said += dict.fromkeys(note for pair in pairs for result in pair for note in result.notes)
     for name, what in (("batch_size", "batch sizes"), ("precision", "precisions")):
         if any(getattr(scratch, name) != getattr(spt, name) for scratch, spt in pairs):
             said.append(f"the arms were trained with different {what}")

@@ -3,12 +3,18 @@
 A task file holds `class Config(TaskConfig)` and `load(config, raw) -> TaskData`; its first docstring line is shown by
 `spt list tasks`. Everything else (caching, subsets, fingerprints, padding, objectives) is written once, elsewhere.
 
+Three more functions are called where a task file has them: `sources(config, raw)` names the files it reads, so that
+edited ones are read again; `fetch(config, raw, say)` downloads them, for `spt data prepare` alone, and `HUB` or
+`hub(config)` names a copy on the Hugging Face hub; `vocabulary(config, train)` makes the Tokens of the training rows in
+use, a subset perhaps, where the stored values are codes.
+
 Letters: n examples in a split, L steps of a sequence, C channels, K target values.
 """
 
 import operator
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,15 +32,54 @@ class TaskConfig(BaseModel):
     limit: int | None = Field(None, ge=1, description="at most this many rows of every split (smoke runs)")
 
 
+MAX_CODE = 2**24  # a table of 64 MiB
+
+
 @dataclass(frozen=True)
 class Tokens:
-    """One integer in [0, vocab) a step."""
+    """One integer in [0, vocab) a step.
+
+    With `codes`, a step is stored as a code that no vocabulary changes, such as a character's code point: codes[t] is
+    what token t stands for, -1 for a token that stands for none (padding), and any other code is the token `unknown`.
+    """
 
     vocab: int
+    codes: tuple[int, ...] | None = field(default=None, repr=False)
+    unknown: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _whole(self, "vocab")
         _check(self.vocab >= 2, f"Tokens.vocab is {self.vocab}; a vocabulary has at least 2 entries")
+        if self.codes is None or self.unknown is None:
+            alone = self.codes is not None or self.unknown is not None
+            _check(not alone, "Tokens.codes and Tokens.unknown go together; one is missing")
+            return
+        object.__setattr__(self, "codes", tuple(operator.index(code) for code in self.codes))
+        _whole(self, "unknown")
+        meant = [code for code in self.codes if code != -1]
+        _check(len(self.codes) == self.vocab, f"Tokens.codes has {len(self.codes)} entries for {self.vocab} tokens")
+        _check(len(set(meant)) == len(meant), "Tokens.codes has a code twice; a code stands for one token")
+        _check(
+            all(0 <= code < MAX_CODE for code in meant),
+            f"Tokens.codes has entries outside [0, {MAX_CODE:,}), and not -1",
+        )
+        _check(0 <= self.unknown < self.vocab, f"Tokens.unknown is {self.unknown}, which is no token of {self.vocab}")
+
+    @cached_property
+    def _table(self) -> NDArray[np.int32]:
+        """Token of each code; the last entry is for all codes beyond."""
+        assert self.codes is not None and self.unknown is not None
+        table = np.full(max(self.codes) + 2, self.unknown, np.int32)
+        for token, code in enumerate(self.codes):
+            if code >= 0:
+                table[code] = token
+        return table
+
+    def ids(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """The tokens of stored values, of the same shape."""
+        if self.codes is None:
+            return values.astype(np.int64)
+        return self._table.take(values.astype(np.int64), mode="clip").astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -89,11 +134,19 @@ class Reals:
         _check(self.size >= 1, f"Reals.size is {self.size}; at least one target is needed")
 
 
+def describe(part: Tokens | Values | Classes | Reals) -> dict[str, Any]:
+    """Its kind and fields, for a JSON file; what plain tokens leave out is not mentioned."""
+    fields = asdict(part)
+    if isinstance(part, Tokens) and part.codes is None:
+        del fields["codes"], fields["unknown"]
+    return {"kind": type(part).__name__, **fields}
+
+
 @dataclass(frozen=True)
 class Split:
     """n sequences in one long array; sequence i is values[starts[i]:stops[i]]. Arrays may be memory maps."""
 
-    values: NDArray[Any]  # (total,) tokens or (total, C) values, in storage type (uint8, int16, float32)
+    values: NDArray[Any]  # (total,) tokens (or codes) or (total, C) values, in storage type (uint8, int16, float32)
     starts: NDArray[np.int64]  # (n,)
     stops: NDArray[np.int64]  # (n,)
     targets: NDArray[Any] | None  # (n,) classes or (n, K) reals; None once the labels have been taken away
@@ -107,8 +160,34 @@ class Split:
     def lengths(self) -> NDArray[np.int64]:
         return self.stops - self.starts
 
+    @property
+    def contiguous(self) -> bool:
+        """Do the rows follow each other without a gap, from the first value to the last?"""
+        ends = np.concatenate([np.zeros(1, np.int64), self.stops])
+        return bool((ends[:-1] == self.starts).all()) and int(ends[-1]) == len(self.values)
+
     def row(self, i: int) -> NDArray[Any]:
         return self.values[self.starts[i] : self.stops[i]]
+
+    def counts(self) -> NDArray[np.int64]:
+        """How often each stored number 0, 1, 2, … occurs in these rows, of tokens, codes or levels."""
+        total = np.zeros(0, np.int64)
+        for piece in self.pieces():
+            found = np.bincount(piece.reshape(-1))
+            total = np.pad(total, (0, max(0, len(found) - len(total))))
+            total[: len(found)] += found
+        return total
+
+    def pieces(self, steps: int = 2**20) -> Iterator[NDArray[Any]]:
+        """The rows' values in order, some steps at a time."""
+        if self.contiguous:
+            yield from (self.values[i : i + steps] for i in range(0, len(self.values), steps))
+            return
+        ends = np.cumsum(self.lengths)
+        cuts = np.searchsorted(ends, np.arange(steps, int(ends.max(initial=0)), steps))
+        for rows in np.split(np.arange(len(self)), np.unique(cuts)):
+            if len(rows):
+                yield np.concatenate([self.row(i) for i in rows.tolist()])
 
     def take(self, rows: NDArray[np.int64]) -> "Split":
         """These rows, in this order; the values are not copied."""
@@ -127,7 +206,12 @@ class Split:
 
     @staticmethod
     def from_rows(rows: Iterable[Any], targets: Any, ids: Iterable[Any] | None = None) -> "Split":
-        """From sequences of any lengths: each (L,) tokens or (L, C) values."""
+        """From sequences of any lengths: each (L,) tokens or (L, C) values; one array (n, L[, C]) is not copied."""
+        if isinstance(rows, np.ndarray) and rows.ndim in (2, 3) and rows.size:
+            n, length = rows.shape[:2]
+            starts = np.arange(n, dtype=np.int64) * length
+            names = np.arange(n) if ids is None else np.asarray(list(ids))
+            return Split(rows.reshape(n * length, *rows.shape[2:]), starts, starts + length, np.asarray(targets), names)
         arrays = [np.asarray(row) for row in rows]
         _check(len(arrays) > 0, "a split has no rows")
         lengths = np.array([len(array) for array in arrays], np.int64)
@@ -146,6 +230,7 @@ class TaskData:
     val: Split
     test: Split
     length: int = 0  # longest sequence of the whole task, in steps; a subset of its rows keeps it. 0: found out
+    notes: tuple[str, ...] = ()  # what a reader of the numbers must know of the data
 
     def __post_init__(self) -> None:
         if not self.length:
@@ -177,12 +262,13 @@ class TaskData:
             self._check_targets(name, np.asarray(split.targets), len(split))
 
     def _check_inputs(self, name: str, values: NDArray[Any]) -> None:
+        top: int | None
         if isinstance(self.input, Tokens):
             _check(
                 values.ndim == 1, f"the {name} split's tokens have shape {values.shape}; one number a step is expected"
             )
             _check(values.dtype.kind in "iu", f"the {name} split's tokens are {values.dtype}; integers are expected")
-            top: int | None = self.input.vocab
+            top = self.input.vocab if self.input.codes is None else MAX_CODE
         else:
             wanted = (len(values), self.input.channels)
             _check(values.shape == wanted, f"the {name} split's values have shape {values.shape}, not {wanted}")
@@ -211,8 +297,9 @@ class TaskData:
 
 
 def _fits(values: NDArray[Any]) -> bool:
-    """Finite, also as float32, with room for a square."""
-    return bool(np.isfinite(values).all()) and float(np.abs(values.astype(np.float64)).max()) < 1e18
+    """Finite, also as float32, with room for a square. Without a copy: the array may fill the memory."""
+    low, high = float(values.min()), float(values.max())  # NaN where any value is
+    return -1e18 < low and high < 1e18
 
 
 def _whole(owner: object, name: str) -> None:

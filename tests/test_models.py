@@ -142,6 +142,41 @@ def test_positions_break_the_symmetry_of_order(positions):
     assert torch.allclose(forwards, backwards, atol=1e-4) == (positions == [])
 
 
+@torch.no_grad()
+def test_padding_is_looked_at_only_when_asked_for():
+    """Without mask_padding, padded steps are steps like any others: the published code's convention."""
+    x = contract.sequence(2, 9)
+    padded = Context(torch.arange(9) < torch.tensor([[9], [4]]), padded=True)
+    component = find("models", "transformer")
+    plain, open_ = (tiny(component, causal=False, mask_padding=mask) for mask in (True, False))
+    torch.testing.assert_close(open_(x, padded), open_(x, contract.full(x)))
+    torch.testing.assert_close(open_(x, contract.full(x)), plain(x, contract.full(x)))
+    assert not torch.allclose(plain(x, padded)[1, :4], open_(x, padded)[1, :4], atol=1e-3)
+    other = x.clone()
+    other[1, 4:] = x[1, 4:].flip(-1)
+    assert contract.difference(open_(other, padded)[1, :4], open_(x, padded)[1, :4]) > 1e-3
+    assert contract.difference(plain(other, padded)[1, :4], plain(x, padded)[1, :4]) < contract.TOLERANCE
+
+
+def test_tied_projections_start_alike_and_are_trained_apart():
+    component = find("models", "transformer")
+    tied, free = (tiny(component, causal=False, tied_projections=tie) for tie in (True, False))
+    layers = [mixer for mixer in tied.mixers if isinstance(mixer, Attention)]
+    for layer in layers:
+        for part in (*layer.qkv.weight.chunk(3), layer.out.weight):
+            assert torch.equal(part, layer.out.weight)
+        for part in (*layer.qkv.bias.chunk(3), layer.out.bias):
+            assert torch.equal(part, layer.out.bias)
+        assert float(layer.out.weight.detach().abs().max()) <= 16**-0.5  # U(-1/sqrt(D), 1/sqrt(D))
+    assert not torch.equal(layers[0].out.weight, layers[1].out.weight)
+    assert torch.equal(layers[1].out.weight, [m for m in free.mixers if isinstance(m, Attention)][1].out.weight)
+    assert sum(p.numel() for p in tied.parameters()) == sum(p.numel() for p in free.parameters())
+    x = contract.sequence(2, 7)
+    (tied(x, contract.full(x)) * contract.sequence(2, 7, seed=2)).sum().backward()
+    q, k, v = layers[0].qkv.weight.grad.chunk(3)
+    assert not torch.allclose(q, v) and not torch.allclose(k, layers[0].out.weight.grad)
+
+
 def test_dropout_changes_training_only():
     model = tiny(find("models", "transformer"), causal=False, dropout=0.5, attention_dropout=0.5)
     x = contract.sequence(1, 7)

@@ -5,11 +5,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import own_task, run
 
 from spt.batch import NOBODY, collate, pieces, share, training_rows
 from spt.errors import DataError, UsageError
-from spt.losses import metrics, per_answer, sums, weighted_sum
-from spt.objectives import Masked, Output, Supervised, Targets
+from spt.losses import answers, batch_means, metrics, per_answer, sums, weighted_sum
+from spt.objectives import Masked, Next, Output, Supervised, Targets, evaluation_draw
+from spt.plan import Job
+from spt.recipe import Train
 from spt.seeding import Draw, generator, order
 from spt.tasks.base import Classes, Reals, Split, TaskData, Tokens, Values
 
@@ -32,6 +35,10 @@ def values(levels=None):
 def batch_of(data, rows=None):
     rows = np.arange(len(data.train)) if rows is None else np.asarray(rows)
     return collate(data.train, rows, data.input, data.target)
+
+
+def scores_of(output, logits, targets):
+    return metrics(output, {name: value.sum(0) for name, value in sums(output, logits, targets).items()})
 
 
 def test_draws_are_uniform_and_independent_of_batching():
@@ -100,13 +107,205 @@ def test_continuous_targets_are_normalised_or_levels():
     [
         (Masked(loss="l1"), tokens()),
         (Masked(loss="cross_entropy"), values()),
+        (Next(loss="l1"), tokens()),
+        (Next(loss="cross_entropy"), values()),
         (Supervised(loss="l2"), tokens()),
         (Supervised(loss="cross_entropy"), values()),
+        (Supervised(scale="range"), tokens()),
     ],
 )
 def test_losses_that_do_not_fit_are_refused(objective, data):
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=f"objective {type(objective).__name__.lower()}: "):
         objective.output(data)
+
+
+def test_next_is_the_step_after_and_nothing_is_hidden():
+    data = tokens()
+    batch = batch_of(data, [5, NOBODY, 9, 2])
+    inputs, targets = Next().pose(batch, Draw(0, "corruption", 0))
+    assert inputs.hidden is None and torch.equal(inputs.x, batch.x)
+    scored = 0
+    for i, row in ((0, 5), (2, 9), (3, 2)):
+        sequence = data.train.row(row)
+        last = len(sequence) - 1  # has no next step
+        assert torch.equal(targets.weight[i] > 0, torch.arange(batch.x.shape[1]) < last)
+        for t in range(last):
+            assert targets.values[i, t, 0] == sequence[t + 1]
+        scored += last
+    assert float(targets.weight.sum()) == scored  # NOBODY and padding weigh nothing
+    assert Next().output(data) == Masked().output(data) == Output("cross_entropy", True, 1, 9)
+
+
+@pytest.mark.parametrize("objective", [Masked(ratio=0.5), Next()], ids=["masked", "next"])
+@pytest.mark.parametrize("loss", ["l1", "cross_entropy"])
+def test_losses_on_values_by_hand(objective, loss):
+    """Two channels, 256 levels, three lengths in a batch: against a loop over the rows as they are stored."""
+    data = values(levels=256)
+    objective = objective.model_copy(update={"loss": loss})
+    output, batch = objective.output(data), batch_of(data)
+    inputs, targets = objective.pose(batch, Draw(4, "corruption", 0))
+    logits = torch.randn(*batch.x.shape[:2], output.width, generator=torch.Generator().manual_seed(0))
+    total, scored = 0.0, 0
+    for i in range(3):
+        row = np.asarray(data.train.row(i)).astype(np.int64)
+        for t in range(len(row)):
+            about = t if inputs.hidden is not None else t + 1
+            if about == len(row) or (inputs.hidden is not None and not inputs.hidden[i, t]):
+                continue
+            scored += 1
+            for c in range(2):
+                if loss == "l1":
+                    truth = (row[about, c] - data.input.mean[c]) / data.input.std[c]
+                    total += abs(float(logits[i, t, c]) - truth) / 2
+                else:
+                    scores = logits[i, t, 256 * c : 256 * (c + 1)].double()
+                    total -= float(scores.log_softmax(0)[row[about, c]]) / 2
+    assert scored == targets.weight.sum() > 5
+    assert float(weighted_sum(output, logits, targets)) == pytest.approx(total, rel=1e-5)
+    assert scores_of(output, logits, targets)["loss"] == pytest.approx(total / scored, rel=1e-5)
+
+
+def test_a_batch_with_nothing_to_predict():
+    """Sequences of one step weigh nothing and move nothing; a split of them is refused."""
+    split = Split.from_rows([np.array([3]), np.array([1])], [0, 1])
+    longer = Split.from_rows([np.array([3]), np.array([1, 2])], [0, 1])
+    data = TaskData(Tokens(9), Classes(2), longer, split, split)
+    inputs, targets = Next().pose(batch_of(data, [0]), Draw(0, "corruption", 0))
+    logits = torch.randn(1, 1, 9, requires_grad=True)
+    weighted_sum(Next().output(data), logits, targets).backward()
+    assert inputs.x.tolist() == [[3]] and targets.weight.sum() == 0 and not logits.grad.any()
+    with pytest.raises(UsageError, match="one step long"):
+        Next().output(TaskData(Tokens(9), Classes(2), split, longer, longer))
+
+
+def test_next_learns_what_comes_next_and_is_finetuned_from(tmp_path):
+    """A sequence that counts up is predicted exactly after its first step; neither a copy nor a guess would be."""
+    (tmp_path / "count.py").write_text(
+        '''
+"""Counting, modulo seven."""
+import numpy as np
+from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens
+
+class Config(TaskConfig):
+    pass
+
+def load(config, raw):
+    def split(n, seed):
+        rng = np.random.default_rng(seed)
+        first, lengths = rng.integers(0, 7, n), rng.integers(1, 9, n)
+        return Split.from_rows([(a + np.arange(k)) % 7 for a, k in zip(first, lengths)], first % 2)
+    return TaskData(Tokens(7), Classes(2), split(60, 0), split(30, 1), split(30, 2))
+'''
+    )
+    train = {"steps": 60, "batch_size": 20, "learning_rate": 0.02, "evaluate_every": 30}
+    one = own_task(
+        tmp_path,
+        task={"name": "./count.py"},
+        model__causal=True,
+        pretrain={"objective": {"name": "next"}, "train": train},
+    )
+    pretrain = Job(one, "pretrain", 0)
+    assert run(pretrain, tmp_path / "runs").val["accuracy"] > 0.95
+    assert run(Job(one, "finetune", 0, pretrain), tmp_path / "runs").test is not None
+
+
+@pytest.mark.parametrize("loss", ["l1", "l2"])
+def test_supervised_losses_on_real_targets_by_hand(loss):
+    output = Output(loss, False, 2)
+    logits, truth = torch.randn(5, 2), torch.randn(5, 2)
+    weight = torch.tensor([1.0, 1, 0, 1, 1])
+    error = (logits - truth)[weight > 0]
+    expected = error.abs() if loss == "l1" else error.square()
+    assert float(weighted_sum(output, logits, Targets(truth, weight))) == pytest.approx(float(expected.mean(1).sum()))
+
+
+def real_targets(train, other=((5.0, 5.0),)):
+    def split(y):
+        return Split.from_rows([np.zeros((3, 1), np.float32)] * len(y), np.asarray(y, np.float64))
+
+    return TaskData(Values(1), Reals(2), split(train), split(other), split(other))
+
+
+@pytest.mark.parametrize(
+    ("scale", "rule"),
+    [
+        ("standard", lambda y: (y - y.mean(0)) / y.std(0)),
+        ("range", lambda y: 2 * (y - y.min(0)) / (y.max(0) - y.min(0)) - 1),
+        ("reference", lambda y: 2 * (y - abs(y).min(0)) / (abs(y).max(0) - abs(y).min(0)) - 1),
+    ],
+)
+def test_scaled_targets(scale, rule):
+    """The loss sees scaled targets; answers and metrics are in the task's units; only training rows decide."""
+    y = np.array([[60.0, -3.0], [100.0, 2.0], [75.0, 0.5], [180.0, -1.0]])
+    data = real_targets(y, other=[[1e6, -1e6]])
+    output, plain = Supervised(scale=scale).output(data), Supervised().output(data)
+    assert plain == Output("l2", False, 2) and hash(output) != hash(plain)
+    truth, weight = torch.from_numpy(y).float(), torch.ones(4)
+    logits = torch.from_numpy(rule(y)).float()  # the perfect answer
+    assert torch.allclose(answers(output, logits), truth, atol=1e-4)
+    assert float(per_answer(output, logits, truth).max()) < 1e-9
+    logits = torch.randn(4, 2, generator=torch.Generator().manual_seed(1))
+    scores = scores_of(output, logits, Targets(truth, weight))
+    assert scores["loss"] == pytest.approx(((logits.numpy() - rule(y)) ** 2).mean(), rel=1e-5)
+    error = answers(output, logits).numpy() - y
+    assert scores["mse"] == pytest.approx((error**2).mean(), rel=1e-5)
+    assert scores["mae"] == pytest.approx(abs(error).mean(), rel=1e-5)
+    inside = scores_of(plain, logits, Targets(torch.from_numpy(rule(y)).float(), weight))
+    assert scores["r2"] == pytest.approx(inside["r2"], rel=1e-5)  # unmoved by shift and scale
+
+
+def test_a_target_without_spread_cannot_be_scaled():
+    with pytest.raises(UsageError, match=r"target 1 has the same value \(0\.1\) in all 2 training rows.*scale none"):
+        Supervised(scale="standard").output(real_targets([[1, 0.1], [2, 0.1]]))
+    with pytest.raises(UsageError, match="target 0 has the same size"):
+        Supervised(scale="reference").output(real_targets([[-1, 0.1], [1, 0.2]]))
+    assert Supervised(scale="range").output(real_targets([[-1, 0.1], [1, 0.2]])).scale[0] == 1.0
+
+
+def test_batch_means_are_those_of_the_published_code():
+    """Means of full batches' metrics, the last batch dropped, r2 of a batch over all its numbers together."""
+    torch.manual_seed(0)
+    output = Output("l2", False, 2)
+    logits, truth = torch.randn(11, 2), torch.randn(11, 2) * 3 + 1
+    truth[4:8] = 2.0  # a batch without spread: divided by 1e-5
+    found = batch_means(output, sums(output, logits, Targets(truth, torch.ones(11))), 4)
+    parts = [slice(0, 4), slice(4, 8)]
+    mse = [float((logits[p] - truth[p]).square().mean()) for p in parts]
+    r2 = [1 - e / max(float(truth[p].var(correction=0)), 1e-5) for e, p in zip(mse, parts, strict=True)]
+    assert [found["mse"], found["loss"]] == pytest.approx([np.mean(mse)] * 2, rel=1e-5)
+    assert found["mae"] == pytest.approx(np.mean([float((logits[p] - truth[p]).abs().mean()) for p in parts]), rel=1e-5)
+    assert found["r2"] == pytest.approx(np.mean(r2), rel=1e-3) and r2[1] < -1e4
+    with pytest.raises(DataError, match="11 rows, not one batch of 12"):
+        batch_means(output, sums(output, logits, Targets(truth, torch.ones(11))), 12)
+
+
+def test_batch_means_of_masked_positions():
+    """Each batch is averaged over its own scored positions; one without any is left out."""
+    torch.manual_seed(0)
+    output = Output("cross_entropy", True, 1, 3)
+    logits, truth = torch.randn(9, 5, 3), torch.randint(0, 3, (9, 5, 1))
+    weight = (torch.rand(9, 5) < 0.6).float()
+    weight[3:6] = 0
+    found = batch_means(output, sums(output, logits, Targets(truth, weight)), 3)
+    right = (logits.argmax(-1) == truth[..., 0]).float()
+    parts = [slice(0, 3), slice(6, 9)]
+    assert found["accuracy"] == pytest.approx(np.mean([float(right[p][weight[p] > 0].mean()) for p in parts]), rel=1e-6)
+    exact = scores_of(output, logits, Targets(truth, weight))
+    assert found["accuracy"] != pytest.approx(exact["accuracy"], rel=1e-3)
+    with pytest.raises(DataError, match="no position"):
+        batch_means(output, sums(output, logits, Targets(truth, 0 * weight)), 3)
+
+
+def test_evaluations_draw_alike_or_anew():
+    fixed, redrawn = (
+        Train(steps=9, batch_size=1, learning_rate=1.0, validation_masks=kind) for kind in ("fixed", "redrawn")
+    )
+    assert evaluation_draw(fixed, 3, 10) == evaluation_draw(fixed, 4, 20)
+    draws = [evaluation_draw(redrawn, seed, step) for seed, step in ((3, 10), (3, 20), (4, 10))]
+    assert len({*draws, evaluation_draw(fixed, 3, 10)}) == 4
+    assert draws[0] == evaluation_draw(redrawn, 3, 10)  # a resumed run draws the same
+    hidden = [Masked(ratio=0.5).pose(batch_of(tokens()), draw)[0].hidden for draw in draws]
+    assert not torch.equal(hidden[0], hidden[1])
 
 
 def test_nobody_weighs_nothing():
@@ -123,7 +322,7 @@ def test_shares_cover_a_batch_once(n, world, size):
     rows = generator(0, "rows").permutation(n)
     parts = [share(rows, rank, world) for rank in range(world)]
     assert len({len(part) for part in parts}) == 1
-    joined = np.concatenate(parts)
+    joined = np.stack(parts, axis=1).ravel()  # row by row, as they were dealt out
     assert np.array_equal(joined[joined != NOBODY], rows)
     assert np.array_equal(np.concatenate(pieces(rows, size)), rows)
 
@@ -143,6 +342,12 @@ def test_an_epoch_shows_every_row_once():
     assert sorted(np.concatenate([r for _, r in rows]).tolist()) == list(range(10))
     assert not np.array_equal(order(10, 7, 0), order(10, 7, 1))
     assert not np.array_equal(order(10, 7, 0), order(10, 8, 0))
+
+
+def test_the_last_batch_can_be_left_out():
+    full = [rows for _, rows in zip(range(6), training_rows(10, 3, 7, 0, drop_last=True), strict=False)]
+    epochs = [order(10, 7, epoch) for epoch in (0, 1)]
+    assert np.array_equal(np.concatenate([rows for _, rows in full]), np.concatenate([rows[:9] for rows in epochs]))
 
 
 def test_metrics_do_not_depend_on_batches():

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,12 +19,21 @@ from spt.store import cache_dir, open_task, record
 from spt.tasks.base import Classes, Reals, Split, TaskData, Tokens, Values
 
 TASKS = [row.name for row in listing("tasks")]
+REAL = {"images": {"dataset": "mnist"}, "text": {}}  # read from the optional folder of real data
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_contract(name):
+def test_contract(name, tmp_path, request):
     component = find("tasks", name)
-    one, two = (component.module.load(component.module.Config(), Path("data")) for _ in range(2))
+    options, raw = REAL.get(name, {}), tmp_path
+    if name in REAL:
+        raw = request.getfixturevalue("data_dir")
+    if name == "custom":
+        path = tmp_path / "rows.csv"
+        path.write_text("text,label\n" + "".join(f"{'ab' * i} {i},{i % 2}\n" for i in range(1, 80)))
+        options = {"path": str(path), "text_column": "text", "label_column": "label"}
+    config = component.module.Config.model_validate_json(json.dumps(options))
+    one, two = (component.module.load(config, raw) for _ in range(2))
     one.check()
     for split, other in zip(one.splits.values(), two.splits.values(), strict=True):
         assert np.array_equal(split.values, other.values) and np.array_equal(split.targets, other.targets)

@@ -404,17 +404,19 @@ def test_test_is_scored_with_the_selected_weights(tmp_path):
     assert result.best_step < 12
     from spt.checkpoint import load_weights
     from spt.runtime import Runtime, Settings
+    from spt.seeding import Draw
     from spt.train import evaluate
 
     bound = bind(job)
     load_weights(tmp_path / "runs" / job.name / "checkpoints/best", bound.model)
     runtime = Runtime(Settings(cpu=True))
     arguments = (bound.model, bound.objective, bound.output)
-    again, found = evaluate(*arguments, bound.data.test, bound.data, runtime, "fp32", predict=True)
+    rest = (bound.data, runtime, job.train, Draw(0, "evaluation", 0))
+    again, found = evaluate(*arguments, bound.data.test, *rest, at_once=3, predict=True)
     assert again == result.test
     table = pq.read_table(tmp_path / "runs" / job.name / "predictions.parquet").to_pydict()
     assert table["prediction"] == found.values.tolist()
-    assert evaluate(*arguments, bound.data.val, bound.data, runtime, "fp32")[0] == result.val
+    assert evaluate(*arguments, bound.data.val, *rest, at_once=3)[0] == result.val
 
 
 def test_the_loop_is_plain_adamw(tmp_path, monkeypatch):
@@ -590,7 +592,13 @@ def test_encoder_and_head_are_what_the_recipe_says(tmp_path):
 def test_a_fraction_keeps_the_network(tmp_path):
     """The longest row may lie outside the subset: lengths, shapes and first weights stay those of the whole task."""
     whole, part = (
-        bind(Job(own_task(tmp_path, task__fraction=f, model__positions=["learned"]), "pretrain", 0))
+        bind(
+            Job(
+                own_task(tmp_path, task__fraction=f, model__positions=["learned"], pretrain__train__batch_size=2),
+                "pretrain",
+                0,
+            )
+        )
         for f in (1.0, 0.05)
     )
     assert len(part.data.train) == 2 and part.data.train.lengths.max() < whole.data.length == part.data.length

@@ -1,0 +1,1 @@
+"""Published rows with the published code's conventions, quirk by quirk."""

@@ -1,0 +1,212 @@
+"""Film reviews character by character (IMDb, LRA Text): is a review for the film or against it? Up to 4,096 steps.
+
+Conventions are those of the S4 and SPT code: characters as they stand, case and `<br />` included, at most
+`max_length` - 1 of them, then `<eos>`; the vocabulary is `<pad>`, `<unk>`, `<eos>` and the characters that occur at
+least 15 times in the training texts in use, as they were cut, the commonest first. The data set has no validation
+split: by default a tenth of the training reviews is held out; `validation: test` is the published protocol. Its
+duplicates (96 within training, 199 within test, 123 texts in both) are left as they are. See `sources` for the files.
+"""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens
+from spt.tasks.files import (
+    Download,
+    Say,
+    classes,
+    columns,
+    download,
+    first,
+    members,
+    missing,
+    parquets,
+    places,
+    plain,
+    verify,
+)
+
+ROWS = 25_000  # of train, and of test
+ARCHIVE = Download(
+    ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
+    "sha256:c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
+)
+HUB = "stanfordnlp/imdb"
+FOLDER = "aclImdb"
+KINDS = ("neg", "pos")  # label 0, label 1
+SEED = 42  # of the validation split, and of the order
+END = 0  # the code of <eos>; other codes are Unicode's code points
+SPECIAL = (-1, -1, END)  # <pad>, <unk>, <eos>
+UNKNOWN = 1
+
+
+class Config(TaskConfig):
+    max_length: int = Field(4096, ge=2, le=2**20, description="steps, <eos> included; longer reviews are cut")
+    min_count: int = Field(15, ge=1, description="characters seen less often in the training rows are <unk>")
+    validation: Literal["carved", "test"] = Field(
+        "carved", description="a tenth of the training reviews, drawn with seed 42; the test reviews (as published)"
+    )
+
+
+class Reviews(NamedTuple):
+    """One official part."""
+
+    texts: list[str]
+    labels: NDArray[np.int64]
+
+
+# ------------------------------------------------------------------------------------------------------ hooks
+
+
+def sources(config: Config, raw: Path) -> list[Path]:
+    """The files in use, of the first kind that is there, in the data folder or its sub-folder imdb.
+
+    aclImdb/ (by its four folders), aclImdb_v1.tar.gz; train.parquet and test.parquet (or the hub's
+    train-00000-of-00001.parquet) with columns text and label (0 against, 1 for).
+    """
+    return _official(raw) or [path for split in ("train", "test") for path in parquets(places(raw, "imdb"), split)]
+
+
+def fetch(config: Config, raw: Path, say: Say) -> None:
+    """Download the official archive, unless there is something to read already."""
+    if not sources(config, raw):
+        download(ARCHIVE, raw / "imdb", say)
+
+
+def hub(config: Config) -> tuple[str, str]:
+    """A copy on the Hugging Face hub, and the sub-folder that `sources` looks into."""
+    return HUB, "imdb"
+
+
+def load(config: Config, raw: Path) -> TaskData:
+    train, test = _read(raw)
+    order = _order(train.texts)
+    held = len(order) // 10 if config.validation == "carved" else 0
+    tested = _split(test, "test", _order(test.texts), config.max_length)
+    carved = _split(train, "train", order[len(order) - held :], config.max_length) if held else None
+    rows = _split(train, "train", order[: len(order) - held], config.max_length)
+    notes = () if held else ("validation is the test split: scores of the selected checkpoint are optimistic",)
+    data = TaskData(vocabulary(config, rows), Classes(2), rows, carved or tested, tested, notes=notes)
+    if all(split.values.max() < 2**16 for split in data.splits.values()):  # half the memory; one type for all splits
+        data = data.mapped(lambda split: replace(split, values=split.values.astype(np.uint16)))
+    return data
+
+
+def vocabulary(config: Config, train: Split) -> Tokens:
+    """From the training rows in use, which may be a subset: the commonest first, ties by code point."""
+    counts = train.counts()
+    counts[END] = 0
+    frequent = np.flatnonzero(counts >= config.min_count)
+    if not len(frequent):
+        raise ValueError(
+            f"no character occurs {config.min_count} times in the {len(train):,} training rows in use; lower min_count"
+        )
+    frequent = frequent[np.argsort(-counts[frequent], kind="stable")]
+    codes = (*SPECIAL, *frequent.tolist())
+    return Tokens(len(codes), codes, UNKNOWN)
+
+
+# ----------------------------------------------------------------------------------------------------- texts
+
+
+def _order(texts: list[str]) -> NDArray[np.int64]:
+    """A seeded permutation of the texts, whatever order they came in: sources are sorted by label, in several ways."""
+    by_content = np.array(sorted(range(len(texts)), key=texts.__getitem__), np.int64)
+    return by_content[np.random.Generator(np.random.PCG64(SEED)).permutation(len(texts))]
+
+
+def _split(part: Reviews, name: str, rows: NDArray[np.int64], max_length: int) -> Split:
+    coded = [encode(part.texts[row], max_length) for row in rows]
+    return Split.from_rows(coded, part.labels[rows], ids=np.char.add(f"{name}-", rows.astype(str)))
+
+
+def encode(text: str, max_length: int) -> NDArray[np.uint32]:
+    """A text's first characters as code points, then END. NUL itself, which is no character, becomes U+FFFD."""
+    kept = text[: max_length - 1].replace("\0", "\ufffd")
+    return np.frombuffer(f"{kept}\0".encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint32)
+
+
+# ----------------------------------------------------------------------------------------------------- files
+
+
+def _official(raw: Path) -> list[Path]:
+    folders = places(raw, "imdb")
+    unpacked = first(folders, FOLDER)
+    if unpacked is not None:
+        return [unpacked / split / kind for split in ("train", "test") for kind in KINDS]
+    archive = first(folders, ARCHIVE.name)
+    return [] if archive is None else [archive]
+
+
+def _read(raw: Path) -> tuple[Reviews, Reviews]:
+    official = _official(raw)
+    if official:
+        return _read_official(official)
+    train, test = (parquets(places(raw, "imdb"), split) for split in ("train", "test"))
+    if not train and not test:
+        wanted = [f"{FOLDER}/", ARCHIVE.name, "imdb/train.parquet and test.parquet"]
+        raise missing("IMDb", raw, wanted, "spt data prepare text")
+    if not (train and test):
+        there = (train or test)[0]
+        raise FileNotFoundError(f"{there} is there, but no {'test' if train else 'train'}.parquet beside it")
+    return _read_parquet(train), _read_parquet(test)
+
+
+def _read_parquet(paths: list[Path]) -> Reviews:
+    table = columns(paths, ROWS, [("text",), ("label",)])
+    where = ", ".join(map(str, paths))
+    for i, text in enumerate(table["text"]):
+        if not isinstance(text, str):
+            raise ValueError(f"{where}, row {i}: the text is {text!r:.40}; text is expected")
+    return Reviews(table["text"], classes(table["label"], len(KINDS), where))
+
+
+def _read_official(paths: list[Path]) -> tuple[Reviews, Reviews]:
+    """One file a review, named <number>_<stars>.txt, in four folders or an archive; in the order of the numbers."""
+    found: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    if len(paths) == 1:
+        verify(paths[0], ARCHIVE.checksum)
+        for name, content in members(paths[0], lambda name: _place(name) is not None):
+            split, kind, number = _place(name) or ("", "", 0)
+            found.setdefault((split, kind), []).append((number, _text(content, f"{paths[0]}, member {name}")))
+    else:
+        for folder in paths:
+            if not folder.is_dir():
+                raise FileNotFoundError(f"the folder {folder} is missing; unpack {ARCHIVE.name} again")
+            for path in folder.iterdir():
+                place = _place(f"{FOLDER}/{folder.parent.name}/{folder.name}/{path.name}")
+                if place is not None:
+                    plain(path)
+                    found.setdefault(place[:2], []).append((place[2], _text(path.read_bytes(), str(path))))
+    parts = []
+    for split in ("train", "test"):
+        texts: list[str] = []
+        for kind in KINDS:
+            rows = sorted(found.get((split, kind), []))
+            if len(rows) != ROWS // 2:
+                raise ValueError(
+                    f"{paths[0] if len(paths) == 1 else paths[0].parent.parent}: {split}/{kind} holds {len(rows):,} "
+                    f"reviews; {ROWS // 2:,} are expected"
+                )
+            texts += [text for _, text in rows]
+        parts.append(Reviews(texts, np.repeat([0, 1], ROWS // 2)))
+    return parts[0], parts[1]
+
+
+def _place(name: str) -> tuple[str, str, int] | None:
+    """(split, kind, number) of a review's file."""
+    match = re.fullmatch(rf"{FOLDER}/(train|test)/(neg|pos)/(\d+)_\d+\.txt", name)
+    return (match[1], match[2], int(match[3])) if match else None
+
+
+def _text(content: bytes, where: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8 text (byte {error.start:,})") from None

@@ -1,0 +1,410 @@
+"""What goes wrong on bad days, through the command: one sentence, one exit code, no traceback, nothing half-written."""
+
+import gzip
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from tiny import MODEL, RECIPE, TASK, changed, environment
+from typer.testing import CliRunner
+
+from spt_cli import app
+
+TEXT = {"name": "custom", "path": "rows.csv", "text_column": "body", "label_column": "stars"}
+WIDE = {"name": "custom", "path": "rows.csv", "value_prefix": "v", "label_column": "y"}
+LIST = {"name": "custom", "path": "rows.parquet", "list_column": "x", "label_column": "y"}
+SPLIT = {**TEXT, "split_column": "split"}
+CIFAR = {"name": "images", "dataset": "cifar10"}
+MNIST = {"name": "images", "dataset": "mnist"}
+IMDB = {"name": "text"}
+TOY = {"name": "./toy.py"}
+
+
+def call(folder: Path, *arguments: str | Path) -> tuple[int, str, str]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    finally:
+        os.chdir(before)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with a task, a model, and an empty `data`, where raw sources are looked for."""
+    (tmp_path / "toy.py").write_text(TASK)
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("SPT_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("SPT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("SPT_RUNS_DIR", raising=False)
+    return tmp_path
+
+
+def recipe(folder: Path, **changes) -> str:
+    (folder / "r.yaml").write_text(yaml.safe_dump(changed(RECIPE, **changes)))
+    return "r.yaml"
+
+
+def refused(folder: Path, code: int, words: str, *arguments) -> str:
+    """The command ends with this code and a sentence with these words, and leaves no unfinished file."""
+    exit_code, output, errors = call(folder, *arguments)
+    assert exit_code == code, (output, errors)
+    assert words in errors, errors
+    assert errors.count("spt: ") == 1 and "Traceback" not in output + errors and output == ""
+    left = [path for path in folder.rglob("*") if path.name.endswith((".tmp", ".part", ".incomplete"))]
+    assert left == []
+    return errors
+
+
+def rows(folder: Path, header: str, *lines: str) -> None:
+    (folder / "rows.csv").write_text("\n".join([header, *lines, ""]))
+
+
+def table(folder: Path, **columns) -> None:
+    pq.write_table(pa.table(columns), folder / "rows.parquet")
+
+
+def idx(path: Path, array: np.ndarray, opener=open) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with opener(path, "wb") as file:
+        file.write(bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape))
+        file.write(array.astype(np.uint8).tobytes())
+
+
+def cifar(folder: Path, content: bytes) -> None:
+    (folder / "data/cifar-10-batches-py").mkdir()
+    for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
+        (folder / "data/cifar-10-batches-py" / name).write_bytes(content)
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.system, ("touch owned",))
+
+
+GOOD = [f"text number {i},{i % 2}" for i in range(60)]
+WIDE_ROWS = [f"{i}.5,{i}.25,{i}.125,{i % 2}" for i in range(60)]
+
+# name -> (task, what stands in the folder, words)
+DATA = {
+    "no file": (TEXT, lambda f: None, "rows.csv"),
+    "an empty CSV": (TEXT, lambda f: (f / "rows.csv").write_text(""), "empty"),
+    "a header alone": (TEXT, lambda f: rows(f, "body,stars"), "no rows"),
+    "an empty Parquet": (LIST, lambda f: empty_parquet(f), "no rows"),
+    "a Parquet of zero bytes": (LIST, lambda f: (f / "rows.parquet").write_bytes(b""), "rows.parquet"),
+    "a truncated Parquet": (LIST, lambda f: truncated_parquet(f), "rows.parquet"),
+    "no such column": (TEXT, lambda f: rows(f, "bodi,stars", *GOOD), "bodi"),
+    "ragged rows": (TEXT, lambda f: rows(f, "body,stars", *GOOD, "a,1,extra"), "rows.csv"),
+    "not UTF-8": (TEXT, lambda f: (f / "rows.csv").write_bytes(b"body,stars\n\xff\xfe\xfa,1\n"), "UTF-8"),
+    "one class": (TEXT, lambda f: rows(f, "body,stars", *[f"text {i},1" for i in range(60)]), "class"),
+    "an unseen label": (
+        SPLIT,
+        lambda f: rows(f, "body,stars,split", *[f"{x},train" for x in GOOD], "odd,7,test", "x,1,val"),
+        "7",
+    ),
+    "a split that is none": (SPLIT, lambda f: rows(f, "body,stars,split", *[f"{x},holdout" for x in GOOD]), "holdout"),
+    "NaN among values": (WIDE, lambda f: rows(f, "v1,v2,v3,y", *WIDE_ROWS, "nan,1,2,0"), "rows.csv"),
+    "infinity among values": (WIDE, lambda f: rows(f, "v1,v2,v3,y", *WIDE_ROWS, "inf,1,2,0"), "rows.csv"),
+    "an empty cell": (WIDE, lambda f: rows(f, "v1,v2,v3,y", *WIDE_ROWS, ",1,2,0"), "rows.csv"),
+    "text among values": (WIDE, lambda f: rows(f, "v1,v2,v3,y", *WIDE_ROWS, "many,1,2,0"), "many"),
+    "a sequence of no steps": (LIST, lambda f: table(f, x=[[1.0, 2.0]] * 59 + [[]], y=[0, 1] * 30), "rows.parquet"),
+    "an over-long sequence": (
+        {**TEXT, "max_length": 20},
+        lambda f: rows(f, "body,stars", *GOOD, f"{'long ' * 50},1"),
+        "20",
+    ),
+    "a folder of nothing": ({**TEXT, "path": "data"}, lambda f: None, "data"),
+    "an unknown ending": ({**TEXT, "path": "rows.xml"}, lambda f: (f / "rows.xml").write_text("<a/>"), "rows.xml"),
+    "a device for a file": ({**TEXT, "path": "/dev/zero"}, lambda f: None, "/dev/zero"),
+    "CIFAR-10 is not there": (CIFAR, lambda f: None, "cifar-10-batches-py"),
+    "CIFAR-10 batches of nothing": (CIFAR, lambda f: cifar(f, b""), "data_batch_1"),
+    "CIFAR-10 batches that run code": (CIFAR, lambda f: cifar(f, pickle.dumps(Evil())), "data_batch_1"),
+    "CIFAR-10 of a few images": (
+        CIFAR,
+        lambda f: cifar(f, pickle.dumps({b"data": np.zeros((7, 3072), np.uint8), b"labels": [0] * 7})),
+        "7",
+    ),
+    "a truncated CIFAR-10 archive": (
+        CIFAR,
+        lambda f: (f / "data/cifar-10-python.tar.gz").write_bytes(gzip.compress(b"x" * 9999)[:-20]),
+        "cifar-10-python.tar.gz",
+    ),
+    "MNIST is not there": (MNIST, lambda f: None, "train-images-idx3-ubyte"),
+    "MNIST of the wrong size": (MNIST, lambda f: small_mnist(f), "(60000, 28, 28) are expected"),
+    "MNIST cut short": (MNIST, lambda f: cut_mnist(f), "train-images-idx3-ubyte"),
+    "IMDb is not there": (IMDB, lambda f: None, "aclImdb"),
+    "IMDb of a few reviews": (IMDB, lambda f: few_reviews(f), "12,500"),
+    "a task whose load fails": (
+        TOY,
+        lambda f: (f / "toy.py").write_text(TASK.replace("rng = ", "1 / 0; rng = ", 1)),
+        "ZeroDivisionError",
+    ),
+}  # fmt: skip
+
+
+def empty_parquet(folder):
+    table(folder, x=pa.array([], pa.list_(pa.int64())), y=pa.array([], pa.int64()))
+
+
+def truncated_parquet(folder):
+    table(folder, x=[[1.0, 2.0]] * 60, y=[0, 1] * 30)
+    path = folder / "rows.parquet"
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def small_mnist(folder):
+    for part in ("train", "t10k"):
+        idx(folder / f"data/{part}-images-idx3-ubyte", np.zeros((5, 28, 28)))
+        idx(folder / f"data/{part}-labels-idx1-ubyte", np.zeros(5))
+
+
+def cut_mnist(folder):
+    small_mnist(folder)
+    path = folder / "data/train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def few_reviews(folder):
+    for split in ("train", "test"):
+        for label in ("pos", "neg"):
+            place = folder / "data/aclImdb" / split / label
+            place.mkdir(parents=True)
+            (place / "0_9.txt").write_text("short")
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_that_cannot_be_used(folder, name):
+    task, make, words = DATA[name]
+    make(folder)
+    refused(folder, 3, words, "pretrain", recipe(folder, task=task))
+    assert not (folder / "runs").exists() and not (folder / "owned").exists()
+    prepared = [path for path in (folder / "cache").rglob("*") if path.suffix in (".arrow", ".json")]
+    assert prepared == []
+
+
+SETTINGS = {
+    "more rows in a batch than there are": ({"task": TOY, "pretrain__train__batch_size": 41}, "choose at most 40"),
+    "a batch larger than the fraction": (
+        {"task": {**TOY, "fraction": 0.1}, "pretrain__train__batch_size": 8},
+        "4 training rows are in use",
+    ),
+    "next with a model that looks ahead": ({"task": TOY, "pretrain__objective": {"name": "next"}}, "model.causal=true"),
+    "L1 on tokens": ({"task": TOY, "pretrain__objective": {"name": "masked", "loss": "l1"}}, "has tokens"),
+    "cross-entropy without levels": (
+        {"task": {**TOY, "kind": "values"}, "pretrain__objective": {"name": "masked", "loss": "cross_entropy"}},
+        "number of levels",
+    ),
+    "a sequence longer than the model": ({"task": TOY, "model__max_length": 5}, "sequences of 12 steps"),
+    "scaled classes": ({"task": TOY, "finetune__objective": {"name": "supervised", "scale": "range"}}, "has classes"),
+    "a plateau without effect": ({"task": TOY, "pretrain__train__plateau_patience": 3}, "has no effect"),
+    "no head and too narrow a model": (
+        {"task": {**TOY}, "model__d_model": 8, "pretrain__head": {"identity": True}},
+        "fewer than the 9",
+    ),
+    "redrawn masks where nothing is hidden": (
+        {"task": TOY, "model__causal": True, "pretrain__objective": {"name": "next"},
+         "pretrain__train__validation_masks": "redrawn"},
+        "hides nothing",
+    ),
+    "batches larger than the validation split": (
+        {"task": TOY, "pretrain__train__batch_size": 20, "pretrain__train__evaluation": "batches"},
+        "the validation split has 17 rows",
+    ),
+    "a size that does not divide": ({"task": {**CIFAR, "size": 7}}, "7"),
+    "an unknown data set": ({"task": {"name": "images", "dataset": "cifar100"}}, "cifar100"),
+    "MNIST in colour": ({"task": {**MNIST, "grey": False}}, "grey"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_cannot_be_carried_out(folder, name):
+    changes, words = SETTINGS[name]
+    refused(folder, 2, words, "finetune", recipe(folder, **changes))
+    assert not (folder / "runs").exists()
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """A finished pretraining run."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    (folder / "toy.py").write_text(TASK)
+    code, _, errors = call(folder, "pretrain", recipe(folder, task=TOY), "--out", "runs")
+    assert code == 0, errors
+    (run,) = (folder / "runs").glob("pretrain-*")
+    return run
+
+
+@pytest.fixture
+def parent(pretrained, folder):
+    """A copy of it, to be damaged."""
+    shutil.copytree(pretrained, folder / "before" / pretrained.name)
+    return folder / "before" / pretrained.name
+
+
+def edit(path: Path, change) -> None:
+    path.write_bytes(change(path.read_bytes()))
+
+
+def reseal(parent: Path) -> None:
+    """As somebody who edits a checkpoint and its checksums."""
+    import hashlib
+
+    best = parent / "checkpoints/best"
+    sums = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in best.iterdir()
+        if path.name != "manifest.json"
+    }
+    (best / "manifest.json").write_text(json.dumps(sums))
+
+
+def nonsense_weights(parent: Path) -> None:
+    edit(parent / "checkpoints/best/model.safetensors", lambda b: b[:40])
+    reseal(parent)
+
+
+def other_names(parent: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    path = parent / "checkpoints/best/model.safetensors"
+    tensors = {name.replace("qkv", "qvk"): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors, path)
+    reseal(parent)
+
+
+CHECKPOINTS = {
+    "truncated weights": (lambda p: edit(p / "checkpoints/best/model.safetensors", lambda b: b[:-9]), {}, "is damaged"),
+    "an edited bit": (
+        lambda p: edit(p / "checkpoints/best/model.safetensors", lambda b: b[:-1] + bytes([b[-1] ^ 1])),
+        {},
+        "is damaged",
+    ),
+    "weights that are gone": (lambda p: (p / "checkpoints/best/model.safetensors").unlink(), {}, "is missing"),
+    "no checkpoint at all": (lambda p: shutil.rmtree(p / "checkpoints"), {}, "not there"),
+    "an unreadable manifest": (lambda p: (p / "checkpoints/best/manifest.json").write_text("{"), {}, "damaged"),
+    "weights cut short with care": (nonsense_weights, {}, "cannot be read"),
+    "tensors of other names": (other_names, {}, "does not fit this model"),
+    "another width": (lambda p: None, {"model__d_model": 32}, "another architecture: d_model 16 there, 32 here"),
+    "another kind of positions": (lambda p: None, {"model__positions": ["learned"]}, "another architecture: positions"),
+    "another direction": (lambda p: None, {"model__causal": True}, "another architecture: causal"),
+    "another kind of input": (lambda p: None, {"task": {**TOY, "kind": "bytes"}}, "another input"),
+    "a run that is not finished": (lambda p: (p / "result.json").unlink(), {}, "not finished"),
+    "a result that is no result": (lambda p: (p / "result.json").write_text("{}"), {}, "cannot be read as a result"),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_checkpoints_that_cannot_be_used(folder, parent, name):
+    damage, changes, words = CHECKPOINTS[name]
+    damage(parent)
+    code = 7 if name == "a result that is no result" else 6
+    arguments = ("finetune", recipe(folder, **{"task": TOY, **changes}), "--from", parent)
+    refused(folder, code, words, *arguments)
+    assert not list((folder / "runs").glob("finetune-*/result.json"))
+
+
+def test_a_text_checkpoint_of_another_vocabulary(folder):
+    """The vocabulary is that of the training rows in use, so another fraction may have another one."""
+    lines = [f"{'ab' * 5} {i},{i % 2},train" for i in range(30)] + [
+        f"{chr(0x3B1 + i)}ab,{i % 2},train" for i in range(20)
+    ]
+    rows(folder, "body,stars,split", *lines, *[f"ab {i},{i % 2},{s}" for i in range(9) for s in ("val", "test")])
+    task = {**SPLIT, "min_count": 1}
+    code, _, errors = call(folder, "pretrain", recipe(folder, task={**task, "fraction": 0.3}))
+    assert code == 0, errors
+    (run,) = (folder / "runs").glob("pretrain-*")
+    said = refused(folder, 6, "another vocabulary", "finetune", recipe(folder, task=task), "--from", run)
+    assert "unknown there" in said and len(said) < 500
+
+
+# ------------------------------------------------------------------------------------------------------ output folders
+
+
+@pytest.mark.parametrize("out", ["/proc/spt", "/dev/null/runs", "r.yaml", "toy.py/deeper"])
+def test_folders_that_cannot_be_written(folder, out):
+    refused(folder, 7, out.split("/")[-1], "pretrain", recipe(folder, task=TOY), "--out", out)
+
+
+def test_a_read_only_folder(folder):
+    """A file system mounted read-only, where such a thing may be made."""
+    (folder / "runs").mkdir()
+    recipe(folder, task=TOY)
+    enter = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    mount = f"mount --bind {folder}/runs {folder}/runs && mount -o remount,ro,bind {folder}/runs"
+    if shutil.which("unshare") is None or subprocess.run([*enter, mount], capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    command = f"{mount}; {sys.executable} -m spt_cli pretrain r.yaml"
+    done = subprocess.run([*enter, command], cwd=folder, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 7 and "the file system is read-only; choose another folder" in done.stderr
+    assert done.stderr.count("spt: ") == 1 and "Traceback" not in done.stderr
+
+
+def test_a_folder_in_use(folder):
+    recipe(folder, task=TOY, pretrain__train__steps=100000)
+    command = [sys.executable, "-m", "spt_cli", "pretrain", "r.yaml", "--save-every", "0"]
+    first = subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while not list((folder / "runs").glob("*/checkpoints/step-*")):
+        assert time.monotonic() < end and first.poll() is None
+        time.sleep(0.05)
+    try:
+        said = refused(folder, 7, "is being written by another process", "pretrain", "r.yaml")
+        assert f"({first.pid} on {os.uname().nodename})" in said
+    finally:
+        first.kill()
+        first.wait()
+
+
+def test_a_file_system_without_locks(folder, monkeypatch):
+    def none(self, *_, **__):
+        raise NotImplementedError
+
+    monkeypatch.setattr("spt.run.FileLock.acquire", none)
+    refused(folder, 7, "has no locks", "pretrain", recipe(folder, task=TOY))
+
+
+# --------------------------------------------------------------------------------------------------------------- rest
+
+
+def test_a_loss_that_explodes(folder):
+    changes = {"task": TOY, "pretrain__train__learning_rate": 1e30, "pretrain__train__max_grad_norm": None}
+    refused(folder, 5, "is not finite at step", "pretrain", recipe(folder, **changes))
+    (status,) = (folder / "runs").glob("*/status.json")
+    assert json.loads(status.read_text())["state"] == "diverged"
+
+
+def test_a_model_that_breaks_on_a_batch(folder):
+    (folder / "mine.py").write_text(MODEL.replace("FORWARD", "x[:, :-1]").replace("EXTRA", ""))
+    recipe(folder, task=TOY, model={"name": "./mine.py", "d_model": 16})
+    code, _, errors = call(folder, "pretrain", "r.yaml")
+    assert code == 1 and "Traceback" not in errors  # not a mistake in a recipe: the model's own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("data", "check", "nonesuch"), 2, "nonesuch"),
+        (("data", "check", "images", "dataset=svhn"), 2, "svhn"),
+        (("data", "check", "images", "--data-dir", "nowhere"), 3, "nowhere"),
+        (("data", "prepare", "text", "max_length=1"), 2, "max_length"),
+        (("pretrain", "r.yaml", "--accelerate-config", "none.yaml"), 2, "none.yaml"),
+        (("pretrain", "r.yaml", "--num-processes", "1000"), 2, "more than 256"),
+    ],
+)
+def test_commands_that_make_no_sense(folder, arguments, code, words):
+    recipe(folder, task=TOY)
+    refused(folder, code, words, *arguments)

@@ -1,0 +1,266 @@
+"""Several processes: the same batches, masks, losses and scores; one writes; a stop or a kill loses nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from tiny import RECIPE, ROOT, TASK, changed, environment, spt
+
+from spt import launch
+from spt.errors import UsageError
+
+SMALL = {
+    "task": {"name": "./toy.py"},
+    "pretrain__train": {"steps": 9, "batch_size": 7, "learning_rate": 0.01, "evaluate_every": 3},
+    "finetune__train": {"epochs": 2, "batch_size": 7, "learning_rate": 0.01, "schedule": "cosine", "warmup_steps": 2},
+}
+QUIET = {"OMP_NUM_THREADS": "1"}  # alike with one process and two
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A task of 40 rows of different lengths, 17 and 19 in validation and test; batches of 7."""
+    (tmp_path / "toy.py").write_text(TASK)
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(changed(RECIPE, **SMALL)))
+    return tmp_path
+
+
+def finished(runs: Path) -> dict[str, dict]:
+    return {path.parent.name: json.loads(path.read_text()) for path in runs.glob("*/result.json")}
+
+
+def logged(runs: Path) -> dict[str, list[dict]]:
+    return {
+        path.parent.name: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in runs.glob("*/metrics.jsonl")
+    }
+
+
+def close(a, b, tolerance=1e-4) -> None:
+    """Two nested values with the same keys, numbers equal but for rounding."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            close(a[key], b[key], tolerance)
+    elif isinstance(a, list):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            close(x, y, tolerance)
+    elif isinstance(a, float):
+        assert a == pytest.approx(b, rel=tolerance, abs=tolerance)
+    else:
+        assert a == b
+
+
+def same_outcome(one: Path, two: Path) -> None:
+    """Runs of the same names, with the same course and the same scores, counts exactly."""
+    close(logged(one), logged(two))
+    a, b = finished(one), finished(two)
+    assert a.keys() == b.keys()
+    for name in a:
+        for key in ("val", "test"):
+            close(a[name][key], b[name][key])
+        for key in ("steps", "examples", "positions", "flops"):
+            assert a[name]["total"][key] == b[name]["total"][key]
+        assert a[name]["best_step"] == b[name]["best_step"] and a[name]["data"] == b[name]["data"]
+
+
+@pytest.mark.parametrize("options", [[], ["--micro-batch", "2"]], ids=["whole", "accumulated"])
+def test_two_processes_do_what_one_does(folder, options):
+    """Odd sizes: 40 rows in batches of 7 (the last has 5), 17 and 19 rows to score, sequences of 3 to 12 steps."""
+    done = spt("finetune", "small.yaml", "--out", "one", cwd=folder, env=QUIET)
+    assert done.returncode == 0, done.stderr
+    done = spt("finetune", "small.yaml", "--out", "two", "--num-processes", 2, *options, cwd=folder, env=QUIET)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("2 processes (gloo, MULTI_CPU) on cpu") == 1
+    assert done.stdout.count("finetune small seed 0") == 1  # one of them speaks
+    assert "Traceback" not in done.stderr and "Warning" not in done.stderr
+    same_outcome(folder / "one", folder / "two")
+    (result,) = [r for r in finished(folder / "two").values() if r["stage"] == "finetune"]
+    assert result["environment"]["processes"] == 2
+    assert result["own"]["device_seconds"] == pytest.approx(2 * result["own"]["seconds"])
+    tables = [next((folder / part).glob("finetune-*/predictions.parquet")) for part in ("one", "two")]
+    import pyarrow.parquet as pq
+
+    one, two = (pq.read_table(table).to_pydict() for table in tables)
+    assert one["id"] == two["id"] and np.allclose(one["margin"], two["margin"], atol=1e-4)
+
+
+def test_a_comparison_by_two_processes_is_one_report(folder):
+    command = ("compare", "small.yaml", "--seeds", 2, "--json")
+    one = spt(*command, "--out", "one", cwd=folder, env=QUIET)
+    two = spt(*command, "--out", "two", "--num-processes", 2, cwd=folder, env=QUIET)
+    assert two.returncode == 0, two.stderr
+    rows = [json.loads(done.stdout)["rows"][0] for done in (one, two)]
+    for key in ("scratch", "spt", "delta", "low", "high"):
+        assert rows[0][key] == pytest.approx(rows[1][key], abs=1e-6)
+    same_outcome(folder / "one", folder / "two")
+    again = spt(*command, "--out", "two", cwd=folder, env=QUIET)  # one process finds the runs of two, and is done
+    assert json.loads(again.stdout)["rows"][0]["delta"] == rows[1]["delta"] and "weights from" not in again.stderr
+
+
+def start(*arguments, cwd: Path, env: dict[str, str] | None = None) -> subprocess.Popen:
+    command = [sys.executable, "-m", "spt_cli", *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_stop_is_one_for_all(folder, number, code):
+    """Asked to stop, both processes finish the same step; one process goes on from there, to the same end."""
+    long = ("pretrain", "small.yaml", "pretrain.train.steps=400", "pretrain.train.evaluate_every=100")
+    whole = spt(*long, "--out", "whole", cwd=folder, env=QUIET)
+    assert whole.returncode == 0
+    child = start(*long, "--out", "parts", "--num-processes", 2, "--save-every", 0, cwd=folder, env=QUIET)
+    wait_for(lambda: list((folder / "parts").glob("*/checkpoints/step-*")))
+    child.send_signal(number)
+    _, text = child.communicate(timeout=60)
+    assert child.returncode == code, text
+    assert text.count("the same command continues from there") == 1 and "Traceback" not in text
+    (status,) = (folder / "parts").glob("*/status.json")
+    status = json.loads(status.read_text())
+    assert (status["state"], status["exit_code"]) == ("stopped", code)
+    saved = sorted((folder / "parts").glob("*/checkpoints/step-*"))
+    assert saved and not list((folder / "parts").glob("*/checkpoints/.*"))
+    resumed = spt(*long, "--out", "parts", cwd=folder, env=QUIET)
+    assert resumed.returncode == 0, resumed.stderr
+    same_outcome(folder / "whole", folder / "parts")
+
+
+def test_killed_processes_leave_no_lock_and_no_orphans(folder):
+    long = ("pretrain", "small.yaml", "pretrain.train.steps=3000", "pretrain.train.evaluate_every=1000")
+    child = start(*long, "--out", "runs", "--num-processes", 2, "--save-every", 0, cwd=folder, env=QUIET)
+    wait_for(lambda: list((folder / "runs").glob("*/checkpoints/step-*")))
+    children = [int(pid) for pid in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()]
+    child.kill()
+    child.communicate()
+    wait_for(lambda: not any(running(pid) for pid in children))
+    done = spt(*long, "pretrain.train.steps=3000", "--resume", "must", "--out", "runs", cwd=folder, env=QUIET)
+    assert done.returncode == 2  # the override twice: said before anything is done
+    done = spt(*long, "--resume", "must", "--out", "runs", cwd=folder, env=QUIET)
+    assert done.returncode == 0, done.stderr
+
+
+def running(pid: int) -> bool:
+    try:
+        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_more_processes_resume_what_one_began(folder):
+    long = ("pretrain", "small.yaml", "pretrain.train.steps=200", "pretrain.train.evaluate_every=50")
+    assert spt(*long, "--out", "whole", cwd=folder, env=QUIET).returncode == 0
+    child = start(*long, "--out", "parts", "--save-every", 0, cwd=folder, env=QUIET)
+    wait_for(lambda: list((folder / "parts").glob("*/checkpoints/step-*")))
+    child.kill()
+    child.communicate()
+    done = spt(*long, "--out", "parts", "--num-processes", 2, "--resume", "must", cwd=folder, env=QUIET)
+    assert done.returncode == 0, done.stderr
+    same_outcome(folder / "whole", folder / "parts")
+
+
+def test_an_error_is_said_once_with_its_code(folder):
+    for wrong, code in (("model.n_heads=3", 2), ("finetune.train.learning_rate=1e30", 5)):
+        done = spt("finetune", "small.yaml", wrong, "--scratch", "--num-processes", 2, cwd=folder, env=QUIET)
+        assert done.returncode == code, done.stderr
+        assert done.stderr.count("spt: ") == 1 and "Traceback" not in done.stderr
+    (status,) = folder.glob("runs/finetune-*/status.json")
+    assert json.loads(status.read_text())["exit_code"] == 5
+
+
+def test_two_programs_of_two_processes_do_not_share_a_run(folder):
+    long = ("pretrain", "small.yaml", "pretrain.train.steps=100000", "--num-processes", 2, "--save-every", 0)
+    first = start(*long, cwd=folder, env=QUIET)
+    wait_for(lambda: list(folder.glob("runs/*/checkpoints/step-*")))
+    second = spt(*long, cwd=folder, env=QUIET)
+    assert second.returncode == 7 and "is being written by another process" in second.stderr
+    assert second.stderr.count("spt: ") == 1
+    first.terminate()
+    first.communicate(timeout=60)
+    assert first.returncode == 75
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm", "config"])
+def test_launchers_that_are_already_running_are_joined(folder, launcher):
+    arguments = ["-m", "spt_cli", "pretrain", "small.yaml", "--num-processes", "2", "--json"]
+    env = environment(QUIET)
+    if launcher == "torchrun":
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    elif launcher == "slurm":  # what srun gives to the two tasks of a step
+        step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": str(os.getpid())}
+        step |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
+        tasks = [
+            subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=folder,
+                env={**env, **step, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for i in range(2)
+        ]
+        outcomes = [task.communicate(timeout=120) for task in tasks]
+        assert [task.returncode for task in tasks] == [0, 0], outcomes
+        assert outcomes[1] == ("", "")
+        done = subprocess.CompletedProcess([], 0, *outcomes[0])
+    else:  # a file that accelerate config writes; it forms one process for CPUs, whatever it says, so two are refused
+        config = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "use_cpu": True, "num_processes": 1}
+        (folder / "accelerate.yaml").write_text(yaml.safe_dump(config))
+        arguments = ["pretrain", "small.yaml", "--accelerate-config", "accelerate.yaml", "--json"]
+        done = spt(*arguments, cwd=folder, env=QUIET)
+    assert done.returncode == 0, done.stderr
+    if launcher != "config":
+        assert "2 processes (gloo, MULTI_CPU) on cpu" in done.stderr
+    assert json.loads(done.stdout)["environment"]["processes"] == (1 if launcher == "config" else 2)
+
+
+def test_another_number_than_was_formed_is_refused(folder):
+    alone = spt("pretrain", "small.yaml", "--num-processes", 3, cwd=folder, env={**QUIET, "WORLD_SIZE": "2"})
+    assert alone.returncode == 2 and "a launcher has formed 2" in alone.stderr
+    missing = spt("pretrain", "small.yaml", "--accelerate-config", "none.yaml", cwd=folder)
+    assert missing.returncode == 2 and "no accelerate config file none.yaml" in missing.stderr
+    with pytest.raises(UsageError, match="this machine alone"):
+        launch.check(1000, None)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("gpu[03-05,9],login", "gpu03"), ("a1,a2", "a1"), ("single", "single"), ("rack2-[7,9]", "rack2-7")],
+)
+def test_the_first_host_of_a_slurm_list(nodes, first):
+    assert launch.first_host(nodes) == first
+
+
+def test_slurm_variables_outside_a_step_are_no_group():
+    """A batch script sees the job's tasks, but is one process."""
+    batch = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}
+    before = dict(batch)
+    launch.join_slurm(batch)
+    assert batch == before and launch.world(batch) == 1
+    step = {**batch, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[1-2]"}
+    launch.join_slurm(step)
+    assert (launch.world(step), launch.rank(step), step["MASTER_ADDR"], step["LOCAL_WORLD_SIZE"]) == (4, 0, "n1", "2")
+    assert 20000 <= int(step["MASTER_PORT"]) < 40000
+
+
+def test_importing_the_launcher_needs_no_torch():
+    program = "import sys, spt.launch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment()).returncode == 0
