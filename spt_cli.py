@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn,
 import typer
 
 from spt import __version__, launch
-from spt.errors import FailedRuns, OutputError, SptError, Stopped, UsageError, brief
+from spt.errors import BackendError, FailedRuns, OutputError, SptError, Stopped, UsageError, brief
 
 if TYPE_CHECKING:
     from spt.plan import Job
@@ -110,8 +110,13 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a × must not end a run on a terminal that knows ASCII alone
-    launch.end_with_parent()
-    launch.join_slurm()
+    try:
+        launch.end_with_parent()
+        launch.join_slurm()
+        launch.check_group()
+    except UsageError as error:
+        print(f"spt: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     if launch.rank() > 0:  # of several processes the first one speaks
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     app(prog_name="spt")
@@ -142,7 +147,7 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
                     function(**options)
                 launch.part()
             except SptError as error:
-                _fail(str(error), error.exit_code, debug)
+                _fail(str(error), error.exit_code, debug, alone=not getattr(error, "known_to_all", False))
             except KeyboardInterrupt:
                 _fail("interrupted; the same command continues", 130, debug)
             except BrokenPipeError:  # the reader of our output has left, e.g. `spt … | head`
@@ -156,9 +161,13 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
             except SystemExit as error:
                 _fail(f"the code of a task or a model called sys.exit({error.code!r})", UsageError.exit_code, debug)
             except Exception as error:
+                if lost_partner(error):
+                    _fail(
+                        "another process of this run has ended", BackendError.exit_code, debug, quiet=launch.started()
+                    )
                 who = f" (process {launch.rank()} of {launch.world()})" if launch.world() > 1 else ""
                 text = f"a bug in spt{who}: {brief(error)} (repeat with --debug for the traceback)"
-                _fail(text, 1, debug, everywhere=True)
+                _fail(text, 1, debug, alone=True)
 
         guarded.__signature__ = signature  # type: ignore[attr-defined]
         guarded.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
@@ -204,18 +213,28 @@ def _stop(number: int, frame: object) -> NoReturn:
     raise Stopped("stopped; the same command continues")
 
 
-def _fail(message: str, code: int, debug: bool = False, everywhere: bool = False) -> NoReturn:
-    """End with a sentence and a code; of several processes the first one speaks, unless something is `everywhere`."""
-    if launch.launched():
+def lost_partner(error: BaseException) -> bool:
+    runtime = sys.modules.get("spt.runtime")  # without it, no process has met another
+    return runtime is not None and bool(runtime.lost(error))
+
+
+def _fail(message: str, code: int, debug: bool = False, alone: bool = False, quiet: bool = False) -> NoReturn:
+    """End with a sentence and a code.
+
+    Of several processes the first one speaks; where something has happened to one `alone`, that one does, and the
+    others, which notice that it is gone, keep quiet.
+    """
+    several = launch.world() > 1
+    if several:
         # The launcher stops all processes as soon as one of them has failed; this one is ending as it should.
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    first = not quiet and launch.leave_code(code) if alone or launch.rank() == 0 else False
     if debug:
         traceback.print_exc()
-    if everywhere or launch.rank() == 0:
+    if first:
         print(f"spt: {message}", file=sys.stderr, flush=True)
-    launch.leave_code(code)
-    if launch.rank() > 0:
+    if several and launch.rank() > 0:
         time.sleep(1)  # let the first one write what happened
     raise typer.Exit(code)
 
@@ -224,6 +243,8 @@ def _fail(message: str, code: int, debug: bool = False, everywhere: bool = False
 def _results_only() -> Iterator[None]:
     """Keep standard output for `put`: whatever else prints, a user's model or a program it starts, goes to stderr."""
     global _results
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     sys.stdout.flush()
     kept = None
     with contextlib.suppress(OSError, ValueError):  # a stream without a file, as in tests
@@ -319,6 +340,7 @@ def compare(
     numbers = _seeds(seeds)
     loaded = _recipes(arguments, smoke)
     from spt.execute import run_comparison
+    from spt.runtime import known_to_all
     from spt.studies import compare as cells
 
     runtime = _runtime(resume, how, wait=True)
@@ -326,9 +348,10 @@ def compare(
     if runtime.main:
         _show_comparison(folder, as_json)
     if failed:
-        raise FailedRuns(
+        error = FailedRuns(
             f"{failed} of the runs failed; they are listed in the report and tried again by the same command"
         )
+        raise known_to_all(error)
 
 
 def _show_comparison(folder: Path, as_json: bool) -> None:
@@ -574,6 +597,8 @@ def _runtime(resume: Literal["auto", "must", "never"], how: How, wait: bool = Fa
     runtime = Runtime(settings)
     if launch.world() > 1:
         say(runtime.formation())
+        if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no":
+            say("note: the launcher's mixed precision is not used; precision is the recipe's")
     elif (idle := runtime.idle_devices()) > 0:
         say(f"note: one of {idle + 1} devices is used; --num-processes {idle + 1} uses all, with the same results")
     return runtime

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ from spt.run import Ledger, Run, SplitRecord, output_error, write_json, writing
 from spt.runtime import Runtime
 from spt.tasks.base import Tokens, Values, describe
 
+UNREADABLE = (RuntimeError, ValueError, KeyError, EOFError, OSError, SafetensorError, pickle.UnpicklingError)
 KEEP = 2  # resumable checkpoints
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
@@ -147,12 +149,24 @@ def resume(run: Run, runtime: Runtime, say: Callable[[str], None]) -> Position |
             f"{folder} was saved by processes of kind {position.shards or 'whole models'} and cannot be read by "
             f"{shards or 'whole models'}; continue as it was begun, or start anew with --resume never"
         )
-    try:
-        runtime.accelerator.load_state(str(folder))
-    except (RuntimeError, ValueError, KeyError, EOFError, OSError, SafetensorError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
-            f"{folder} cannot be loaded ({brief(error)}); --resume never starts anew and keeps it"
-        ) from error
+
+    def load() -> None:
+        try:
+            runtime.accelerator.load_state(str(folder))
+        except (
+            RuntimeError,
+            ValueError,
+            KeyError,
+            EOFError,
+            OSError,
+            SafetensorError,
+            pickle.UnpicklingError,
+        ) as error:
+            raise CheckpointError(
+                f"{folder} cannot be loaded ({brief(error)}); --resume never starts anew and keeps it"
+            ) from error
+
+    runtime.together(load)
     return position
 
 
@@ -166,9 +180,10 @@ def _newest(run: Run, say: Callable[[str], None]) -> tuple[Path, Position] | Non
                 problem = None if position.best_step == 0 else damage(best)
                 if problem is None:
                     return folder, position
+                problem = f"{best.name}: {problem}"
             except (OSError, ValueError):
                 problem = "position.json is damaged"
-        say(f"{folder} cannot be used ({problem}); trying the one before")
+        say(f"{folder} cannot be used ({problem}); trying the one before, or starting at the beginning")
     return None
 
 
@@ -343,11 +358,15 @@ def _free(folder: Path) -> int:
 
 
 def _steps(checkpoints: Path, kind: str) -> list[Path]:
-    return sorted(path for path in checkpoints.glob(f"{kind}-*") if path.is_dir())
+    names = re.compile(rf"{kind}-[0-9]{{8,}}")  # a copy that somebody made beside is none
+    return sorted(path for path in checkpoints.glob(f"{kind}-*") if names.fullmatch(path.name) and path.is_dir())
 
 
 def _position(folder: Path) -> Position:
-    return Position.model_validate_json((folder / "position.json").read_text(encoding="utf-8"))
+    position = Position.model_validate_json((folder / "position.json").read_text(encoding="utf-8"))
+    if folder.name != f"step-{position.step:08d}":
+        raise ValueError(f"position.json speaks of step {position.step}")
+    return position
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ from spt.recipe import (
 )
 from spt.run import writing
 from spt.store import cache_dir, data_dir, fingerprints, from_hub, open_part, open_task, prepared, rows_hash
-from spt.tasks.base import Classes, Split, TaskData, Tokens
+from spt.tasks.base import Classes, Split, TaskData, Tokens, Values
 
 Say = Callable[[str], None]
 
@@ -136,7 +136,8 @@ def check(part: Part) -> dict[str, Any]:
         **_inputs(data),
         "target": str(data.target),
         "targets": {name: _targets(data, split) for name, split in data.splits.items()},
-        "chance": _chance(data),
+        "chance": data.chance(),
+        "guesses": _guesses(data),
         "duplicates": _duplicates(data),
         "folder": str(folder),
         "data": rows_hash(data),
@@ -175,12 +176,30 @@ def _targets(data: TaskData, split: Split) -> list[int] | dict[str, list[float]]
     return {"min": targets.min(axis=0).tolist(), "mean": targets.mean(axis=0).tolist(), "max": targets.max(0).tolist()}
 
 
-def _chance(data: TaskData) -> float | None:
-    """Test accuracy of always answering the commonest training class."""
-    if not isinstance(data.target, Classes):
-        return None
-    commonest = np.bincount(np.asarray(data.train.targets)).argmax()
-    return float((np.asarray(data.test.targets) == commonest).mean())
+def _guesses(data: TaskData) -> dict[str, float]:
+    """Validation losses of answers that look at no context, which a denoiser has to beat.
+
+    cross_entropy: nats, always answering with the training frequencies (one is added to every count); l1: standardised,
+    always answering with the training median of the channel.
+    """
+    found: dict[str, float] = {}
+    if isinstance(data.input, Tokens) or data.input.levels is not None:
+        size = data.input.vocab if isinstance(data.input, Tokens) else data.input.levels or 0
+        train, val = (_frequencies(data, split, size) for split in (data.train, data.val))
+        guess = (train + 1) / (train + 1).sum()
+        found["cross_entropy"] = float(-(val * np.log(guess)).sum() / val.sum())
+    if isinstance(data.input, Values):
+        median = np.median(np.concatenate(list(data.train.pieces())), axis=0)  # (C,)
+        apart = sum(np.abs(piece - median).sum(axis=0) for piece in data.val.pieces())
+        found["l1"] = float(np.mean(apart / int(data.val.lengths.sum()) / np.array(data.input.std)))
+    return found
+
+
+def _frequencies(data: TaskData, split: Split, size: int) -> NDArray[np.int64]:
+    """How often each token or level occurs."""
+    counts = split.counts()
+    ids = data.input.ids(np.arange(len(counts))) if isinstance(data.input, Tokens) else np.arange(len(counts))
+    return np.bincount(ids, weights=counts, minlength=size).astype(np.int64)
 
 
 def _duplicates(data: TaskData) -> dict[str, int]:
@@ -214,6 +233,8 @@ def render(found: Mapping[str, Any]) -> str:
         lines.append(f"          {name}: {_target_line(targets)}")
     if found["chance"] is not None:
         lines.append(f"chance    {found['chance']:.2%} of the test rows have the commonest training class")
+    guesses = ", ".join(f"{name} {value:.4g}" for name, value in found["guesses"].items())
+    lines.append(f"guesses   {guesses}: losses on validation inputs without a look at their neighbours")
     repeated = [f"{name} {count:,}" for name, count in found["duplicates"].items() if count]
     lines.append(f"repeated  {', '.join(repeated) or 'no input stands twice'}")
     lines += ["", f"prepared  {found['folder']}", f"data      {found['data']}"]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from spt import pairs
@@ -32,7 +33,7 @@ def run_comparison(
         # What is wrong with a recipe is said before anything is written; one seed of each arm shows it.
         for first in {(cell.recipe, cell.arm): cell.job for cell in reversed(cells)}.values():
             for job in _chain(first):
-                bind(job)
+                runtime.alike(partial(bind, job))
     folder = root / f"compare-{digest({'cells': [[c.arm, c.recipe, c.job.name] for c in cells]})}"
     runtime.once(lambda: _write_plan(folder, recipes, seeds, cells, say))
     failed = 0
@@ -45,10 +46,12 @@ def run_comparison(
         except SptError as error:
             if isinstance(error, OutputError) and error.hopeless:
                 raise  # a full disk fails every other run as well
+            if runtime.world > 1 and not getattr(error, "known_to_all", False):
+                raise  # the other processes are somewhere else by now
             failed += 1
             say(f"{label} failed: {error}")
         except Exception as error:
-            if runtime.settings.debug or runtime.world > 1:  # the other processes may be somewhere else by now
+            if runtime.settings.debug or runtime.world > 1:
                 raise
             failed += 1
             model = cell.job.loaded.recipe.model.name

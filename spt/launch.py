@@ -18,24 +18,36 @@ from pathlib import Path
 
 from spt.errors import BackendError, UsageError, brief
 
-CODE_FILE = "SPT_EXIT_CODE_FILE"  # where process 0 leaves its exit code, which launchers turn into 1
+CODE_FILE = "SPT_EXIT_CODE_FILE"  # where the first that ends leaves its exit code, which launchers turn into 1
 PATIENCE = 300  # seconds that processes asked to stop have for finishing their step and saving
 MOST = 256  # processes on one machine
 
 
 def world(environ: Mapping[str, str] = os.environ) -> int:
     """How many processes the launcher that started this one has formed; 1 without a launcher."""
-    return int(environ.get("WORLD_SIZE") or 1)
+    return _number(environ, "WORLD_SIZE", 1)
 
 
 def rank(environ: Mapping[str, str] = os.environ) -> int:
     """This process's number among them. 0 writes and speaks."""
-    return int(environ.get("RANK") or 0)
+    return _number(environ, "RANK", 0) if world(environ) > 1 else 0
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    try:
+        return int(environ.get(name) or default)
+    except ValueError:
+        raise UsageError(f"the variable {name} is {environ[name]!r}, not a number; unset it to run alone") from None
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> bool:
     """Has a launcher started this process?"""
-    return "WORLD_SIZE" in environ or CODE_FILE in environ
+    return "WORLD_SIZE" in environ or started(environ)
+
+
+def started(environ: Mapping[str, str] = os.environ) -> bool:
+    """Has this program itself started this process?"""
+    return CODE_FILE in environ
 
 
 def join_slurm(environ: MutableMapping[str, str] = os.environ) -> None:
@@ -44,11 +56,11 @@ def join_slurm(environ: MutableMapping[str, str] = os.environ) -> None:
     SLURM_NTASKS alone says what a job may use, also in its batch script, which is one process: only a step has
     SLURM_STEP_NUM_TASKS.
     """
-    tasks = int(environ.get("SLURM_STEP_NUM_TASKS") or 1)
+    tasks = _number(environ, "SLURM_STEP_NUM_TASKS", 1)
     if tasks < 2 or "WORLD_SIZE" in environ or "SLURM_PROCID" not in environ:
         return
-    nodes = int(environ.get("SLURM_STEP_NUM_NODES") or 1)
-    job = int(environ.get("SLURM_JOB_ID") or 0)
+    nodes = _number(environ, "SLURM_STEP_NUM_NODES", 1)
+    job = _number(environ, "SLURM_JOB_ID", 0)
     step = environ.get("SLURM_STEP_ID", "0")
     found = {
         "WORLD_SIZE": str(tasks),
@@ -80,34 +92,52 @@ def check(processes: int | None, config: Path | None) -> None:
         raise UsageError(f"--num-processes {processes}, but a launcher has formed {world()}; leave the option out")
 
 
+def check_group(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Raise UsageError when the variables announce a group that cannot come together."""
+    if "WORLD_SIZE" not in environ:  # left over from something else: torch would look for a group
+        for name in ("RANK", "LOCAL_RANK"):
+            environ.pop(name, None)
+    if world(environ) > 1 and not environ.get("MASTER_ADDR"):
+        raise UsageError(
+            f"the variable WORLD_SIZE announces {world(environ)} processes, but MASTER_ADDR does not say where they "
+            "meet; unset WORLD_SIZE to run alone"
+        )
+    if world(environ) > 1 and not 0 <= rank(environ) < world(environ):
+        raise UsageError(
+            f"the variable RANK is {rank(environ)} of WORLD_SIZE {world(environ)}; unset both to run alone"
+        )
+
+
 def wanted(processes: int | None, config: Path | None) -> bool:
     """Is this the process that has to start others?"""
     return not launched() and (config is not None or (processes or 1) > 1)
 
 
 def relaunch(processes: int | None, config: Path | None, arguments: Sequence[str]) -> int:
-    """Run the same command as several processes; returns the exit code of process 0, as it meant it."""
+    """Run the same command as several processes; returns the exit code that the first to fail meant."""
     with tempfile.TemporaryDirectory(prefix="spt-") as folder:
-        os.environ[CODE_FILE] = str(Path(folder) / "code")
+        path = Path(folder) / "code"
+        environ = {CODE_FILE: str(path), "PYTHONSAFEPATH": "1"}  # a numpy.py lying about here is not to be imported
+        root = Path(__file__).resolve().parent.parent
+        if (root / "pyproject.toml").is_file():  # a checkout, which need not be installed
+            environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+        before = {name: os.environ.get(name) for name in environ}
+        os.environ.update(environ)
         try:
-            done = _accelerate(config, processes, arguments) if config else _torchrun(processes or 1, arguments)
+            if config is not None:
+                return _accelerate(config, processes, arguments, path)
+            return _torchrun(processes or 1, arguments, path)
         finally:
-            path = os.environ.pop(CODE_FILE)
-        with contextlib.suppress(OSError, ValueError):
-            return int(Path(path).read_text(encoding="utf-8"))
-        if done in (75, 130):
-            return done
-        if done:
-            raise BackendError(
-                "one of the processes ended without a word, perhaps killed for want of memory; "
-                "what was saved is kept and the same command continues"
-            )
-        return 0
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
-def _torchrun(processes: int, arguments: Sequence[str]) -> int:
-    # Quiet: its tracebacks about a process that ended with 75 or 130 would bury our one sentence.
-    for name in ("torch.distributed.elastic", "torch.distributed.run"):
+def _torchrun(processes: int, arguments: Sequence[str], path: Path) -> int:
+    # Quiet: its words about a process that ended with 75 or 130 would bury our one sentence.
+    for name in ("torch.distributed.elastic", "torch.distributed.run", "torch.distributed"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -118,30 +148,56 @@ def _torchrun(processes: int, arguments: Sequence[str]) -> int:
     parsed = run.get_args_parser().parse_args([*options, "-m", "spt_cli", *arguments])
     try:
         run.run(parsed)
-    except ChildFailedError:
-        return 1
-    except SignalException as error:
-        return 130 if error.sigval == signal.SIGINT else 75
-    except (OSError, RuntimeError, ValueError) as error:  # no port, no process, not enough devices
+    except ChildFailedError as error:
+        number, failure = error.get_first_failure()
+        if _code(path) == failure.exitcode:
+            return failure.exitcode
+        # The others' codes say what they noticed of it, not what it was.
+        how = signal.Signals(-failure.exitcode).name if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+        memory = ", perhaps for want of memory" if failure.exitcode == -signal.SIGKILL else ""
+        raise BackendError(
+            f"process {number} of {processes} ended without a word ({how}{memory}); what was saved is kept and the "
+            "same command continues"
+        ) from None
+    except SignalException as error:  # the processes have had their time to save; without one, there was nothing to say
+        return _code(path) or (130 if error.sigval == signal.SIGINT else 75)
+    except (OSError, RuntimeError, ValueError) as error:  # no port, no process
         raise BackendError(f"{processes} processes could not be started: {brief(error)}") from error
     return 0
 
 
-def _accelerate(config: Path | None, processes: int | None, arguments: Sequence[str]) -> int:
+def _accelerate(config: Path, processes: int | None, arguments: Sequence[str], path: Path) -> int:
     number = [f"--num_processes={processes}"] if processes else []
     command = [sys.executable, "-m", "accelerate.commands.launch", f"--config_file={config}", *number]
     with subprocess.Popen([*command, "-m", "spt_cli", *arguments]) as child:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda number, _: child.send_signal(number))
-        return child.wait()
+        done = child.wait()
+    if done and _code(path) is None:
+        raise BackendError(f"accelerate launch with {config} ended with code {done} before spt could say anything")
+    return _code(path) or 0
 
 
-def leave_code(code: int) -> None:
-    """Process 0 tells the process that started it how it ended."""
+def _code(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def leave_code(code: int) -> bool:
+    """Tell the process that started this one how it ended; False when another one has told before."""
     path = os.environ.get(CODE_FILE)
-    if path and rank() == 0:
-        with contextlib.suppress(OSError):
-            Path(path).write_text(str(code), encoding="utf-8")
+    if not path:
+        return True
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(str(code))
+    except FileExistsError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def end_with_parent() -> None:

@@ -64,6 +64,8 @@ def sums(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> S
     truth = targets.values.cpu().double().reshape(*weight.shape, output.size)  # (B, T, S)
     error = answers(output, logits).cpu().double().reshape(truth.shape) - truth
     weigh = weight[..., None]
+    if output.shift:  # of no account to a variance, and a large mean would swallow it
+        truth = truth - torch.tensor(output.shift, dtype=torch.float64)
     return found | {
         "absolute": (weigh * error.abs()).sum(1),
         "squared": (weigh * error.square()).sum(1),

@@ -66,10 +66,11 @@ class Runtime:
     def accelerator(self) -> Accelerator:
         launch.join_slurm()
         # Precision is ours (`autocast`): it belongs to a stage, Accelerate's belongs to the process.
-        # So is accumulation: a launcher's setting must not divide our losses.
+        # So is accumulation: a launcher's setting must not divide our losses. Compilation is --compile's.
         accelerator = Accelerator(
             cpu=self.settings.cpu or (launch.world() > 1 and not _can_join()),
             mixed_precision="no",
+            dynamo_backend="no",
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             step_scheduler_with_optimizer=False,
             kwargs_handlers=[
@@ -137,15 +138,20 @@ class Runtime:
             except (Exception, KeyboardInterrupt, SystemExit) as raised:
                 error = raised
         found: list[tuple[Any, Any]] = gather_object([(value, None if error is None else _told(error))])
-        if error is not None:
-            raise error
         for _, told in found:
             if told is not None:
-                kind, text, state = told
-                error = kind.__new__(kind)
-                error.args, error.__dict__ = (text,), state
-                raise error
+                if error is None:
+                    kind, text, state = told
+                    error = kind.__new__(kind)
+                    error.args, error.__dict__ = (text,), state
+                raise known_to_all(error)
         return [theirs for theirs, _ in found]
+
+    def alike(self, function: Callable[[], Value]) -> Value:
+        """Run on every process, for the process's own value; when one fails, all raise its error."""
+        kept: list[Value] = []
+        self.together(lambda: kept.append(function()))
+        return kept[0]
 
     @contextlib.contextmanager
     def on_main(self, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
@@ -160,9 +166,19 @@ class Runtime:
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float | None) -> tuple[nn.Module, Any]:
         """Model and optimiser, made ready for the processes there are."""
-        plugin = self.accelerator.state.deepspeed_plugin
-        if plugin is not None:  # its engine clips, and wants a number that it only prints
-            plugin.deepspeed_config |= {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": clip or 0.0}
+        state = self.accelerator.state
+        deepspeed, fsdp = state.deepspeed_plugin, getattr(state, "fsdp_plugin", None)
+        if deepspeed is not None:
+            config = deepspeed.deepspeed_config
+            if any(config.get(half, {}).get("enabled") not in (None, False) for half in ("fp16", "bf16")):
+                raise BackendError(
+                    "the DeepSpeed config sets a precision; here it is the recipe's: take fp16 and bf16 out"
+                )
+            # Its engine clips, must not divide our losses, and wants a batch size that it only prints.
+            config |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
+            config["gradient_clipping"] = clip or 0.0
+        if self.shards and fsdp is not None and fsdp.fsdp_version == 1:
+            raise BackendError("FSDP version 1 cannot leave single parameters out of training; set fsdp_version: 2")
         with warnings.catch_warnings():  # newer torch calls broadcast_buffers forward_sync_buffers; Accelerate does not
             warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
             prepared: tuple[nn.Module, Any] = self.accelerator.prepare(model, optimizer)
@@ -181,6 +197,15 @@ class Runtime:
         """A prepared model's whole state, under its own names, on the CPU; all processes have to ask."""
         found = self.accelerator.get_state_dict(prepared)
         return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """DeepSpeed's engine updates the weights within the backward pass of the last micro-batch."""
+        return self.accelerator.distributed_type == DistributedType.DEEPSPEED
+
+    def forget_accumulation(self) -> None:
+        """The next gradient is the first of its step; without this, Accelerate would not clear those before."""
+        self.accelerator.gradient_state._set_sync_gradients(True)
 
     @contextlib.contextmanager
     def accumulating(self, prepared: nn.Module, last: bool) -> Iterator[None]:
@@ -253,7 +278,8 @@ class Runtime:
         try:
             yield
         finally:
-            self.accelerator.end_training()
+            for tracker in self.accelerator.trackers:  # Accelerate's end_training would end the group of processes too
+                tracker.finish()
             self.accelerator.log_with, self.accelerator.trackers = [], []
 
     def track(self, kind: str, step: int, numbers: dict[str, float]) -> None:
@@ -269,6 +295,12 @@ def _can_join() -> bool:
 
 def _save_unwrapped(models: list[nn.Module], weights: list[dict[str, Tensor]], folder: str) -> None:
     weights[:] = [{name.removeprefix("module."): tensor for name, tensor in state.items()} for state in weights]
+
+
+def known_to_all(error: BaseException) -> BaseException:
+    """Mark an error that every process raises, so that all go on from it alike, and the first one tells it."""
+    error.__dict__["known_to_all"] = True
+    return error
 
 
 def _told(error: BaseException) -> tuple[type[BaseException], str, dict[str, Any]]:
@@ -297,9 +329,11 @@ class StopSignals:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # Of several processes one that has failed is stopped by its launcher soon; it is ending already.
+            ending = kind is not None and not self._alone and number == signal.SIGTERM
+            signal.signal(number, signal.SIG_IGN if ending else handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._alone and self.received == signal.SIGINT and number == signal.SIGINT:
@@ -331,6 +365,12 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     )
+
+
+def lost(error: BaseException) -> bool:
+    """Does a process learn from this error only that another one has gone?"""
+    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
+    return launch.world() > 1 and isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def environment(device: torch.device | None = None, processes: int = 1) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from spt.batch import collate
 from spt.compute import TRAINING, example_count
 from spt.errors import UsageError, brief
+from spt.evaluate import selection_metric
 from spt.losses import weighted_sum
 from spt.optim import groups, warmup_steps
 from spt.plan import Job
@@ -18,7 +19,7 @@ from spt.recipe import Loaded, flatten
 from spt.seeding import Draw
 from spt.stages import Bound, bind
 from spt.store import overlap
-from spt.train import plan_steps, selection_metric
+from spt.train import plan_steps
 
 
 def overview(loaded: Loaded, micro_batch: int | None = None) -> dict[str, Any]:

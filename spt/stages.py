@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from spt import __version__
+from spt.batch import collate, pieces
 from spt.checkpoint import About, Match, about, clean, publish, spec, transplant
 from spt.components import find
-from spt.errors import CheckpointError, DivergedError, OutputError, SptError, Stopped, UsageError, brief
+from spt.errors import CheckpointError, DataError, DivergedError, OutputError, SptError, Stopped, UsageError, brief
+from spt.evaluate import Predictions, evaluate
 from spt.losses import LOWER_IS_BETTER, default_metric
 from spt.models.base import Backbone
 from spt.network import Encoder, Head, SequenceModel, headed
@@ -24,11 +26,11 @@ from spt.optim import groups
 from spt.plan import Job, Weights, digest
 from spt.recipe import Part
 from spt.run import Ledger, Result, Run, State, writing
-from spt.runtime import Runtime, command_line, environment
+from spt.runtime import Runtime, command_line, environment, lost
 from spt.seeding import seeded
 from spt.store import open_task, overlap, record, refuse_leak, training_fingerprints
-from spt.tasks.base import Classes, Split, TaskData
-from spt.train import Fitted, Predictions, evaluate, fit, plan_steps
+from spt.tasks.base import Split, TaskData
+from spt.train import Fitted, fit, plan_steps
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,22 @@ def bind(job: Job) -> Bound:
         raise UsageError(f"the network is too large to build here: {brief(error)}") from error
     bound = Bound(job, data, objective, output, SequenceModel(encoder, backbone, head))
     _check_costs(bound)
+    _check_scored(bound)
     return bound
+
+
+def _check_scored(bound: Bound) -> None:
+    """Something of the validation split is scored; usually its first rows show it."""
+    split, data = bound.data.val, bound.data
+    draw = evaluation_draw(bound.job.train, bound.job.seed, 0)
+    for rows in pieces(np.arange(len(split)), 64):
+        _, targets = bound.objective.pose(collate(split, rows, data.input, data.target), draw)
+        if targets.weight.any():
+            return
+    raise DataError(
+        f"objective {bound.job.settings_stage.objective.name}: no step of the validation split is scored; it is too "
+        "small for the masking ratio, or its sequences have one step"
+    )
 
 
 def _check_train(job: Job, objective: Objective, output: Output, data: TaskData) -> None:
@@ -156,7 +173,8 @@ def ensure(job: Job, root: Path, runtime: Runtime, say: Say = lambda text: None,
     if not fresh and (result := runtime.once(lambda: _finished(run, say))) is not None:
         return result
     runtime.check_tracker()
-    bound = bind(job)  # before the parent is trained: a mistake in the second stage is found at once
+    # Before the parent is trained: a mistake in the second stage is found at once.
+    bound = runtime.alike(lambda: bind(job))
     parent = _parent(job, root, runtime, say, label)
     waiting = partial(say, f"{run.path.name} is being made by another process; waiting for it")
     with runtime.on_main(lambda: run.locked(waiting if runtime.settings.wait else None)):
@@ -229,9 +247,7 @@ def _parent(job: Job, root: Path, runtime: Runtime, say: Say, label: str) -> Par
     else:
         ensure(job.parent, root, runtime, say, label)
         path = root / job.parent.name
-    found: list[Parent] = []
-    runtime.together(lambda: found.append(Parent(path)))
-    return found[0]
+    return runtime.alike(lambda: Parent(path))
 
 
 def _start_from(parent: Parent, bound: Bound, say: Say) -> None:
@@ -312,7 +328,7 @@ def _finish(
             at_once=1,
             predict=True,
         )
-        chance = _chance(data) if default_metric(bound.output) == "accuracy" else None
+        chance = data.chance() if default_metric(bound.output) == "accuracy" else None
     result = Result(
         key=job.key(),
         stage=job.stage,
@@ -366,14 +382,6 @@ def _notes(job: Job, data: TaskData) -> tuple[str, ...]:
     return (*data.notes, *([batches] if job.train.evaluation == "batches" else []))
 
 
-def _chance(data: TaskData) -> float | None:
-    """Accuracy of always answering the commonest class of the training split; None for real targets."""
-    if not isinstance(data.target, Classes) or data.train.targets is None or data.test.targets is None:
-        return None
-    commonest = np.bincount(data.train.targets, minlength=data.target.count).argmax()
-    return float((np.asarray(data.test.targets) == commonest).mean())
-
-
 def _write_predictions(run: Run, data: TaskData, predictions: Predictions) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -392,12 +400,11 @@ def _write_predictions(run: Run, data: TaskData, predictions: Predictions) -> No
 def _record_failure(run: Run, error: BaseException, rank: int) -> None:
     """status.json says what happened, whoever reads the exit code; an error not of ours leaves its traceback too.
 
-    An error of ours is raised on all processes, and the first one records it; any other may strike one process alone,
-    after which the rest only learn that it is gone.
+    What is known to all processes the first one records; what strikes one alone is its own to tell, for the others
+    only learn that it is gone.
     """
-    ours = isinstance(error, SptError | KeyboardInterrupt)
     try:
-        if ours and rank > 0:
+        if rank > 0 and getattr(error, "known_to_all", False):
             return
         if isinstance(error, SptError):
             states: dict[type[SptError], State] = {Stopped: "stopped", DivergedError: "diverged", SptError: "failed"}
@@ -405,6 +412,8 @@ def _record_failure(run: Run, error: BaseException, rank: int) -> None:
             run.set_status(state, str(error), error.exit_code)
         elif isinstance(error, KeyboardInterrupt):
             run.set_status("stopped", "interrupted", 130)
+        elif (run.status() or {}).get("state") == "running" and lost(error):
+            run.set_status("failed", "another process of this run has ended", 4)
         elif (run.status() or {}).get("state") == "running":
             run.set_status("failed", f"{type(error).__name__}: {error}", 1)
             (run.path / "traceback.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The training loop, for both stages, and exact evaluation.
+"""The training loop, for both stages.
 
 Read `fit` from top to bottom: everything happens in the order in which it stands there.
 """
@@ -14,22 +14,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from spt.batch import NOBODY, by_length, collate, packed, pieces, share, steps_per_epoch, training_rows
+from spt.batch import by_length, collate, pieces, share, steps_per_epoch, training_rows
 from spt.checkpoint import About, Position, load_weights, prune, resume, save_state, save_weights
 from spt.compute import TRAINING, free_memory, peak_memory, reset_peak_memory, total_steps
 from spt.errors import BackendError, CheckpointError, DivergedError
-from spt.losses import LOWER_IS_BETTER, answers, batch_means, default_metric, metrics, sums, weighted_sum
+from spt.evaluate import better, evaluate, selection_metric
+from spt.losses import weighted_sum
 from spt.network import SequenceModel
 from spt.objectives import Inputs, Objective, Output, Targets, evaluation_draw
 from spt.optim import adamw, reduces, set_rates
 from spt.progress import Bar
 from spt.recipe import Train
 from spt.run import Ledger, Run
-from spt.runtime import Runtime, StopSignals, out_of_memory, stopped
+from spt.runtime import Runtime, StopSignals, known_to_all, out_of_memory, stopped
 from spt.seeding import Draw, stream
 from spt.tasks.base import Split, TaskData
-
-EVALUATION_POSITIONS = 1 << 15  # sequences times steps in memory at once when no gradient is kept
 
 
 class Fitted(NamedTuple):
@@ -69,6 +68,8 @@ def fit(
     try:
         position = _continue(run, runtime, say)
         size = learner.fitting(position, total, say)
+        if size < learner.most(position):
+            position = position.model_copy(update={"micro_batch": size})
         stepper = training_rows(len(split), train.batch_size, seed, position.step, train.drop_last)
         reset_peak_memory(device)
         clock, saved = time.perf_counter(), time.monotonic()
@@ -82,7 +83,7 @@ def fit(
                 set_rates(optimizer, position.step, total, train, position.reductions)
                 done, held = learner.step(rows, epoch, position.step, size, say)
                 if not done.finite:
-                    raise _diverged("the loss or its gradient", position.step + 1, position)
+                    raise known_to_all(_diverged("the loss or its gradient", position.step + 1, position))
                 now = time.perf_counter()
                 position = position.after(done.spent(now - clock, runtime.world), done.loss, done.weight)
                 if held < size:  # a resumed run need not find out again
@@ -93,7 +94,7 @@ def fit(
                     draw = evaluation_draw(train, seed, position.step)
                     found, _ = evaluate(prepared, objective, output, data.val, data, runtime, train, draw, at_once=size)
                     if not math.isfinite(found["loss"]):
-                        raise _diverged("the validation loss", position.step, position)
+                        raise known_to_all(_diverged("the validation loss", position.step, position))
                     improved = better(found, position.best, metric)
                     loss = position.training_loss
                     position = position.evaluated(found, improved)
@@ -111,7 +112,7 @@ def fit(
                     save_state(run, runtime, position.with_peak(peak_memory(device)))
                     saved = time.monotonic()
                 if stop:
-                    raise stopped(int(stop), position.step)
+                    raise known_to_all(stopped(int(stop), position.step))
         position = position.with_peak(peak_memory(device))
         rest = time.perf_counter() - clock  # of the last evaluation
         position = position.after(Ledger(seconds=rest, device_seconds=rest * runtime.world))
@@ -173,24 +174,26 @@ class _Learner(NamedTuple):
     seed: int
     runtime: Runtime
 
+    def most(self, position: Position) -> int:
+        """Sequences that a process takes at once: its whole share, or what the user said or a resumed run found."""
+        share_size = -(-min(self.train.batch_size, len(self.data.train)) // self.runtime.world)
+        return min(self.runtime.settings.micro_batch_size or share_size, position.micro_batch or share_size, share_size)
+
     def fitting(self, position: Position, total: int, say: Callable[[str], None]) -> int:
-        """Sequences that a process takes at once: what the user said, or a resumed run found, or its whole share.
+        """As many of these as memory holds, as far as that has to be known before training.
 
         On several GPUs the largest micro-batch is tried first: a process that met the limit later, alone, could not
         tell the others, which would wait for its gradients.
         """
-        runtime = self.runtime
-        share_size = -(-min(self.train.batch_size, len(self.data.train)) // runtime.world)
-        size = min(runtime.settings.micro_batch_size or share_size, position.micro_batch or share_size, share_size)
-        if runtime.world == 1 or runtime.device.type != "cuda" or position.step >= total:
-            return size
+        runtime, size = self.runtime, self.most(position)
+        tried = runtime.world > 1 and runtime.device.type == "cuda" and not runtime.steps_in_backward
         longest = by_length(np.arange(len(self.data.train)), self.data.train.lengths)
-        while True:
+        while tried and position.step < total:
             failed = 0.0
             try:
-                with self.runtime.accelerator.no_sync(self.prepared):
-                    posed = self._pose(longest[:size], 0)
-                    self._backward(posed, 1.0)
+                # Sharded gradients are exchanged here too: what is kept back would be added to the first step.
+                with runtime.accumulating(self.prepared, last=runtime.shards):
+                    self._backward(self._pose(longest[:size], 0), 1.0)
             except Exception as error:
                 if not out_of_memory(error):
                     raise
@@ -198,8 +201,9 @@ class _Learner(NamedTuple):
             self._forget()
             (failed,) = runtime.highest([failed])
             if not failed:
-                return size
+                break
             size = _halved(size, self.train, say)
+        return size
 
     def step(
         self, rows: NDArray[np.int64], epoch: int, step: int, size: int, say: Callable[[str], None]
@@ -261,6 +265,7 @@ class _Learner(NamedTuple):
 
     def _forget(self) -> None:
         """Gradients of a step that is not made, and the memory it took."""
+        self.runtime.forget_accumulation()
         self.optimizer.zero_grad(set_to_none=True)
         free_memory()
 
@@ -280,107 +285,6 @@ def plan_steps(model: SequenceModel, data: TaskData, train: Train) -> int:
     """Optimiser steps of a stage; a FLOP budget is converted at the mean length."""
     mean = max(1, round(float(data.train.lengths.mean())))
     return total_steps(train, len(data.train), model.flops(mean))
-
-
-def selection_metric(train: Train, output: Output) -> str:
-    return default_metric(output) if train.select == "auto" else train.select
-
-
-def better(found: dict[str, float], best: dict[str, float], metric: str) -> bool:
-    """By the metric; ties by the loss. Anything beats nothing."""
-    sign = 1.0 if LOWER_IS_BETTER[metric] else -1.0
-    return not best or (sign * found[metric], found["loss"]) < (sign * best[metric], best["loss"])
-
-
-class Predictions(NamedTuple):
-    """The answer to every example of a split, in the split's order."""
-
-    values: NDArray[Any]  # (n,) classes or (n, S) reals
-    margin: NDArray[np.float64] | None  # (n,) score of the best class minus that of the second
-
-
-def evaluate(
-    model: nn.Module,
-    objective: Objective,
-    output: Output,
-    split: Split,
-    data: TaskData,
-    runtime: Runtime,
-    train: Train,
-    draw: Draw,
-    *,
-    at_once: int,
-    predict: bool = False,
-) -> tuple[dict[str, float], Predictions | None]:
-    """Exact metrics over all rows: gathered by example, whatever the batches and processes were.
-
-    `at_once` sequences are known to fit into memory with their gradients.
-    """
-    positions, least = min(EVALUATION_POSITIONS, len(split) * int(split.lengths.max())), at_once
-    while True:
-        try:
-            found = _answers(model, objective, output, split, data, runtime, train, draw, positions, least)
-            break
-        except Exception as error:
-            if not out_of_memory(error) or runtime.shards or positions == 1:
-                raise
-        positions, least = max(1, positions // 2), max(1, least // 2)
-        free_memory()
-    whole = {name: runtime.gather(tensor).cpu() for name, tensor in found.items()}
-    order = torch.argsort(whole["index"], stable=True)
-    whole = {name: tensor[order] for name, tensor in whole.items()}
-    kept = whole["index"] != NOBODY
-    whole = {name: tensor[kept] for name, tensor in whole.items()}
-    assert torch.equal(whole.pop("index"), torch.arange(len(split))), "every example is counted once"
-    logits = whole.pop("logits", torch.empty(0))
-    if train.evaluation == "batches":
-        scores = batch_means(output, whole, train.batch_size)
-    else:
-        scores = metrics(output, {name: tensor.sum(0) for name, tensor in whole.items()})
-    return scores, _predictions(output, logits) if predict else None
-
-
-@torch.no_grad()
-def _answers(
-    model: nn.Module,
-    objective: Objective,
-    output: Output,
-    split: Split,
-    data: TaskData,
-    runtime: Runtime,
-    train: Train,
-    draw: Draw,
-    positions: int,
-    least: int,
-) -> dict[str, Tensor]:
-    """What metrics and predictions need of this process's rows, and which rows they are."""
-    model.eval()
-    world, everyone = runtime.world, np.arange(len(split))
-    if train.evaluation == "batches":  # as published: whoever shares a batch shares its padding
-        groups = pieces(everyone, train.batch_size)
-    else:
-        groups = packed(by_length(everyone, split.lengths), split.lengths, positions * world, least * world)
-    gathered: list[dict[str, Tensor]] = []
-    for group in groups:
-        part = share(group, runtime.rank, world)  # all processes take as many batches
-        batch = collate(split, part, data.input, data.target)
-        inputs, targets = runtime.send(objective.pose(batch, draw))
-        with runtime.autocast(train.precision):
-            logits = model(inputs)
-        found = sums(output, logits, targets) | {"index": batch.rows}
-        if not output.per_step:
-            found["logits"] = logits.float().cpu()
-        gathered.append(found)
-    return {name: torch.cat([found[name] for found in gathered]) for name in gathered[0]}
-
-
-def _predictions(output: Output, logits: Tensor) -> Predictions:
-    values = answers(output, logits)
-    if output.loss != "cross_entropy":
-        return Predictions(values.numpy(), None)
-    best = logits.topk(2, dim=-1).values.double()
-    # As in the accuracy: on a tie, topk may name another class.
-    return Predictions(values[:, 0].numpy(), (best[:, 0] - best[:, 1]).numpy())
 
 
 def _continue(run: Run, runtime: Runtime, say: Callable[[str], None]) -> Position:

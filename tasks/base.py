@@ -245,6 +245,13 @@ class TaskData:
         """The same task with every split changed alike."""
         return replace(self, train=change(self.train), val=change(self.val), test=change(self.test))
 
+    def chance(self) -> float | None:
+        """Test accuracy of always answering the commonest class of the training split; None for real targets."""
+        if not isinstance(self.target, Classes) or self.train.targets is None or self.test.targets is None:
+            return None
+        commonest = np.bincount(self.train.targets, minlength=self.target.count).argmax()
+        return float((np.asarray(self.test.targets) == commonest).mean())
+
     def check(self) -> None:
         """Raise ValueError, in words, unless the arrays are what `input` and `target` say."""
         for name, split in self.splits.items():

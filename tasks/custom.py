@@ -9,6 +9,7 @@ import csv
 import difflib
 import hashlib
 import json
+import math
 import os
 import re
 import stat
@@ -466,7 +467,7 @@ def _text(cell: Any, where: str) -> str:
 
 
 def _name(cell: Any, where: str) -> str:
-    """A label or an id as text that does not depend on the file's format: 3, "3" and 3.0 are one."""
+    """A label or an id as text, whatever the file's format: 3, "3", 3.0 and "3.0" are one; "03" is another."""
     if isinstance(cell, bytes | list | dict | np.ndarray):
         raise ValueError(f"{where}: {_show(cell)} is neither text nor a number")
     if isinstance(cell, float) and cell.is_integer():
@@ -478,6 +479,10 @@ def _name(cell: Any, where: str) -> str:
     name = str(cell)
     if not name.strip():
         raise ValueError(f"{where}: the cell is empty")
+    if re.fullmatch(r"-?(0|[1-9][0-9]*)\.0*", name):
+        name = name.partition(".")[0]
+    elif name in ("True", "TRUE", "False", "FALSE"):
+        name = name.lower()
     if len(name) > MAX_NAME:
         raise ValueError(f"{where}: {len(name):,} characters are too many here; at most {MAX_NAME}")
     return _text(name, where)
@@ -493,9 +498,12 @@ def _split_name(cell: Any, where: str) -> str:
 def _sorted_labels(labels: list[str]) -> list[str]:
     """As numbers if all are, else as text."""
     try:
-        return sorted(labels, key=lambda label: (float(label), label))
+        numbers = {label: float(label) for label in labels}
     except ValueError:
         return sorted(labels)
+    if not all(math.isfinite(number) for number in numbers.values()):  # nan has no place in an order
+        return sorted(labels)
+    return sorted(labels, key=lambda label: (numbers[label], label))
 
 
 def _fractional(label: str) -> bool:
@@ -506,6 +514,8 @@ def _number(cell: Any, where: str) -> float:
     if cell is None or (isinstance(cell, str) and not cell.strip()):
         raise ValueError(f"{where}: the cell is empty; a number is expected")
     try:
+        if (isinstance(cell, str) and not cell.isascii()) or "_" in str(cell):
+            raise ValueError  # Python would read 1_000 as 1000, and digits of other scripts
         number = float(cell)
     except (TypeError, ValueError):
         raise ValueError(f"{where}: {_show(cell)} is not a number") from None
@@ -517,9 +527,10 @@ def _number(cell: Any, where: str) -> float:
 
 
 def _wide(cells: list[Any], columns: list[str], where: str) -> NDArray[np.float64]:
+    odd = any(isinstance(cell, str) and ("_" in cell or not cell.isascii()) for cell in cells)
     try:
         steps = np.array([*map(float, cells)])
-        if _small(steps):
+        if not odd and _small(steps):
             return steps
     except (TypeError, ValueError, OverflowError):
         pass
@@ -583,7 +594,7 @@ def _token_ids(steps: NDArray[Any], where: str) -> NDArray[np.int32]:
 
 def _small(steps: NDArray[Any]) -> bool:
     """Finite, also as float32."""
-    return not steps.size or bool(np.abs(steps).max() < HUGE)
+    return not steps.size or float(np.abs(steps).max()) < HUGE
 
 
 def _show(cell: Any) -> str:

@@ -1,7 +1,6 @@
 """The command as a user has it: real processes, standard output, exit codes, what is left behind."""
 
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -95,33 +94,6 @@ def test_compare_end_to_end(tmp_path):
     report = spt("report", folder, "--json", cwd=tmp_path)
     assert json.loads(report.stdout)["rows"] == found["rows"]
     assert spt("report", "runs", cwd=tmp_path).returncode == 0
-
-
-def test_a_killed_compare_goes_on_and_reports_the_same(tmp_path):
-    recipe = recipe_file(tmp_path, pretrain__train__steps=120, finetune__train__steps=60)
-    arguments = ["compare", recipe, "--seeds", "2", "--json"]
-    whole = spt(*arguments, "--out", "whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
-    command = [sys.executable, "-m", "spt_cli", *map(str, arguments), "--out", "parts", "--save-every", "0.2"]
-    for how, wanted in ((signal.SIGKILL, 1), (signal.SIGTERM, 3)):  # after the first run, and after the third
-        process = subprocess.Popen(
-            command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        deadline = time.monotonic() + 120
-        while len(list((tmp_path / "parts").glob("*/result.json"))) < wanted:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(how)
-        output, errors = process.communicate(timeout=60)
-        assert output == "" and process.returncode == (75 if how == signal.SIGTERM else -signal.SIGKILL), errors
-    done = spt(*arguments, "--out", "parts", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    one, two = json.loads(whole.stdout)["rows"][0], json.loads(done.stdout)["rows"][0]
-    for key in ("scratch", "spt", "delta", "low", "high", "n", "verdict"):
-        assert one[key] == two[key]
-    assert [(s["seed"], s["scratch"], s["spt"]) for s in one["seeds"]] == [
-        (s["seed"], s["scratch"], s["spt"]) for s in two["seeds"]
-    ]
 
 
 def test_failed_runs_are_rows_and_the_rest_goes_on(tmp_path):

@@ -146,3 +146,12 @@ def test_warm_up_scales_every_groups_own_rate():
     optimizer = adamw(Declared(), options, torch.device("cpu"))
     set_rates(optimizer, 4, 10, options)
     assert sorted(group["lr"] for group in optimizer.param_groups) == pytest.approx([5e-5, 0.025, 0.05])
+
+
+def test_budgets_without_incomplete_batches():
+    """70 rows in batches of 16: an epoch shows 64 of them."""
+    left_out = {"batch_size": 16, "drop_last": True}
+    assert total_steps(train(epochs=2, **left_out), 70, 1.0) == 8
+    assert total_steps(train(examples=128, **left_out), 70, 1.0) == 8
+    assert total_steps(train(examples=129, **left_out), 70, 1.0) == 9
+    assert [example_count(s, 70, 16, True) for s in (3, 4, 5)] == [48, 64, 80]

@@ -1,6 +1,7 @@
 """Your own data by recipe alone: layouts, splits, and what is said about files that are wrong."""
 
 import csv
+import itertools
 import json
 import os
 import subprocess
@@ -764,3 +765,24 @@ def test_the_page_works_as_written(tmp_path):
             assert command[0] == "python"
             done = subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+def test_labels_are_the_same_in_all_their_spellings(tmp_path):
+    """1, 1.0 and 1. are one class, True and true another; 01 is a name of its own."""
+    cells = ["1", "1.0", "1.", "01", "True", "true"] * 20
+    rows = [{"body": f"text {i}", "stars": cell} for i, cell in enumerate(cells)]
+    assert opened(write(tmp_path / "a.csv", rows), **TEXT).target.count == 3
+
+
+def test_a_label_that_is_not_a_number_leaves_the_order_alone():
+    from spt.tasks.custom import _sorted_labels
+
+    orders = {tuple(_sorted_labels(list(labels))) for labels in itertools.permutations(["nan", "0", "1", "2"])}
+    assert orders == {("0", "1", "2", "nan")}
+
+
+@pytest.mark.parametrize("cell", ["1_000", "\u0663"])
+def test_numbers_are_plain_numbers(tmp_path, cell):
+    rows = [{"v1": f"{i}.5", "v2": "1", "y": str(i % 2)} for i in range(60)] + [{"v1": cell, "v2": "1", "y": "0"}]
+    with pytest.raises(DataError, match="is not a number"):
+        opened(write(tmp_path / "a.csv", rows), value_prefix="v", label_column="y")

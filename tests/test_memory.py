@@ -72,6 +72,37 @@ class memory_for:
         Backbone.forward = self.real
 
 
+class memory_gone_once:
+    """No memory in the n-th forward pass of training."""
+
+    def __init__(self, n):
+        self.n, self.count = n, 0
+
+    def __enter__(self):
+        self.real = Backbone.forward
+
+        def forward(backbone, x, context):
+            self.count += backbone.training
+            if self.count == self.n and backbone.training:
+                raise torch.OutOfMemoryError("none left")
+            return self.real(backbone, x, context)
+
+        Backbone.forward = forward
+
+    def __exit__(self, *_):
+        Backbone.forward = self.real
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_step_that_ran_out_of_memory_half_way_begins_anew(tmp_path, n):
+    """The gradients of its first micro-batches are not added to those of the second attempt."""
+    job = Job(own_task(tmp_path, pretrain__train__batch_size=9, model__dropout=0.2), "pretrain", 0)
+    run(job, tmp_path / "whole", micro_batch_size=2)
+    with memory_gone_once(n):
+        run(job, tmp_path / "parts", micro_batch_size=4)
+    assert np.allclose(losses(tmp_path / "whole", job), losses(tmp_path / "parts", job), rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
 def test_out_of_memory_raises_accumulation(tmp_path, kind):
     """8 sequences do not fit, nor 4; the batch stays 8, and so do the numbers."""

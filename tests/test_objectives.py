@@ -402,3 +402,14 @@ def test_cross_entropy_over_several_quantities():
     torch.testing.assert_close(per_answer(output, logits, truth), expected / 2)
     weight = torch.rand(4, 5)
     torch.testing.assert_close(weighted_sum(output, logits, Targets(truth, weight)), (expected / 2 * weight).sum())
+
+
+def test_a_large_mean_does_not_swallow_the_variance():
+    """Targets of 3e7 and a few: with a scale, r2 is that of what differs."""
+    truth = 3e7 + 4 * torch.arange(8.0)[:, None]
+    output = Output("l2", per_step=False, size=1, shift=(3e7 + 14,), scale=(9.0,))
+    logits = (truth - output.shift[0]) / output.scale[0]
+    for guess, r2 in ((logits, 1.0), (torch.zeros(8, 1), 0.0)):
+        found = sums(output, guess, Targets(truth, torch.ones(8)))
+        totals = {name: tensor.sum(0) for name, tensor in found.items()}
+        assert metrics(output, totals)["r2"] == pytest.approx(r2, abs=1e-3)

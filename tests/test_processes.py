@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from tiny import RECIPE, ROOT, TASK, changed, environment, spt
+from tiny import MODEL, RECIPE, ROOT, TASK, changed, environment, spt
 
 from spt import launch
 from spt.errors import UsageError
@@ -120,7 +120,9 @@ def wait_for(condition, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_stop_is_one_for_all(folder, number, code):
     """Asked to stop, both processes finish the same step; one process goes on from there, to the same end."""
     long = ("pretrain", "small.yaml", "pretrain.train.steps=400", "pretrain.train.evaluate_every=100")
@@ -184,6 +186,7 @@ def test_an_error_is_said_once_with_its_code(folder):
     assert json.loads(status.read_text())["exit_code"] == 5
 
 
+@pytest.mark.slow
 def test_two_programs_of_two_processes_do_not_share_a_run(folder):
     long = ("pretrain", "small.yaml", "pretrain.train.steps=100000", "--num-processes", 2, "--save-every", 0)
     first = start(*long, cwd=folder, env=QUIET)
@@ -196,7 +199,7 @@ def test_two_programs_of_two_processes_do_not_share_a_run(folder):
     assert first.returncode == 75
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "slurm", "config"])
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm", pytest.param("config", marks=pytest.mark.slow)])
 def test_launchers_that_are_already_running_are_joined(folder, launcher):
     arguments = ["-m", "spt_cli", "pretrain", "small.yaml", "--num-processes", "2", "--json"]
     env = environment(QUIET)
@@ -233,12 +236,113 @@ def test_launchers_that_are_already_running_are_joined(folder, launcher):
 
 
 def test_another_number_than_was_formed_is_refused(folder):
-    alone = spt("pretrain", "small.yaml", "--num-processes", 3, cwd=folder, env={**QUIET, "WORLD_SIZE": "2"})
+    alone = spt(
+        "pretrain",
+        "small.yaml",
+        "--num-processes",
+        3,
+        cwd=folder,
+        env={**QUIET, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"},
+    )
     assert alone.returncode == 2 and "a launcher has formed 2" in alone.stderr
     missing = spt("pretrain", "small.yaml", "--accelerate-config", "none.yaml", cwd=folder)
     assert missing.returncode == 2 and "no accelerate config file none.yaml" in missing.stderr
     with pytest.raises(UsageError, match="this machine alone"):
         launch.check(1000, None)
+
+
+# A model that has no memory in one process alone, in training or in evaluation.
+ALONE = """
+        import os, torch
+        self.calls = getattr(self, "calls", 0) + (self.training == TRAINING)
+        if os.environ.get("RANK") == "1" and self.training == TRAINING and self.calls in (2, 3, 4):
+            raise torch.OutOfMemoryError("none left")
+        x = self.map(x)
+"""
+
+
+def alone(folder: Path, training: bool) -> None:
+    text = MODEL.replace("        x = self.map(x)\n", ALONE.replace("TRAINING", str(training)))
+    (folder / "mine.py").write_text(text.replace("FORWARD", "x").replace("EXTRA", ""))
+    options = {**SMALL, "model": {"name": "./mine.py", "d_model": 16, "n_layers": 1}}
+    (folder / "small.yaml").write_text(yaml.safe_dump(changed(RECIPE, **options)))
+
+
+@pytest.mark.parametrize("command", ["pretrain", "compare"])
+def test_what_strikes_one_process_is_told_by_it_and_ends_all(folder, command):
+    alone(folder, training=True)
+    began = time.monotonic()
+    done = spt(command, "small.yaml", "--num-processes", 2, cwd=folder, env=QUIET)
+    assert done.returncode == 4, done.stderr
+    assert "spt: process 1 has no memory for 4 sequences at once; --micro-batch 2 leaves" in done.stderr
+    assert done.stderr.count("spt: ") == 1 and "Traceback" not in done.stderr and time.monotonic() - began < 60
+    (status,) = folder.glob("runs/pretrain-*/status.json")
+    assert json.loads(status.read_text())["exit_code"] == 4
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("os._exit(7)", "exit code 7"),
+        pytest.param("os.kill(os.getpid(), 9)", "SIGKILL, perhaps for want of memory", marks=pytest.mark.slow),
+    ],
+)
+def test_a_process_that_dies_is_no_orderly_stop(folder, end, how):
+    """A scheduler that starts anew what ended with 75 would do so for ever."""
+    alone(folder, training=True)
+    text = (folder / "mine.py").read_text()
+    (folder / "mine.py").write_text(text.replace('raise torch.OutOfMemoryError("none left")', end))
+    done = spt("pretrain", "small.yaml", "--num-processes", 2, cwd=folder, env=QUIET)
+    assert done.returncode == 4, done.stderr
+    assert f"process 1 of 2 ended without a word ({how})" in done.stderr
+    assert done.stderr.count("spt: ") == 1 and "GLHF" not in done.stderr
+    (status,) = folder.glob("runs/pretrain-*/status.json")
+    assert json.loads(status.read_text())["state"] == "failed"
+
+
+def test_files_of_the_current_folder_are_not_imported(folder):
+    (folder / "numpy.py").write_text("raise RuntimeError('not me')\n")
+    (folder / "run.py").write_text(f"import sys; sys.path[0] = {str(ROOT)!r}; import spt_cli; spt_cli.main()\n")
+    command = [sys.executable, "run.py", "pretrain", "small.yaml", "--num-processes", "2"]
+    done = subprocess.run(command, cwd=folder, env=environment(QUIET), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_evaluation_that_does_not_fit_one_process_is_cut_alike_by_all(folder):
+    alone(folder, training=False)
+    assert spt("pretrain", "small.yaml", "--out", "one", cwd=folder, env=QUIET).returncode == 0
+    done = spt("pretrain", "small.yaml", "--num-processes", 2, "--out", "two", cwd=folder, env=QUIET)
+    assert done.returncode == 0, done.stderr
+    same_outcome(folder / "one", folder / "two")
+
+
+def test_a_tracker_outlives_no_group(folder):
+    """Two runs, one after the other, each with its tracker."""
+    done = spt("finetune", "small.yaml", "--num-processes", 2, "--tracker", "tensorboard", cwd=folder, env=QUIET)
+    assert done.returncode == 0, done.stderr
+    assert len(list(folder.glob("runs/*/spt/events*"))) >= 2 or len(list(folder.rglob("events.out*"))) >= 2
+
+
+def test_a_launchers_compiler_and_precision_are_not_ours(folder):
+    env = {**QUIET, "ACCELERATE_DYNAMO_BACKEND": "EAGER", "ACCELERATE_MIXED_PRECISION": "bf16"}
+    assert spt("pretrain", "small.yaml", "--out", "one", cwd=folder, env=QUIET).returncode == 0
+    done = spt("pretrain", "small.yaml", "--out", "two", cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    same_outcome(folder / "one", folder / "two")
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"WORLD_SIZE": "two"}, "the variable WORLD_SIZE is 'two', not a number"),
+        ({"WORLD_SIZE": "4", "RANK": "0"}, "MASTER_ADDR does not say where they meet"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "localhost"}, "RANK is 2 of WORLD_SIZE 2"),
+        ({"SLURM_STEP_NUM_TASKS": "many"}, "SLURM_STEP_NUM_TASKS is 'many'"),
+    ],
+)
+def test_variables_of_no_group_are_told(folder, variables, words):
+    done = spt("pretrain", "small.yaml", cwd=folder, env={**QUIET, **variables})
+    assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -264,3 +368,11 @@ def test_slurm_variables_outside_a_step_are_no_group():
 def test_importing_the_launcher_needs_no_torch():
     program = "import sys, spt.launch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment()).returncode == 0
+
+
+def test_a_rank_without_a_group_is_a_leftover(folder):
+    done = spt("list", "tasks", cwd=folder, env={"RANK": "1", "LOCAL_RANK": "3"})
+    assert done.returncode == 0 and "digits" in done.stdout
+    variables = {"RANK": "1", "LOCAL_RANK": "3"}
+    launch.check_group(variables)
+    assert variables == {} and launch.rank({"RANK": "1"}) == 0

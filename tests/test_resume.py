@@ -1,6 +1,6 @@
 """Bad days: killed, stopped, out of disk. The same command goes on, and the end is that of a day without trouble.
 
-Real processes, through the command line. `compare` over two seeds makes eight runs: its report, and every run's
+Real processes, through the command line. `compare` over two seeds makes six runs: its report, and every run's
 weights, course and scores must come out bit for bit.
 """
 

@@ -1,7 +1,9 @@
 """The loop: exact resume, paired arms, a batch is a batch however it is cut, nothing seen that must not be."""
 
+import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,13 +19,13 @@ from accelerate import Accelerator
 from tiny import TASK, environment, loaded, own_task, recipe_file, run, spt_job, weights
 
 import spt.runtime
-from spt.errors import CheckpointError, DivergedError, Interrupted, OutputError, Stopped
+from spt.errors import CheckpointError, DataError, DivergedError, Interrupted, OutputError, Stopped
+from spt.evaluate import better
 from spt.models.base import Context
 from spt.network import pool
 from spt.plan import Job
 from spt.run import Run
 from spt.stages import bind
-from spt.train import better
 
 SCORES = ("val", "test", "best_step", "stop", "parameters", "data", "settings", "metric")
 
@@ -403,9 +405,9 @@ def test_test_is_scored_with_the_selected_weights(tmp_path):
     result = run(job, tmp_path / "runs")
     assert result.best_step < 12
     from spt.checkpoint import load_weights
+    from spt.evaluate import evaluate
     from spt.runtime import Runtime, Settings
     from spt.seeding import Draw
-    from spt.train import evaluate
 
     bound = bind(job)
     load_weights(tmp_path / "runs" / job.name / "checkpoints/best", bound.model)
@@ -646,3 +648,78 @@ def test_only_needed_checkpoints_are_kept(tmp_path):
     names = {path.name.partition("-")[0] for path in (tmp_path / "runs" / job.name / "checkpoints").iterdir()}
     assert names == {"step", "best"}
     assert len(list((tmp_path / "runs" / job.name / "checkpoints").glob("best-*"))) == 1
+
+
+def test_signals_are_noted_and_a_second_ctrl_c_acts_at_once():
+    from spt.runtime import StopSignals, stopped
+
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signals.received == signal.SIGTERM  # the first one says why
+    with StopSignals() as signals, pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+    with StopSignals(alone=False) as signals:  # a launcher passes on what the terminal has sent already
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signals.received == signal.SIGINT
+    assert (stopped(signal.SIGINT, 3).exit_code, stopped(signal.SIGTERM, 3).exit_code) == (130, 75)
+
+
+def test_a_validation_loss_that_is_not_finite_is_divergence(tmp_path, monkeypatch):
+    monkeypatch.setattr("spt.train.evaluate", lambda *_, **__: ({"loss": float("nan"), "accuracy": 0.0}, None))
+    with pytest.raises(DivergedError, match="the validation loss is not finite at step 3"):
+        run(Job(loaded(tmp_path), "pretrain", 0), tmp_path / "runs")
+
+
+def test_dropout_follows_from_seed_step_and_process(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: asked.append(seed))
+    job = Job(loaded(tmp_path, pretrain__train__steps=3), "pretrain", 0)
+    run(job, tmp_path / "runs")
+    from spt.seeding import stream
+
+    steps = [stream(0, "dropout", step, 0) & (2**63 - 1) for step in range(3)]
+    assert [seed for seed in asked if seed in steps] == steps
+    assert stream(0, "dropout", 1, 0) != stream(0, "dropout", 1, 1)
+
+
+def test_a_copy_of_a_checkpoint_is_left_alone(tmp_path):
+    job = Job(loaded(tmp_path, pretrain__train__steps=8), "pretrain", 0)
+    whole = run(job, tmp_path / "whole")
+    with stopping_after(5), pytest.raises(Stopped):
+        run(job, tmp_path / "runs")
+    folder = tmp_path / "runs" / job.name / "checkpoints"
+    for path in list(folder.iterdir()):
+        shutil.copytree(path, path.with_name(f"{path.name}.bak"))
+    same_result(whole, run(job, tmp_path / "runs"))
+    assert list(folder.glob("*.bak"))
+
+
+def test_a_position_of_another_step_is_damage(tmp_path):
+    job = Job(loaded(tmp_path, pretrain__train__steps=8), "pretrain", 0)
+    whole = run(job, tmp_path / "whole")
+    with stopping_after(5), pytest.raises(Stopped):
+        run(job, tmp_path / "runs")
+    (step,) = (tmp_path / "runs" / job.name / "checkpoints").glob("step-*")
+    position = json.loads((step / "position.json").read_text())
+    (step / "position.json").write_text(json.dumps({**position, "step": 2}))
+    sums = json.loads((step / "manifest.json").read_text())
+    sums["position.json"] = hashlib.sha256((step / "position.json").read_bytes()).hexdigest()
+    (step / "manifest.json").write_text(json.dumps(sums))
+    said = []
+    same_result(whole, run(job, tmp_path / "runs", said))
+    assert any("position.json is damaged" in text for text in said)
+
+
+def test_a_validation_split_that_nothing_is_scored_on_is_refused_at_once(tmp_path):
+    """Sequences of one step have no next one."""
+    lengths = "lengths = rng.integers(3, 13, n)"
+    text = TASK.replace(lengths, f"{lengths} if n == 40 else np.ones(n, int)")
+    own_task(tmp_path, pretrain__objective={"name": "next"}, model__causal=True)
+    (tmp_path / "toy.py").write_text(text)
+    from spt.recipe import load
+
+    with pytest.raises(DataError, match="no step of the validation split is scored"):
+        bind(Job(load(str(tmp_path / "tiny.yaml")), "pretrain", 0))
