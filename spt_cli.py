@@ -599,6 +599,8 @@ def _runtime(resume: Literal["auto", "must", "never"], how: How, wait: bool = Fa
         say(runtime.formation())
         if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no":
             say("note: the launcher's mixed precision is not used; precision is the recipe's")
+        if runtime.steps_in_backward:
+            say("note: spt has not been run with DeepSpeed yet; hold this run against one without it")
     elif (idle := runtime.idle_devices()) > 0:
         say(f"note: one of {idle + 1} devices is used; --num-processes {idle + 1} uses all, with the same results")
     return runtime

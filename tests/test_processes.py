@@ -268,7 +268,7 @@ def alone(folder: Path, training: bool) -> None:
     (folder / "small.yaml").write_text(yaml.safe_dump(changed(RECIPE, **options)))
 
 
-@pytest.mark.parametrize("command", ["pretrain", "compare"])
+@pytest.mark.parametrize("command", ["pretrain", pytest.param("compare", marks=pytest.mark.slow)])
 def test_what_strikes_one_process_is_told_by_it_and_ends_all(folder, command):
     alone(folder, training=True)
     began = time.monotonic()
@@ -300,6 +300,7 @@ def test_a_process_that_dies_is_no_orderly_stop(folder, end, how):
     assert json.loads(status.read_text())["state"] == "failed"
 
 
+@pytest.mark.slow
 def test_files_of_the_current_folder_are_not_imported(folder):
     (folder / "numpy.py").write_text("raise RuntimeError('not me')\n")
     (folder / "run.py").write_text(f"import sys; sys.path[0] = {str(ROOT)!r}; import spt_cli; spt_cli.main()\n")
@@ -316,6 +317,7 @@ def test_an_evaluation_that_does_not_fit_one_process_is_cut_alike_by_all(folder)
     same_outcome(folder / "one", folder / "two")
 
 
+@pytest.mark.slow
 def test_a_tracker_outlives_no_group(folder):
     """Two runs, one after the other, each with its tracker."""
     done = spt("finetune", "small.yaml", "--num-processes", 2, "--tracker", "tensorboard", cwd=folder, env=QUIET)
@@ -376,3 +378,58 @@ def test_a_rank_without_a_group_is_a_leftover(folder):
     variables = {"RANK": "1", "LOCAL_RANK": "3"}
     launch.check_group(variables)
     assert variables == {} and launch.rank({"RANK": "1"}) == 0
+
+
+# Accelerate shards on GPUs alone; here it is told that the CPU is one.
+SHARDED = """
+import os
+import torch.distributed
+os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": NUMBER, "ACCELERATE_TORCH_DEVICE": "cpu"}
+torch.distributed.init_process_group("gloo")
+from accelerate.state import DistributedType, PartialState
+PartialState._prepare_backend = lambda self, *_: ("gloo", DistributedType.MULTI_GPU)
+import spt_cli
+spt_cli.main()
+"""
+
+
+def sharded(folder: Path, *arguments: str, version: str = "2") -> subprocess.Popen:
+    (folder / "sharded.py").write_text(SHARDED.replace("NUMBER", repr(version)))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.Popen(
+        [*launcher, "sharded.py", *arguments],
+        cwd=folder,
+        env=environment(QUIET),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_model_in_shards_is_trained_saved_and_resumed_as_a_whole_one(folder):
+    """FSDP, version 2, accumulating, in both stages; stopped, and continued from states saved in parts."""
+    long = ("small.yaml", "pretrain.train.steps=60", "pretrain.train.evaluate_every=20")
+    assert spt("finetune", *long, "--out", "one", cwd=folder, env=QUIET).returncode == 0
+    command = ("finetune", *long, "--out", "two", "--micro-batch", "2", "--save-every", "0")
+    child = sharded(folder, *command)
+    wait_for(lambda: child.poll() is not None or list((folder / "two").glob("*/checkpoints/step-*")), 120)
+    child.terminate()
+    _, errors = child.communicate(timeout=120)
+    assert list((folder / "two").glob("*/status.json")), errors
+    (status,) = (folder / "two").glob("*/status.json")
+    assert json.loads(status.read_text())["exit_code"] == 75, errors
+    whole = spt(*command, cwd=folder, env=QUIET)  # what was saved in parts is not for one process
+    assert whole.returncode == 6 and "continue as it was begun" in whole.stderr
+    child = sharded(folder, *command)
+    _, errors = child.communicate(timeout=300)
+    assert child.returncode == 0, errors
+    assert "2 processes (gloo, FSDP) on cpu" in errors
+    same_outcome(folder / "one", folder / "two")
+
+
+@pytest.mark.slow
+def test_the_first_version_of_sharding_is_refused(folder):
+    child = sharded(folder, "pretrain", "small.yaml", version="1")
+    _, errors = child.communicate(timeout=120)
+    assert child.returncode and "set fsdp_version: 2" in errors

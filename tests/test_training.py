@@ -481,7 +481,8 @@ def test_masks_are_drawn_anew_each_epoch_and_fixed_in_validation(tmp_path, monke
     assert [epoch for use, epoch, _ in seen if use == "corruption"] == list(range(6))
     assert not np.array_equal(training[0], training[1])
     validation = [hidden for use, _, hidden in seen if use == "evaluation"]
-    assert len(validation) == 2 and np.array_equal(validation[0], validation[1])
+    assert len(validation) == 3  # two evaluations, and a look beforehand whether anything is scored
+    assert np.array_equal(validation[0], validation[1]) and np.array_equal(validation[1], validation[2])
 
 
 def test_precision_reaches_the_matrix_products(tmp_path, monkeypatch):
