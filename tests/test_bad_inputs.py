@@ -56,14 +56,14 @@ def recipe(folder: Path, **changes) -> str:
     return "r.yaml"
 
 
-def refused(folder: Path, code: int, words: str, *arguments) -> str:
+def refused(folder: Path, code: int, words: str, *arguments, busy: bool = False) -> str:
     """The command ends with this code and a sentence with these words, and leaves no unfinished file."""
     exit_code, output, errors = call(folder, *arguments)
     assert exit_code == code, (output, errors)
     assert words in errors, errors
     assert errors.count("spt: ") == 1 and "Traceback" not in output + errors and output == ""
     left = [path for path in folder.rglob("*") if path.name.endswith((".tmp", ".part", ".incomplete"))]
-    assert left == []
+    assert left == [] or busy  # another process may be writing at this moment
     return errors
 
 
@@ -362,7 +362,7 @@ def test_a_folder_in_use(folder):
         assert time.monotonic() < end and first.poll() is None
         time.sleep(0.05)
     try:
-        said = refused(folder, 7, "is being written by another process", "pretrain", "r.yaml")
+        said = refused(folder, 7, "is being written by another process", "pretrain", "r.yaml", busy=True)
         assert f"({first.pid} on {os.uname().nodename})" in said
     finally:
         first.kill()

@@ -93,6 +93,7 @@ def test_two_processes_do_what_one_does(folder, options):
     assert one["id"] == two["id"] and np.allclose(one["margin"], two["margin"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_comparison_by_two_processes_is_one_report(folder):
     command = ("compare", "small.yaml", "--seeds", 2, "--json")
     one = spt(*command, "--out", "one", cwd=folder, env=QUIET)
@@ -309,6 +310,7 @@ def test_files_of_the_current_folder_are_not_imported(folder):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_does_not_fit_one_process_is_cut_alike_by_all(folder):
     alone(folder, training=False)
     assert spt("pretrain", "small.yaml", "--out", "one", cwd=folder, env=QUIET).returncode == 0
