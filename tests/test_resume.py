@@ -194,7 +194,8 @@ def test_an_orphaned_run_is_recognised(quiet_day):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_while_nothing_trains_is_orderly_too(quiet_day, number):
     """Within the first second: while libraries are imported, data opened, the first run bound."""
-    process = start(quiet_day, f"early{number}")
+    heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a shell's background jobs ignore it
+    process = start(quiet_day, f"early{number}", preexec_fn=heard)
     time.sleep(1.0)
     process.send_signal(number)
     _, errors = process.communicate(timeout=100)
