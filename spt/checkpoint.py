@@ -153,15 +153,7 @@ def resume(run: Run, runtime: Runtime, say: Callable[[str], None]) -> Position |
     def load() -> None:
         try:
             runtime.accelerator.load_state(str(folder))
-        except (
-            RuntimeError,
-            ValueError,
-            KeyError,
-            EOFError,
-            OSError,
-            SafetensorError,
-            pickle.UnpicklingError,
-        ) as error:
+        except UNREADABLE as error:
             raise CheckpointError(
                 f"{folder} cannot be loaded ({brief(error)}); --resume never starts anew and keeps it"
             ) from error
@@ -171,6 +163,7 @@ def resume(run: Run, runtime: Runtime, say: Callable[[str], None]) -> Position |
 
 
 def _newest(run: Run, say: Callable[[str], None]) -> tuple[Path, Position] | None:
+    _sweep(run)
     for folder in reversed(_steps(run.checkpoints, "step")):
         problem = damage(folder)
         if problem is None:
@@ -211,9 +204,19 @@ def publish(run: Run, best_step: int) -> None:
 
 def clean(run: Run) -> None:
     """Drop what was only for resuming."""
+    _sweep(run)
     for kind in ("step", "best"):
         for folder in _steps(run.checkpoints, kind):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(run: Run) -> None:
+    """Drop what processes killed while they wrote have left; whoever holds the run's lock may."""
+    for left in [*run.checkpoints.glob(".*.tmp"), *run.path.glob(".*.tmp")]:
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def about(folder: Path) -> tuple[About, NDArray[np.uint64]]:

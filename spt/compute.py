@@ -4,7 +4,6 @@ Operations are analytic: every mixer states those of its forward pass, and backw
 in torch see neither fused attention on a CPU nor any FFT, and would give some models their work for free.
 """
 
-import gc
 import math
 import sys
 from contextlib import suppress
@@ -37,13 +36,6 @@ def example_count(steps: int, n: int, batch_size: int, drop_last: bool = False) 
     n = min(n, per_epoch * batch_size)
     epochs, rest = divmod(steps, per_epoch)
     return epochs * n + min(rest * batch_size, n)
-
-
-def free_memory() -> None:
-    """Give back what the device's allocator keeps for later."""
-    if torch.cuda.is_available():
-        gc.collect()  # an error's traceback may hold tensors in a cycle
-        torch.cuda.empty_cache()
 
 
 def reset_peak_memory(device: torch.device) -> None:

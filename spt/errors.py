@@ -6,7 +6,7 @@
 | 1    | a bug of ours                                                            |
 | 2    | wrong usage or a wrong recipe                                            |
 | 3    | data missing or invalid                                                  |
-| 4    | a back end or an optional package is not available                       |
+| 4    | a back end, an optional package, memory or one of the processes is gone  |
 | 5    | the loss stopped being finite                                            |
 | 6    | a checkpoint cannot be used (other architecture, other data, damaged)    |
 | 7    | the output folder cannot be used (locked, unwritable, full)              |

@@ -1,5 +1,6 @@
 """Exact evaluation: every example counted once, whatever the batches and processes were; and what is better."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,12 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from spt.batch import NOBODY, by_length, collate, packed, pieces, share
-from spt.compute import free_memory
 from spt.errors import BackendError
 from spt.losses import LOWER_IS_BETTER, answers, batch_means, default_metric, metrics, sums
 from spt.objectives import Objective, Output
 from spt.recipe import Train
-from spt.runtime import Runtime, out_of_memory
+from spt.runtime import Runtime, free_memory, out_of_memory
 from spt.seeding import Draw
 from spt.tasks.base import Split, TaskData
 
@@ -44,11 +44,40 @@ def evaluate(
 
     `at_once` sequences are known to fit into memory with their gradients.
     """
+    everyone, world = np.arange(len(split)), runtime.world
+
+    @torch.no_grad()
+    def answer(groups: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
+        """What metrics and predictions need of this process's rows, and which rows they are."""
+        model.eval()
+        # Filled in place: a small tensor kept from each batch would break up the memory that the next one needs whole.
+        kept: dict[str, Tensor] = {}
+        done, total = 0, sum(-(-len(group) // world) for group in groups)
+        for group in groups:
+            part = share(group, runtime.rank, world)  # all processes take as many batches
+            batch = collate(split, part, data.input, data.target)
+            inputs, targets = runtime.send(objective.pose(batch, draw))
+            with runtime.autocast(train.precision):
+                logits = model(inputs)
+            found = sums(output, logits, targets) | {"index": batch.rows}
+            if not output.per_step:
+                found["logits"] = logits.float()
+            for name, tensor in found.items():
+                if name not in kept:
+                    kept[name] = torch.empty((total, *tensor.shape[1:]), dtype=tensor.dtype)
+                kept[name][done : done + len(part)] = tensor
+            done += len(part)
+        return kept
+
     positions, least = min(EVALUATION_POSITIONS, len(split) * int(split.lengths.max())), at_once
     while True:
+        if train.evaluation == "batches":  # as published: whoever shares a batch shares its padding
+            groups = pieces(everyone, train.batch_size)
+        else:
+            groups = packed(by_length(everyone, split.lengths), split.lengths, positions * world, least * world)
         failed = 0.0
         try:
-            found = _answers(model, objective, output, split, data, runtime, train, draw, positions, least)
+            found = answer(groups)
         except Exception as error:
             if not out_of_memory(error):
                 raise
@@ -75,46 +104,6 @@ def evaluate(
     else:
         scores = metrics(output, {name: tensor.sum(0) for name, tensor in whole.items()})
     return scores, _predictions(output, logits) if predict else None
-
-
-@torch.no_grad()
-def _answers(
-    model: nn.Module,
-    objective: Objective,
-    output: Output,
-    split: Split,
-    data: TaskData,
-    runtime: Runtime,
-    train: Train,
-    draw: Draw,
-    positions: int,
-    least: int,
-) -> dict[str, Tensor]:
-    """What metrics and predictions need of this process's rows, and which rows they are."""
-    model.eval()
-    world, everyone = runtime.world, np.arange(len(split))
-    if train.evaluation == "batches":  # as published: whoever shares a batch shares its padding
-        groups = pieces(everyone, train.batch_size)
-    else:
-        groups = packed(by_length(everyone, split.lengths), split.lengths, positions * world, least * world)
-    # Filled in place: a small tensor kept from each batch would break up the memory that the next one needs whole.
-    kept: dict[str, Tensor] = {}
-    done, total = 0, sum(-(-len(group) // world) for group in groups)
-    for group in groups:
-        part = share(group, runtime.rank, world)  # all processes take as many batches
-        batch = collate(split, part, data.input, data.target)
-        inputs, targets = runtime.send(objective.pose(batch, draw))
-        with runtime.autocast(train.precision):
-            logits = model(inputs)
-        found = sums(output, logits, targets) | {"index": batch.rows}
-        if not output.per_step:
-            found["logits"] = logits.float()
-        for name, tensor in found.items():
-            if name not in kept:
-                kept[name] = torch.empty((total, *tensor.shape[1:]), dtype=tensor.dtype)
-            kept[name][done : done + len(part)] = tensor
-        done += len(part)
-    return kept
 
 
 def _predictions(output: Output, logits: Tensor) -> Predictions:

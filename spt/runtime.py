@@ -29,6 +29,7 @@ from accelerate.utils import (
     gather_object,
     send_to_device,
 )
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import Tensor, nn
 
 from spt import __version__, launch
@@ -64,7 +65,6 @@ class Runtime:
 
     @cached_property
     def accelerator(self) -> Accelerator:
-        launch.join_slurm()
         # Precision is ours (`autocast`): it belongs to a stage, Accelerate's belongs to the process.
         # So is accumulation: a launcher's setting must not divide our losses. Compilation is --compile's.
         accelerator = Accelerator(
@@ -361,10 +361,15 @@ def compiler_problem(device: str) -> str | None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Was there no memory for a tensor? On a CPU torch says so in a RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )
+    """Was there no memory for a tensor? CPUs, and some libraries on GPUs, say so in a RuntimeError's text."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, Exception) and bool(should_reduce_batch_size(error))
+
+
+def free_memory() -> None:
+    """Give back what the device's allocator keeps for later."""
+    clear_device_cache(garbage_collection=True)  # an error's traceback may hold tensors in a cycle
 
 
 def lost(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from spt.batch import by_length, collate, pieces, share, steps_per_epoch, training_rows
 from spt.checkpoint import About, Position, load_weights, prune, resume, save_state, save_weights
-from spt.compute import TRAINING, free_memory, peak_memory, reset_peak_memory, total_steps
+from spt.compute import TRAINING, peak_memory, reset_peak_memory, total_steps
 from spt.errors import BackendError, CheckpointError, DivergedError
 from spt.evaluate import better, evaluate, selection_metric
 from spt.losses import weighted_sum
@@ -26,7 +26,7 @@ from spt.optim import adamw, reduces, set_rates
 from spt.progress import Bar
 from spt.recipe import Train
 from spt.run import Ledger, Run
-from spt.runtime import Runtime, StopSignals, known_to_all, out_of_memory, stopped
+from spt.runtime import Runtime, StopSignals, free_memory, known_to_all, out_of_memory, stopped
 from spt.seeding import Draw, stream
 from spt.tasks.base import Split, TaskData
 

@@ -180,13 +180,18 @@ def test_a_full_disk_ends_in_words_and_loses_nothing(quiet_day, kilobytes, tmp_p
 
 
 def test_an_orphaned_run_is_recognised(quiet_day):
-    """Its lock went with the process; its status still says running."""
+    """Its lock went with the process; its status still says running, and what it was writing lies about."""
     process = start(quiet_day, "orphan", *SAVING)
     while steps_done(quiet_day / "orphan") < 5:
         time.sleep(0.002)
     process.kill()
     process.communicate()
+    (checkpoints,) = (quiet_day / "orphan").glob("*/checkpoints")
+    (checkpoints / ".step-00000003.tmp").mkdir(exist_ok=True)
+    (checkpoints / ".step-00000003.tmp/model.safetensors").write_bytes(b"half")
+    (checkpoints.parent / ".status.json.1.tmp").write_text("{")
     done = finish(quiet_day, "orphan")
+    assert [path for path in checkpoints.parent.rglob("*") if path.name.endswith(".tmp")] == []
     assert f"was left by process {process.pid} on {os.uname().nodename}, which ended without a word" in done.stderr
     same_day(quiet_day / "whole", quiet_day / "orphan")
 
