@@ -119,7 +119,12 @@ def main() -> None:
         sys.exit(error.exit_code)
     if launch.rank() > 0:  # of several processes the first one speaks
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    app(prog_name="spt")
+    try:
+        app(prog_name="spt")
+    except SystemExit as ended:
+        if launch.world() > 1 and isinstance(ended.code, int | None):
+            launch.leave(ended.code or 0)
+        raise
 
 
 def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -4,7 +4,7 @@ Letters: B sequences, L steps, D width, H heads, E = D / H width of a head, P = 
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +47,7 @@ def _angles(length: int, width: int, base: float) -> Float[Tensor, "L P"]:
 class Positions(Mixer):
     """Adds absolute positions to the stream: fixed sinusoids, a learned table, or both."""
 
-    rates: ClassVar[Mapping[str, Rate]] = {"learned": Rate()}  # no weight decay
+    rates: Mapping[str, Rate] = {"learned": Rate()}  # no weight decay
 
     fixed: Tensor | None
 

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from spt.models.attention import Attention, Position, Positions
-from spt.models.base import Backbone, BackboneConfig, Context, Mixer, linear_flops
+from spt.models.base import Backbone, BackboneConfig, Context, Mixer, PointwiseMixer, linear_flops
 
 
 class Config(BackboneConfig):
@@ -52,7 +52,7 @@ class Config(BackboneConfig):
         return self
 
 
-class FeedForward(Mixer):
+class FeedForward(PointwiseMixer):
     """Two linear maps with a GELU between them, at every step alike."""
 
     def __init__(self, d_model: int, d_ff: int) -> None:

@@ -60,7 +60,8 @@ def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, targ
     if split.targets is not None:
         kind = np.int64 if isinstance(target, Classes) else np.float32
         y = torch.from_numpy(np.ascontiguousarray(split.targets[rows], dtype=kind))
-    return Batch(x, raw, Context(mask, padded), y, torch.from_numpy(np.asarray(index, np.int64)))
+    real = None if (index != NOBODY).all() else torch.from_numpy(index != NOBODY)
+    return Batch(x, raw, Context(mask, padded, real=real), y, torch.from_numpy(np.asarray(index, np.int64)))
 
 
 def steps_per_epoch(n: int, batch_size: int, drop_last: bool = False) -> int:

@@ -167,7 +167,7 @@ def survives_bfloat16(component: Component, causal: bool) -> str | None:
 def states_its_operations(component: Component, causal: bool) -> str | None:
     """At least those that torch's counter sees: it misses FFTs and fused kernels, so a model may state more."""
     model, length = tiny(component, causal), 63
-    stated = model.flops(length)
+    stated = model.flops(length) + model.shared_flops(length)
     groups(model, Train(steps=1, batch_size=1, learning_rate=1.0))  # complains of rates for what is not there
     if not (math.isfinite(stated) and stated > 0):
         return f"flops({length}) is {stated}"

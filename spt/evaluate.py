@@ -1,5 +1,6 @@
 """Exact evaluation: every example counted once, whatever the batches and processes were; and what is better."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from spt.batch import NOBODY, by_length, collate, packed, pieces, share
 from spt.errors import BackendError
 from spt.losses import LOWER_IS_BETTER, answers, batch_means, default_metric, metrics, sums
+from spt.models.longconv import kernels_held
 from spt.objectives import Objective, Output
 from spt.recipe import Train
 from spt.runtime import Runtime, free_memory, out_of_memory
@@ -46,7 +48,6 @@ def evaluate(
     """
     everyone, world = np.arange(len(split)), runtime.world
 
-    @torch.no_grad()
     def answer(groups: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
         """What metrics and predictions need of this process's rows, and which rows they are."""
         model.eval()
@@ -76,8 +77,10 @@ def evaluate(
         else:
             groups = packed(by_length(everyone, split.lengths), split.lengths, positions * world, least * world)
         failed = 0.0
+        held = contextlib.nullcontext() if runtime.shards else kernels_held(model, int(split.lengths.max()))
         try:
-            found = answer(groups)
+            with torch.no_grad(), held:
+                found = answer(groups)
         except Exception as error:
             if not out_of_memory(error):
                 raise

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from spt.errors import BackendError, UsageError, brief
 
@@ -224,3 +225,12 @@ def part() -> None:
         store.wait(["spt/over"])
         store.set(f"spt/left/{rank()}", "1")
     distributed.destroy_process_group()
+
+
+def leave(code: int) -> NoReturn:
+    """End one of several processes when all is said: threads of the communication library have been seen to abort the
+    process while Python tears itself down, which made a finished run a failed one."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

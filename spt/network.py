@@ -116,6 +116,10 @@ class SequenceModel(nn.Module):
         """Forward operations on one sequence of `length` steps."""
         return self.encoder.flops(length) + self.backbone.flops(length) + self.head.flops(length)
 
+    def batch_flops(self, rows: int, length: int) -> float:
+        """Forward operations on a batch padded to `length` steps: what its sequences share is computed once."""
+        return rows * self.flops(length) + self.backbone.shared_flops(length)
+
     def parameter_counts(self) -> dict[str, int]:
         counts = {part: sum(p.numel() for p in getattr(self, part).parameters()) for part in self.parts}
         return counts | {"total": sum(counts.values())}

@@ -19,7 +19,7 @@ from spt.recipe import Loaded, flatten
 from spt.seeding import Draw
 from spt.stages import Bound, bind
 from spt.store import overlap
-from spt.train import plan_steps
+from spt.train import mean_flops, plan_steps
 
 
 def overview(loaded: Loaded, micro_batch: int | None = None) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _stage(name: str, bound: Bound, micro_batch: int | None) -> dict[str, Any]:
     model, train, data = bound.model, bound.job.train, bound.data
     steps = plan_steps(model, data, train)
     examples = example_count(steps, len(data.train), train.batch_size, train.drop_last)
-    forward = model.flops(max(1, round(float(data.train.lengths.mean()))))
+    forward = mean_flops(model, data, train)
     micro = min(micro_batch or train.batch_size, train.batch_size, len(data.train))
     model.encoder.hidden.requires_grad_(bound.objective.hides)
     weights = sum(p.numel() for p in model.parameters())

@@ -19,7 +19,7 @@ from spt.components import find
 from spt.errors import CheckpointError, DataError, DivergedError, OutputError, SptError, Stopped, UsageError, brief
 from spt.evaluate import Predictions, evaluate
 from spt.losses import LOWER_IS_BETTER, default_metric
-from spt.models.base import Backbone
+from spt.models.base import Backbone, randomise
 from spt.network import Encoder, Head, SequenceModel, headed
 from spt.objectives import OBJECTIVES, Objective, Output, evaluation_draw
 from spt.optim import groups
@@ -68,6 +68,10 @@ def bind(job: Job) -> Bound:
             backbone = build_backbone(recipe.model, data.length)
         with seeded(job.seed, "head"):
             head = Head(width, output, stage.head)
+        if recipe.model.options.get("initialisation") == "random":  # the whole network, as the SPT paper has it
+            for name, part in (("encoder", encoder), ("head", head)):
+                with seeded(job.seed, f"random {name}"):
+                    randomise(part)
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # sizes that no machine can hold
         if not re.search("memory|alloc|overflow|too large|numel|storage", str(error), re.I):
             raise

@@ -3,6 +3,7 @@
 Read `fit` from top to bottom: everything happens in the order in which it stands there.
 """
 
+import contextlib
 import copy
 import math
 import time
@@ -20,6 +21,7 @@ from spt.compute import TRAINING, peak_memory, reset_peak_memory, total_steps
 from spt.errors import BackendError, CheckpointError, DivergedError
 from spt.evaluate import better, evaluate, selection_metric
 from spt.losses import weighted_sum
+from spt.models.longconv import kernels_held
 from spt.network import SequenceModel
 from spt.objectives import Inputs, Objective, Output, Targets, evaluation_draw
 from spt.optim import adamw, reduces, set_rates
@@ -234,10 +236,14 @@ class _Learner(NamedTuple):
         # The loss is the weighted mean over the global batch, so the weights of all its parts are summed up first.
         (weight,) = runtime.total([sum(float(targets.weight.sum()) for _, targets in posed)])
         loss_sum = torch.zeros((), device=runtime.device)
-        for i, question in enumerate(posed):
-            with runtime.accumulating(self.prepared, last=i == len(posed) - 1):
-                # Data parallelism averages over processes what here is a part of a sum.
-                loss_sum += self._backward(question, runtime.world / max(weight, 1.0))
+        with self._held_kernels(posed) as last:
+            for i, question in enumerate(posed):
+                ending = i == len(posed) - 1
+                if ending:
+                    last()
+                with runtime.accumulating(self.prepared, last=ending):
+                    # Data parallelism averages over processes what here is a part of a sum.
+                    loss_sum += self._backward(question, runtime.world / max(weight, 1.0))
         (loss_total,) = runtime.total([float(loss_sum)])
         norm = runtime.accelerator.clip_grad_norm_(self.prepared.parameters(), train.max_grad_norm or math.inf)
         finite = math.isfinite(loss_total) and (norm is None or math.isfinite(float(norm)))
@@ -245,8 +251,20 @@ class _Learner(NamedTuple):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         # Padding is computed too: the cost is that of the longest row of the global batch, however it was cut.
-        flops = TRAINING * len(rows) * self.model.flops(int(lengths[rows].max()))
+        flops = TRAINING * self.model.batch_flops(len(rows), int(lengths[rows].max()))
         return _Done(loss_total, weight, len(rows), int(lengths[rows].sum()), flops, finite)
+
+    def _held_kernels(
+        self, posed: list[tuple[Inputs, Targets]]
+    ) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        """What depends on the parameters alone is computed once a step, where more than one pass would need it.
+
+        Not where a process has its parameters only within the forward pass.
+        """
+        again = len(posed) > 1 or self.runtime.settings.recompute
+        if not again or self.runtime.shards:
+            return contextlib.nullcontext(lambda: None)
+        return kernels_held(self.prepared, max(inputs.x.shape[1] for inputs, _ in posed))
 
     def _pose(self, rows: NDArray[np.int64], epoch: int) -> tuple[Inputs, Targets]:
         data = self.data
@@ -283,8 +301,13 @@ def _halved(size: int, train: Train, say: Callable[[str], None]) -> int:
 
 def plan_steps(model: SequenceModel, data: TaskData, train: Train) -> int:
     """Optimiser steps of a stage; a FLOP budget is converted at the mean length."""
+    return total_steps(train, len(data.train), mean_flops(model, data, train))
+
+
+def mean_flops(model: SequenceModel, data: TaskData, train: Train) -> float:
+    """Forward operations an example of a full batch, at the mean length."""
     mean = max(1, round(float(data.train.lengths.mean())))
-    return total_steps(train, len(data.train), model.flops(mean))
+    return model.batch_flops(train.batch_size, mean) / train.batch_size
 
 
 def _continue(run: Run, runtime: Runtime, say: Callable[[str], None]) -> Position:

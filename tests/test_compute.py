@@ -67,7 +67,7 @@ def test_the_ledger_counts_what_was_done(tmp_path):
     assert result.own.steps == 6 and result.own.examples == 80 == sum(map(len, batches))
     assert result.own.positions == 2 * lengths.sum()
     assert result.own.flops == pytest.approx(
-        sum(3 * len(rows) * model.flops(int(lengths[rows].max())) for rows in batches)
+        sum(3 * model.batch_flops(len(rows), int(lengths[rows].max())) for rows in batches)
     )
     assert result.own.seconds > 0 and result.own.peak_bytes > 0
 

@@ -26,7 +26,7 @@ KNOWN_TO = {  # a library, and the only modules that know it
     "datasets": {"spt.store", "spt.tasks.custom"},
 }
 SHARED = {  # what the files of a folder may share, and what the pipeline may name
-    "spt.models": {"base", "ops", "scan", "hippo", "attention", "backends"},
+    "spt.models": {"base", "ops", "longconv", "attention"},
     "spt.tasks": {"base", "files"},
 }
 WORK = {  # may load torch; plans, records, reports and commands may not, nor anything not named here
@@ -76,19 +76,20 @@ def folder(module: str) -> str:
     return next((package for package in SHARED if f"{module}.".startswith(f"{package}.")), "spt")
 
 
-def own(module: str) -> str:
-    return module.split(".")[-1]
-
-
 def plug_in(name: str) -> bool:
     """One of the models or tasks, rather than what these share."""
     package = folder(name)
-    return package in SHARED and name != package and own(name) not in SHARED[package]
+    return (
+        package in SHARED and name != package and name.removeprefix(package + ".").split(".")[0] not in SHARED[package]
+    )
 
 
 RULES: dict[str, Callable[[str, Import], bool]] = {  # True where an import is wrong
     "a model or task imports nothing of ours but what its folder shares": lambda module, i: (
         folder(module) in SHARED and folder(i.name) != "" and (folder(i.name) != folder(module) or plug_in(i.name))
+    ),
+    "the mathematics of layers knows no layer": lambda module, i: (
+        module.startswith("spt.models.ops") and folder(i.name) != "" and not i.name.startswith("spt.models.ops")
     ),
     "tasks do without torch": lambda module, i: (  # but for a published split that was drawn with it
         folder(module) == "spt.tasks" and i.library == "torch" and (i.at_once or module != "spt.tasks.files")

@@ -1,0 +1,45 @@
+"""Dropout that remembers one byte a number, or, tied over time, next to nothing. B sequences, L steps, H features."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+
+def keep_mask(x: Float[Tensor, "B *L H"], p: float, tied: bool) -> Bool[Tensor, "B *M H"]:
+    """What survives, each number with probability 1 - p; `tied`: one draw for all steps of a sequence."""
+    shape = (x.shape[0], *(1 for _ in x.shape[1:-1]), x.shape[-1]) if tied else x.shape
+    return torch.empty(shape, dtype=torch.bool, device=x.device).bernoulli_(1.0 - p)
+
+
+class Dropout(nn.Module):
+    """Zeroes numbers with probability p in training and scales the rest by 1 / (1 - p)."""
+
+    def __init__(self, p: float, tied: bool = False) -> None:
+        super().__init__()
+        self.p, self.tied = p, tied
+
+    def forward(self, x: Float[Tensor, "B *L H"]) -> Float[Tensor, "B *L H"]:
+        if self.p == 0.0 or not self.training:
+            return x
+        dropped: Tensor = _Masked.apply(x, keep_mask(x, self.p, self.tied), 1.0 / (1.0 - self.p))
+        return dropped
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, tied={self.tied}"
+
+
+class _Masked(torch.autograd.Function):
+    """x times mask times scale. Torch's own dropout keeps the scaled mask in x's type: four times the memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(mask)
+        ctx.scale = scale
+        return (x * mask).mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (mask,) = ctx.saved_tensors
+        return (grad * mask).mul_(ctx.scale), None, None

@@ -1,0 +1,500 @@
+"""`spt bench`: what a training step, a single operation or a task's data cost on this machine.
+
+What is compared is measured in one process, in turn, round after round, so that whatever else the machine does strikes
+all alike. Figures are medians; a ratio is the median of the rounds' own ratios to the first row. Nothing is judged.
+
+A *step* is that of training, of the backbone alone: forward pass in training mode, backward pass from a fixed random
+gradient, clipping and AdamW with the groups that the model declares. Learning rates are 0, so that the weights stay as
+they are and every step does the same work.
+
+*Peak memory* is what two steps need beyond the weights and one batch. CPU: growth of resident memory, found in a
+process of its own for each row, after one short sequence has loaded what is loaded once. GPU: the allocator's count.
+
+*Shares* come from further steps under torch.profiler: every operation's own time goes to one part (`PARTS`), that of
+the innermost thing around it that says what it is. Backward operations follow the forward operation that asked for
+them. What lies between operations (Python, the autograd engine, the recording itself, fused code of torch.compile) is
+`other`; the shares of a model whose step takes a few milliseconds tell of little else.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from ctypes import CDLL
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from spt.batch import by_length, collate, training_rows
+from spt.compute import TRAINING, peak_memory, reset_peak_memory
+from spt.errors import BackendError, RecipeError, SptError, UsageError, brief, did_you_mean
+from spt.models.base import Context
+from spt.models.longconv import kernels_held
+from spt.models.ops import backends
+from spt.objectives import OBJECTIVES
+from spt.optim import adamw
+from spt.recipe import Part, Train, complaints, parse_overrides, split_arguments
+from spt.runtime import Runtime, Settings, compiler_problem, environment, out_of_memory
+from spt.seeding import Draw, seeded
+from spt.tasks.base import Values
+
+Say = Callable[[str], None]
+Precision = Literal["fp32", "bf16"]
+PARTS = ("kernel", "convolution", "scan", "attention", "linear", "pointwise", "optimiser", "other")
+
+
+# ------------------------------------------------------------------------------------------------------- measuring
+
+
+class Times(NamedTuple):
+    """Seconds of one step, part by part."""
+
+    forward: float
+    backward: float
+    optimiser: float = 0.0
+
+    @property
+    def step(self) -> float:
+        return sum(self)
+
+
+Run = Callable[[], Times]
+
+
+class Measured(NamedTuple):
+    """Of one row: its steps in every round."""
+
+    rounds: list[list[Times]]
+
+    def median(self, part: str) -> float:
+        return statistics.median(getattr(times, part) for steps in self.rounds for times in steps)
+
+    def quartiles(self) -> tuple[float, float]:
+        steps = [times.step for steps in self.rounds for times in steps]
+        low, _, high = statistics.quantiles(steps, n=4, method="inclusive") if len(steps) > 1 else steps * 3
+        return low, high
+
+    def ratio(self, first: "Measured", part: str) -> float | None:
+        """To the first row; each round is compared with itself. None for a part that takes no time."""
+        pairs = zip(self.rounds, first.rounds, strict=True)
+        rounds = [(_median(mine, part), _median(theirs, part)) for mine, theirs in pairs]
+        return statistics.median(a / b for a, b in rounds) if all(b > 0 for _, b in rounds) else None
+
+    def seconds(self) -> dict[str, float]:
+        return {part: self.median(part) for part in (*Times._fields, "step")}
+
+    def ratios(self, first: "Measured") -> dict[str, float | None]:
+        return {part: self.ratio(first, part) for part in (*Times._fields, "step")}
+
+
+def _median(steps: list[Times], part: str) -> float:
+    return statistics.median(getattr(times, part) for times in steps)
+
+
+def alternate(runs: Sequence[Run], rounds: int, say: Say, least: float = 0.05) -> list[Measured]:
+    """Every run in turn, the other way round in every second round; a short one several times, for `least` seconds."""
+    counts = []
+    for run in runs:
+        run()  # what is done once: libraries, plans, compilation
+        counts.append(max(1, min(50, round(least / max(run().step, 1e-6)))))
+    found: list[Measured] = [Measured([]) for _ in runs]
+    began = time.perf_counter()
+    for i in range(rounds):
+        order = range(len(runs)) if i % 2 == 0 else reversed(range(len(runs)))
+        for which in order:
+            found[which].rounds.append([runs[which]() for _ in range(counts[which])])
+        spent = time.perf_counter() - began
+        if i == 0 and spent * rounds > 20:
+            say(f"{rounds} rounds of about {spent:.0f} s each")
+    return found
+
+
+class Clock:
+    """Seconds, once the device has done what it was asked to."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __call__(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def _growth(device: torch.device, run: Callable[[], object]) -> int:
+    """Bytes that `run` needs at most beyond those in use now."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        CDLL("libc.so.6").malloc_trim(0)  # freed memory that glibc keeps would not be seen to be used again
+    reset_peak_memory(device)
+    before = peak_memory(device)
+    run()
+    return max(0, peak_memory(device) - before)
+
+
+class _Killed(Exception):
+    """The process that measured a peak was ended from outside, as a kernel short of memory does."""
+
+
+def _elsewhere(jobs: list[dict[str, Any]]) -> list[int | None]:
+    """The peaks of these jobs, found one after the other by a process of their own; None where it failed."""
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path),
+        "PYTHONSAFEPATH": "1",  # a numpy.py lying about here is not to be imported
+    }
+    command = [sys.executable, "-m", "spt.bench"]
+    done = subprocess.run(command, input=json.dumps(jobs), env=environ, capture_output=True, text=True)
+    if done.returncode < 0:
+        raise _Killed
+    if done.returncode:  # the same will happen here, where it is told
+        return [None for _ in jobs]
+    peaks: list[int | None] = json.loads(done.stdout.splitlines()[-1])
+    return peaks
+
+
+def _answer() -> None:
+    """The process of `_elsewhere`."""
+    jobs = json.load(sys.stdin)
+    peaks = [peak_of_step(Variant(**job)) if "model" in job else peak_of_operation(Case(**job)) for job in jobs]
+    sys.stdout.write(f"\n{json.dumps(peaks)}\n")
+
+
+# ----------------------------------------------------------------------------------------------------------- models
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of `spt bench model`."""
+
+    model: str
+    options: dict[str, Any]  # complete
+    length: int
+    batch: int
+    precision: str = "fp32"
+    backend: str = "torch"
+    compiled: bool = False
+    recompute: bool = False
+    cpu: bool = False
+    given: str = ""  # what the command line said of this model alone
+
+
+class Step:
+    """One training step of a variant; returns what its parts took."""
+
+    def __init__(self, variant: Variant, say: Say = lambda text: None) -> None:
+        from spt.stages import build_backbone
+
+        self.variant = variant
+        self.runtime = Runtime(Settings(quiet=True, cpu=variant.cpu, recompute=variant.recompute))
+        device = self.runtime.device
+        with seeded(0, "bench"):
+            self.model = build_backbone(Part(name=variant.model, **variant.options), variant.length)
+            shape = (variant.batch, variant.length, variant.options["d_model"])
+            self.x, self.gradient = torch.randn(shape).to(device), torch.randn(shape).to(device)
+        self.model.to(device).train().recompute = variant.recompute
+        train = Train(steps=1, batch_size=variant.batch, learning_rate=1e-3, weight_decay=0.01)
+        self.optimizer = adamw(self.model, train, device)
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if variant.compiled:
+            self.runtime.compile(self.model, say)
+        self.clock = Clock(device)
+
+    def __call__(self, length: int | None = None, batch: int | None = None, optimise: bool = True) -> Times:
+        """On the beginning of the batch, if so asked; the optimiser's part can be left out."""
+        x, gradient = self.x[:batch, :length], self.gradient[:batch, :length]
+        context = Context(torch.ones(x.shape[:2], dtype=torch.bool, device=x.device), padded=False)
+        held = kernels_held(self.model, x.shape[1]) if self.variant.recompute else contextlib.nullcontext(lambda: None)
+        with backends.use(self.variant.backend):
+            began = self.clock()
+            with held as last:
+                last()
+                with self.runtime.autocast(self.variant.precision):
+                    y = self.model(x, context)
+                forward = self.clock()
+                y.backward(gradient.to(y.dtype))
+            backward = self.clock()
+            if optimise:
+                with record_function(f"{SCOPE}optimiser"):
+                    nn.utils.clip_grad_norm_(self.parameters, 1.0)
+                    self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            return Times(forward - began, backward - forward, self.clock() - backward)
+
+    def operations(self) -> float:
+        """Analytic, of one step, as runs count them."""
+        length = self.variant.length
+        return TRAINING * (self.variant.batch * self.model.flops(length) + self.model.shared_flops(length))
+
+
+def peak_of_step(variant: Variant) -> int:
+    step = Step(variant)
+
+    def twice() -> None:  # the second step has AdamW's state beside the activations
+        step()
+        step()
+
+    step(length=16, batch=1, optimise=False)  # libraries, threads
+    return _growth(step.clock.device, twice)
+
+
+# ----------------------------------------------------------------------------------------------------------- shares
+
+SCOPE = "spt::"  # our marks in a recording
+FUNCTIONS = {  # autograd functions, by the module of spt.models.ops that defines them
+    "convolution": "convolution",
+    "vandermonde": "kernel",
+    "dplr": "kernel",
+    "scan": "scan",
+    "attention": "attention",
+}
+NAMED = {  # operations, by name
+    "convolution": re.compile(r"aten::.*(fft|conv(olution|\d?d)\b|_conv|conv_)"),
+    "attention": re.compile(r".*(scaled_dot_product|attention)", re.I),
+    "scan": re.compile(r"aten::(_?\w*(gru|lstm|rnn)\w*|cum(sum|prod))\b"),
+}
+LINEAR = {f"aten::{name}" for name in ("linear", "matmul", "mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "addmv")}
+WHOLE = {"kernel", "convolution", "scan", "attention"}  # with all that is done within them
+NODE = "autograd::engine::evaluate_function"
+
+
+def shares(step: Step, seconds: float) -> dict[str, float]:
+    """The parts' shares of a step that takes about `seconds`; they sum to 1."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it reports its beginning and end
+    cuda = step.clock.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with _kernels_marked(step.model), profile(activities=activities) as recorded:
+        began = step.clock()
+        for _ in range(max(1, min(20, round(0.1 / seconds)))):
+            step()
+        wall = step.clock() - began
+    events = [e for e in recorded.events() if e.device_type.name == "CPU" and not e.is_async]
+    finder = _Finder(events)
+    spent = dict.fromkeys(PARTS, 0.0)
+    for event in events:
+        spent[finder.part(event)] += (event.self_device_time_total if cuda else event.self_cpu_time_total) * 1e-6
+    spent["other"] += max(0.0, wall - sum(spent.values()))
+    total = sum(spent.values())
+    return {part: value / total for part, value in spent.items()}
+
+
+@contextlib.contextmanager
+def _kernels_marked(model: nn.Module) -> Iterator[None]:
+    """Within, whatever a sub-module named `kernel` does stands under one mark."""
+    marks: list[Any] = []
+
+    def enter(*_: Any) -> None:
+        marks.append(record_function(f"{SCOPE}kernel"))
+        marks[-1].__enter__()
+
+    def leave(*_: Any) -> None:
+        marks.pop().__exit__(None, None, None)
+
+    handles: list[Any] = []
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == "kernel":
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Finder:
+    """Which part an event of a recording belongs to."""
+
+    def __init__(self, events: Iterable[Any]) -> None:
+        self.functions = _functions()
+        self.makers: dict[int, Any] = {}  # of a backward node, by autograd's number: the forward operation
+        for event in sorted(events, key=lambda event: event.time_range.start):  # that was the last to bear it
+            if event.sequence_nr >= 0 and "Backward" not in event.name and not event.name.startswith(NODE):
+                self.makers[event.sequence_nr] = event
+
+    def part(self, event: Any) -> str:
+        named, linear, node = None, False, event
+        while node is not None:
+            if node.name.startswith(SCOPE):
+                return str(node.name.removeprefix(SCOPE))
+            if found := self.functions.get(re.sub(r"Backward\d*$", "", node.name)):
+                return found
+            if node.name.startswith(NODE) and (maker := self.makers.get(node.sequence_nr)) is not None:
+                if (found := self.part(maker)) in WHOLE:
+                    return found
+            named = named or next((part for part, pattern in NAMED.items() if pattern.match(node.name)), None)
+            linear = linear or node.name in LINEAR
+            node = node.cpu_parent
+        return named or ("linear" if linear else "pointwise" if event.name.startswith("aten::") else "other")
+
+
+def _functions() -> dict[str, str]:
+    """The part of each autograd function that says so by its module; KeOps computes kernels."""
+    found, waiting = {}, [torch.autograd.Function]
+    while waiting:
+        for kind in waiting.pop().__subclasses__():
+            waiting.append(kind)
+            home = "vandermonde" if kind.__module__.startswith("pykeops") else kind.__module__
+            if part := FUNCTIONS.get(home.removeprefix("spt.models.ops.")):
+                found[kind.__name__] = part
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- the model command
+
+
+def chosen_models(
+    arguments: Iterable[str],
+    *,
+    length: str | None = None,
+    batch: str | None = None,
+    layers: int | None = None,
+    width: int | None = None,
+    precision: str = "fp32",
+    backend: str = "torch",
+    compile: bool = False,
+    recompute: bool = False,
+    cpu: bool = False,
+    quick: bool = False,
+) -> list[Variant]:
+    """The rows a command line means: every model at every length, batch, precision and back end.
+
+    `key=value` before the first model is for all of them, behind a model for that one.
+    """
+    shared: list[str] = []
+    models: list[tuple[str, list[str]]] = []
+    for argument in arguments:
+        names, changes = split_arguments([argument])
+        models += [(name, []) for name in names]
+        (models[-1][1] if models else shared).extend(changes)
+    if not models:
+        raise UsageError("no model is named; spt list models shows ours (a file of yours ends in .py)")
+    sizes = {"n_layers": layers or (1 if quick else None), "d_model": width or (16 if quick else None)}
+    base = {key: value for key, value in sizes.items() if value is not None} | parse_overrides(shared)
+    rows = []
+    for name, changes in models:
+        part = _complete(name, base | parse_overrides(changes))
+        rows += [
+            Variant(part.name, part.options, steps, rows_, kind, library, compiled, recompute, cpu, " ".join(changes))
+            for steps, rows_, kind, library, compiled in product(
+                counts(length or ("32" if quick else "1024"), "--length"),
+                counts(batch or ("2" if quick else "8"), "--batch"),
+                _among(precision, get_args(Precision), "--precision"),
+                _among(backend, backends.NAMES, "--backend"),
+                (False, True) if compile else (False,),
+            )
+        ]
+    return rows
+
+
+def _complete(name: str, options: dict[str, Any]) -> Part:
+    from spt.components import find
+
+    component = find("models", name)
+    config = component.module.Config
+    try:
+        checked = config.model_validate_json(json.dumps(options, default=str))
+    except ValidationError as error:
+        raise RecipeError(name, complaints(config, error)) from None
+    return Part(name=component.name, **checked.model_dump(mode="json"))
+
+
+def counts(text: str, option: str) -> list[int]:
+    """`1024` or `1024,4096`: whole numbers from 1."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 0 < int(part[:18]) and len(part) <= 18 for part in parts):
+        raise UsageError(f"{option} {text}: whole numbers from 1 are expected, such as 1024 or 1024,4096")
+    return [int(part) for part in parts]
+
+
+def _among(text: str, known: Sequence[str], option: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if part not in known:
+            raise UsageError(f"{option} {text}: {part!r} is unknown{did_you_mean(part, known)}")
+    return parts
+
+
+def bench_models(variants: Sequence[Variant], rounds: int, say: Say) -> dict[str, Any]:
+    """What `spt bench model` says, as plain data."""
+    _check_backends({variant.backend for variant in variants})
+    steps = [Step(variant, say) for variant in variants]
+    device = steps[0].clock.device
+    failed: dict[int, str] = {}
+    peaks: dict[int, int | None] = {}
+    for i, step in enumerate(steps):
+        try:
+            if device.type == "cpu":
+                (peaks[i],) = _elsewhere([asdict(step.variant)])
+            else:
+                peaks[i] = peak_of_step(step.variant)
+            step()
+        except _Killed:
+            failed[i] = "killed, as happens where memory is short"
+        except SptError:
+            raise
+        except Exception as error:
+            if not out_of_memory(error):
+                name = step.variant.model
+                raise UsageError(
+                    f"model {name} fails on a batch: {brief(error)}; spt doctor --model {name} may tell more"
+                ) from error
+            failed[i] = "no memory"
+        if i in failed:
+            say(f"{_label(step.variant)}: {failed[i]}")
+    alive = [i for i in range(len(steps)) if i not in failed]
+    if not alive:
+        raise BackendError(f"{_label(variants[0])}: {failed[0]}; a smaller batch or shorter sequences need less")
+    measured = dict(zip(alive, alternate([steps[i] for i in alive], rounds, say), strict=True))
+    first = alive[0]
+    rows = []
+    for i, step in enumerate(steps):
+        row: dict[str, Any] = {**asdict(step.variant), "failed": failed.get(i)}
+        if i in measured:
+            seconds, peak, base = measured[i].seconds(), peaks[i], peaks[first]
+            row |= {
+                "parameters": sum(p.numel() for p in step.model.parameters()),
+                "seconds": seconds,
+                "step_quartiles": measured[i].quartiles(),
+                "steps": sum(map(len, measured[i].rounds)),
+                "ratio": measured[i].ratios(measured[first]),
+                "positions_per_second": step.variant.batch * step.variant.length / seconds["step"],
+                "flops_per_second": step.operations() / seconds["step"],
+                "peak_bytes": peak,
+                "peak_ratio": peak / base if peak is not None and base else None,
+                "shares": shares(step, seconds["step"]),
+            }
+        rows.append(row)
+    return {"kind": "model", **_circumstances(device, rounds), "rows": rows}
+
+
+def _label(variant: Variant) -> str:
+    return f"{variant.model} at length {variant.length:,}, batch {variant.batch:,}, {variant.precision}"
+
+
+def _check_backends(names: Iterable[str]) -> None:
+    for name in names:
+        try:
+            with backends.use(name):
+                pass
+        except backends.Unavailable as error:
+            raise BackendError(str(error)) from error
+
+
+def _circumstances(device: torch.device, rounds: int) -> dict[str, Any]:
+    return {"rounds": rounds, "environment": environment(device)}

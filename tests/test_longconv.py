@@ -1,0 +1,246 @@
+"""Long convolutions and what surrounds them: transforms, held kernels, output maps, dropout, norms."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from spt.models.base import Backbone, BackboneConfig, Context
+from spt.models.longconv import Kernel, LongConvolution, kernels_held
+from spt.models.ops.convolution import convolve, spectrum, transform_length
+from spt.models.ops.dropout import Dropout
+from spt.models.ops.norms import BatchNorm, ScalarNorm
+from spt.models.ops.output import Output
+
+
+class Taps(Kernel):
+    """A kernel that is its own parameter."""
+
+    calls = 0
+
+    def __init__(self, directions: int, width: int, limit: int) -> None:
+        super().__init__()
+        self.taps = nn.Parameter(torch.randn(directions, width, limit))
+        self.limit = limit
+
+    def forward(self, length):
+        self.calls += 1
+        return torch.sin(self.taps)[..., :length]
+
+    def flops(self, length):
+        return 1.0
+
+
+def layer(causal=False, width=3, limit=9, **options) -> LongConvolution:
+    torch.manual_seed(0)
+    config = BackboneConfig(d_model=width, causal=causal, **options)
+    return LongConvolution(config, Taps(1 if causal else 2, width, limit)).double()
+
+
+def by_sums(u, kernel):
+    """layers.md 1.1: the reverse kernel begins at the next step."""
+    y = torch.zeros_like(u)
+    for t in range(u.shape[1]):
+        for j in range(min(t + 1, kernel.shape[-1])):
+            y[:, t] += kernel[0, :, j] * u[:, t - j]
+        if len(kernel) == 2:
+            for j in range(min(u.shape[1] - 1 - t, kernel.shape[-1])):
+                y[:, t] += kernel[1, :, j] * u[:, t + 1 + j]
+    return y
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40), st.integers(1, 2), st.integers(0, 999))
+def test_convolution_by_sums(batch, length, limit, directions, seed):
+    torch.manual_seed(seed)
+    u = torch.randn(batch, length, 3, dtype=torch.float64)
+    kernel = torch.randn(directions, 3, min(limit, length), dtype=torch.float64)
+    n = transform_length(length, kernel.shape[-1], directions == 2)
+    torch.testing.assert_close(convolve(u, spectrum(kernel, n), n), by_sums(u, kernel))
+
+
+def test_no_wrap_at_the_tightest_length():
+    """n = L + M - 1 would put the reverse kernel's last lag onto the causal kernel's."""
+    u, kernel = torch.randn(1, 8, 2).double(), torch.randn(2, 2, 8).double()
+    assert transform_length(8, 8, True) >= 16 and transform_length(8, 8, False) >= 15
+    torch.testing.assert_close(convolve(u, spectrum(kernel, 16), 16), by_sums(u, kernel))
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_gradients_of_the_convolution(directions):
+    torch.manual_seed(1)
+    u = torch.randn(2, 7, 3, dtype=torch.float64, requires_grad=True)
+    kernel = torch.randn(directions, 3, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda u, k: convolve(u, spectrum(k, 12), 12), (u, kernel))
+    g = torch.randn(2, 7, 3, dtype=torch.float64)
+    ours = torch.autograd.grad((convolve(u, spectrum(kernel, 12), 12) * g).sum(), (u, kernel))
+    plain = torch.autograd.grad((by_sums(u, kernel) * g).sum(), (u, kernel))
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_many_features_are_cut_into_blocks():
+    """More features than a block takes, and no multiple of it."""
+    u, kernel = torch.randn(4, 4096, 37).double(), torch.randn(1, 37, 16).double()
+    n = transform_length(4096, 16, False)
+    one = torch.cat([convolve(u[..., h : h + 1], spectrum(kernel[:, h : h + 1], n), n) for h in range(37)], -1)
+    torch.testing.assert_close(convolve(u, spectrum(kernel, n), n), one)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_skip_weight_counts_once(causal):
+    mixer, u = layer(causal), torch.randn(2, 12, 3).double()
+    expected = by_sums(u, mixer.kernel(12)) + mixer.D * u
+    torch.testing.assert_close(mixer.contextualise(u), expected)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("lengths", [(12, 12, 12), (12, 7, 7, 5)])
+def test_held_kernels_give_the_gradients_of_one_batch(lengths, recompute):
+    """Computed once for several micro-batches, of different lengths, with and without gradient checkpointing."""
+    config = BackboneConfig(d_model=3, n_layers=2)
+    torch.manual_seed(0)
+    backbone = Backbone(config, lambda: [LongConvolution(config, Taps(2, 3, 9))]).double()
+    backbone.recompute = recompute
+    parts = [torch.randn(2, length, 3).double() for length in lengths]
+
+    def step(x):
+        context = Context(torch.ones(x.shape[:2], dtype=torch.bool), padded=False)
+        backbone(x, context).square().sum().backward()
+
+    for part in parts:
+        step(part)
+    plain = {name: p.grad.clone() for name, p in backbone.named_parameters()}
+    backbone.zero_grad()
+    kernels = [mixer.kernel for mixer in backbone.mixers]
+    for kernel in kernels:
+        kernel.calls = 0
+    with kernels_held(backbone, 12) as last:
+        for i, part in enumerate(parts):
+            if i == len(parts) - 1:
+                last()
+            step(part)
+    for name, parameter in backbone.named_parameters():
+        torch.testing.assert_close(parameter.grad, plain[name])
+    assert [kernel.calls for kernel in kernels] == [1, 1]
+    assert all(mixer._held is None for mixer in backbone.mixers)
+
+
+@torch.no_grad()
+def test_held_kernels_without_gradients():
+    mixer, u = layer(), torch.randn(2, 12, 3).double()
+    expected = [mixer.contextualise(u[:, :length]) for length in (12, 7, 12)]
+    mixer.kernel.calls = 0
+    with kernels_held(mixer, 12):
+        for length, plain in zip((12, 7, 12), expected, strict=True):
+            torch.testing.assert_close(mixer.contextualise(u[:, :length]), plain)
+    assert mixer.kernel.calls == 1
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("gelu", ["exact", "tanh"])
+@pytest.mark.parametrize("kind", ["none", "linear", "glu", "half_glu1", "half_glu2"])
+def test_output_maps_are_what_they_say(kind, gelu, early):
+    """Against the same in plain torch with the same masks: values, and gradients of everything."""
+    torch.manual_seed(0)
+    output = Output(4, kind, gelu=gelu, dropout=0.3, early=early).double().train()
+    y = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
+    g = torch.randn(2, 5, 4, dtype=torch.float64)
+    torch.manual_seed(1)
+    found = output(y)
+    torch.manual_seed(1)
+    masks = [torch.empty(2, 5, 4, dtype=torch.bool).bernoulli_(0.7) / 0.7 for _ in range(2 if early else 1)]
+    seen = y * masks[0] if early else y
+    z = F.gelu(seen, approximate="none" if gelu == "exact" else "tanh") * masks[-1]
+    if kind == "none":
+        expected = z
+    else:
+        v = z @ output.linear.weight.T + output.linear.bias
+        gate = torch.sigmoid(v[..., -4:])
+        expected = {"linear": v, "glu": v[..., :4] * gate, "half_glu1": z * gate, "half_glu2": seen * gate}[kind]
+    torch.testing.assert_close(found, expected)
+    leaves = [y, *output.parameters()]
+    ours, theirs = (torch.autograd.grad((x * g).sum(), leaves) for x in (found, expected))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_output_keeps_little():
+    """Of y -> GLU(W drop(gelu(y)) + b): y, the map's answer and one byte a number."""
+    output, kept = Output(64, "glu", dropout=0.5).train(), []
+    y = torch.randn(2, 100, 64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        output(y)
+    weights = {p.untyped_storage().data_ptr() for p in output.parameters()}
+    size = sum(t.untyped_storage().nbytes() for t in kept if t.untyped_storage().data_ptr() not in weights)
+    assert size <= y.numel() * (4 + 8 + 1)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_dropout_keeps_the_mean_and_may_be_tied(tied):
+    torch.manual_seed(0)
+    drop, x = Dropout(0.25, tied), torch.ones(64, 50, 40, requires_grad=True)
+    y = drop(x)
+    assert y.unique().tolist() == [0.0, pytest.approx(4 / 3)] and float(y.mean()) == pytest.approx(1, abs=0.05)
+    same = bool((y == y[:, :1]).all())
+    assert same == tied
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())
+    assert drop.eval()(x) is x
+
+
+def test_scalar_norm_has_no_epsilon():
+    norm, x = ScalarNorm().double(), torch.randn(2, 5, 8).double()
+    with torch.no_grad():
+        norm.m.fill_(0.3), norm.s.fill_(1.7)
+    expected = 1.7 * (x - x.mean(-1, keepdim=True) + 0.3) / x.std(-1, keepdim=True, correction=0)
+    torch.testing.assert_close(norm(x), expected)
+    constant = norm(torch.ones(1, 1, 8).double().requires_grad_())
+    assert constant.isfinite().all()
+
+
+def test_batch_norm_is_torchs_and_skips_padding():
+    torch.manual_seed(0)
+    ours, theirs = BatchNorm(6), nn.BatchNorm1d(6)
+    x = torch.randn(4, 9, 6, requires_grad=True)
+    torch.testing.assert_close(ours(x), theirs(x.transpose(1, 2)).transpose(1, 2))
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+    valid = torch.arange(9) < torch.tensor([[9], [4], [1], [7]])
+    rows = x[valid]
+    for norm in (ours, theirs):
+        norm.zero_grad()
+    padded, plain = ours(x, valid)[valid], theirs(rows)
+    torch.testing.assert_close(padded, plain)
+    g = torch.randn_like(plain)
+    a, b = (
+        torch.autograd.grad((y * g).sum(), [x, *norm.parameters()]) for y, norm in ((padded, ours), (plain, theirs))
+    )
+    for mine, other in zip(a, b, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x.transpose(1, 2)).transpose(1, 2))
+
+
+def test_batch_norm_follows_once_with_gradient_checkpointing():
+    config = BackboneConfig(d_model=4, n_layers=1, norm="batch")
+    x, found = torch.randn(2, 6, 4), []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        backbone = Backbone(config, lambda: [LongConvolution(config, Taps(2, 4, 6))])
+        backbone.recompute = recompute
+        backbone(x, Context(torch.ones(2, 6, dtype=torch.bool), padded=False)).square().sum().backward()
+        found.append((backbone.norms[0].running_mean.clone(), backbone.mixers[0].D.grad.clone()))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_post_norm_stands_behind_the_sum():
+    config = BackboneConfig(d_model=4, n_layers=1, prenorm=False)
+    backbone = Backbone(config, lambda: [LongConvolution(config, Taps(2, 4, 6))])
+    x = torch.randn(2, 6, 4)
+    context = Context(torch.ones(2, 6, dtype=torch.bool), padded=False)
+    expected = backbone.norms[0](x + backbone.mixers[0](x, context))
+    torch.testing.assert_close(backbone(x, context), expected)
+    assert isinstance(backbone.last_norm, nn.Identity)
