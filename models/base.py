@@ -178,31 +178,36 @@ class Backbone(nn.Module):
         return x if self.prenorm else _normalised(norm, x, context, keep)
 
     @property
+    def _layers(self) -> list[Any]:
+        """The mixers; a list of modules hands out plain modules to the type checker."""
+        return list(self.mixers)
+
+    @property
     def recurrent(self) -> bool:
         """Can it go step by step? Then `step` after `step` gives what `forward` gives, in constant memory."""
-        return self.causal and self.positions is None and all(mixer.recurrent for mixer in self.mixers)  # type: ignore[union-attr]
+        return self.causal and self.positions is None and all(mixer.recurrent for mixer in self._layers)
 
     def initial_state(self, batch: int) -> list[Any]:
         """The state before the first step of `batch` sequences. Parameters must not change while it is in use."""
-        return [mixer.initial_state(batch) for mixer in self.mixers]  # type: ignore[operator]
+        return [mixer.initial_state(batch) for mixer in self._layers]
 
     def step(self, x: Float[Tensor, "B D"], state: list[Any]) -> tuple[Float[Tensor, "B D"], list[Any]]:
         """The next step's answer and the state after it; in evaluation mode, for a model that is `recurrent`."""
         after = []
-        for norm, mixer, before in zip(self.norms, self.mixers, state, strict=True):
-            y, following = mixer.step(norm(x) if self.prenorm else x, before)  # type: ignore[operator]
+        for norm, mixer, before in zip(self.norms, self._layers, state, strict=True):
+            y, following = mixer.step(norm(x) if self.prenorm else x, before)
             x = x + y if self.prenorm else norm(x + y)
             after.append(following)
         return self.last_norm(x), after
 
     def flops(self, length: int) -> float:
         """Forward operations of one sequence; norms, skips and dropout, a few per element, are left out."""
-        mixers: list[Any] = [*self.mixers, *([] if self.positions is None else [self.positions])]
+        mixers = [*self._layers, *([] if self.positions is None else [self.positions])]
         return float(sum(mixer.flops(length) for mixer in mixers))
 
     def shared_flops(self, length: int) -> float:
         """Forward operations of one batch that do not depend on how many sequences it has."""
-        return float(sum(mixer.shared_flops(length) for mixer in self.mixers))  # type: ignore[operator, misc]
+        return float(sum(mixer.shared_flops(length) for mixer in self._layers))
 
     def _all_decaying(self) -> dict[str, Rate]:
         named = {f"{prefix}.{name}" for prefix, module in self.named_modules() for name in getattr(module, "rates", {})}
@@ -212,12 +217,13 @@ class Backbone(nn.Module):
         if how == "random":
             randomise(self)
         elif how == "random_ssm":
-            if not any(mixer.state_space for mixer in self.mixers):  # type: ignore[union-attr]
+            if not any(mixer.state_space for mixer in self._layers):
                 raise ValueError("initialisation random_ssm: this model has no state-space parameters; use random")
-            for mixer in self.mixers:
-                randomise(mixer, mixer.state_space)  # type: ignore[arg-type]
+            for mixer in self._layers:
+                randomise(mixer, mixer.state_space)
         for module in self.modules():
-            if isinstance(after := getattr(module, "after_initialisation", None), Callable):  # type: ignore[arg-type]
+            after = getattr(module, "after_initialisation", None)
+            if after is not None:  # what a module measures of its initial parameters
                 after()
 
 

@@ -136,6 +136,20 @@ def never_looks_ahead(component: Component, causal: bool) -> str | None:
     return None
 
 
+@torch.no_grad()
+def goes_step_by_step(component: Component, causal: bool) -> str | None:
+    """A causal model that says it is recurrent gives, step by step, what it gives at once."""
+    model, x = tiny(component, causal), sequence(2, 63)
+    if not model.recurrent:
+        return None
+    state, answers = model.initial_state(len(x)), []
+    for t in range(x.shape[1]):
+        answer, state = model.step(x[:, t], state)
+        answers.append(answer)
+    worst = difference(torch.stack(answers, dim=1), model(x, full(x)))
+    return f"step by step the answer is another (by {worst:.1g})" if worst > TOLERANCE else None
+
+
 def reaches_every_parameter(component: Component, causal: bool) -> str | None:
     model, x = tiny(component, causal).train(), sequence(2, 7)
     weight = sequence(2, 7, seed=2)  # a plain sum would vanish behind the last norm
@@ -190,6 +204,7 @@ PROMISES: tuple[Callable[[Component, bool], str | None], ...] = (
     keeps_examples_apart,
     never_sees_padding,
     never_looks_ahead,
+    goes_step_by_step,
     reaches_every_parameter,
     survives_bfloat16,
     states_its_operations,

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from spt.components import find
 from spt.contract import Check, check
 from spt.errors import SptError, brief
+from spt.models.ops import backends
 from spt.runtime import Runtime, Settings, environment
 from spt.store import cache_dir, data_dir
 
@@ -60,6 +61,7 @@ def _timed(name: str, probe: Callable[[], str]) -> Check:
 def _probes() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "torch computes", _torch
     yield "fused attention, forward and backward", _attention
+    yield "kernels of state-space models, forward and backward", _kernels
     yield "prepared data can be kept", _cache
     yield "both arms, end to end", _comparison
     yield "optional packages", _optional
@@ -79,6 +81,10 @@ def _attention() -> str:
     if q.grad is None or not q.grad.isfinite().all():
         raise RuntimeError("its gradient is not finite")
     return device
+
+
+def _kernels() -> str:
+    return "; ".join(f"{row.name} {'works' if row.problem is None else row.problem}" for row in backends.report())
 
 
 def _cache() -> str:

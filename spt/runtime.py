@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from spt import __version__, launch
 from spt.errors import BackendError, Interrupted, SptError, Stopped, brief, did_you_mean
+from spt.models.ops import backends
 
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "pydantic", "numpy")
 Posed = TypeVar("Posed", bound=tuple[Any, ...])
@@ -49,6 +50,7 @@ class Settings:
     micro_batch_size: int | None = None  # sequences in memory at once, per process; None: the whole share
     recompute: bool = False  # gradient checkpointing: activations are computed again in the backward pass
     compile: bool = False  # torch.compile, where there is a compiler
+    backend: str = "torch"  # what computes the kernels of state-space models: torch or keops
     save_every: float = 60.0  # seconds between resumable checkpoints
     cpu: bool = False  # even where there is a GPU
     tracker: str | None = None  # one of TRACKERS, through Accelerate
@@ -183,6 +185,16 @@ class Runtime:
             warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
             prepared: tuple[nn.Module, Any] = self.accelerator.prepare(model, optimizer)
         return prepared
+
+    @contextlib.contextmanager
+    def kernels(self) -> Iterator[None]:
+        """Within, state-space models compute their kernels with the library that was asked for."""
+        try:
+            chosen = backends.use(self.settings.backend)
+        except backends.Unavailable as error:
+            raise BackendError(str(error)) from error
+        with chosen:
+            yield
 
     def compile(self, module: nn.Module, say: Callable[[str], None]) -> None:
         """Compile a module in place, under its own name; in words, not, where that cannot be done."""

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -81,7 +83,7 @@ def _stage(name: str, bound: Bound, micro_batch: int | None) -> dict[str, Any]:
                 "tensors": len(group.names),
                 "learning rate": group.learning_rate,
                 "weight decay": group.weight_decay,
-                "for example": group.names[0],
+                "of": _kinds(group.names),
             }
             for group in groups(model, train)
         ],
@@ -122,6 +124,11 @@ def _saved_bytes(bound: Bound, size: int) -> int:
     return sum(size for key, size in kept.items() if key not in weights)
 
 
+def _kinds(names: Sequence[str]) -> list[str]:
+    """Parameters' names, once for all blocks: a mixers.*.kernel.W stands for that of every mixer."""
+    return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name.removeprefix("backbone.")) for name in names))
+
+
 def render(found: dict[str, Any]) -> Any:
     """The same for a terminal."""
     from rich.console import Group
@@ -134,7 +141,7 @@ def render(found: dict[str, Any]) -> Any:
         )
         for column in columns:
             made.add_column(
-                column, justify="left" if column in ("", "key", "value", "origin", "stage", "for example") else "right"
+                column, justify="left" if column in ("", "key", "value", "origin", "stage", "of") else "right"
             )
         return made
 
@@ -163,12 +170,11 @@ def render(found: dict[str, Any]) -> Any:
         "  sequences at once", *(str(stage["memory estimate"]["sequences at once"]) for stage in found["stages"])
     )
 
-    optimiser = table(
-        "\noptimiser groups", "stage", "parameters", "tensors", "learning rate", "weight decay", "for example"
-    )
+    optimiser = table("\noptimiser groups", "stage", "parameters", "tensors", "learning rate", "weight decay", "of")
     for stage in found["stages"]:
         for group in stage["groups"]:
-            optimiser.add_row(stage["stage"], *(_number(value) for value in group.values()))
+            *numbers, kinds = group.values()
+            optimiser.add_row(stage["stage"], *(_number(value) for value in numbers), ", ".join(kinds))
     runs = Text("\nruns  " + ", ".join(f"{name} {run}" for name, run in found["runs"].items()) + " (seed 0)")
     return Group(values, facts, stages, optimiser, runs)
 

@@ -157,6 +157,8 @@ def build_backbone(part: Part, length: int) -> Backbone:
         raise
     except (Exception, SystemExit) as error:
         if component.module.__name__.startswith("spt.models."):
+            if isinstance(error, ValueError):  # options that contradict each other only once the layers are known
+                raise UsageError(f"model {part.name}: {error}") from error
             raise
         raise UsageError(f"model {part.name}: build fails with {brief(error)}") from error
     if not isinstance(backbone, Backbone):
@@ -291,10 +293,13 @@ def _work(bound: Bound, run: Run, parent: Parent | None, runtime: Runtime, say: 
         )
 
     try:
-        with runtime.tracked("spt", run.path, {"key": job.key(), "seed": job.seed, "recipe": job.loaded.name}):
+        with (
+            runtime.kernels(),
+            runtime.tracked("spt", run.path, {"key": job.key(), "seed": job.seed, "recipe": job.loaded.name}),
+        ):
             arguments = (model, bound.objective, bound.output, data, job.train, job.seed, run, runtime, what, say)
             fitted = fit(*arguments, f"{label} {job.stage}")
-        result = _finish(bound, run, parent, fitted, records, repeated, described, runtime)
+            result = _finish(bound, run, parent, fitted, records, repeated, described, runtime)
     except BaseException as error:
         _record_failure(run, error, runtime.rank)
         raise

@@ -93,6 +93,25 @@ def test_two_processes_do_what_one_does(folder, options):
     assert one["id"] == two["id"] and np.allclose(one["margin"], two["margin"], atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ({"name": "s4", "d_model": 8, "n_layers": 2, "d_state": 4}, ["--micro-batch", "2"]),
+        ({"name": "s5", "d_model": 8, "n_layers": 2, "d_state": 8, "blocks": 2, "norm": "batch"}, []),
+    ],
+    ids=["kernels held over micro-batches", "batch norm"],
+)
+def test_what_processes_share_is_that_of_one(folder, model, options):
+    """A kernel's gradient is collected over micro-batches and exchanged once; statistics of a batch are those of all,
+    although the two shares hold different lengths, padding and, in the last batch, a row that stands for nobody."""
+    recipe = yaml.safe_load((folder / "small.yaml").read_text())
+    (folder / "ssm.yaml").write_text(yaml.safe_dump({**recipe, "model": model}))
+    for name, more in (("one", []), ("two", ["--num-processes", "2", *options])):
+        done = spt("finetune", "ssm.yaml", "--out", name, *more, cwd=folder, env=QUIET)
+        assert done.returncode == 0, done.stderr
+    same_outcome(folder / "one", folder / "two")
+
+
 @pytest.mark.slow
 def test_a_comparison_by_two_processes_is_one_report(folder):
     command = ("compare", "small.yaml", "--seeds", 2, "--json")

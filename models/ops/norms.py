@@ -75,7 +75,7 @@ class BatchNorm(nn.Module):
             if counts is None and alone and len(rows) > 1:
                 if keep:
                     variance, mean = torch.var_mean(rows.detach(), dim=0, correction=0)
-                    self._follow(mean, variance, torch.tensor(float(len(rows))))
+                    self._follow(mean, variance, rows.new_tensor(len(rows)))
                 return F.batch_norm(rows, None, None, self.weight, self.bias, True, 0.0, self.eps).view_as(x)
             share = torch.ones_like(rows[:, 0]) if counts is None else counts.flatten().to(x.dtype)
             n = _summed(share.sum()).clamp_min(1.0)
@@ -89,7 +89,7 @@ class BatchNorm(nn.Module):
     @torch.no_grad()
     def _follow(self, mean: Tensor, variance: Tensor, n: Tensor) -> None:
         if self.unbiased:
-            variance = variance * (n / (n - 1).clamp_min(1.0)).to(variance)
+            variance = variance * (n / (n - 1).clamp_min(1.0))
         self.running_mean.lerp_(mean, self.momentum)
         self.running_var.lerp_(variance, self.momentum)
 

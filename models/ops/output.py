@@ -145,7 +145,7 @@ class _GatedActivation(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, y: Tensor, v: Tensor, early: Tensor | None, late: Tensor | None, scale: float, approximate: str
+        ctx: Any, y: Tensor, v: Tensor, early: Tensor | None, late: Tensor | None, scale: float, approximate: str
     ) -> Tensor:
         ctx.save_for_backward(y, v, early, late)
         ctx.how = (scale, approximate)

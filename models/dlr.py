@@ -1,0 +1,155 @@
+"""DLR: a diagonal linear recurrent network, DSS without its step and scale.
+
+Gupta, Mehta, Berant 2022, "Simplifying and understanding state space models with diagonal linear RNNs". With N complex
+modes shared by all features and both directions (eq. 2 and 4),
+
+    x_t = lambda x_{t-1} + u_t,  y_t = cast <w, x_t>,      kappa[l] = sum_n W_n lambda_n^l,  K = cast kappa
+    lambda_n = exp(-log_Lambda_re_n² + i log_Lambda_im_n)
+
+and the cast Re, Im, Re + Im, or Re Im: DLR-prod, whose kernel is that of a DLR with up to 4 N² modes; it has no step of
+its own. `real-prod` takes Re for the first half of the features and Re Im for the others. There is no factor two.
+
+At the start the angles lie on the circle evenly, so that with little decay the modes are a Fourier basis and any
+kernel of length N can be expressed; |lambda| = exp(-decay / 2), with the decay log-uniform in a range. The published
+code calls the range's ends dt_min and dt_max, 1e-4 and 0.1; the paper states 5e-4 and 0.5.
+
+Letters: H features, K directions, N modes, B sequences.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Complex, Float
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from spt.models.base import Backbone, BackboneConfig, Rate
+from spt.models.longconv import Kernel, LongConvolution
+from spt.models.ops.output import Kind
+from spt.models.ops.vandermonde import times_minus_i, vandermonde, vandermonde_flops
+
+Cast = Literal["real", "imag", "sum", "prod", "real-prod"]
+
+
+class Config(BackboneConfig):
+    d_state: int = Field(1024, ge=1, description="modes N; 4096 in the paper's synthetic tasks")
+    cast: Cast = Field("real", description="from the complex kernel to the real one; prod is DLR-prod")
+    version: Literal["complex", "imag", "imag_W_real", "real_W_real"] = Field(
+        "complex", description="imag: |lambda| = 1; W_real: real weights; real_W_real is the paper's DLR-R"
+    )
+    decay_min: float = Field(1e-4, ge=0, description="initial decay per step, drawn log-uniformly, from here")
+    decay_max: float = Field(0.1, ge=0, description="to here; it is no step size, though published as dt_max")
+    angle_init: Literal["omega", "randn"] = Field("omega", description="angles evenly on the circle, or N(0, 1)")
+    W_scale: float | None = Field(None, gt=0, description="standard deviation of the weights' parts; by default 1/N")
+    max_kernel_length: int | None = Field(None, ge=1, description="longest kernel, in steps; by default the sequence's")
+    output: Kind = Field("glu", description="after the convolution and its GELU; linear in the synthetic tasks")
+    ssm_lr: float | None = Field(1e-4, ge=0, description="learning rate of lambda and W; null: the recipe's")
+    slow_decay: bool = Field(
+        True, description="false: log_Lambda_re at the recipe's learning rate, as the published code trains it"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        if self.decay_min > self.decay_max:
+            raise ValueError(f"decay_min {self.decay_min} is larger than decay_max {self.decay_max}")
+        if self.decay_min == 0 < self.decay_max:
+            raise ValueError("decay_min is 0, which no log-uniform range begins with; set decay_max to 0 as well")
+        if self.version == "real_W_real" and self.cast != "real":
+            raise ValueError(f"version real_W_real has no imaginary part, but cast is {self.cast}; set cast: real")
+        return self
+
+
+class System(NamedTuple):
+    """x_t = A x_{t-1} + u_t, y_t = Re sum_n W_n x_t; the cast is in W."""
+
+    A: Complex[Tensor, " N"]
+    W: Complex[Tensor, "H N"]
+
+
+class DLRKernel(Kernel):
+    """Parameters: W (K, H, N, 2), or (K, H, N) where real; log_Lambda_re, the root of half the decay, and
+    log_Lambda_im, both (N,), but for the part that a version fixes."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        H, K, N = config.d_model, 1 if config.causal else 2, config.d_state
+        self.cast, self.limit = config.cast, config.max_kernel_length
+        self.recurrent = config.cast in ("real", "imag", "sum")
+        pair = () if config.version.endswith("W_real") else (2,)
+        self.W = nn.Parameter(torch.randn(K, H, N, *pair) * (config.W_scale or 1 / N))
+        self.register_parameter("log_Lambda_re", None)
+        self.register_parameter("log_Lambda_im", None)
+        if not config.version.startswith("imag"):
+            low, high = (math.log(max(end, 1e-300)) for end in (config.decay_min, config.decay_max))
+            decay = torch.empty(N, dtype=torch.float64).uniform_(low, high).exp()
+            self.log_Lambda_re = nn.Parameter(torch.sqrt(decay / 2).to(self.W.dtype))
+        if config.version != "real_W_real":
+            even = torch.arange(N, dtype=torch.float64) * (2 * math.pi / N)
+            angle = even if config.angle_init == "omega" else torch.randn(N, dtype=torch.float64) % (2 * math.pi)
+            self.log_Lambda_im = nn.Parameter(angle.to(self.W.dtype))
+        self.rates = {name: Rate(lr=config.ssm_lr) for name, _ in self.named_parameters()}
+        if "log_Lambda_re" in self.rates and not config.slow_decay:
+            self.rates["log_Lambda_re"] = Rate()
+
+    def forward(self, length: int) -> Float[Tensor, "K H M"]:
+        length = min(length, self.limit or length)
+        if self.recurrent:
+            return vandermonde(self._weights(), *self._log_lambda(), length)
+        W = self._weights()
+        H = W.shape[1]
+        first = 0 if self.cast == "prod" else H // 2  # the first feature that is a product
+        both = vandermonde(torch.cat([W, times_minus_i(W[:, first:])], dim=1), *self._log_lambda(), length)
+        real, imag = both[:, :H], both[:, H:]
+        return torch.cat([real[:, :first], real[:, first:] * imag], dim=1)
+
+    def _weights(self) -> Float[Tensor, "K H N 2"]:
+        """Complex, and turned so that the cast is Re; those of kappa for a cast that is not linear."""
+        W = self.W if self.W.dim() == 4 else torch.stack([self.W, torch.zeros_like(self.W)], dim=-1)
+        if self.cast == "imag":
+            return times_minus_i(W)
+        return W + times_minus_i(W) if self.cast == "sum" else W
+
+    def _log_lambda(self) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+        """Real and imaginary part, in float64."""
+        root: Tensor | None = self.log_Lambda_re
+        angle: Tensor | None = self.log_Lambda_im
+        given = self.log_Lambda_im if root is None else root
+        zero = torch.zeros_like(given, dtype=torch.float64)
+        return (zero if root is None else -(root.double() ** 2)), (zero if angle is None else angle.double())
+
+    def flops(self, length: int) -> float:
+        K, H, N = self.W.shape[:3]
+        rows = {"prod": 2 * H, "real-prod": H + H - H // 2}.get(self.cast, H)
+        return vandermonde_flops((K, rows, N), min(length, self.limit or length), shared=True)
+
+    def system(self) -> System:
+        kind = self.W.dtype.to_complex()
+        A = torch.exp(torch.complex(*self._log_lambda()))
+        return System(A.to(kind), torch.view_as_complex(self._weights()[0].contiguous()))
+
+    def initial_state(self, batch: int) -> Complex[Tensor, "B H N"]:
+        _, H, N = self.W.shape[:3]
+        return torch.zeros(batch, H, N, dtype=self.W.dtype.to_complex(), device=self.W.device)
+
+    def step(
+        self, u: Float[Tensor, "B H"], state: Tensor, system: System
+    ) -> tuple[Float[Tensor, "B H"], Complex[Tensor, "B H N"]]:
+        state = system.A * state + u[..., None]
+        return (system.W * state).sum(-1).real, state
+
+    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
+        """Of the DLR repository's `DLRKernel`, whose Lambda_log_neg_re is a root, despite its name."""
+        return {_OURS.get(name, name): tensor for name, tensor in raw.items()}
+
+    def export_reference(self, **how: Any) -> dict[str, Tensor]:
+        theirs = {ours: name for name, ours in _OURS.items()}
+        return {theirs.get(name, name): parameter for name, parameter in self.named_parameters()}
+
+
+_OURS = {"Lambda_log_neg_re": "log_Lambda_re", "Lambda_im": "log_Lambda_im"}
+
+
+def build(config: Config) -> Backbone:
+    return Backbone(config, lambda: [LongConvolution(config, DLRKernel(config), output=config.output)], decay_all=True)

@@ -1,0 +1,153 @@
+"""DSS: diagonal state spaces without conjugate pairs, input vectors or an explicit discretisation of B.
+
+Gupta, Gu, Berant 2022, "Diagonal state spaces are as effective as structured state spaces". N modes Lambda, shared by
+all features and both directions, a step Delta_h per feature and weights W:
+
+    exp           K[l] = Re sum_n W_n (e^z - 1) / Lambda_n e^(l z),  z = Delta_h Lambda_n        (DSS-EXP)
+    exp-re-im     the same, Im Lambda kept positive as an exponential
+    exp-no-scale  K[l] = Re sum_n W_n e^(l z)
+    softmax       exp, divided by the sum of e^(l z) over a whole length                         (DSS-SOFTMAX)
+
+There is no factor two. A softmax kernel depends on the length it is normalised over: here always `softmax_length`, the
+longest sequence unless said otherwise, so that padding never changes an answer; positions beyond it have no weight. It
+is meant for modes that grow as well, and has no recurrent form here.
+
+Letters: H features, K directions, N modes.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Complex, Complex128, Float
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from spt.models.base import Backbone, BackboneConfig, Rate
+from spt.models.longconv import Kernel, LongConvolution
+from spt.models.ops.discretise import as_complex, expm1, softmax_scale
+from spt.models.ops.hippo import normal_part
+from spt.models.ops.output import Kind
+from spt.models.ops.vandermonde import softmax_vandermonde, vandermonde, vandermonde_flops
+
+
+class Config(BackboneConfig):
+    d_state: int = Field(64, ge=1, description="modes N")
+    version: Literal["exp", "exp-re-im", "exp-no-scale", "softmax"] = Field("exp", description="form of the kernel")
+    Lambda_init: Literal["hippo", "lin", "randn"] = Field(
+        "hippo",
+        description="-1/2 + i w, with w the positive frequencies of HiPPO-LegS of size 2N, pi n, or from N(0, 1)",
+    )
+    dt_min: float = Field(1e-3, gt=0, description="steps are drawn from a log-uniform distribution, from here")
+    dt_max: float = Field(0.1, gt=0, description="to here")
+    max_kernel_length: int | None = Field(None, ge=1, description="longest kernel, in steps; by default the sequence's")
+    softmax_length: int | None = Field(None, ge=1, description="what softmax sums over; by default the longest kernel")
+    output: Kind = Field("linear", description="after the convolution and its GELU; glu in the larger published runs")
+    ssm_lr: float | None = Field(1e-3, ge=0, description="learning rate of Delta, Lambda and W; null: the recipe's")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        if self.dt_min > self.dt_max:
+            raise ValueError(f"dt_min {self.dt_min} is larger than dt_max {self.dt_max}")
+        if self.version == "exp-re-im" and self.Lambda_init == "randn":
+            raise ValueError("version exp-re-im keeps frequencies positive, but Lambda_init randn draws negative ones")
+        if self.version == "exp-re-im" and self.Lambda_init == "lin":
+            raise ValueError("version exp-re-im keeps frequencies positive, but Lambda_init lin begins at zero")
+        if self.version != "softmax" and self.softmax_length is not None:
+            raise ValueError(f"softmax_length is for version softmax, not {self.version}")
+        return self
+
+
+class System(NamedTuple):
+    """x_t = A x_{t-1} + u_t, y_t = Re sum_n W_n x_t."""
+
+    A: Complex[Tensor, "H N"]
+    W: Complex[Tensor, "H N"]
+
+
+class DSSKernel(Kernel):
+    """Parameters: log_dt (H,), W (K, H, N, 2), and Lambda_log_neg_re, the logarithm of -Re Lambda, with Lambda_im or
+    Lambda_log_im, all (N,); for softmax Lambda (N, 2)."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        assert config.max_length is not None, "filled in from the task"
+        H, K, N = config.d_model, 1 if config.causal else 2, config.d_state
+        self.version = config.version
+        self.limit = config.max_kernel_length
+        longest = min(config.max_length, self.limit or config.max_length)
+        self.normalised = config.softmax_length or longest
+        if config.version == "softmax":
+            self.limit = min(self.normalised, self.limit or self.normalised)
+        self.recurrent = config.version != "softmax"
+        self.log_dt = nn.Parameter(torch.empty(H).uniform_(math.log(config.dt_min), math.log(config.dt_max)))
+        imag = _frequencies(config.Lambda_init, N).to(self.log_dt.dtype)
+        real = torch.full_like(imag, -0.5)
+        self.W = nn.Parameter(torch.randn(K, H, N, 2))
+        if config.version == "softmax":
+            self.Lambda = nn.Parameter(torch.stack([real, imag], dim=-1))
+        else:
+            self.Lambda_log_neg_re = nn.Parameter(torch.log(-real))
+            if config.version == "exp-re-im":
+                self.Lambda_log_im = nn.Parameter(imag.log())
+            else:
+                self.Lambda_im = nn.Parameter(imag)
+        self.rates = {name: Rate(lr=config.ssm_lr) for name, _ in self.named_parameters()}
+
+    def forward(self, length: int) -> Float[Tensor, "K H M"]:
+        length = min(length, self.limit or length)
+        W, z = self._discrete()
+        if self.version == "softmax":
+            return softmax_vandermonde(W, z, self.normalised, length, self.W.dtype)
+        return vandermonde(torch.view_as_real(W).to(self.W.dtype), z.real, z.imag, length)
+
+    def _discrete(self) -> tuple[Complex128[Tensor, "K H N"], Complex128[Tensor, "H N"]]:
+        """The weights with their scale, and z."""
+        if self.version == "softmax":
+            Lambda = as_complex(self.Lambda)
+        else:
+            log_imag = self.version == "exp-re-im"
+            imag = self.Lambda_log_im.double().exp() if log_imag else self.Lambda_im.double()
+            Lambda = torch.complex(-self.Lambda_log_neg_re.double().exp(), imag)
+        W, z = as_complex(self.W), self.log_dt.double().exp()[:, None] * Lambda
+        if self.version == "softmax":
+            W = W * softmax_scale(Lambda, z, self.normalised)
+        elif self.version != "exp-no-scale":
+            size = (Lambda.real**2 + Lambda.imag**2).clamp_min(1e-7)
+            W = W * expm1(z) * (Lambda.conj() / size)
+        return W, z
+
+    def flops(self, length: int) -> float:
+        K, H, N, _ = self.W.shape
+        return vandermonde_flops((K, H, N), min(length, self.limit or length), shared=False)
+
+    def system(self) -> System:
+        W, z = self._discrete()
+        kind = self.W.dtype.to_complex()
+        return System(z.exp().to(kind), W[0].to(kind))
+
+    def initial_state(self, batch: int) -> Complex[Tensor, "B H N"]:
+        _, H, N, _ = self.W.shape
+        return torch.zeros(batch, H, N, dtype=self.W.dtype.to_complex(), device=self.W.device)
+
+    def step(
+        self, u: Float[Tensor, "B H"], state: Tensor, system: System
+    ) -> tuple[Float[Tensor, "B H"], Complex[Tensor, "B H N"]]:
+        state = system.A * state + u[..., None]
+        return (system.W * state).sum(-1).real, state
+
+    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
+        """Of the DLR repository's `DSSKernel`: the same tensors under the same names."""
+        return dict(raw)
+
+
+def _frequencies(init: str, N: int) -> Tensor:
+    if init == "hippo":
+        return -normal_part(2 * N)[0].imag[:N]
+    n = torch.arange(N, dtype=torch.float64)
+    return math.pi * n if init == "lin" else torch.randn(N, dtype=torch.float64)
+
+
+def build(config: Config) -> Backbone:
+    return Backbone(config, lambda: [LongConvolution(config, DSSKernel(config), output=config.output)], decay_all=True)

@@ -1,0 +1,145 @@
+"""LRU, the linear recurrent unit: a diagonal recurrence trained in discrete time (Orvieto et al. 2023).
+
+Letters: B sequences, L steps, H features, N states, K directions. x_t = lambda x_{t-1} + gamma B u_t and
+y_t = Re(C x_t) + D u_t, with lambda = exp(-exp(nu) + i exp(theta)) (section 3 of the paper).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Complex, Complex128, Float
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from spt.models.base import Backbone, BackboneConfig, Context, Mixer, Rate
+from spt.models.ops.norms import NormKind
+from spt.models.ops.output import Output
+from spt.models.ops.scan import enter, leave, scan
+
+
+class Config(BackboneConfig):
+    norm: NormKind = Field("batch", description="normalisation: batch or layer in the paper; rms, scalar, none")
+    norm_unbiased: bool = Field(
+        False, description="batch norm: running variance divided by n - 1 (torch), not n (flax)"
+    )
+    last_norm: bool | None = Field(False, description="a norm after the last block")
+    tie_dropout: bool = Field(True, description="one dropout mask for all steps of a sequence")
+    d_state: int = Field(128, ge=1, description="states N")
+    r_min: float = Field(0.0, ge=0, lt=1, description="smallest initial modulus of an eigenvalue")
+    r_max: float = Field(1.0, gt=0, le=1, description="largest initial modulus of an eigenvalue")
+    max_phase: float = Field(6.28, gt=0, description="largest initial angle of an eigenvalue; 2 pi / 10 for Path-X")
+    ssm_lr_factor: float = Field(
+        0.5, gt=0, description="learning rate of nu, theta, gamma and B, in units of the recipe's, without decay"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        if self.r_min >= self.r_max:
+            raise ValueError(f"r_min {self.r_min} is not below r_max {self.r_max}: the ring of eigenvalues is empty")
+        return self
+
+
+class System(NamedTuple):
+    """x_t = a x_{t-1} + enter u_t, y_t = Re(leave x_t) + D u_t."""
+
+    a: Complex128[Tensor, " N"]
+    enter: Complex[Tensor, "N H"]
+    leave: Complex[Tensor, "K H N"]
+
+
+class State(NamedTuple):
+    """Of the recurrent form."""
+
+    system: System
+    hidden: Complex[Tensor, "B N"]
+
+
+class LRU(Mixer):
+    """The recurrence, then GELU and GLU; without norm and skip.
+
+    nu, theta, gamma (N,), logarithms; B (N, H, 2); C (K, H, N, 2); D (H,). The paper's model is causal. Two-sided, a
+    second C reads the same recurrence run backwards; both directions see the present, as in S5.
+    """
+
+    state_space = ("nu", "theta", "gamma", "B", "C")
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.recurrent = config.causal
+        H, N, K = config.d_model, config.d_state, 1 if config.causal else 2
+        u = torch.rand(N, dtype=torch.float64).clamp_min(1e-12)  # uniform on the ring's area (lemma 3.2)
+        nu = torch.log(-0.5 * torch.log(u * (config.r_max**2 - config.r_min**2) + config.r_min**2))
+        theta = torch.log(config.max_phase * torch.rand(N, dtype=torch.float64).clamp_min(1e-12))
+        gamma = 0.5 * torch.log(-torch.expm1(-2 * torch.exp(nu)))  # sqrt(1 - |lambda|^2): states of variance one
+        self.nu, self.theta, self.gamma = _parameter(nu), _parameter(theta), _parameter(gamma)
+        self.B = nn.Parameter(torch.randn(N, H, 2) / math.sqrt(2 * H))
+        self.C = nn.Parameter(torch.randn(K, H, N, 2) / math.sqrt(N))
+        self.D = nn.Parameter(torch.randn(H))
+        self.output = Output(H, "glu", gelu="tanh", dropout=config.dropout, tied=config.tie_dropout)
+        slow = Rate(scale=config.ssm_lr_factor)
+        self.rates = {"nu": slow, "theta": slow, "gamma": slow, "B": slow, "C": Rate(decay=True), "D": Rate(decay=True)}
+
+    def forward(self, x: Float[Tensor, "B L H"], context: Context) -> Float[Tensor, "B L H"]:
+        return self.output(self.contextualise(x))
+
+    @torch.compiler.disable
+    def contextualise(self, u: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
+        """y before the activation."""
+        y = self.D * u
+        for x, c in zip(self.states(u), self._leave(), strict=True):
+            y = y + leave(x, c)
+        return y
+
+    def states(self, u: Float[Tensor, "B L H"]) -> list[Complex[Tensor, "B L N"]]:
+        """x_t of every direction."""
+        system = self.system()
+        v = enter(u, system.enter)
+        return [scan(system.a, v, reverse=bool(k)) for k in range(len(self.C))]
+
+    def system(self) -> System:
+        """The recurrence, lambda in double precision because powers of it are taken."""
+        exponent = torch.complex(-torch.exp(self.nu.double()), torch.exp(self.theta.double()))
+        enters = torch.exp(self.gamma)[:, None] * torch.view_as_complex(self.B)
+        return System(torch.exp(exponent), enters, self._leave())
+
+    def _leave(self) -> Complex[Tensor, "K H N"]:
+        return torch.view_as_complex(self.C)
+
+    def flops(self, length: int) -> float:
+        """B u once; the scan (a complex multiply-add is 8 operations) and Re C x in each direction."""
+        K, H, N, _ = self.C.shape
+        return 4.0 * length * N * H + K * (8.0 * length * N + 4.0 * length * N * H) + self.output.flops(length)
+
+    def initial_state(self, batch: int) -> State:
+        system = self.system()
+        return State(system, torch.zeros(batch, len(system.a), dtype=system.enter.dtype, device=system.a.device))
+
+    def step(self, x: Float[Tensor, "B H"], state: State) -> tuple[Float[Tensor, "B H"], State]:
+        system = state.system
+        hidden = system.a.to(state.hidden.dtype) * state.hidden + enter(x, system.enter)
+        return self.output(self.D * x + leave(hidden, system.leave[0])), State(system, hidden)
+
+    def import_reference(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Our parameters of the recurrence from nu_log, theta_log, gamma_log, B_re, B_im, C_re, C_im and D; a second
+        direction, which the published code has not, from C2_re and C2_im."""
+        found = {name: raw[f"{name}_log"] for name in ("nu", "theta", "gamma")}
+        found["B"] = torch.stack([raw["B_re"], raw["B_im"]], -1)
+        names = ("C", "C2")[: len(self.C)]
+        found["C"] = torch.stack([torch.stack([raw[f"{name}_re"], raw[f"{name}_im"]], -1) for name in names])
+        return found | {"D": raw["D"]}
+
+    def export_reference(self) -> dict[str, Tensor]:
+        found = {f"{name}_log": getattr(self, name) for name in ("nu", "theta", "gamma")}
+        for name, tensor in (("B", self.B), *zip(("C", "C2"), self.C, strict=False)):
+            found |= {f"{name}_re": tensor[..., 0], f"{name}_im": tensor[..., 1]}
+        return found | {"D": self.D}
+
+
+def _parameter(start: Tensor) -> nn.Parameter:
+    return nn.Parameter(start.to(torch.get_default_dtype()))
+
+
+def build(config: Config) -> Backbone:
+    return Backbone(config, lambda: [LRU(config)], decay_all=True)

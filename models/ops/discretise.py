@@ -1,0 +1,76 @@
+"""From a diagonal system in continuous time, x' = A x + B u, to one in steps: the factors of S4D, DSS and their like.
+
+All of it in complex128, on a few numbers per mode: what a kernel raises to the power l must be right to the last digit.
+Letters: A a mode, dt a step, z = dt A, L the length a softmax is taken over, s a kernel's scale per mode.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Complex128, Float
+from torch import Tensor
+
+Transform = Literal["exp", "relu", "none", "softplus", "sigmoid"]
+_FLOOR = 1e-4  # of a positive number that a parameter stands for, at the start; and what relu adds
+
+
+def positive(parameter: Float[Tensor, "*shape"], transform: Transform) -> Float[Tensor, "*shape"]:
+    """The number that a parameter stands for (S4D, section 3.4)."""
+    if transform == "exp":
+        return parameter.exp()
+    if transform == "relu":
+        return parameter.relu() + _FLOOR
+    if transform == "softplus":
+        return torch.nn.functional.softplus(parameter)
+    return parameter.sigmoid() if transform == "sigmoid" else parameter
+
+
+def parameter_for(value: Float[Tensor, "*shape"], transform: Transform) -> Float[Tensor, "*shape"]:
+    """The parameter that stands for a positive number, at least 1e-4 (and, for sigmoid, under 1)."""
+    value = value.clamp_min(_FLOOR)
+    if transform == "exp":
+        return value.log()
+    if transform == "relu":
+        return value - _FLOOR
+    if transform == "softplus":
+        return value.expm1().log()
+    return value.clamp_max(1 - _FLOOR).logit() if transform == "sigmoid" else value
+
+
+def as_complex(pair: Float[Tensor, "*shape 2"]) -> Complex128[Tensor, "*shape"]:
+    return torch.view_as_complex(pair.double().contiguous())
+
+
+def expm1(z: Complex128[Tensor, "*shape"]) -> Complex128[Tensor, "*shape"]:
+    """e^z - 1, also where z is small: expm1(x) cos y - 2 sin²(y/2), e^x sin y."""
+    x, y = z.real, z.imag
+    return torch.complex(torch.expm1(x) * torch.cos(y) - 2 * torch.sin(y / 2) ** 2, torch.exp(x) * torch.sin(y))
+
+
+def zoh(
+    A: Complex128[Tensor, "*#modes"], dt: Float[Tensor, "*#modes"]
+) -> tuple[Complex128[Tensor, "*modes"], Complex128[Tensor, "*modes"]]:
+    """Zero-order hold: log Abar = z and Bbar / B = (e^z - 1) / A, which is dt at A = 0."""
+    z = dt * A
+    small = z.abs() < 1e-5
+    series = 1 + z / 2 + z * z / 6
+    quotient = expm1(z) / torch.where(small, torch.ones_like(z), z)
+    return z, dt * torch.where(small, series, quotient)
+
+
+def bilinear(
+    A: Complex128[Tensor, "*#modes"], dt: Float[Tensor, "*#modes"]
+) -> tuple[Complex128[Tensor, "*modes"], Complex128[Tensor, "*modes"]]:
+    """log Abar = log((1 + z/2) / (1 - z/2)) and Bbar / B = dt / (1 - z/2)."""
+    half = dt * A / 2
+    return torch.log(1 + half) - torch.log(1 - half), dt / (1 - half)
+
+
+def softmax_scale(
+    A: Complex128[Tensor, "*#modes"], z: Complex128[Tensor, "*modes"], L: int
+) -> Complex128[Tensor, "*modes"]:
+    """The scale of a mode under DSS-SOFTMAX (DSS, proposition 1): (e^g - 1) / ((e^(gL) - 1) A), g = z with its real
+    part made negative; 1/x is conj(x) / (|x|² + 1e-7), as published."""
+    g = torch.where(A.real > 0, -z, z)
+    x = expm1(g * L) * A
+    return expm1(g) * x.conj() / (x * x.conj() + 1e-7)

@@ -1,0 +1,270 @@
+"""Diagonal linear recurrences x_t = a_t x_{t-1} + b_t: the scan of S5 (its section 3.2) and LRU, and what surrounds it.
+
+The sequence is cut into chunks of 16 steps. All chunks are walked through side by side, once for what each adds to the
+state, and, when the states between chunks are known (the same problem, 16 times shorter), once more for every state.
+That is O(L P) work in few, long vector operations; nothing but the states is kept for the backward pass, which is the
+same scan the other way round.
+
+A fixed coefficient may be given in double precision where the sequence is single: its powers that carry a state over
+many steps are then exact, and errors do not grow with the length.
+
+Letters: B sequences, L steps, P states, H features, N chunks; a coefficients, b inputs, x states, z = Lambda Delta.
+"""
+
+import math
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Complex, Complex128, Float, Float64, Inexact
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from spt.models.ops.discretise import bilinear, zoh
+
+Discretisation = Literal["zoh", "bilinear"]
+
+CHUNK = 16  # steps: of 8 to 64 the fastest from L = 1024 on
+BLOCK = 2**15  # numbers in one product that is summed
+
+
+def scan(
+    a: Inexact[Tensor, "*steps P"],
+    b: Inexact[Tensor, "B L P"],
+    initial: Inexact[Tensor, "B P"] | None = None,
+    *,
+    reverse: bool = False,
+) -> Inexact[Tensor, "B L P"]:
+    """x with x_t = a x_{t-1} + b_t, from x_{-1} = `initial` (0); `reverse`: x_t = a x_{t+1} + b_t, from x_L.
+
+    `a` is (P,), or (B, L, P) with one coefficient for every step; real with a real b, complex with a complex one. The
+    result has the type of b.
+    """
+    _agree(a, b)
+    x: Tensor = _Scan.apply(a, b, initial, reverse)
+    return x
+
+
+def sequential(
+    a: Inexact[Tensor, "*steps P"],
+    b: Inexact[Tensor, "B L P"],
+    initial: Inexact[Tensor, "B P"] | None = None,
+    *,
+    reverse: bool = False,
+) -> Inexact[Tensor, "B L P"]:
+    """What `scan` computes, written as its definition: a loop over the steps."""
+    _agree(a, b)
+    a = a.to(b.dtype).expand_as(b)
+    x = torch.zeros_like(b[:, 0]) if initial is None else initial
+    states: dict[int, Tensor] = {}
+    for t in sorted(range(b.shape[1]), reverse=reverse):
+        states[t] = x = a[:, t] * x + b[:, t]
+    return torch.stack([states[t] for t in sorted(states)], 1)
+
+
+def _agree(a: Tensor, b: Tensor) -> None:
+    if a.shape not in (b.shape[-1:], b.shape):
+        raise ValueError(
+            f"coefficients {tuple(a.shape)} do not fit inputs {tuple(b.shape)}: one a state, or one a step"
+        )
+    if a.is_complex() != b.is_complex():
+        raise ValueError("coefficients and inputs of a scan are both real or both complex")
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
+        x = torch.empty_like(b, memory_format=torch.contiguous_format)
+        _solve(a, b.resolve_conj(), x, initial, reverse)
+        ctx.save_for_backward(a, x, initial)
+        ctx.reverse = reverse
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        """g_t = dx_t + conj(a_{t+1}) g_{t+1} is the gradient of b; conj(x_{t-1}) g_t that of a_t."""
+        a, x, initial = ctx.saved_tensors
+        L, dx = x.shape[1], dx.resolve_conj()
+        first, last = (L - 1, 0) if ctx.reverse else (0, L - 1)
+        before, after = (slice(1, L), slice(0, L - 1)) if ctx.reverse else (slice(0, L - 1), slice(1, L))
+        back = a.conj().resolve_conj() if a.ndim == 1 else a[:, after].conj().resolve_conj()
+        g = torch.empty_like(x)
+        g[:, last] = dx[:, last]
+        if L > 1:
+            _solve(back, dx[:, before], g[:, before], g[:, last], not ctx.reverse)
+        da = dinitial = None
+        if ctx.needs_input_grad[0]:
+            at_first = None if initial is None else initial.conj() * g[:, first]
+            if a.ndim == 1:
+                da = _summed_products(x[:, before], g[:, after]).to(a.dtype)
+                da = da if at_first is None else da + at_first.sum(0)
+            else:
+                da = torch.empty_like(g)
+                da[:, first] = 0 if at_first is None else at_first
+                torch.mul(x[:, before].conj(), g[:, after], out=da[:, after])
+                da = da.to(a.dtype)
+        if ctx.needs_input_grad[2]:
+            dinitial = (a if a.ndim == 1 else a[:, first]).to(g.dtype).conj() * g[:, first]
+        return da, g, dinitial, None
+
+
+def _solve(a: Tensor, b: Tensor, x: Tensor, initial: Tensor | None, reverse: bool) -> None:
+    """Writes the states into x, which shares no memory with b."""
+    L = b.shape[1]
+    if L <= 2 * CHUNK:
+        _walk(a.to(b.dtype), b, x, initial, reverse)
+        return
+    N, rest = divmod(L, CHUNK)
+    whole, left = slice(0, L - rest), slice(L - rest, L)
+    if reverse:  # what is left over comes last, wherever that is
+        whole, left = slice(rest, L), slice(0, rest)
+    inputs, states = b[:, whole].unflatten(1, (N, CHUNK)), x[:, whole].unflatten(1, (N, CHUNK))
+    near = a.to(b.dtype)
+    per_step = None if a.ndim == 1 else near[:, whole].unflatten(1, (N, CHUNK))
+    order = range(CHUNK - 1, -1, -1) if reverse else range(CHUNK)
+
+    def at(t: int) -> Tensor:
+        return near if per_step is None else per_step[:, :, t]
+
+    ends = inputs[:, :, order[0]].clone()
+    for t in order[1:]:
+        torch.addcmul(inputs[:, :, t], at(t), ends, out=ends)
+    if per_step is None:
+        across = a
+        for _ in range(CHUNK.bit_length() - 1):
+            across = across * across
+    else:
+        across = at(order[0]).clone()
+        for t in order[1:]:
+            across *= at(t)
+    carried = torch.empty_like(ends)
+    _solve(across, ends, carried, initial, reverse)
+
+    state = ends  # is no longer needed
+    if reverse:
+        state[:, :-1] = carried[:, 1:]
+    else:
+        state[:, 1:] = carried[:, :-1]
+    state[:, -1 if reverse else 0] = 0 if initial is None else initial
+    for t in order:
+        torch.addcmul(inputs[:, :, t], at(t), state, out=states[:, :, t])
+        state = states[:, :, t]
+    if rest:
+        final = carried[:, 0 if reverse else -1]
+        _walk(near if per_step is None else near[:, left], b[:, left], x[:, left], final, reverse)
+
+
+def _walk(a: Tensor, b: Tensor, x: Tensor, state: Tensor | None, reverse: bool) -> None:
+    for t in sorted(range(b.shape[1]), reverse=reverse):
+        if state is None:
+            x[:, t] = b[:, t]
+        else:
+            torch.addcmul(b[:, t], a if a.ndim == 1 else a[:, t], state, out=x[:, t])
+        state = x[:, t]
+
+
+def _summed_products(x: Tensor, g: Tensor) -> Tensor:
+    """The sum of conj(x) g over sequences and steps, in double precision from block to block."""
+    B, L, P = x.shape
+    total = torch.zeros(P, dtype=torch.promote_types(x.dtype, torch.float64), device=x.device)
+    size = max(1, BLOCK // (B * P)) if x.device.type == "cpu" else max(1, L)
+    for start in range(0, L, size):
+        block = x[:, start : start + size].conj().resolve_conj() * g[:, start : start + size]
+        total += block.sum((0, 1))
+    return total
+
+
+def enter(u: Float[Tensor, "*B H"], matrix: Complex[Tensor, "P H"]) -> Complex[Tensor, "*B P"]:
+    """matrix u at every step, as one real product, whose factors autocast may round."""
+    flat = torch.view_as_real(matrix.resolve_conj()).transpose(1, 2).flatten(0, 1)  # re, im of the first state, ...
+    v = F.linear(u, flat).to(flat.dtype)
+    return torch.view_as_complex(v.unflatten(-1, (-1, 2)))
+
+
+def leave(x: Complex[Tensor, "*B P"], matrix: Complex[Tensor, "H P"]) -> Float[Tensor, "*B H"]:
+    """Re(matrix x) at every step, likewise."""
+    return F.linear(torch.view_as_real(x).flatten(-2), torch.view_as_real(matrix.conj().resolve_conj()).flatten(-2))
+
+
+def discretise(
+    Lambda: Complex128[Tensor, " P"], Delta: Float64[Tensor, " #P"], rule: Discretisation = "zoh"
+) -> tuple[Complex128[Tensor, " P"], Complex128[Tensor, " P"]]:
+    """Lambda_bar and f of x' = Lambda x + B u at step size Delta, where B_bar = f B (S5, section 2.1)."""
+    log_a, f = (zoh if rule == "zoh" else bilinear)(Lambda, Delta)
+    return torch.exp(log_a), f
+
+
+def discretise_steps(
+    Lambda: Complex128[Tensor, " P"],
+    Delta: Float64[Tensor, " #P"],
+    gaps: Float[Tensor, "B L"],
+    v: Complex[Tensor, "B L P"],
+    rule: Discretisation = "zoh",
+) -> tuple[Complex[Tensor, "B L P"], Complex[Tensor, "B L P"]]:
+    """Lambda_bar_t and B_bar_t u_t at the step sizes Delta gap_t, from v = B u: no B_bar_t is ever formed."""
+    if rule == "zoh":
+        a, b = _ZohSteps.apply(Lambda, Delta.expand_as(Lambda), gaps, v)
+        return a, b
+    z = gaps[..., None] * (Lambda * Delta).to(v.dtype)
+    reciprocal = 1 / (1 - z / 2)
+    return (1 + z / 2) * reciprocal, gaps[..., None] * Delta.to(gaps.dtype) * reciprocal * v
+
+
+# Where |z| is less, the derivative of (exp(z) - 1) / z comes from its series, of 14 terms: enough for double precision.
+SMALL = 0.5
+SLOPE = tuple((k + 1) / math.factorial(k + 2) for k in range(14))
+
+
+class _ZohSteps(torch.autograd.Function):
+    """a = exp(Lambda Delta gap) and b = f v with f = (a - 1) / Lambda. The gaps are data and get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, Lambda: Tensor, Delta: Tensor, gaps: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        divisor = torch.where(Lambda == 0, TINY, Lambda)
+        z = divisor * Delta
+        grown = torch.expm1(gaps[..., None] * z.real.to(gaps.dtype))
+        angle = gaps[..., None].double() * z.imag
+        angle = angle.sub_(2 * math.pi * torch.round(angle / (2 * math.pi))).to(gaps.dtype)
+        cos, sin, half = torch.cos(angle), torch.sin(angle), torch.sin(angle / 2)
+        # exp(x + iy) - 1, each part a sum of terms of one sign while the mode decays
+        f = torch.complex(grown * cos - 2 * half * half, (grown + 1) * sin)
+        f *= (1 / divisor).to(v.dtype)
+        a = torch.complex((grown + 1) * cos, (grown + 1) * sin)
+        ctx.save_for_backward(Lambda, Delta, gaps, v, a, f)
+        return a, f * v
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, da: Tensor, db: Tensor) -> tuple[Tensor, Tensor, None, Tensor]:
+        """Sums over sequences and steps are products with rows of powers of the gaps."""
+        Lambda, Delta, gaps, v, a, f = ctx.saved_tensors
+        df = v.conj() * db
+        back = a.conj().resolve_conj()
+        longest = gaps.abs().max()
+        relative = (gaps / longest).flatten()
+        powers = torch.stack([relative ** (k + 2) for k in range(len(SLOPE))])
+        of_a = longest * _sums(relative[None], back * da)[0]
+        of_f = longest * _sums(relative[None], back * df)[0]
+        moments = _sums(powers, df)
+
+        # df / dLambda = (Delta gap a - f) / Lambda, or its series in z
+        z = (Lambda * Delta * longest).conj()
+        small = z.abs() < SMALL
+        far = torch.where(small, 1, Lambda).conj()
+        exact = (Delta * of_f - (f.conj() * df).sum((0, 1))) / far
+        near = torch.where(small, z, 0)
+        series = torch.zeros_like(z)
+        for k in reversed(range(len(SLOPE))):
+            series = series * near + SLOPE[k] * moments[k]
+        dLambda = Delta * of_a + torch.where(small, (Delta * longest) ** 2 * series, exact)
+        return dLambda, (Lambda.conj() * of_a + of_f).real, None, f.conj() * db
+
+
+TINY = 1e-20  # stands for an eigenvalue of exactly 0, so that f is Delta gap
+
+
+def _sums(rows: Float[Tensor, "K M"], values: Complex[Tensor, "B L P"]) -> Complex128[Tensor, "K P"]:
+    flat = torch.view_as_real(values.resolve_conj()).flatten(0, 1).flatten(1)
+    sums = (rows @ flat).double()
+    return torch.view_as_complex(sums.unflatten(1, (-1, 2)))

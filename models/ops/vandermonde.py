@@ -1,0 +1,312 @@
+"""Convolution kernels of diagonal models: K[l] = Re sum_n W_n lambda_n^l, exactly and without an N x L table.
+
+Two levels, l = aT + b with 0 <= b < T: lambda^l = (lambda^T)^a lambda^b, so N (L/T + T) powers take the place of N L,
+and K[aT + b] = Re sum_n (W_n lambda_n^(aT)) lambda_n^b is one real matrix product of inner size 2N. The backward pass
+computes the tables again. Angles are reduced in float64: a length of 2^20 is as exact as one of 2^5.
+
+DLR (Gupta et al. 2022, eq. 4) shares lambda among its features, S4D and DSS have a lambda per feature; both are here,
+also as sums by KeOps (`backends`). Letters: K directions, H features, N modes, L positions; for the product G groups of
+R rows that share their lambda, T positions in a block, A blocks.
+"""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Complex, Complex128, Float, Float64
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from spt.models.ops import backends
+
+_IN_CACHE, _ON_GPU = 1 << 18, 1 << 24  # complex numbers in one temporary
+_LONGEST_BLOCK = 4096
+
+
+def vandermonde(
+    W: Float[Tensor, "K H N 2"],
+    alpha: Float[Tensor, "*H N"],
+    theta: Float[Tensor, "*H N"],
+    length: int,
+) -> Float[Tensor, "K H L"]:
+    """Re sum_n W_n exp(l (alpha_n + i theta_n)) for l = 0, ..., length - 1, in the type of W.
+
+    alpha <= 0 and theta may be float64 beside a float32 W, and should be where they are products: at large l every
+    digit counts. They are (N,) where all features share them, else (H, N).
+    """
+    K, H, N, _ = W.shape
+    shared = alpha.dim() == 1
+    grouped = W.reshape(1, K * H, N, 2) if shared else W.transpose(0, 1)
+    modes = (alpha[None], theta[None]) if shared else (alpha, theta)
+    function = _Sums if backends.current() == "keops" else _Products
+    with torch.autocast(W.device.type, enabled=False):
+        kernel: Tensor = function.apply(grouped, *modes, length)
+    return kernel.reshape(K, H, length) if shared else kernel.transpose(0, 1)
+
+
+def complex_vandermonde(
+    W: Float[Tensor, "K H N 2"],
+    alpha: Float[Tensor, "*H N"],
+    theta: Float[Tensor, "*H N"],
+    length: int,
+) -> tuple[Float[Tensor, "K H L"], Float[Tensor, "K H L"]]:
+    """The same sum's real and imaginary part, from one pair of tables."""
+    both = vandermonde(torch.cat([W, times_minus_i(W)]), alpha, theta, length)
+    return both[: len(W)], both[len(W) :]
+
+
+def softmax_vandermonde(
+    W: Complex128[Tensor, "K H N"], z: Complex128[Tensor, "H N"], L: int, length: int, dtype: torch.dtype
+) -> Float[Tensor, "K H L"]:
+    """Re sum_n W_n exp(z_n (l - shift_n)), where a mode that grows is shifted by L - 1, so that no power exceeds one.
+
+    The shift is a constant to the gradient, as published (DSS). Such modes are summed backwards in time.
+    """
+    grows = z.real > 0
+    still = torch.where(grows, torch.zeros_like(z), z)
+    kernel = vandermonde(torch.view_as_real(W * ~grows).to(dtype), still.real, still.imag, length)
+    if bool(grows.any()):
+        back = torch.where(grows, -z, torch.zeros_like(z))
+        # exp(-back (L - 1)) is one in value; the rest goes from the position length - 1 - l to l.
+        W = W * grows * torch.exp((L - length) * back - (L - 1) * (back - back.detach()))
+        kernel = kernel + vandermonde(torch.view_as_real(W).to(dtype), back.real, back.imag, length).flip(-1)
+    return kernel
+
+
+def moments(
+    u: Float[Tensor, "B H L"], alpha: Float[Tensor, "H N"], theta: Float[Tensor, "H N"]
+) -> Complex[Tensor, "B H N"]:
+    """sum_l u[l] lambda^l: the state that a whole input leaves, when it is given backwards in time."""
+    batch, _, length = u.shape
+    T, A = _blocks(batch, length)
+    u = torch.nn.functional.pad(u, (0, A * T - length)).transpose(0, 1).reshape(len(alpha), batch * A, T)
+    parts = [
+        torch.bmm(u, inner.mT).unflatten(1, (batch, A))
+        for inner in powers(alpha, theta, _steps(T, 1, u.device), u.dtype)
+    ]
+    outer = torch.complex(*powers(alpha, theta, _steps(A, T, u.device), u.dtype)).mT  # (H, A, N)
+    return (torch.complex(*parts) * outer[:, None]).sum(2).transpose(0, 1)
+
+
+def times_minus_i(W: Float[Tensor, "*shape 2"]) -> Float[Tensor, "*shape 2"]:
+    """Im z = Re(-i z)."""
+    return torch.stack([W[..., 1], -W[..., 0]], dim=-1)
+
+
+def vandermonde_flops(W_shape: tuple[int, int, int], length: int, *, shared: bool) -> float:
+    """Of a forward pass, for W of K directions, H features and N modes; the tables' exponentials are left out."""
+    K, H, N = W_shape
+    groups, rows = (1, K * H) if shared else (H, K)
+    T, A = _blocks(rows, length)
+    return groups * N * (4.0 * rows * length + 6.0 * (rows * A + T))
+
+
+def powers(
+    alpha: Float[Tensor, "*modes"], theta: Float[Tensor, "*modes"], exponents: Float64[Tensor, " n"], dtype: torch.dtype
+) -> tuple[Float[Tensor, "*modes n"], Float[Tensor, "*modes n"]]:
+    """Real and imaginary part of exp(e (alpha + i theta)); the angle is reduced in float64, then rounded."""
+    magnitude = (alpha.double()[..., None] * exponents).to(dtype).exp_()
+    angle = theta.double()[..., None] * exponents
+    angle -= (2 * math.pi) * torch.round(angle * (0.5 / math.pi))
+    angle = angle.to(dtype)
+    return magnitude * torch.cos(angle), magnitude * torch.sin(angle)
+
+
+def _blocks(rows: int, length: int) -> tuple[int, int]:
+    """Positions in a block and blocks, as measured: work beside the product goes with N (T + rows * length / T), and
+    there is none with one block."""
+    T = min(_LONGEST_BLOCK, max(16, 1 << round(math.log2(max(rows, 4) * length) / 2)))
+    A = 1 if length <= min(2 * T, 1024) else -(-length // T)
+    return -(-length // A), A
+
+
+def _steps(count: int, every: int, device: torch.device) -> Float64[Tensor, " n"]:
+    return torch.arange(count, dtype=torch.float64, device=device) * every
+
+
+def _inner_table(
+    alpha: Float[Tensor, "G N"], theta: Float[Tensor, "G N"], T: int, dtype: torch.dtype
+) -> Float[Tensor, "G N 2 T"]:
+    """Re lambda^b and -Im lambda^b for b < T, again from two levels: b = c S + d."""
+    S = 1 << (max(T - 1, 0).bit_length() + 1) // 2
+    C = -(-T // S)
+    xr, xi = (x[..., None] for x in powers(alpha, theta, _steps(C, S, alpha.device), dtype))
+    yr, yi = (y[..., None, :] for y in powers(alpha, theta, _steps(S, 1, alpha.device), dtype))
+    table = torch.empty(*alpha.shape, 2, C, S, dtype=dtype, device=alpha.device)
+    torch.mul(xr, yr, out=table[:, :, 0]).addcmul_(xi, yi, value=-1)
+    torch.mul(-xr, yi, out=table[:, :, 1]).addcmul_(xi, yr, value=-1)
+    return table.view(*alpha.shape, 2, C * S)[..., :T]
+
+
+class _Products(torch.autograd.Function):
+    """(G, R, N, 2), (G, N), (G, N) -> (G, R, L)."""
+
+    @staticmethod
+    def forward(ctx: Any, W: Tensor, alpha: Tensor, theta: Tensor, length: int) -> Tensor:
+        ctx.save_for_backward(W, alpha, theta)
+        plan = _Plan(W, alpha, length)
+        kernel = W.new_empty(plan.G, plan.R, plan.A, plan.T)
+        W, alpha, theta = plan.sort(W, 2), plan.sort(alpha, 1), plan.sort(theta, 1)
+        for g in plan.groups:
+            inner = plan.inner(alpha[g], theta[g], W.dtype)
+            outer = plan.outer(alpha[g], theta[g], W.dtype)
+            weights = torch.view_as_complex(W[g])
+            for a, n in plan.blocks:
+                scaled = plan.scaled(weights, outer, a, n)
+                rows = torch.bmm(scaled.flatten(1, 2), inner[:, : 2 * n])
+                kernel[g, :, a] = rows.view(*scaled.shape[:3], plan.T)
+        return kernel.flatten(2)[..., :length]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """With S = lambda^l and c the coefficient of K in the loss: dW_n = sum_l c conj(S), and
+        d log lambda_n = conj(sum_l l c W_n S), whose parts are those of alpha and theta. The weight l = aT + b falls
+        into two sums, over the small outer table and over the small inner one."""
+        W, alpha, theta = ctx.saved_tensors
+        with torch.autocast(W.device.type, enabled=False):
+            return *_backward(W, alpha, theta, grad.to(W.dtype)), None
+
+
+def _backward(W: Tensor, alpha: Tensor, theta: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    length = grad.shape[-1]
+    plan = _Plan(W, alpha, length)
+    if plan.A * plan.T > length:
+        grad = torch.nn.functional.pad(grad, (0, plan.A * plan.T - length))
+    grad = grad.reshape(plan.G, plan.R, plan.A, plan.T)
+    kinds = (alpha.dtype, theta.dtype)
+    W, alpha, theta = plan.sort(W, 2), plan.sort(alpha, 1), plan.sort(theta, 1)
+    dW = torch.zeros_like(W)
+    dlog = torch.zeros(plan.G, plan.N, dtype=torch.complex128, device=W.device)
+    for g in plan.groups:
+        inner = plan.inner(alpha[g], theta[g], W.dtype)
+        outer = plan.outer(alpha[g], theta[g], W.dtype)
+        weights = torch.view_as_complex(W[g])
+        dinner = torch.zeros_like(inner)
+        for a, n in plan.blocks:
+            scaled = plan.scaled(weights, outer, a, n)
+            c = grad[g, :, a].flatten(1, 2)
+            dinner[:, : 2 * n].baddbmm_(scaled.flatten(1, 2).mT, c)
+            dscaled = torch.bmm(c, inner[:, : 2 * n].mT).view(scaled.shape)
+            if outer is None:
+                dW[g] = dscaled[:, :, 0].view(dW[g].shape)
+                continue
+            change = torch.view_as_complex(dscaled.unflatten(-1, (n, 2)))
+            powers = outer[:, a, :n]
+            torch.view_as_complex(dW[g])[:, :, :n] += (change * powers.conj()[:, None]).sum(2)
+            here = (change * weights[:, :, None, :n].conj()).sum(1).to(dlog.dtype) * powers.conj()
+            dlog[g, :n] += (here * plan.starts[a, None]).sum(1)
+        dlog[g] += _inner_gradient(inner, dinner)
+    return plan.unsort(dW, 2), plan.unsort(dlog.real, 1).to(kinds[0]), plan.unsort(dlog.imag, 1).to(kinds[1])
+
+
+def _inner_gradient(inner: Float[Tensor, "G N2 T"], dinner: Float[Tensor, "G N2 T"]) -> Complex[Tensor, "G N"]:
+    """From the inner table's gradient to that of log lambda: sum_b b conj(lambda^b) d(lambda^b)."""
+    re, im = inner.unflatten(1, (-1, 2)).unbind(2)
+    dre, dim = dinner.unflatten(1, (-1, 2)).unbind(2)
+    weight = torch.arange(inner.shape[-1], dtype=inner.dtype, device=inner.device)
+    alpha = (re * dre).addcmul_(im, dim) @ weight
+    theta = (im * dre).addcmul_(re, dim, value=-1) @ weight
+    return torch.complex(alpha.double(), theta.double())
+
+
+class _Plan:
+    """How the work is cut: into groups, and these into blocks of positions, so that temporaries stay small.
+
+    Where modes are shared they are sorted by their decay, and later blocks leave out those that have vanished in the
+    type's precision. Not on a GPU, which would have to wait for the count.
+    """
+
+    def __init__(self, W: Tensor, alpha: Tensor, length: int) -> None:
+        self.G, self.R, self.N, _ = W.shape
+        self.T, self.A = _blocks(self.R, length)
+        self.starts = _steps(self.A, self.T, W.device)
+        chunk = _IN_CACHE if W.device.type == "cpu" else _ON_GPU
+        some = max(1, chunk // (self.N * (self.T + self.R * self.A)))
+        self.groups = [slice(g, min(g + some, self.G)) for g in range(0, self.G, some)]
+        few = max(1, chunk // (self.R * self.N * min(some, self.G)))
+        self.order: Tensor | None = None
+        leaves_out = self.G == 1 and self.A > 1 and W.device.type == "cpu"
+        if leaves_out:
+            few = min(few, max(1, 256 // self.R))  # enough rows for a product, and no more at once
+        firsts = range(0, self.A, few)
+        left = [self.N] * len(firsts)
+        if leaves_out:
+            self.order = alpha[0].argsort(descending=True)
+            gone = math.log(torch.finfo(W.dtype).eps / 64)
+            left = [max(1, int((alpha[0] * (a * self.T) > gone).sum())) for a in firsts]
+        self.blocks = [(slice(a, min(a + few, self.A)), n) for a, n in zip(firsts, left, strict=True)]
+
+    def sort(self, x: Tensor, axis: int) -> Tensor:
+        return x.contiguous() if self.order is None else x.index_select(axis, self.order)
+
+    def unsort(self, x: Tensor, axis: int) -> Tensor:
+        return x if self.order is None else torch.empty_like(x).index_copy_(axis, self.order, x)
+
+    def inner(self, alpha: Tensor, theta: Tensor, dtype: torch.dtype) -> Float[Tensor, "G N2 T"]:
+        return _inner_table(alpha, theta, self.T, dtype).flatten(1, 2)
+
+    def outer(self, alpha: Tensor, theta: Tensor, dtype: torch.dtype) -> Complex[Tensor, "G A N"] | None:
+        """lambda^(aT); None where there is one block."""
+        if self.A == 1:
+            return None
+        real, imag = powers(alpha, theta, self.starts, dtype)
+        return torch.complex(real, imag).mT.contiguous()
+
+    def scaled(self, weights: Tensor, outer: Tensor | None, a: slice, n: int) -> Float[Tensor, "G R A N2"]:
+        """W lambda^(aT) of the blocks a and the first n modes."""
+        product = weights[:, :, None] if outer is None else weights[:, :, None, :n] * outer[:, None, a, :n]
+        return torch.view_as_real(product).flatten(3)
+
+
+class _Sums(torch.autograd.Function):
+    """What `_Products` computes, as KeOps sums: nothing beside the answer is stored, every power is computed anew."""
+
+    @staticmethod
+    def forward(ctx: Any, W: Tensor, alpha: Tensor, theta: Tensor, length: int) -> Tensor:
+        ctx.save_for_backward(W, alpha, theta)
+        lazy = backends.keops().LazyTensor
+        real, imag, _ = _lazy_powers(lazy, alpha, theta, length, W.dtype)
+        re, im = (lazy(W[:, :, None, :, part, None].contiguous()) for part in (0, 1))  # (G, R, 1, N, 1)
+        return (re * real - im * imag).sum(dim=3).squeeze(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        W, alpha, theta = ctx.saved_tensors
+        lazy = backends.keops().LazyTensor
+        real, imag, position = _lazy_powers(lazy, alpha, theta, grad.shape[-1], W.dtype)
+        c = lazy(grad.to(W.dtype)[..., None, None].contiguous())  # (G, R, L, 1, 1)
+        sums = (c * real).concat(-(c * imag)).concat(c * real * position).concat(c * imag * position)
+        sums = sums.sum(dim=2, sum_scheme="kahan_scheme")  # over all positions, which may be a million
+        dW, weighted = sums[..., :2], torch.view_as_complex(sums[..., 2:].double().contiguous())
+        dlog = (torch.view_as_complex(W.double()) * weighted).sum(1)
+        return dW, dlog.real.to(alpha.dtype), -dlog.imag.to(theta.dtype), None
+
+
+def _lazy_powers(lazy: Any, alpha: Tensor, theta: Tensor, length: int, dtype: torch.dtype) -> tuple[Any, Any, Any]:
+    """Real and imaginary part of lambda^l and l, symbolically, over (G, 1, L, N).
+
+    KeOps has no float64 within float32. So l = 1024 i + j, and the turns per step t and per 1024 steps s come in two
+    parts, the first of 12 bits: i and j times these are exact, and whole turns can be taken off without an error.
+    """
+
+    def by_mode(values: Tensor) -> Any:
+        return lazy(values.to(dtype)[:, None, None, :, None].contiguous())
+
+    def by_position(values: Tensor) -> Any:
+        return lazy(values.to(dtype)[None, None, :, None, None].contiguous())
+
+    l = _steps(length, 1, alpha.device)
+    turns = theta.double() / (2 * math.pi)
+    angle: Any = None
+    for position, rate in ((l // 1024, turns * 1024), (l % 1024, turns)):
+        rate = rate - torch.floor(rate)
+        coarse = torch.floor(rate * 4096) / 4096
+        product = by_position(position) * by_mode(coarse)
+        part = product - product.round() + by_position(position) * by_mode(rate - coarse)
+        angle = part if angle is None else angle + part
+    angle = angle * (2 * math.pi)
+    position = by_position(l)
+    magnitude = (position * by_mode(alpha)).exp()
+    return magnitude * angle.cos(), magnitude * angle.sin(), position

@@ -1,0 +1,110 @@
+"""SGConv: long convolutions with an explicit kernel, fine near the present and coarse and weak far from it.
+
+Li, Cai, Zhang, Chen, Dey 2022, "What makes convolutional models great on long sequence modeling?" A kernel is the
+concatenation of S pieces of d weights, the i-th stretched to d 2^max(0, i-1) positions by linear interpolation, times
+a factor, and divided by a norm that is measured once, when the weights have been drawn:
+
+    gconv  the authors' own: weights from N(0, 1), factor m^(S-1-i) with a fixed m per feature
+    dlr    the DLR repository's: weights from N(0, 1/d²), factor alpha^i with a trained alpha per feature and direction
+
+The norm is a buffer and saved with the weights. Letters: H features, K directions, S pieces, d weights of a piece.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from spt.models.base import Backbone, BackboneConfig, Rate
+from spt.models.longconv import Kernel, LongConvolution
+from spt.models.ops.output import Kind
+
+
+class Config(BackboneConfig):
+    variant: Literal["gconv", "dlr"] = Field("gconv", description="the authors' kernel, or the DLR repository's")
+    kernel_dim: int = Field(64, ge=1, description="weights d of one piece")
+    factor_min: float = Field(2.0, gt=0, description="gconv: a piece weighs this much less than the one before it,")
+    factor_max: float = Field(2.0, gt=0, description="from the first feature to the last")
+    alpha_min: float = Field(1.0, ge=0, description="dlr: a piece's initial factor is drawn from here (1 as published)")
+    alpha_max: float = Field(1.0, ge=0, description="to here")
+    output: Kind = Field("linear", description="after the convolution and its GELU")
+    ssm_lr: float | None = Field(1e-3, ge=0, description="learning rate of the kernel's weights; null: the recipe's")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        if self.alpha_min > self.alpha_max:
+            raise ValueError(f"alpha_min {self.alpha_min} is larger than alpha_max {self.alpha_max}")
+        return self
+
+
+class SGConvKernel(Kernel):
+    """Parameters: pieces (S, K, H, d), and alpha (K, H) for dlr; buffer norm (K, H, 1)."""
+
+    norm: Tensor
+    factor: Tensor
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        assert config.max_length is not None, "filled in from the task"
+        H, K, d = config.d_model, 1 if config.causal else 2, config.kernel_dim
+        self.longest = config.max_length
+        trained = config.variant == "dlr"
+        if trained:
+            S = math.ceil(1 + math.log2(max(self.longest / d, 2) - 1))
+        else:
+            S = 1 + max(0, math.ceil(math.log2(self.longest / d)))
+        self.limit = min(self.longest, d * 2 ** (S - 1))
+        self.pieces = nn.Parameter(torch.randn(S, K, H, d) / (d if trained else 1))
+        self.rates = {"pieces": Rate(lr=config.ssm_lr, decay=True)}
+        if trained:
+            self.alpha = nn.Parameter(torch.empty(K, H).uniform_(config.alpha_min, config.alpha_max))
+            self.rates["alpha"] = Rate(lr=config.ssm_lr)
+        else:
+            factor = torch.linspace(config.factor_min, config.factor_max, H, dtype=torch.float64)
+            self.register_buffer("factor", factor[:, None].to(self.pieces.dtype), persistent=False)
+        self.trained = trained
+        self.register_buffer("norm", torch.ones(K, H, 1))
+        self.after_initialisation()
+
+    @torch.no_grad()
+    def after_initialisation(self) -> None:
+        """Measure the norm; once, whatever later training does to the weights."""
+        self.norm.copy_(self._stretched().norm(dim=-1, keepdim=True))
+
+    def forward(self, length: int) -> Float[Tensor, "K H M"]:
+        return self._stretched()[..., : min(length, self.longest)] / self.norm
+
+    def _stretched(self) -> Float[Tensor, "K H M"]:
+        """All pieces, d 2^(S-1) positions, more than the longest sequence may have."""
+        last = len(self.pieces) - 1
+        parts = []
+        for i, piece in enumerate(self.pieces):
+            wide = F.interpolate(piece, scale_factor=float(2 ** max(0, i - 1)), mode="linear")
+            factor = self.alpha[..., None] ** i if self.trained else self.factor ** (last - i)
+            parts.append(wide * factor)
+        return torch.cat(parts, dim=-1)
+
+    def flops(self, length: int) -> float:
+        """Interpolation, factor and norm: five a position."""
+        S, K, H, d = self.pieces.shape
+        return 5.0 * K * H * d * 2 ** (S - 1)
+
+    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
+        """Of the authors' `GConv` (kernel_list.0, ...) or the DLR repository's `SGConvKernel` (ws.0, ..., alpha)."""
+        lists = [name for name in raw if name.rpartition(".")[0] in ("kernel_list", "ws")]
+        pieces = [raw[name] for name in sorted(lists, key=lambda name: int(name.rpartition(".")[2]))]
+        return {"pieces": torch.stack(pieces), **({"alpha": raw["alpha"]} if self.trained else {})}
+
+    def export_reference(self, **how: Any) -> dict[str, Tensor]:
+        name = "ws" if self.trained else "kernel_list"
+        pieces = {f"{name}.{i}": piece for i, piece in enumerate(self.pieces)}
+        return {**pieces, **({"alpha": self.alpha} if self.trained else {})}
+
+
+def build(config: Config) -> Backbone:
+    return Backbone(config, lambda: [LongConvolution(config, SGConvKernel(config), output=config.output)])
