@@ -24,7 +24,7 @@ from spt.models.ops.discretise import bilinear, zoh
 
 Discretisation = Literal["zoh", "bilinear"]
 
-CHUNK = 16  # steps: of 8 to 64 the fastest from L = 1024 on
+CHUNK = 16  # steps, a power of two: of 8 to 64 about the fastest at every length, and the most exact but for 8
 BLOCK = 2**15  # numbers in one product that is summed
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from jaxtyping import Complex, Complex128, Float, Float64
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from spt.models.ops import backends
@@ -65,7 +66,7 @@ def softmax_vandermonde(
     grows = z.real > 0
     still = torch.where(grows, torch.zeros_like(z), z)
     kernel = vandermonde(torch.view_as_real(W * ~grows).to(dtype), still.real, still.imag, length)
-    if bool(grows.any()):
+    if isinstance(grows, FakeTensor) or bool(grows.any()):
         back = torch.where(grows, -z, torch.zeros_like(z))
         # exp(-back (L - 1)) is one in value; the rest goes from the position length - 1 - l to l.
         W = W * grows * torch.exp((L - length) * back - (L - 1) * (back - back.detach()))
@@ -214,7 +215,7 @@ class _Plan:
     """How the work is cut: into groups, and these into blocks of positions, so that temporaries stay small.
 
     Where modes are shared they are sorted by their decay, and later blocks leave out those that have vanished in the
-    type's precision. Not on a GPU, which would have to wait for the count.
+    type's precision. Not on a GPU, which would have to wait for the count, nor where tensors have shapes alone.
     """
 
     def __init__(self, W: Tensor, alpha: Tensor, length: int) -> None:
@@ -226,7 +227,7 @@ class _Plan:
         self.groups = [slice(g, min(g + some, self.G)) for g in range(0, self.G, some)]
         few = max(1, chunk // (self.R * self.N * min(some, self.G)))
         self.order: Tensor | None = None
-        leaves_out = self.G == 1 and self.A > 1 and W.device.type == "cpu"
+        leaves_out = self.G == 1 and self.A > 1 and W.device.type == "cpu" and not isinstance(alpha, FakeTensor)
         if leaves_out:
             few = min(few, max(1, 256 // self.R))  # enough rows for a product, and no more at once
         firsts = range(0, self.A, few)

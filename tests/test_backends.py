@@ -1,0 +1,124 @@
+"""Kernel backends: each gives what torch gives, or says why it cannot."""
+
+import sys
+
+import pytest
+import torch
+
+from spt.models.ops import backends
+from spt.models.ops.vandermonde import vandermonde
+from spt.models.s4d import Config, S4DKernel
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    yield
+    backends.use("torch")
+    backends._probe_keops.cache_clear()
+
+
+@pytest.fixture
+def keops():
+    if problem := backends.probe("keops", "cpu"):
+        pytest.skip(f"KeOps: {problem}")
+
+
+def test_torch_is_the_default():
+    assert backends.current() == "torch" and backends.probe("torch") is None
+
+
+def test_a_backend_that_does_not_exist():
+    with pytest.raises(backends.Unavailable, match="there is no kernel backend 'nosuch'; choose among torch, keops"):
+        backends.use("nosuch")
+    assert "no such backend" in backends.probe("nosuch")
+    assert backends.current() == "torch"
+
+
+def test_without_pykeops(monkeypatch):
+    """It says what to install, and the choice stays as it was."""
+    backends._probe_keops.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pykeops"] + ["pykeops"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert "pip install 'selfpretrain[keops]'" in backends.probe("keops", "cpu")
+    with pytest.raises(backends.Unavailable, match="the kernel backend keops does not work here: pykeops cannot be"):
+        backends.use("keops")
+    assert backends.current() == "torch"
+    rows = backends.report("cpu")
+    assert [row.name for row in rows] == ["torch", "keops"]
+    assert rows[0].problem is None and rows[0].chosen and "cannot be imported" in rows[1].problem
+
+
+@pytest.mark.parametrize(
+    ("broken", "complaint"),
+    [
+        (RuntimeError("[KeOps] compiled without cuda support\nmore"), "RuntimeError: [KeOps] compiled without cuda"),
+        (None, "is wrong"),
+    ],
+)
+def test_imported_but_broken(monkeypatch, broken, complaint):
+    """Found by running a sum, not by importing."""
+
+    class Lazy:
+        def __init__(self, values):
+            if broken:
+                raise broken
+            self.values = values
+
+        def __mul__(self, other):
+            return Lazy(self.values * other.values)
+
+        def exp(self):
+            return self
+
+        def sum(self, dim):
+            return self.values.sum(dim)
+
+    backends._probe_keops.cache_clear()
+    monkeypatch.setattr(backends, "keops", lambda: type("Module", (), {"LazyTensor": Lazy}))
+    problem = backends.probe("keops", "cpu")
+    assert complaint in problem and "\n" not in problem
+
+
+def test_use_ends_with_its_block(monkeypatch):
+    monkeypatch.setattr(backends, "probe", lambda name, device=None: None)
+    with backends.use("keops"):
+        assert backends.current() == "keops"
+        with backends.use("torch"):
+            assert backends.current() == "torch"
+        assert backends.current() == "keops"
+    assert backends.current() == "torch"
+    backends.use("keops")
+    assert backends.current() == "keops"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_keops_gives_what_torch_gives(keops, shared):
+    """Values and gradients in float32, also where an angle has been around the circle half a million times."""
+    torch.manual_seed(0)
+    shape = (4,) if shared else (2, 4)
+    given = [torch.randn(2, 2, 4, 2), -1e-4 * torch.rand(shape), 6.28 * torch.rand(shape)]
+    for tensor in given:
+        tensor.requires_grad_()
+    for length in (37, 300_000):
+        cotangent = torch.randn(2, 2, length)
+        found = {}
+        for name in ("torch", "keops"):
+            with backends.use(name):
+                kernel = vandermonde(*given, length)
+                found[name] = [kernel, *torch.autograd.grad(kernel, given, cotangent)]
+        for ours, theirs in zip(found["keops"], found["torch"], strict=True):
+            assert ours.dtype == torch.float32 and ours.shape == theirs.shape
+            assert (ours - theirs).abs().max() <= 2e-6 * theirs.abs().max()
+
+
+def test_a_model_with_keops(keops):
+    """The gradients of its parameters come through."""
+    torch.manual_seed(0)
+    kernel = S4DKernel(Config(d_model=2, d_state=4, max_length=20))
+    cotangent, found = torch.randn(2, 2, 20), {}
+    for name in ("torch", "keops"):
+        with backends.use(name):
+            taps = kernel(20)
+            found[name] = [taps, *torch.autograd.grad(taps, list(kernel.parameters()), cotangent)]
+    for ours, theirs in zip(found["keops"], found["torch"], strict=True):
+        assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
