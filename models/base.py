@@ -77,6 +77,7 @@ class Mixer(nn.Module):
 
     rates: Mapping[str, Rate] = {}  # by the parameter's name in this module
     state_space: ClassVar[tuple[str, ...]] = ()  # beginnings of the names that initialisation random_ssm resets
+    uncompiled: ClassVar[tuple[str, ...]] = ()  # methods that torch.compile has to leave as they are
     recurrent: bool = False  # has it a `step`?
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:

@@ -72,6 +72,7 @@ class LongConvolution(Mixer):
     """
 
     state_space = ("kernel.",)
+    uncompiled = ("contextualise",)
 
     def __init__(
         self,
@@ -96,7 +97,6 @@ class LongConvolution(Mixer):
     def forward(self, x: Float[Tensor, "B L H"], context: Context) -> Float[Tensor, "B L H"]:
         return self.output(self.contextualise(x))
 
-    @torch.compiler.disable
     def contextualise(self, u: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
         """conv(u, kernel) + D u."""
         device, length = u.device.type, u.shape[1]

@@ -64,6 +64,7 @@ class LRU(Mixer):
     """
 
     state_space = ("nu", "theta", "gamma", "B", "C")
+    uncompiled = ("contextualise",)
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -84,7 +85,6 @@ class LRU(Mixer):
     def forward(self, x: Float[Tensor, "B L H"], context: Context) -> Float[Tensor, "B L H"]:
         return self.output(self.contextualise(x))
 
-    @torch.compiler.disable
     def contextualise(self, u: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
         """y before the activation."""
         y = self.D * u

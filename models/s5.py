@@ -110,6 +110,7 @@ class S5(Mixer):
     """
 
     state_space = ("Lambda", "B", "C", "log_step")
+    uncompiled = ("contextualise",)
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -163,7 +164,6 @@ class S5(Mixer):
     def forward(self, x: Float[Tensor, "B L H"], context: Context) -> Float[Tensor, "B L H"]:
         return self.output(self.contextualise(x, None if context.steps is None else gaps_around(context)))
 
-    @torch.compiler.disable
     def contextualise(
         self,
         u: Float[Tensor, "B L H"],

@@ -25,14 +25,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import CDLL
-from dataclasses import asdict, dataclass, field
-from itertools import product
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby, islice, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
@@ -45,11 +44,12 @@ from spt.models.base import Context
 from spt.models.longconv import kernels_held
 from spt.models.ops import backends
 from spt.objectives import OBJECTIVES
+from spt.operations import OPERATIONS
 from spt.optim import adamw
 from spt.recipe import Part, Train, complaints, parse_overrides, split_arguments
 from spt.runtime import Runtime, Settings, compiler_problem, environment, out_of_memory
 from spt.seeding import Draw, seeded
-from spt.tasks.base import Values
+from spt.tasks.base import Split, TaskData
 
 Say = Callable[[str], None]
 Precision = Literal["fp32", "bf16"]
@@ -108,8 +108,9 @@ def alternate(runs: Sequence[Run], rounds: int, say: Say, least: float = 0.05) -
     """Every run in turn, the other way round in every second round; a short one several times, for `least` seconds."""
     counts = []
     for run in runs:
-        run()  # what is done once: libraries, plans, compilation
-        counts.append(max(1, min(50, round(least / max(run().step, 1e-6)))))
+        seconds = run().step  # with what is done once: libraries, plans, compilation
+        seconds = run().step if seconds < 1 else seconds
+        counts.append(max(1, min(50, round(least / max(seconds, 1e-6)))))
     found: list[Measured] = [Measured([]) for _ in runs]
     began = time.perf_counter()
     for i in range(rounds):
@@ -233,7 +234,9 @@ class Step:
                 with record_function(f"{SCOPE}optimiser"):
                     nn.utils.clip_grad_norm_(self.parameters, 1.0)
                     self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+                    self.optimizer.zero_grad(set_to_none=True)
+            else:
+                self.model.zero_grad(set_to_none=True)
             return Times(forward - began, backward - forward, self.clock() - backward)
 
     def operations(self) -> float:
@@ -249,7 +252,10 @@ def peak_of_step(variant: Variant) -> int:
         step()
         step()
 
-    step(length=16, batch=1, optimise=False)  # libraries, threads
+    if variant.compiled:
+        step(optimise=False)
+    else:
+        step(length=16, batch=1, optimise=False)  # libraries, threads
     return _growth(step.clock.device, twice)
 
 
@@ -268,7 +274,9 @@ NAMED = {  # operations, by name
     "attention": re.compile(r".*(scaled_dot_product|attention)", re.I),
     "scan": re.compile(r"aten::(_?\w*(gru|lstm|rnn)\w*|cum(sum|prod))\b"),
 }
-LINEAR = {f"aten::{name}" for name in ("linear", "matmul", "mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "addmv")}
+LINEAR = {
+    f"aten::{name}" for name in ("linear", "matmul", "mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "addmv")
+}
 WHOLE = {"kernel", "convolution", "scan", "attention"}  # with all that is done within them
 NODE = "autograd::engine::evaluate_function"
 
@@ -280,7 +288,7 @@ def shares(step: Step, seconds: float) -> dict[str, float]:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with _kernels_marked(step.model), profile(activities=activities) as recorded:
         began = step.clock()
-        for _ in range(max(1, min(20, round(0.1 / seconds)))):
+        for _ in range(max(1, min(5, round(0.1 / seconds)))):
             step()
         wall = step.clock() - began
     events = [e for e in recorded.events() if e.device_type.name == "CPU" and not e.is_async]
@@ -328,19 +336,23 @@ class _Finder:
                 self.makers[event.sequence_nr] = event
 
     def part(self, event: Any) -> str:
-        named, linear, node = None, False, event
+        named: str | None = None
+        linear, node = False, event
         while node is not None:
             if node.name.startswith(SCOPE):
                 return str(node.name.removeprefix(SCOPE))
             if found := self.functions.get(re.sub(r"Backward\d*$", "", node.name)):
                 return found
-            if node.name.startswith(NODE) and (maker := self.makers.get(node.sequence_nr)) is not None:
-                if (found := self.part(maker)) in WHOLE:
-                    return found
-            named = named or next((part for part, pattern in NAMED.items() if pattern.match(node.name)), None)
+            maker = self.makers.get(node.sequence_nr) if node.name.startswith(NODE) else None
+            if maker is not None and (followed := self.part(maker)) in WHOLE:
+                return followed
+            if named is None:
+                named = next((part for part, pattern in NAMED.items() if pattern.match(node.name)), None)
             linear = linear or node.name in LINEAR
             node = node.cpu_parent
-        return named or ("linear" if linear else "pointwise" if event.name.startswith("aten::") else "other")
+        if named is not None:
+            return named
+        return "linear" if linear else "pointwise" if event.name.startswith("aten::") else "other"
 
 
 def _functions() -> dict[str, str]:
@@ -390,10 +402,10 @@ def chosen_models(
     for name, changes in models:
         part = _complete(name, base | parse_overrides(changes))
         rows += [
-            Variant(part.name, part.options, steps, rows_, kind, library, compiled, recompute, cpu, " ".join(changes))
-            for steps, rows_, kind, library, compiled in product(
-                counts(length or ("32" if quick else "1024"), "--length"),
-                counts(batch or ("2" if quick else "8"), "--batch"),
+            Variant(part.name, part.options, steps, size, kind, library, compiled, recompute, cpu, " ".join(changes))
+            for steps, size, kind, library, compiled in product(
+                counts(("32" if quick else "1024") if length is None else length, "--length"),
+                counts(("2" if quick else "8") if batch is None else batch, "--batch"),
                 _among(precision, get_args(Precision), "--precision"),
                 _among(backend, backends.NAMES, "--backend"),
                 (False, True) if compile else (False,),
@@ -430,50 +442,59 @@ def _among(text: str, known: Sequence[str], option: str) -> list[str]:
     return parts
 
 
-def bench_models(variants: Sequence[Variant], rounds: int, say: Say) -> dict[str, Any]:
-    """What `spt bench model` says, as plain data."""
+def bench_models(variants: Sequence[Variant], rounds: int, say: Say, apart: bool = True) -> dict[str, Any]:
+    """What `spt bench model` says, as plain data. Not `apart`: peaks are found by one process, which is quicker."""
     _check_backends({variant.backend for variant in variants})
-    steps = [Step(variant, say) for variant in variants]
-    device = steps[0].clock.device
-    failed: dict[int, str] = {}
+    device = Runtime(Settings(quiet=True, cpu=variants[0].cpu)).device
+    if any(variant.compiled for variant in variants) and (problem := compiler_problem(device.type)) is not None:
+        say(f"--compile: torch.compile cannot be used here ({problem}); continuing without it")
+        variants = [variant for variant in variants if not variant.compiled]
+    steps: dict[int, Step] = {}
     peaks: dict[int, int | None] = {}
-    for i, step in enumerate(steps):
+    failed: dict[int, str] = {}
+    elsewhere = device.type == "cpu"
+    together: list[int | None] | None = None
+    if elsewhere and not apart:
+        with contextlib.suppress(_Killed):  # then one by one, to see by which
+            together = _elsewhere([asdict(variant) for variant in variants])
+    for i, variant in enumerate(variants):
         try:
-            if device.type == "cpu":
-                (peaks[i],) = _elsewhere([asdict(step.variant)])
+            step = Step(variant, say)
+            if together is not None:
+                peaks[i] = together[i]
             else:
-                peaks[i] = peak_of_step(step.variant)
+                peaks[i] = _elsewhere([asdict(variant)])[0] if elsewhere else peak_of_step(variant)
             step()
-        except _Killed:
-            failed[i] = "killed, as happens where memory is short"
+            steps[i] = step
         except SptError:
             raise
+        except _Killed:
+            failed[i] = "killed, as happens where memory is short"
         except Exception as error:
             if not out_of_memory(error):
-                name = step.variant.model
                 raise UsageError(
-                    f"model {name} fails on a batch: {brief(error)}; spt doctor --model {name} may tell more"
+                    f"model {variant.model} fails on a batch: {brief(error)}; spt doctor --model {variant.model} may "
+                    "tell more"
                 ) from error
             failed[i] = "no memory"
         if i in failed:
-            say(f"{_label(step.variant)}: {failed[i]}")
-    alive = [i for i in range(len(steps)) if i not in failed]
-    if not alive:
+            say(f"{_label(variant)}: {failed[i]}")
+    if not steps:
         raise BackendError(f"{_label(variants[0])}: {failed[0]}; a smaller batch or shorter sequences need less")
-    measured = dict(zip(alive, alternate([steps[i] for i in alive], rounds, say), strict=True))
-    first = alive[0]
+    measured = dict(zip(steps, alternate(list(steps.values()), rounds, say), strict=True))
+    first = next(iter(steps))
     rows = []
-    for i, step in enumerate(steps):
-        row: dict[str, Any] = {**asdict(step.variant), "failed": failed.get(i)}
-        if i in measured:
-            seconds, peak, base = measured[i].seconds(), peaks[i], peaks[first]
+    for i, variant in enumerate(variants):
+        row: dict[str, Any] = {**asdict(variant), "failed": failed.get(i)}
+        if i in steps:
+            step, seconds, peak, base = steps[i], measured[i].seconds(), peaks[i], peaks[first]
             row |= {
                 "parameters": sum(p.numel() for p in step.model.parameters()),
                 "seconds": seconds,
                 "step_quartiles": measured[i].quartiles(),
                 "steps": sum(map(len, measured[i].rounds)),
                 "ratio": measured[i].ratios(measured[first]),
-                "positions_per_second": step.variant.batch * step.variant.length / seconds["step"],
+                "positions_per_second": variant.batch * variant.length / seconds["step"],
                 "flops_per_second": step.operations() / seconds["step"],
                 "peak_bytes": peak,
                 "peak_ratio": peak / base if peak is not None and base else None,
@@ -498,3 +519,319 @@ def _check_backends(names: Iterable[str]) -> None:
 
 def _circumstances(device: torch.device, rounds: int) -> dict[str, Any]:
     return {"rounds": rounds, "environment": environment(device)}
+
+
+# ------------------------------------------------------------------------------------------------------- operations
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of `spt bench op`; the back end `plain` is the formula as it is written."""
+
+    operation: str
+    sizes: dict[str, int]
+    backend: str
+    cpu: bool = False
+
+
+class Trial:
+    """Forward and backward pass of one operation, from a fixed random gradient."""
+
+    def __init__(self, case: Case, double: bool = False) -> None:
+        self.case, self.operation = case, OPERATIONS[case.operation]
+        device = Runtime(Settings(quiet=True, cpu=case.cpu)).device
+        with seeded(0, "bench", case.operation):
+            drawn = self.operation.inputs(case.sizes)
+        kinds = (torch.float64, torch.complex128) if double else (torch.float32, torch.complex64)
+        self.inputs = tuple(x.to(device, kinds[x.is_complex()]).requires_grad_() for x in drawn)
+        self.gradient: Tensor | None = None
+        self.clock = Clock(device)
+
+    def answers(self) -> tuple[Tensor, ...]:
+        """The result and the gradients of the inputs."""
+        with backends.use("torch" if self.case.backend == "plain" else self.case.backend):
+            y = self._forward()
+            return (y, *torch.autograd.grad(y, self.inputs, self._gradient_of(y)))
+
+    def __call__(self) -> Times:
+        with backends.use("torch" if self.case.backend == "plain" else self.case.backend):
+            began = self.clock()
+            y = self._forward()
+            forward = self.clock()
+            torch.autograd.grad(y, self.inputs, self._gradient_of(y))
+            return Times(forward - began, self.clock() - forward)
+
+    def _forward(self) -> Tensor:
+        how = self.operation.plain if self.case.backend == "plain" else self.operation.ours
+        return how(self.case.sizes, self.inputs)
+
+    def _gradient_of(self, y: Tensor) -> Tensor:
+        if self.gradient is None:
+            with seeded(0, "bench", "gradient"):
+                self.gradient = torch.randn(y.shape, dtype=torch.complex64 if y.is_complex() else torch.float32).to(y)
+        return self.gradient
+
+
+def peak_of_operation(case: Case) -> int:
+    Trial(replace(case, sizes=OPERATIONS[case.operation].small))()  # libraries, threads
+    trial = Trial(case)
+    return _growth(trial.clock.device, trial)
+
+
+def chosen_operations(
+    arguments: Iterable[str], *, backend: str = "plain,torch", quick: bool = False, cpu: bool = False
+) -> list[Case]:
+    """The rows a command line means: each operation (all, where none is named) by each back end it has."""
+    names, changes = split_arguments(arguments)
+    for name in names:
+        if name not in OPERATIONS:
+            raise UsageError(f"unknown operation {name!r}{did_you_mean(name, OPERATIONS)}")
+    chosen = names or list(OPERATIONS)
+    sizes = {key: _size(key, value) for key, value in parse_overrides(changes).items()}
+    known = {letter for name in chosen for letter in OPERATIONS[name].sizes}
+    for key in sizes:
+        if key not in known:
+            raise UsageError(f"{key} is no size of {', '.join(chosen)}{did_you_mean(key, known)}")
+    kinds = _among(backend, ("plain", *backends.NAMES), "--backend")
+    rows = []
+    for name in chosen:
+        operation = OPERATIONS[name]
+        own = {key: sizes.get(key, size) for key, size in (operation.small if quick else operation.sizes).items()}
+        rows += [Case(name, own, kind, cpu) for kind in kinds if kind != "keops" or operation.keops]
+    if not rows:
+        raise UsageError(f"--backend {backend}: {', '.join(chosen)} cannot be computed that way")
+    return rows
+
+
+def _size(key: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise UsageError(f"{key}={value}: a whole number from 1 is expected")
+    return value
+
+
+def bench_operations(cases: Sequence[Case], rounds: int, say: Say) -> dict[str, Any]:
+    """What `spt bench op` says, as plain data. Ratios are to an operation's first back end."""
+    _check_backends({case.backend for case in cases} - {"plain"})
+    device = Runtime(Settings(quiet=True, cpu=cases[0].cpu)).device
+    try:
+        if device.type == "cpu":
+            peaks = _elsewhere([asdict(case) for case in cases])
+        else:
+            peaks = [peak_of_operation(case) for case in cases]
+        rows: list[dict[str, Any]] = []
+        for name in dict.fromkeys(case.operation for case in cases):
+            places = [i for i, case in enumerate(cases) if case.operation == name]
+            trials = [Trial(cases[i]) for i in places]
+            exact = Trial(cases[places[0]], double=True).answers()
+            errors = [_errors(trial.answers(), exact) for trial in trials]
+            measured = alternate(trials, rounds, say)
+            for i, error, found in zip(places, errors, measured, strict=True):
+                peak, base = peaks[i], peaks[places[0]]
+                rows.append(
+                    {
+                        **asdict(cases[i]),
+                        "seconds": found.seconds(),
+                        "step_quartiles": found.quartiles(),
+                        "steps": sum(map(len, found.rounds)),
+                        "ratio": found.ratios(measured[0]),
+                        "peak_bytes": peak,
+                        "peak_ratio": peak / base if peak is not None and base else None,
+                        "error": error[0],
+                        "gradient_error": error[1],
+                    }
+                )
+    except Exception as error:
+        if isinstance(error, _Killed) or out_of_memory(error):
+            raise BackendError("there is no memory for operations of these sizes; smaller ones need less") from error
+        raise
+    return {"kind": "op", **_circumstances(device, rounds), "rows": rows}
+
+
+def _errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> tuple[float, float]:
+    """Of the result and of the worst gradient, each relative to the largest entry."""
+    off = [
+        float((a - b).detach().abs().max() / b.detach().abs().max().clamp_min(1e-30))
+        for a, b in zip(found, exact, strict=True)
+    ]
+    return off[0], max(off[1:])
+
+
+# ------------------------------------------------------------------------------------------------------------ tasks
+
+
+def bench_task(part: Part, batch: int, rounds: int) -> dict[str, Any]:
+    """What `spt bench task` says, as plain data: seconds to open and (where nothing is read) to generate the data,
+    and to make batches of the training split, in the order of training, on the CPU."""
+    from spt.store import data_dir, open_part, open_task, prepared
+
+    opened = open_part(part)
+    prepared(opened)
+    data = open_task(part)
+    generated = None
+    if not hasattr(opened.component.module, "sources"):
+        began = time.perf_counter()
+        opened.component.module.load(opened.config, data_dir().resolve())
+        generated = time.perf_counter() - began
+    opening = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        open_task(part)
+        opening.append(time.perf_counter() - began)
+    kinds: dict[str, TaskData] = {"batch": data, "masked": data.mapped(Split.unlabelled)}
+    masked = OBJECTIVES["masked"]()
+    lengths, size = data.train.lengths, min(batch, len(data.train))
+    taken: dict[str, list[tuple[float, int, int]]] = {kind: [] for kind in kinds}  # seconds, examples, positions
+    drawn = islice(training_rows(len(data.train), size, 0, 0), 20 * rounds)
+    for i, (epoch, shuffled) in enumerate(drawn):
+        for kind in kinds if i % 2 == 0 else reversed(kinds):
+            of = kinds[kind]
+            began = time.perf_counter()
+            rows = by_length(shuffled, lengths)
+            made = collate(of.train, rows, of.input, of.target)
+            if kind == "masked":
+                masked.pose(made, Draw(0, "corruption", epoch))
+            taken[kind].append((time.perf_counter() - began, len(rows), int(lengths[rows].sum())))
+    return {
+        "kind": "task",
+        **_circumstances(torch.device("cpu"), rounds),
+        "task": part.name,
+        "options": part.options,
+        "rows": {name: len(split) for name, split in data.splits.items()},
+        "length": data.length,
+        "batch": size,
+        "seconds": {
+            "generate": generated,
+            "open": statistics.median(opening),
+            **{kind: statistics.median(seconds for seconds, _, _ in steps) for kind, steps in taken.items()},
+        },
+        "examples_per_second": {kind: statistics.median(n / t for t, n, _ in taken[kind]) for kind in kinds},
+        "positions_per_second": {kind: statistics.median(n / t for t, _, n in taken[kind]) for kind in kinds},
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- printing
+
+
+def render(found: dict[str, Any]) -> Any:
+    """The same for a terminal."""
+    from rich.console import Group
+    from rich.text import Text
+
+    where = found["environment"]
+    facts = [f"{where['device']}, {where['threads']} threads, torch {where['packages']['torch']}"]
+    if found["kind"] == "task":
+        return Group(_task_table(found), Text(f"\n{facts[0]}", style="dim"))
+    facts.append(f"medians of {found['rounds']} rounds, ratios to the first row of the same round")
+    if found["kind"] == "model":
+        return Group(_models_table(found), _shares_table(found), Text("\n" + "; ".join(facts), style="dim"))
+    facts.append("errors against double precision, relative to the largest entry")
+    return Group(*_operation_tables(found), Text("\n" + "; ".join(facts), style="dim"))
+
+
+def _table(title: str, *columns: str) -> Any:
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    for i, column in enumerate(columns):
+        made.add_column(column, justify="right" if i else "left", no_wrap=i > 0)
+    return made
+
+
+VARIED = {"length": "length", "batch": "batch", "precision": "precision", "backend": "back end", "compiled": "compiled"}
+
+
+def _models_table(found: dict[str, Any]) -> Any:
+    rows, varied = found["rows"], _varied(found["rows"])
+    same = ", ".join(f"{VARIED[key]} {_plain(rows[0][key])}" for key in VARIED if key not in varied)
+    times = ("forward", "backward", "optimiser", "step")
+    made = _table(f"a training step, {same}: milliseconds, MiB", _heading(varied), *times, "ratio", "peak", "ratio")
+    for row in rows:
+        if row["failed"]:
+            made.add_row(_name(row, varied), row["failed"])
+            continue
+        milliseconds = [_milliseconds(row["seconds"][part]) for part in times]
+        made.add_row(_name(row, varied), *milliseconds, _ratio(row["ratio"]["step"]), *_memory(row))
+    return made
+
+
+def _shares_table(found: dict[str, Any]) -> Any:
+    rows = [row for row in found["rows"] if not row["failed"]]
+    varied, parts = _varied(found["rows"]), [part for part in PARTS if any(row["shares"][part] > 0 for row in rows)]
+    made = _table("\nits parts, %", _heading(varied), *(SHORT.get(part, part) for part in parts))
+    for row in rows:
+        made.add_row(_name(row, varied), *(f"{100 * row['shares'][part]:.1f}" for part in parts))
+    return made
+
+
+SHORT = {"convolution": "conv", "attention": "attn"}  # so that they stand side by side
+
+
+def _varied(rows: list[dict[str, Any]]) -> list[str]:
+    """What the rows differ in, besides the model."""
+    return [key for key in VARIED if len({row[key] for row in rows}) > 1]
+
+
+def _heading(varied: list[str]) -> str:
+    return ", ".join(["model", *(VARIED[key] for key in varied)])
+
+
+def _name(row: dict[str, Any], varied: list[str]) -> str:
+    values = [f"compiled: {_plain(row[key])}" if key == "compiled" else _plain(row[key]) for key in varied]
+    return ", ".join([f"{Path(row['model']).stem} {row['given']}".strip(), *values])
+
+
+def _plain(value: Any) -> str:
+    return ("no", "yes")[value] if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _operation_tables(found: dict[str, Any]) -> list[Any]:
+    tables: list[Any] = []
+    for name, group in groupby(found["rows"], key=lambda row: row["operation"]):
+        rows = list(group)
+        sizes = " ".join(f"{letter}={size}" for letter, size in rows[0]["sizes"].items())
+        columns = ("forward", "backward", "step", "ratio", "peak", "ratio", "error", "gradients'")
+        made = _table(f"{name} {sizes}: milliseconds, MiB", "", *columns)
+        for row in rows:
+            milliseconds = [_milliseconds(row["seconds"][part]) for part in ("forward", "backward", "step")]
+            errors = [f"{row[key]:.1e}" for key in ("error", "gradient_error")]
+            made.add_row(row["backend"], *milliseconds, _ratio(row["ratio"]["step"]), *_memory(row), *errors)
+        tables.append(made)
+    return tables
+
+
+def _task_table(found: dict[str, Any]) -> Any:
+    rows = ", ".join(f"{name} {count:,}" for name, count in found["rows"].items())
+    made = _table(
+        f"{Path(found['task']).stem}: {rows} rows of up to {found['length']:,} steps",
+        "",
+        "ms",
+        "examples/s",
+        "positions/s",
+    )
+    titles = {"generate": "generate", "open": "open prepared data"}
+    titles |= {"batch": f"a batch of {found['batch']:,}", "masked": "the same, and hide 15 % of it"}
+    for kind, title in titles.items():
+        seconds = found["seconds"][kind]
+        rates = [found[f"{of}_per_second"].get(kind) for of in ("examples", "positions")]
+        if seconds is not None:
+            made.add_row(title, _milliseconds(seconds), *(f"{rate:,.0f}" if rate else "" for rate in rates))
+    return made
+
+
+def _milliseconds(seconds: float) -> str:
+    value = 1e3 * seconds
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _memory(row: dict[str, Any]) -> tuple[str, str]:
+    peak, ratio = row["peak_bytes"], row["peak_ratio"]
+    shown = "" if peak is None else f"{peak / 2**20:,.1f}"
+    return shown, "" if ratio is None else _ratio(ratio)
+
+
+def _ratio(value: float) -> str:
+    return f"×{value:.2f}" if value >= 0.1 else f"×{value:.2g}"
+
+
+if __name__ == "__main__":
+    _answer()

@@ -203,6 +203,9 @@ class Runtime:
             say(f"--compile: torch.compile cannot be used here ({problem}); continuing without it")
             return
         torch._dynamo.config.suppress_errors = True  # what it cannot compile runs as it is
+        for part in module.modules():
+            for name in getattr(part, "uncompiled", ()):
+                setattr(part, name, torch.compiler.disable(getattr(part, name)))
         module.compile()
 
     def weights(self, prepared: nn.Module) -> dict[str, Tensor]:

@@ -125,8 +125,8 @@ def _saved_bytes(bound: Bound, size: int) -> int:
 
 
 def _kinds(names: Sequence[str]) -> list[str]:
-    """Parameters' names, once for all blocks: a mixers.*.kernel.W stands for that of every mixer."""
-    return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name.removeprefix("backbone.")) for name in names))
+    """Parameters' names, once for all blocks: kernel.W stands for that of every mixer, norms.bias for all norms'."""
+    return list(dict.fromkeys(re.sub(r"^backbone\.(mixers\.\d+\.)?|\.\d+(?=\.)", "", name) for name in names))
 
 
 def render(found: dict[str, Any]) -> Any:
@@ -170,7 +170,7 @@ def render(found: dict[str, Any]) -> Any:
         "  sequences at once", *(str(stage["memory estimate"]["sequences at once"]) for stage in found["stages"])
     )
 
-    optimiser = table("\noptimiser groups", "stage", "parameters", "tensors", "learning rate", "weight decay", "of")
+    optimiser = table("\noptimiser groups", "stage", "numbers", "tensors", "rate", "decay", "of")
     for stage in found["stages"]:
         for group in stage["groups"]:
             *numbers, kinds = group.values()

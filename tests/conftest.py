@@ -32,7 +32,7 @@ settings.load_profile("spt")
 def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Runs, prepared data and library caches, away from the user's."""
     home = tmp_path_factory.mktemp("home")
-    for name in ("SPT_RUNS_DIR", "SPT_CACHE_DIR", "HF_HOME"):
+    for name in ("SPT_RUNS_DIR", "SPT_CACHE_DIR", "HF_HOME", "KEOPS_CACHE_FOLDER"):  # KeOps compiles into the last
         os.environ[name] = str(home / name.lower())
 
 
@@ -54,6 +54,15 @@ def golden_dir() -> Path:
 def data_dir() -> Path:
     """Real data sets as Parquet files."""
     return optional_folder("SPT_DATA_DIR", "data")
+
+
+@pytest.fixture
+def keops() -> None:
+    """KeOps on this machine."""
+    from spt.models.ops import backends
+
+    if problem := backends.probe("keops", "cpu"):
+        pytest.skip(f"KeOps: {problem}")
 
 
 def optional_folder(variable: str, name: str) -> Path:

@@ -17,12 +17,6 @@ def as_before():
     backends._probe_keops.cache_clear()
 
 
-@pytest.fixture
-def keops():
-    if problem := backends.probe("keops", "cpu"):
-        pytest.skip(f"KeOps: {problem}")
-
-
 def test_torch_is_the_default():
     assert backends.current() == "torch" and backends.probe("torch") is None
 
@@ -91,6 +85,7 @@ def test_use_ends_with_its_block(monkeypatch):
     assert backends.current() == "keops"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_keops_gives_what_torch_gives(keops, shared):
     """Values and gradients in float32, also where an angle has been around the circle half a million times."""
@@ -111,6 +106,7 @@ def test_keops_gives_what_torch_gives(keops, shared):
             assert (ours - theirs).abs().max() <= 2e-6 * theirs.abs().max()
 
 
+@pytest.mark.slow
 def test_a_model_with_keops(keops):
     """The gradients of its parameters come through."""
     torch.manual_seed(0)

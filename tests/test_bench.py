@@ -1,0 +1,436 @@
+"""`spt bench`: what it measures is there, adds up, and does not depend on how fast this machine is."""
+
+import json
+
+import pytest
+import torch
+from jsonschema import validate
+from tiny import ROOT, model_file, spt
+from torch import nn
+from typer.testing import CliRunner
+
+from spt import bench
+from spt.bench import Case, Measured, Step, Times, Trial, Variant, alternate, chosen_models, chosen_operations, shares
+from spt.components import listing
+from spt.errors import BackendError
+from spt.models.base import Backbone
+from spt.operations import OPERATIONS
+from spt_cli import app
+
+SECONDS = {"type": "object", "additionalProperties": {"type": ["number", "null"], "minimum": 0}}
+SHARE = {"type": "number", "minimum": 0, "maximum": 1}
+COMMON = {
+    "seconds": {**SECONDS, "required": ["forward", "backward", "optimiser", "step"]},
+    "step_quartiles": {"type": "array", "minItems": 2, "maxItems": 2, "items": {"type": "number"}},
+    "steps": {"type": "integer", "minimum": 1},
+    "ratio": {**SECONDS, "required": ["forward", "backward", "optimiser", "step"]},
+    "peak_bytes": {"type": ["integer", "null"], "minimum": 0},
+    "peak_ratio": {"type": ["number", "null"]},
+    "backend": {"type": "string"},
+}
+ROWS = {
+    "model": COMMON
+    | {
+        "model": {"type": "string"},
+        "options": {"type": "object", "required": ["d_model", "n_layers"]},
+        "length": {"type": "integer"},
+        "batch": {"type": "integer"},
+        "precision": {"enum": ["fp32", "bf16"]},
+        "compiled": {"type": "boolean"},
+        "parameters": {"type": "integer"},
+        "positions_per_second": {"type": "number", "exclusiveMinimum": 0},
+        "flops_per_second": {"type": "number", "exclusiveMinimum": 0},
+        "failed": {"type": ["string", "null"]},
+        "shares": {
+            "type": "object",
+            "properties": dict.fromkeys(bench.PARTS, SHARE),
+            "required": list(bench.PARTS),
+            "additionalProperties": False,
+        },
+    },
+    "op": COMMON
+    | {
+        "operation": {"enum": list(OPERATIONS)},
+        "sizes": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "error": {"type": "number", "minimum": 0},
+        "gradient_error": {"type": "number", "minimum": 0},
+    },
+}
+
+
+def schema(kind):
+    row = {"type": "object", "properties": ROWS[kind], "required": list(ROWS[kind])}
+    top = {
+        "kind": {"const": kind},
+        "rounds": {"type": "integer"},
+        "environment": {"type": "object", "required": ["device", "threads", "packages"]},
+        "rows": {"type": "array", "minItems": 1, "items": row},
+    }
+    return {"type": "object", "properties": top, "required": list(top)}
+
+
+def call(*arguments, code=0):
+    result = CliRunner().invoke(app, ["bench", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Peaks found by this process: a process more takes seconds, and has a test of its own."""
+
+    def peak(job):
+        try:
+            return bench.peak_of_step(Variant(**job)) if "model" in job else bench.peak_of_operation(Case(**job))
+        except Exception:
+            return None
+
+    monkeypatch.setattr(bench, "_elsewhere", lambda jobs: [peak(job) for job in jobs])
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Tiny work on two threads waits for a busy neighbour."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield
+    torch.set_num_threads(before)
+
+
+# ----------------------------------------------------------------------------------------------------------- models
+
+
+def test_model_as_json(tmp_path):
+    """In a real process, with peaks from another one; models of a user too, which may print."""
+    file = model_file(tmp_path, forward="print('noise') or x")
+    arguments = ("transformer", "n_heads=2", file, "--length", "16,32", "--quick", "--json")
+    done = spt("bench", "model", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    validate(found, schema("model"))
+    rows = found["rows"]
+    assert [(row["length"], row["options"]["d_model"]) for row in rows] == [(16, 16), (32, 16), (16, 16), (32, 16)]
+    assert rows[0]["ratio"]["step"] == rows[0]["peak_ratio"] == 1
+    assert rows[0]["options"]["n_heads"] == 2 and "n_heads" not in rows[2]["options"]
+    for row in rows:
+        assert sum(row["shares"].values()) == pytest.approx(1) and row["failed"] is None
+        assert row["seconds"]["step"] > max(row["seconds"][part] for part in ("forward", "backward", "optimiser"))
+    assert rows[0]["peak_bytes"] > 0
+    assert rows[0]["shares"]["attention"] > 0 and rows[2]["shares"]["attention"] == 0
+    assert not list(tmp_path.glob("runs"))
+
+
+def test_what_is_printed(here):
+    text = call(
+        "model", "transformer", "transformer", "n_heads=2", "--quick", "--precision", "fp32,bf16", "--cpu"
+    ).stdout
+    assert "transformer, fp32" in text and "n_heads=2" in text and "×1.00" in text
+    for word in ("forward", "backward", "optimiser", "peak", "attn", "linear", "threads", "medians of 2 rounds"):
+        assert word in text
+    assert "kernel" not in text  # no part of any of these
+    text = call("op", "convolution", "--quick").stdout
+    assert "convolution B=2" in text and "plain" in text and "torch" in text and "e-0" in text
+
+
+@pytest.mark.parametrize("name", [row.name for row in listing("models")])
+def test_every_model_can_be_measured(name, here):
+    """And what makes a kernel, a scan or attention is seen to."""
+    (variant,) = chosen_models([name], length="70", batch="2", layers=1, width=8, cpu=True)
+    step = Step(variant)
+    found = shares(step, step().step)
+    assert sum(found.values()) == pytest.approx(1) and found["linear"] > 0 and found["optimiser"] > 0
+    model = step.model.mixers[0]
+    expected = {
+        "kernel": hasattr(model, "kernel"),
+        "convolution": hasattr(model, "kernel"),
+        "attention": name == "transformer",
+    }
+    for part, there in expected.items():
+        assert (found[part] > 0) == there, (part, found)
+    assert step.operations() > 0
+
+
+def test_a_step_does_the_same_work_every_time():
+    """Learning rates are 0: the weights stay, AdamW's state does not."""
+    (variant,) = chosen_models(["transformer"], quick=True, cpu=True)
+    step = Step(variant)
+    before = [p.detach().clone() for p in step.parameters]
+    step(optimise=False)
+    assert not step.optimizer.state
+    for _ in range(3):
+        step()
+    assert all(torch.equal(a, b) for a, b in zip(before, step.parameters, strict=True))
+    assert all(float(state["exp_avg_sq"].sum()) > 0 for state in step.optimizer.state.values())
+    assert len(step.optimizer.state) == len(step.parameters) and all(p.grad is None for p in step.parameters)
+
+
+class Parts(nn.Module):
+    """One known piece of work in each part."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = Square()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x, context):
+        torch.cat([self.kernel(self.weight), self.weight])
+        return x
+
+    def flops(self, length):
+        return 1.0
+
+
+class Square(nn.Module):
+    def forward(self, x):
+        return torch.fft.irfft(torch.fft.rfft(x @ x))
+
+
+def recorded(function, model=None):
+    """Operations and their parts, of forward and backward pass."""
+    from torch.profiler import profile
+
+    with bench._kernels_marked(model or nn.Module()), profile() as events:
+        function().sum().backward()
+    finder = bench._Finder(events.events())
+    return {(event.name, finder.part(event)) for event in events.events()}
+
+
+def test_a_part_owns_all_that_is_done_within_it():
+    """A product and a transform are the kernel's own where a `kernel` makes them, also in the backward pass."""
+    model, x = Parts(), torch.randn(8, 8, requires_grad=True)
+    inside = recorded(lambda: model.kernel(model.weight), model)
+    for name in ("aten::mm", "aten::_fft_r2c", "aten::_fft_c2r"):
+        assert {part for event, part in inside if event == name} == {"kernel"}
+    outside = recorded(lambda: torch.fft.irfft(torch.fft.rfft(x @ x)).tanh())
+    for name, part in (
+        ("aten::mm", "linear"),
+        ("aten::_fft_r2c", "convolution"),
+        ("aten::_fft_c2r", "convolution"),
+        ("aten::tanh", "pointwise"),
+        ("aten::tanh_backward", "pointwise"),
+    ):
+        assert {found for event, found in outside if event == name} == {part}
+    q = torch.randn(1, 2, 8, 4, requires_grad=True)
+    attention = recorded(lambda: nn.functional.scaled_dot_product_attention(q, q, q))
+    assert {part for event, part in attention if "flash_attention" in event} == {"attention"}
+    gru, scan = nn.GRU(4, 4), torch.randn(3, 1, 4)
+    assert {part for event, part in recorded(lambda: gru(scan)[0]) if event in ("aten::mm", "aten::addmm")} == {"scan"}
+
+
+def test_our_operations_are_known_by_their_module():
+    cases = {name: Trial(Case(name, OPERATIONS[name].small, "torch", cpu=True)) for name in OPERATIONS}
+    expected = {
+        "convolution": "convolution",
+        "vandermonde": "kernel",
+        "vandermonde_shared": "kernel",
+        "dplr_krylov": "kernel",
+        "scan": "scan",
+        "scan_varying": "scan",
+    }
+    for name, part in expected.items():
+        found = recorded(lambda trial=cases[name]: torch.view_as_real(y) if (y := trial._forward()).is_complex() else y)
+        functions = {event: where for event, where in found if event.startswith("_")}
+        assert functions and set(functions.values()) == {part}, name
+
+
+def test_a_variant_without_memory_is_a_row(here, monkeypatch):
+    real = Backbone.forward
+
+    def forward(backbone, x, context):
+        if len(x) > 2:
+            raise torch.OutOfMemoryError("none left")
+        return real(backbone, x, context)
+
+    monkeypatch.setattr(Backbone, "forward", forward)
+    result = call("model", "transformer", "--quick", "--batch", "4,2", "--json", "--cpu")
+    big, small = json.loads(result.stdout)["rows"]
+    assert big["failed"] == "no memory" and "seconds" not in big
+    assert small["ratio"]["step"] == 1 and "batch 4" in result.stderr
+    assert "no memory" in call("model", "transformer", "--quick", "--batch", "4,2", "--cpu").stdout
+    assert "smaller batch" in call("model", "transformer", "--quick", "--batch", "3", "--cpu", code=4).stderr
+
+
+def test_a_killed_process_is_told(tmp_path):
+    """As the system does where memory is short: it ends the process that measures the peak, and that alone."""
+    file = model_file(tmp_path)
+    kill = "import os, sys; sys.argv[0].endswith('bench.py') and os.kill(os.getpid(), 9)"
+    file.write_text(file.read_text().replace("x = self.map(x)", f"{kill}; x = self.map(x)"))
+    variants = chosen_models([str(file)], quick=True, cpu=True)
+    with pytest.raises(BackendError, match="killed"):
+        bench.bench_models(variants, 1, lambda text: None, apart=False)
+
+
+def test_gradient_checkpointing_and_compilation(here, monkeypatch):
+    """Options of a row; without a compiler, that is said and the rest is measured."""
+    variants = chosen_models(["transformer"], compile=True, recompute=True, quick=True, cpu=True)
+    assert [variant.compiled for variant in variants] == [False, True]
+    assert Step(variants[0]).model.recompute
+    monkeypatch.setattr(bench, "compiler_problem", lambda device: "no compiler")
+    said = []
+    found = bench.bench_models(variants, 1, said.append, apart=False)
+    assert len(found["rows"]) == 1 and "no compiler" in said[0]
+
+
+# --------------------------------------------------------------------------------------------------------- measuring
+
+
+def test_rows_take_turns():
+    order = []
+
+    def run(name, seconds):
+        order.append(name)
+        return Times(seconds, seconds, 0.0)
+
+    first, second = alternate([lambda: run("a", 0.5), lambda: run("b", 1.0)], 3, lambda text: None)
+    assert "".join(order) == "ab" + "abbaab"
+    assert second.ratio(first, "step") == 2 and first.median("step") == 1
+    assert second.ratio(first, "optimiser") is None
+
+
+def test_a_short_row_is_repeated():
+    (found,) = alternate([lambda: Times(0.005, 0.005, 0.0)], 2, lambda text: None)
+    assert [len(steps) for steps in found.rounds] == [5, 5]
+
+
+def test_a_ratio_is_that_of_its_own_round():
+    """A neighbour who takes half the machine in one round changes no ratio."""
+    fast, slow = (Measured([[Times(seconds, 0.0)] for seconds in row]) for row in ((1.0, 9.0, 1.0), (2.0, 18.0, 2.0)))
+    assert slow.ratio(fast, "forward") == 2
+    assert slow.quartiles() == (2, 10) and Measured([[Times(1.0, 0.0)]]).quartiles() == (1, 1)
+
+
+def test_peaks_are_those_of_the_work():
+    """64 MiB more, whatever was in use and given back before."""
+    torch.zeros(2**24).sum()
+    device = torch.device("cpu")
+    assert 0.9 * 2**26 < bench._growth(device, lambda: torch.ones(2**24).sum()) < 1.2 * 2**26
+    assert bench._growth(device, lambda: None) < 2**22
+
+
+# --------------------------------------------------------------------------------------------------------- operations
+
+
+def test_operations_as_json():
+    found = json.loads(call("op", "--quick", "--json").stdout)
+    validate(found, schema("op"))
+    assert [(row["operation"], row["backend"]) for row in found["rows"]] == [
+        (name, backend) for name in OPERATIONS for backend in ("plain", "torch")
+    ]
+    for row in found["rows"]:
+        assert row["error"] < 1e-4 and row["gradient_error"] < 1e-3, row
+        assert row["backend"] != "plain" or row["ratio"]["step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "letter"), [(name, letter) for name in OPERATIONS for letter in ["", *OPERATIONS[name].sizes]]
+)
+def test_an_operation_is_its_formula(name, letter):
+    """In double precision, result and gradients; also where a size is 1."""
+    sizes = {**OPERATIONS[name].small, **({letter: 1} if letter else {})}
+    ours, plain = (Trial(Case(name, sizes, backend, cpu=True), double=True).answers() for backend in ("torch", "plain"))
+    error, gradient_error = bench._errors(ours, plain)
+    assert error < 1e-9 and gradient_error < 1e-9
+
+
+def test_an_error_is_seen(monkeypatch):
+    wrong = OPERATIONS["scan"]._replace(ours=lambda sizes, inputs: 1.01 * inputs[1] * inputs[0])
+    monkeypatch.setitem(OPERATIONS, "scan", wrong)
+    ours, plain = (Trial(Case("scan", wrong.small, backend, cpu=True)).answers() for backend in ("torch", "plain"))
+    assert min(bench._errors(ours, plain)) > 0.01
+
+
+def test_sizes_of_operations():
+    cases = chosen_operations(["convolution", "scan", "L=7", "H=2"], quick=True)
+    assert [case.sizes["L"] for case in cases] == [7] * 4 and cases[0].sizes["H"] == 2 and "H" not in cases[2].sizes
+    assert {case.operation for case in chosen_operations([])} == set(OPERATIONS)
+    assert [case.operation for case in chosen_operations([], backend="keops")] == [
+        name for name, operation in OPERATIONS.items() if operation.keops
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------------- tasks
+
+
+def test_task(tmp_path, monkeypatch):
+    found = json.loads(call("task", "digits", "fraction=0.1", "--quick", "--json").stdout)
+    assert found["kind"] == "task" and found["rows"]["train"] == 100 and found["batch"] == 64
+    assert found["seconds"]["generate"] > 0 and found["seconds"]["open"] > 0
+    for kind in ("batch", "masked"):
+        assert found["positions_per_second"][kind] == pytest.approx(64 * found["examples_per_second"][kind])
+    monkeypatch.chdir(tmp_path)
+    lines = [f"row {i},{'ab'[i % 2]}" for i in range(60)]
+    (tmp_path / "mine.csv").write_text("\n".join(["text,label", *lines]))
+    options = ("custom", "path=mine.csv", "text_column=text", "label_column=label", "--quick", "--batch", "7")
+    found = json.loads(call("task", *options, "--json").stdout)
+    assert found["seconds"]["generate"] is None and found["batch"] == 7  # it is read
+    assert "a batch of 7" in call("task", *options).stdout
+
+
+# ----------------------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("model",), 2, "Missing argument"),
+        (("model", "d_model=4"), 2, "no model is named"),
+        (("model", "transformr"), 2, "did you mean transformer?"),
+        (("model", "./nowhere.py"), 2, "no file"),
+        (("model", "transformer", "n_hads=3"), 2, "did you mean n_heads?"),
+        (("model", "transformer", "d_model=30"), 2, "not a multiple"),
+        (("model", "transformer", "--length", "0"), 2, "whole numbers from 1"),
+        (("model", "transformer", "--length", "8,x"), 2, "whole numbers from 1"),
+        (("model", "transformer", "--batch", "0"), 2, "whole numbers from 1"),
+        (("model", "transformer", "--batch", ""), 2, "whole numbers from 1"),
+        (("model", "transformer", "max_length=3", "--length", "8"), 2, "max_length is 3"),
+        (("model", "transformer", "--layers", "0"), 2, "--layers"),
+        (("model", "transformer", "--precision", "fp16"), 2, "'fp16' is unknown"),
+        (("model", "transformer", "--backend", "keop"), 2, "did you mean keops?"),
+        (("model", "transformer", "--rounds", "0"), 2, "--rounds"),
+        (("op", "convolutoin"), 2, "did you mean convolution?"),
+        (("op", "scan", "M=3"), 2, "M is no size of scan"),
+        (("op", "scan", "L=0"), 2, "whole number from 1"),
+        (("op", "scan", "L=1.5"), 2, "whole number from 1"),
+        (("op", "scan", "--backend", "keops"), 2, "cannot be computed that way"),
+        (("task", "digts"), 2, "did you mean digits?"),
+        (("task", "digits", "--batch", "0"), 2, "--batch"),
+        (("task", "digits", "limt=3"), 2, "did you mean limit?"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, code, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = call(*arguments, code=code)
+    assert words in " ".join(result.stderr.split()).replace("│ ", "") and result.stdout == ""
+    assert "Traceback" not in result.output and not list(tmp_path.iterdir())
+
+
+def test_a_model_that_fails_is_told_in_words(tmp_path, here):
+    file = model_file(tmp_path, forward="1 / 0")
+    assert "ZeroDivisionError" in call("model", file, "--quick", code=2).stderr
+
+
+def test_without_keops(tmp_path):
+    (tmp_path / "pykeops").mkdir()
+    (tmp_path / "pykeops" / "__init__.py").write_text("raise ImportError('not here')")
+    arguments = ("bench", "op", "vandermonde", "--backend", "torch,keops", "--quick")
+    done = spt(*arguments, cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    assert done.returncode == 4 and "keops" in done.stderr and "not here" in done.stderr and done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_commands_of_the_page(monkeypatch):
+    """docs/performance.md: their options are understood; what they measure has tests of its own."""
+    monkeypatch.setattr(bench, "bench_models", lambda variants, *_, **__: [variant.model for variant in variants])
+    monkeypatch.setattr(bench, "bench_operations", lambda cases, *_: [case.operation for case in cases])
+    lines = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").splitlines()
+    commands = [line.split()[3:] for line in lines if line.startswith("$ spt bench ")]
+    assert {command[0] for command in commands} == {"model", "op", "task"}
+    for command in commands:
+        assert json.loads(call(*command, "--quick", "--json").stdout)
+
+
+def test_the_page_names_every_operation_and_part():
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    for name in [f"`{name}`" for name in OPERATIONS] + [f"\n| {bench.SHORT.get(part, part)} |" for part in bench.PARTS]:
+        assert name in page, name
