@@ -65,7 +65,7 @@ class Rate(NamedTuple):
 
     lr: float | None = None  # a learning rate of its own
     scale: float = 1.0  # or a multiple of the recipe's
-    decay: bool = False  # does weight decay apply?
+    decay: bool | None = None  # does weight decay apply? None: only if the recipe says all, and the rate is its own
 
 
 class Mixer(nn.Module):
@@ -234,6 +234,13 @@ def randomise(module: nn.Module, prefixes: tuple[str, ...] = ("",)) -> None:
     for name, parameter in module.named_parameters():
         if name.startswith(prefixes):
             parameter.normal_(0.0, RANDOM_STD)
+
+
+class Published(dict[str, Tensor]):
+    """Tensors by their names in a published code; one that is missing is told in words."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise ValueError(f"the published tensors have no {name}, only {', '.join(sorted(self)) or 'nothing'}")
 
 
 def linear_flops(linear: nn.Linear, length: int) -> float:

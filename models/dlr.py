@@ -45,7 +45,7 @@ class Config(BackboneConfig):
     W_scale: float | None = Field(None, gt=0, description="standard deviation of the weights' parts; by default 1/N")
     max_kernel_length: int | None = Field(None, ge=1, description="longest kernel, in steps; by default the sequence's")
     output: Kind = Field("glu", description="after the convolution and its GELU; linear in the synthetic tasks")
-    ssm_lr: float | None = Field(1e-4, ge=0, description="learning rate of lambda and W; null: the recipe's")
+    ssm_lr: float | None = Field(1e-4, gt=0, description="learning rate of lambda and W; null: the recipe's")
     slow_decay: bool = Field(
         True, description="false: log_Lambda_re at the recipe's learning rate, as the published code trains it"
     )
@@ -54,8 +54,8 @@ class Config(BackboneConfig):
     def _consistent(self) -> "Config":
         if self.decay_min > self.decay_max:
             raise ValueError(f"decay_min {self.decay_min} is larger than decay_max {self.decay_max}")
-        if self.decay_min == 0 < self.decay_max:
-            raise ValueError("decay_min is 0, which no log-uniform range begins with; set decay_max to 0 as well")
+        if self.decay_min == 0 and not self.version.startswith("imag"):
+            raise ValueError("decay_min is 0, where decays cannot be trained; use version imag, or 1e-5")
         if self.version == "real_W_real" and self.cast != "real":
             raise ValueError(f"version real_W_real has no imaginary part, but cast is {self.cast}; set cast: real")
         return self
@@ -89,9 +89,9 @@ class DLRKernel(Kernel):
             even = torch.arange(N, dtype=torch.float64) * (2 * math.pi / N)
             angle = even if config.angle_init == "omega" else torch.randn(N, dtype=torch.float64) % (2 * math.pi)
             self.log_Lambda_im = nn.Parameter(angle.to(self.W.dtype))
-        self.rates = {name: Rate(lr=config.ssm_lr) for name, _ in self.named_parameters()}
+        self.rates = {name: Rate(lr=config.ssm_lr, decay=False) for name, _ in self.named_parameters()}
         if "log_Lambda_re" in self.rates and not config.slow_decay:
-            self.rates["log_Lambda_re"] = Rate()
+            self.rates["log_Lambda_re"] = Rate(decay=False)
 
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
         length = min(length, self.limit or length)

@@ -44,7 +44,7 @@ class Config(BackboneConfig):
     max_kernel_length: int | None = Field(None, ge=1, description="longest kernel, in steps; by default the sequence's")
     softmax_length: int | None = Field(None, ge=1, description="what softmax sums over; by default the longest kernel")
     output: Kind = Field("linear", description="after the convolution and its GELU; glu in the larger published runs")
-    ssm_lr: float | None = Field(1e-3, ge=0, description="learning rate of Delta, Lambda and W; null: the recipe's")
+    ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of Delta, Lambda and W; null: the recipe's")
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
@@ -93,7 +93,7 @@ class DSSKernel(Kernel):
                 self.Lambda_log_im = nn.Parameter(imag.log())
             else:
                 self.Lambda_im = nn.Parameter(imag)
-        self.rates = {name: Rate(lr=config.ssm_lr) for name, _ in self.named_parameters()}
+        self.rates = {name: Rate(lr=config.ssm_lr, decay=False) for name, _ in self.named_parameters()}
 
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
         length = min(length, self.limit or length)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spt.models.base import BackboneConfig, Context, Mixer, Rate
+from spt.models.base import BackboneConfig, Context, Mixer, Published, Rate
 from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.output import Gelu, Kind, Output
 
@@ -90,7 +90,7 @@ class LongConvolution(Mixer):
             config.d_model, output, gelu=gelu, dropout=config.dropout, tied=config.tie_dropout, early=early_dropout
         )
         self.two_sided = not config.causal
-        self.recurrent = config.causal and kernel.recurrent
+        self.recurrent = config.causal and kernel.recurrent and kernel.limit is None  # a recurrence has no end
         self.rates = {"D": Rate(decay=True)}
         self._held: _Held | None = None
 
@@ -143,14 +143,15 @@ class LongConvolution(Mixer):
     def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
         """Our parameters from those of a whole published layer: `layer.D` or `D`, `layer.kernel.*` or `kernel.*`,
         `output_linear.*`. Shapes of one are put right; `how` goes to the kernel."""
-        plain = {name.removeprefix("layer."): tensor for name, tensor in raw.items()}
-        kernel = {name.removeprefix("kernel."): tensor for name, tensor in plain.items() if name.startswith("kernel")}
+        plain = Published({name.removeprefix("layer."): tensor for name, tensor in raw.items()})
+        own = {name.removeprefix("kernel."): tensor for name, tensor in plain.items() if name.startswith("kernel")}
+        kernel = Published(own)
         found = {f"kernel.{name}": tensor for name, tensor in self.kernel.import_reference(kernel, **how).items()}
         found["D"] = plain["D"].reshape(-1)
         for name, tensor in plain.items():
             if name.startswith("output_linear") and self.output.linear is not None:
-                own = name.rpartition(".")[2]
-                found[f"output.linear.{own}"] = tensor.reshape(getattr(self.output.linear, own).shape)
+                part = name.rpartition(".")[2]
+                found[f"output.linear.{part}"] = tensor.reshape(getattr(self.output.linear, part).shape)
         return found
 
     def export_reference(self, **how: Any) -> dict[str, Tensor]:
@@ -189,7 +190,7 @@ class _Held:
     """One layer's kernel and its spectrum for the latest length, while several forward passes use them."""
 
     def __init__(self, layer: LongConvolution, length: int) -> None:
-        self.layer = layer
+        self.layer, self.length = layer, length
         with torch.autocast(layer.D.device.type, enabled=False):
             self.taps = layer.taps(length)
         self.leaf = self.taps.detach().requires_grad_(self.taps.requires_grad)
@@ -197,6 +198,8 @@ class _Held:
         self.ending = False
 
     def spectrum(self, length: int) -> tuple[Tensor, int]:
+        if length > self.length:  # nothing is held for it
+            return self.layer.spectrum(self.layer.taps(length), length)
         if self.ending:
             taps: Tensor = _Joined.apply(self.taps, self.leaf.grad)
             return self.layer.spectrum(taps[..., :length], length)

@@ -6,14 +6,14 @@ y_t = Re(C x_t) + D u_t, with lambda = exp(-exp(nu) + i exp(theta)) (section 3 o
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Complex, Complex128, Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Context, Mixer, Rate
+from spt.models.base import Backbone, BackboneConfig, Context, Mixer, Published, Rate
 from spt.models.ops.norms import NormKind
 from spt.models.ops.output import Output
 from spt.models.ops.scan import enter, leave, scan
@@ -79,7 +79,7 @@ class LRU(Mixer):
         self.C = nn.Parameter(torch.randn(K, H, N, 2) / math.sqrt(N))
         self.D = nn.Parameter(torch.randn(H))
         self.output = Output(H, "glu", gelu="tanh", dropout=config.dropout, tied=config.tie_dropout)
-        slow = Rate(scale=config.ssm_lr_factor)
+        slow = Rate(scale=config.ssm_lr_factor, decay=False)
         self.rates = {"nu": slow, "theta": slow, "gamma": slow, "B": slow, "C": Rate(decay=True), "D": Rate(decay=True)}
 
     def forward(self, x: Float[Tensor, "B L H"], context: Context) -> Float[Tensor, "B L H"]:
@@ -121,20 +121,24 @@ class LRU(Mixer):
         hidden = system.a.to(state.hidden.dtype) * state.hidden + enter(x, system.enter)
         return self.output(self.D * x + leave(hidden, system.leave[0])), State(system, hidden)
 
-    def import_reference(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Our parameters of the recurrence from nu_log, theta_log, gamma_log, B_re, B_im, C_re, C_im and D; a second
-        direction, which the published code has not, from C2_re and C2_im."""
+    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
+        """Our parameters from nu_log, theta_log, gamma_log, B_re, B_im, C_re, C_im and D, alone or as `seq.*` beside
+        `out1.*` and `out2.*`; a second direction, which the published code has not, from C2_re and C2_im."""
+        raw = Published({name.removeprefix("seq."): tensor for name, tensor in raw.items()})
         found = {name: raw[f"{name}_log"] for name in ("nu", "theta", "gamma")}
         found["B"] = torch.stack([raw["B_re"], raw["B_im"]], -1)
         names = ("C", "C2")[: len(self.C)]
         found["C"] = torch.stack([torch.stack([raw[f"{name}_re"], raw[f"{name}_im"]], -1) for name in names])
-        return found | {"D": raw["D"]}
+        dense = {f"output.{name}": tensor for name, tensor in self.output.import_dense(raw).items()}
+        return found | {"D": raw["D"]} | dense
 
-    def export_reference(self) -> dict[str, Tensor]:
+    def export_reference(self, **how: Any) -> dict[str, Tensor]:
+        """`seq.*`, `out1.*` and `out2.*`, as the unofficial repository minimal-LRU has them."""
         found = {f"{name}_log": getattr(self, name) for name in ("nu", "theta", "gamma")}
         for name, tensor in (("B", self.B), *zip(("C", "C2"), self.C, strict=False)):
             found |= {f"{name}_re": tensor[..., 0], f"{name}_im": tensor[..., 1]}
-        return found | {"D": self.D}
+        found = {f"seq.{name}": tensor for name, tensor in (found | {"D": self.D}).items()}
+        return found | self.output.export_dense()
 
 
 def _parameter(start: Tensor) -> nn.Parameter:

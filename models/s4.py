@@ -39,6 +39,7 @@ class Config(BackboneConfig):
     output: Kind = Field("glu", description="after the convolution and its GELU")
     early_dropout: bool = Field(False, description="dropout before the GELU too, as in the S4 repository")
     ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of dt, A, P and B; null: the recipe's")
+    slow_dt: bool = Field(True, description="false: the steps dt at the recipe's learning rate, without decay")
     c_lr: float | None = Field(
         None,
         gt=0,
@@ -80,9 +81,9 @@ class S4Kernel(Kernel):
         self.P = _parameter(torch.view_as_real(legs.P).repeat(S, 1, 1))
         self.B = _parameter(torch.view_as_real(legs.B).repeat(S, 1, 1))
         self.C = _parameter(torch.view_as_real(C))
-        slow = Rate(lr=config.ssm_lr)
+        slow = Rate(lr=config.ssm_lr, decay=False)
         self.rates = {
-            "inv_dt": slow,
+            "inv_dt": slow if config.slow_dt else Rate(decay=False),
             "A_real": slow,
             "A_imag": slow,
             "P": slow,

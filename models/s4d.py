@@ -55,11 +55,11 @@ class Config(BackboneConfig):
     max_kernel_length: int | None = Field(None, ge=1, description="longest kernel, in steps; by default the sequence's")
     output: Kind = Field("glu", description="after the convolution and its GELU")
     early_dropout: bool = Field(False, description="dropout before the GELU too, as in the S4 repository")
-    ssm_lr: float | None = Field(1e-3, ge=0, description="learning rate of dt, A and B; null: the recipe's")
+    ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of dt, A and B; null: the recipe's")
     slow_dt: bool = Field(True, description="false: the steps dt at the recipe's learning rate")
     c_lr: float | None = Field(
         None,
-        ge=0,
+        gt=0,
         description="learning rate of C, which decays; null: the recipe's (the S4 repository, told one number, gives "
         "it to C too)",
     )
@@ -113,14 +113,21 @@ class S4DKernel(Kernel):
         else:
             self.A_imag = _parameter(-A.imag)
             self.B, self.C = _parameter(torch.view_as_real(B)), _parameter(torch.view_as_real(C))
-        slow = Rate(lr=config.ssm_lr)
+        slow = Rate(lr=config.ssm_lr, decay=False)
         self.rates = {
-            "inv_dt": slow if config.slow_dt else Rate(),
+            "inv_dt": slow if config.slow_dt else Rate(decay=False),
             "A_real": slow,
             **({} if config.is_real else {"A_imag": slow}),
             "B": slow,
             "C": Rate(lr=config.c_lr, decay=True),
         }
+
+    @torch.no_grad()
+    def after_initialisation(self) -> None:
+        """Numbers drawn at random that stand for themselves (transform none) become positive: steps, and decays."""
+        for parameter, transform in ((self.inv_dt, "dt_transform"), (self.A_real, "real_transform")):
+            if getattr(self.config, transform) == "none":
+                parameter.abs_()
 
     def forward(self, length: int, rate: float = 1.0) -> Float[Tensor, "K H M"]:
         """`rate`: as if the signal were sampled that many times more coarsely, dt times `rate` (S4, section 3.1)."""
@@ -155,7 +162,7 @@ class S4DKernel(Kernel):
 
     def system(self) -> System:
         log_A, B, C = self._discrete()
-        kind = torch.complex64 if self.C.dtype == torch.float32 else torch.complex128
+        kind = self.C.dtype.to_complex()
         return System(*(x.to(kind) for x in (log_A.exp(), B, C[0])))
 
     def initial_state(self, batch: int) -> Complex[Tensor, "B H M"]:

@@ -7,14 +7,14 @@ system of section 3.1 in its eigenbasis), with a step size Delta for every state
 
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Complex, Complex128, Float, Float64
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Context, Mixer, Rate
+from spt.models.base import Backbone, BackboneConfig, Context, Mixer, Published, Rate
 from spt.models.ops import hippo
 from spt.models.ops.norms import NormKind
 from spt.models.ops.output import Kind, Output
@@ -60,7 +60,9 @@ class Config(BackboneConfig):
     parameterisation: Literal["continuous", "discrete"] = Field(
         "continuous", description="discrete: train the discretised system itself, without step sizes (ablation)"
     )
-    ssm_lr: float = Field(1e-3, gt=0, description="learning rate of the state space's own parameters, without decay")
+    ssm_lr: float | None = Field(
+        1e-3, gt=0, description="learning rate of the state space's own parameters, without decay; null: the recipe's"
+    )
     opt_config: Literal["standard", "BandCdecay", "BfastandCdecay", "noBCdecay"] = Field(
         "standard",
         description="standard: eigenvalues, B and step sizes at ssm_lr; BandCdecay: B with weight decay too; "
@@ -143,7 +145,7 @@ class S5(Mixer):
 
     def _rates(self) -> dict[str, Rate]:
         """The S5 repository's `opt_config`; what is not named here is trained like the rest, with weight decay."""
-        config, own, rest = self.config, Rate(lr=self.config.ssm_lr), Rate(decay=True)
+        config, own, rest = self.config, Rate(lr=self.config.ssm_lr, decay=False), Rate(decay=True)
         names = {"Lambda_re": own, "Lambda_im": own, "B": own, "C": rest, "D": rest}
         if self.log_step is not None:
             names["log_step"] = rest if config.dt_global else own
@@ -242,10 +244,10 @@ class S5(Mixer):
         y = self.D * x + leave(hidden, system.leave[0])
         return self.output(y), State(system, hidden)
 
-    def import_reference(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
         """Our parameters from the S5 repository's: those of the state space, alone or as `seq.*` beside `out1.*`,
         `out2.*` and `norm.*`, which is the stack's and left alone. C is one tensor, or C1 and C2, or both in one."""
-        plain = {name.removeprefix("seq."): tensor for name, tensor in raw.items()}
+        plain = Published({name.removeprefix("seq."): tensor for name, tensor in raw.items()})
         found = {name: plain[name] for name in ("Lambda_re", "Lambda_im", "B", "D")}
         if self.log_step is not None:
             found["log_step"] = plain["log_step"].reshape(-1)
@@ -254,13 +256,9 @@ class S5(Mixer):
         if len(parts) != K:
             raise ValueError(f"these parameters are for {len(parts)} directions, the model for {K}")
         found["C"] = torch.stack(parts)
-        dense = [name for name in ("out1", "out2") if f"{name}.kernel" in plain]
-        if dense:
-            found["output.linear.weight"] = torch.cat([plain[f"{name}.kernel"].T for name in dense])
-            found["output.linear.bias"] = torch.cat([plain[f"{name}.bias"] for name in dense])
-        return found
+        return found | {f"output.{name}": tensor for name, tensor in self.output.import_dense(plain).items()}
 
-    def export_reference(self) -> dict[str, Tensor]:
+    def export_reference(self, **how: Any) -> dict[str, Tensor]:
         """`seq.*`, `out1.*` and `out2.*`, as the S5 repository has them."""
         found = {f"seq.{name}": getattr(self, name) for name in ("Lambda_re", "Lambda_im", "B", "D")}
         if self.log_step is not None:
@@ -269,13 +267,7 @@ class S5(Mixer):
             found["seq.C"] = torch.cat(tuple(self.C), dim=1)
         else:
             found |= {"seq.C1": self.C[0], "seq.C2": self.C[1]}
-        if self.output.linear is not None:
-            H, dense = len(self.D), self.output.linear
-            for name, weight, bias in zip(
-                ("out2", "out1"), dense.weight.split(H)[::-1], dense.bias.split(H)[::-1], strict=False
-            ):
-                found |= {f"{name}.kernel": weight.T, f"{name}.bias": bias}
-        return found
+        return found | self.output.export_dense()
 
 
 def gaps_around(context: Context) -> tuple[Float[Tensor, "B L"], Float[Tensor, "B L"]]:

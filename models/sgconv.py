@@ -33,7 +33,7 @@ class Config(BackboneConfig):
     alpha_min: float = Field(1.0, ge=0, description="dlr: a piece's initial factor is drawn from here (1 as published)")
     alpha_max: float = Field(1.0, ge=0, description="to here")
     output: Kind = Field("linear", description="after the convolution and its GELU")
-    ssm_lr: float | None = Field(1e-3, ge=0, description="learning rate of the kernel's weights; null: the recipe's")
+    ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of the kernel's weights; null: the recipe's")
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
@@ -61,9 +61,10 @@ class SGConvKernel(Kernel):
         self.limit = min(self.longest, d * 2 ** (S - 1))
         self.pieces = nn.Parameter(torch.randn(S, K, H, d) / (d if trained else 1))
         self.rates = {"pieces": Rate(lr=config.ssm_lr, decay=True)}
+        self.register_parameter("alpha", None)
         if trained:
             self.alpha = nn.Parameter(torch.empty(K, H).uniform_(config.alpha_min, config.alpha_max))
-            self.rates["alpha"] = Rate(lr=config.ssm_lr)
+            self.rates["alpha"] = Rate(lr=config.ssm_lr, decay=False)
         else:
             factor = torch.linspace(config.factor_min, config.factor_max, H, dtype=torch.float64)
             self.register_buffer("factor", factor[:, None].to(self.pieces.dtype), persistent=False)
@@ -74,18 +75,24 @@ class SGConvKernel(Kernel):
     @torch.no_grad()
     def after_initialisation(self) -> None:
         """Measure the norm; once, whatever later training does to the weights."""
-        self.norm.copy_(self._stretched().norm(dim=-1, keepdim=True))
+        self.norm.copy_(self._norm_of(self._stretched(self.pieces, self.alpha)))
 
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
-        return self._stretched()[..., : min(length, self.longest)] / self.norm
+        return self._stretched(self.pieces, self.alpha)[..., : min(length, self.longest)] / self.norm
 
-    def _stretched(self) -> Float[Tensor, "K H M"]:
+    @staticmethod
+    def _norm_of(kernel: Float[Tensor, "K H M"]) -> Float[Tensor, "K H 1"]:
+        return kernel.norm(dim=-1, keepdim=True)
+
+    def _stretched(
+        self, pieces: Float[Tensor, "S K H d"], alpha: Float[Tensor, "K H"] | None
+    ) -> Float[Tensor, "K H M"]:
         """All pieces, d 2^(S-1) positions, more than the longest sequence may have."""
-        last = len(self.pieces) - 1
+        last = len(pieces) - 1
         parts = []
-        for i, piece in enumerate(self.pieces):
+        for i, piece in enumerate(pieces):
             wide = F.interpolate(piece, scale_factor=float(2 ** max(0, i - 1)), mode="linear")
-            factor = self.alpha[..., None] ** i if self.trained else self.factor ** (last - i)
+            factor = self.factor ** (last - i) if alpha is None else alpha[..., None] ** i
             parts.append(wide * factor)
         return torch.cat(parts, dim=-1)
 
@@ -95,15 +102,24 @@ class SGConvKernel(Kernel):
         return 5.0 * K * H * d * 2 ** (S - 1)
 
     def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
-        """Of the authors' `GConv` (kernel_list.0, ...) or the DLR repository's `SGConvKernel` (ws.0, ..., alpha)."""
+        """Of the authors' `GConv` (kernel_list.0, ..., kernel_norm) or the DLR repository's `SGConvKernel` (ws.0, ...,
+        alpha), which does not keep its norm: without one, it is that of the given weights."""
         lists = [name for name in raw if name.rpartition(".")[0] in ("kernel_list", "ws")]
-        pieces = [raw[name] for name in sorted(lists, key=lambda name: int(name.rpartition(".")[2]))]
-        return {"pieces": torch.stack(pieces), **({"alpha": raw["alpha"]} if self.trained else {})}
+        if len(lists) != len(self.pieces):
+            raise ValueError(
+                f"the published tensors have {len(lists)} pieces of a kernel, this model {len(self.pieces)}"
+            )
+        found = {"pieces": torch.stack([raw[n] for n in sorted(lists, key=lambda n: int(n.rpartition(".")[2]))])}
+        if self.trained:
+            found["alpha"] = raw["alpha"]
+        with torch.no_grad():
+            measured = self._norm_of(self._stretched(found["pieces"], found.get("alpha")))
+        return found | {"norm": raw.get("kernel_norm", measured)}
 
     def export_reference(self, **how: Any) -> dict[str, Tensor]:
         name = "ws" if self.trained else "kernel_list"
         pieces = {f"{name}.{i}": piece for i, piece in enumerate(self.pieces)}
-        return {**pieces, **({"alpha": self.alpha} if self.trained else {})}
+        return {**pieces, **({"kernel_norm": self.norm} if self.alpha is None else {"alpha": self.alpha})}
 
 
 def build(config: Config) -> Backbone:

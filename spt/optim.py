@@ -42,9 +42,11 @@ def groups(model: nn.Module, train: Train) -> list[Group]:
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        rate = declared.get(name, Rate(decay=parameter.ndim >= 2))
+        rate = declared.get(name, Rate(decay=parameter.ndim >= 2 or None))
         learning_rate = rate.lr if rate.lr is not None else train.learning_rate * rate.scale
-        decays = rate.decay or (train.decay == "all" and rate.lr is None and rate.scale == 1.0)
+        decays = rate.decay
+        if decays is None:
+            decays = train.decay == "all" and rate.lr is None and rate.scale == 1.0
         found.setdefault((learning_rate, train.weight_decay if decays else 0.0), []).append((name, parameter))
     made = [
         Group(lr, decay, tuple(name for name, _ in members), tuple(parameter for _, parameter in members))

@@ -31,7 +31,7 @@ class Within(nn.Module):
 
 
 def with_parameters(layer: LongConvolution, parameters: Mapping[str, Tensor], compute: Compute) -> Mapping[str, Tensor]:
-    names = {name for name, _ in layer.named_parameters()}
+    names = set(layer.state_dict())
     assert names == set(parameters), f"not imported: {names ^ set(parameters)}"
     return functional_call(Within(layer, compute), {f"layer.{name}": t for name, t in parameters.items()}, ())
 
@@ -201,16 +201,9 @@ def sgconv(case: Case) -> dict[str, Found]:
         **({} if trained else factors(published.get("decay", "2"))),
     )
     layer = layer_for(case, config, sgconv_model.SGConvKernel)
-    kernel = layer.kernel
-    with torch.no_grad():  # the norm is that of the weights as they are given, and then a constant
-        imported = kernel.import_reference({name: raw.detach() for name, raw in case.raw().items()})
-        for name, parameter in kernel.named_parameters():
-            parameter.copy_(imported[name])
-        kernel.after_initialisation()
-    norm = kernel.norm
 
     def more(layer: LongConvolution) -> dict[str, Tensor]:
-        found = {"k_norm": norm, "kernel_norm": norm}
+        found = {"k_norm": layer.kernel.norm, "kernel_norm": layer.kernel.norm}
         if not trained:
             taps = layer.kernel(length)
             found["multiplier"] = layer.kernel.factor[None]

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from tiny import loaded, recipe_file, spt
+from tiny import loaded, recipe_file, run, spt
 
 from spt.components import find
 from spt.contract import full, sequence, tiny
@@ -85,6 +85,12 @@ def test_show_names_the_groups(tmp_path):
     assert lines["kernel.A_imag"] == (1e-3, 0.0) and lines["kernel.C"][0] == 0.01
 
 
+STATE_SPACE = {  # but for the long convolutions, where it is the kernel
+    "s5": ("Lambda_re", "Lambda_im", "B", "C", "log_step"),
+    "lru": ("nu", "theta", "gamma", "B", "C"),
+}
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_random_priors(name, tmp_path):
     """random: every parameter of the network from N(0, 0.1²), head and encoder too; random_ssm: the state space."""
@@ -95,7 +101,7 @@ def test_random_priors(name, tmp_path):
     flat = torch.cat([p.detach().flatten() for p in random.parameters()])
     assert float(flat.std()) == pytest.approx(0.1, rel=0.05) and abs(float(flat.mean())) < 0.01
     assert not torch.equal(random.head.out.weight, structured.head.out.weight)
-    prefixes = structured.backbone.mixers[0].state_space
+    prefixes = STATE_SPACE.get(name, ("kernel.",))
     for (key, one), (_, other) in zip(structured.named_parameters(), ssm.named_parameters(), strict=True):
         state_space = key.startswith(tuple(f"backbone.mixers.0.{prefix}" for prefix in prefixes))
         assert torch.equal(one, other) != state_space, key
@@ -123,3 +129,106 @@ def test_randomise_follows_the_seed():
         torch.manual_seed(5)
         randomise(module)
     assert torch.equal(one.weight, two.weight) and torch.equal(one.bias, two.bias)
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "lru"])
+def test_a_state_space_never_decays(name):
+    """With the recipe's own rate, and where the recipe lets everything else decay."""
+    backbone = tiny(find("models", name), causal=False, ssm_lr=None, **SMALL[name])
+    train = Train(steps=1, batch_size=1, learning_rate=0.01, weight_decay=0.05, decay="all")
+    decaying = {name for group in groups(backbone, train) if group.weight_decay for name in group.names}
+    never = {"s4": "inv_dt", "s4d": "A_real", "dss": "W", "dlr": "log_Lambda_re", "s5": "log_step"}
+    for key in decaying:
+        assert name == "sgconv" or not key.endswith(never[name]), key
+    assert any(key.endswith("bias") for key in decaying)
+
+
+def test_rates_that_can_be_chosen():
+    def rate(name, parameter, **options):
+        made = groups(tiny(find("models", name), causal=False, **SMALL[name], **options), train)
+        return next((g.learning_rate, g.weight_decay) for g in made if any(n.endswith(parameter) for n in g.names))
+
+    train = Train(steps=1, batch_size=1, learning_rate=0.01, weight_decay=0.05)
+    for name in ("s4", "s4d"):
+        assert rate(name, "kernel.C", c_lr=2e-3) == (2e-3, 0.05)
+        assert rate(name, "inv_dt", slow_dt=False) == (0.01, 0.0)
+    assert rate("dlr", "log_Lambda_re", slow_decay=False) == (0.01, 0.0)
+    assert rate("lru", "nu", ssm_lr_factor=0.2) == (pytest.approx(0.002), 0.0)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", SMALL)
+def test_dropout_within_a_layer(name, tied):
+    """It is there, and drawn once for all steps where it is tied."""
+    torch.manual_seed(0)
+    backbone = tiny(find("models", name), causal=False, dropout=0.5, tie_dropout=tied, **SMALL[name]).train()
+    answer = backbone.mixers[0].output(torch.ones(1, 8, 16))
+    assert bool((answer == answer[:, :1]).all()) == tied
+    assert not torch.equal(answer, backbone.mixers[0].output(torch.ones(1, 8, 16)))
+    x = backbone.dropout(torch.ones(1, 8, 16))
+    assert backbone.dropout.p == 0.5 and bool((x == x[:, :1]).all()) == tied
+
+
+def test_dropout_where_the_published_code_has_it():
+    for name in ("s4", "s4d"):
+        assert tiny(find("models", name), causal=False, early_dropout=True, **SMALL[name]).mixers[0].output.early
+    s5 = tiny(find("models", "s5"), causal=False, dropout=0.5, activation="gelu", **SMALL["s5"]).train()
+    y = torch.ones(1, 8, 16)
+    assert torch.equal(s5.mixers[0].output(y), s5.mixers[0].output(y))  # the stack's alone
+
+
+def test_lru_is_made_as_flax_makes_it():
+    lru = tiny(find("models", "lru"), causal=False, **SMALL["lru"])
+    assert lru.norms[0].unbiased is False and lru.mixers[0].output.approximate == "tanh"
+
+
+@pytest.mark.parametrize("name", ["s4", "s4d", "dss", "dlr", "s5", "lru"])
+@torch.no_grad()
+def test_stepping_with_the_norm_behind_the_sum(name):
+    backbone = tiny(find("models", name), causal=True, prenorm=False, norm="layer", **SMALL[name])
+    x = sequence(2, 17)
+    state, answers = backbone.initial_state(2), []
+    for t in range(17):
+        answer, state = backbone.step(x[:, t], state)
+        answers.append(answer)
+    torch.testing.assert_close(torch.stack(answers, 1), backbone(x, full(x)), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["s4", "s4d", "dss", "dlr"])
+def test_a_kernel_that_ends_is_no_recurrence(name):
+    assert tiny(find("models", name), causal=True, **SMALL[name]).recurrent
+    assert not tiny(find("models", name), causal=True, max_kernel_length=7, **SMALL[name]).recurrent
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", SMALL)
+@torch.no_grad()
+def test_published_tensors_and_back(name, causal):
+    """Out of one layer and into another, as docs/models.md has it: the same function."""
+    one, other = (tiny(find("models", name), causal, **SMALL[name]).mixers[0] for _ in range(2))
+    for parameter in one.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    how = {"length": 0} if name == "s4" else {}  # C itself, not C~
+    loaded_ = other.load_state_dict(other.import_reference(one.export_reference(**how), **how), strict=False)
+    assert loaded_.unexpected_keys == [] and loaded_.missing_keys == []
+    x = sequence(2, 31)
+    torch.testing.assert_close(other(x, full(x)), one(x, full(x)))
+    with pytest.raises(ValueError, match="published tensors have"):
+        other.import_reference({"nothing": torch.zeros(1)}, **how)
+
+
+@pytest.mark.parametrize("option", ["real_transform", "dt_transform"])
+def test_numbers_that_stand_for_themselves_stay_positive(option):
+    backbone = tiny(find("models", "s4d"), causal=False, initialisation="random", **SMALL["s4d"], **{option: "none"})
+    x = sequence(1, 1024)
+    assert backbone(x, full(x)).isfinite().all()
+
+
+def test_kernels_are_made_once_a_step(tmp_path, monkeypatch):
+    """Six steps of three micro-batches, two evaluations of training and one of the result."""
+    kernel, calls = find("models", "s4").module.S4Kernel, []
+    forward = kernel.forward
+    monkeypatch.setattr(kernel, "forward", lambda self, length: calls.append(length) or forward(self, length))
+    job = Job(loaded(tmp_path, model=model("s4")), "finetune", 0)
+    run(job, tmp_path / "runs", micro_batch_size=3)
+    assert len(calls) == 6 + 2 + 1

@@ -1,5 +1,7 @@
 """Long convolutions and what surrounds them: transforms, held kernels, output maps, dropout, norms."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -97,7 +99,7 @@ def test_the_skip_weight_counts_once(causal):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("lengths", [(12, 12, 12), (12, 7, 7, 5)])
+@pytest.mark.parametrize("lengths", [(12, 12, 12), (12, 7, 7, 5), (5, 12, 7)])
 def test_held_kernels_give_the_gradients_of_one_batch(lengths, recompute):
     """Computed once for several micro-batches, of different lengths, with and without gradient checkpointing."""
     config = BackboneConfig(d_model=3, n_layers=2)
@@ -137,6 +139,32 @@ def test_held_kernels_without_gradients():
         for length, plain in zip((12, 7, 12), expected, strict=True):
             torch.testing.assert_close(mixer.contextualise(u[:, :length]), plain)
     assert mixer.kernel.calls == 1
+
+
+def test_more_than_was_held_is_computed_anew():
+    mixer, u = layer(limit=30), torch.randn(2, 30, 3).double()
+    expected = mixer.contextualise(u)
+    with kernels_held(mixer, 20):
+        torch.testing.assert_close(mixer.contextualise(u), expected)
+
+
+class Product(Taps):
+    """A kernel from a matrix product, which autocast would round."""
+
+    def forward(self, length):
+        return (self.taps.transpose(0, 2) @ torch.eye(2)).transpose(0, 2)[..., :length]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_autocast_rounds_no_kernel(held):
+    torch.manual_seed(0)
+    mixer = LongConvolution(BackboneConfig(d_model=3), Product(2, 3, 9))
+    u = torch.randn(2, 9, 3).bfloat16()
+    exact = mixer.contextualise(u.float())
+    with torch.autocast("cpu", torch.bfloat16), kernels_held(mixer, 9) if held else contextlib.nullcontext():
+        found = mixer.contextualise(u.float())
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, exact.bfloat16(), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("early", [False, True])

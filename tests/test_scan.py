@@ -545,7 +545,7 @@ def test_lru_trains(causal, initialisation):
 def test_lru_parameters_go_out_and_come_back(causal):
     layer = recurrent_unit(causal)
     back = layer.import_reference(layer.export_reference())
-    assert set(back) == {name for name, _ in layer.named_parameters() if not name.startswith("output.")}
+    assert set(back) == {name for name, _ in layer.named_parameters()}
     assert all(torch.equal(tensor, layer.get_parameter(name)) for name, tensor in back.items())
 
 
@@ -555,6 +555,6 @@ def test_an_empty_ring_is_refused():
 
 
 def test_rates_name_what_is_there():
-    assert recurrent_unit().rates["nu"] == Rate(scale=0.5)
+    assert recurrent_unit().rates["nu"] == Rate(scale=0.5, decay=False)
     for layer in (small(), small(parameterisation="discrete"), recurrent_unit()):
         assert set(layer.rates) <= {name for name, _ in layer.named_parameters()}

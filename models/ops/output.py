@@ -4,6 +4,7 @@ What is cheap to compute again is not kept for the backward pass: of y -> GLU(W 
 map's answer are, neither GELU nor dropout nor gate. Letters: B sequences, L steps, H features.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,7 @@ Gelu = Literal["exact", "tanh"]
 
 
 class Output(nn.Module):
-    """y (B, L, H) -> (B, L, H), with z = drop(gelu(y)) (layers.md: S4 repository's block, S5 appendix G.1):
+    """y (B, L, H) -> (B, L, H), with z = drop(gelu(y)) (the S4 repository's block; S5, appendix G.1):
 
         none       z
         linear     W z + b
@@ -63,6 +64,23 @@ class Output(nn.Module):
             return gated
         dropped = y if early is None else y * early * scale
         return dropped * torch.sigmoid(v)
+
+    def import_dense(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Our map from flax's dense layers: out1 is gated by out2 (S5 and LRU repositories), or out2 alone."""
+        names = {"none": [], "glu": ["out1", "out2"]}.get(self.kind, ["out2"])
+        if not names or f"{names[0]}.kernel" not in raw:
+            return {}
+        weight = torch.cat([raw[f"{name}.kernel"].T for name in names])
+        return {"linear.weight": weight, "linear.bias": torch.cat([raw[f"{name}.bias"] for name in names])}
+
+    def export_dense(self) -> dict[str, Tensor]:
+        """The other way."""
+        if self.linear is None:
+            return {}
+        names = ["out1", "out2"] if self.kind == "glu" else ["out2"]
+        width = self.linear.in_features
+        found = {f"{n}.kernel": weight.T for n, weight in zip(names, self.linear.weight.split(width), strict=True)}
+        return found | {f"{n}.bias": bias for n, bias in zip(names, self.linear.bias.split(width), strict=True)}
 
     def flops(self, length: int) -> float:
         return 0.0 if self.linear is None else 2.0 * length * self.linear.in_features * self.linear.out_features

@@ -66,7 +66,7 @@ def softmax_vandermonde(
     grows = z.real > 0
     still = torch.where(grows, torch.zeros_like(z), z)
     kernel = vandermonde(torch.view_as_real(W * ~grows).to(dtype), still.real, still.imag, length)
-    if isinstance(grows, FakeTensor) or bool(grows.any()):
+    if _shapes_alone(grows) or bool(grows.any()):
         back = torch.where(grows, -z, torch.zeros_like(z))
         # exp(-back (L - 1)) is one in value; the rest goes from the position length - 1 - l to l.
         W = W * grows * torch.exp((L - length) * back - (L - 1) * (back - back.detach()))
@@ -111,6 +111,11 @@ def powers(
     angle -= (2 * math.pi) * torch.round(angle * (0.5 / math.pi))
     angle = angle.to(dtype)
     return magnitude * torch.cos(angle), magnitude * torch.sin(angle)
+
+
+def _shapes_alone(x: Tensor) -> bool:
+    """Has it no numbers that one could look at, because memory is being estimated?"""
+    return isinstance(x, FakeTensor)
 
 
 def _blocks(rows: int, length: int) -> tuple[int, int]:
@@ -227,7 +232,7 @@ class _Plan:
         self.groups = [slice(g, min(g + some, self.G)) for g in range(0, self.G, some)]
         few = max(1, chunk // (self.R * self.N * min(some, self.G)))
         self.order: Tensor | None = None
-        leaves_out = self.G == 1 and self.A > 1 and W.device.type == "cpu" and not isinstance(alpha, FakeTensor)
+        leaves_out = self.G == 1 and self.A > 1 and W.device.type == "cpu" and not _shapes_alone(alpha)
         if leaves_out:
             few = min(few, max(1, 256 // self.R))  # enough rows for a product, and no more at once
         firsts = range(0, self.A, few)
