@@ -119,7 +119,7 @@ class SGConvKernel(Kernel):
     def export_reference(self, **how: Any) -> dict[str, Tensor]:
         name = "ws" if self.trained else "kernel_list"
         pieces = {f"{name}.{i}": piece for i, piece in enumerate(self.pieces)}
-        return {**pieces, **({"kernel_norm": self.norm} if self.alpha is None else {"alpha": self.alpha})}
+        return {**pieces, **({"alpha": self.alpha} if self.trained else {"kernel_norm": self.norm})}
 
 
 def build(config: Config) -> Backbone:

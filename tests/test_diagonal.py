@@ -200,9 +200,7 @@ def test_there_and_back_to_the_published_parameters(name):
     again = kernel.import_reference({name: tensor.detach() for name, tensor in raw.items()})
     mine = kernel.state_dict()
     assert set(again) == set(mine)
-    kept = [
-        name for name in mine if name != "norm" or "kernel_norm" in raw
-    ]  # without a norm of its own, it is measured
+    kept = [name for name in mine if name != "norm" or "kernel_norm" in raw]  # else it is measured
     assert all(torch.equal(again[name], mine[name]) for name in kept)
 
 
