@@ -187,7 +187,7 @@ def test_a_users_model_and_task_work_from_outside(tmp_path):
     assert (row["task"], row["model"], row["n"]) == ("toy", "gru", 2)
     done = spt("doctor", "--model", home / "gru.py", "--json", cwd=tmp_path / "work")
     checks = json.loads(done.stdout)
-    assert done.returncode == 0 and all(check["ok"] for check in checks) and len(checks) == 16
+    assert done.returncode == 0 and all(check["ok"] for check in checks) and len(checks) == 18
     (home / "gru.py").write_text(MODEL.replace("self.gru(x)[0]", "self.gru(x.flip(1))[0]"))
     done = spt("doctor", "--model", home / "gru.py", cwd=tmp_path / "work")
     assert done.returncode == 2 and "FAIL never looks ahead (causal)" in done.stdout

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from tiny import loaded, recipe_file, run, spt
+from typer.testing import CliRunner
 
 from spt.components import find
 from spt.contract import full, sequence, tiny
@@ -15,6 +16,7 @@ from spt.plan import Job
 from spt.recipe import Train
 from spt.show import overview
 from spt.stages import bind
+from spt_cli import app
 
 SMALL = {  # a model of every family, small
     "s4": {"d_state": 8},
@@ -35,8 +37,9 @@ def model(name: str, **options):
 def test_a_comparison_end_to_end(name, tmp_path):
     """Both arms, two seeds, from the command line to the table."""
     recipe = recipe_file(tmp_path, model=model(name))
-    done = spt("compare", recipe, "--seeds", 2, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    arguments = ["compare", recipe, "--smoke", "--seeds", 2, "--json", "--cpu", "--out", tmp_path / "runs"]
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]
     assert row["model"] == name and row["n"] == 2 and row["delta"] is not None
 

@@ -72,7 +72,9 @@ def same_outcome(one: Path, two: Path) -> None:
         assert a[name]["best_step"] == b[name]["best_step"] and a[name]["data"] == b[name]["data"]
 
 
-@pytest.mark.parametrize("options", [[], ["--micro-batch", "2"]], ids=["whole", "accumulated"])
+@pytest.mark.parametrize(
+    "options", [pytest.param([], marks=pytest.mark.slow), ["--micro-batch", "2"]], ids=["whole", "accumulated"]
+)
 def test_two_processes_do_what_one_does(folder, options):
     """Odd sizes: 40 rows in batches of 7 (the last has 5), 17 and 19 rows to score, sequences of 3 to 12 steps."""
     done = spt("finetune", "small.yaml", "--out", "one", cwd=folder, env=QUIET)

@@ -239,9 +239,8 @@ def test_a_row_is_complete_and_says_what_it_is(name):
     recipe = resolved(name)
     header = re.sub(r"\n# ", " ", ROWS[name].partition("\ntask:")[0])
     assert f"Run: spt compare {name} " in header
-    assert (
-        "Amos, Berant, Gupta 2024, Table" in header and "Published accuracy: SPT" in header and "ours" in header.lower()
-    )
+    assert "Amos, Berant, Gupta 2024, Table" in header and "ours" in header.lower()
+    assert "Published accuracy: SPT" in header or "No pretrained S5 is published" in header
     options = recipe.model.options
     objective = OBJECTIVES[recipe.pretrain.objective.name]
     assert options["causal"] == objective.causal
@@ -249,11 +248,11 @@ def test_a_row_is_complete_and_says_what_it_is(name):
         settings = recipe.train(stage)
         conventions = (settings.drop_last, settings.evaluation, settings.max_grad_norm)
         assert conventions == ((True, "batches", None) if name in REFERENCE else (False, "exact", 1.0))
-    assert options["tied_projections"] == (name in REFERENCE)
+    assert options.get("tied_projections", False) == (name in REFERENCE)
     assert (recipe.pretrain.train.validation_masks == "redrawn") == (name in REFERENCE and objective.hides)
     text = recipe.task.name == "text"
     assert recipe.pretrain.head.identity == (name in REFERENCE and text)
-    assert options["mask_padding"] == (not (name in REFERENCE and text and objective.hides))
+    assert options.get("mask_padding", True) == (not (name in REFERENCE and text and objective.hides))
     _, _, body = ROWS[name].partition("\ntask:")
     for option in ("tied_projections", "identity", "drop_last", "evaluation", "redrawn", "mask_padding", "decay: all"):
         assert (option in header) == (option in body), f"{option} is set, but not told, or the reverse"
