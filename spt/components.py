@@ -53,7 +53,8 @@ def listing(kind: Kind) -> list[Listing]:
     """Ours and the installed plug-ins. Files are parsed, not imported, so this is quick and needs no torch."""
     rows = []
     for path in sorted(_folder(kind).glob("*.py")):
-        description = _describe(kind, path)
+        found = path.stat()
+        description = _describe(kind, path, found.st_mtime_ns, found.st_size)
         if description is not None:
             rows.append(Listing(path.stem, description, "spt"))
     rows += [Listing(e.name, f"plug-in {e.value}", e.dist.name if e.dist else e.value) for e in _plugins(kind)]
@@ -69,8 +70,12 @@ def _plugins(kind: Kind) -> list["importlib.metadata.EntryPoint"]:
     return sorted(entry_points(group=f"spt.{kind}"), key=lambda e: e.name)
 
 
-def _describe(kind: Kind, path: Path) -> str | None:
-    """The first docstring line of a component's file; None for a file that is not one (base.py and the like)."""
+@cache
+def _describe(kind: Kind, path: Path, changed: int, size: int) -> str | None:
+    """The first docstring line of a component's file; None for a file that is not one (base.py and the like).
+
+    Parsed once for each state of the file.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     if not {"Config", CONTRACT[kind]} <= names:
