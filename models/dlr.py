@@ -18,17 +18,17 @@ Letters: H features, K directions, N modes, B sequences.
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from spt.models.base import Backbone, BackboneConfig, Rate
-from spt.models.longconv import Kernel, LongConvolution
+from spt.models.longconv import LongConvolution, Modes, ModesKernel
 from spt.models.ops.output import Kind
-from spt.models.ops.vandermonde import times_minus_i, vandermonde, vandermonde_flops
+from spt.models.ops.vandermonde import complex_vandermonde, times_minus_i, vandermonde, vandermonde_flops
 
 Cast = Literal["real", "imag", "sum", "prod", "real-prod"]
 
@@ -61,14 +61,7 @@ class Config(BackboneConfig):
         return self
 
 
-class System(NamedTuple):
-    """x_t = A x_{t-1} + u_t, y_t = Re sum_n W_n x_t; the cast is in W."""
-
-    A: Complex[Tensor, " N"]
-    W: Complex[Tensor, "H N"]
-
-
-class DLRKernel(Kernel):
+class DLRKernel(ModesKernel):
     """Parameters: W (K, H, N, 2), or (K, H, N) where real; log_Lambda_re, the root of half the decay, and
     log_Lambda_im, both (N,), but for the part that a version fixes."""
 
@@ -97,12 +90,9 @@ class DLRKernel(Kernel):
         length = min(length, self.limit or length)
         if self.recurrent:
             return vandermonde(self._weights(), *self._log_lambda(), length)
-        W = self._weights()
-        H = W.shape[1]
-        first = 0 if self.cast == "prod" else H // 2  # the first feature that is a product
-        both = vandermonde(torch.cat([W, times_minus_i(W[:, first:])], dim=1), *self._log_lambda(), length)
-        real, imag = both[:, :H], both[:, H:]
-        return torch.cat([real[:, :first], real[:, first:] * imag], dim=1)
+        real, imag = complex_vandermonde(self._weights(), *self._log_lambda(), length)
+        first = 0 if self.cast == "prod" else real.shape[1] // 2  # the first feature that is a product
+        return torch.cat([real[:, :first], (real * imag)[:, first:]], dim=1)
 
     def _weights(self) -> Float[Tensor, "K H N 2"]:
         """Complex, and turned so that the cast is Re; those of kappa for a cast that is not linear."""
@@ -121,23 +111,13 @@ class DLRKernel(Kernel):
 
     def flops(self, length: int) -> float:
         K, H, N = self.W.shape[:3]
-        rows = {"prod": 2 * H, "real-prod": H + H - H // 2}.get(self.cast, H)
+        rows = 2 * H if self.cast in ("prod", "real-prod") else H
         return vandermonde_flops((K, rows, N), min(length, self.limit or length), shared=True)
 
-    def system(self) -> System:
+    def system(self) -> Modes:
         kind = self.W.dtype.to_complex()
         A = torch.exp(torch.complex(*self._log_lambda()))
-        return System(A.to(kind), torch.view_as_complex(self._weights()[0].contiguous()))
-
-    def initial_state(self, batch: int) -> Complex[Tensor, "B H N"]:
-        _, H, N = self.W.shape[:3]
-        return torch.zeros(batch, H, N, dtype=self.W.dtype.to_complex(), device=self.W.device)
-
-    def step(
-        self, u: Float[Tensor, "B H"], state: Tensor, system: System
-    ) -> tuple[Float[Tensor, "B H"], Complex[Tensor, "B H N"]]:
-        state = system.A * state + u[..., None]
-        return (system.W * state).sum(-1).real, state
+        return Modes(A.to(kind), torch.view_as_complex(self._weights()[0].contiguous()))
 
     def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
         """Of the DLR repository's `DLRKernel`, whose Lambda_log_neg_re is a root, despite its name."""

@@ -17,15 +17,15 @@ Letters: H features, K directions, N modes.
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Complex, Complex128, Float
+from jaxtyping import Complex128, Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from spt.models.base import Backbone, BackboneConfig, Rate
-from spt.models.longconv import Kernel, LongConvolution
+from spt.models.longconv import LongConvolution, Modes, ModesKernel
 from spt.models.ops.discretise import as_complex, expm1, softmax_scale
 from spt.models.ops.hippo import normal_part
 from spt.models.ops.output import Kind
@@ -59,14 +59,7 @@ class Config(BackboneConfig):
         return self
 
 
-class System(NamedTuple):
-    """x_t = A x_{t-1} + u_t, y_t = Re sum_n W_n x_t."""
-
-    A: Complex[Tensor, "H N"]
-    W: Complex[Tensor, "H N"]
-
-
-class DSSKernel(Kernel):
+class DSSKernel(ModesKernel):
     """Parameters: log_dt (H,), W (K, H, N, 2), and Lambda_log_neg_re, the logarithm of -Re Lambda, with Lambda_im or
     Lambda_log_im, all (N,); for softmax Lambda (N, 2)."""
 
@@ -122,20 +115,10 @@ class DSSKernel(Kernel):
         K, H, N, _ = self.W.shape
         return vandermonde_flops((K, H, N), min(length, self.limit or length), shared=False)
 
-    def system(self) -> System:
+    def system(self) -> Modes:
         W, z = self._discrete()
         kind = self.W.dtype.to_complex()
-        return System(z.exp().to(kind), W[0].to(kind))
-
-    def initial_state(self, batch: int) -> Complex[Tensor, "B H N"]:
-        _, H, N, _ = self.W.shape
-        return torch.zeros(batch, H, N, dtype=self.W.dtype.to_complex(), device=self.W.device)
-
-    def step(
-        self, u: Float[Tensor, "B H"], state: Tensor, system: System
-    ) -> tuple[Float[Tensor, "B H"], Complex[Tensor, "B H N"]]:
-        state = system.A * state + u[..., None]
-        return (system.W * state).sum(-1).real, state
+        return Modes(z.exp().to(kind), W[0].to(kind))
 
     def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
         """Of the DLR repository's `DSSKernel`: the same tensors under the same names."""

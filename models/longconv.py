@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
 from spt.models.base import BackboneConfig, Context, Mixer, Published, Rate
@@ -55,6 +55,29 @@ class Kernel(nn.Module):
     def export_reference(self, **how: Any) -> dict[str, Tensor]:
         """The other way."""
         return dict(self.named_parameters())
+
+
+class Modes(NamedTuple):
+    """x_t = A x_{t-1} + u_t, y_t = Re sum_n W_n x_t, for N complex modes; A may be shared by all features."""
+
+    A: Complex[Tensor, "*H N"]
+    W: Complex[Tensor, "H N"]
+
+
+class ModesKernel(Kernel):
+    """A kernel whose weights W (K, H, N) or, as pairs, (K, H, N, 2) stand for all but the modes themselves."""
+
+    W: nn.Parameter
+
+    def initial_state(self, batch: int) -> Complex[Tensor, "B H N"]:
+        _, H, N = self.W.shape[:3]
+        return torch.zeros(batch, H, N, dtype=self.W.dtype.to_complex(), device=self.W.device)
+
+    def step(
+        self, u: Float[Tensor, "B H"], state: Tensor, system: Modes
+    ) -> tuple[Float[Tensor, "B H"], Complex[Tensor, "B H N"]]:
+        state = system.A * state + u[..., None]
+        return (system.W * state).sum(-1).real, state
 
 
 class State(NamedTuple):
