@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spt.models.base import Context, Mixer, Rate, linear_flops
+from spt.models.mixer import Context, Mixer, Rate, linear_flops
 
 Position = Literal["rotary", "learned", "sinusoidal"]
 

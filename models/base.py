@@ -1,23 +1,39 @@
 """What a model is: a stack of residual sub-layers between the encoder and the head, which are the same for all models.
 
 A model file holds `class Config(BackboneConfig)` and `build(config) -> Backbone`; its first docstring line is shown by
-`spt list models`. `spt doctor --model FILE` runs the contract every model is held to.
+`spt list models`. `spt doctor --model FILE` runs the contract every model is held to. What a file of a model needs of
+`mixer.py` is found here too.
 
 Letters: B sequences in a batch, L steps, D width (`d_model`).
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float
-from pydantic import BaseModel, ConfigDict, Field
+from jaxtyping import Float
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from spt.models.feedforward import Activation, FeedForward, FeedForwardKind, Routing
+from spt.models.mixer import Context, Mixer, PointwiseMixer, Published, Rate, Unsupported, linear_flops
 from spt.models.ops.dropout import Dropout
 from spt.models.ops.norms import BatchNorm, NormKind, make_norm
+
+__all__ = [
+    "Backbone",
+    "BackboneConfig",
+    "Context",
+    "Mixer",
+    "PointwiseMixer",
+    "Published",
+    "Rate",
+    "Unsupported",
+    "linear_flops",
+    "randomise",
+]
 
 Initialisation = Literal["structured", "random", "random_ssm"]
 RANDOM_STD = 0.1  # of every parameter that starts at random instead of by design (SPT paper, section 4.3)
@@ -43,6 +59,18 @@ class BackboneConfig(BaseModel):
     norm_unbiased: bool = Field(True, description="batch norm: running variance divided by n - 1 (torch), not n (flax)")
     prenorm: bool = Field(True, description="x + layer(norm(x)); false: norm(x + layer(x))")
     last_norm: bool | None = Field(None, description="a norm after the last block; by default with prenorm alone")
+    feed_forward: FeedForwardKind = Field(
+        "none", description="a last sub-layer of every block: mlp, or switch (each step through one of several mlps)"
+    )
+    d_ff: int | None = Field(None, ge=1, description="inner width of the feed-forward layer; by default 4 d_model")
+    ff_activation: Activation = Field("gelu", description="between the two maps of the feed-forward layer")
+    ff_dropout: float = Field(0.0, ge=0, lt=1, description="within the feed-forward layer, behind its activation")
+    n_experts: int = Field(16, ge=1, description="switch: how many mlps")
+    routing: Routing = Field(
+        "token",
+        description="switch: every step goes to its best expert, or every expert takes its best steps of a sequence "
+        "(as in the DLR paper; not causal)",
+    )
     initialisation: Initialisation = Field(
         "structured",
         description="structured: as the model's paper has it; random: every parameter of the network, encoder and "
@@ -50,67 +78,13 @@ class BackboneConfig(BaseModel):
     )
     max_length: int | None = Field(None, ge=1, description="longest sequence, in steps; by default the task's")
 
-
-class Context(NamedTuple):
-    """What every sub-layer may need to know about a batch."""
-
-    valid: Bool[Tensor, "B L"]  # False on padding
-    padded: bool  # is there any padding at all? lets a layer take its faster path
-    steps: Float[Tensor, "B L"] | None = None  # time since the previous step, where sampling is irregular
-    real: Bool[Tensor, " B"] | None = None  # False for a row that stands for no example; None: all are
-
-
-class Rate(NamedTuple):
-    """How one parameter is trained, where that differs from the rest."""
-
-    lr: float | None = None  # a learning rate of its own
-    scale: float = 1.0  # or a multiple of the recipe's
-    decay: bool | None = None  # does weight decay apply? None: only if the recipe says all, and the rate is its own
-
-
-class Mixer(nn.Module):
-    """One sub-layer of the residual stack: (B, L, D) -> (B, L, D).
-
-    Padding arrives as zeros; what a mixer puts there is ignored. A mixer that looks across steps must not let step t
-    depend on padding, nor, when the config says causal, on any step after t.
-    """
-
-    rates: Mapping[str, Rate] = {}  # by the parameter's name in this module
-    state_space: ClassVar[tuple[str, ...]] = ()  # beginnings of the names that initialisation random_ssm resets
-    uncompiled: ClassVar[tuple[str, ...]] = ()  # methods that torch.compile has to leave as they are
-    recurrent: bool = False  # has it a `step`?
-
-    def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-        raise NotImplementedError(f"{type(self).__name__} has no forward")
-
-    def flops(self, length: int) -> float:
-        """Operations of the forward pass on one sequence of `length` steps; a multiply-add counts as two."""
-        raise NotImplementedError(f"{type(self).__name__} does not state its operations")
-
-    def shared_flops(self, length: int) -> float:
-        """Operations that all sequences of a batch share, e.g. a convolution's kernel; not part of `flops`."""
-        return 0.0
-
-    def initial_state(self, batch: int) -> Any:
-        """What `step` needs before the first step; holds what follows from the parameters, computed once."""
-        raise NotImplementedError(f"{type(self).__name__} has no recurrent form")
-
-    def step(self, x: Float[Tensor, "B D"], state: Any) -> tuple[Float[Tensor, "B D"], Any]:
-        """One step of a causal mixer in evaluation mode, at a cost and memory that do not grow with the steps made."""
-        raise NotImplementedError(f"{type(self).__name__} has no recurrent form")
-
-
-class PointwiseMixer(Mixer):
-    """A sub-layer that treats every step alike, so that its recurrent form is itself."""
-
-    recurrent = True
-
-    def initial_state(self, batch: int) -> None:
-        return None
-
-    def step(self, x: Float[Tensor, "B D"], state: None) -> tuple[Float[Tensor, "B D"], None]:
-        every = torch.ones(len(x), 1, dtype=torch.bool, device=x.device)
-        return self(x[:, None], Context(every, padded=False))[:, 0], None
+    @model_validator(mode="after")
+    def _feed_forward(self) -> "BackboneConfig":
+        told = {"d_ff", "ff_activation", "ff_dropout", "n_experts", "routing"} & self.model_fields_set
+        idle = sorted(name for name in told if getattr(self, name) != type(self).model_fields[name].default)
+        if self.feed_forward == "none" and idle:
+            raise ValueError(f"{idle[0]} has no effect without a feed-forward layer; add feed_forward: mlp or switch")
+        return self
 
 
 class Backbone(nn.Module):
@@ -125,6 +99,8 @@ class Backbone(nn.Module):
     """
 
     recompute: bool = False  # how it runs, not what it computes
+    padding: bool = True  # can it leave padding out of account?
+    multiple: int = 1  # of which every sequence's length has to be a multiple
 
     def __init__(
         self,
@@ -139,7 +115,9 @@ class Backbone(nn.Module):
         self.causal, self.prenorm = config.causal, config.prenorm
         self.mask_padding = mask_padding
         self.positions = positions
-        self.mixers = nn.ModuleList([mixer for _ in range(config.n_layers) for mixer in block()])
+        self.mixers = nn.ModuleList(
+            [mixer for _ in range(config.n_layers) for mixer in (*block(), *_feed_forward(config))]
+        )
         self.norms = nn.ModuleList([_norm(config) for _ in self.mixers])
         last = config.prenorm if config.last_norm is None else config.last_norm
         self.last_norm = _norm(config) if last else nn.Identity()
@@ -236,16 +214,12 @@ def randomise(module: nn.Module, prefixes: tuple[str, ...] = ("",)) -> None:
             parameter.normal_(0.0, RANDOM_STD)
 
 
-class Published(dict[str, Tensor]):
-    """Tensors by their names in a published code; one that is missing is told in words."""
-
-    def __missing__(self, name: str) -> Tensor:
-        raise ValueError(f"the published tensors have no {name}, only {', '.join(sorted(self)) or 'nothing'}")
-
-
-def linear_flops(linear: nn.Linear, length: int) -> float:
-    """Operations of a linear map applied at every step."""
-    return 2.0 * length * linear.in_features * linear.out_features
+def _feed_forward(config: BackboneConfig) -> list[Mixer]:
+    """The sub-layer that ends a block, if any."""
+    if config.feed_forward == "none":
+        return []
+    width = config.d_ff or 4 * config.d_model
+    return [FeedForward(config.d_model, width, config.ff_activation, config.ff_dropout)]
 
 
 class _Again:

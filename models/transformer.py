@@ -8,18 +8,18 @@ Positions can be combined: `[rotary, learned]`.
 from collections.abc import Sequence
 from typing import Any, get_args
 
-import torch.nn.functional as F
-from jaxtyping import Float
 from pydantic import Field, field_validator, model_validator
-from torch import Tensor, nn
 
 from spt.models.attention import Attention, Position, Positions
-from spt.models.base import Backbone, BackboneConfig, Context, Mixer, PointwiseMixer, linear_flops
+from spt.models.base import Backbone, BackboneConfig, Mixer
+from spt.models.feedforward import FeedForwardKind
 
 
 class Config(BackboneConfig):
     n_heads: int = Field(4, ge=1, description="attention heads; divides d_model")
-    d_ff: int | None = Field(None, ge=1, description="width of the feed-forward layer; by default 4 d_model")
+    feed_forward: FeedForwardKind = Field(
+        "mlp", description="none, mlp, or switch: each step through one of several mlps"
+    )
     positions: tuple[Position, ...] = Field(("rotary",), description="any of rotary, learned, sinusoidal; [] for none")
     position_std: float = Field(0.02, gt=0, description="standard deviation of learned positions at the start")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the attention weights, in training only")
@@ -52,20 +52,6 @@ class Config(BackboneConfig):
         return self
 
 
-class FeedForward(PointwiseMixer):
-    """Two linear maps with a GELU between them, at every step alike."""
-
-    def __init__(self, d_model: int, d_ff: int) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
-
-    def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-        return self.down(F.gelu(self.up(x)))
-
-    def flops(self, length: int) -> float:
-        return linear_flops(self.up, length) + linear_flops(self.down, length)
-
-
 def build(config: Config) -> Backbone:
     assert config.max_length is not None, "filled in from the task"
     length, absolute = config.max_length, tuple(kind for kind in config.positions if kind != "rotary")
@@ -81,7 +67,7 @@ def build(config: Config) -> Backbone:
             tied=config.tied_projections,
             mask_padding=config.mask_padding,
         )
-        return [attention, FeedForward(config.d_model, config.d_ff or 4 * config.d_model)]
+        return [attention]
 
     positions = Positions(config.d_model, length, absolute, config.position_std) if absolute else None
     return Backbone(config, block, positions, mask_padding=config.mask_padding)

@@ -1,0 +1,89 @@
+"""A sub-layer of the residual stack, what it is told of a batch, and how its parameters are trained.
+
+Letters: B sequences in a batch, L steps, D width (`d_model`).
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+
+class Unsupported(ValueError):
+    """A model is asked for what it says it cannot do; one sentence says what, and what to choose instead."""
+
+
+class Context(NamedTuple):
+    """What every sub-layer may need to know about a batch."""
+
+    valid: Bool[Tensor, "B L"]  # False on padding
+    padded: bool  # is there any padding at all? lets a layer take its faster path
+    steps: Float[Tensor, "B L"] | None = None  # time since the previous step, where sampling is irregular
+    real: Bool[Tensor, " B"] | None = None  # False for a row that stands for no example; None: all are
+
+
+class Rate(NamedTuple):
+    """How one parameter is trained, where that differs from the rest."""
+
+    lr: float | None = None  # a learning rate of its own
+    scale: float = 1.0  # or a multiple of the recipe's
+    decay: bool | None = None  # does weight decay apply? None: only if the recipe says all, and the rate is its own
+
+
+class Mixer(nn.Module):
+    """One sub-layer of the residual stack: (B, L, D) -> (B, L, D).
+
+    Padding arrives as zeros; what a mixer puts there is ignored. A mixer that looks across steps must not let step t
+    depend on padding, nor, when the config says causal, on any step after t.
+    """
+
+    rates: Mapping[str, Rate] = {}  # by the parameter's name in this module
+    state_space: ClassVar[tuple[str, ...]] = ()  # beginnings of the names that initialisation random_ssm resets
+    uncompiled: ClassVar[tuple[str, ...]] = ()  # methods that torch.compile has to leave as they are
+    recurrent: bool = False  # has it a `step`?
+
+    def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def flops(self, length: int) -> float:
+        """Operations of the forward pass on one sequence of `length` steps; a multiply-add counts as two."""
+        raise NotImplementedError(f"{type(self).__name__} does not state its operations")
+
+    def shared_flops(self, length: int) -> float:
+        """Operations that all sequences of a batch share, e.g. a convolution's kernel; not part of `flops`."""
+        return 0.0
+
+    def initial_state(self, batch: int) -> Any:
+        """What `step` needs before the first step; holds what follows from the parameters, computed once."""
+        raise NotImplementedError(f"{type(self).__name__} has no recurrent form")
+
+    def step(self, x: Float[Tensor, "B D"], state: Any) -> tuple[Float[Tensor, "B D"], Any]:
+        """One step of a causal mixer in evaluation mode, at a cost and memory that do not grow with the steps made."""
+        raise NotImplementedError(f"{type(self).__name__} has no recurrent form")
+
+
+class PointwiseMixer(Mixer):
+    """A sub-layer that treats every step alike, so that its recurrent form is itself."""
+
+    recurrent = True
+
+    def initial_state(self, batch: int) -> None:
+        return None
+
+    def step(self, x: Float[Tensor, "B D"], state: None) -> tuple[Float[Tensor, "B D"], None]:
+        every = torch.ones(len(x), 1, dtype=torch.bool, device=x.device)
+        return self(x[:, None], Context(every, padded=False))[:, 0], None
+
+
+def linear_flops(linear: nn.Linear, length: int) -> float:
+    """Operations of a linear map applied at every step."""
+    return 2.0 * length * linear.in_features * linear.out_features
+
+
+class Published(dict[str, Tensor]):
+    """Tensors by their names in a published code; one that is missing is told in words."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise ValueError(f"the published tensors have no {name}, only {', '.join(sorted(self)) or 'nothing'}")
