@@ -1,47 +1,24 @@
 """Attention and positions.
 
-Letters: B sequences, L steps, D width, H heads, E = D / H width of a head, P = E / 2 pairs in it.
+Letters: B sequences, L steps, D width, H heads, G of keys and values, E width of a head (D / H unless it is said), P =
+E / 2 pairs in it, w steps of a chunk.
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spt.models.mixer import Context, Mixer, Rate, linear_flops
+from spt.models.mixer import Context, Mixer, Published, Rate, linear_flops
+from spt.models.ops import backends
+from spt.models.ops.attention import Pairs, Rotary, attend, local_attend, not_itself, rotary_table, rotate, sinusoids
+
+__all__ = ["Attention", "Pairs", "Position", "Positions", "rotary_table", "rotate", "sinusoids"]
 
 Position = Literal["rotary", "learned", "sinusoidal"]
-
-
-def sinusoids(length: int, width: int, base: float = 10000.0) -> Float[Tensor, "L E"]:
-    """sin and cos of t * base^(-2i/width) in even and odd columns (Vaswani et al. 2017, section 3.5)."""
-    angles = _angles(length, width, base)
-    table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
-    return table.float()
-
-
-def rotary_table(length: int, width: int, base: float = 10000.0) -> Float[Tensor, "L P 2"]:
-    """cos and sin of t * base^(-2i/width) for each pair (2i, 2i+1) of a head."""
-    angles = _angles(length, width, base)
-    return torch.stack([angles.cos(), angles.sin()], dim=-1).float()
-
-
-def rotate(x: Float[Tensor, "*B L E"], table: Float[Tensor, "L P 2"]) -> Float[Tensor, "*B L E"]:
-    """Rotary embedding, interleaved pairs over the full width: (x0, x1) -> (x0 cos - x1 sin, x0 sin + x1 cos).
-
-    One complex product with a cached table (Su et al. 2021, eq. 34); in float32 whatever x is.
-    """
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * torch.view_as_complex(table)).flatten(-2).type_as(x)
-
-
-def _angles(length: int, width: int, base: float) -> Float[Tensor, "L P"]:
-    # In float64: at step 65,536 a float32 angle is off by 4e-3.
-    frequency = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    return torch.outer(torch.arange(length, dtype=torch.float64), frequency)
 
 
 class Positions(Mixer):
@@ -69,13 +46,15 @@ class Positions(Mixer):
 
 
 class Attention(Mixer):
-    """Multi-head softmax attention over the whole sequence, through PyTorch's fused kernels.
+    """Multi-head softmax attention over the whole sequence, or with `window` among neighbouring chunks of that length.
 
-    `tied`: the four projections start as copies of one linear map. Without `mask_padding`, padded steps are looked at
-    like any others.
+    `back`, `ahead`: neighbours on each side, 1 unless given, ahead 0 when causal. `band`: at most so many steps away.
+    `n_kv_heads`: heads of keys and values, each for a group of query heads. `xpos`: the base of xPos. `shared_qk`: one
+    map for queries and keys; keys have length 1, and a step does not look at itself unless it is all there is (Kitaev
+    et al. 2020). `temperature`: the factor of the scores, trained from E^(-1/2) on, as in the DLR repository. `tied`:
+    the four projections start as copies of one linear map. Without `mask_padding`, padded steps are looked at like any
+    others.
     """
-
-    table: Tensor  # (max_length, E/2, 2) for rotary positions
 
     def __init__(
         self,
@@ -88,32 +67,98 @@ class Attention(Mixer):
         dropout: float = 0.0,
         tied: bool = False,
         mask_padding: bool = True,
+        window: int | None = None,
+        back: int = 1,
+        ahead: int | None = None,
+        band: int | tuple[int, int] | None = None,
+        n_kv_heads: int | None = None,
+        d_head: int | None = None,
+        pairs: Pairs = "interleaved",
+        base: float = 10000.0,
+        xpos: float | None = None,
+        shared_qk: bool = False,
+        temperature: bool = False,
     ) -> None:
         super().__init__()
-        self.n_heads, self.causal, self.rotary, self.dropout = n_heads, causal, rotary, dropout
-        self.mask_padding = mask_padding
-        self.qkv = nn.Linear(d_model, 3 * d_model)
-        self.out = nn.Linear(d_model, d_model)
+        self.heads, self.kv_heads, self.d_head = n_heads, n_kv_heads or n_heads, d_head or d_model // n_heads
+        self.causal, self.dropout, self.mask_padding, self.shared_qk = causal, dropout, mask_padding, shared_qk
+        self.window, self.back, self.band = window, back, band
+        self.ahead = int(not causal) if ahead is None else ahead
+        self.sizes = [self.heads, self.kv_heads] if shared_qk else [self.heads, self.kv_heads, self.kv_heads]
+        self.qkv = nn.Linear(d_model, sum(self.sizes) * self.d_head)
+        self.out = nn.Linear(self.heads * self.d_head, d_model)
+        self.temperature = nn.Parameter(torch.full((1,), self.d_head**-0.5)) if temperature else None
         if tied:
             with torch.no_grad():
                 self.qkv.weight.copy_(self.out.weight.repeat(3, 1))
                 self.qkv.bias.copy_(self.out.bias.repeat(3))
-        if rotary:
-            self.register_buffer("table", rotary_table(max_length, d_model // n_heads), persistent=False)
+        self.rotary = Rotary(max_length, self.d_head, base, pairs, xpos) if rotary else None
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-        length = x.shape[1]
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)  # each (B, H, L, E)
-        if self.rotary:
-            q, k = rotate(q, self.table[:length]), rotate(k, self.table[:length])
-        # Padding stands on the right, so a causal query never meets it; otherwise a mask hides it. A row without any
-        # valid step (none is made by our batches) would have no key to look at, and gives zeros.
-        masked = context.padded and self.mask_padding and not self.causal
-        mask = context.valid[:, None, None, :] if masked else None
-        dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=self.causal)
+        q, *between, v = self.qkv(x).unflatten(-1, (-1, self.d_head)).transpose(1, 2).split(self.sizes, dim=1)
+        k = F.normalize(q, dim=-1) if self.shared_qk else between[0]
+        if self.rotary is not None:
+            q, k = self.rotary(q, k)
+        # Padding stands on the right, so a causal query never meets it, and a mask would only cost; flash-attn leaves
+        # it out. A row without any valid step (none is made by our batches) gives zeros.
+        hide = context.padded and self.mask_padding and (not self.causal or backends.current("attention") == "flash")
+        how: dict[str, Any] = {
+            "causal": self.causal,
+            "valid": context.valid if hide else None,
+            "dropout": self.dropout if self.training else 0.0,
+        }
+        if self.temperature is not None:
+            q, how["scale"] = q * self.temperature, 1.0
+        if self.window is None:
+            y = attend(q, k, v, bias=not_itself(q, q.shape[2]) if self.shared_qk else None, **how)
+        else:
+            w, back, ahead = self.window, self.back, self.ahead
+            bias = not_itself(q, w, back, ahead) if self.shared_qk else None
+            y = local_attend(q, k, v, w, back=back, ahead=ahead, band=self.band, bias=bias, **how)
         return self.out(y.transpose(1, 2).flatten(2))
 
     def flops(self, length: int) -> float:
-        """Projections, q k^T and the weighted sum of v. Causal attention is counted in full, as it is in the field."""
-        return linear_flops(self.qkv, length) + linear_flops(self.out, length) + 4.0 * length**2 * self.out.in_features
+        """Projections, q k^T and the weighted sum of v, over whole neighbouring chunks. Causal attention is counted in
+        full, as it is in the field."""
+        maps = linear_flops(self.qkv, length) + linear_flops(self.out, length)
+        return maps + 4.0 * self.scores(length) * self.heads * self.d_head
+
+    def scores(self, length: int) -> int:
+        """Of one head: pairs of a query and a key."""
+        if self.window is None:
+            return length**2
+        w, total = self.window, 0
+        for start in range(0, length, w):
+            near = min(length, start + (1 + self.ahead) * w) - max(0, start - self.back * w)
+            total += min(w, length - start) * near
+        return total
+
+    def import_reference(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Our parameters from a published layer: `linears.0` to `linears.3` of the SPT repository; Q, K, V, O and scale
+        of the DLR repository, if there is a temperature."""
+        given, names = Published(raw), self._published()
+        found = {
+            f"{ours}.{part}": torch.cat([given[f"{name}.{part}"] for name in theirs])
+            for ours, theirs in (("qkv", names[:3]), ("out", names[3:]))
+            for part in ("weight", "bias")
+        }
+        return found if self.temperature is None else {**found, "temperature": given["scale"]}
+
+    def export_reference(self) -> dict[str, Tensor]:
+        """The other way."""
+        names, sizes = self._published(), [size * self.d_head for size in self.sizes]
+        maps = {
+            f"{name}.{part}": tensor
+            for part in ("weight", "bias")
+            for name, tensor in zip(
+                names, [*getattr(self.qkv, part).split(sizes), getattr(self.out, part)], strict=True
+            )
+        }
+        return maps if self.temperature is None else {**maps, "scale": self.temperature}
+
+    def _published(self) -> tuple[str, str, str, str]:
+        if self.shared_qk:
+            raise ValueError("no published layer has one map for queries and keys")
+        if self.temperature is not None:
+            return "Q", "K", "V", "O"
+        return "linears.0", "linears.1", "linears.2", "linears.3"

@@ -187,6 +187,7 @@ class Variant:
     batch: int
     precision: str = "fp32"
     backend: str = "torch"
+    attention: str = "auto"
     compiled: bool = False
     recompute: bool = False
     cpu: bool = False
@@ -221,7 +222,11 @@ class Step:
         x, gradient = self.x[:batch, :length], self.gradient[:batch, :length]
         context = Context(torch.ones(x.shape[:2], dtype=torch.bool, device=x.device), padded=False)
         held = kernels_held(self.model, x.shape[1]) if self.variant.recompute else contextlib.nullcontext(lambda: None)
-        with backends.use(self.variant.backend):
+        device = self.clock.device.type
+        with (
+            backends.use(self.variant.backend, "kernels", device),
+            backends.use(self.variant.attention, "attention", device),
+        ):
             began = self.clock()
             with held as last:
                 last()
@@ -271,7 +276,7 @@ FUNCTIONS = {  # autograd functions, by the module of spt.models.ops that define
 }
 NAMED = {  # operations, by name
     "convolution": re.compile(r"aten::.*(fft|conv(olution|\d?d)\b|_conv|conv_)"),
-    "attention": re.compile(r".*(scaled_dot_product|attention)", re.I),
+    "attention": re.compile(r".*(scaled_dot_product|atten[dt]|flash_attn)", re.I),
     "scan": re.compile(r"aten::(_?\w*(gru|lstm|rnn)\w*|cum(sum|prod))\b"),
 }
 LINEAR = {
@@ -379,12 +384,13 @@ def chosen_models(
     width: int | None = None,
     precision: str = "fp32",
     backend: str = "torch",
+    attention: str = "auto",
     compile: bool = False,
     recompute: bool = False,
     cpu: bool = False,
     quick: bool = False,
 ) -> list[Variant]:
-    """The rows a command line means: every model at every length, batch, precision and back end.
+    """The rows a command line means: every model at every length, batch, precision, back end and way of attention.
 
     `key=value` before the first model is for all of them, behind a model for that one.
     """
@@ -402,12 +408,15 @@ def chosen_models(
     for name, changes in models:
         part = _complete(name, base | parse_overrides(changes))
         rows += [
-            Variant(part.name, part.options, steps, size, kind, library, compiled, recompute, cpu, " ".join(changes))
-            for steps, size, kind, library, compiled in product(
+            Variant(
+                part.name, part.options, steps, size, kind, library, how, compiled, recompute, cpu, " ".join(changes)
+            )
+            for steps, size, kind, library, how, compiled in product(
                 counts(("32" if quick else "1024") if length is None else length, "--length"),
                 counts(("2" if quick else "8") if batch is None else batch, "--batch"),
                 _among(precision, get_args(Precision), "--precision"),
-                _among(backend, backends.NAMES, "--backend"),
+                _among(backend, backends.NAMES["kernels"], "--backend"),
+                _among(attention, backends.NAMES["attention"], "--attention"),
                 (False, True) if compile else (False,),
             )
         ]
@@ -444,8 +453,9 @@ def _among(text: str, known: Sequence[str], option: str) -> list[str]:
 
 def bench_models(variants: Sequence[Variant], rounds: int, say: Say, apart: bool = True) -> dict[str, Any]:
     """What `spt bench model` says, as plain data. Not `apart`: peaks are found by one process, which is quicker."""
-    _check_backends({variant.backend for variant in variants})
     device = Runtime(Settings(quiet=True, cpu=variants[0].cpu)).device
+    _check_backends({variant.backend for variant in variants}, "kernels", device)
+    _check_backends({variant.attention for variant in variants}, "attention", device)
     if any(variant.compiled for variant in variants) and (problem := compiler_problem(device.type)) is not None:
         say(f"--compile: torch.compile cannot be used here ({problem}); continuing without it")
         variants = [variant for variant in variants if not variant.compiled]
@@ -468,6 +478,8 @@ def bench_models(variants: Sequence[Variant], rounds: int, say: Say, apart: bool
             steps[i] = step
         except SptError:
             raise
+        except backends.Unavailable as error:
+            raise BackendError(f"{_label(variant)}: {error}") from error
         except _Killed:
             failed[i] = "killed, as happens where memory is short"
         except Exception as error:
@@ -508,10 +520,10 @@ def _label(variant: Variant) -> str:
     return f"{variant.model} at length {variant.length:,}, batch {variant.batch:,}, {variant.precision}"
 
 
-def _check_backends(names: Iterable[str]) -> None:
+def _check_backends(names: Iterable[str], choice: backends.Choice, device: torch.device) -> None:
     for name in names:
         try:
-            with backends.use(name):
+            with backends.use(name, choice, device.type):
                 pass
         except backends.Unavailable as error:
             raise BackendError(str(error)) from error
@@ -592,7 +604,7 @@ def chosen_operations(
     for key in sizes:
         if key not in known:
             raise UsageError(f"{key} is no size of {', '.join(chosen)}{did_you_mean(key, known)}")
-    kinds = _among(backend, ("plain", *backends.NAMES), "--backend")
+    kinds = _among(backend, ("plain", *backends.NAMES["kernels"]), "--backend")
     rows = []
     for name in chosen:
         operation = OPERATIONS[name]
@@ -611,8 +623,8 @@ def _size(key: str, value: Any) -> int:
 
 def bench_operations(cases: Sequence[Case], rounds: int, say: Say) -> dict[str, Any]:
     """What `spt bench op` says, as plain data. Ratios are to an operation's first back end."""
-    _check_backends({case.backend for case in cases} - {"plain"})
     device = Runtime(Settings(quiet=True, cpu=cases[0].cpu)).device
+    _check_backends({case.backend for case in cases} - {"plain"}, "kernels", device)
     try:
         if device.type == "cpu":
             peaks = _elsewhere([asdict(case) for case in cases])
@@ -737,7 +749,14 @@ def _table(title: str, *columns: str) -> Any:
     return made
 
 
-VARIED = {"length": "length", "batch": "batch", "precision": "precision", "backend": "back end", "compiled": "compiled"}
+VARIED = {
+    "length": "length",
+    "batch": "batch",
+    "precision": "precision",
+    "backend": "back end",
+    "attention": "attention",
+    "compiled": "compiled",
+}
 
 
 def _models_table(found: dict[str, Any]) -> Any:

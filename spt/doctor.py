@@ -80,11 +80,16 @@ def _attention() -> str:
     F.scaled_dot_product_attention(q, q, q).sum().backward()
     if q.grad is None or not q.grad.isfinite().all():
         raise RuntimeError("its gradient is not finite")
-    return device
+    return f"{device}; {_backends('attention')}"
 
 
 def _kernels() -> str:
-    return "; ".join(f"{row.name} {'works' if row.problem is None else row.problem}" for row in backends.report())
+    return _backends("kernels")
+
+
+def _backends(choice: backends.Choice) -> str:
+    found = [row for row in backends.report() if row.choice == choice]
+    return "; ".join(f"{row.name} {'works' if row.problem is None else row.problem}" for row in found)
 
 
 def _cache() -> str:

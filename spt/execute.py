@@ -28,7 +28,7 @@ def run_comparison(
 
     Finished runs are taken as they are. A request to stop ends the comparison at once; the same command goes on.
     """
-    runtime.check_tracker()
+    runtime.check_libraries()
     if not runtime.once(lambda: all(_finished(Run(root, cell.job.name)) for cell in cells)):
         # What is wrong with a recipe is said before anything is written; one seed of each arm shows it.
         for first in {(cell.recipe, cell.arm): cell.job for cell in reversed(cells)}.values():

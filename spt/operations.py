@@ -2,11 +2,13 @@
 
 The formula is plain PyTorch, differentiated by autograd. In double precision it is what errors are measured against,
 in single precision the row `plain`. Letters: B sequences, L steps or positions, M kernel length, H features, N modes
-(one of each conjugate pair, where they come in pairs), K directions, P states, A attention heads, E width of a head.
+(one of each conjugate pair, where they come in pairs), K directions, P states or pairs, A attention heads, E width of a
+head, w steps of a chunk.
 """
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -160,7 +162,64 @@ def _attention_plain(s: Sizes, inputs: Inputs) -> Tensor:
 
 def _attention(s: Sizes, inputs: Inputs) -> Tensor:
     q, k, v = inputs
-    return F.scaled_dot_product_attention(q, k, v)
+    from spt.models.ops.attention import attend
+
+    return attend(q, k, v)
+
+
+def _local_attention_plain(s: Sizes, inputs: Inputs) -> Tensor:
+    """All chunks padded and unfolded, and one mask that tells of missing neighbours, as in the SPT repository."""
+    w, L = s["w"], s["L"]
+    count = -(-L // w)
+    q, k, v = (F.pad(x, (0, 0, 0, count * w - L)).flatten(0, 1).unflatten(1, (count, w)) for x in inputs)
+
+    def around(x: Tensor, filler: int) -> Tensor:
+        padded = F.pad(x, (*(0, 0) * (x.ndim - 2), 1, 1), value=filler)
+        return torch.cat([padded[:, i : i + count] for i in range(3)], dim=2)
+
+    step = torch.arange(count * w, device=q.device)
+    known = around(step.where(step < L, -1).view(1, count, w), -1) >= 0
+    mask = known[:, :, None].expand(-1, -1, w, -1).contiguous()
+    y = F.scaled_dot_product_attention(q, around(k, 0), around(v, 0), attn_mask=mask)
+    return y.flatten(1, 2)[:, :L].unflatten(0, (s["B"], s["A"]))
+
+
+def _local_attention(s: Sizes, inputs: Inputs) -> Tensor:
+    from spt.models.ops.attention import local_attend
+
+    q, k, v = inputs
+    return local_attend(q, k, v, s["w"])
+
+
+def _rotary_inputs(s: Sizes) -> Inputs:
+    return (torch.randn(s["B"], s["A"], s["L"], 2 * s["P"]),)
+
+
+@cache
+def _table(length: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    from spt.models.ops.attention import rotary_table
+
+    return rotary_table(length, width, dtype=dtype).to(device)
+
+
+@cache
+def _turns(length: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    cos, sin = _table(length, width, dtype, device).unbind(-1)
+    return torch.stack([cos, -sin, sin, cos], dim=-1).unflatten(-1, (2, 2))
+
+
+def _rotary_plain(s: Sizes, inputs: Inputs) -> Tensor:
+    """A 2x2 matrix for every step and pair, as in the DLR and SPT repositories."""
+    (x,) = inputs
+    turns = _turns(s["L"], 2 * s["P"], x.dtype, x.device)
+    return torch.einsum("...rc,...c->...r", turns, x.unflatten(-1, (-1, 2))).flatten(-2)
+
+
+def _rotary(s: Sizes, inputs: Inputs) -> Tensor:
+    from spt.models.ops.attention import rotate
+
+    (x,) = inputs
+    return rotate(x, _table(s["L"], 2 * s["P"], x.dtype, x.device))
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -230,5 +289,21 @@ OPERATIONS: dict[str, Operation] = {
         _attention_inputs,
         _attention_plain,
         _attention,
+    ),
+    "local_attention": Operation(
+        "softmax attention of chunks to themselves and both neighbours",
+        {"B": 1, "A": 4, "L": 4096, "w": 512, "E": 32},
+        {"B": 2, "A": 2, "L": 33, "w": 8, "E": 4},
+        _attention_inputs,
+        _local_attention_plain,
+        _local_attention,
+    ),
+    "rotary": Operation(
+        "rotary positions (P pairs a head)",
+        {"B": 8, "A": 4, "L": 1024, "P": 8},
+        {"B": 2, "A": 2, "L": 33, "P": 2},
+        _rotary_inputs,
+        _rotary_plain,
+        _rotary,
     ),
 }

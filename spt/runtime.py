@@ -51,6 +51,7 @@ class Settings:
     recompute: bool = False  # gradient checkpointing: activations are computed again in the backward pass
     compile: bool = False  # torch.compile, where there is a compiler
     backend: str = "torch"  # what computes the kernels of state-space models: torch or keops
+    attention: str = "auto"  # what computes softmax attention: auto, sdpa, flash or math
     save_every: float = 60.0  # seconds between resumable checkpoints
     cpu: bool = False  # even where there is a GPU
     tracker: str | None = None  # one of TRACKERS, through Accelerate
@@ -188,13 +189,16 @@ class Runtime:
 
     @contextlib.contextmanager
     def kernels(self) -> Iterator[None]:
-        """Within, state-space models compute their kernels with the library that was asked for."""
+        """Within, models compute kernels and attention with the libraries that were asked for."""
+        settings, device = self.settings, self.device.type
         try:
-            chosen = backends.use(self.settings.backend)
+            with (
+                backends.use(settings.backend, "kernels", device),
+                backends.use(settings.attention, "attention", device),
+            ):
+                yield
         except backends.Unavailable as error:
             raise BackendError(str(error)) from error
-        with chosen:
-            yield
 
     def compile(self, module: nn.Module, say: Callable[[str], None]) -> None:
         """Compile a module in place, under its own name; in words, not, where that cannot be done."""
@@ -258,10 +262,12 @@ class Runtime:
         """Rows of all processes, on every process; all give equally many."""
         return tensor if self.world == 1 else self.accelerator.gather(tensor.to(self.device))
 
-    def check_tracker(self) -> None:
-        """Raise BackendError unless the tracker the user asked for, if any, is known and installed."""
+    def check_libraries(self) -> None:
+        """Raise BackendError unless the libraries that the user asked for work, and the tracker is known and there."""
         from accelerate.tracking import filter_trackers
 
+        with self.kernels():
+            pass
         wanted = self.settings.tracker
         if wanted is None:
             return

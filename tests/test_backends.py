@@ -1,4 +1,4 @@
-"""Kernel backends: each gives what torch gives, or says why it cannot."""
+"""Backends of kernels and of attention: each gives what torch gives, or says why it cannot."""
 
 import sys
 
@@ -14,18 +14,23 @@ from spt.models.s4d import Config, S4DKernel
 def as_before():
     yield
     backends.use("torch")
-    backends._probe_keops.cache_clear()
+    backends.use("auto", "attention")
+    for probe in backends._PROBES.values():
+        probe.cache_clear()
 
 
 def test_torch_is_the_default():
     assert backends.current() == "torch" and backends.probe("torch") is None
+    assert backends.current("attention") == "auto" and backends.probe("auto", choice="attention") is None
 
 
 def test_a_backend_that_does_not_exist():
     with pytest.raises(backends.Unavailable, match="there is no kernel backend 'nosuch'; choose among torch, keops"):
         backends.use("nosuch")
-    assert "no such backend" in backends.probe("nosuch")
-    assert backends.current() == "torch"
+    with pytest.raises(backends.Unavailable, match="no attention backend 'keops'; choose among auto, sdpa, flash"):
+        backends.use("keops", "attention")
+    assert "no such backend" in backends.probe("nosuch") and "no such backend" in backends.probe("flash")
+    assert backends.current() == "torch" and backends.current("attention") == "auto"
 
 
 def test_without_pykeops(monkeypatch):
@@ -37,9 +42,38 @@ def test_without_pykeops(monkeypatch):
     with pytest.raises(backends.Unavailable, match="the kernel backend keops does not work here: pykeops cannot be"):
         backends.use("keops")
     assert backends.current() == "torch"
-    rows = backends.report("cpu")
+    rows = [row for row in backends.report("cpu") if row.choice == "kernels"]
     assert [row.name for row in rows] == ["torch", "keops"]
     assert rows[0].problem is None and rows[0].chosen and "cannot be imported" in rows[1].problem
+
+
+def test_without_a_gpu_or_flash_attn(monkeypatch):
+    """Each is said, and what to install."""
+    with pytest.raises(backends.Unavailable, match="backend flash does not work here: flash-attn needs a CUDA"):
+        backends.use("flash", "attention", "cpu")
+    for error in (ImportError("no module\nof this name"), OSError("undefined symbol: _ZN3c10"), None):
+
+        def flash(error=error):
+            if error:
+                raise error
+            return lambda *given, **how: given[0]
+
+        monkeypatch.setattr(backends, "flash", flash)
+        backends._probe_flash.cache_clear()
+        problem = backends.probe("flash", "cuda:0", "attention")
+        assert "\n" not in problem
+        if error:
+            assert problem.startswith("flash-attn cannot be imported") and "'selfpretrain[flash]'" in problem
+        else:
+            assert "on cuda:0 failed" in problem or "is wrong" in problem
+    rows = [row for row in backends.report("cpu") if row.choice == "attention"]
+    assert [(row.name, row.chosen, row.problem is None) for row in rows] == [
+        ("auto", True, True),
+        ("sdpa", False, True),
+        ("flash", False, False),
+        ("math", False, True),
+    ]
+    assert backends.current("attention") == "auto"
 
 
 @pytest.mark.parametrize(
@@ -74,13 +108,15 @@ def test_imported_but_broken(monkeypatch, broken, complaint):
 
 
 def test_use_ends_with_its_block(monkeypatch):
-    monkeypatch.setattr(backends, "probe", lambda name, device=None: None)
+    monkeypatch.setattr(backends, "probe", lambda *_: None)
     with backends.use("keops"):
         assert backends.current() == "keops"
         with backends.use("torch"):
             assert backends.current() == "torch"
         assert backends.current() == "keops"
-    assert backends.current() == "torch"
+        with backends.use("math", "attention"):  # another choice
+            assert (backends.current(), backends.current("attention")) == ("keops", "math")
+    assert (backends.current(), backends.current("attention")) == ("torch", "auto")
     backends.use("keops")
     assert backends.current() == "keops"
 

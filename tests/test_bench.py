@@ -36,6 +36,7 @@ ROWS = {
         "length": {"type": "integer"},
         "batch": {"type": "integer"},
         "precision": {"enum": ["fp32", "bf16"]},
+        "attention": {"enum": ["auto", "sdpa", "flash", "math"]},
         "compiled": {"type": "boolean"},
         "parameters": {"type": "integer"},
         "positions_per_second": {"type": "number", "exclusiveMinimum": 0},
@@ -140,12 +141,9 @@ def test_every_model_can_be_measured(name, here):
     step = Step(variant)
     found = shares(step, step().step)
     assert sum(found.values()) == pytest.approx(1) and found["linear"] > 0 and found["optimiser"] > 0
-    model = step.model.mixers[0]
-    expected = {
-        "kernel": hasattr(model, "kernel"),
-        "convolution": hasattr(model, "kernel"),
-        "attention": name == "transformer",
-    }
+    kernel = any(module.rpartition(".")[2] == "kernel" for module, _ in step.model.named_modules())
+    attention = name in {"transformer", "dlr_attention", "mega", "spade", "hf"}
+    expected = {"kernel": kernel, "convolution": kernel, "attention": attention}
     for part, there in expected.items():
         assert (found[part] > 0) == there, (part, found)
     assert step.operations() > 0

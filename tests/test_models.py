@@ -10,7 +10,6 @@ from spt import contract
 from spt.components import find, listing
 from spt.contract import counted_flops, tiny
 from spt.errors import UsageError
-from spt.models.attention import Attention, rotary_table, rotate, sinusoids
 from spt.models.base import Context
 from spt.plan import Job
 from spt.stages import bind
@@ -82,55 +81,6 @@ def test_flops_by_hand():
     assert tiny(find("models", "transformer"), causal=False).flops(10) == by_hand
 
 
-def test_rotary_is_a_rotation_by_position():
-    """Interleaved pairs, full width, base 10000: against the definition, one pair at a time, in double precision."""
-    x = torch.randn(2, 3, 5, 8)
-    y = rotate(x, rotary_table(5, 8))
-    for t in range(5):
-        for i in range(4):
-            angle = torch.tensor(t * 10000 ** (-2 * i / 8), dtype=torch.float64)
-            x0, x1 = x[..., t, 2 * i].double(), x[..., t, 2 * i + 1].double()
-            torch.testing.assert_close(
-                y[..., t, 2 * i].double(), x0 * angle.cos() - x1 * angle.sin(), atol=1e-6, rtol=1e-6
-            )
-            torch.testing.assert_close(
-                y[..., t, 2 * i + 1].double(), x0 * angle.sin() + x1 * angle.cos(), atol=1e-6, rtol=1e-6
-            )
-
-
-def test_rotary_products_depend_on_distance_only():
-    q, k = torch.randn(8), torch.randn(8)
-    table = rotary_table(4096, 8)
-    turned_q, turned_k = rotate(q.expand(4096, 8), table), rotate(k.expand(4096, 8), table)
-    products = [(turned_q[t] @ turned_k[t - 5]).item() for t in (5, 100, 4095)]
-    assert max(products) - min(products) < 1e-4
-
-
-def test_sinusoids_by_definition():
-    table = sinusoids(7, 6)
-    assert table[3, 2].item() == pytest.approx(torch.tensor(3 * 10000 ** (-2 / 6)).sin().item(), abs=1e-6)
-    assert table[3, 3].item() == pytest.approx(torch.tensor(3 * 10000 ** (-2 / 6)).cos().item(), abs=1e-6)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_attention_is_softmax_of_scaled_products(causal):
-    """Against the textbook loop in double precision, padding included."""
-    torch.manual_seed(0)
-    layer = Attention(8, 2, 7, causal=causal, rotary=False).double()
-    x, valid = torch.randn(2, 7, 8).double(), torch.arange(7) < torch.tensor([[7], [4]])
-    y = layer(x, Context(valid, padded=True))
-    q, k, v = layer.qkv(x).chunk(3, dim=-1)
-    expected = torch.zeros_like(x)
-    for b in range(2):
-        for h in range(2):
-            part = slice(4 * h, 4 * h + 4)
-            for t in range(7):
-                seen = [s for s in range(7) if valid[b, s] and not (causal and s > t)]
-                scores = torch.stack([q[b, t, part] @ k[b, s, part] / 2 for s in seen]).softmax(0)
-                expected[b, t, part] = sum(w * v[b, s, part] for w, s in zip(scores, seen, strict=True))
-    torch.testing.assert_close(y[valid], layer.out(expected)[valid])
-
-
 @pytest.mark.parametrize(
     "positions", [[], ["rotary"], ["learned"], ["sinusoidal"], ["rotary", "learned", "sinusoidal"]]
 )
@@ -156,25 +106,6 @@ def test_padding_is_looked_at_only_when_asked_for():
     other[1, 4:] = x[1, 4:].flip(-1)
     assert contract.difference(open_(other, padded)[1, :4], open_(x, padded)[1, :4]) > 1e-3
     assert contract.difference(plain(other, padded)[1, :4], plain(x, padded)[1, :4]) < contract.TOLERANCE
-
-
-def test_tied_projections_start_alike_and_are_trained_apart():
-    component = find("models", "transformer")
-    tied, free = (tiny(component, causal=False, tied_projections=tie) for tie in (True, False))
-    layers = [mixer for mixer in tied.mixers if isinstance(mixer, Attention)]
-    for layer in layers:
-        for part in (*layer.qkv.weight.chunk(3), layer.out.weight):
-            assert torch.equal(part, layer.out.weight)
-        for part in (*layer.qkv.bias.chunk(3), layer.out.bias):
-            assert torch.equal(part, layer.out.bias)
-        assert float(layer.out.weight.detach().abs().max()) <= 16**-0.5  # U(-1/sqrt(D), 1/sqrt(D))
-    assert not torch.equal(layers[0].out.weight, layers[1].out.weight)
-    assert torch.equal(layers[1].out.weight, [m for m in free.mixers if isinstance(m, Attention)][1].out.weight)
-    assert sum(p.numel() for p in tied.parameters()) == sum(p.numel() for p in free.parameters())
-    x = contract.sequence(2, 7)
-    (tied(x, contract.full(x)) * contract.sequence(2, 7, seed=2)).sum().backward()
-    q, k, v = layers[0].qkv.weight.grad.chunk(3)
-    assert not torch.allclose(q, v) and not torch.allclose(k, layers[0].out.weight.grad)
 
 
 def test_dropout_changes_training_only():

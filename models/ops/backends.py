@@ -1,24 +1,34 @@
-"""Which library computes the large sums of state-space kernels: torch, or KeOps.
+"""Which library computes what several can: the large sums of state-space kernels, and attention.
 
-`torch` is always there, is the default and is what the tests trust: blocked products, a few tables of memory. `keops`
-(the extra `keops`) compiles a kernel that holds nothing but its answer; on a CPU it is far slower. A backend counts as
-usable once a small sum has run on the device in question, forward and backward: KeOps can be imported and still fail
-there (state-spaces/s4 issue 17).
+Kernels: `torch` is always there, is the default and is what the tests trust: blocked products, a few tables of memory.
+`keops` (the extra `keops`) compiles a kernel that holds nothing but its answer; on a CPU it is far slower.
 
-The choice is the process's: it says how a model runs, not what it computes.
+Attention: `sdpa` is PyTorch's scaled_dot_product_attention, whose flash kernel runs on a GPU; `auto`, the default, is
+the same; `math` is the formula as it is written; `flash` is the package flash-attn (the extra `flash`): a GPU, half
+precision, and no work on padding.
+
+A backend counts as usable once something small has run on the device in question, forward and backward: KeOps can be
+imported and still fail there (state-spaces/s4 issue 17), and so can flash-attn, which is built for one torch and some
+GPUs. The choice is the process's: it says how a model runs, not what it computes.
 """
 
 import functools
 import importlib
 import os
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
-Name = Literal["torch", "keops"]
-NAMES: tuple[Name, ...] = get_args(Name)
-_chosen: Name = "torch"
+Choice = Literal["kernels", "attention"]
+NAMES: dict[Choice, tuple[str, ...]] = {  # the first is the default
+    "kernels": ("torch", "keops"),
+    "attention": ("auto", "sdpa", "flash", "math"),
+}
+_KINDS: dict[Choice, str] = {"kernels": "kernel backend", "attention": "attention backend"}
+_chosen: dict[Choice, str] = {choice: names[0] for choice, names in NAMES.items()}
 
 
 class Unavailable(RuntimeError):
@@ -28,31 +38,32 @@ class Unavailable(RuntimeError):
 class Row(NamedTuple):
     """A backend in a report."""
 
+    choice: Choice
     name: str
     chosen: bool
     problem: str | None  # None: it works
 
 
-def current() -> Name:
+def current(choice: Choice = "kernels") -> str:
     """The backend in use."""
-    return _chosen
+    return _chosen[choice]
 
 
 class use:
     """Take a backend from now on; as a context manager, until its end.
 
-    Raises `Unavailable` where it does not work, and leaves the choice as it was.
+    Raises `Unavailable` where it does not work (on this device; see `probe`), and leaves the choice as it was.
     """
 
-    def __init__(self, name: str) -> None:
-        global _chosen
-        found = next((known for known in NAMES if known == name), None)
-        if found is None:
-            raise Unavailable(f"there is no kernel backend {name!r}; choose among {', '.join(NAMES)}")
-        if problem := probe(found):
-            raise Unavailable(f"the kernel backend {name} does not work here: {problem}")
-        self._before = _chosen
-        _chosen = found
+    def __init__(self, name: str, choice: Choice = "kernels", device: str | None = None) -> None:
+        names, kind = NAMES[choice], _KINDS[choice]
+        if name not in names:
+            raise Unavailable(f"there is no {kind} {name!r}; choose among {', '.join(names)}")
+        if problem := probe(name, device, choice):
+            raise Unavailable(f"the {kind} {name} does not work here: {problem}")
+        self._choice: Choice = choice
+        self._before = _chosen[choice]
+        _chosen[choice] = name
 
     def __enter__(self) -> "use":
         return self
@@ -60,23 +71,27 @@ class use:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        global _chosen
-        _chosen = self._before
+        _chosen[self._choice] = self._before
 
 
-def probe(name: str, device: str | None = None) -> str | None:
+def probe(name: str, device: str | None = None, choice: Choice = "kernels") -> str | None:
     """Why a backend does not work on a device (by default the GPU, where there is one), or None where it does.
 
     The first probe of `keops` compiles, which takes up to a minute; later ones find the result.
     """
-    if name not in NAMES:
-        return f"there is no such backend; choose among {', '.join(NAMES)}"
-    return None if name == "torch" else _probe_keops(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if name not in NAMES[choice]:
+        return f"there is no such backend; choose among {', '.join(NAMES[choice])}"
+    test = _PROBES.get(name)
+    return None if test is None else test(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def report(device: str | None = None) -> list[Row]:
-    """Every backend, probed: for `spt doctor`."""
-    return [Row(name, name == _chosen, probe(name, device)) for name in NAMES]
+    """Every backend of every choice, probed: for `spt doctor`."""
+    return [
+        Row(choice, name, name == _chosen[choice], probe(name, device, choice))
+        for choice, names in NAMES.items()
+        for name in names
+    ]
 
 
 def keops() -> Any:
@@ -87,6 +102,12 @@ def keops() -> Any:
     for name in ("PYKEOPS_VERBOSE", "KEOPS_VERBOSE"):
         os.environ.setdefault(name, "0")
     return importlib.import_module("pykeops.torch")
+
+
+def flash() -> Any:
+    """flash_attn_varlen_func of the package flash-attn. Raises `ImportError` where it is absent or built for another
+    torch."""
+    return importlib.import_module("flash_attn").flash_attn_varlen_func
 
 
 @functools.cache
@@ -106,6 +127,39 @@ def _probe_keops(device: str) -> str | None:
     except Exception as error:  # whatever a compiler or a driver may say
         return f"a small sum on {device} failed ({_brief(error)}); KeOps needs a C++ compiler, and nvcc for a GPU"
     return None
+
+
+@functools.cache
+def _probe_flash(device: str) -> str | None:
+    if not device.startswith("cuda"):
+        return f"flash-attn needs a CUDA GPU, and computation here is on the {device}"
+    try:
+        attention = flash()
+    except Exception as error:  # an extension that was built for another torch fails in ways of its own
+        return f"flash-attn cannot be imported ({_brief(error)}); pip install 'selfpretrain[flash]'"
+    return _try_flash(attention, device)
+
+
+def _try_flash(attention: Any, device: str) -> str | None:
+    """Two sequences, of 2 and 3 steps, causal, in bfloat16: values and gradients."""
+    try:
+        given = torch.linspace(0, 30, 3 * 5 * 2 * 16, device=device).sin().view(3, 5, 2, 16).to(torch.bfloat16)
+        found, wanted = (list(given.clone().requires_grad_().unbind()) for _ in range(2))
+        ends = torch.tensor([0, 2, 5], dtype=torch.int32, device=device)
+        ours = attention(*found, ends, ends, 3, 3, causal=True)
+        sequences = zip(*(x.transpose(0, 1).split([2, 3], dim=1) for x in wanted), strict=True)
+        plain = [F.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in sequences]
+        theirs = torch.cat(plain, dim=1).transpose(0, 1)
+        slopes = (torch.autograd.grad(y.float().square().sum(), x) for y, x in ((ours, found), (theirs, wanted)))
+        pairs = [(ours, theirs), *zip(*slopes, strict=True)]
+        if not all(torch.allclose(one.float(), other.float(), atol=0.1) for one, other in pairs):
+            return f"its answer to a small question on {device} is wrong"
+    except Exception as error:  # whatever a driver or a kernel may say
+        return f"a small attention on {device} failed ({_brief(error)})"
+    return None
+
+
+_PROBES: dict[str, Callable[[str], str | None]] = {"keops": _probe_keops, "flash": _probe_flash}
 
 
 def _brief(error: Exception) -> str:
