@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from spt.models.feedforward import Activation, FeedForward, FeedForwardKind, Routing
+from spt.models.feedforward import Activation, FeedForward, FeedForwardKind, Routing, SwitchFeedForward
 from spt.models.mixer import Context, Mixer, PointwiseMixer, Published, Rate, Unsupported, linear_flops
 from spt.models.ops.dropout import Dropout
 from spt.models.ops.norms import BatchNorm, NormKind, make_norm
@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 Initialisation = Literal["structured", "random", "random_ssm"]
+FEED_FORWARD = {"feed_forward", "d_ff", "ff_activation", "ff_dropout", "n_experts", "routing", "route_ahead"}
 RANDOM_STD = 0.1  # of every parameter that starts at random instead of by design (SPT paper, section 4.3)
 
 
@@ -52,7 +53,7 @@ class BackboneConfig(BaseModel):
     norm: NormKind = Field(
         "layer",
         description="normalisation: layer, rms, batch (valid steps of all processes), scalar (a layer norm with two "
-        "trained numbers, as in the published DLR and DSS runs), none",
+        "trained numbers, as in the published DLR and DSS runs), scale (root mean square, one trained number), none",
     )
     norm_eps: float | None = Field(None, gt=0, description="added to the variance; by default the norm's usual number")
     norm_momentum: float = Field(0.1, gt=0, le=1, description="batch norm: share of the new batch in running numbers")
@@ -71,6 +72,12 @@ class BackboneConfig(BaseModel):
         description="switch: every step goes to its best expert, or every expert takes its best steps of a sequence "
         "(as in the DLR paper; not causal)",
     )
+    route_ahead: bool = Field(
+        False,
+        description="routing: expert in a causal model: a step's answer then depends on later steps, through which "
+        "steps an expert takes, and a next-step objective is scored with that knowledge, as in the DLR paper's "
+        "language models",
+    )
     initialisation: Initialisation = Field(
         "structured",
         description="structured: as the model's paper has it; random: every parameter of the network, encoder and "
@@ -80,10 +87,15 @@ class BackboneConfig(BaseModel):
 
     @model_validator(mode="after")
     def _feed_forward(self) -> "BackboneConfig":
-        told = {"d_ff", "ff_activation", "ff_dropout", "n_experts", "routing"} & self.model_fields_set
+        switch = {"n_experts", "routing", "route_ahead"}
+        told = (FEED_FORWARD - {"feed_forward"}) & self.model_fields_set
         idle = sorted(name for name in told if getattr(self, name) != type(self).model_fields[name].default)
         if self.feed_forward == "none" and idle:
             raise ValueError(f"{idle[0]} has no effect without a feed-forward layer; add feed_forward: mlp or switch")
+        if self.feed_forward == "mlp" and switch & set(idle):
+            raise ValueError(f"{min(switch & set(idle))} has no effect with feed_forward: mlp; choose switch")
+        if self.route_ahead and not (self.causal and self.routing == "expert"):
+            raise ValueError("route_ahead has no effect unless the model is causal and routing is expert")
         return self
 
 
@@ -116,21 +128,21 @@ class Backbone(nn.Module):
         self.mask_padding = mask_padding
         self.positions = positions
         self.mixers = nn.ModuleList(
-            [mixer for _ in range(config.n_layers) for mixer in (*block(), *_feed_forward(config))]
+            [mixer for _ in range(config.n_layers) for mixer in (*_made(block), *_feed_forward(config))]
         )
         self.norms = nn.ModuleList([_norm(config) for _ in self.mixers])
         last = config.prenorm if config.last_norm is None else config.last_norm
         self.last_norm = _norm(config) if last else nn.Identity()
         self.dropout = Dropout(config.dropout, config.tie_dropout)
         self.rates = self._all_decaying() if decay_all else {}
-        self._initialise(config.initialisation)
+        self.initialise(config.initialisation)
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         padding = ~context.valid[..., None] if context.padded and self.mask_padding else None
         if self.positions is not None:
             x = self.dropout(self.positions(x, context))
         recompute = self.recompute and torch.is_grad_enabled()
-        for norm, mixer in zip(self.norms, self.mixers, strict=True):
+        for norm, mixer in zip(self.norms, self._layers, strict=True):
             if recompute:
                 again = _Again()
                 x = checkpoint(
@@ -143,7 +155,7 @@ class Backbone(nn.Module):
     def _sublayer(
         self,
         norm: nn.Module,
-        mixer: nn.Module,
+        mixer: Mixer,
         x: Tensor,
         context: Context,
         padding: Tensor | None,
@@ -153,7 +165,7 @@ class Backbone(nn.Module):
         h = _normalised(norm, x, context, keep) if self.prenorm else x
         if padding is not None:
             h = h.masked_fill(padding, 0.0)
-        x = x + self.dropout(mixer(h, context))
+        x = mixer.join(x, h, context, self.dropout)
         return x if self.prenorm else _normalised(norm, x, context, keep)
 
     @property
@@ -164,7 +176,9 @@ class Backbone(nn.Module):
     @property
     def recurrent(self) -> bool:
         """Can it go step by step? Then `step` after `step` gives what `forward` gives, in constant memory."""
-        return self.causal and self.positions is None and all(mixer.recurrent for mixer in self._layers)
+        stepping = type(self).forward is Backbone.forward or type(self).step is not Backbone.step
+        plain = self.causal and self.positions is None
+        return stepping and plain and all(mixer.recurrent for mixer in self._layers)
 
     def initial_state(self, batch: int) -> list[Any]:
         """The state before the first step of `batch` sequences. Parameters must not change while it is in use."""
@@ -192,7 +206,8 @@ class Backbone(nn.Module):
         named = {f"{prefix}.{name}" for prefix, module in self.named_modules() for name in getattr(module, "rates", {})}
         return {name: Rate(decay=True) for name, _ in self.named_parameters() if name not in named}
 
-    def _initialise(self, how: Initialisation) -> None:
+    def initialise(self, how: Initialisation) -> None:
+        """Put the prior in place. A backbone that makes modules after `super().__init__` calls it once more."""
         if how == "random":
             randomise(self)
         elif how == "random_ssm":
@@ -214,12 +229,32 @@ def randomise(module: nn.Module, prefixes: tuple[str, ...] = ("",)) -> None:
             parameter.normal_(0.0, RANDOM_STD)
 
 
+def _made(block: Callable[[], Sequence[Mixer]]) -> Sequence[Mixer]:
+    """One block's sub-layers, held against what a file of a user may have written instead."""
+    if not callable(block):
+        raise TypeError("block has to be a function that makes one block's mixers, such as lambda: [Mine(config)]")
+    mixers = block()
+    if not isinstance(mixers, list | tuple):
+        raise TypeError(f"block has to return a list of mixers, not a {type(mixers).__name__}")
+    for mixer in mixers:
+        if not isinstance(mixer, Mixer):
+            raise TypeError(f"{type(mixer).__name__} is not a Mixer (spt.models.base.Mixer)")
+    return mixers
+
+
 def _feed_forward(config: BackboneConfig) -> list[Mixer]:
     """The sub-layer that ends a block, if any."""
     if config.feed_forward == "none":
         return []
-    width = config.d_ff or 4 * config.d_model
-    return [FeedForward(config.d_model, width, config.ff_activation, config.ff_dropout)]
+    width, inner = config.d_ff or 4 * config.d_model, (config.ff_activation, config.ff_dropout)
+    if config.feed_forward == "mlp":
+        return [FeedForward(config.d_model, width, *inner)]
+    if config.routing == "expert" and config.causal and not config.route_ahead:
+        raise Unsupported(
+            "routing: expert looks ahead, since whether an expert takes a step depends on later ones; choose "
+            "routing: token or causal: false (or route_ahead: true, as in the DLR paper's language models)"
+        )
+    return [SwitchFeedForward(config.d_model, width, config.n_experts, config.routing, *inner)]
 
 
 class _Again:

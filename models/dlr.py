@@ -32,6 +32,10 @@ from spt.models.ops.vandermonde import complex_vandermonde, times_minus_i, vande
 
 Cast = Literal["real", "imag", "sum", "prod", "real-prod"]
 
+PAPER = "Gupta, Mehta, Berant 2022"
+COST = "L D (N + log L + D)"
+PARAMETERS = 2_239_232
+
 
 class Config(BackboneConfig):
     d_state: int = Field(1024, ge=1, description="modes N; 4096 in the paper's synthetic tasks")
@@ -44,7 +48,11 @@ class Config(BackboneConfig):
     angle_init: Literal["omega", "randn"] = Field("omega", description="angles evenly on the circle, or N(0, 1)")
     W_scale: float | None = Field(None, gt=0, description="standard deviation of the weights' parts; by default 1/N")
     max_kernel_length: int | None = Field(None, ge=1, description="longest kernel, in steps; by default the sequence's")
-    output: Kind = Field("glu", description="after the convolution and its GELU; linear in the synthetic tasks")
+    output: Kind = Field(
+        "glu",
+        description="after the convolution and its GELU; linear in the synthetic tasks, identity, which has no GELU "
+        "either, in the language models",
+    )
     ssm_lr: float | None = Field(1e-4, gt=0, description="learning rate of lambda and W; null: the recipe's")
     slow_decay: bool = Field(
         True, description="false: log_Lambda_re at the recipe's learning rate, as the published code trains it"

@@ -31,6 +31,10 @@ from spt.models.ops.hippo import normal_part
 from spt.models.ops.output import Kind
 from spt.models.ops.vandermonde import softmax_vandermonde, vandermonde, vandermonde_flops
 
+PAPER = "Gupta, Gu, Berant 2022"
+COST = "L D (N + log L + D)"
+PARAMETERS = 199_936
+
 
 class Config(BackboneConfig):
     d_state: int = Field(64, ge=1, description="modes N")

@@ -18,6 +18,10 @@ from spt.models.ops.norms import NormKind
 from spt.models.ops.output import Output
 from spt.models.ops.scan import enter, leave, scan
 
+PAPER = "Orvieto et al. 2023"
+COST = "L D (N + D)"
+PARAMETERS = 528_384
+
 
 class Config(BackboneConfig):
     norm: NormKind = Field("batch", description="normalisation: batch or layer in the paper; rms, scalar, none")

@@ -47,6 +47,15 @@ class Mixer(nn.Module):
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
+    def join(
+        self, x: Float[Tensor, "B L D"], h: Float[Tensor, "B L D"], context: Context, dropout: nn.Module
+    ) -> Float[Tensor, "B L D"]:
+        """The stream behind this sub-layer: x is the stream before it, h what it is handed of it."""
+        y = self(h, context)
+        if y.shape != x.shape:
+            raise ValueError(f"{type(self).__name__} answered {tuple(y.shape)} to {tuple(x.shape)}")
+        return x + dropout(y)
+
     def flops(self, length: int) -> float:
         """Operations of the forward pass on one sequence of `length` steps; a multiply-add counts as two."""
         raise NotImplementedError(f"{type(self).__name__} does not state its operations")

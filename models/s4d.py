@@ -35,6 +35,10 @@ from spt.models.ops.hippo import DiagonalInit, diagonal
 from spt.models.ops.output import Kind
 from spt.models.ops.vandermonde import moments, softmax_vandermonde, vandermonde, vandermonde_flops
 
+PAPER = "Gu, Gupta, Goel, Ré 2022"
+COST = "L D (N + log L + D)"
+PARAMETERS = 265_472
+
 
 class Config(BackboneConfig):
     d_state: int = Field(64, ge=2, description="state size N; N/2 modes are kept, one of each conjugate pair")

@@ -31,6 +31,10 @@ OUTPUTS: dict[Activation, Kind] = {
     "half_glu2": "half_glu2",
 }
 
+PAPER = "Smith, Warrington, Linderman 2023"
+COST = "L D (N + D)"
+PARAMETERS = 462_336
+
 
 class Config(BackboneConfig):
     norm: NormKind = Field("batch", description="normalisation: batch or layer in the paper; rms, scalar, none")

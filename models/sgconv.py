@@ -24,6 +24,10 @@ from spt.models.base import Backbone, BackboneConfig, Rate
 from spt.models.longconv import Kernel, LongConvolution
 from spt.models.ops.output import Kind
 
+PAPER = "Li et al. 2022"
+COST = "L D (log L + D)"
+PARAMETERS = 395_520
+
 
 class Config(BackboneConfig):
     variant: Literal["gconv", "dlr"] = Field("gconv", description="the authors' kernel, or the DLR repository's")

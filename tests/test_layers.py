@@ -26,7 +26,7 @@ KNOWN_TO = {  # a library, and the only modules that know it
     "datasets": {"spt.store", "spt.tasks.custom"},
 }
 SHARED = {  # what the files of a folder may share, and what the pipeline may name
-    "spt.models": {"base", "mixer", "feedforward", "ops", "longconv", "attention"},
+    "spt.models": {"base", "mixer", "feedforward", "ops", "longconv", "s4kernel", "attention"},
     "spt.tasks": {"base", "files"},
 }
 WORK = {  # may load torch; plans, records, reports and commands may not, nor anything not named here

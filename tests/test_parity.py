@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
+import parity_attention
 import parity_block
 import parity_diagonal
+import parity_mega
 import parity_s4
 import parity_s5
 import pytest
@@ -27,6 +29,9 @@ FAMILIES: dict[str, Adapter] = {
     "s5_variable_step.npz": parity_s5.s5,
     "s5_layer.npz": parity_s5.s5_layer,
     "lru.npz": parity_s5.lru,
+    "attn_dlr.npz": parity_attention.attn_dlr,
+    "attn_nfs.npz": parity_attention.attn_nfs,
+    "mega.npz": parity_mega.mega,
 }
 
 
@@ -44,8 +49,6 @@ class Feature(NamedTuple):
 
 
 LEFT_OUT = (  # no counterpart here
-    Feature("attn_*", lambda config: True, "*", "attention layers of this kind are not built yet"),
-    Feature("mega*", lambda config: True, "*", "Mega is not built yet"),
     Feature("dss*", lambda config: config.get("version") == "clip", "*", "real parts cut off; in no published result"),
     Feature("dss*", lambda config: config.get("sep_dt_re_im"), "*", "two steps a feature; in no published result"),
     Feature("hippo*", lambda config: True, "nplr.B", "clipped in a basis whose phases LAPACK chose; see nplr.B_noclip"),

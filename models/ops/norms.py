@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-NormKind = Literal["layer", "rms", "batch", "scalar", "none"]
+NormKind = Literal["layer", "rms", "batch", "scalar", "scale", "none"]
 
 
 def make_norm(
@@ -22,6 +22,8 @@ def make_norm(
         return BatchNorm(width, 1e-5 if eps is None else eps, momentum, unbiased)
     if kind == "scalar":
         return ScalarNorm(0.0 if eps is None else eps)
+    if kind == "scale":
+        return ScaleNorm(1e-5 if eps is None else eps)
     return nn.Identity()
 
 
@@ -41,6 +43,21 @@ class ScalarNorm(nn.Module):
         variance, mean = torch.var_mean(x, dim=-1, keepdim=True, correction=0)
         tiny = torch.finfo(x.dtype).tiny
         return self.s * (x - mean + self.m) * torch.rsqrt((variance + self.eps).clamp_min(tiny))
+
+
+class ScaleNorm(nn.Module):
+    """g x / sqrt(mean x² + eps) over the features of a step, with one trained number (Mega's scalenorm).
+
+    Nguyen and Salazar 2019 divide by the length instead; g is then sqrt(D) times as large.
+    """
+
+    def __init__(self, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.g = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        return x * (self.g * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps))
 
 
 class BatchNorm(nn.Module):

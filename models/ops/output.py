@@ -14,20 +14,22 @@ from torch import Tensor, nn
 
 from spt.models.ops.dropout import keep_mask
 
-Kind = Literal["none", "linear", "glu", "half_glu1", "half_glu2"]
+Kind = Literal["identity", "none", "linear", "glu", "half_glu1", "half_glu2"]
 Gelu = Literal["exact", "tanh"]
 
 
 class Output(nn.Module):
     """y (B, L, H) -> (B, L, H), with z = drop(gelu(y)) (the S4 repository's block; S5, appendix G.1):
 
+        identity   y
         none       z
         linear     W z + b
         glu        (V z + c) * sigmoid(W z + b), one map to 2H: the first half is gated by the second; S5's full_glu
         half_glu1  z * sigmoid(W z + b)
         half_glu2  y * sigmoid(W z + b)
 
-    `early`: dropout before the GELU as well, as the S4 repository has it. `tied`: one mask for all steps.
+    `early`: dropout before the GELU as well, as the S4 repository has it. `tied`: one mask for all steps. There is
+    neither in `identity`, as in SPADE and in the DLR paper's language models.
     """
 
     def __init__(
@@ -41,11 +43,18 @@ class Output(nn.Module):
         early: bool = False,
     ) -> None:
         super().__init__()
+        if kind == "identity" and early:
+            raise ValueError(
+                "output: identity has no GELU before which early_dropout could stand; leave one of them out"
+            )
         self.kind, self.dropout, self.tied, self.early = kind, dropout, tied, early
         self.approximate = "none" if gelu == "exact" else "tanh"
-        self.linear = None if kind == "none" else nn.Linear(width, 2 * width if kind == "glu" else width)
+        mapless = kind in ("identity", "none")
+        self.linear = None if mapless else nn.Linear(width, 2 * width if kind == "glu" else width)
 
     def forward(self, y: Float[Tensor, "B *L H"]) -> Float[Tensor, "B *L H"]:
+        if self.kind == "identity":
+            return y
         scale = 1.0 / (1.0 - self.dropout)
         drops = self.training and self.dropout > 0.0
         early = keep_mask(y, self.dropout, self.tied) if drops and self.early else None
@@ -67,8 +76,8 @@ class Output(nn.Module):
 
     def import_dense(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Our map from flax's dense layers: out1 is gated by out2 (S5 and LRU repositories), or out2 alone."""
-        names = {"none": [], "glu": ["out1", "out2"]}.get(self.kind, ["out2"])
-        if not names or f"{names[0]}.kernel" not in raw:
+        names = ["out1", "out2"] if self.kind == "glu" else ["out2"]
+        if self.linear is None or f"{names[0]}.kernel" not in raw:
             return {}
         weight = torch.cat([raw[f"{name}.kernel"].T for name in names])
         return {"linear.weight": weight, "linear.bias": torch.cat([raw[f"{name}.bias"] for name in names])}

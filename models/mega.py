@@ -1,0 +1,514 @@
+"""Mega: a moving average with many decay rates, single-head attention over it, and a gate in place of the skip.
+
+Ma, Zhou, Kong, He, Gui, Neubig, May, Zettlemoyer 2023, "Mega: moving average equipped gated attention". With the stream
+X and its normalised form x (the same where the norm stands behind), a block is, as in section 3 of the paper,
+
+    m = drop silu(conv(x, k) + omega x)           k[l] = n^-1/2 sum_j p_j beta_j gamma_j q_j^l
+                                                  p = sigmoid(delta), q = 1 - p sigmoid(alpha)
+    v = silu(W_v x),  [u z r h] = W_m m           widths E; D, Z, E, D; then u <- sigmoid(u), z <- silu(z), r <- silu(r)
+    a_t = z_t gamma_0 + beta_0,  b_t = z_t gamma_1 + beta_1       queries and keys, with a gamma and beta of their own
+    S = f(a b^T / tau + bias)                     one head, bias by distance alone
+    X <- X + u (drop silu(h + W_h (r S v)) - X)
+
+and a feed-forward layer. Two-sided, each direction has a kernel, and both see the present. f is one of
+
+    softmax    tau = sqrt(Z)
+    laplace    (1 + erf((s - mu) / (sigma sqrt 2))) / 2;  tau is the number of keys that a query sees
+    relu2      max(s, 0)²;  tau likewise
+
+Mega-chunk: attention within chunks of c steps, so that the cost is linear in L; the moving average still spans all.
+
+Letters: B sequences, L steps, D width, K directions, N averages of a feature (n above), E hidden width, Z width of
+queries and keys, C = c chunk length or L, G chunks of all sequences, R queries at a time, M kernel length.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Float64
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from spt.models.base import Backbone, BackboneConfig, Context, Initialisation, Mixer, Published, linear_flops
+from spt.models.feedforward import Activation, FeedForwardKind
+from spt.models.longconv import Kernel, LongConvolution
+from spt.models.ops.dropout import Dropout, keep_mask
+from spt.models.ops.output import Output
+
+PAPER = "Ma et al. 2023"
+COST = "L D (N + log L + E) + L c E"
+PARAMETERS = 902_140
+
+AttentionKind = Literal["softmax", "laplace", "relu2"]
+
+STD = 0.02  # of maps, queries, keys and biases at the start
+MU, SIGMA = 0.707107, 0.282095  # of laplace: sqrt(1 / 2) and sqrt(1 / (4 pi)), as rounded in the published code
+_IN_CACHE, _ON_GPU = 1 << 18, 1 << 25  # attention weights computed at once
+
+
+class Config(BackboneConfig):
+    d_state: int = Field(16, ge=1, description="averages of each feature, with a decay rate each")
+    d_attention: int = Field(64, ge=1, description="width of queries and keys")
+    d_hidden: int | None = Field(None, ge=1, description="width of the values; by default 2 d_model")
+    attention: AttentionKind = Field(
+        "softmax", description="from scores to weights: softmax (text in the paper), laplace (its images), relu2"
+    )
+    relative_bias: Literal["simple", "rotary"] = Field(
+        "simple", description="of a score, by distance: a table, or two rotated vectors (any length, even d_attention)"
+    )
+    chunk: int | None = Field(None, ge=1, description="attend within chunks of so many steps; by default to all steps")
+    max_kernel_length: int | None = Field(
+        None, ge=1, description="longest reach of the moving average, in steps (1024 or 4096 as published)"
+    )
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the attention weights, in training only")
+    hidden_dropout: float = Field(0.0, ge=0, lt=1, description="on the values")
+    feed_forward: FeedForwardKind = Field(
+        "mlp", description="none, mlp, or switch: each step through one of several mlps"
+    )
+    d_ff: int | None = Field(None, ge=1, description="inner width of the feed-forward layer; by default d_hidden")
+    ff_activation: Activation = Field("silu", description="between the two maps of the feed-forward layer")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        if self.relative_bias == "rotary" and self.d_attention % 2:
+            raise ValueError(f"relative_bias rotary turns pairs, but d_attention is {self.d_attention}")
+        return self
+
+    @property
+    def hidden(self) -> int:
+        """Width E."""
+        return self.d_hidden or 2 * self.d_model
+
+
+# -------------------------------------------------------------------------------------------------- moving average
+
+
+def exponentials(W: Float[Tensor, "K D N"], log_q: Float64[Tensor, "K D N"], length: int) -> Float[Tensor, "K D M"]:
+    """sum_n W_n q_n^l for l = 0, ..., length - 1, in the type of W, without a table of N x length powers.
+
+    Two levels, l = aT + b with 0 <= b < T: N (M/T + T) powers, from logarithms in float64, and a product of inner size
+    N. What is kept for the backward pass is as small.
+    """
+    T = 1 << max(0, round(math.log2(length) / 2))
+    A = -(-length // T)
+    steps = torch.arange(max(T, A), dtype=torch.float64, device=W.device)
+    inner = torch.exp(log_q[..., None] * steps[:T]).to(W.dtype)
+    outer = torch.exp(log_q[..., None, :] * (T * steps[:A, None])).to(W.dtype)
+    return ((W[..., None, :] * outer) @ inner).flatten(-2)[..., :length]
+
+
+class System(NamedTuple):
+    """h_t = q h_{t-1} + enter u_t, y_t = <leave, h_t>."""
+
+    q: Float[Tensor, "D N"]
+    enter: Float[Tensor, "D N"]
+    leave: Float[Tensor, "D N"]
+
+
+class EMAKernel(Kernel):
+    """Parameters delta, alpha, beta, gamma (K, D, N)."""
+
+    recurrent = True
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        shape = (1 if config.causal else 2, config.d_model, config.d_state)
+        self.limit = config.max_kernel_length
+        signs = 1.0 - 2.0 * (torch.arange(config.d_state) % 2)
+        self.delta = nn.Parameter(0.2 * torch.randn(shape))
+        self.alpha = nn.Parameter(0.2 * torch.randn(shape))
+        self.beta = nn.Parameter(0.02 * torch.randn(shape) + signs)
+        self.gamma = nn.Parameter(torch.randn(shape))
+
+    def forward(self, length: int) -> Float[Tensor, "K D M"]:
+        """Two-sided: the second direction's weight of the present goes to the first, so that it begins a step later,
+        as a reverse kernel does here."""
+        length = min(length, self.limit or length)
+        W, log_q = self.weights()
+        if len(W) == 1:
+            return exponentials(W, log_q, length)
+        present = W[1].sum(-1, keepdim=True)
+        kernel = exponentials(torch.stack([W[0], W[1] * log_q[1].exp().to(W.dtype)]), log_q, length)
+        ahead, back = kernel[0] + F.pad(present, (0, length - 1)), kernel[1]
+        if length == self.limit:  # of `limit` lags, the first has been given away
+            back = F.pad(back[:, :-1], (0, 1))
+        return torch.stack([ahead, back])
+
+    def weights(self) -> tuple[Float[Tensor, "K D N"], Float64[Tensor, "K D N"]]:
+        """n^-1/2 p beta gamma and log q, the latter in float64 and through log1p: at long lags every digit counts."""
+        p = torch.sigmoid(self.delta.double())
+        log_q = torch.log1p(-p * torch.sigmoid(self.alpha.double()))
+        return p.to(self.beta.dtype) * self.beta * self.gamma * self.beta.shape[-1] ** -0.5, log_q
+
+    def flops(self, length: int) -> float:
+        """Two per average and step; the tables' exponentials are left out."""
+        return 2.0 * self.beta.numel() * min(length, self.limit or length)
+
+    def system(self) -> System:
+        p = torch.sigmoid(self.delta[0])
+        q = self.weights()[1][0].exp().to(p.dtype)
+        return System(q, p * self.beta[0], self.gamma[0] * self.gamma.shape[-1] ** -0.5)
+
+    def initial_state(self, batch: int) -> Float[Tensor, "B D N"]:
+        return self.beta.new_zeros(batch, *self.beta.shape[1:])
+
+    def step(
+        self, u: Float[Tensor, "B D"], state: Float[Tensor, "B D N"], system: System
+    ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B D N"]]:
+        state = system.q * state + system.enter * u[..., None]
+        return (system.leave * state).sum(-1), state
+
+    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
+        """From (K D, N, 1), gamma (K D, N): one direction behind the other."""
+        return {name: raw[name].reshape(own.shape) for name, own in self.named_parameters()}
+
+    def export_reference(self, **how: Any) -> dict[str, Tensor]:
+        flat = {name: own.flatten(0, 1) for name, own in self.named_parameters()}
+        return {name: own if name == "gamma" else own[..., None] for name, own in flat.items()}
+
+
+class _Silu(Output):
+    """What follows the moving average, where other long convolutions have GELU and gate."""
+
+    def forward(self, y: Float[Tensor, "B *L D"]) -> Float[Tensor, "B *L D"]:
+        return F.silu(y)
+
+
+class EMA(LongConvolution):
+    """silu(conv(x, k) + omega x), with omega as the skip weight `D`."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, EMAKernel(config), output="none")
+        self.output = _Silu(config.d_model, "none")
+
+
+# ------------------------------------------------------------------------------------------------------- attention
+
+
+class SimpleBias(nn.Module):
+    """One trained number for each distance, key minus query: `weight` (2 longest - 1,)."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(STD * torch.randn(2 * longest - 1))
+
+    def by_distance(self, length: int) -> Float[Tensor, " lags"]:
+        """For the distances 1 - length, ..., length - 1."""
+        longest = len(self.weight) // 2 + 1
+        if length > longest:
+            raise ValueError(
+                f"attention over {length} steps, but a bias is known for {longest}; set chunk or max_length"
+            )
+        return self.weight[longest - length : longest + length - 1]
+
+    def import_reference(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"weight": raw["rel_pos_bias"]}
+
+    def export_reference(self) -> dict[str, Tensor]:
+        return {"rel_pos_bias": self.weight}
+
+
+class RotaryBias(nn.Module):
+    """<R(i) alpha, R(j) beta> for query i and key j, with R turning the pair (m, m + Z/2) by t 10000^(-2m/Z) at step t.
+
+    Only the distance is left of it: <alpha, R(j - i) beta>.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(STD * torch.randn(width))
+        self.beta = nn.Parameter(STD * torch.randn(width))
+
+    def by_distance(self, length: int) -> Float[Tensor, " lags"]:
+        """For the distances 1 - length, ..., length - 1; angles in float64."""
+        steps = torch.arange(length, dtype=torch.float64, device=self.alpha.device)
+        half = len(self.alpha) // 2
+        angles = torch.outer(steps, 10000.0 ** (-steps.new_tensor(range(half)) / half))
+        cos, sin = angles.cos().to(self.alpha.dtype), angles.sin().to(self.alpha.dtype)
+        a, a_, b, b_ = *self.alpha.chunk(2), *self.beta.chunk(2)
+        even, odd = cos @ (a * b + a_ * b_), sin @ (a_ * b - a * b_)
+        return torch.cat([(even - odd)[1:].flip(0), even + odd])
+
+    def import_reference(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: raw[name].reshape(-1) for name in ("alpha", "beta")}
+
+    def export_reference(self) -> dict[str, Tensor]:
+        return {"alpha": self.alpha[None], "beta": self.beta[None]}
+
+
+def weigh(
+    scores: Float[Tensor, "*G M"], hidden: Bool[Tensor, "*#G M"] | None, kind: AttentionKind, slope: bool = False
+) -> tuple[Float[Tensor, "*G M"], Float[Tensor, "*G M"] | None]:
+    """Attention weights, zero where `hidden`, and with `slope` their derivative; that of softmax is left out.
+
+    A query without any key gives equal weights (softmax) or none. `scores` may be overwritten.
+    """
+    derivative = None
+    if kind == "softmax":
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+        return scores.softmax(-1), None
+    if kind == "laplace":
+        scores.sub_(MU).mul_(1 / (SIGMA * math.sqrt(2)))
+        if slope:
+            derivative = scores.square().neg_().exp_().mul_(1 / (SIGMA * math.sqrt(2 * math.pi)))
+        weights = scores.erf_().add_(1).mul_(0.5)
+    else:
+        positive = scores.relu_()
+        derivative = 2 * positive if slope else None
+        weights = positive.square()
+    if hidden is not None:
+        weights = weights.masked_fill_(hidden, 0.0)
+        derivative = None if derivative is None else derivative.masked_fill_(hidden, 0.0)
+    return weights, derivative
+
+
+class _Attend(torch.autograd.Function):
+    """drop(f(q k^T + bias)) v within each of G chunks: q, k (G, C, Z); v (G, C, E); bias (2 C - 1,) by distance; valid
+    (G, C) or None.
+
+    Some queries at a time, and the backward pass computes the weights again: nothing of size C² is kept but the mask
+    of the dropout. Scores and weights have the type of q, the sum over values that of v.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor,
+        valid: Tensor | None,
+        kind: AttentionKind,
+        causal: bool,
+        dropout: float,
+    ) -> Tensor:
+        ctx.save_for_backward(q, k, v, bias, valid)
+        ctx.how, ctx.dropout, ctx.kept = (kind, causal), dropout, []
+        y = v.new_empty(v.shape)
+        for part in _parts(q, causal):
+            weights, _ = weigh(part.scores(q, k, bias), part.hidden(q, valid, causal), kind)
+            if dropout > 0.0:
+                ctx.kept.append(keep_mask(weights, dropout, tied=False))
+                weights = weights.mul_(ctx.kept[-1]).mul_(1 / (1 - dropout))
+            y[part.g, part.i] = torch.bmm(weights.to(v.dtype), v[part.g, : part.keys])
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, bias, valid = ctx.saved_tensors
+        kind, causal = ctx.how
+        dq, dk, dv, dbias = (torch.zeros_like(x, dtype=q.dtype) for x in (q, k, v, bias))
+        with torch.autocast(q.device.type, enabled=False):
+            for number, part in enumerate(_parts(q, causal)):
+                weights, slope = weigh(part.scores(q, k, bias), part.hidden(q, valid, causal), kind, slope=True)
+                there, dy = (part.g, slice(0, part.keys)), grad[part.g, part.i].to(v.dtype)
+                change = torch.bmm(dy, v[there].mT).to(q.dtype)
+                dropped = weights
+                if ctx.dropout > 0.0:
+                    kept, scale = ctx.kept[number], 1 / (1 - ctx.dropout)
+                    change, dropped = change.mul_(kept).mul_(scale), (weights * kept).mul_(scale)
+                dv[there] += torch.bmm(dropped.to(v.dtype).mT, dy)
+                if slope is None:
+                    change.sub_((change * weights).sum(-1, keepdim=True))
+                    slope = weights
+                change.mul_(slope)
+                dq[part.g, part.i] = torch.bmm(change, k[there])
+                dk[there] += torch.bmm(change.mT, q[part.g, part.i])
+                part.collect(change.sum(0), dbias)
+        return dq, dk, dv.to(v.dtype), dbias, None, None, None, None
+
+
+class _Part(NamedTuple):
+    """Some chunks, some of their queries, and how many keys these may see."""
+
+    g: slice
+    i: slice
+    keys: int
+
+    def scores(self, q: Tensor, k: Tensor, bias: Tensor) -> Float[Tensor, "G R M"]:
+        return torch.baddbmm(self.of(bias), q[self.g, self.i], k[self.g, : self.keys].mT)
+
+    def hidden(self, q: Tensor, valid: Tensor | None, causal: bool) -> Tensor | None:
+        """Which keys a query does not see; broadcasts against the scores."""
+        padding = None if valid is None else ~valid[self.g, None, : self.keys]
+        if not causal:
+            return padding
+        shape = (self.i.stop - self.i.start, self.keys)
+        later = torch.ones(shape, dtype=torch.bool, device=q.device).triu_(self.i.start + 1)
+        return later if padding is None else padding | later
+
+    def of(self, bias: Tensor) -> Float[Tensor, "R M"]:
+        return bias[self.lags(bias)].unfold(0, self.keys, 1).flip(0)
+
+    def lags(self, bias: Tensor) -> slice:
+        """Of the distances, those from the last query's first key to the first query's last key."""
+        zero = len(bias) // 2
+        return slice(zero + 1 - self.i.stop, zero + self.keys - self.i.start)
+
+    def collect(self, change: Float[Tensor, "R M"], dbias: Tensor) -> None:
+        """Sums along the diagonals: cut anew into rows that are one shorter, each row stands one place further on."""
+        rows = len(change)
+        skewed = F.pad(change.flip(0), (0, rows)).flatten()[:-rows]
+        dbias[self.lags(dbias)] += skewed.view(rows, -1).sum(0)
+
+
+def _parts(q: Tensor, causal: bool) -> Iterator[_Part]:
+    G, C, _ = q.shape
+    most = _IN_CACHE if q.device.type == "cpu" else _ON_GPU
+    chunks, rows = max(1, most // C**2), min(C, max(16, most // C))
+    for g in range(0, G, chunks):
+        for i in range(0, C, rows):
+            stop = min(i + rows, C)
+            yield _Part(slice(g, min(g + chunks, G)), slice(i, stop), stop if causal else C)
+
+
+# ----------------------------------------------------------------------------------------------------------- layer
+
+
+class GatedAttention(Mixer):
+    """All of a block but its feed-forward layer. It replaces a share u of the stream instead of adding to it.
+
+    Maps `value` (D -> E), `base` (D -> D + Z + E + D) and `out` (E -> D); gamma, beta (2, Z) for queries and keys.
+    """
+
+    state_space = ("ema.kernel.",)
+    uncompiled = ("attend",)
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        assert config.max_length is not None, "filled in from the task"
+        D, Z, E = config.d_model, config.d_attention, config.hidden
+        self.widths = (D, Z, E, D)
+        self.kind, self.causal, self.chunk = config.attention, config.causal, config.chunk
+        self.attention_dropout = config.attention_dropout
+        self.dropout = Dropout(config.dropout, config.tie_dropout)
+        self.hidden_dropout = Dropout(config.hidden_dropout, config.tie_dropout)
+        self.ema = EMA(config)
+        self.value, self.base, self.out = nn.Linear(D, E), nn.Linear(D, sum(self.widths)), nn.Linear(E, D)
+        _start(self)
+        self.gamma, self.beta = nn.Parameter(STD * torch.randn(2, Z)), nn.Parameter(torch.zeros(2, Z))
+        longest = config.chunk or config.max_length
+        self.bias = SimpleBias(longest) if config.relative_bias == "simple" else RotaryBias(Z)
+
+    def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
+        """What is added to a stream that has no norm before the layer."""
+        gate, candidate = self.candidate(x, context)
+        return gate * (candidate - x)
+
+    def join(
+        self, x: Float[Tensor, "B L D"], h: Float[Tensor, "B L D"], context: Context, dropout: nn.Module
+    ) -> Float[Tensor, "B L D"]:
+        """The gate is between the stream itself and the candidate, whose dropout has come before."""
+        gate, candidate = self.candidate(h, context)
+        return x + gate * (candidate - x)
+
+    def candidate(
+        self, x: Float[Tensor, "B L D"], context: Context
+    ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
+        """u, and what takes the stream's place where it is one."""
+        v = F.silu(self.value(x))
+        u, z, r, h = self.base(self.dropout(self.ema(x, context))).split(self.widths, dim=-1)
+        q, k = (F.silu(z)[..., None, :] * self.gamma + self.beta).unbind(-2)
+        y = self.attend(q, k, self.hidden_dropout(v), context)
+        return torch.sigmoid(u), self.dropout(F.silu(h + self.out(F.silu(r) * y)))
+
+    def attend(
+        self, q: Float[Tensor, "B L Z"], k: Float[Tensor, "B L Z"], v: Float[Tensor, "B L E"], context: Context
+    ) -> Float[Tensor, "B L E"]:
+        """S v. A sequence's last chunk may be shorter; it is computed apart, as a sequence of that length would be."""
+        B, L, _ = q.shape
+        C = min(self.chunk or L, L)
+        whole, pieces = L // C * C, []
+        for first, last, width in ((0, whole, C), (whole, L, L - whole)):
+            if first < last:
+                a, b, c = (x[:, first:last].reshape(-1, width, x.shape[-1]) for x in (q, k, v))
+                valid = context.valid[:, first:last].reshape(-1, width) if context.padded else None
+                pieces.append(self._within(a, b, c, valid).view(B, last - first, -1))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+    def _within(
+        self,
+        q: Float[Tensor, "G C Z"],
+        k: Float[Tensor, "G C Z"],
+        v: Float[Tensor, "G C E"],
+        valid: Bool[Tensor, "G C"] | None,
+    ) -> Float[Tensor, "G C E"]:
+        with torch.autocast(q.device.type, enabled=False):
+            bias = self.bias.by_distance(q.shape[1])
+            q = q * q.shape[-1] ** -0.5 if self.kind == "softmax" else q / self._seen(q, valid)
+            dropout = self.attention_dropout if self.training else 0.0
+            y: Tensor = _Attend.apply(q, k, v, bias, valid, self.kind, self.causal, dropout)
+        return y
+
+    def _seen(self, q: Float[Tensor, "G C Z"], valid: Bool[Tensor, "G C"] | None) -> Tensor:
+        """How many keys a query sees, at least one; broadcasts against q."""
+        seen = torch.ones(1, q.shape[1], device=q.device) if valid is None else valid.to(q.dtype)
+        seen = seen.cumsum(1) if self.causal else seen.sum(1, keepdim=True)
+        return seen.clamp_min(1.0)[..., None].to(q.dtype)
+
+    def flops(self, length: int) -> float:
+        """The maps, the moving average, q k^T and S v. Causal attention is counted in full, as it is in the field."""
+        _, Z, E, _ = self.widths
+        C = min(self.chunk or length, length)
+        pairs = length // C * C**2 + (length % C) ** 2
+        maps = sum(linear_flops(linear, length) for linear in (self.value, self.base, self.out))
+        return maps + self.ema.flops(length) + 2.0 * pairs * (Z + E)
+
+    def shared_flops(self, length: int) -> float:
+        return self.ema.shared_flops(length)
+
+    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
+        """Our parameters from those of the Mega repository's MovingAverageGatedAttention; its `norm.*` is the
+        stack's and left alone."""
+        raw = Published(raw)
+        ema = {f"kernel.{name}": raw[f"move.{name}"] for name in ("delta", "alpha", "beta", "gamma")}
+        ema = self.ema.import_reference({**ema, "D": raw["move.omega"]})
+        found = {f"ema.{name}": tensor for name, tensor in ema.items()}
+        for ours, theirs in _MAPS.items():
+            found |= {f"{ours}.{part}": raw[f"{theirs}.{part}"] for part in ("weight", "bias")}
+        bias = Published({name.removeprefix("rel_pos_bias."): tensor for name, tensor in raw.items()})
+        found |= {f"bias.{name}": tensor for name, tensor in self.bias.import_reference(bias).items()}
+        return found | {name: raw[name] for name in ("gamma", "beta")}
+
+    def export_reference(self, **how: Any) -> dict[str, Tensor]:
+        """The other way."""
+        found = {f"move.{name}": tensor for name, tensor in self.ema.kernel.export_reference().items()}
+        found["move.omega"] = self.ema.D
+        for ours, theirs in _MAPS.items():
+            found |= {f"{theirs}.{part}": getattr(getattr(self, ours), part) for part in ("weight", "bias")}
+        found |= {f"rel_pos_bias.{name}": tensor for name, tensor in self.bias.export_reference().items()}
+        return found | {"gamma": self.gamma, "beta": self.beta}
+
+
+_MAPS = {"value": "v_proj", "base": "mx_proj", "out": "h_proj"}
+
+
+@torch.no_grad()
+def _start(module: nn.Module) -> None:
+    """Linear maps as the published code starts them."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            part.weight.normal_(0.0, STD)
+            if part.bias is not None:
+                part.bias.zero_()
+
+
+class Mega(Backbone):
+    """The stack, whose feed-forward layers start as the published code's."""
+
+    def initialise(self, how: Initialisation) -> None:
+        for mixer in self.mixers:
+            if not isinstance(mixer, GatedAttention):
+                _start(mixer)
+        super().initialise(how)
+
+
+def build(config: Config) -> Backbone:
+    config = config.model_copy(update={"d_ff": config.d_ff or config.hidden})
+    return Mega(config, lambda: [GatedAttention(config)], decay_all=True)
