@@ -86,6 +86,10 @@ class How(NamedTuple):
     backend: Annotated[
         Literal["torch", "keops"], typer.Option("--backend", help="What computes the kernels of state-space models.")
     ] = "torch"
+    attention: Annotated[
+        Literal["auto", "sdpa", "flash", "math"],
+        typer.Option("--attention", help="What computes attention: PyTorch (auto, sdpa), flash-attn, or the formula."),
+    ] = "auto"
     num_processes: Annotated[
         int | None, typer.Option("--num-processes", min=1, help="Run as so many processes on this machine (torchrun).")
     ] = None
@@ -437,10 +441,16 @@ def data_prepare(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Get a task's files if they are not there, and prepare its splits. No other command downloads anything."""
-    from spt.data import chosen_task, prepare
+    """Get a task's files if they are not there, and prepare its splits; of a recipe, get its model's weights too.
 
-    found = prepare(chosen_task(arguments), from_hub, say)
+    No other command downloads anything.
+    """
+    from spt.data import chosen, fetch_weights, prepare
+
+    task, model = chosen(arguments)
+    if model is not None:
+        fetch_weights(model, say)
+    found = prepare(task, from_hub, say)
     if as_json:
         put(found)
         return
@@ -521,14 +531,43 @@ def recipes_schema(debug: DebugOption = False) -> None:
 
 @command(list_app, "models")
 def list_models(as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """Models: ours and installed plug-ins; a recipe can also name a .py file."""
-    _components("models", as_json)
+    """Models: ours and installed plug-ins; a recipe can also name a .py file.
+
+    Parameters are those of the backbone with its default options (d_model 128, n_layers 4, 1,024 steps); the cost is
+    that of one block on one sequence, in leading terms: L steps, D width, N state size, c chunk.
+    """
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from spt.components import listing
+
+    rows = [row._asdict() for row in listing("models")]
+    if as_json:
+        put(rows)
+        return
+    facts = ("name", "parameters", "cost", "paper")
+    cells = [{key: _cell(row[key]) for key in facts} for row in rows]
+    widths = {key: max(len(key), *(len(cell[key]) for cell in cells)) for key in facts}
+
+    def line(cell: dict[str, str]) -> str:
+        name, parameters, *rest = (cell[key] for key in facts)
+        left = f"{name:{widths['name']}}  {parameters:>{widths['parameters']}}"
+        return "  ".join([left, *(f"{text:{widths[key]}}" for key, text in zip(facts[2:], rest, strict=True))]).rstrip()
+
+    console = _console()
+    console.print(line({key: key for key in facts}), style="bold", soft_wrap=True)
+    for row, cell in zip(rows, cells, strict=True):
+        console.print(line(cell), highlight=False, markup=False, soft_wrap=True)
+        console.print(Padding(Text(row["description"], style="dim"), (0, 0, 0, widths["name"] + 2)))
 
 
 @command(list_app, "tasks")
 def list_tasks(as_json: JsonOption = False, debug: DebugOption = False) -> None:
     """Tasks: ours and installed plug-ins; a recipe can also name a .py file."""
-    _components("tasks", as_json)
+    from spt.components import listing
+
+    rows = [{key: getattr(row, key) for key in ("name", "description", "source")} for row in listing("tasks")]
+    _listing(rows, ("name", "description"), as_json)
 
 
 @command(app)
@@ -591,6 +630,9 @@ def bench_model(
     width: Annotated[int | None, typer.Option("--width", min=1, help="Short for d_model=…")] = None,
     precision: Annotated[str, typer.Option("--precision", help="fp32, bf16, or both: fp32,bf16.")] = "fp32",
     backend: Annotated[str, typer.Option("--backend", help="Of kernels: torch, keops, or both.")] = "torch",
+    attention: Annotated[
+        str, typer.Option("--attention", help="Some of auto, sdpa (PyTorch's), flash (flash-attn), math.")
+    ] = "auto",
     compile: Annotated[bool, typer.Option("--compile", help="Everything a second time under torch.compile.")] = False,
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Compute activations again: less memory, slower.")
@@ -612,6 +654,7 @@ def bench_model(
         width=width,
         precision=precision,
         backend=backend,
+        attention=attention,
         compile=compile,
         recompute=gradient_checkpointing,
         cpu=cpu,
@@ -695,6 +738,7 @@ def _runtime(resume: Literal["auto", "must", "never"], how: How, wait: bool = Fa
         recompute=how.gradient_checkpointing,
         compile=how.compile,
         backend=how.backend,
+        attention=how.attention,
         save_every=how.save_every,
         cpu=how.cpu,
         tracker=how.tracker,
@@ -790,12 +834,6 @@ def _summary(folder: Path, result: "Result") -> str:
     )
 
 
-def _components(kind: Literal["models", "tasks"], as_json: bool) -> None:
-    from spt.components import listing
-
-    _listing([row._asdict() for row in listing(kind)], ("name", "description"), as_json)
-
-
 def _listing(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         put(rows)
@@ -808,6 +846,10 @@ def _listing(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool
     for row in rows:
         table.add_row(*(str(row[column]) for column in columns))
     _console().print(table)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 if __name__ == "__main__":

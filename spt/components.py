@@ -14,7 +14,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from spt.errors import SptError, UsageError, brief, did_you_mean
 
@@ -32,6 +32,9 @@ class Listing(NamedTuple):
     name: str
     description: str  # the first line of the module's docstring
     source: str
+    parameters: int | None = None  # of a model's backbone with its default options, for 1,024 steps
+    cost: str | None = None  # operations of one of its blocks on one sequence, leading terms
+    paper: str | None = None
 
 
 def is_path(name: str) -> bool:
@@ -54,9 +57,9 @@ def listing(kind: Kind) -> list[Listing]:
     rows = []
     for path in sorted(_folder(kind).glob("*.py")):
         found = path.stat()
-        description = _describe(kind, path, found.st_mtime_ns, found.st_size)
-        if description is not None:
-            rows.append(Listing(path.stem, description, "spt"))
+        described = _describe(kind, path, found.st_mtime_ns, found.st_size)
+        if described is not None:
+            rows.append(described)
     rows += [Listing(e.name, f"plug-in {e.value}", e.dist.name if e.dist else e.value) for e in _plugins(kind)]
     return rows
 
@@ -71,16 +74,24 @@ def _plugins(kind: Kind) -> list["importlib.metadata.EntryPoint"]:
 
 
 @cache
-def _describe(kind: Kind, path: Path, changed: int, size: int) -> str | None:
-    """The first docstring line of a component's file; None for a file that is not one (base.py and the like).
+def _describe(kind: Kind, path: Path, changed: int, size: int) -> Listing | None:
+    """What a component's file says of itself; None for a file that is not one (base.py and the like).
 
-    Parsed once for each state of the file.
+    Parsed once for each state of the file. A model's PARAMETERS, COST and PAPER are plain values.
     """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     if not {"Config", CONTRACT[kind]} <= names:
         return None
-    return (ast.get_docstring(tree) or "").partition("\n")[0]
+    said = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    known: list[Any] = [said.get(name) for name in ("PARAMETERS", "COST", "PAPER")]
+    return Listing(path.stem, (ast.get_docstring(tree) or "").partition("\n")[0], "spt", *known)
 
 
 def _from_package(kind: Kind, name: str) -> ModuleType:

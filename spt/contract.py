@@ -14,14 +14,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from spt.components import Component
-from spt.errors import brief
-from spt.models.base import Backbone, Context
+from spt.errors import UsageError, brief
+from spt.models.base import Backbone, Context, Unsupported
 from spt.optim import groups
 from spt.recipe import Part, Train
 from spt.seeding import seeded
 from spt.stages import build_backbone
 
 LENGTHS = (1, 7, 63)
+PADDING = 9
 WIDTH = 16
 TOLERANCE = 1e-4
 
@@ -36,15 +37,21 @@ class Check(NamedTuple):
 
 
 def check(component: Component) -> list[Check]:
-    """Every promise, causal and two-sided."""
+    """Every promise, causal and two-sided; what a model says it cannot be or do is told, not asked for."""
     found: list[Check] = []
+    refused = 0
     for causal in (False, True):
+        way = "causal" if causal else "two-sided"
         try:
             tiny(component, causal)
         except Exception as error:
-            return [*found, Check("can be built", False, brief(error))]
+            if not (isinstance(error, UsageError) and isinstance(error.__cause__, Unsupported)):
+                return [*found, Check("can be built", False, brief(error))]
+            refused += 1
+            found.append(Check(f"can be built ({way})", refused < 2, f"it says not: {error.__cause__}"))
+            continue
         for promise in PROMISES:
-            name = f"{promise.__name__.replace('_', ' ')} ({'causal' if causal else 'two-sided'})"
+            name = f"{promise.__name__.replace('_', ' ')} ({way})"
             try:
                 problem = promise(component, causal)
                 found.append(Check(name, problem is None, problem or ""))
@@ -58,8 +65,18 @@ def tiny(component: Component, causal: bool, **options: Any) -> Backbone:
     given = {"d_model": WIDTH, "n_layers": 2, "causal": causal, **options}
     config = component.module.Config.model_validate_json(json.dumps(given))
     part = Part(name=component.name, **config.model_dump(mode="json"))
-    with seeded(0, "contract"):
-        return build_backbone(part, max(LENGTHS) + 9).eval()
+
+    def built(longest: int) -> Backbone:
+        with seeded(0, "contract"):
+            return build_backbone(part, longest).eval()
+
+    model = built(max(LENGTHS) + PADDING)
+    return model if model.multiple == 1 else built(whole(model, max(LENGTHS)) + whole(model, PADDING))
+
+
+def whole(model: Backbone, length: int) -> int:
+    """This length, or the next that the model takes."""
+    return -(-length // model.multiple) * model.multiple
 
 
 def sequence(batch: int, length: int, seed: int = 0) -> Tensor:
@@ -79,7 +96,7 @@ def difference(a: Tensor, b: Tensor) -> float:
 def keeps_the_shape(component: Component, causal: bool) -> str | None:
     model = tiny(component, causal)
     for length in LENGTHS:
-        x = sequence(2, length)
+        x = sequence(2, whole(model, length))
         y = model(x, full(x))
         if y.shape != x.shape or y.dtype != x.dtype:
             return f"{tuple(x.shape)} {x.dtype} became {tuple(y.shape)} {y.dtype}"
@@ -95,7 +112,7 @@ def is_the_same_every_time(component: Component, causal: bool) -> str | None:
     for (name, a), (_, b) in zip(one.named_parameters(), two.named_parameters(), strict=True):
         if not torch.equal(a, b):
             return f"{name} differs between two models built from one seed; draw weights from torch's generator"
-    x = sequence(2, 7)
+    x = sequence(2, whole(one, 7))
     if not torch.equal(one(x, full(x)), one(x, full(x))):
         return "two evaluations of the same input differ; dropout must be off in evaluation"
     return None
@@ -103,7 +120,8 @@ def is_the_same_every_time(component: Component, causal: bool) -> str | None:
 
 @torch.no_grad()
 def keeps_examples_apart(component: Component, causal: bool) -> str | None:
-    model, x = tiny(component, causal), sequence(3, 7)
+    model = tiny(component, causal)
+    x = sequence(3, whole(model, 7))
     alone = torch.cat([model(row[None], full(row[None])) for row in x])
     worst = difference(model(x, full(x)), alone)
     return f"an example's answer depends on its neighbours in the batch (by {worst:.1g})" if worst > TOLERANCE else None
@@ -112,10 +130,13 @@ def keeps_examples_apart(component: Component, causal: bool) -> str | None:
 @torch.no_grad()
 def never_sees_padding(component: Component, causal: bool) -> str | None:
     model = tiny(component, causal)
-    for length in LENGTHS:
+    if not model.padding:  # it says so, and a task that would pad is refused
+        return None
+    more = whole(model, PADDING)
+    for length in (whole(model, length) for length in LENGTHS):
         x = sequence(2, length)
-        padded = torch.cat([x, 100 * sequence(2, 9, seed=1)], dim=1)
-        valid = torch.arange(length + 9).expand(2, -1) < length
+        padded = torch.cat([x, 100 * sequence(2, more, seed=1)], dim=1)
+        valid = torch.arange(length + more).expand(2, -1) < length
         worst = difference(model(padded, Context(valid, padded=True))[:, :length], model(x, full(x)))
         if worst > TOLERANCE:
             return f"padding changes the answer at length {length} (by {worst:.1g})"
@@ -126,10 +147,11 @@ def never_sees_padding(component: Component, causal: bool) -> str | None:
 def never_looks_ahead(component: Component, causal: bool) -> str | None:
     if not causal:
         return None
-    model, x = tiny(component, causal), sequence(2, 63)
+    model = tiny(component, causal)
+    x = sequence(2, whole(model, 63))
     before = model(x, full(x))
     for step in (0, 30, 61):
-        changed = torch.cat([x[:, : step + 1], sequence(2, 62 - step, seed=1)], dim=1)
+        changed = torch.cat([x[:, : step + 1], sequence(2, x.shape[1] - step - 1, seed=1)], dim=1)
         worst = difference(model(changed, full(x))[:, : step + 1], before[:, : step + 1])
         if worst > TOLERANCE:
             return f"steps after {step} change the answer there (by {worst:.1g})"
@@ -139,7 +161,8 @@ def never_looks_ahead(component: Component, causal: bool) -> str | None:
 @torch.no_grad()
 def goes_step_by_step(component: Component, causal: bool) -> str | None:
     """A causal model that says it is recurrent gives, step by step, what it gives at once."""
-    model, x = tiny(component, causal), sequence(2, 63)
+    model = tiny(component, causal)
+    x = sequence(2, whole(model, 63))
     if not model.recurrent:
         return None
     state, answers = model.initial_state(len(x)), []
@@ -151,10 +174,12 @@ def goes_step_by_step(component: Component, causal: bool) -> str | None:
 
 
 def reaches_every_parameter(component: Component, causal: bool) -> str | None:
-    model, x = tiny(component, causal).train(), sequence(2, 7)
-    weight = sequence(2, 7, seed=2)  # a plain sum would vanish behind the last norm
+    model = tiny(component, causal).train()
+    length = whole(model, 7)
+    x, weight = sequence(2, length), sequence(2, length, seed=2)  # a plain sum would vanish behind the last norm
     (model(x, full(x)) * weight).sum().backward()
-    silent = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    silent = [name for name, p in trained if p.grad is None or not p.grad.abs().sum() > 0]
     unlike = [name for name, p in model.named_parameters() if not p.is_floating_point()]
     if unlike:
         return f"{', '.join(unlike)} is not real; keep real and imaginary parts in a trailing axis of size 2"
@@ -166,7 +191,8 @@ def reaches_every_parameter(component: Component, causal: bool) -> str | None:
 
 @torch.no_grad()
 def survives_bfloat16(component: Component, causal: bool) -> str | None:
-    model, x = tiny(component, causal), sequence(2, 63)
+    model = tiny(component, causal)
+    x = sequence(2, whole(model, 63))
     exact = model(x, full(x))
     with torch.autocast("cpu", torch.bfloat16):
         rounded = model(x, full(x))
@@ -180,7 +206,8 @@ def survives_bfloat16(component: Component, causal: bool) -> str | None:
 
 def states_its_operations(component: Component, causal: bool) -> str | None:
     """At least those that torch's counter sees: it misses FFTs and fused kernels, so a model may state more."""
-    model, length = tiny(component, causal), 63
+    model = tiny(component, causal)
+    length = whole(model, 63)
     stated = model.flops(length) + model.shared_flops(length)
     groups(model, Train(steps=1, batch_size=1, learning_rate=1.0))  # complains of rates for what is not there
     if not (math.isfinite(stated) and stated > 0):

@@ -12,7 +12,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from spt.components import find, is_path, listing
+from spt.components import Kind, find, is_path, listing
 from spt.errors import DataError, RecipeError, SptError, UsageError, brief, did_you_mean
 from spt.recipe import (
     Part,
@@ -35,11 +35,17 @@ Say = Callable[[str], None]
 
 def chosen_task(arguments: Iterable[str]) -> Part:
     """The task a command line means: `images dataset=mnist`, or `recipe.yaml task.fraction=0.3`."""
+    return chosen(arguments)[0]
+
+
+def chosen(arguments: Iterable[str]) -> tuple[Part, Part | None]:
+    """The same, and the recipe's model if it is one that reads weights."""
     names, overrides = split_arguments(arguments)
     if len(names) != 1:
         raise UsageError(f"one recipe or task is expected, not {', '.join(names) or 'none'} (spt list tasks)")
     name, changes = names[0], parse_overrides(overrides)
     recipes, tasks = packaged(), {row.name for row in listing("tasks")}
+    raw: dict[str, Any]
     if name in recipes or name.endswith((".yaml", ".yml")):
         strange = [key for key in changes if key.partition(".")[0] not in Recipe.model_fields]
         if strange:
@@ -48,32 +54,53 @@ def chosen_task(arguments: Iterable[str]) -> Part:
             )
         _, text, folder = read(name)
         whole = parse_yaml(text, name)
-        task, place = whole.get("task") if isinstance(whole, dict) else None, "task"
-        changes = {key: value for key, value in changes.items() if key.partition(".")[0] == "task"}
+        raw = {part: whole.get(part) for part in ("task", "model")} if isinstance(whole, dict) else {"task": None}
+        changes = {key: value for key, value in changes.items() if key.partition(".")[0] in raw}
+        place = "task"
     elif name in tasks or is_path(name) or ("." in name and not os.path.exists(name)):
-        task, place, folder = {"name": name}, "", Path.cwd()
+        raw = {"task": {"name": name}}
+        place, folder = "", Path.cwd()
         changes = {f"task.{key.removeprefix('task.')}": value for key, value in changes.items()}
     else:
         hint = did_you_mean(name, set(recipes) | tasks)
         raise UsageError(f"unknown recipe or task {name!r}{hint} (a recipe of yours ends in .yaml, a task in .py)")
-    raw = {"task": task}
     anchor_paths(raw, folder)
     apply(raw, changes)
     anchor_paths(raw, Path.cwd())
     if not (isinstance(raw["task"], dict) and isinstance(raw["task"].get("name"), str)):
         raise UsageError(f"{name} is not a recipe: it has no task with a name")
-    return _checked(name, raw["task"], place)
+    model = raw.get("model")
+    if isinstance(model, dict) and isinstance(model.get("name"), str):
+        reads = hasattr(find("models", model["name"]).module, "fetch")
+        return _checked("tasks", name, raw["task"], place), _checked("models", name, model, "model") if reads else None
+    return _checked("tasks", name, raw["task"], place), None
 
 
-def _checked(source: str, task: Mapping[str, Any], place: str) -> Part:
+def _checked(kind: Kind, source: str, part: Mapping[str, Any], place: str) -> Part:
     """The part with its options checked and completed."""
-    component = find("tasks", str(task["name"]))
-    options = {key: value for key, value in task.items() if key != "name"}
+    component = find(kind, str(part["name"]))
+    options = {key: value for key, value in part.items() if key != "name"}
     try:
         config = component.module.Config.model_validate_json(json.dumps(options, default=str))
     except ValidationError as error:
         raise RecipeError(source, complaints(component.module.Config, error, place)) from None
     return Part(name=component.name, **config.model_dump(mode="json"))
+
+
+def fetch_weights(part: Part, say: Say) -> None:
+    """Download what a model starts from, where that is missing."""
+    module = find("models", part.name).module
+    config = module.Config.model_validate_json(json.dumps(part.options))
+    try:
+        module.fetch(config, say)
+    except SptError:
+        raise
+    except (OSError, ValueError) as error:
+        raise DataError(f"model {part.name}: {error}") from error
+    except Exception as error:
+        if module.__name__.startswith("spt.models."):
+            raise
+        raise DataError(f"model {part.name}: fetch fails with {brief(error)}") from error
 
 
 def prepare(part: Part, hub: bool, say: Say) -> dict[str, Any]:

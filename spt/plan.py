@@ -68,8 +68,8 @@ class Job:
             "format": FORMAT,
             "stage": self.stage,
             "data": self.loaded.identities["data"],
-            "task": {"name": self.loaded.identities["task"], **_placeless(recipe.task)},
-            "model": {"name": self.loaded.identities["model"], **recipe.model.options},
+            "task": {"name": self.loaded.identities["task"], **placeless("tasks", recipe.task)},
+            "model": {"name": self.loaded.identities["model"], **placeless("models", recipe.model)},
             "encoder": recipe.encoder.model_dump(mode="json"),
             "objective": stage.objective.model_dump(mode="json"),
             "head": stage.head.model_dump(mode="json"),
@@ -86,10 +86,10 @@ class Job:
         return f"{self.stage}-{self.key()}"
 
 
-def _placeless(task: Part) -> dict[str, Any]:
-    """A task's options but for where its files lie: `data` stands for what is in them."""
-    paths = path_options("tasks", task.name)
-    return {key: value for key, value in task.options.items() if key not in paths}
+def placeless(kind: Literal["models", "tasks"], part: Part) -> dict[str, Any]:
+    """A component's options but for where its files lie: a task's `data`, a model's name, stand for what is in them."""
+    paths = path_options(kind, {"name": part.name, **part.options})
+    return {key: value for key, value in part.options.items() if key not in paths}
 
 
 class Cell(NamedTuple):

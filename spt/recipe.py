@@ -5,6 +5,7 @@ files. Every complaint about a recipe comes at once, each with its dotted place.
 loading a recipe does, because a component's own options are checked by the component.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -12,12 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from spt.errors import RecipeError, UsageError, brief, did_you_mean
+
+if TYPE_CHECKING:
+    from spt.components import Component
 
 MAX_BYTES = 1_000_000  # a recipe is a page of text
 BUDGETS = ("epochs", "steps", "examples", "flops")
@@ -369,8 +373,11 @@ def resolve(raw: Mapping[str, Any], source: str) -> tuple[Recipe, dict[str, str]
             except UsageError as error:
                 problems.append(f"{place}.name: {error}")
                 continue
-            identities[place] = component.identity
+            known = len(problems)
             completed[place] = _complete(component.module.Config, {**part, "name": component.name}, place, problems)
+            identities[place] = component.identity
+            if len(problems) == known:
+                identities[place] += _contents(component, completed[place])
     for place in ("pretrain", "finetune"):
         stage = completed.get(place)
         if isinstance(stage, dict):
@@ -444,6 +451,16 @@ def complaints(model: type[BaseModel], error: ValidationError, place: str = "") 
             message = f"{message[0].lower()}{message[1:]}, not {shown[:60]}"
         found.append(f"{dotted}: {message}" if dotted else message)
     return found
+
+
+def _contents(component: "Component", part: Mapping[str, Any]) -> str:
+    """What a component reads besides its own code, as a hash to go behind its name: a model's weights."""
+    identity = getattr(component.module, "identity", None)
+    if identity is None:
+        return ""
+    options = {key: value for key, value in part.items() if key != "name"}
+    found = identity(component.module.Config.model_validate_json(_to_json(options)))
+    return "@" + hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12] if found else ""
 
 
 def _complete_objective(stage: dict[str, Any], place: str, problems: list[str]) -> dict[str, Any]:
@@ -521,11 +538,14 @@ def apply(raw: dict[str, Any], changes: Mapping[str, Any]) -> list[str]:
 
 
 def _drop_options(place: str, node: dict[str, Any], name: Any, changes: Mapping[str, Any], path: str) -> list[str]:
-    """When a component is replaced, keep only the options that all of its kind share."""
-    from spt.models.base import BackboneConfig
+    """When a component is replaced, keep only the options that all of its kind share (a block's feed-forward layer is
+    part of what a model is)."""
+    from spt.models.base import FEED_FORWARD, BackboneConfig
     from spt.tasks.base import TaskConfig
 
-    shared = {"model": set(BackboneConfig.model_fields), "task": set(TaskConfig.model_fields)}.get(place, set())
+    shared = {"model": BackboneConfig.model_fields.keys() - FEED_FORWARD, "task": set(TaskConfig.model_fields)}.get(
+        place, set()
+    )
     dropped = [key for key in node if key not in shared | {"name"} and f"{path}.{key}" not in changes]
     for key in dropped:
         del node[key]
@@ -542,20 +562,28 @@ def anchor_paths(raw: dict[str, Any], folder: Path) -> None:
         if isinstance(part, dict) and isinstance(part.get("name"), str):
             if is_path(part["name"]):
                 part["name"] = str(folder / os.path.expanduser(part["name"]))
-            texts = {key for key, value in part.items() if key != "name" and value and isinstance(value, str)}
-            for key in texts & path_options(kind, part["name"]) if texts else ():
+            for key in path_options(kind, part):
                 part[key] = str(folder / os.path.expanduser(part[key]))
 
 
-def path_options(kind: Literal["models", "tasks"], name: str) -> set[str]:
-    """The options of a component that its Config declares as a Path; none of one that cannot be had."""
+def path_options(kind: Literal["models", "tasks"], part: Mapping[str, Any]) -> set[str]:
+    """The options of a component that name a place: those that its Config declares as a Path, or as a Path or a str
+    and that begin like a path; none of a component that cannot be had."""
     from spt.components import find
 
+    texts = {key: value for key, value in part.items() if key != "name" and value and isinstance(value, str)}
+    if not texts:
+        return set()
     try:
-        config = find(kind, name).module.Config
+        fields = find(kind, part["name"]).module.Config.model_fields
     except UsageError:
         return set()  # told, with all other complaints, when the recipe is resolved
-    return {key for key, field in config.model_fields.items() if field.annotation in (Path, Path | None)}
+    kinds = {key: {fields[key].annotation, *get_args(fields[key].annotation)} for key in texts.keys() & fields.keys()}
+    return {
+        key
+        for key, types in kinds.items()
+        if Path in types and (str not in types or texts[key].startswith((".", "~", os.sep)))
+    }
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -19,11 +19,11 @@ from spt.components import find
 from spt.errors import CheckpointError, DataError, DivergedError, OutputError, SptError, Stopped, UsageError, brief
 from spt.evaluate import Predictions, evaluate
 from spt.losses import LOWER_IS_BETTER, default_metric
-from spt.models.base import Backbone, randomise
+from spt.models.base import Backbone, Unsupported, randomise
 from spt.network import Encoder, Head, SequenceModel, headed
 from spt.objectives import OBJECTIVES, Objective, Output, evaluation_draw
 from spt.optim import groups
-from spt.plan import Job, Weights, digest
+from spt.plan import Job, Weights, digest, placeless
 from spt.recipe import Part
 from spt.run import Ledger, Result, Run, State, writing
 from spt.runtime import Runtime, command_line, environment, lost
@@ -77,9 +77,27 @@ def bind(job: Job) -> Bound:
             raise
         raise UsageError(f"the network is too large to build here: {brief(error)}") from error
     bound = Bound(job, data, objective, output, SequenceModel(encoder, backbone, head))
+    _check_abilities(bound)
     _check_costs(bound)
     _check_scored(bound)
     return bound
+
+
+def _check_abilities(bound: Bound) -> None:
+    """The model can take sequences of this task's lengths, as it says itself."""
+    backbone, name = bound.model.backbone, bound.job.loaded.recipe.model.name
+    lengths = np.unique(np.concatenate([np.unique(split.lengths) for split in bound.data.splits.values()]))
+    odd = lengths[lengths % backbone.multiple != 0]
+    if odd.size:
+        raise UsageError(
+            f"model {name} takes sequences whose length is a multiple of {backbone.multiple}, but this task has some "
+            f"of {odd[0]:,} steps; choose another model, or cut the sequences to such a length"
+        )
+    if not backbone.padding and lengths.size > 1:
+        raise UsageError(
+            f"model {name} cannot leave padding out of account, but this task's sequences have {lengths[0]:,} to "
+            f"{lengths[-1]:,} steps; choose another model, or sequences of one length"
+        )
 
 
 def _check_scored(bound: Bound) -> None:
@@ -155,6 +173,8 @@ def build_backbone(part: Part, length: int) -> Backbone:
         backbone = component.module.build(config)
     except SptError:
         raise
+    except Unsupported as error:
+        raise UsageError(f"model {part.name}: {error}") from error
     except (Exception, SystemExit) as error:
         if component.module.__name__.startswith("spt.models."):
             if isinstance(error, ValueError):  # options that contradict each other only once the layers are known
@@ -178,7 +198,7 @@ def ensure(job: Job, root: Path, runtime: Runtime, say: Say = lambda text: None,
     fresh = runtime.settings.resume == "never"
     if not fresh and (result := runtime.once(lambda: _finished(run, say))) is not None:
         return result
-    runtime.check_tracker()
+    runtime.check_libraries()
     # Before the parent is trained: a mistake in the second stage is found at once.
     bound = runtime.alike(lambda: bind(job))
     parent = _parent(job, root, runtime, say, label)
@@ -308,7 +328,7 @@ def _work(bound: Bound, run: Run, parent: Parent | None, runtime: Runtime, say: 
 
 def _architecture(job: Job) -> dict[str, Any]:
     """What the weights' meaning depends on: the model's options, and the content of a user's file."""
-    return {**job.loaded.recipe.model.options, "name": job.loaded.identities["model"]}
+    return {**placeless("models", job.loaded.recipe.model), "name": job.loaded.identities["model"]}
 
 
 def _finish(

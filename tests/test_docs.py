@@ -24,7 +24,7 @@ def test_extending_works_as_written(tmp_path):
         if file:
             (tmp_path / file).write_text(text)
     listed = commands("docs/extending.md")
-    assert len(listed) == 4 and all(command[0] == "spt" for command in listed)
+    assert len(listed) == 5 and all(command[0] == "spt" for command in listed)
     for command in listed:
         done = spt(*command[1:], cwd=tmp_path)
         assert done.returncode == 0, (command, done.stdout, done.stderr)

@@ -487,7 +487,7 @@ def test_masks_are_drawn_anew_each_epoch_and_fixed_in_validation(tmp_path, monke
 
 def test_precision_reaches_the_matrix_products(tmp_path, monkeypatch):
     """bf16 in training and evaluation: products in bfloat16, the residual stream and the answers in float32."""
-    from spt.models.transformer import FeedForward
+    from spt.models.feedforward import FeedForward
 
     seen = []
     real = FeedForward.forward
