@@ -124,6 +124,8 @@ class Backbone(nn.Module):
         decay_all: bool = False,
     ) -> None:
         super().__init__()
+        if config.feed_forward != "none" and type(self).forward is not Backbone.forward:
+            raise Unsupported("feed_forward is a part of residual stacks, which this model is not; leave it out")
         self.causal, self.prenorm = config.causal, config.prenorm
         self.mask_padding = mask_padding
         self.positions = positions

@@ -391,9 +391,10 @@ class GatedAttention(Mixer):
         self.hidden_dropout = Dropout(config.hidden_dropout, config.tie_dropout)
         self.ema = EMA(config)
         self.value, self.base, self.out = nn.Linear(D, E), nn.Linear(D, sum(self.widths)), nn.Linear(E, D)
-        _start(self)
+        for linear in (self.value, self.base, self.out):
+            _start(linear)
         self.gamma, self.beta = nn.Parameter(STD * torch.randn(2, Z)), nn.Parameter(torch.zeros(2, Z))
-        longest = config.chunk or config.max_length
+        longest = min(config.chunk or config.max_length, config.max_length)
         self.bias = SimpleBias(longest) if config.relative_bias == "simple" else RotaryBias(Z)
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
@@ -491,12 +492,12 @@ _MAPS = {"value": "v_proj", "base": "mx_proj", "out": "h_proj"}
 
 @torch.no_grad()
 def _start(module: nn.Module) -> None:
-    """Linear maps as the published code starts them."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear):
-            part.weight.normal_(0.0, STD)
-            if part.bias is not None:
-                part.bias.zero_()
+    """Maps as the published code starts them; experts' are stacked."""
+    for parameter in module.parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0.0, STD)
+        else:
+            parameter.zero_()
 
 
 class Mega(Backbone):

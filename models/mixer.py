@@ -52,6 +52,8 @@ class Mixer(nn.Module):
     ) -> Float[Tensor, "B L D"]:
         """The stream behind this sub-layer: x is the stream before it, h what it is handed of it."""
         y = self(h, context)
+        if not isinstance(y, Tensor):
+            raise TypeError(f"{type(self).__name__} answered with a {type(y).__name__}, not a tensor")
         if y.shape != x.shape:
             raise ValueError(f"{type(self).__name__} answered {tuple(y.shape)} to {tuple(x.shape)}")
         return x + dropout(y)

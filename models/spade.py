@@ -178,7 +178,10 @@ class Augmented(Mixer):
 
 
 def build(config: Config) -> Backbone:
-    positions = RelativeBias(config.n_heads, config.window, config.causal)
+    assert config.max_length is not None, "filled in from the task"
+    window = min(config.window, config.max_length)  # of a longer one nothing else would be seen
+    config = config.model_copy(update={"window": window})
+    positions = RelativeBias(config.n_heads, window, config.causal)
     first = chain([True], repeat(False))
 
     def block() -> list[Mixer]:

@@ -92,6 +92,8 @@ class Config(BackboneConfig):
             raise ValueError(f"positions names one kind twice; choose among {', '.join(get_args(Position))}")
         if self.window is None:
             self._without("a window; add window", "look_back", "look_ahead", "exact_window")
+        if "learned" not in self.positions:
+            self._without("learned positions; add learned to positions", "position_std")
         if not rotary:
             self._without("rotary positions; add rotary to positions", "rotary_pairs", "rotary_base", "xpos")
         if self.causal and self.look_ahead:
@@ -119,8 +121,14 @@ def build(config: Config) -> Backbone:
     length, absolute = config.max_length, tuple(kind for kind in config.positions if kind != "rotary")
     if config.xpos is not None and length / 2 / config.xpos * math.log(3.5) > 80:
         raise Unsupported(f"xpos {config.xpos:g} leaves float32's range within {length:,} steps; raise it")
-    back, ahead = config.look_back, int(not config.causal) if config.look_ahead is None else config.look_ahead
-    band = (back * config.window, ahead * config.window) if config.window and config.exact_window else None
+    window, back = config.window, config.look_back
+    ahead = int(not config.causal) if config.look_ahead is None else config.look_ahead
+    band = None
+    if window is not None:
+        if config.exact_window:
+            band = (min(back * window, length), min(ahead * window, length))
+        window = min(window, length)  # what lies beyond the longest sequence only costs
+        back, ahead = (min(side, -(-length // window)) for side in (back, ahead))
 
     def block() -> Sequence[Mixer]:
         attention = Attention(
@@ -132,7 +140,7 @@ def build(config: Config) -> Backbone:
             dropout=config.attention_dropout,
             tied=config.tied_projections,
             mask_padding=config.mask_padding,
-            window=config.window,
+            window=window,
             back=back,
             ahead=ahead,
             band=band,

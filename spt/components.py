@@ -100,7 +100,10 @@ def _from_package(kind: Kind, name: str) -> ModuleType:
         return importlib.import_module(f"spt.{kind}.{name}")
     plugins = {e.name: e for e in _plugins(kind)}
     if name in plugins:
-        loaded = plugins[name].load()
+        try:
+            loaded = plugins[name].load()
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"the plug-in {plugins[name].value} fails when imported: {brief(error)}") from error
         if isinstance(loaded, ModuleType):
             return loaded
         raise UsageError(f"the plug-in {plugins[name].value} is not a module; its entry point must name a module")
@@ -110,6 +113,12 @@ def _from_package(kind: Kind, name: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not name.startswith(error.name):
                 raise UsageError(f"{name} cannot be imported: {error}") from error
+            if error.name != name.split(".")[0]:
+                raise UsageError(f"there is no module {error.name}, though {name.split('.')[0]} exists") from error
+        except SptError:
+            raise
+        except (Exception, SystemExit) as error:  # as with a file: its author's to see
+            raise UsageError(f"{name} fails when imported: {brief(error)}") from error
     what = kind.removesuffix("s")
     hint = did_you_mean(name, known | set(plugins))
     raise UsageError(f"unknown {what} {name!r}{hint or f' (spt list {kind} shows them; a file of yours ends in .py)'}")
@@ -137,11 +146,11 @@ def _import_file(path: Path, digest: str) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:  # whatever the file raises is its author's to see, in one sentence
         del sys.modules[name]
-        raise UsageError(f"{path}{_line_in(path, error)} fails when imported: {brief(error)}") from error
+        raise UsageError(f"{path}{line_in(path, error)} fails when imported: {brief(error)}") from error
     return module
 
 
-def _line_in(path: Path, error: BaseException) -> str:
+def line_in(path: Path, error: BaseException) -> str:
     """`:12` for the innermost line of this file that the error passed through."""
     if isinstance(error, SyntaxError):
         return f":{error.lineno}"

@@ -219,9 +219,11 @@ def states_its_operations(component: Component, causal: bool) -> str | None:
 @torch.no_grad()
 def counted_flops(model: Backbone, length: int) -> float:
     """Forward operations on one sequence as torch counts them, attention written out."""
-    x = sequence(1, length)
+    x, training = sequence(1, length), model.training
+    model.train()  # the operations of a training step are what a run counts
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(x, full(x))
+    model.train(training)
     return float(counter.get_total_flops())
 
 

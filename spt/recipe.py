@@ -459,8 +459,14 @@ def _contents(component: "Component", part: Mapping[str, Any]) -> str:
     if identity is None:
         return ""
     options = {key: value for key, value in part.items() if key != "name"}
-    found = identity(component.module.Config.model_validate_json(_to_json(options)))
-    return "@" + hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12] if found else ""
+    config = component.module.Config.model_validate_json(_to_json(options))
+    try:
+        found = identity(config)
+        return "@" + hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12] if found else ""
+    except Exception as error:
+        if component.module.__name__.startswith("spt.models."):
+            raise
+        raise UsageError(f"model {component.name}: identity fails with {brief(error)}") from error
 
 
 def _complete_objective(stage: dict[str, Any], place: str, problems: list[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 from spt import __version__
 from spt.batch import collate, pieces
 from spt.checkpoint import About, Match, about, clean, publish, spec, transplant
-from spt.components import find
+from spt.components import find, line_in
 from spt.errors import CheckpointError, DataError, DivergedError, OutputError, SptError, Stopped, UsageError, brief
 from spt.evaluate import Predictions, evaluate
 from spt.losses import LOWER_IS_BETTER, default_metric
@@ -183,6 +183,16 @@ def build_backbone(part: Part, length: int) -> Backbone:
         raise UsageError(f"model {part.name}: build fails with {brief(error)}") from error
     if not isinstance(backbone, Backbone):
         raise UsageError(f"model {part.name}: build returned {type(backbone).__name__}, not a Backbone")
+    if not isinstance(backbone.multiple, int) or backbone.multiple < 1:
+        raise UsageError(f"model {part.name}: its multiple is {backbone.multiple!r}, not a number of steps")
+    names: dict[int, str] = {}
+    for name, parameter in backbone.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(parameter), name)
+        if first != name:
+            raise UsageError(
+                f"model {part.name}: {first} and {name} are one parameter under two names, which no checkpoint can "
+                "hold; register a shared module once and hand it to the others in a tuple, where torch does not see it"
+            )
     return backbone
 
 
@@ -320,10 +330,22 @@ def _work(bound: Bound, run: Run, parent: Parent | None, runtime: Runtime, say: 
             arguments = (model, bound.objective, bound.output, data, job.train, job.seed, run, runtime, what, say)
             fitted = fit(*arguments, f"{label} {job.stage}")
             result = _finish(bound, run, parent, fitted, records, repeated, described, runtime)
-    except BaseException as error:
+    except BaseException as raised:
+        error = _named(job, raised)
         _record_failure(run, error, runtime.rank)
-        raise
+        if error is raised:
+            raise
+        raise error from raised
     return result
+
+
+def _named(job: Job, error: BaseException) -> BaseException:
+    """What a user's own model raised on a batch, in words; all else as it is."""
+    component = find("models", job.loaded.recipe.model.name)
+    if isinstance(error, SptError) or not isinstance(error, Exception) or component.module.__name__.startswith("spt."):
+        return error
+    line = line_in(Path(str(component.module.__file__)), error)
+    return UsageError(f"model {component.name}{line} fails on a batch: {brief(error)}") if line else error
 
 
 def _architecture(job: Job) -> dict[str, Any]:

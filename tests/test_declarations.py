@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 from tiny import MODEL, ROOT, loaded, model_file, own_task, recipe_file, spt
@@ -89,6 +90,10 @@ def test_a_model_that_takes_multiples(tmp_path):
     bind(Job(loaded(tmp_path, model=one), "finetune", 0))
 
 
+SHARED = "one = Map(config.d_model)\n    return Backbone(config.model_copy(update={'n_layers': 2}), lambda: [one])"
+IDENTITY = "def identity(config):\n    return {}['nothing']\n\ndef build(config)"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
@@ -108,6 +113,9 @@ def test_a_model_that_takes_multiples(tmp_path):
         ("def forward(self, x, context)", "def forward(self, x)", "takes 2 positional arguments but 3 were given"),
         ("        super().__init__()\n", "", "before Module.__init__() call"),
         ("return FORWARD", "return x[..., :1]", "Map answered (8, 64, 1) to (8, 64, 16)"),
+        ("return FORWARD", "return x, None", "Map answered with a tuple, not a tensor"),
+        ("return Backbone(config, lambda: [Map(config.d_model)])", SHARED, "are one parameter under two names"),
+        ("def build(config)", IDENTITY, "identity fails with KeyError"),
     ],
 )
 def test_what_a_file_lacks_is_named(tmp_path, old, new, complaint):
@@ -174,3 +182,50 @@ def test_a_model_that_starts_from_files(tmp_path):
     assert load(str(here), ["model.start=somebody/model"]).recipe.model.options["start"] == "somebody/model"
     none = spt("data", "prepare", recipe_file(tmp_path, model=one), cwd=tmp_path)
     assert none.returncode == 3 and "nothing to fetch from" in none.stderr and "Traceback" not in none.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("raise ValueError('boom')", "fails when imported: ValueError: boom"),
+        ("def (", "fails when imported: SyntaxError"),
+        (None, "there is no module mine_too.linear, though mine_too exists"),
+    ],
+)
+def test_a_package_that_cannot_be_imported(tmp_path, source, words):
+    package = tmp_path / "mine_too"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    if source is not None:
+        (package / "linear.py").write_text(source)
+    done = spt(
+        "doctor", "--model", "mine_too.linear", cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    )
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_model_that_fails_in_training_is_named(tmp_path):
+    """With its line, not as a mistake of spt's."""
+    failing = "x if len(x) != 8 or not self.training else [][1]"
+    model_file(tmp_path, forward=failing)
+    recipe = recipe_file(tmp_path, model={"name": "./mine.py", "d_model": 16})
+    done = spt("pretrain", recipe, "--cpu", cwd=tmp_path)
+    assert done.returncode == 2 and "fails on a batch: IndexError" in done.stderr, done.stderr
+    assert re.search(r"mine\.py:\d+ ", done.stderr) and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("multiple", ["0", "7.5", "'x'"])
+def test_a_multiple_that_is_none(tmp_path, multiple):
+    declaring(tmp_path, f"backbone.multiple = {multiple}")
+    with pytest.raises(UsageError, match=f"its multiple is {multiple}, not a number of steps"):
+        bind(Job(loaded(tmp_path, model={"name": "./mine.py", "d_model": 16}), "finetune", 0))
+
+
+def test_a_feed_forward_layer_where_there_is_no_stack(tmp_path):
+    path = tmp_path / "own.py"
+    text = MODEL.replace("FORWARD", "x").replace("EXTRA", "").partition("def build")[0]
+    own = "class Own(Backbone):\n    def forward(self, x, context):\n        return x\n"
+    path.write_text(f"{text}{own}\ndef build(config):\n    return Own(config, lambda: [])\n")
+    one = {"name": "./own.py", "d_model": 16, "feed_forward": "switch"}
+    with pytest.raises(UsageError, match="feed_forward is a part of residual stacks, which this model is not"):
+        bind(Job(loaded(tmp_path, model=one), "finetune", 0))

@@ -24,6 +24,35 @@ def test_contract(name, promise, causal):
     assert promise(find("models", name), causal) is None
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_computing_again_changes_nothing(name):
+    """Gradient checkpointing, where nothing else holds a kernel."""
+    one, two = (tiny(find("models", name), causal=True).train() for _ in range(2))
+    two.recompute = True
+    x, weight = contract.sequence(2, 9), contract.sequence(2, 9, seed=1)
+    for model in (one, two):
+        (model(x, contract.full(x)) * weight).sum().backward()
+    for (key, a), (_, b) in zip(one.named_parameters(), two.named_parameters(), strict=True):
+        if a.requires_grad:
+            torch.testing.assert_close(a.grad, b.grad, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize(
+    ("name", "reach", "more"),
+    [
+        ("transformer", "window", {"exact_window": True}),
+        ("transformer", "window", {"shared_qk": True, "look_back": 10**9}),
+        ("spade", "window", {}),
+        ("mega", "chunk", {}),
+    ],
+)
+def test_a_reach_beyond_the_longest_sequence_costs_nothing(name, reach, more):
+    far, near = (tiny(find("models", name), causal=False, **{reach: size}, **more) for size in (10**12, 72))
+    assert sum(p.numel() for p in far.parameters()) == sum(p.numel() for p in near.parameters())
+    x = contract.sequence(2, 63)
+    torch.testing.assert_close(far(x, contract.full(x)), near(x, contract.full(x)))
+
+
 def test_every_model_is_described():
     assert MODELS
     assert all(row.description for row in listing("models"))
@@ -86,7 +115,8 @@ def test_flops_by_hand():
 )
 def test_positions_break_the_symmetry_of_order(positions):
     """Without positions attention cannot tell an order from its reverse; with any of them it can."""
-    model = tiny(find("models", "transformer"), causal=False, positions=positions, position_std=1.0)
+    std = {"position_std": 1.0} if "learned" in positions else {}
+    model = tiny(find("models", "transformer"), causal=False, positions=positions, **std)
     x = contract.sequence(1, 7)
     forwards, backwards = model(x, contract.full(x)), model(x.flip(1), contract.full(x)).flip(1)
     assert torch.allclose(forwards, backwards, atol=1e-4) == (positions == [])

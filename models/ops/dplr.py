@@ -188,7 +188,7 @@ class _Krylov(torch.autograd.Function):
         F, g, r, B, C = ctx.saved_tensors
         plan: _Plan = ctx.plan
         grad = grad.unflatten(-1, (plan.blocks, plan.block))
-        grads = [torch.empty_like(x) for x in ctx.saved_tensors]
+        grads = [torch.empty_like(x) for x in (F, g, r, B, C)]
         for part in _parts(C, plan):
             tables = _Tables(F[part], g[part], r[part], B[part], C[:, part], plan, ctx.dtype)
             for whole, found in zip(grads, tables.backward(grad[:, part]), strict=True):
