@@ -224,10 +224,6 @@ class HuggingFace(Backbone):
         self._hashing = [m for m in self.model.modules() if hasattr(m, "hash_seed")]
         self._keeping = [m for m in self.model.modules() if hasattr(m, "recurrent_states")]
         self._recomputing = False
-        if not config.causal:
-            for module in self.model.modules():
-                if getattr(module, "is_causal", False) is True:
-                    module.is_causal = False
         _mend(self.model, random=folder is None or not config.pretrained)
         _freeze(self.model)
         _share(self.model)
@@ -266,7 +262,7 @@ class HuggingFace(Backbone):
             x = F.pad(x, (0, 0, 0, more))
         if "use_cache" in self.accepts:
             given["use_cache"] = False
-        with self._steady(x), torch.autocast(x.device.type, enabled=False) if False else contextlib.nullcontext():
+        with self._steady(x), torch.autocast(x.device.type, enabled=False) if self.single else contextlib.nullcontext():
             y: Tensor = self.model(inputs_embeds=x, **given)[0]
         if y.shape[-1] == 2 * self.width:  # the two streams of a reversible stack
             y = y.unflatten(-1, (2, self.width)).mean(-2)

@@ -183,7 +183,7 @@ def build_backbone(part: Part, length: int) -> Backbone:
         raise UsageError(f"model {part.name}: build fails with {brief(error)}") from error
     if not isinstance(backbone, Backbone):
         raise UsageError(f"model {part.name}: build returned {type(backbone).__name__}, not a Backbone")
-    if not isinstance(backbone.multiple, int) or backbone.multiple < 1:
+    if type(backbone.multiple) is not int or backbone.multiple < 1:
         raise UsageError(f"model {part.name}: its multiple is {backbone.multiple!r}, not a number of steps")
     names: dict[int, str] = {}
     for name, parameter in backbone.named_parameters(remove_duplicate=False):

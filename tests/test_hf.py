@@ -165,6 +165,14 @@ def test_relative_attention(name):
         hf.build(config(architecture=name, causal=True, options=RELATIVE))
 
 
+@pytest.mark.parametrize(("name", "fixed"), [("bert", False), ("llama", False), ("longformer", False), ("fnet", True)])
+def test_padding_is_masked_where_that_works(name, fixed):
+    """Elsewhere every sequence has as many steps."""
+    model = built(name)
+    assert model.padding and model.fixed == fixed
+    assert model.whole(9) == (72 if fixed else model.grain * -(-9 // model.grain))
+
+
 def test_without_options_it_is_a_small_llama():
     model = hf.build(hf.Config(max_length=64))
     assert model.kind == "llama" and model.config.hidden_size == 128 and model.config.intermediate_size == 512
@@ -246,6 +254,12 @@ def test_hashing_is_drawn_anew_in_training_and_follows_the_seed():
     torch.manual_seed(0)
     first, second = answer(model, x_of()), answer(model, x_of())
     assert not torch.equal(first, second), "rotations, and dropout, of two passes are not the same"
+    evaluated = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            evaluated.append(answer(model.eval(), x_of()))
+    assert torch.equal(*evaluated), "in evaluation they do not follow from what was drawn before"
 
 
 def test_random_blocks_are_those_of_training():
