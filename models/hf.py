@@ -57,24 +57,20 @@ PARAMETERS = 1_049_728
 logging.set_verbosity_error()  # what it has to say stands in its errors; its warnings are answered here
 logging.disable_progress_bar()
 
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"  # where there are several files
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
-TOLERANCE = 1e-4  # relative: answers that differ by less are the same answer
-FEW = 24  # steps that a model is tried on
 HUB_NAME = re.compile(r"([\w.-]+/)?[\w.-]+")
-NEAR = 8  # and its windows, then
+TOLERANCE = 1e-4  # relative: answers that differ by less are the same answer
+ROUNDING = 1e-5  # a step whose answer changes by less does not see what was changed
+FEW = 24  # steps that a model is tried on
+NEAR = 8  # how far its windows reach then
 MOST = 1024  # steps at most, where a model's structure follows from the longest sequence
 
 NOT_OURS = "is no model of one sequence of embeddings; take one of text"
 
-OURS = {
-    "d_model",
-    "n_layers",
-    "causal",
-    "dropout",
-    "initialisation",
-    "max_length",
-}  # what all models' options mean here
+# Of the options of all models, those that mean something here.
+OURS = {"d_model", "n_layers", "causal", "dropout", "initialisation", "max_length"}
 
 Settings = dict[str, Any]
 
@@ -147,12 +143,11 @@ def fetch(config: Config, say: Callable[[str], None]) -> None:
     """
     if config.checkpoint is None or _is_folder(config.checkpoint) or not _missing(config):
         return
-    name, wanted = str(config.checkpoint), ["config.json"]
+    name, weights = str(config.checkpoint), [WEIGHTS, INDEX, "model-*-of-*.safetensors"]
     say(f"fetching {name} from the Hugging Face hub")
     try:
-        folder = snapshot_download(
-            name, revision=config.revision, allow_patterns=wanted + (["*.safetensors*"] if config.pretrained else [])
-        )
+        wanted = ["config.json", *(weights if config.pretrained else [])]
+        folder = snapshot_download(name, revision=config.revision, allow_patterns=wanted)
     except GatedRepoError:
         raise ValueError(f"{name} is gated: ask for access on its page, then log in with: hf auth login") from None
     except RevisionNotFoundError:
@@ -173,8 +168,11 @@ def identity(config: Config) -> dict[str, Any]:
         return {}
     if not _is_folder(config.checkpoint):
         return {"commit": folder.name}
-    files = ["config.json", *(path.name for path in sorted(folder.glob("*.safetensors*")) if config.pretrained)]
-    return {name: _hash(folder / name, *_state(folder / name)) for name in files}
+    try:
+        files = [folder / name for name in ("config.json", *(_weights(folder) if config.pretrained else []))]
+    except ValueError:  # told when it is built
+        return {}
+    return {path.name: _hash(path, *_state(path)) for path in files if path.is_file()}
 
 
 # -------------------------------------------------------------------------------------------------------- the backbone
@@ -203,12 +201,12 @@ class HuggingFace(Backbone):
         # No block of ours: the residual stack is theirs.
         super().__init__(config.model_copy(update={"initialisation": "structured", "last_norm": False}), lambda: [])
         assert config.max_length is not None, "filled in from the task"
-        self.key = config.model_dump_json(exclude={"dropout", "initialisation"})  # what its operations depend on
         folder = None if config.checkpoint is None else _checkpoint(config, _place(config))
         with _offline():
             self.model: Any
             self.model, self.missing = _made(config, folder)
         self.config = self.model.config
+        self.key = f"{config.model_dump_json()} {self.config.to_json_string()}"  # what it is but for its weights
         self.kind: str = self.config.model_type
         self.usual: str = self.config._attn_implementation  # sdpa where its class has that
         self.width = config.d_model
@@ -297,9 +295,8 @@ class HuggingFace(Backbone):
         """Gradient checkpointing by the model's own layers, where it has that."""
         self._recomputing = on
         if self.model.supports_gradient_checkpointing:
-            word = (
-                "activation" if hasattr(self.model, "activation_checkpointing_enable") else "gradient"
-            )  # its older name
+            # The same under two names; the older one warns where the newer one exists.
+            word = "activation" if hasattr(self.model, "activation_checkpointing_enable") else "gradient"
             switch = getattr(self.model, f"{word}_checkpointing_{'enable' if on else 'disable'}")
             switch(**({f"{word}_checkpointing_kwargs": {"use_reentrant": False}} if on else {}))
 
@@ -539,7 +536,7 @@ def _keys(made: Any) -> set[str]:
 
 def _dropouts(names: Iterable[str]) -> list[str]:
     """Settings that say how much is dropped within the model; not those of heads that it does not have here."""
-    heads = ("classifier", "summary", "pooler", "hidden_dropout_head")
+    heads = ("classifier", "summary", "pooler")
     return [name for name in names if re.search(r"dropout|pdrop$|layerdrop$", name) and not name.startswith(heads)]
 
 
@@ -609,17 +606,15 @@ def _missing(config: Config) -> list[str]:
     folder = _place(config)
     if folder is None or not (folder / "config.json").is_file():
         return ["config.json"]
-    return _lacks(folder) if config.pretrained else []
+    return [name for name in _weights(folder) if not (folder / name).is_file()] if config.pretrained else []
 
 
-def _lacks(folder: Path) -> list[str]:
-    if (folder / WEIGHTS[0]).is_file():
-        return []
-    if not (folder / WEIGHTS[1]).is_file():
-        return [WEIGHTS[0]]
-    parts = _stored(folder / WEIGHTS[1]).get("weight_map")
-    names = {str(name) for name in parts.values()} if isinstance(parts, dict) else {WEIGHTS[0]}
-    return sorted(name for name in names if not (folder / name).is_file())
+def _weights(folder: Path) -> list[str]:
+    """The files that hold the weights, whether they are there or not."""
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return [WEIGHTS]
+    parts = _stored(folder / INDEX).get("weight_map")
+    return sorted({str(name) for name in parts.values()}) if isinstance(parts, dict) else [WEIGHTS]
 
 
 def _checkpoint(config: Config, folder: Path | None) -> Path:
@@ -635,8 +630,8 @@ def _checkpoint(config: Config, folder: Path | None) -> Path:
         raise ValueError(f"the checkpoint {name} is an adapter; merge it into its model and save that")
     if not config.pretrained:
         return folder
-    lacking = _lacks(folder)
-    if lacking == [WEIGHTS[0]] and any(any(folder.glob(pattern)) for pattern in PICKLED):
+    lacking = [name for name in _weights(folder) if not (folder / name).is_file()]
+    if lacking == [WEIGHTS] and any(any(folder.glob(pattern)) for pattern in PICKLED):
         raise ValueError(
             f"the checkpoint {name} has its weights in a form that can hold programs, which is never opened; save "
             "them as safetensors"
@@ -645,12 +640,12 @@ def _checkpoint(config: Config, folder: Path | None) -> Path:
         raise ValueError(f"the checkpoint {name} lacks {lacking[0]}; get it with: spt data prepare RECIPE")
     if lacking:
         raise ValueError(f"the checkpoint {name} lacks {lacking[0]}; set pretrained: false for its sizes alone")
-    for path in sorted(folder.glob("*.safetensors")):
+    for name in _weights(folder):
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(folder / name, framework="pt") as file:
                 file.keys()
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path} cannot be read: {_brief(error)}") from error
+            raise ValueError(f"{folder / name} cannot be read: {_brief(error)}") from error
     return folder
 
 
@@ -787,22 +782,21 @@ def _drop(model: Any, names: Iterable[str]) -> Callable[[], None]:
 # -------------------------------------------------------------------------------------------------------- trying it out
 
 
-_FOUND: dict[str, Found] = {}  # of models without weights of their own, by their options: it follows from the structure
+_FOUND: dict[str, Found] = {}  # of models with random weights, by what they are
 
 
 def _found(backbone: HuggingFace, config: Config) -> Found:
-    options = config.model_dump_json()
-    if options not in _FOUND:
+    if backbone.key not in _FOUND:
         with _own_chance():
             try:
                 _check_positions(backbone, config)
                 found = _tried(_twin(backbone, config), config)
             except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:  # in their code, not ours
                 raise ValueError(f"{config.called} cannot be run by transformers here: {_brief(error)}") from error
-        if config.pretrained:
+        if config.pretrained:  # what half precision does to it may depend on its weights
             return found
-        _FOUND[options] = found
-    return _FOUND[options]
+        _FOUND[backbone.key] = found
+    return _FOUND[backbone.key]
 
 
 def _twin(backbone: HuggingFace, config: Config) -> HuggingFace:
@@ -871,9 +865,9 @@ def _check_direction(backbone: HuggingFace, config: Config, x: Tensor, other: Te
         earlier = _answers(backbone, torch.cat([other[:, :cut], x[:, cut:]], dim=1))
         ahead = max(ahead, _apart(later[:, :cut], before[:, :cut]))
         behind = max(behind, _apart(earlier[:, cut:], before[:, cut:]))
-    if behind <= 1e-5:
+    if behind <= ROUNDING:
         raise Unsupported(f"{name} lets no step see another one")
-    if config.causal and ahead > 1e-5:
+    if config.causal and ahead > ROUNDING:
         raise Unsupported(f"{name} looks ahead; set model.causal=false")
     if config.causal and "lsh" in getattr(backbone.config, "attn_layers", ()):  # few steps are all in one chunk
         raise Unsupported(
@@ -882,7 +876,7 @@ def _check_direction(backbone: HuggingFace, config: Config, x: Tensor, other: Te
     layers = {str(kind) for kind in getattr(backbone.config, "layer_types", None) or ()}
     if not config.causal and any(re.search("mamba|recurrent|conv|linear|hybrid", kind) for kind in layers):
         raise Unsupported(f"{name} has layers that only look back; set model.causal=true")
-    if not config.causal and ahead <= 1e-5:
+    if not config.causal and ahead <= ROUNDING:
         raise Unsupported(f"{name} only looks back; set model.causal=true")
 
 
@@ -1001,7 +995,7 @@ class Cost(NamedTuple):
         return self.a + self.b * whole + self.c * whole**2
 
 
-_COSTS: dict[str, Cost | None] = {}  # by a model's options
+_COSTS: dict[str, Cost | None] = {}  # by what a model is
 _COUNTS: dict[tuple[str, int], float] = {}  # where no such line fits, and for a few short lengths: by length too
 
 

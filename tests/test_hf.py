@@ -664,7 +664,8 @@ def test_fetching_asks_for_settings_and_safetensors_alone(tmp_path, cache, monke
     said: list[str] = []
     one = config(checkpoint="somebody/pythia", causal=True)
     hf.fetch(one, said.append)
-    assert asked == [("somebody/pythia", None, ["config.json", "*.safetensors*"])] and len(said) == 1
+    weights = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
+    assert asked == [("somebody/pythia", None, ["config.json", *weights])] and len(said) == 1
     hf.fetch(one, said.append)
     hf.fetch(config(checkpoint=str(folder), causal=True), said.append)
     hf.fetch(config(), said.append)
@@ -798,6 +799,7 @@ def test_what_is_found_when_it_is_built(options, words):
         (lambda folder: lessen(folder), {}, "the checkpoint lacks weights of this model, among them layers.1"),
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), {}, "is an adapter"),
         (lambda folder: index(folder), {}, "lacks model-00002-of-00002.safetensors"),
+        (lambda folder: index(folder, "{"), {}, "model.safetensors.index.json cannot be read"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_used(spoil, options, words, tmp_path):
@@ -806,6 +808,7 @@ def test_a_checkpoint_that_cannot_be_used(spoil, options, words, tmp_path):
     with pytest.raises(ValueError) as caught:
         from_folder(folder, **options)
     assert words in str(caught.value) and "\n" not in str(caught.value).partition("[type")[0].strip()
+    assert isinstance(hf.identity(config(**{"checkpoint": str(folder), "causal": True} | options)), dict)
 
 
 def edit(folder: Path, **changes: Any) -> None:
@@ -828,10 +831,10 @@ def lessen(folder: Path) -> None:
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def index(folder: Path) -> None:
+def index(folder: Path, text: str = "") -> None:
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    (folder / "model.safetensors.index.json").write_text(text or json.dumps({"weight_map": names}))
 
 
 def test_code_of_a_checkpoint_is_never_run(tmp_path):

@@ -246,10 +246,8 @@ def _lowered(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
-def _visible(
-    L: int, M: int, device: torch.device, causal: bool, valid: Tensor | None
-) -> Bool[Tensor, "#B 1 #L M"] | None:
-    """Who may look at whom; the last query meets the last key."""
+def _visible(L: int, M: int, device: torch.device, causal: bool, valid: Tensor | None) -> Tensor | None:
+    """Who may look at whom, (B, 1, L, M) or less where that broadcasts; the last query meets the last key."""
     keys = None if valid is None else valid[:, None, None]
     if not causal:
         return keys
