@@ -207,8 +207,11 @@ class Run:
             return None
         return status if isinstance(status, dict) else None
 
-    def finish(self, result: Result) -> None:
+    def finish(self, result: Result, clean: Callable[[], None] = lambda: None) -> None:
+        """The result, then what it makes superfluous, then the word that all is done: whoever is killed in between
+        leaves a run that the next to come cleans."""
         write_text(self.path / "result.json", result.model_dump_json(indent=2) + "\n")
+        clean()
         self.set_status("done")
 
 

@@ -243,8 +243,8 @@ def _finished(run: Run, say: Say) -> Result | None:
     if result is None:
         return None
     if (run.status() or {}).get("state") != "done":
-        run.set_status("done")
         clean(run)
+        run.set_status("done")  # last: until then the next to come cleans
     made_by = result.environment.get("spt")
     if made_by != __version__:
         say(f"{run.name} was made by spt {made_by}, this is {__version__}; --resume never makes it anew")
@@ -413,8 +413,7 @@ def _finish(
         if predictions is not None:
             _write_predictions(run, data, predictions)
         publish(run, fitted.position.best_step)
-        run.finish(result)
-        clean(run)
+        run.finish(result, partial(clean, run))
 
     runtime.once(write)
     return result

@@ -312,6 +312,7 @@ def test_a_row_builds_and_runs_on_the_real_data(name, tmp_path, data_dir, monkey
         return
     small = ["model.n_layers=1"]
     if "text" in name:
-        small += ["task.max_length=200"] + (["model.d_model=160"] if "pythia" not in name else [])
+        small += ["task.max_length=200", "model.d_model=160"]
+        small += ["model.n_ssm=1"] if "spade" in name else []
     result = run(spt_job(load(name, small, smoke=True)), tmp_path)
     assert result.smoke and result.test is not None
