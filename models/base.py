@@ -176,6 +176,19 @@ class Backbone(nn.Module):
         return list(self.mixers)
 
     @property
+    def timed(self) -> bool:
+        """Does it take account of the time between steps, where that varies (Context.steps)?"""
+        return any(mixer.timed for mixer in self._layers)
+
+    def rescale(self, rate: float) -> None:
+        """From now on steps lie `rate` times as far apart in time as those it was trained on: a signal sampled more
+        coarsely (S4 paper, section 3.1; S5 paper, section 6.2). Raises Unsupported where a sub-layer cannot."""
+        if self.positions is not None:
+            self.positions.rescale(rate)
+        for mixer in self._layers:
+            mixer.rescale(rate)
+
+    @property
     def recurrent(self) -> bool:
         """Can it go step by step? Then `step` after `step` gives what `forward` gives, in constant memory."""
         stepping = type(self).forward is Backbone.forward or type(self).step is not Backbone.step

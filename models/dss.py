@@ -77,7 +77,7 @@ class DSSKernel(ModesKernel):
         self.normalised = config.softmax_length or longest
         if config.version == "softmax":
             self.limit = min(self.normalised, self.limit or self.normalised)
-        self.recurrent = config.version != "softmax"
+        self.recurrent = self.continuous = config.version != "softmax"
         self.log_dt = nn.Parameter(torch.empty(H).uniform_(math.log(config.dt_min), math.log(config.dt_max)))
         imag = _frequencies(config.Lambda_init, N).to(self.log_dt.dtype)
         real = torch.full_like(imag, -0.5)
@@ -107,7 +107,7 @@ class DSSKernel(ModesKernel):
             log_imag = self.version == "exp-re-im"
             imag = self.Lambda_log_im.double().exp() if log_imag else self.Lambda_im.double()
             Lambda = torch.complex(-self.Lambda_log_neg_re.double().exp(), imag)
-        W, z = as_complex(self.W), self.log_dt.double().exp()[:, None] * Lambda
+        W, z = as_complex(self.W), self.rate * self.log_dt.double().exp()[:, None] * Lambda
         if self.version == "softmax":
             W = W * softmax_scale(Lambda, z, self.normalised)
         elif self.version != "exp-no-scale":

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
-from spt.models.base import BackboneConfig, Context, Mixer, Published, Rate
+from spt.models.base import BackboneConfig, Context, Mixer, Published, Rate, Unsupported
 from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.output import Gelu, Kind, Output
 
@@ -28,6 +28,8 @@ class Kernel(nn.Module):
     rates: Mapping[str, Rate] = {}  # by the parameter's name in this module
     recurrent: bool = False  # has it a `step`?
     limit: int | None = None  # the longest kernel it makes
+    continuous: bool = False  # is it that of a system in continuous time, whose step can be another?
+    rate: float = 1.0  # by how much it is
 
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
         """For sequences of `length` steps: M is the length, or the kernel's own limit where that is less."""
@@ -119,6 +121,11 @@ class LongConvolution(Mixer):
 
     def forward(self, x: Float[Tensor, "B L H"], context: Context) -> Float[Tensor, "B L H"]:
         return self.output(self.contextualise(x))
+
+    def rescale(self, rate: float) -> None:
+        if not self.kernel.continuous:
+            raise Unsupported(f"{type(self.kernel).__name__} has no step size that could be another")
+        self.kernel.rate = rate
 
     def contextualise(self, u: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
         """conv(u, kernel) + D u."""

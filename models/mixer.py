@@ -43,9 +43,14 @@ class Mixer(nn.Module):
     state_space: ClassVar[tuple[str, ...]] = ()  # beginnings of the names that initialisation random_ssm resets
     uncompiled: ClassVar[tuple[str, ...]] = ()  # methods that torch.compile has to leave as they are
     recurrent: bool = False  # has it a `step`?
+    timed: bool = False  # does it take account of the time between steps, where that varies?
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def rescale(self, rate: float) -> None:
+        """From now on steps lie `rate` times as far apart in time as those it was trained on. Raises Unsupported."""
+        raise Unsupported(f"{type(self).__name__} knows steps only by their number, not by the time between them")
 
     def join(
         self, x: Float[Tensor, "B L D"], h: Float[Tensor, "B L D"], context: Context, dropout: nn.Module
@@ -79,6 +84,9 @@ class PointwiseMixer(Mixer):
     """A sub-layer that treats every step alike, so that its recurrent form is itself."""
 
     recurrent = True
+
+    def rescale(self, rate: float) -> None:
+        pass  # it looks at one step only
 
     def initial_state(self, batch: int) -> None:
         return None

@@ -20,7 +20,7 @@ from jaxtyping import Complex, Complex128, Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Rate
+from spt.models.base import Backbone, Rate
 from spt.models.longconv import Kernel, LongConvolution
 from spt.models.ops.discretise import (
     Transform,
@@ -34,48 +34,32 @@ from spt.models.ops.discretise import (
 from spt.models.ops.hippo import DiagonalInit, diagonal
 from spt.models.ops.output import Kind
 from spt.models.ops.vandermonde import moments, softmax_vandermonde, vandermonde, vandermonde_flops
+from spt.models.s4kernel import PairedOptions
 
 PAPER = "Gu, Gupta, Goel, Ré 2022"
 COST = "L D (N + log L + D)"
 PARAMETERS = 265_472
 
 
-class Config(BackboneConfig):
-    d_state: int = Field(64, ge=2, description="state size N; N/2 modes are kept, one of each conjugate pair")
+class Config(PairedOptions):
     A_init: DiagonalInit = Field("legs", description="initial A: HiPPO's, or -1/2 with spaced frequencies, or real")
     disc: Literal["zoh", "bilinear", "dss"] = Field(
         "zoh", description="discretisation; dss: normalised as DSS-SOFTMAX over max_length, which has no recurrent form"
     )
     n_ssm: int | None = Field(None, ge=1, description="independent (A, B); divides d_model, which is the default")
     is_real: bool = Field(False, description="N real modes in place of N/2 complex ones; needs A_init: real")
-    dt_min: float = Field(1e-3, gt=0, description="steps are drawn from a log-uniform distribution, from here")
-    dt_max: float = Field(0.1, gt=0, description="to here")
     dt_transform: Transform = Field("exp", description="from the trained number to the step")
     dt_tie: bool = Field(True, description="one step per feature; false: one per mode")
     real_transform: Transform = Field("exp", description="from the trained number to -Re A")
     bandlimit: float | None = Field(
         None, gt=0, description="modes at or above this fraction of the Nyquist rate are cut"
     )
-    max_kernel_length: int | None = Field(None, ge=1, description="longest kernel, in steps; by default the sequence's")
     output: Kind = Field("glu", description="after the convolution and its GELU")
     early_dropout: bool = Field(False, description="dropout before the GELU too, as in the S4 repository")
     ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of dt, A and B; null: the recipe's")
-    slow_dt: bool = Field(True, description="false: the steps dt at the recipe's learning rate")
-    c_lr: float | None = Field(
-        None,
-        gt=0,
-        description="learning rate of C, which decays; null: the recipe's (the S4 repository, told one number, gives "
-        "it to C too)",
-    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
-        if self.d_state % 2:
-            raise ValueError(f"d_state {self.d_state} is odd, but modes come in conjugate pairs")
-        if self.n_ssm is not None and self.d_model % self.n_ssm:
-            raise ValueError(f"d_model {self.d_model} is not a multiple of n_ssm {self.n_ssm}")
-        if self.dt_min > self.dt_max:
-            raise ValueError(f"dt_min {self.dt_min} is larger than dt_max {self.dt_max}")
         if self.is_real and self.A_init != "real":
             raise ValueError(f"is_real keeps real modes, but A_init is {self.A_init}; set A_init: real")
         return self
@@ -101,7 +85,7 @@ class S4DKernel(Kernel):
         self.normalised = min(config.max_length, self.limit or config.max_length)
         if config.disc == "dss":
             self.limit = self.normalised
-        self.recurrent = config.disc != "dss"
+        self.recurrent = self.continuous = config.disc != "dss"
         H, K, S = config.d_model, 1 if config.causal else 2, config.n_ssm or config.d_model
         # A real model keeps N modes, so its initial A is that of twice the size.
         A, B = diagonal(config.A_init, config.d_state * (2 if config.is_real else 1), S)
@@ -135,6 +119,7 @@ class S4DKernel(Kernel):
 
     def forward(self, length: int, rate: float = 1.0) -> Float[Tensor, "K H M"]:
         """`rate`: as if the signal were sampled that many times more coarsely, dt times `rate` (S4, section 3.1)."""
+        rate *= self.rate
         limit = length if self.limit is None else round(self.limit / rate)
         length = min(length, limit)
         log_A, B, C = self._discrete(rate)
@@ -165,7 +150,7 @@ class S4DKernel(Kernel):
         return vandermonde_flops((K, H, M), min(length, self.limit or length), shared=False)
 
     def system(self) -> System:
-        log_A, B, C = self._discrete()
+        log_A, B, C = self._discrete(self.rate)
         kind = self.C.dtype.to_complex()
         return System(*(x.to(kind) for x in (log_A.exp(), B, C[0])))
 

@@ -28,14 +28,13 @@ from spt.models.ops.dplr import System, discretise, dplr_flops, dplr_kernel, dpl
 from spt.models.ops.hippo import nplr
 
 
-class S4Options(BackboneConfig):
+class PairedOptions(BackboneConfig):
+    """Of state spaces in continuous time whose modes come in conjugate pairs: S4 and S4D."""
+
     d_state: int = Field(64, ge=2, description="state size N; N/2 modes are kept, one of each conjugate pair")
-    n_ssm: int = Field(1, ge=1, description="independent (A, P, B); divides d_model")
     dt_min: float = Field(1e-3, gt=0, description="steps are drawn from a log-uniform distribution, from here")
     dt_max: float = Field(0.1, gt=0, description="to here")
-    dt_transform: Literal["exp", "softplus"] = Field("exp", description="from the trained number to the step")
     max_kernel_length: int | None = Field(None, ge=1, description="longest kernel, in steps; by default the sequence's")
-    ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of dt, A, P and B; null: the recipe's")
     slow_dt: bool = Field(True, description="false: the steps dt at the recipe's learning rate, without decay")
     c_lr: float | None = Field(
         None,
@@ -45,14 +44,21 @@ class S4Options(BackboneConfig):
     )
 
     @model_validator(mode="after")
-    def _consistent_state_space(self) -> "S4Options":
+    def _consistent_state_space(self) -> "PairedOptions":
+        copies = getattr(self, "n_ssm", None)  # None: one for every feature
         if self.d_state % 2:
             raise ValueError(f"d_state {self.d_state} is odd, but modes come in conjugate pairs")
-        if self.d_model % self.n_ssm:
-            raise ValueError(f"d_model {self.d_model} is not a multiple of n_ssm {self.n_ssm}")
+        if copies is not None and self.d_model % copies:
+            raise ValueError(f"d_model {self.d_model} is not a multiple of n_ssm {copies}")
         if self.dt_min > self.dt_max:
             raise ValueError(f"dt_min {self.dt_min} is larger than dt_max {self.dt_max}")
         return self
+
+
+class S4Options(PairedOptions):
+    n_ssm: int = Field(1, ge=1, description="independent (A, P, B); divides d_model")
+    dt_transform: Literal["exp", "softplus"] = Field("exp", description="from the trained number to the step")
+    ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of dt, A, P and B; null: the recipe's")
 
 
 class S4Kernel(Kernel):
@@ -62,6 +68,7 @@ class S4Kernel(Kernel):
     """
 
     recurrent = True
+    continuous = True
 
     def __init__(self, config: S4Options) -> None:
         super().__init__()
@@ -90,6 +97,7 @@ class S4Kernel(Kernel):
 
     def forward(self, length: int, rate: float = 1.0) -> Float[Tensor, "K H M"]:
         """`rate`: as if the signal were sampled that many times more coarsely, dt times `rate` (S4, section 3.1)."""
+        rate *= self.rate
         limit = length if self.limit is None else round(self.limit / rate)
         return dplr_kernel(*self._modes(self._own(), rate), min(length, limit), self.C.dtype)
 
@@ -99,7 +107,7 @@ class S4Kernel(Kernel):
 
     def system(self) -> System:
         kind = self.C.dtype.to_complex()
-        return System(*(x.to(kind) for x in discretise(*self._modes(self._own()))))
+        return System(*(x.to(kind) for x in discretise(*self._modes(self._own(), self.rate))))
 
     def initial_state(self, batch: int) -> Complex[Tensor, "B H M"]:
         _, H, M, _ = self.C.shape

@@ -14,7 +14,7 @@ from jaxtyping import Complex, Complex128, Float, Float64
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Context, Mixer, Published, Rate
+from spt.models.base import Backbone, BackboneConfig, Context, Mixer, Published, Rate, Unsupported
 from spt.models.ops import hippo
 from spt.models.ops.norms import NormKind
 from spt.models.ops.output import Kind, Output
@@ -139,6 +139,8 @@ class S5(Mixer):
         self.B, self.C = _parameter(torch.view_as_real(B)), _parameter(C)
         self.D = nn.Parameter(torch.randn(H))
         self.log_step = _parameter(log_step) if config.parameterisation == "continuous" else None
+        self.timed = self.log_step is not None
+        self.rate = 1.0  # steps' distance in time over that of training
         kind = OUTPUTS[config.activation]
         dropout = 0.0 if kind == "none" else config.dropout  # without a gate the stack's dropout is the only one
         self.output = Output(H, kind, gelu="tanh", dropout=dropout, tied=config.tie_dropout)
@@ -166,6 +168,11 @@ class S5(Mixer):
         """Continuous modes that would grow, drawn at random, decay at the same rate instead."""
         if self.log_step is not None:
             self.Lambda_re.copy_(-self.Lambda_re.abs())
+
+    def rescale(self, rate: float) -> None:
+        if self.log_step is None:
+            raise Unsupported("parameterisation discrete has no step size that could be another")
+        self.rate = rate
 
     def forward(self, x: Float[Tensor, "B L H"], context: Context) -> Float[Tensor, "B L H"]:
         return self.output(self.contextualise(x, None if context.steps is None else gaps_around(context)))
@@ -212,7 +219,7 @@ class S5(Mixer):
     @property
     def Delta(self) -> Float64[Tensor, " P"]:
         assert self.log_step is not None, "continuous time"
-        return self.config.step_rescale * torch.exp(self.log_step.double())
+        return self.rate * self.config.step_rescale * torch.exp(self.log_step.double())
 
     def system(self) -> System:
         """The discretised system, in double precision where powers of it are taken."""

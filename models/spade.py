@@ -34,7 +34,7 @@ BUCKETS, FURTHEST = 32, 128  # of relative positions, as in T5 and in SPADE's pu
 FROZEN = ("inv_dt", "A_real", "A_imag", "P", "B")
 
 PAPER = "Zuo et al. 2022"
-COST = "L D (N + log L + w + D)"
+COST = "L D (N + log L + c + D)"
 PARAMETERS = 841_664
 
 

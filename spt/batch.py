@@ -1,6 +1,7 @@
 """From a split to batches: which examples, in which order, padded to the longest of the batch.
 
-Letters: B sequences in a batch, L steps, C channels, K target values, n examples in a split.
+Letters: b examples in a batch, B sequences (of pairs 2 b, else b), L steps, C channels, K target values, n examples in
+a split.
 """
 
 from collections.abc import Iterator
@@ -14,29 +15,34 @@ from torch import Tensor
 
 from spt.models.base import Context
 from spt.seeding import order
-from spt.tasks.base import Classes, Reals, Split, Tokens, Values
+from spt.tasks.base import IGNORED, Classes, Reals, Split, Tokens, Values
 
 NOBODY = -1  # an index that stands for no example: evens out the processes' shares, and weighs nothing
 
 
 class Batch(NamedTuple):
-    """Some sequences of a split, on the right padded with zeros."""
+    """Some examples of a split, their sequences on the right padded with zeros. Of pairs, all first sequences come
+    first, then all second ones: B = 2 b."""
 
     x: Int[Tensor, "B L"] | Float[Tensor, "B L C"]  # tokens, or normalised values
     raw: Int[Tensor, "B L C"] | None  # the values before normalisation, when they are levels
     context: Context
-    y: Int[Tensor, " B"] | Float[Tensor, "B K"] | None  # None where labels were taken away
-    rows: Int[Tensor, " B"]  # row of the split: the address of chance; NOBODY counts for nothing
+    # Of every example, or of every step, IGNORED or NaN where none is scored; None where labels were taken away.
+    y: Int[Tensor, " b *L"] | Float[Tensor, "b *L K"] | None
+    rows: Int[Tensor, " b"]  # row of the split: the address of chance; NOBODY counts for nothing
 
     @property
-    def real(self) -> Bool[Tensor, " B"]:
+    def real(self) -> Bool[Tensor, " b"]:
         return self.rows != NOBODY
 
 
 def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, target: Classes | Reals) -> Batch:
     """These rows of a split as one batch; rows that are NOBODY repeat row 0."""
     rows = np.where(index == NOBODY, 0, index)
-    starts, lengths = split.starts[rows], split.lengths[rows]
+    starts, lengths, cuts = split.starts[rows], split.lengths[rows], split.cuts
+    if cuts is not None:
+        starts = np.concatenate([starts, starts + cuts[rows]])
+        lengths = np.concatenate([cuts[rows], lengths - cuts[rows]])
     longest = int(lengths.max())
     steps = np.arange(longest)
     valid = steps < lengths[:, None]  # (B, L)
@@ -59,9 +65,16 @@ def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, targ
     y = None
     if split.targets is not None:
         kind = np.int64 if isinstance(target, Classes) else np.float32
-        y = torch.from_numpy(np.ascontiguousarray(split.targets[rows], dtype=kind))
-    real = None if (index != NOBODY).all() else torch.from_numpy(index != NOBODY)
-    return Batch(x, raw, Context(mask, padded, real=real), y, torch.from_numpy(np.asarray(index, np.int64)))
+        found = np.array(split.targets[places if split.per_step else rows], dtype=kind, order="C")
+        if split.per_step and padded:
+            found[~valid] = IGNORED if isinstance(target, Classes) else np.nan
+        y = torch.from_numpy(found)
+    times = None
+    if split.steps is not None:
+        times = torch.from_numpy(np.where(valid, split.steps[places], np.float32(1)))
+    real = None if (index != NOBODY).all() else torch.from_numpy(np.tile(index != NOBODY, split.sequences))
+    context = Context(mask, padded, times, real)
+    return Batch(x, raw, context, y, torch.from_numpy(np.asarray(index, np.int64)))
 
 
 def steps_per_epoch(n: int, batch_size: int, drop_last: bool = False) -> int:

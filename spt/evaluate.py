@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spt.batch import NOBODY, by_length, collate, packed, pieces, share
 from spt.errors import BackendError
-from spt.losses import LOWER_IS_BETTER, answers, batch_means, default_metric, metrics, sums
+from spt.losses import LOWER_IS_BETTER, answers, batch_means, default_metric, metrics, sums, text_scores
 from spt.models.longconv import kernels_held
 from spt.objectives import Objective, Output
 from spt.recipe import Train
@@ -23,10 +23,11 @@ EVALUATION_POSITIONS = 1 << 15  # sequences times steps in memory at once when n
 
 
 class Predictions(NamedTuple):
-    """The answer to every example of a split, in the split's order."""
+    """The answer to every example of a split, in the split's order; where every step has one, how right they are."""
 
-    values: NDArray[Any]  # (n,) classes or (n, S) reals
+    values: NDArray[Any] | None  # (n,) classes or (n, S) reals; None: answers of steps, which are not kept
     margin: NDArray[np.float64] | None  # (n,) score of the best class minus that of the second
+    scores: dict[str, NDArray[np.float64]]  # (n,) of answers of steps: how many, and right ones or squared errors
 
 
 def evaluate(
@@ -70,14 +71,16 @@ def evaluate(
             done += len(part)
         return kept
 
-    positions, least = min(EVALUATION_POSITIONS, len(split) * int(split.lengths.max())), at_once
+    sequences, extents = split.sequences, split.extents
+    positions, least = min(EVALUATION_POSITIONS, len(split) * sequences * int(extents.max())), at_once
     while True:
         if train.evaluation == "batches":  # as published: whoever shares a batch shares its padding
             groups = pieces(everyone, train.batch_size)
         else:
-            groups = packed(by_length(everyone, split.lengths), split.lengths, positions * world, least * world)
+            order = by_length(everyone, extents)
+            groups = packed(order, sequences * extents, positions * world, least * world)
         failed = 0.0
-        held = contextlib.nullcontext() if runtime.shards else kernels_held(model, int(split.lengths.max()))
+        held = contextlib.nullcontext() if runtime.shards else kernels_held(model, int(extents.max()))
         try:
             with torch.no_grad(), held:
                 found = answer(groups)
@@ -106,16 +109,23 @@ def evaluate(
         scores = batch_means(output, whole, train.batch_size)
     else:
         scores = metrics(output, {name: tensor.sum(0) for name, tensor in whole.items()})
-    return scores, _predictions(output, logits) if predict else None
+    if output.text:
+        assert split.text_bytes is not None
+        scores |= text_scores(scores["loss"], int(whole["weight"].sum()), int(split.text_bytes.sum()))
+    return scores, _predictions(output, logits, whole) if predict else None
 
 
-def _predictions(output: Output, logits: Tensor) -> Predictions:
+def _predictions(output: Output, logits: Tensor, whole: dict[str, Tensor]) -> Predictions:
+    if output.per_step:
+        told = {"steps": "weight", "right": "right", "squared_error": "squared"}
+        found = {name: whole[key].numpy() for name, key in told.items() if key in whole}
+        return Predictions(None, None, {name: a if a.ndim == 1 else a.mean(1) for name, a in found.items()})
     values = answers(output, logits)
     if output.loss != "cross_entropy":
-        return Predictions(values.numpy(), None)
+        return Predictions(values.numpy(), None, {})
     best = logits.topk(2, dim=-1).values.double()
     # As in the accuracy: on a tie, topk may name another class.
-    return Predictions(values[:, 0].numpy(), (best[:, 0] - best[:, 1]).numpy())
+    return Predictions(values[:, 0].numpy(), (best[:, 0] - best[:, 1]).numpy(), {})
 
 
 def selection_metric(train: Train, output: Output) -> str:

@@ -3,6 +3,7 @@
 A metric is computed from sums over examples (`Sums`), never from means of batches. Letters as in objectives.py.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -15,7 +16,11 @@ from spt.objectives import Output, Targets
 
 Sums = dict[str, Tensor]  # name -> (B,) or (B, S), float64: one row an example
 
-LOWER_IS_BETTER = {"loss": True, "mae": True, "mse": True, "accuracy": False, "r2": False}
+LOWER_IS_BETTER = {
+    **dict.fromkeys(("loss", "mae", "mse", "perplexity", "bits_per_byte"), True),
+    **dict.fromkeys(("accuracy", "f1_macro", "accuracy_macro", "r2"), False),
+}
+LEAST_VARIANCE = 1e-6  # of a gaussian answer
 
 
 def per_answer(
@@ -26,6 +31,11 @@ def per_answer(
     if output.loss == "cross_entropy":
         scores = logits.unflatten(-1, (output.size, output.classes))
         return F.cross_entropy(scores.movedim(-1, 1), values, reduction="none").mean(-1)
+    if output.loss == "gaussian":
+        mean, raw = logits.split(output.size, dim=-1)
+        variance = F.elu(raw) + 1 + LEAST_VARIANCE
+        surprise = (mean - _scaled(output, values)).square() / variance + variance.log() + math.log(2 * math.pi)
+        return surprise.mean(-1) / 2
     error = logits - _scaled(output, values)
     return (error.abs() if output.loss == "l1" else error.square()).mean(-1)
 
@@ -41,7 +51,7 @@ def answers(output: Output, logits: Float[Tensor, "B *L K"]) -> Int[Tensor, "B *
     """What the network answers: the likeliest classes, or numbers in the units of the targets."""
     if output.loss == "cross_entropy":
         return logits.unflatten(-1, (output.size, output.classes)).argmax(-1)
-    logits = logits.float()
+    logits = logits.float()[..., : output.size]  # of a gaussian, its mean
     if not output.scale:
         return logits
     return logits * logits.new_tensor(output.scale) + logits.new_tensor(output.shift)
@@ -59,8 +69,17 @@ def sums(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> S
     loss = per_answer(output, logits, targets.values).cpu().double().reshape(weight.shape)
     found = {"weight": weight.sum(1), "loss": (weight * loss).sum(1)}
     if output.loss == "cross_entropy":
-        right = (answers(output, logits) == targets.values).float().mean(-1).cpu().double().reshape(weight.shape)
-        return found | {"right": (weight * right).sum(1)}
+        said, truth = answers(output, logits), targets.values
+        right = (said == truth).float().mean(-1).cpu().double().reshape(weight.shape)
+        found |= {"right": (weight * right).sum(1)}
+        if output.macro:
+            said, truth = (classes[..., 0].cpu().reshape(weight.shape) for classes in (said, truth))
+            told = {"true": (truth, weight), "said": (said, weight), "hits": (truth, weight * right)}
+            if output.balanced:
+                told |= {"class_loss": (truth, weight * loss)}
+            nothing = torch.zeros(len(weight), output.classes, dtype=torch.float64)
+            found |= {name: nothing.scatter_add(1, at, what) for name, (at, what) in told.items()}
+        return found
     truth = targets.values.cpu().double().reshape(*weight.shape, output.size)  # (B, T, S)
     error = answers(output, logits).cpu().double().reshape(truth.shape) - truth
     weigh = weight[..., None]
@@ -87,7 +106,8 @@ def metrics(output: Output, totals: Mapping[str, Tensor]) -> dict[str, float]:
         )
     found = {"loss": float(totals["loss"]) / weight}
     if output.loss == "cross_entropy":
-        return found | {"accuracy": float(totals["right"]) / weight}
+        found["accuracy"] = float(totals["right"]) / weight
+        return found | {name: float(value) for name, value in _by_class(output, totals).items()}
     spread = totals["truth_squared"] - totals["truth"].square() / weight
     perfect = (totals["squared"] == 0).double()
     r2 = torch.where(spread > 1e-12 * totals["truth_squared"], 1 - totals["squared"] / spread, perfect)
@@ -96,6 +116,25 @@ def metrics(output: Output, totals: Mapping[str, Tensor]) -> dict[str, float]:
         "mse": float(totals["squared"].mean()) / weight,
         "r2": float(r2.mean()),
     }
+
+
+def _by_class(output: Output, totals: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What counts every class alike, from sums (..., C): the mean recall of the classes that occur, and the mean F1 of
+    those that occur or are answered, as scikit-learn has them; and the loss where it does so too."""
+    if not output.macro:
+        return {}
+    true, said, hits = totals["true"], totals["said"], totals["hits"]
+
+    def mean(of: Tensor, by: Tensor) -> Tensor:
+        return torch.where(by > 0, of / by.clamp_min(1e-300), 0.0).sum(-1) / (by > 0).sum(-1)
+
+    found = {"f1_macro": mean(2 * hits, true + said), "accuracy_macro": mean(hits, true)}
+    return found | ({"loss": mean(totals["class_loss"], true)} if output.balanced else {})
+
+
+def text_scores(loss: float, answers: int, text_bytes: int) -> dict[str, float]:
+    """Of a language model whose mean loss over so many tokens is this, in nats."""
+    return {"perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": loss * answers / (text_bytes * math.log(2))}
 
 
 def batch_means(output: Output, whole: Mapping[str, Tensor], size: int) -> dict[str, float]:
@@ -125,6 +164,7 @@ def batch_means(output: Output, whole: Mapping[str, Tensor], size: int) -> dict[
     means = {"loss": mean("loss")}
     if output.loss == "cross_entropy":
         means["accuracy"] = mean("right")
+        means |= _by_class(output, found)
     else:
         variance = mean("truth_squared") - mean("truth").square()
         r2 = 1 - mean("squared") / variance.clamp_min(1e-5)
@@ -133,7 +173,10 @@ def batch_means(output: Output, whole: Mapping[str, Tensor], size: int) -> dict[
 
 
 def default_metric(output: Output) -> str:
-    """What selects the checkpoint and is compared: accuracy, or the error that is minimised (SPT paper, appendix C)."""
+    """What selects the checkpoint and is compared: the objective's choice; else accuracy, bits per byte, or the error
+    that is minimised (SPT paper, appendix C)."""
+    if output.metric:
+        return output.metric
     if output.loss == "cross_entropy":
-        return "accuracy"
+        return "bits_per_byte" if output.text else "accuracy"
     return "mae" if output.loss == "l1" else "mse"

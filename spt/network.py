@@ -1,8 +1,10 @@
 """The network: encoder, backbone, head. It has one shape in both stages; only the head is new after pretraining.
 
-Letters: B sequences in a batch, L steps, C channels, D width, K numbers of an answer.
+Letters: b examples in a batch, B sequences (of pairs 2 b, else b), L steps, C channels, D width, K numbers of an
+answer.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -26,42 +28,118 @@ class Encoder(nn.Module):
 
     def __init__(self, input: Tokens | Values, d_model: int, config: EncoderConfig) -> None:
         super().__init__()
-        self.map: nn.Embedding | nn.Linear
+        self.map: nn.Embedding | nn.Linear | Frames
         if isinstance(input, Tokens):
             self.map = nn.Embedding(input.vocab, d_model)
             nn.init.normal_(self.map.weight, std=config.std)
+        elif config.frames == "cnn":
+            self.map = Frames(input, d_model, config.frame_features)
         else:
             self.map = nn.Linear(input.channels, d_model)
+        if isinstance(input, Tokens) and config.frames == "cnn":
+            raise UsageError("encoder.frames: cnn is for steps that are pictures, but this task has tokens")
         self.hidden = nn.Parameter(torch.randn(d_model) * config.std)
+        self.circle = nn.Linear(2, d_model, bias=False) if config.positions == "circle" else None
         self.rates = {"hidden": Rate()} | ({"map.weight": Rate()} if isinstance(input, Tokens) else {})
 
     def forward(
-        self, x: Int[Tensor, "B L"] | Float[Tensor, "B L C"], hidden: Bool[Tensor, "B L"] | None
+        self, x: Int[Tensor, "B L"] | Float[Tensor, "B L C"], hidden: Bool[Tensor, "B L"] | None, context: Context
     ) -> Float[Tensor, "B L D"]:
         y = self.map(x).float()  # the residual stream is float32 whatever the precision of products
-        return y if hidden is None else torch.where(hidden[..., None], self.hidden, y)
+        y = y if hidden is None else torch.where(hidden[..., None], self.hidden, y)
+        return y if self.circle is None else y + self.circle(_circle(context)).float()
 
     def flops(self, length: int) -> float:
-        return linear_flops(self.map, length) if isinstance(self.map, nn.Linear) else 0.0
+        own = 0.0 if isinstance(self.map, nn.Embedding) else _flops(self.map, length)
+        return own + (0.0 if self.circle is None else linear_flops(self.circle, length))
+
+
+def _circle(context: Context) -> Float[Tensor, "B L 2"]:
+    """cos and sin of 2 pi i / T at step i of a sequence of T steps."""
+    valid = context.valid
+    steps = torch.arange(valid.shape[1], device=valid.device)
+    angle = 2 * math.pi * steps / valid.sum(1, keepdim=True)
+    return torch.stack([angle.cos(), angle.sin()], dim=-1)
+
+
+class Frames(nn.Module):
+    """A step that is a picture, through two convolutions, each with ReLU and pooling by 2 (S5 paper, appendix G.3.8):
+    12 features of 5x5, then 12 of 3x3 at every second pixel; a dense layer with ReLU, and a linear map to D."""
+
+    FEATURES = 12
+
+    def __init__(self, input: Values, d_model: int, features: int) -> None:
+        super().__init__()
+        if input.frame is None or min(input.frame) < 8:
+            had = "whose steps are none" if input.frame is None else f"whose pictures have {input.frame} pixels"
+            raise UsageError(f"encoder.frames: cnn is for pictures of at least 8x8 pixels, but this is a task {had}")
+        self.frame = input.frame
+        self.first = nn.Conv2d(1, self.FEATURES, 5, padding=2)
+        self.second = nn.Conv2d(self.FEATURES, self.FEATURES, 3, stride=2, padding=1)
+        height, width = (-(-(side // 2) // 2) // 2 for side in self.frame)
+        self.dense = nn.Linear(self.FEATURES * height * width, features)
+        self.out = nn.Linear(features, d_model)
+
+    def forward(self, x: Float[Tensor, "B L C"]) -> Float[Tensor, "B L D"]:
+        y = x.reshape(-1, 1, *self.frame)
+        for layer in (self.first, self.second):
+            y = F.max_pool2d(F.relu(layer(y)), 2)
+        y = self.out(F.relu(self.dense(y.flatten(1))))
+        return y.unflatten(0, x.shape[:2])
+
+    def flops(self, length: int) -> float:
+        height, width = self.frame
+        halved = -(-(height // 2) // 2) * -(-(width // 2) // 2)
+        a, b = self.first.weight.numel(), self.second.weight.numel()
+        return 2.0 * length * (a * height * width + b * halved) + sum(
+            linear_flops(layer, length) for layer in (self.dense, self.out)
+        )
+
+
+def _flops(layer: "nn.Linear | Frames", length: int) -> float:
+    return layer.flops(length) if isinstance(layer, Frames) else linear_flops(layer, length)
 
 
 class Head(nn.Module):
-    """One answer a step, or one a sequence from the pooled valid steps."""
+    """One answer a step, or one an example from the pooled valid steps; of a pair, whose pooled vectors are u and v,
+    from [u, v, u - v, u v] (Long Range Arena's Retrieval, as in the S4 code)."""
 
     def __init__(self, d_model: int, output: Output, config: StepHeadConfig | HeadConfig) -> None:
         super().__init__()
         self.pool = None if output.per_step else config.pool if isinstance(config, HeadConfig) else "mean"
-        self.inner = nn.Linear(d_model, d_model) if config.mlp else None
-        self.out = nn.Identity() if _is_identity(config) else nn.Linear(d_model, output.width)
+        self.pairs = output.sequences == 2
+        width = 4 * d_model if self.pairs else d_model
+        self.inner = nn.Linear(width, d_model) if config.mlp else None
+        inward = d_model if config.mlp else width
+        # A gaussian's variance has layers of its own.
+        size = output.size if output.loss == "gaussian" else output.width
+        self.out = nn.Identity() if _is_identity(config) else nn.Linear(inward, size)
+        spread = output.loss == "gaussian"
+        self.spread_inner = nn.Linear(width, d_model) if spread and config.mlp else None
+        self.spread = nn.Linear(inward, size) if spread else None
 
-    def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B *L K"]:
+    def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "b *L K"]:
         x = x if self.pool is None else pool(x, context, self.pool)
-        return self.out(x if self.inner is None else F.relu(self.inner(x)))
+        if self.pairs:
+            u, v = x.chunk(2)
+            x = torch.cat([u, v, u - v, u * v], dim=-1)
+        answer = self.out(self._bent(self.inner, x))
+        if self.spread is None:
+            return answer
+        return torch.cat([answer, self.spread(self._bent(self.spread_inner, x))], dim=-1)
+
+    def _bent(self, inner: nn.Linear | None, x: Tensor) -> Tensor:
+        if inner is None:
+            return x
+        return F.gelu(inner(x)) if self.pairs else F.relu(inner(x))
 
     def flops(self, length: int) -> float:
-        answers = length if self.pool is None else 1
-        layers = [part for part in (self.inner, self.out) if isinstance(part, nn.Linear)]
-        return sum((linear_flops(layer, answers) for layer in layers), 0.0)
+        """Of one sequence: half of those of a pair."""
+        answers = length if self.pool is None else 0.5 if self.pairs else 1
+        layers = [
+            part for part in (self.inner, self.out, self.spread_inner, self.spread) if isinstance(part, nn.Linear)
+        ]
+        return sum((answers * linear_flops(layer, 1) for layer in layers), 0.0)
 
 
 def headed(output: Output, d_model: int, config: StepHeadConfig | HeadConfig) -> Output:
@@ -106,8 +184,8 @@ class SequenceModel(nn.Module):
         super().__init__()
         self.encoder, self.backbone, self.head = encoder, backbone, head
 
-    def forward(self, inputs: Inputs) -> Float[Tensor, "B *L K"]:
-        x = self.encoder(inputs.x, inputs.hidden)
+    def forward(self, inputs: Inputs) -> Float[Tensor, "b *L K"]:
+        x = self.encoder(inputs.x, inputs.hidden, inputs.context)
         x = self.backbone(x, inputs.context)
         with torch.autocast(x.device.type, enabled=False):  # answers and losses in float32
             return self.head(x.float(), inputs.context)

@@ -2,9 +2,11 @@
 
 Tasks know labels, never masking; models know neither. An objective is the recipe's options and two methods.
 
-Letters: B sequences in a batch, L steps, C channels, S predicted quantities (per sequence, or per step).
+Letters: b examples in a batch, B sequences (of pairs 2 b, else b), L steps, C channels, S predicted quantities (per
+example, or per step).
 """
 
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -17,11 +19,12 @@ from torch import Tensor
 from spt.batch import Batch
 from spt.errors import UsageError
 from spt.models.base import Context
-from spt.recipe import Train
+from spt.recipe import Metric, Train
 from spt.seeding import Draw
-from spt.tasks.base import Classes, TaskData, Tokens
+from spt.tasks.base import IGNORED, Classes, TaskData, Tokens
 
-Loss = Literal["cross_entropy", "l1", "l2"]
+Loss = Literal["cross_entropy", "l1", "l2", "gaussian"]
+MANY = 256  # classes; of more, macro averages are not kept
 
 
 class Inputs(NamedTuple):
@@ -35,8 +38,8 @@ class Inputs(NamedTuple):
 class Targets(NamedTuple):
     """What the network is scored on; weight 0 where it is not."""
 
-    values: Int[Tensor, "B *L S"] | Float[Tensor, "B *L S"]
-    weight: Float[Tensor, " B *L"]
+    values: Int[Tensor, "b *L S"] | Float[Tensor, "b *L S"]
+    weight: Float[Tensor, " b *L"]
 
 
 class Output(NamedTuple):
@@ -48,11 +51,16 @@ class Output(NamedTuple):
     classes: int = 1  # of each quantity under cross-entropy; 1 otherwise
     shift: tuple[float, ...] = ()  # (S,) the network answers (quantity - shift) / scale; () for the quantity itself
     scale: tuple[float, ...] = ()  # (S,)
+    sequences: int = 1  # of an example: 2 for pairs
+    metric: str = ""  # what is compared, where that is not the loss's own
+    macro: bool = False  # are metrics kept that count every class alike?
+    balanced: bool = False  # does the loss count every class alike?
+    text: bool = False  # is it a language model, whose loss is also told by byte?
 
     @property
     def width(self) -> int:
         """Numbers the head puts out."""
-        return self.size * self.classes
+        return self.size * (2 if self.loss == "gaussian" else self.classes)
 
 
 class Objective(BaseModel):
@@ -71,14 +79,35 @@ class Objective(BaseModel):
         """On the CPU, where batches are made; the question is what moves to the device."""
         raise NotImplementedError
 
+    def weighed(self, posed: Sequence[Targets], total: Callable[[list[float]], list[float]]) -> list[Targets]:
+        """The targets of all parts of a global batch, with weights that depend on the whole; `total` sums over
+        processes."""
+        return list(posed)
+
 
 class Supervised(Objective):
-    """The task itself: cross-entropy for classes; squared (`l2`) or absolute (`l1`) error for real targets."""
+    """The task itself, of sequences or of their steps: cross-entropy for classes; for real targets the squared (`l2`)
+    or absolute (`l1`) error, or the likelihood under a normal law whose mean and variance are answered (`gaussian`)."""
 
     labelled: ClassVar[bool] = True
     hides: ClassVar[bool] = False
 
-    loss: Literal["auto", "cross_entropy", "l1", "l2"] = Field("auto", description="auto: cross_entropy or l2")
+    loss: Literal["auto", "cross_entropy", "l1", "l2", "gaussian"] = Field(
+        "auto",
+        description="auto: cross_entropy or l2; gaussian: a mean and a variance (elu + 1) for each target, scored by "
+        "the negative logarithm of the normal density (S5 paper, appendix G.3.8); mae, mse, r2 are those of the means",
+    )
+    class_weights: Literal["none", "batch"] = Field(
+        "none",
+        description="batch: every class that a global batch has counts alike, an answer of it 1 / its count there, as "
+        "in the DLR paper's Pathfinder-Segmentation; an evaluation counts over the whole split",
+    )
+    metric: Metric = Field(
+        "auto",
+        description="what is compared, and selects under select auto: accuracy, f1_macro and accuracy_macro (all "
+        "classes alike), mse (l2, gaussian), mae (l1), r2, loss, of language models bits_per_byte or perplexity; auto: "
+        "the first that fits",
+    )
     scale: Literal["none", "standard", "range", "reference"] = Field(
         "none",
         description="real targets y as the loss sees them, each scaled by its own training rows; predictions, mae, "
@@ -87,6 +116,23 @@ class Supervised(Objective):
     )
 
     def output(self, data: TaskData) -> Output:
+        found = self._output(data)._replace(per_step=data.target.per_step, sequences=data.train.sequences)
+        text = data.train.text_bytes is not None
+        found = found._replace(text=text, balanced=self.class_weights == "batch")
+        found = found._replace(macro=found.loss == "cross_entropy" and not text and found.classes <= MANY)
+        if found.balanced and not found.macro:
+            raise UsageError(
+                "objective supervised: class_weights batch is for classes, at most 256 and not those of a language "
+                "model; use class_weights none"
+            )
+        allowed = known_metrics(found)
+        if self.metric != "auto" and self.metric not in allowed:
+            raise UsageError(
+                f"objective supervised: metric {self.metric} is none of this task's: {', '.join(sorted(allowed))}"
+            )
+        return found._replace(metric="" if self.metric == "auto" else self.metric)
+
+    def _output(self, data: TaskData) -> Output:
         if isinstance(data.target, Classes):
             if self.loss not in ("auto", "cross_entropy"):
                 raise UsageError(
@@ -108,22 +154,38 @@ class Supervised(Objective):
         if self.scale == "none":
             return (), ()
         assert data.train.targets is not None, "a labelled objective is given labelled data"
-        y = np.asarray(data.train.targets, np.float32).astype(np.float64)  # (n, S), as batches show them
+        y, unit = np.asarray(data.train.targets, np.float32).astype(np.float64), "rows"  # (n, S), as batches show them
+        if data.train.per_step:
+            y, unit = y[np.isfinite(y[:, 0])], "steps"
         of = np.abs(y) if self.scale == "reference" else y
         low, high = of.min(0), of.max(0)
         for k in np.flatnonzero(low == high):
             size = "the same size" if self.scale == "reference" else "the same value"
             raise UsageError(
                 f"objective supervised: scale {self.scale} divides by the spread of a target, but target {k} has "
-                f"{size} ({low[k]:g}) in all {len(y)} training rows in use; use scale none"
+                f"{size} ({low[k]:g}) in all {len(y)} training {unit} in use; use scale none"
             )
         shift, scale = (y.mean(0), y.std(0)) if self.scale == "standard" else ((high + low) / 2, (high - low) / 2)
         return tuple(shift.tolist()), tuple(scale.tolist())
 
     def pose(self, batch: Batch, draw: Draw) -> tuple[Inputs, Targets]:
-        assert batch.y is not None, "a labelled objective is given labelled data"
-        values = batch.y if batch.y.ndim == 2 else batch.y[:, None]
-        return Inputs(batch.x, None, batch.context), Targets(values, batch.real.float())
+        y = batch.y
+        assert y is not None, "a labelled objective is given labelled data"
+        if y.dtype == torch.int64:
+            asked, values = y != IGNORED, y.clamp_min(0)[..., None]
+        else:
+            asked = torch.isfinite(y[..., 0])
+            values = torch.where(asked[..., None], y, 0.0)
+        real = batch.real.reshape(-1, *[1] * (asked.ndim - 1))
+        return Inputs(batch.x, None, batch.context), Targets(values, (asked & real).float())
+
+    def weighed(self, posed: Sequence[Targets], total: Callable[[list[float]], list[float]]) -> list[Targets]:
+        if self.class_weights == "none":
+            return list(posed)
+        of = [targets.values[..., 0][targets.weight > 0] for targets in posed]
+        counts = torch.tensor(total(torch.bincount(torch.cat(of), minlength=MANY).tolist()))
+        worth = torch.where(counts > 0, 1 / counts, 0.0).float()
+        return [t._replace(weight=torch.where(t.weight > 0, worth[t.values[..., 0]], 0.0)) for t in posed]
 
 
 class Denoising(Objective):
@@ -198,6 +260,14 @@ class Next(Denoising):
         follows = F.pad(batch.context.valid[:, 1:], (0, 1))  # does a valid step come after?
         weight = (follows & batch.real[:, None]).float()
         return Inputs(batch.x, None, batch.context), Targets(F.pad(truth[:, 1:], (0, 0, 0, 1)), weight)
+
+
+def known_metrics(output: Output) -> set[str]:
+    """What an evaluation of such answers tells."""
+    if output.loss != "cross_entropy":
+        return {"loss", "mae", "mse", "r2"}
+    found = {"loss", "accuracy"} | ({"f1_macro", "accuracy_macro"} if output.macro else set())
+    return found | ({"perplexity", "bits_per_byte"} if output.text else set())
 
 
 OBJECTIVES: dict[str, type[Objective]] = {"masked": Masked, "next": Next, "supervised": Supervised}

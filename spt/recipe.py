@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from spt.components import Component
 
 MAX_BYTES = 1_000_000  # a recipe is a page of text
+Metric = Literal[
+    "auto",
+    "loss",
+    "accuracy",
+    "f1_macro",
+    "accuracy_macro",
+    "mae",
+    "mse",
+    "r2",
+    "perplexity",
+    "bits_per_byte",
+]
 BUDGETS = ("epochs", "steps", "examples", "flops")
 
 
@@ -49,10 +61,25 @@ class EncoderConfig(_Strict):
     std: float = Field(
         1.0, gt=0, description="standard deviation of token embeddings and the hidden vector at the start"
     )
+    positions: Literal["none", "circle"] = Field(
+        "none",
+        description="circle: cos and sin of 2 pi i / T of step i of T are two more inputs, as in the DLR paper's "
+        "atomic tasks; hidden steps have them too",
+    )
+    frames: Literal["linear", "cnn"] = Field(
+        "linear",
+        description="a step that is a picture: one linear map, or two convolutions with pooling, as in the S5 paper "
+        "(appendix G.3.8)",
+    )
+    frame_features: int = Field(30, ge=1, description="cnn: width of the layer between convolutions and d_model")
 
 
 class _AnyHeadConfig(_Strict):
-    mlp: bool = Field(False, description="linear, ReLU, linear instead of one linear map")
+    mlp: bool = Field(
+        False,
+        description="linear, ReLU, linear instead of one linear map; of pairs linear, GELU, linear, from 4 d_model "
+        "numbers to d_model",
+    )
 
 
 class StepHeadConfig(_AnyHeadConfig):
@@ -74,7 +101,9 @@ class StepHeadConfig(_AnyHeadConfig):
 class HeadConfig(_AnyHeadConfig):
     """How the vectors of a sequence become one answer."""
 
-    pool: Literal["mean", "max", "last"] = Field("mean", description="over the valid steps")
+    pool: Literal["mean", "max", "last"] = Field(
+        "mean", description="over the valid steps; no part of a task that asks at every step"
+    )
 
 
 class Train(_Strict):
@@ -124,9 +153,10 @@ class Train(_Strict):
         description="what an objective hides of validation rows: the same at every evaluation, or, as in the published "
         "code, something new each time (drawn by seed and step, so that a resumed run draws the same)",
     )
-    select: Literal["auto", "loss", "accuracy", "mae", "mse", "r2"] = Field(
+    select: Metric = Field(
         "auto",
-        description="validation metric that picks the checkpoint, ties by loss; auto: accuracy, mae (l1) or mse (l2)",
+        description="validation metric that picks the checkpoint, ties by loss; auto: the objective's, else accuracy, "
+        "mae (l1), mse (l2, gaussian) or bits_per_byte (language models)",
     )
 
     @model_validator(mode="after")

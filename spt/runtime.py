@@ -31,6 +31,7 @@ from accelerate.utils import (
 )
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from spt import __version__, launch
 from spt.errors import BackendError, Interrupted, SptError, Stopped, brief, did_you_mean
@@ -235,6 +236,13 @@ class Runtime:
 
     def autocast(self, precision: str) -> contextlib.AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16")
+
+    def pinned(self, posed: Posed) -> Posed:
+        """A question's tensors where a GPU fetches them without being waited for."""
+        if self.device.type != "cuda":
+            return posed
+        pinned: Posed = tree_map_only(Tensor, lambda tensor: tensor.pin_memory(), posed)
+        return pinned
 
     def send(self, posed: Posed) -> Posed:
         """A question's tensors, on this process's device."""

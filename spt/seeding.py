@@ -4,7 +4,6 @@ So the batch size, the number of processes, and interruptions change nothing, an
 """
 
 import contextlib
-import hashlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,17 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from spt.tasks.generators.workers import generator, stream
+
+__all__ = ["Draw", "generator", "order", "seeded", "stream"]
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: consecutive multiples spread evenly
-
-
-def stream(seed: int, *address: object) -> int:
-    """A 64-bit seed for one purpose, e.g. stream(0, "order", epoch)."""
-    text = "/".join(str(part) for part in (seed, *address))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def generator(seed: int, *address: object) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(stream(seed, *address)))
 
 
 def order(n: int, seed: int, epoch: int) -> NDArray[np.int64]:

@@ -99,7 +99,7 @@ def _stage(name: str, bound: Bound, micro_batch: int | None) -> dict[str, Any]:
 def _saved_bytes(bound: Bound, size: int) -> int:
     """Bytes that one micro-batch keeps for the backward pass: counted on tensors that have shapes but no storage."""
     data = bound.data
-    longest = np.argsort(-data.train.lengths, kind="stable")[:size]
+    longest = np.argsort(-data.train.extents, kind="stable")[:size]
     inputs, targets = bound.objective.pose(collate(data.train, longest, data.input, data.target), Draw(0, "show", 0))
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error says it all
     kept: dict[int, int] = {}

@@ -21,7 +21,7 @@ from spt.evaluate import Predictions, evaluate
 from spt.losses import LOWER_IS_BETTER, default_metric
 from spt.models.base import Backbone, Unsupported, randomise
 from spt.network import Encoder, Head, SequenceModel, headed
-from spt.objectives import OBJECTIVES, Objective, Output, evaluation_draw
+from spt.objectives import OBJECTIVES, Objective, Output, evaluation_draw, known_metrics
 from spt.optim import groups
 from spt.plan import Job, Weights, digest, placeless
 from spt.recipe import Part
@@ -86,7 +86,8 @@ def bind(job: Job) -> Bound:
 def _check_abilities(bound: Bound) -> None:
     """The model can take sequences of this task's lengths, as it says itself."""
     backbone, name = bound.model.backbone, bound.job.loaded.recipe.model.name
-    lengths = np.unique(np.concatenate([np.unique(split.lengths) for split in bound.data.splits.values()]))
+    data = bound.data
+    lengths = np.unique(np.concatenate([_sequence_lengths(split) for split in data.splits.values()]))
     odd = lengths[lengths % backbone.multiple != 0]
     if odd.size:
         raise UsageError(
@@ -98,6 +99,22 @@ def _check_abilities(bound: Bound) -> None:
             f"model {name} cannot leave padding out of account, but this task's sequences have {lengths[0]:,} to "
             f"{lengths[-1]:,} steps; choose another model, or sequences of one length"
         )
+    if data.train.steps is not None and not backbone.timed:
+        raise UsageError(
+            f"model {name} takes no account of the time between steps, which this task's sequences have; choose s5, or "
+            "leave times out by the task's option"
+        )
+    if data.future and bound.objective.labelled and not bound.job.loaded.recipe.model.options["causal"]:
+        raise UsageError(
+            "this task's targets are later inputs, which a model that looks ahead sees; set model.causal=true"
+        )
+
+
+def _sequence_lengths(split: Split) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The different lengths of its sequences."""
+    if split.cuts is None:
+        return np.unique(split.lengths)
+    return np.unique(np.concatenate([split.cuts, split.lengths - split.cuts]))
 
 
 def _check_scored(bound: Bound) -> None:
@@ -121,7 +138,7 @@ def _check_train(job: Job, objective: Objective, output: Output, data: TaskData)
         raise UsageError(
             f"{place}.batch_size is {train.batch_size}, but {rows} training rows are in use; choose at most {rows}"
         )
-    allowed = {"auto", "loss", *(["accuracy"] if output.loss == "cross_entropy" else ["mae", "mse", "r2"])}
+    allowed = {"auto", *known_metrics(output)}
     if train.select not in allowed:
         raise UsageError(
             f"{place}.select: {train.select} is no metric of this stage; choose among {', '.join(sorted(allowed))}"
@@ -130,6 +147,9 @@ def _check_train(job: Job, objective: Objective, output: Output, data: TaskData)
         raise UsageError(
             f"{place}.validation_masks: redrawn has no effect, since this objective hides nothing; leave it out"
         )
+    if output.per_step and objective.labelled and job.loaded.recipe.finetune.head.pool != "mean":
+        pool = job.loaded.recipe.finetune.head.pool
+        raise UsageError(f"finetune.head.pool: {pool} has no effect, since this task asks at every step; leave it out")
     for name, split in (("validation", data.val), ("test", data.test)) if train.evaluation == "batches" else ():
         if len(split) < train.batch_size:
             raise UsageError(
@@ -341,8 +361,13 @@ def _work(bound: Bound, run: Run, parent: Parent | None, runtime: Runtime, say: 
 
 def _named(job: Job, error: BaseException) -> BaseException:
     """What a user's own model raised on a batch, in words; all else as it is."""
-    component = find("models", job.loaded.recipe.model.name)
-    if isinstance(error, SptError) or not isinstance(error, Exception) or component.module.__name__.startswith("spt."):
+    if isinstance(error, SptError) or not isinstance(error, Exception):
+        return error
+    try:
+        component = find("models", job.loaded.recipe.model.name)
+    except SptError:  # the file has gone meanwhile; the error itself is the one to tell
+        return error
+    if component.module.__name__.startswith("spt."):
         return error
     line = line_in(Path(str(component.module.__file__)), error)
     return UsageError(f"model {component.name}{line} fails on a batch: {brief(error)}") if line else error
@@ -437,8 +462,10 @@ def _write_predictions(run: Run, data: TaskData, predictions: Predictions) -> No
     import pyarrow.parquet as pq
 
     truth = np.asarray(data.test.targets)
-    columns: dict[str, Any] = {"id": data.test.ids}
-    if predictions.margin is not None:
+    columns: dict[str, Any] = {"id": data.test.ids, **predictions.scores}
+    if predictions.values is None:
+        pass
+    elif predictions.margin is not None:
         columns |= {"label": truth, "prediction": predictions.values, "margin": predictions.margin}
     else:
         for k in range(predictions.values.shape[1]):

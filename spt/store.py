@@ -6,13 +6,15 @@ The hash covers the task's options and source, so an edited task is prepared ane
 renamed, so its existence means that it is complete.
 """
 
+import ast
 import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +28,11 @@ from spt.plan import digest
 from spt.recipe import Part
 from spt.run import SplitRecord, writing
 from spt.seeding import generator
+from spt.tasks import __path__ as TASKS
 from spt.tasks.base import Classes, Reals, Split, TaskConfig, TaskData, Tokens, Values, describe
+from spt.tasks.generators.workers import room
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Opened(NamedTuple):
@@ -77,6 +81,8 @@ def open_task(part: Part) -> TaskData:
     coded = isinstance(data.input, Tokens) and data.input.codes is not None
     if coded and len(data.train) < len(whole) and hasattr(module, "vocabulary"):
         data = replace(data, input=_call(opened.component, "vocabulary", config, data.train))
+    if hasattr(module, "sample") and getattr(config, "fresh", True):
+        data = replace(data, fresh=partial(_call, opened.component, "sample", config))
     return data
 
 
@@ -91,7 +97,9 @@ def record(split: Split) -> SplitRecord:
     targets = None
     if split.targets is not None:
         kind = np.int64 if split.targets.dtype.kind in "iu" else np.float64
-        targets = hashlib.sha256(np.ascontiguousarray(split.targets, kind).tobytes()).hexdigest()[:16]
+        told = split.answers if split.per_step else np.ascontiguousarray(split.targets, kind)
+        assert told is not None, "prepared rows have fingerprints of their steps' targets"
+        targets = hashlib.sha256(np.ascontiguousarray(told).tobytes()).hexdigest()[:16]
     return SplitRecord(rows=len(split), inputs=inputs, targets=targets)
 
 
@@ -113,7 +121,7 @@ def rows_hash(data: TaskData) -> str:
 
 
 def from_hub(name: str, folder: Path) -> None:
-    """Copy a hub data set's train and test splits into a folder, as Parquet files. Raises DataError."""
+    """Copy a hub data set's splits, train among them, into a folder, as Parquet files. Raises DataError."""
     import datasets
 
     beside = folder.with_name(f".{folder.name}.part")
@@ -123,7 +131,8 @@ def from_hub(name: str, folder: Path) -> None:
         try:
             try:
                 found = datasets.load_dataset(name)
-                for split in ("train", "test"):
+                splits = [split for split in ("train", "validation", "test") if split == "train" or split in found]
+                for split in splits:
                     found[split].to_parquet(beside / f"{split}.parquet")
             except Exception as error:
                 if isinstance(error, OSError) and error.errno in (
@@ -135,16 +144,19 @@ def from_hub(name: str, folder: Path) -> None:
                     raise
                 raise DataError(f"{name} cannot be copied from the Hugging Face hub: {brief(error)}") from error
             folder.mkdir(exist_ok=True)
-            for split in ("train", "test"):
+            for split in splits:
                 (beside / f"{split}.parquet").replace(folder / f"{split}.parquet")
         finally:
             shutil.rmtree(beside, ignore_errors=True)
 
 
 def training_fingerprints(part: Part) -> NDArray[np.uint64]:
-    """Of the task's whole training split, whatever fraction of it is in use."""
-    whole = {**part.model_dump(), "fraction": 1.0, "limit": None}
-    return open_task(Part(**whole)).train.fingerprints
+    """Of the sequences of the task's whole training split, whatever fraction of it is in use.
+
+    A generated task is not made whole for this: a row of it cannot be one of other splits.
+    """
+    limit = {} if _addressed(open_part(part)) else {"limit": None}
+    return open_task(Part(**{**part.model_dump(), "fraction": 1.0, **limit})).train.seen
 
 
 def refuse_leak(pretrained_on: NDArray[np.uint64], training: NDArray[np.uint64], data: TaskData, source: str) -> None:
@@ -155,7 +167,7 @@ def refuse_leak(pretrained_on: NDArray[np.uint64], training: NDArray[np.uint64],
     """
     foreign = np.setdiff1d(pretrained_on, training)
     for name, split in (("validation", data.val), ("test", data.test)):
-        leaked = np.isin(split.fingerprints, foreign)
+        leaked = np.isin(split.seen, foreign).reshape(len(split), -1).any(axis=1)
         if leaked.any():
             first = split.ids[int(np.flatnonzero(leaked)[0])]
             raise CheckpointError(
@@ -168,6 +180,10 @@ def prepared(opened: Opened) -> Path:
     """The folder with the task's splits, made now if it is not there."""
     component, config, raw = opened.component, opened.config, data_dir().resolve()
     shared = set(TaskConfig.model_fields)
+    if _addressed(opened):
+        shared -= {"limit"}
+    else:
+        config = config.model_copy(update={"limit": None})
     key = {
         "format": FORMAT,
         "options": {key: value for key, value in config.model_dump(mode="json").items() if key not in shared},
@@ -188,17 +204,36 @@ def prepared(opened: Opened) -> Path:
     return folder
 
 
+def _addressed(opened: Opened) -> bool:
+    """Does the task make only as many rows as are asked for? A fraction is one of all rows, so it asks for all."""
+    return getattr(opened.component.module, "ADDRESSED", False) is True and opened.config.fraction == 1.0
+
+
 def _stats(paths: Iterable[Path]) -> list[tuple[Path, os.stat_result]]:
     """Size and time of change: an edited file is read again."""
     return [(path, path.stat()) for path in paths]
 
 
 def _source(module: Any) -> str:
-    """Hash of the code that reads: a task's file, and what our own tasks share."""
-    paths = [Path(module.__file__)]
-    if module.__name__.startswith("spt.tasks."):
-        paths += [path for path in [paths[0].with_name("files.py")] if path.is_file()]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+    """Hash of the code that reads: a task's file, and what it imports of ours."""
+    files = {Path(module.__file__): None} | dict.fromkeys(_imported(Path(module.__file__)))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def _imported(path: Path) -> list[Path]:
+    """The files of spt.tasks that a file imports, and those that these import; sorted."""
+    root, found, waiting = Path(TASKS[0]), set[Path](), [path]
+    while waiting:
+        for node in ast.walk(ast.parse(waiting.pop().read_bytes())):
+            if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("spt.tasks"):
+                continue
+            names = str(node.module).split(".")[2:]
+            near = [root.joinpath(*names).with_suffix(".py")] if names else []
+            near += [root.joinpath(*names, alias.name).with_suffix(".py") for alias in node.names]
+            new = {file for file in near if file.is_file()} - found
+            found |= new
+            waiting += new
+    return sorted(found)
 
 
 def _lock(folder: Path, name: str) -> FileLock:
@@ -254,18 +289,9 @@ def _write(folder: Path, data: TaskData) -> None:
     with writing(folder):
         beside.mkdir()
         try:
-            prints = {}
+            data = data.mapped(_printed)
             for name, split in data.splits.items():
-                assert split.targets is not None
-                targets = np.asarray(split.targets)
-                prints[name] = fingerprints(split)
-                columns = {
-                    "values": _lists(split),
-                    "target": pa.array(targets.astype(np.int64)) if targets.ndim == 1 else _vectors(targets),
-                    "id": pa.array(split.ids),
-                    "fingerprint": pa.array(prints[name]),
-                }
-                table = pa.table(columns)
+                table = pa.table(_columns(split))
                 # One record batch, so that a column is one zero-copy array.
                 with (
                     pa.OSFile(str(beside / f"{name}.arrow"), "wb") as file,
@@ -275,10 +301,11 @@ def _write(folder: Path, data: TaskData) -> None:
             manifest: dict[str, Any] = {
                 "input": describe(data.input),
                 "target": describe(data.target),
-                "rows": _check_sums(data, prints),
+                "rows": {name: record(split).model_dump() for name, split in data.splits.items()},
+                "notes": list(data.notes),
+                "interval": data.interval,
+                "future": data.future,
             }
-            if data.notes:
-                manifest["notes"] = list(data.notes)
             (beside / "data.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
             if folder.exists():
                 shutil.rmtree(folder)  # a folder without its manifest
@@ -287,28 +314,45 @@ def _write(folder: Path, data: TaskData) -> None:
             shutil.rmtree(beside, ignore_errors=True)
 
 
-def _lists(split: Split) -> Any:
-    """Each row's numbers as one Arrow list; nothing is copied when the rows lie one behind the other."""
+def _columns(split: Split) -> dict[str, Any]:
+    """A split as Arrow columns; what it has not, is not among them."""
     import pyarrow as pa
 
-    values, channels = split.values, 1 if split.values.ndim == 1 else split.values.shape[1]
+    assert split.targets is not None
+    targets = np.asarray(split.targets)
+    if split.per_step:
+        labels = _lists(split, targets)
+    else:
+        labels = pa.array(targets.astype(np.int64)) if targets.ndim == 1 else _vectors(targets.astype(np.float64))
+    found = {"values": _lists(split, split.values), "target": labels, "id": pa.array(split.ids)}
+    if split.steps is not None:
+        found["steps"] = _lists(split, split.steps)
+    plain = {"fingerprint": split.fingerprints, "cut": split.cuts, "text_bytes": split.text_bytes}
+    found |= {name: pa.array(array) for name, array in (plain | {"answer": split.answers}).items() if array is not None}
+    return found if split.halves is None else {**found, "halves": _vectors(split.halves)}
+
+
+def _lists(split: Split, array: NDArray[Any]) -> Any:
+    """What belongs to each row's steps as one Arrow list; not copied when the rows lie one behind the other."""
+    import pyarrow as pa
+
+    width = 1 if array.ndim == 1 else array.shape[1]
     if not split.contiguous:
-        values = np.empty((int(split.lengths.sum()), *values.shape[1:]), values.dtype)
-        place = 0
-        for i in range(len(split)):
-            row = split.row(i)
-            values[place : place + len(row)] = row
-            place += len(row)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(split.lengths * channels)])
-    flat = np.ascontiguousarray(values).reshape(-1)
+        joined, place = room((int(split.lengths.sum()), *array.shape[1:]), array.dtype), 0
+        for start, stop in zip(split.starts.tolist(), split.stops.tolist(), strict=True):
+            joined[place : place + stop - start] = array[start:stop]
+            place += stop - start
+        array = joined
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(split.lengths * width)])
+    flat = np.ascontiguousarray(array).reshape(-1)
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(flat))
 
 
-def _vectors(targets: NDArray[Any]) -> Any:
+def _vectors(rows: NDArray[Any]) -> Any:
     import pyarrow as pa
 
-    n, size = targets.shape
-    return pa.ListArray.from_arrays(np.arange(n + 1, dtype=np.int32) * size, targets.astype(np.float64).reshape(-1))
+    n, size = rows.shape
+    return pa.ListArray.from_arrays(np.arange(n + 1, dtype=np.int32) * size, rows.reshape(-1))
 
 
 def _read(folder: Path) -> TaskData:
@@ -320,38 +364,76 @@ def _read(folder: Path) -> TaskData:
         splits = {}
         for name in ("train", "val", "test"):
             table = datasets.Dataset.from_file(str(folder / f"{name}.arrow")).data.table
-            column = table.column("values").chunk(0)
-            offsets, values = column.offsets.to_numpy(), column.values.to_numpy(zero_copy_only=True)
-            if isinstance(input, Values):
-                values, offsets = values.reshape(-1, input.channels), offsets // input.channels
-            targets = table.column("target").to_numpy() if isinstance(target, Classes) else None
-            if isinstance(target, Reals):
-                targets = table.column("target").chunk(0).flatten().to_numpy().reshape(-1, target.size)
-            ids, prints = table.column("id").to_numpy(), table.column("fingerprint").to_numpy()
-            ids = ids.astype(str) if ids.dtype == object else ids
-            splits[name] = Split(values, offsets[:-1], offsets[1:], targets, ids, prints)
-        notes = tuple(manifest.get("notes", ()))
-        data = TaskData(input, target, splits["train"], splits["val"], splits["test"], notes=notes)
-        if manifest["rows"] != _check_sums(data, {name: split.fingerprints for name, split in splits.items()}):
-            raise ValueError("other rows than were prepared")
-        return data
+            splits[name] = _from_columns(table, input, target)
+            if manifest["rows"][name] != record(splits[name]).model_dump():
+                raise ValueError("other rows than were prepared")
+        extra = {"notes": tuple(manifest["notes"]), "interval": manifest["interval"], "future": manifest["future"]}
+        return TaskData(input, target, splits["train"], splits["val"], splits["test"], **extra)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise DataError(
             f"the prepared data in {folder} are damaged ({type(error).__name__}); delete the folder, it is made again"
         ) from error
 
 
-def _check_sums(data: TaskData, prints: Mapping[str, NDArray[np.uint64]]) -> dict[str, Any]:
-    """What data.json remembers of the rows."""
-    return {name: record(replace(split, fingerprints=prints[name])).model_dump() for name, split in data.splits.items()}
+def _from_columns(table: Any, input: Tokens | Values, target: Classes | Reals) -> Split:
+    """A split whose arrays are views on an Arrow table."""
+
+    def lists(name: str, width: int | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        column = table.column(name).chunk(0)
+        flat, ends = column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy().astype(np.int64, copy=False)
+        return (flat, ends) if width is None else (flat.reshape(-1, width), ends // width)
+
+    def plain(name: str) -> NDArray[Any] | None:
+        return table.column(name).to_numpy() if name in table.column_names else None
+
+    size = target.size if isinstance(target, Reals) else None
+    values, ends = lists("values", input.channels if isinstance(input, Values) else None)
+    if target.per_step or size is not None:
+        targets, _ = lists("target", size)
+    else:
+        targets = table.column("target").to_numpy()
+    ids = table.column("id").to_numpy()
+    return Split(
+        values,
+        ends[:-1],
+        ends[1:],
+        targets,
+        ids.astype(str) if ids.dtype == object else ids,
+        table.column("fingerprint").to_numpy(),
+        per_step=target.per_step,
+        cuts=plain("cut"),
+        steps=lists("steps", None)[0] if "steps" in table.column_names else None,
+        text_bytes=plain("text_bytes"),
+        halves=lists("halves", 2)[0] if "halves" in table.column_names else None,
+        answers=plain("answer"),
+    )
+
+
+def _printed(split: Split) -> Split:
+    """With fingerprints of its inputs and, where they are those of steps, of its targets."""
+    prints = fingerprints(split)
+    if split.per_step:
+        assert split.targets is not None
+        split = replace(split, answers=_prints(split.targets, split.starts, split.stops))
+    if split.cuts is None:
+        return replace(split, fingerprints=prints)
+    bare = split.unlabelled()
+    return replace(split, fingerprints=prints, halves=fingerprints(bare).reshape(-1, 2))
 
 
 def fingerprints(split: Split) -> NDArray[np.uint64]:
-    """(n,) One number for each row's input, from its bytes and their type."""
-    person = split.values.dtype.str.encode()[:16]
-    found = np.empty(len(split), np.uint64)
-    for i in range(len(split)):
-        row = np.ascontiguousarray(split.row(i)).reshape(-1).view(np.uint8)
+    """(n,) One number for each row's input: its bytes, their type, where a pair is cut, when its steps are."""
+    found = _prints(split.values, split.starts, split.stops)
+    if split.steps is not None:
+        found ^= _prints(split.steps, split.starts, split.stops)
+    return found if split.cuts is None else found ^ (split.cuts.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+
+
+def _prints(array: NDArray[Any], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.uint64]:
+    person = array.dtype.str.encode()[:16]
+    found = np.empty(len(starts), np.uint64)
+    for i, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        row = np.ascontiguousarray(array[start:stop]).reshape(-1).view(np.uint8)
         found[i] = int.from_bytes(hashlib.blake2b(row.data, digest_size=8, person=person).digest(), "little")
     return found
 

@@ -7,7 +7,8 @@ import contextlib
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from spt.batch import by_length, collate, pieces, share, steps_per_epoch, training_rows
+from spt.batch import NOBODY, by_length, collate, pieces, share, steps_per_epoch, training_rows
 from spt.checkpoint import About, Position, load_weights, prune, resume, save_state, save_weights
 from spt.compute import TRAINING, peak_memory, reset_peak_memory, total_steps
 from spt.errors import BackendError, CheckpointError, DivergedError
@@ -72,18 +73,18 @@ def fit(
         size = learner.fitting(position, total, say)
         if size < learner.most(position):
             position = position.model_copy(update={"micro_batch": size})
-        stepper = training_rows(len(split), train.batch_size, seed, position.step, train.drop_last)
+        rows = training_rows(len(split), train.batch_size, seed, position.step, train.drop_last)
         reset_peak_memory(device)
         clock, saved = time.perf_counter(), time.monotonic()
         already = position.ledger.examples
         with (
+            _Ahead(learner, rows, total - position.step) as ahead,
             Bar(label, total, position.step, quiet=settings.quiet or not runtime.main) as bar,
             StopSignals(alone=runtime.world == 1) as signals,
         ):
             while position.step < total and not _out_of_patience(position, train):
-                epoch, rows = next(stepper)
                 set_rates(optimizer, position.step, total, train, position.reductions)
-                done, held = learner.step(rows, epoch, position.step, size, say)
+                done, held = learner.step(ahead, position.step, size, say)
                 if not done.finite:
                     raise known_to_all(_diverged("the loss or its gradient", position.step + 1, position))
                 now = time.perf_counter()
@@ -129,7 +130,7 @@ def _keep_best(run: Run, runtime: Runtime, prepared: nn.Module, position: Positi
     tensors = runtime.weights(prepared)
 
     def write() -> None:
-        save_weights(run.checkpoints / f"best-{position.step:08d}", tensors, about, split.fingerprints)
+        save_weights(run.checkpoints / f"best-{position.step:08d}", tensors, about, split.seen)
         prune(run, position)
 
     runtime.once(write)
@@ -163,6 +164,41 @@ class _Done(NamedTuple):
         )
 
 
+Posed = tuple[Inputs, Targets]
+
+
+class _Ahead:
+    """The batches of the steps to come, the next one made by a thread while the device works on the present one."""
+
+    def __init__(self, learner: "_Learner", rows: Iterator[tuple[int, NDArray[np.int64]]], left: int) -> None:
+        self.learner, self.rows, self.left = learner, rows, left
+        self.pool = ThreadPoolExecutor(1)
+        self.waiting: tuple[int, NDArray[np.int64], int, Future[list[Posed]]] | None = None
+
+    def __enter__(self) -> "_Ahead":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def take(self, size: int) -> tuple[int, NDArray[np.int64], list[Posed]]:
+        """Epoch, rows of the global batch, and this process's part of it in pieces of at most `size`."""
+        if self.waiting is None:
+            self._begin(size)
+        assert self.waiting is not None
+        epoch, rows, cut, made = self.waiting
+        found = made.result() if cut == size else self.learner.posed(rows, epoch, size)
+        self.waiting = None
+        if self.left:
+            self._begin(size)
+        return epoch, rows, found
+
+    def _begin(self, size: int) -> None:
+        epoch, rows = next(self.rows)
+        self.left -= 1
+        self.waiting = epoch, rows, size, self.pool.submit(self.learner.posed, rows, epoch, size)
+
+
 class _Learner(NamedTuple):
     """What does optimiser steps."""
 
@@ -189,7 +225,7 @@ class _Learner(NamedTuple):
         """
         runtime, size = self.runtime, self.most(position)
         tried = runtime.world > 1 and runtime.device.type == "cuda" and not runtime.steps_in_backward
-        longest = by_length(np.arange(len(self.data.train)), self.data.train.lengths)
+        longest = by_length(np.arange(len(self.data.train)), self.data.train.extents)
         while tried and position.step < total:
             failed = 0.0
             try:
@@ -207,13 +243,12 @@ class _Learner(NamedTuple):
             size = _halved(size, self.train, say)
         return size
 
-    def step(
-        self, rows: NDArray[np.int64], epoch: int, step: int, size: int, say: Callable[[str], None]
-    ) -> tuple["_Done", int]:
+    def step(self, ahead: _Ahead, step: int, size: int, say: Callable[[str], None]) -> tuple["_Done", int]:
         """One optimiser step, in smaller pieces when memory does not hold `size` sequences; and how many it held."""
+        epoch, rows, posed = ahead.take(size)
         while True:
             try:
-                return self._step(rows, epoch, step, size), size
+                return self._step(rows, posed, step), size
             except Exception as error:
                 if not out_of_memory(error):
                     raise
@@ -226,13 +261,14 @@ class _Learner(NamedTuple):
             # all chance is addressed, so the step begins anew as if nothing had been.
             self._forget()
             size = _halved(size, self.train, say)
+            posed = self.posed(rows, epoch, size)
 
-    def _step(self, rows: NDArray[np.int64], epoch: int, step: int, size: int) -> "_Done":
+    def _step(self, rows: NDArray[np.int64], posed: list[Posed], step: int) -> "_Done":
         """Forward, backward, clip, update on one global batch; no update when something is not finite."""
-        runtime, train, lengths = self.runtime, self.train, self.data.train.lengths
+        runtime, train, split = self.runtime, self.train, self.data.train
         torch.manual_seed(stream(self.seed, "dropout", step, runtime.rank) & (2**63 - 1))
-        parts = pieces(share(by_length(rows, lengths), runtime.rank, runtime.world), size)
-        posed = [self._pose(part, epoch) for part in parts]
+        weighed = self.objective.weighed([targets for _, targets in posed], runtime.total)
+        posed = [(inputs, targets) for (inputs, _), targets in zip(posed, weighed, strict=True)]
         # The loss is the weighted mean over the global batch, so the weights of all its parts are summed up first.
         (weight,) = runtime.total([sum(float(targets.weight.sum()) for _, targets in posed)])
         loss_sum = torch.zeros((), device=runtime.device)
@@ -251,12 +287,10 @@ class _Learner(NamedTuple):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         # Padding is computed too: the cost is that of the longest row of the global batch, however it was cut.
-        flops = TRAINING * self.model.batch_flops(len(rows), int(lengths[rows].max()))
-        return _Done(loss_total, weight, len(rows), int(lengths[rows].sum()), flops, finite)
+        flops = TRAINING * self.model.batch_flops(split.sequences * len(rows), int(split.extents[rows].max()))
+        return _Done(loss_total, weight, len(rows), int(split.lengths[rows].sum()), flops, finite)
 
-    def _held_kernels(
-        self, posed: list[tuple[Inputs, Targets]]
-    ) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    def _held_kernels(self, posed: list[Posed]) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """What depends on the parameters alone is computed once a step, where more than one pass would need it.
 
         Not where a process has its parameters only within the forward pass.
@@ -266,12 +300,25 @@ class _Learner(NamedTuple):
             return contextlib.nullcontext(lambda: None)
         return kernels_held(self.prepared, max(inputs.x.shape[1] for inputs, _ in posed))
 
-    def _pose(self, rows: NDArray[np.int64], epoch: int) -> tuple[Inputs, Targets]:
+    def posed(self, rows: NDArray[np.int64], epoch: int, size: int) -> list[Posed]:
+        """This process's part of a global batch, in pieces of at most `size` examples."""
+        runtime = self.runtime
+        mine = share(by_length(rows, self.data.train.extents), runtime.rank, runtime.world)
+        return [runtime.pinned(self._pose(part, epoch)) for part in pieces(mine, size)]
+
+    def _pose(self, rows: NDArray[np.int64], epoch: int) -> Posed:
         data = self.data
-        batch = collate(data.train, rows, data.input, data.target)
+        if epoch and data.fresh is not None:
+            ids = data.train.ids[np.where(rows == NOBODY, 0, rows)]
+            fresh = data.fresh(ids, epoch)
+            here = np.where(rows == NOBODY, NOBODY, np.arange(len(rows)))
+            split = fresh if self.objective.labelled else fresh.unlabelled()
+            batch = collate(split, here, data.input, data.target)._replace(rows=torch.from_numpy(rows))
+        else:
+            batch = collate(data.train, rows, data.input, data.target)
         return self.objective.pose(batch, Draw(self.seed, "corruption", epoch))
 
-    def _backward(self, question: tuple[Inputs, Targets], scale: float) -> Tensor:
+    def _backward(self, question: Posed, scale: float) -> Tensor:
         """Add to the gradients; returns the loss, summed."""
         inputs, targets = self.runtime.send(question)
         self.prepared.train()
@@ -306,8 +353,8 @@ def plan_steps(model: SequenceModel, data: TaskData, train: Train) -> int:
 
 def mean_flops(model: SequenceModel, data: TaskData, train: Train) -> float:
     """Forward operations an example of a full batch, at the mean length."""
-    mean = max(1, round(float(data.train.lengths.mean())))
-    return model.batch_flops(train.batch_size, mean) / train.batch_size
+    mean = max(1, round(float(data.train.extents.mean())))
+    return model.batch_flops(data.train.sequences * train.batch_size, mean) / train.batch_size
 
 
 def _continue(run: Run, runtime: Runtime, say: Callable[[str], None]) -> Position:

@@ -3,10 +3,12 @@
 A task file holds `class Config(TaskConfig)` and `load(config, raw) -> TaskData`; its first docstring line is shown by
 `spt list tasks`. Everything else (caching, subsets, fingerprints, padding, objectives) is written once, elsewhere.
 
-Three more functions are called where a task file has them: `sources(config, raw)` names the files it reads, so that
-edited ones are read again; `fetch(config, raw, say)` downloads them, for `spt data prepare` alone, and `HUB` or
-`hub(config)` names a copy on the Hugging Face hub; `vocabulary(config, train)` makes the Tokens of the training rows in
-use, a subset perhaps, where the stored values are codes.
+More is used where a task file has it: `sources(config, raw)` names the files it reads, so that edited ones are read
+again; `fetch(config, raw, say)` downloads them, for `spt data prepare` alone, and `hub(config)` names a copy on the
+Hugging Face hub; `vocabulary(config, train)` makes the Tokens of the training rows in use, a subset perhaps, where the
+stored values are codes. Of generated tasks: `ADDRESSED = True` says that a row follows from its number alone, so that
+`load` makes config.limit rows of each split and no more; `sample(config, ids, epoch)` makes training rows anew for a
+later epoch, so that no row is shown twice (unless config.fresh says no).
 
 Letters: n examples in a split, L steps of a sequence, C channels, K target values.
 """
@@ -33,6 +35,7 @@ class TaskConfig(BaseModel):
 
 
 MAX_CODE = 2**24  # a table of 64 MiB
+IGNORED = -1  # the class of a step that is not scored; a real target is NaN there
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,15 @@ class Values:
     """C numbers a step, shown to a model as (value - mean) / std.
 
     `levels` is the number of distinct values when they are integers in [0, levels) (256 for bytes), which is what
-    cross-entropy on continuous inputs needs.
+    cross-entropy on continuous inputs needs. `frame`: a step's channels are a picture of so many rows and columns, row
+    by row.
     """
 
     channels: int
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     levels: int | None = None
+    frame: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         _whole(self, "channels")
@@ -110,13 +115,18 @@ class Values:
         _check(
             all(s > 0 and np.isfinite(s) for s in self.std), f"Values.std is {self.std}; every entry must be positive"
         )
+        if self.frame is not None:
+            object.__setattr__(self, "frame", tuple(operator.index(side) for side in self.frame))
+            fits = len(self.frame) == 2 and self.frame[0] * self.frame[1] == self.channels
+            _check(fits, f"Values.frame is {self.frame}, but a step has {self.channels} channels")
 
 
 @dataclass(frozen=True)
 class Classes:
-    """One of `count` classes."""
+    """One of `count` classes; of every step, with IGNORED where none is asked for, or of the sequence."""
 
     count: int
+    per_step: bool = False
 
     def __post_init__(self) -> None:
         _whole(self, "count")
@@ -125,9 +135,10 @@ class Classes:
 
 @dataclass(frozen=True)
 class Reals:
-    """`size` real numbers."""
+    """`size` real numbers; of every step, with NaN where none are asked for, or of the sequence."""
 
     size: int = 1
+    per_step: bool = False
 
     def __post_init__(self) -> None:
         _whole(self, "size")
@@ -135,30 +146,57 @@ class Reals:
 
 
 def describe(part: Tokens | Values | Classes | Reals) -> dict[str, Any]:
-    """Its kind and fields, for a JSON file; what plain tokens leave out is not mentioned."""
+    """Its kind and fields, for a JSON file; what a plain one leaves out is not mentioned."""
     fields = asdict(part)
-    if isinstance(part, Tokens) and part.codes is None:
-        del fields["codes"], fields["unknown"]
+    for name in ("codes", "unknown", "frame", "per_step"):
+        if name in fields and (fields[name] is None or fields[name] is False):
+            del fields[name]
     return {"kind": type(part).__name__, **fields}
 
 
 @dataclass(frozen=True)
 class Split:
-    """n sequences in one long array; sequence i is values[starts[i]:stops[i]]. Arrays may be memory maps."""
+    """n examples in one long array; example i is values[starts[i]:stops[i]]. Arrays may be memory maps.
+
+    An example is a sequence, or a pair of sequences one behind the other. What belongs to steps (targets of every step,
+    time) stands in arrays beside `values`, of the same length and order.
+    """
 
     values: NDArray[Any]  # (total,) tokens (or codes) or (total, C) values, in storage type (uint8, int16, float32)
     starts: NDArray[np.int64]  # (n,)
     stops: NDArray[np.int64]  # (n,)
-    targets: NDArray[Any] | None  # (n,) classes or (n, K) reals; None once the labels have been taken away
+    targets: NDArray[Any] | None  # (n,) classes or (n, K) reals, per step (total,) or (total, K); None: taken away
     ids: NDArray[Any]  # (n,) the task's own name or number of each example
     fingerprints: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))  # (n,) of the inputs
+    per_step: bool = False  # are the targets those of steps?
+    cuts: NDArray[np.int64] | None = None  # (n,) steps of the first of a pair, in (0, length)
+    steps: NDArray[np.float32] | None = None  # (total,) time since the previous step, where sampling is irregular
+    text_bytes: NDArray[np.int64] | None = None  # (n,) language models: UTF-8 bytes that a row's targets stand for
+    halves: NDArray[np.uint64] | None = None  # (n, 2) pairs: fingerprints of the two sequences
+    answers: NDArray[np.uint64] | None = None  # (n,) fingerprints of a row's targets, where they are those of steps
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
+        """(n,) steps of each example, of both sequences of a pair."""
         return self.stops - self.starts
+
+    @property
+    def extents(self) -> NDArray[np.int64]:
+        """(n,) steps of each example's longest sequence: what a batch is padded to."""
+        return self.lengths if self.cuts is None else np.maximum(self.cuts, self.lengths - self.cuts)
+
+    @property
+    def sequences(self) -> int:
+        """Of an example."""
+        return 1 if self.cuts is None else 2
+
+    @property
+    def seen(self) -> NDArray[np.uint64]:
+        """A fingerprint of every sequence: (n,), or of pairs (2n,)."""
+        return self.fingerprints if self.halves is None else self.halves.reshape(-1)
 
     @property
     def contiguous(self) -> bool:
@@ -190,34 +228,84 @@ class Split:
                 yield np.concatenate([self.row(i) for i in rows.tolist()])
 
     def take(self, rows: NDArray[np.int64]) -> "Split":
-        """These rows, in this order; the values are not copied."""
-        return Split(
-            self.values,
-            self.starts[rows],
-            self.stops[rows],
-            None if self.targets is None else self.targets[rows],
-            self.ids[rows],
-            self.fingerprints[rows] if len(self.fingerprints) else self.fingerprints,
+        """These rows, in this order; the values, and what belongs to steps, are not copied."""
+
+        def taken(array: Any) -> Any:
+            return array if array is None or not len(array) else array[rows]
+
+        return replace(
+            self,
+            starts=self.starts[rows],
+            stops=self.stops[rows],
+            targets=self.targets if self.per_step else taken(self.targets),
+            ids=self.ids[rows],
+            fingerprints=taken(self.fingerprints),
+            cuts=taken(self.cuts),
+            text_bytes=taken(self.text_bytes),
+            halves=taken(self.halves),
+            answers=taken(self.answers),
         )
 
     def unlabelled(self) -> "Split":
-        """The inputs alone: what pretraining is given, so that no label can reach it."""
-        return Split(self.values, self.starts, self.stops, None, self.ids, self.fingerprints)
+        """The inputs alone: what pretraining is given, so that no label can reach it. A pair becomes two examples."""
+        bare = replace(self, targets=None, per_step=False, text_bytes=None, answers=None)
+        if self.cuts is None:
+            return bare
+        middle = self.starts + self.cuts
+        return replace(
+            bare,
+            starts=np.stack([self.starts, middle], 1).reshape(-1),
+            stops=np.stack([middle, self.stops], 1).reshape(-1),
+            ids=np.char.add(np.repeat(self.ids.astype(str), 2), np.tile(["-1", "-2"], len(self))),
+            fingerprints=self.seen if self.halves is not None else self.fingerprints[:0],
+            cuts=None,
+            halves=None,
+        )
 
     @staticmethod
-    def from_rows(rows: Iterable[Any], targets: Any, ids: Iterable[Any] | None = None) -> "Split":
-        """From sequences of any lengths: each (L,) tokens or (L, C) values; one array (n, L[, C]) is not copied."""
-        if isinstance(rows, np.ndarray) and rows.ndim in (2, 3) and rows.size:
-            n, length = rows.shape[:2]
-            starts = np.arange(n, dtype=np.int64) * length
-            names = np.arange(n) if ids is None else np.asarray(list(ids))
-            return Split(rows.reshape(n * length, *rows.shape[2:]), starts, starts + length, np.asarray(targets), names)
-        arrays = [np.asarray(row) for row in rows]
-        _check(len(arrays) > 0, "a split has no rows")
-        lengths = np.array([len(array) for array in arrays], np.int64)
+    def from_rows(
+        rows: Iterable[Any],
+        targets: Any,
+        ids: Iterable[Any] | None = None,
+        *,
+        per_step: bool = False,
+        steps: Any = None,
+    ) -> "Split":
+        """From sequences of any lengths: each (L,) tokens or (L, C) values; one array (n, L[, C]) is not copied.
+
+        With per_step, `targets` are given like the rows: (L,) classes or (L, K) reals for each; so are `steps`, (L,).
+        """
+        values, lengths = _joined(rows)
+        if per_step:
+            targets, others = _joined(targets)
+            _check(np.array_equal(lengths, others), "targets of steps have other lengths than their rows")
+        if steps is not None:
+            steps, others = _joined(steps)
+            _check(np.array_equal(lengths, others), "times of steps have other lengths than their rows")
+            steps = steps.astype(np.float32)
         stops = np.cumsum(lengths)
-        names = np.arange(len(arrays)) if ids is None else np.asarray(list(ids))
-        return Split(np.concatenate(arrays), stops - lengths, stops, np.asarray(targets), names)
+        names = np.arange(len(lengths)) if ids is None else np.asarray(list(ids))
+        return Split(values, stops - lengths, stops, np.asarray(targets), names, per_step=per_step, steps=steps)
+
+    @staticmethod
+    def from_pairs(pairs: Iterable[tuple[Any, Any]], targets: Any, ids: Iterable[Any] | None = None) -> "Split":
+        """From pairs of sequences, each (L,) tokens or (L, C) values of any length."""
+        parts = [np.asarray(part) for pair in pairs for part in pair]
+        values, lengths = _joined(parts)
+        stops, cuts = np.cumsum(lengths)[1::2], lengths[::2]
+        starts = stops - cuts - lengths[1::2]
+        names = np.arange(len(starts)) if ids is None else np.asarray(list(ids))
+        return Split(values, starts, stops, np.asarray(targets), names, cuts=cuts)
+
+
+def _joined(rows: Iterable[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Sequences end to end, and their lengths; one array (n, L[, C]) is not copied."""
+    if isinstance(rows, np.ndarray) and rows.ndim in (2, 3) and rows.size:
+        n, length = rows.shape[:2]
+        return rows.reshape(n * length, *rows.shape[2:]), np.full(n, length, np.int64)
+    arrays = [np.asarray(row) for row in rows]
+    _check(len(arrays) > 0, "a split has no rows")
+    return np.concatenate(arrays), np.array([len(array) for array in arrays], np.int64)
 
 
 @dataclass(frozen=True)
@@ -231,10 +319,13 @@ class TaskData:
     test: Split
     length: int = 0  # longest sequence of the whole task, in steps; a subset of its rows keeps it. 0: found out
     notes: tuple[str, ...] = ()  # what a reader of the numbers must know of the data
+    interval: float = 1.0  # time between steps, in a unit of the task's own, such as seconds
+    future: bool = False  # targets are inputs of later steps: a model that looks ahead would see them
+    fresh: Callable[[NDArray[np.int64], int], Split] | None = None  # training rows by (ids, epoch), where none repeats
 
     def __post_init__(self) -> None:
         if not self.length:
-            longest = [int(split.lengths.max()) for split in self.splits.values() if len(split)]
+            longest = [int(split.extents.max()) for split in self.splits.values() if len(split)]
             object.__setattr__(self, "length", max(longest, default=0))
 
     @property
@@ -249,8 +340,8 @@ class TaskData:
         """Test accuracy of always answering the commonest class of the training split; None for real targets."""
         if not isinstance(self.target, Classes) or self.train.targets is None or self.test.targets is None:
             return None
-        commonest = np.bincount(self.train.targets, minlength=self.target.count).argmax()
-        return float((np.asarray(self.test.targets) == commonest).mean())
+        train, test = (class_counts(split, self.target.count) for split in (self.train, self.test))
+        return float(test[train.argmax()] / test.sum())
 
     def check(self) -> None:
         """Raise ValueError, in words, unless the arrays are what `input` and `target` say."""
@@ -259,6 +350,16 @@ class TaskData:
             inside = (split.starts >= 0).all() and (split.stops <= len(split.values)).all()
             _check(bool(inside), f"the {name} split has starts or stops outside its values")
             _check(bool((split.lengths > 0).all()), f"the {name} split has an empty sequence")
+            if split.cuts is not None:
+                halved = (split.cuts > 0).all() and (split.cuts < split.lengths).all()
+                _check(bool(halved), f"the {name} split has a pair with an empty sequence")
+            if split.steps is not None:
+                timed = split.steps.shape == (len(split.values),) and bool((split.steps > 0).all())
+                _check(timed and _fits(split.steps), f"the {name} split's steps are not one positive time a step")
+            _check(split.per_step == self.target.per_step, f"the {name} split's per_step is not the target's")
+            _check(split.sequences == self.train.sequences, f"the {name} split's examples are not like train's")
+            whole = not (split.per_step and split.cuts is not None)
+            _check(whole, f"the {name} split has pairs, whose targets cannot be those of steps")
             _check(split.targets is not None, f"the {name} split has no targets")
             _check(
                 split.ids.dtype.kind in "iuU",
@@ -266,7 +367,8 @@ class TaskData:
             )
             _check(len(split.ids) == len(split), f"the {name} split has {len(split.ids)} ids for {len(split)} rows")
             self._check_inputs(name, split.values)
-            self._check_targets(name, np.asarray(split.targets), len(split))
+            self._check_targets(name, np.asarray(split.targets), len(split.values) if split.per_step else len(split))
+        _check(bool(0 < self.interval < np.inf), f"the interval is {self.interval}; it is positive")
 
     def _check_inputs(self, name: str, values: NDArray[Any]) -> None:
         top: int | None
@@ -295,12 +397,33 @@ class TaskData:
             _check(targets.shape == (n,), f"the {name} split's labels have shape {targets.shape}, not {(n,)}")
             _check(targets.dtype.kind in "iu", f"the {name} split's labels are {targets.dtype}; integers are expected")
             low, high, top = int(targets.min()), int(targets.max()), self.target.count
-            _check(0 <= low and high < top, f"the {name} split's labels reach from {low} to {high}, outside [0, {top})")
+            least = IGNORED if self.target.per_step else 0
+            _check(
+                least <= low and high < top, f"the {name} split's labels reach from {low} to {high}, outside [0, {top})"
+            )
+            _check(high >= 0, f"the {name} split has no step with a label")
         else:
             wanted = (n, self.target.size)
             _check(targets.shape == wanted, f"the {name} split's targets have shape {targets.shape}, not {wanted}")
             _check(targets.dtype.kind in "iuf", f"the {name} split's targets are {targets.dtype}; numbers are expected")
+            if self.target.per_step:
+                asked = np.isfinite(targets)
+                sound = not np.isinf(targets).any() and bool((asked == asked[:, :1]).all())
+                _check(sound, f"the {name} split has targets that are infinite, or NaN in a part of a step")
+                _check(bool(asked.any()), f"the {name} split has no step with a target")
+                targets = targets[asked]
             _check(_fits(targets), f"the {name} split has targets that are not finite in float32")
+
+
+def class_counts(split: Split, count: int) -> NDArray[np.int64]:
+    """(count,) How many examples, or scored steps, of these rows have each class."""
+    assert split.targets is not None
+    if not split.per_step:
+        return np.bincount(split.targets, minlength=count)
+    total = np.zeros(count + 1, np.int64)
+    for piece in replace(split, values=split.targets).pieces():
+        total += np.bincount(piece.astype(np.int64) - IGNORED, minlength=count + 1)
+    return total[1:]
 
 
 def _fits(values: NDArray[Any]) -> bool:

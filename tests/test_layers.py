@@ -27,7 +27,7 @@ KNOWN_TO = {  # a library, and the only modules that know it
 }
 SHARED = {  # what the files of a folder may share, and what the pipeline may name
     "spt.models": {"base", "mixer", "feedforward", "ops", "longconv", "s4kernel", "attention"},
-    "spt.tasks": {"base", "files"},
+    "spt.tasks": {"base", "files", "waves", "generators", "own"},
 }
 WORK = {  # may load torch; plans, records, reports and commands may not, nor anything not named here
     *("spt.batch", "spt.bench", "spt.checkpoint", "spt.compute", "spt.contract", "spt.doctor", "spt.evaluate"),

@@ -19,6 +19,7 @@ from accelerate import Accelerator
 from tiny import TASK, environment, loaded, own_task, recipe_file, run, spt_job, weights
 
 import spt.runtime
+from spt import stages
 from spt.errors import CheckpointError, DataError, DivergedError, Interrupted, OutputError, Stopped
 from spt.evaluate import better
 from spt.models.base import Context
@@ -628,6 +629,21 @@ def test_other_data_are_another_run(tmp_path, monkeypatch):
         monkeypatch.setenv("SPT_DATA_DIR", str(tmp_path / folder))
         keys.append(Job(load(str(path)), "pretrain", 0).key())
     assert len(set(keys[:3])) == 3 and keys[3] == keys[0]  # the same rows again are the same run
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_run_is_done_only_once_it_is_tidied(again, tmp_path, monkeypatch):
+    """Killed in between, at its end or at a later look, it leaves a run that the next to come tidies."""
+    job, states = Job(loaded(tmp_path), "pretrain", 0), []
+    folder = tmp_path / "runs" / job.name
+    if again:
+        run(job, tmp_path / "runs")
+        (folder / "status.json").unlink()
+    status = Run(tmp_path / "runs", job.name).status
+    monkeypatch.setattr(stages, "clean", lambda one: states.append((status() or {}).get("state")))
+    run(job, tmp_path / "runs")
+    assert len(states) == 1 and states[0] != "done" and status()["state"] == "done"
+    assert (folder / "result.json").exists()
 
 
 def test_a_finished_run_whose_status_was_lost_is_put_right(tmp_path, monkeypatch):

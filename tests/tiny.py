@@ -1,6 +1,8 @@
 """Small things that many tests need."""
 
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +11,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from spt.models.base import Backbone
+from spt.optim import groups
 from spt.plan import Job
-from spt.recipe import Loaded, load
+from spt.recipe import Loaded, Train, load
 from spt.run import Result
 from spt.runtime import Runtime, Settings
 from spt.stages import ensure
@@ -116,6 +120,19 @@ def own_task(folder: Path, **changes: Any) -> Loaded:
     """A recipe over TASK; changes may override `task__kind` and the rest."""
     (folder / "toy.py").write_text(TASK)
     return loaded(folder, **{"task": {"name": "./toy.py"}, **changes})
+
+
+def held_to_table(backbone: Backbone, table: dict[str, tuple[float, float]]) -> None:
+    """Rate and decay of every parameter, by patterns of names, at a recipe's 0.01 and 0.05; no pattern is idle."""
+    train, seen = Train(steps=1, batch_size=1, learning_rate=0.01, weight_decay=0.05), set()
+    for group in groups(backbone, train):
+        for parameter in group.names:
+            own = re.sub(r"^mixers\.\d+\.", "", parameter)
+            pattern = next(pattern for pattern in table if re.fullmatch(pattern, own))
+            found = (group.learning_rate, group.weight_decay)
+            assert all(math.isclose(a, b) for a, b in zip(found, table[pattern], strict=True)), (parameter, found)
+            seen.add(pattern)
+    assert seen == set(table), "a line of the table that no parameter meets"
 
 
 def spt_job(one: Loaded, seed: int = 0) -> Job:

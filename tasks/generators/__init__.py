@@ -1,0 +1,1 @@
+"""What tasks make: laws of published generators, and how rows are made by several workers."""
