@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import io
 import json
+import logging
 import os
 import signal
 import sys
@@ -69,6 +70,10 @@ MicroOption = Annotated[
 DataOption = Annotated[
     Path | None, typer.Option("--data-dir", envvar="SPT_DATA_DIR", help="Folder with raw data sets; only ever read.")
 ]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, envvar="SPT_WORKERS", help="Generating rows: how many work at once (all cores)."),
+]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of whatever goes wrong.")]
 
 
@@ -119,6 +124,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a × must not end a run on a terminal that knows ASCII alone
+    logging.getLogger("spt.tasks").addHandler(_Tell(logging.INFO))
+    logging.getLogger("spt.tasks").setLevel(logging.INFO)
     try:
         launch.end_with_parent()
         launch.join_slurm()
@@ -150,8 +157,9 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
             debug = bool(options.get("debug")) or os.environ.get("SPT_DEBUG", "") not in ("", "0")
             with contextlib.suppress(ValueError):  # not in the main thread
                 signal.signal(signal.SIGTERM, _stop)
-            if options.get("data_dir") is not None:
-                os.environ["SPT_DATA_DIR"] = str(options["data_dir"])
+            for option, variable in (("data_dir", "SPT_DATA_DIR"), ("workers", "SPT_WORKERS")):
+                if options.get(option) is not None:
+                    os.environ[variable] = str(options[option])
             if runs:
                 options["how"] = How(**{field: options.pop(field) for field in How._fields})
             try:
@@ -276,6 +284,13 @@ def _results_only() -> Iterator[None]:
         _results = None
 
 
+class _Tell(logging.Handler):
+    """What takes long in a task says how far it is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
+
+
 def say(text: str) -> None:
     """News for people; never on standard output."""
     if launch.rank() == 0:
@@ -335,6 +350,37 @@ def finetune(
     elif not scratch:
         parent = Job(loaded, "pretrain", number)
     _train(Job(loaded, "finetune", number, parent), out, _runtime(resume, how), as_json)
+
+
+@command(app)
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished finetuning run.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[task.a=c …]", help="Changes to its task: other data, same weights.")
+    ] = None,
+    split: Annotated[
+        Literal["test", "val", "train"], typer.Option("--split", help="Which rows of the task are answered.")
+    ] = "test",
+    as_json: JsonOption = False,
+    how: How = HOW,
+) -> None:
+    """Score a finished run's weights once more, on its task or on a changed one, without training.
+
+    Where steps of the changed task lie further apart in time (speech at half the sampling rate), models in continuous
+    time are told so.
+    """
+    from spt.rescore import rescore
+
+    found = rescore(run, changes or [], split, _runtime("auto", how))
+    if as_json:
+        put(found)
+        return
+    scores = ", ".join(f"{name} {value:.6g}" for name, value in found["scores"].items())
+    print(f"{run.name}: {scores} on {found['rows']:,} {split} rows")
+    if found["rate"] != 1:
+        say(f"note: steps are {found['rate']:g} times as far apart as in training, and the model was told so")
+    for note in found["notes"]:
+        say(f"note: {note}")
 
 
 @command(app)
@@ -438,6 +484,7 @@ def data_prepare(
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", envvar="SPT_DATA_DIR", help="Folder with raw data sets; filled here.")
     ] = None,
+    workers: WorkersOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -462,9 +509,16 @@ def data_prepare(
 
 @command(data_app, "check")
 def data_check(
-    arguments: TaskArgument, data_dir: DataOption = None, as_json: JsonOption = False, debug: DebugOption = False
+    arguments: TaskArgument,
+    data_dir: DataOption = None,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
 ) -> None:
-    """What a task's data are: files, rows, classes, lengths, duplicates; every prepared row is read."""
+    """What a task's data are: files, rows, classes, lengths, duplicates, trivial scores, and what is odd about them.
+
+    Every prepared row is read.
+    """
     from spt.data import check, chosen_task, render
 
     found = check(chosen_task(arguments))

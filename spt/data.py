@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 
 from spt.components import Kind, find, is_path, listing
 from spt.errors import DataError, RecipeError, SptError, UsageError, brief, did_you_mean
+from spt.probe import probe
 from spt.recipe import (
     Part,
     Recipe,
@@ -27,8 +29,8 @@ from spt.recipe import (
     split_arguments,
 )
 from spt.run import writing
-from spt.store import cache_dir, data_dir, fingerprints, from_hub, open_part, open_task, prepared, rows_hash
-from spt.tasks.base import Classes, Split, TaskData, Tokens, Values
+from spt.store import Opened, cache_dir, data_dir, fingerprints, from_hub, open_part, open_task, prepared, rows_hash
+from spt.tasks.base import Classes, Split, TaskData, Tokens, Values, class_counts, sequence_lengths
 
 Say = Callable[[str], None]
 
@@ -158,22 +160,84 @@ def check(part: Part) -> dict[str, Any]:
         "files": [{"path": str(path), "bytes": path.stat().st_size} for path in files],
         "notes": list(data.notes),
         "rows": {name: len(split) for name, split in data.splits.items()},
-        "lengths": {name: _spread(split.lengths) for name, split in data.splits.items()},
+        "lengths": {name: _spread(split) for name, split in data.splits.items()},
+        "examples": "pairs of sequences" if data.train.sequences == 2 else "sequences",
+        "interval": data.interval,
+        "fresh": data.fresh is not None,
+        "times": None if data.train.steps is None else {n: _times(split) for n, split in data.splits.items()},
         "input": str(data.input),
         **_inputs(data),
         "target": str(data.target),
         "targets": {name: _targets(data, split) for name, split in data.splits.items()},
         "chance": data.chance(),
+        "probe": probe(data),
         "guesses": _guesses(data),
         "duplicates": _duplicates(data),
+        "findings": [*_findings(data), *_of_files(opened)],
         "folder": str(folder),
         "data": rows_hash(data),
     }
     return found
 
 
-def _spread(numbers: NDArray[Any]) -> dict[str, int | float]:
-    return {"min": int(numbers.min()), "median": float(np.median(numbers)), "max": int(numbers.max())}
+BINS = 12  # of the histogram of lengths
+
+
+def _spread(split: Split) -> dict[str, Any]:
+    """Of the sequences' lengths."""
+    lengths = sequence_lengths(split)
+    counts, edges = np.histogram(lengths, BINS if lengths.min() < lengths.max() else 1)
+    found = {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())}
+    return found | {"histogram": counts.tolist(), "edges": edges.tolist()}
+
+
+def _times(split: Split) -> dict[str, float]:
+    assert split.steps is not None
+    pieces = list(replace(split, values=split.steps).pieces())
+    total = sum(float(piece.sum(dtype=np.float64)) for piece in pieces) / sum(map(len, pieces))
+    return {"min": min(float(p.min()) for p in pieces), "mean": total, "max": max(float(p.max()) for p in pieces)}
+
+
+def _findings(data: TaskData) -> list[str]:
+    """What is odd about the rows themselves, a sentence each."""
+    found = []
+    if isinstance(data.input, Values):
+        ends = [(piece.min(axis=0), piece.max(axis=0)) for piece in data.train.pieces()]
+        low, high = np.min([low for low, _ in ends], axis=0), np.max([high for _, high in ends], axis=0)
+        flat = np.flatnonzero(low == high)
+        if len(flat):
+            which = ", ".join(f"{k} ({low[k]:g})" for k in flat[:5].tolist()) + (", …" if len(flat) > 5 else "")
+            found.append(f"{len(flat)} of {data.input.channels} channels are constant in the training rows: {which}")
+    if isinstance(data.target, Classes):
+        counts = class_counts(data.train, data.target.count)
+        rare = int((counts < 2).sum())
+        if rare and not data.target.per_step:
+            found.append(f"{rare} of {data.target.count} classes have fewer than two training rows")
+        if counts.max() >= 0.9 * counts.sum():
+            found.append(
+                f"{counts.max() / counts.sum():.1%} of the training answers are class {int(counts.argmax())}: look at "
+                "f1_macro or accuracy_macro (finetune.objective.metric) beside accuracy"
+            )
+    conflicts = _conflicts(data.train)
+    if conflicts:
+        found.append(f"{conflicts:,} training rows have the input of an earlier row, but another target")
+    return found
+
+
+def _conflicts(split: Split) -> int:
+    """Rows whose input stands before with another target."""
+    if split.per_step or split.targets is None:
+        return 0
+    _, first, which = np.unique(split.fingerprints, return_index=True, return_inverse=True)
+    other = np.asarray(split.targets) != np.asarray(split.targets)[first[which]]
+    return int(other.reshape(len(split), -1).any(axis=1).sum())
+
+
+def _of_files(opened: Opened) -> list[str]:
+    """What the task itself says of its files, where it looks into them."""
+    if not hasattr(opened.component.module, "findings"):
+        return []
+    return [str(text) for text in opened.component.module.findings(opened.config, data_dir().resolve())]
 
 
 def _inputs(data: TaskData) -> dict[str, Any]:
@@ -199,7 +263,9 @@ def _targets(data: TaskData, split: Split) -> list[int] | dict[str, list[float]]
     """How many rows of each class; or each target's range."""
     targets = np.asarray(split.targets)
     if isinstance(data.target, Classes):
-        return np.bincount(targets, minlength=data.target.count).tolist()
+        return class_counts(split, data.target.count).tolist()
+    if split.per_step:
+        targets = targets[np.isfinite(targets[:, 0])]
     return {"min": targets.min(axis=0).tolist(), "mean": targets.mean(axis=0).tolist(), "max": targets.max(0).tolist()}
 
 
@@ -246,11 +312,24 @@ def render(found: Mapping[str, Any]) -> str:
     files = [f"{file['path']}  {file['bytes']:,} bytes" for file in found["files"]]
     lines += _labelled("files", files or ["none named by the task"])
     lines += _labelled("notes", found["notes"])
-    lines += ["", f"          {'rows':>8}   {'length: min':>11} {'median':>9} {'max':>9}"]
+    lines += ["", f"          {'rows':>8}   {'length: min':>11} {'median':>9} {'max':>9}   from min to max"]
     for name, rows in found["rows"].items():
         spread = found["lengths"][name]
-        lines.append(f"{name:<9} {rows:>8,}   {spread['min']:>11,} {spread['median']:>9,.0f} {spread['max']:>9,}")
+        bars = _bars(spread["histogram"])
+        lines.append(
+            f"{name:<9} {rows:>8,}   {spread['min']:>11,} {spread['median']:>9,.0f} {spread['max']:>9,}   {bars}"
+        )
+    if found["fresh"]:
+        lines += ["          training rows are made anew for every epoch; these are the first's"]
+    if found["examples"] != "sequences":
+        lines += [f"          a row is one of {found['examples']}, whose lengths these are"]
     lines += ["", f"input     {found['input']}"]
+    for name, times in (found["times"] or {}).items():
+        lines.append(
+            f"          {name}: {times['min']:g} to {times['max']:g} from step to step, mean {times['mean']:.4g}"
+        )
+    if found["interval"] != 1:
+        lines.append(f"          one step stands for {found['interval']:g} (of the task's unit of time)")
     for name, spread in found.get("values", {}).items():
         lines.append(f"          {name}: values {spread['min']:g} to {spread['max']:g}")
     for name, share in found.get("unknown", {}).items():
@@ -259,13 +338,23 @@ def render(found: Mapping[str, Any]) -> str:
     for name, targets in found["targets"].items():
         lines.append(f"          {name}: {_target_line(targets)}")
     if found["chance"] is not None:
-        lines.append(f"chance    {found['chance']:.2%} of the test rows have the commonest training class")
+        lines.append(f"chance    {found['chance']:.2%} of the test answers are the commonest training class")
+    if found["probe"]:
+        scores = ", ".join(f"{name} {value:.4g}" for name, value in found["probe"]["test"].items())
+        lines.append(f"probe     {scores} on test, by a linear map of {found['probe']['features']}")
     guesses = ", ".join(f"{name} {value:.4g}" for name, value in found["guesses"].items())
     lines.append(f"guesses   {guesses}: losses on validation inputs without a look at their neighbours")
     repeated = [f"{name} {count:,}" for name, count in found["duplicates"].items() if count]
     lines.append(f"repeated  {', '.join(repeated) or 'no input stands twice'}")
+    lines += _labelled("findings", found["findings"])
     lines += ["", f"prepared  {found['folder']}", f"data      {found['data']}"]
     return "\n".join(lines)
+
+
+def _bars(counts: list[int]) -> str:
+    """A histogram in a line; what is not empty shows."""
+    top = max(counts)
+    return "".join("▁▂▃▄▅▆▇█"[-(-7 * count // top)] if count else " " for count in counts)
 
 
 def _labelled(label: str, lines: list[str]) -> list[str]:

@@ -29,7 +29,7 @@ from spt.run import Ledger, Result, Run, State, writing
 from spt.runtime import Runtime, command_line, environment, lost
 from spt.seeding import seeded
 from spt.store import open_task, overlap, record, refuse_leak, training_fingerprints
-from spt.tasks.base import Split, TaskData
+from spt.tasks.base import Split, TaskData, sequence_lengths
 from spt.train import Fitted, fit, plan_steps
 
 
@@ -87,7 +87,7 @@ def _check_abilities(bound: Bound) -> None:
     """The model can take sequences of this task's lengths, as it says itself."""
     backbone, name = bound.model.backbone, bound.job.loaded.recipe.model.name
     data = bound.data
-    lengths = np.unique(np.concatenate([_sequence_lengths(split) for split in data.splits.values()]))
+    lengths = np.unique(np.concatenate([np.unique(sequence_lengths(split)) for split in data.splits.values()]))
     odd = lengths[lengths % backbone.multiple != 0]
     if odd.size:
         raise UsageError(
@@ -108,13 +108,6 @@ def _check_abilities(bound: Bound) -> None:
         raise UsageError(
             "this task's targets are later inputs, which a model that looks ahead sees; set model.causal=true"
         )
-
-
-def _sequence_lengths(split: Split) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The different lengths of its sequences."""
-    if split.cuts is None:
-        return np.unique(split.lengths)
-    return np.unique(np.concatenate([split.cuts, split.lengths - split.cuts]))
 
 
 def _check_scored(bound: Bound) -> None:

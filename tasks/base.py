@@ -415,6 +415,11 @@ class TaskData:
             _check(_fits(targets), f"the {name} split has targets that are not finite in float32")
 
 
+def sequence_lengths(split: Split) -> NDArray[np.int64]:
+    """Of every sequence; a pair has two."""
+    return split.lengths if split.cuts is None else np.concatenate([split.cuts, split.lengths - split.cuts])
+
+
 def class_counts(split: Split, count: int) -> NDArray[np.int64]:
     """(count,) How many examples, or scored steps, of these rows have each class."""
     assert split.targets is not None

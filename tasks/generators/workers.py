@@ -5,6 +5,7 @@
 
 import functools
 import hashlib
+import inspect
 import logging
 import math
 import multiprocessing
@@ -14,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -58,7 +59,10 @@ def jit(function: F) -> F:
     comes from, until that file changes: compiled functions that call each other stand in one file.
     """
     numba = _numba()
-    return function if numba is None else numba.njit(function, nogil=True, cache=True)
+    if numba is None:
+        return function
+    bare = inspect.unwrap(function)  # out of what a test run puts around it to check types
+    return cast(F, numba.njit(bare, nogil=True, cache=True))
 
 
 @functools.cache
@@ -116,8 +120,21 @@ def _mapped(
 
 
 def room(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """An array to be filled; one of more than a GiB lies in a temporary file, gone with the array."""
-    if math.prod(shape) * np.dtype(dtype).itemsize <= IN_MEMORY:
+    """An array to be filled; one of more than a GiB lies in a temporary file, gone with the array.
+
+    Raises ValueError where there is no room for it: writing beyond the end of a disk would end the process.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size <= IN_MEMORY:
         return np.empty(shape, dtype)
-    with tempfile.TemporaryFile() as file:
-        return np.memmap(file, dtype, "w+", shape=shape)
+    folder = tempfile.gettempdir()
+    try:
+        with tempfile.TemporaryFile() as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            return np.memmap(file, dtype, "w+", shape=shape)
+    except OSError as error:
+        raise ValueError(
+            f"{shape[0]:,} rows take {size / 1e9:,.1f} GB, for which {folder} has no room ({error.strerror}); ask for "
+            "fewer or shorter rows, or let TMPDIR name a folder with more"
+        ) from error

@@ -1,0 +1,514 @@
+"""Tasks that ask at every step, show pairs, tell the time between steps, or make new rows every epoch."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score, f1_score
+from tiny import environment, loaded, recipe_file, run, spt, weights
+
+from spt.batch import NOBODY, collate
+from spt.errors import UsageError
+from spt.losses import LEAST_VARIANCE, answers, metrics, per_answer, sums
+from spt.models.base import Context
+from spt.network import Encoder, Frames, Head
+from spt.objectives import Inputs, Output, Supervised, Targets
+from spt.plan import Job
+from spt.recipe import EncoderConfig, HeadConfig
+from spt.rescore import rescore
+from spt.runtime import Runtime, Settings
+from spt.seeding import Draw
+from spt.stages import bind
+from spt.store import open_task, record
+from spt.tasks.base import IGNORED, Classes, Reals, Split, TaskData, Tokens, Values
+
+# 24 rows of 6 to 12 tokens; what is asked is the option `ask`.
+TASK = '''
+"""Every way of asking."""
+import numpy as np
+from spt.tasks.base import IGNORED, Classes, Reals, Split, TaskConfig, TaskData, Tokens, Values
+
+ADDRESSED = True
+LOADED = []
+
+class Config(TaskConfig):
+    ask: str = "tags"
+    rows: int = 24
+    fresh: bool = False
+    interval: float = 1.0
+
+def one(seed, ask):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(6, 13))
+    x = rng.integers(0, 7, n).astype(np.uint8)
+    if ask == "tags":
+        return x, np.where(rng.random(n) < 0.5, x % 3, IGNORED).astype(np.int8)
+    if ask == "numbers":
+        y = np.stack([np.cumsum(x) / 10, x / 7.0], 1).astype(np.float32)
+        y[: n // 2] = np.nan
+        return x, y
+    if ask == "next":
+        return x, np.append(x[1:], 0)
+    return x, rng.exponential(1.0, n).astype(np.float32)
+
+def split(config, name, n, epoch=0, ids=None):
+    LOADED.append(n)
+    ids = np.arange(n) if ids is None else ids
+    base = {"train": 0, "val": 10_000, "test": 20_000}[name]
+    seeds = [base + 1000 * epoch + int(i) % 10_000 for i in ids]
+    made = [one(seed, config.ask) for seed in seeds]
+    rows = [x for x, _ in made]
+    if config.ask == "pairs":
+        pairs = [(x[: 1 + k % (len(x) - 1)], x[1 + k % (len(x) - 1):]) for k, x in enumerate(rows)]
+        return Split.from_pairs(pairs, [int(a[0] > b[0]) for a, b in pairs], ids=base + ids)
+    if config.ask in ("times", "plain"):
+        times = [t for _, t in made] if config.ask == "times" else None
+        return Split.from_rows(rows, [int(x.sum()) % 2 for x in rows], ids=base + ids, steps=times)
+    found = Split.from_rows(rows, [y for _, y in made], ids=base + ids, per_step=True)
+    if config.ask == "next":
+        from dataclasses import replace
+        found = replace(found, text_bytes=2 * found.lengths)
+    return found
+
+def load(config, raw):
+    n = min(config.rows, config.limit or config.rows)
+    target = {"tags": Classes(3, per_step=True), "numbers": Reals(2, per_step=True), "next": Classes(7, per_step=True)}
+    parts = [split(config, name, n) for name in ("train", "val", "test")]
+    return TaskData(Tokens(7), target.get(config.ask, Classes(2)), *parts, interval=config.interval,
+                    future=config.ask == "next")
+
+def sample(config, ids, epoch):
+    return split(config, "train", 0, epoch, ids)
+'''
+
+
+def asking(folder, ask, **changes):
+    (folder / "ask.py").write_text(TASK)
+    return loaded(folder, **{"task": {"name": "./ask.py", "ask": ask}, **changes})
+
+
+def data_of(one):
+    return open_task(one.recipe.task)
+
+
+@pytest.mark.parametrize("ask", ["tags", "numbers", "pairs", "times", "next"])
+def test_the_store_gives_back_what_belongs_to_steps_and_pairs(ask, tmp_path):
+    one = asking(tmp_path, ask)
+    from spt.components import find
+
+    component = find("tasks", one.recipe.task.name)
+    given = component.module.load(component.module.Config(ask=ask), tmp_path)
+    kept = data_of(one)
+    assert kept.target == given.target and kept.length == given.length and kept.future == given.future
+    for name, split in given.splits.items():
+        stored = kept.splits[name]
+        assert np.array_equal(stored.values, split.values) and np.array_equal(stored.extents, split.extents)
+        assert np.array_equal(stored.targets, split.targets, equal_nan=ask == "numbers")
+        for field in ("cuts", "steps", "text_bytes"):
+            mine, theirs = getattr(stored, field), getattr(split, field)
+            assert (mine is None) == (theirs is None) and (mine is None or np.array_equal(mine, theirs))
+        some = stored.take(np.array([5, 2]))
+        assert np.array_equal(some.row(1), split.row(2)) and record(some) != record(stored)
+
+
+def test_other_targets_of_steps_or_times_are_other_data(tmp_path):
+    rows = [np.arange(5, dtype=np.uint8)] * 4
+    from spt.store import _printed
+
+    def prints(steps=None, targets=0, cut=None):
+        if cut is not None:
+            return _printed(Split.from_pairs([(row[:cut], row[cut:]) for row in rows], [0, 1, 0, 1]))
+        y = [np.full(5, targets, np.int8)] * 4
+        times = None if steps is None else [np.full(5, steps, np.float32)] * 4
+        return _printed(Split.from_rows(rows, y, per_step=True, steps=times))
+
+    assert record(prints()) == record(prints())
+    assert record(prints()).targets != record(prints(targets=1)).targets
+    assert len({record(prints(steps=s)).inputs for s in (None, 1.0, 2.0)}) == 3
+    assert len({record(prints(cut=c)).inputs for c in (1, 2, 3)}) == 3
+
+
+def test_targets_of_steps_are_scored_where_they_are_asked(tmp_path):
+    for ask in ("tags", "numbers"):
+        data = data_of(asking(tmp_path, ask))
+        batch = collate(data.train, np.array([0, 1, NOBODY]), data.input, data.target)
+        inputs, targets = Supervised().pose(batch, Draw(0, "x", 0))
+        for i in range(3):
+            start, stop = data.train.starts[i % 3], data.train.stops[i % 3]
+            y = np.asarray(data.train.targets[start:stop])
+            asked = (y != IGNORED) if ask == "tags" else np.isfinite(y[:, 0])
+            weight = targets.weight[i].numpy()
+            assert not weight[stop - start :].any()
+            if i < 2:
+                assert np.array_equal(weight[: stop - start] > 0, asked)
+                shown = targets.values[i, : stop - start].numpy()
+                assert np.array_equal(shown[asked].squeeze(), y[asked])
+            else:
+                assert not weight.any()
+        assert torch.isfinite(targets.values.float()).all() and inputs.hidden is None
+
+
+@pytest.mark.parametrize("ask", ["tags", "numbers", "pairs", "next"])
+def test_both_stages_run_and_resume_in_any_cut(ask, tmp_path):
+    changes = {"model__causal": ask == "next", "pretrain__objective": {"name": "next" if ask == "next" else "masked"}}
+    one = asking(tmp_path, ask, **changes)
+    whole = run(Job(one, "finetune", 0, Job(one, "pretrain", 0)), tmp_path / "a")
+    cut = run(Job(one, "finetune", 0, Job(one, "pretrain", 0)), tmp_path / "b", micro_batch_size=3)
+    for name, value in whole.test.items():
+        assert cut.test[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    wanted = {
+        "tags": {"loss", "accuracy", "f1_macro", "accuracy_macro"},
+        "numbers": {"loss", "mae", "mse", "r2"},
+        "pairs": {"loss", "accuracy", "f1_macro", "accuracy_macro"},
+        "next": {"loss", "accuracy", "perplexity", "bits_per_byte"},
+    }
+    assert set(whole.test) == wanted[ask] and set(whole.val) == wanted[ask]
+    if ask == "next":
+        assert whole.metric == "bits_per_byte" and not whole.higher_is_better
+        assert whole.test["bits_per_byte"] == pytest.approx(whole.test["loss"] / math.log(2) / 2)
+        assert whole.test["perplexity"] == pytest.approx(math.exp(whole.test["loss"]))
+
+
+def test_answers_of_steps_leave_their_scores(tmp_path):
+    import pyarrow.parquet as pq
+
+    one = asking(tmp_path, "tags")
+    job = Job(one, "finetune", 0)
+    result = run(job, tmp_path / "runs")
+    table = pq.read_table(tmp_path / "runs" / job.name / "predictions.parquet").to_pydict()
+    assert sum(table["right"]) / sum(table["steps"]) == pytest.approx(result.test["accuracy"])
+    assert table["id"] == data_of(one).test.ids.tolist()
+
+
+def test_metrics_that_count_classes_alike_are_scikit_learns():
+    generator = torch.Generator().manual_seed(0)
+    output = Output("cross_entropy", per_step=True, size=1, classes=5, macro=True)
+    logits = torch.randn(7, 11, 5, generator=generator)
+    values = torch.randint(0, 4, (7, 11, 1), generator=generator)  # class 4 never occurs, but is answered
+    weight = (torch.rand(7, 11, generator=generator) < 0.6).float()
+    found = sums(output, logits, Targets(values, weight))
+    scores = metrics(output, {name: tensor.sum(0) for name, tensor in found.items()})
+    asked = weight.bool()
+    truth, said = values[..., 0][asked], answers(output, logits)[..., 0][asked]
+    assert scores["f1_macro"] == pytest.approx(f1_score(truth, said, average="macro"))
+    with pytest.warns(UserWarning, match="y_pred contains classes"):
+        assert scores["accuracy_macro"] == pytest.approx(balanced_accuracy_score(truth, said))
+    assert scores["accuracy"] == pytest.approx(float((truth == said).float().mean()))
+
+
+def test_classes_weigh_alike_over_the_whole_batch_however_it_is_cut(tmp_path):
+    objective = Supervised(class_weights="batch")
+    data = data_of(asking(tmp_path, "tags"))
+    output = objective.output(data)
+    logits = torch.randn(24, 12, 3, generator=torch.Generator().manual_seed(1))
+
+    def loss(parts):
+        posed = [
+            objective.pose(collate(data.train, part, data.input, data.target), Draw(0, "x", 0))[1] for part in parts
+        ]
+        weighed = objective.weighed(posed, lambda numbers: numbers)
+        total = sum(float(targets.weight.sum()) for targets in weighed)
+        found = sum(
+            float((per_answer(output, logits[part, : t.values.shape[1]], t.values) * t.weight).sum())
+            for part, t in zip(parts, weighed, strict=True)
+        )
+        return found / total, total
+
+    rows = np.arange(24)
+    whole, classes = loss([rows])
+    assert classes == pytest.approx(3)
+    assert loss([rows[:5], rows[5:6], rows[6:]])[0] == pytest.approx(whole, rel=1e-5)
+    batch = collate(data.train, rows, data.input, data.target)
+    _, targets = objective.pose(batch, Draw(0, "x", 0))
+    asked = targets.weight > 0
+    plain = per_answer(output, logits, targets.values)[asked]
+    truth = targets.values[..., 0][asked]
+    by_hand = np.mean([float(plain[truth == c].mean()) for c in range(3)])
+    assert whole == pytest.approx(by_hand, rel=1e-5)
+    found = sums(output, logits, targets)  # and in an evaluation, over the split
+    scores = metrics(output, {name: tensor.sum(0) for name, tensor in found.items()})
+    assert scores["loss"] == pytest.approx(by_hand, rel=1e-5)
+    equal = Supervised().output(data)
+    found = sums(equal, logits, targets)
+    assert metrics(equal, {n: t.sum(0) for n, t in found.items()})["loss"] == pytest.approx(
+        float(plain.mean()), rel=1e-5
+    )
+
+
+def test_a_gaussian_answer_is_scored_by_its_density():
+    output = Output("gaussian", per_step=True, size=2)
+    assert output.width == 4
+    logits = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.randn(3, 5, 2, generator=torch.Generator().manual_seed(1))
+    variance = torch.nn.functional.elu(logits[..., 2:]) + 1 + LEAST_VARIANCE
+    law = torch.distributions.Normal(logits[..., :2], variance.sqrt())
+    assert torch.allclose(per_answer(output, logits, y), -law.log_prob(y).mean(-1), atol=1e-5)
+    assert torch.equal(answers(output, logits), logits[..., :2])
+    head = Head(8, output, HeadConfig(mlp=True))
+    assert head(torch.zeros(3, 5, 8), Context(torch.ones(3, 5, dtype=torch.bool), False)).shape == (3, 5, 4)
+    assert torch.isfinite(per_answer(output, torch.full((1, 1, 4), -200.0), torch.zeros(1, 1, 2))).all()
+
+
+def test_gaussian_answers_train(tmp_path):
+    one = asking(tmp_path, "numbers", finetune__objective={"name": "supervised", "loss": "gaussian", "metric": "r2"})
+    result = run(Job(one, "finetune", 0), tmp_path / "runs")
+    assert result.metric == "r2" and result.higher_is_better and set(result.test) == {"loss", "mae", "mse", "r2"}
+
+
+def test_a_pair_is_two_sequences_and_one_answer(tmp_path):
+    data = data_of(asking(tmp_path, "pairs"))
+    batch = collate(data.train, np.array([3, 0]), data.input, data.target)
+    assert batch.x.shape[0] == 4 and batch.y.shape == (2,) and batch.rows.tolist() == [3, 0]
+    for k, i in enumerate((3, 0)):
+        cut = int(data.train.cuts[i])
+        row = data.train.row(i)
+        assert batch.x[k][batch.context.valid[k]].tolist() == row[:cut].tolist()
+        assert batch.x[2 + k][batch.context.valid[2 + k]].tolist() == row[cut:].tolist()
+    for mlp in (False, True):
+        head = Head(8, Supervised().output(data), HeadConfig(mlp=mlp))
+        x = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
+        context = Context(torch.ones(4, 6, dtype=torch.bool), False)
+        u, v = x.mean(1)[:2], x.mean(1)[2:]
+        features = torch.cat([u, v, u - v, u * v], -1)
+        if mlp:
+            features = torch.nn.functional.gelu(head.inner(features))
+        assert torch.allclose(head(x, context), head.out(features), atol=1e-6)
+        assert head(x, context).shape == (2, 2)
+
+
+def test_pretraining_takes_the_sequences_of_a_pair_one_by_one(tmp_path):
+    data = data_of(asking(tmp_path, "pairs"))
+    bare = data.train.unlabelled()
+    assert len(bare) == 48 and bare.targets is None and bare.sequences == 1
+    assert np.array_equal(np.concatenate([bare.row(6), bare.row(7)]), data.train.row(3))
+    assert np.array_equal(bare.fingerprints, data.train.seen) and len(set(bare.ids.tolist())) == 48
+
+
+def test_rows_of_a_leaking_pair_are_found(tmp_path):
+    from spt.errors import CheckpointError
+    from spt.store import refuse_leak
+
+    data = data_of(asking(tmp_path, "pairs"))
+    leaked = data.test.seen[7:8]  # the second of pair 3
+    with pytest.raises(CheckpointError, match="1 of the 24 test rows"):
+        refuse_leak(np.setdiff1d(leaked, data.train.seen), np.empty(0, np.uint64), data, "it")
+
+
+def test_encoder_knows_where_a_step_lies():
+    encoder = Encoder(Tokens(5), 6, EncoderConfig(positions="circle"))
+    valid = torch.arange(8) < torch.tensor([[8], [5]])
+    x, hidden = torch.zeros(2, 8, dtype=torch.int64), torch.zeros(2, 8, dtype=torch.bool)
+    hidden[0, 3] = True
+    y = encoder(x, hidden, Context(valid, True))
+    for row, length in enumerate((8, 5)):
+        for i in range(length):
+            angle = 2 * math.pi * i / length
+            at = encoder.circle(torch.tensor([math.cos(angle), math.sin(angle)]))
+            base = encoder.hidden if hidden[row, i] else encoder.map.weight[0]
+            assert torch.allclose(y[row, i], base + at, atol=1e-5)
+    assert encoder.flops(8) == 2 * 8 * 2 * 6
+
+
+def test_frames_go_through_the_published_convolutions():
+    input = Values(576, (0.0,) * 576, (1.0,) * 576, frame=(24, 24))
+    encoder = Encoder(input, 16, EncoderConfig(frames="cnn"))
+    shapes = {name: tuple(p.shape) for name, p in encoder.map.named_parameters() if name.endswith("weight")}
+    assert shapes == {
+        "first.weight": (12, 1, 5, 5),
+        "second.weight": (12, 12, 3, 3),
+        "dense.weight": (30, 108),
+        "out.weight": (16, 30),
+    }
+    x = torch.randn(2, 3, 576, generator=torch.Generator().manual_seed(0))
+    y = encoder(x, None, Context(torch.ones(2, 3, dtype=torch.bool), False))
+    assert y.shape == (2, 3, 16)
+    alone = encoder(x[1:, 2:], None, Context(torch.ones(1, 1, dtype=torch.bool), False))
+    assert torch.allclose(y[1, 2], alone[0, 0], atol=1e-5)  # frame by frame
+    for side in range(8, 40):
+        frames = Frames(Values(side * side, frame=(side, side)), 4, 5)
+        assert frames(torch.zeros(1, 1, side * side)).shape == (1, 1, 4), side
+    with pytest.raises(UsageError, match="whose steps are none"):
+        Encoder(Values(3), 4, EncoderConfig(frames="cnn"))
+    with pytest.raises(UsageError, match="tokens"):
+        Encoder(Tokens(3), 4, EncoderConfig(frames="cnn"))
+
+
+def test_flops_of_frames_are_counted():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    for side in (24, 17):
+        frames = Frames(Values(side * side, frame=(side, side)), 16, 30)
+        with FlopCounterMode(display=False) as counter:
+            frames(torch.zeros(1, 5, side * side))
+        assert frames.flops(5) == counter.get_total_flops()
+
+
+def test_what_a_task_asks_and_a_model_cannot_is_refused(tmp_path):
+    for ask, changes, said in (
+        ("times", {}, "takes no account of the time between steps"),
+        ("next", {}, r"set model\.causal=true"),
+        ("tags", {"finetune__head": {"pool": "max"}}, "pool: max has no effect"),
+        ("numbers", {"finetune__objective": {"name": "supervised", "class_weights": "batch"}}, "class_weights batch"),
+        ("plain", {"finetune__objective": {"name": "supervised", "metric": "r2"}}, "metric r2 is none of this task's"),
+        ("plain", {"finetune__train__select": "bits_per_byte"}, "no metric of this stage"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            bind(Job(asking(tmp_path, ask, **changes), "finetune", 0))
+
+
+def test_times_reach_a_model_that_reads_them(tmp_path):
+    model = {"name": "s5", "d_model": 8, "n_layers": 1, "d_state": 8, "blocks": 1, "causal": True}
+    one = asking(tmp_path, "times", model=model)
+    bound = bind(Job(one, "finetune", 0))
+    data = bound.data
+    batch = collate(data.train, np.array([0, 1]), data.input, data.target)
+    steps = batch.context.steps
+    start, stop = data.train.starts[0], data.train.stops[0]
+    assert np.array_equal(steps[0, : stop - start].numpy(), data.train.steps[start:stop])
+    y = bound.model(Inputs(batch.x, None, batch.context))
+    other = bound.model(Inputs(batch.x, None, batch.context._replace(steps=2 * steps)))
+    assert not torch.allclose(y, other)
+    run(Job(one, "finetune", 0, Job(one, "pretrain", 0)), tmp_path / "runs")
+
+
+def test_a_limit_makes_no_more_rows_than_are_asked_for(tmp_path, monkeypatch):
+    from spt.components import find
+
+    monkeypatch.setenv("SPT_CACHE_DIR", str(tmp_path / "cache"))
+    whole = data_of(asking(tmp_path, "plain"))
+    some = data_of(asking(tmp_path, "plain", task__limit=5))
+    made = find("tasks", str(tmp_path / "ask.py")).module.LOADED
+    assert made == [24] * 3 + [5] * 3
+    assert all(np.array_equal(some.train.row(i), whole.train.row(i)) for i in range(5)) and len(some.test) == 5
+    data_of(asking(tmp_path, "plain", task__limit=5, task__fraction=0.5))
+    assert made[6:] == []  # a fraction is one of all rows, which are there
+
+
+def test_fresh_rows_are_new_every_epoch_and_the_same_after_an_interruption(tmp_path, monkeypatch):
+    one = asking(tmp_path, "tags", task__fresh=True, finetune__train__epochs=3, finetune__train__steps=None)
+    seen = []
+    original = Supervised.pose
+
+    def pose(self, batch, draw):
+        seen.append((draw.epoch, batch.rows.tolist(), batch.x.tolist()))
+        return original(self, batch, draw)
+
+    monkeypatch.setattr(Supervised, "pose", pose)
+    job = Job(one, "finetune", 0)
+    run(job, tmp_path / "a")
+    shown = {}
+    for epoch, rows, x in seen:
+        for row, tokens in zip(rows, x, strict=True):
+            shown.setdefault((epoch, row), set()).add(tuple(tokens[:6]))
+    assert len({min(shown[epoch, 3]) for epoch in range(3)}) == 3
+    monkeypatch.undo()
+
+    from spt.checkpoint import save_state
+    from spt.errors import Stopped
+
+    def stop(run, runtime, position):
+        save_state(run, runtime, position)
+        raise Stopped("enough")
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr("spt.train.save_state", stop)
+        run(job, tmp_path / "b", save_every=0.0)
+    run(job, tmp_path / "b")
+    best = [weights(tmp_path / side / job.name / "checkpoints" / "best") for side in "ab"]
+    assert all(np.array_equal(best[0][name], best[1][name]) for name in best[0])
+    fixed = asking(tmp_path, "tags", finetune__train__epochs=3, finetune__train__steps=None)
+    assert Job(fixed, "finetune", 0).key() != job.key()
+
+
+def test_evaluate_tells_a_model_of_another_rate(tmp_path):
+    model = {"name": "s4d", "d_model": 8, "n_layers": 1, "d_state": 8}
+    one = asking(tmp_path, "plain", model=model)
+    job = Job(one, "finetune", 0)
+    result = run(job, tmp_path / "runs")
+    runtime = Runtime(Settings(quiet=True, cpu=True))
+    folder = tmp_path / "runs" / job.name
+    assert rescore(folder, [], "test", runtime)["scores"] == pytest.approx(result.test)
+    assert rescore(folder, [], "val", runtime)["scores"] == pytest.approx(result.val)
+    found = rescore(folder, ["task.interval=2.0"], "test", runtime)
+    assert found["rate"] == 2 and found["scores"]["loss"] != pytest.approx(result.test["loss"], rel=1e-6)
+    for changes, said in (
+        (["model.d_model=3"], "no change to the task"),
+        (["task.ask=numbers"], "other inputs or targets"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            rescore(folder, changes, "test", runtime)
+    plain = Job(asking(tmp_path, "plain"), "finetune", 0)
+    run(plain, tmp_path / "runs")
+    with pytest.raises(UsageError, match="cannot be told another step size"):
+        rescore(tmp_path / "runs" / plain.name, ["task.interval=2.0"], "test", runtime)
+
+
+@pytest.mark.parametrize("model", ["s4", "s4d", "dss", "s5"])
+def test_a_rescaled_model_reads_every_second_sample_alike(model):
+    """Of a slow signal: twice the step on half the samples gives nearly what all samples give at these places."""
+    from spt.components import find
+    from spt.contract import tiny
+
+    backbone = tiny(find("models", model), True).eval()
+    length, width = 512, 16
+    time = torch.arange(length) / length
+    x = torch.sin(2 * math.pi * (1 + torch.arange(width)) * time[:, None] / 4)[None]
+
+    def answer(x):
+        return backbone(x, Context(torch.ones(1, x.shape[1], dtype=torch.bool), False))
+
+    with torch.no_grad():
+        whole = answer(x)[:, ::2]
+        plain = answer(x[:, ::2])
+        backbone.rescale(2.0)
+        told = answer(x[:, ::2])
+        backbone.rescale(1.0)
+        assert torch.equal(answer(x[:, ::2]), plain)
+    off, blind = ((one - whole)[:, 64:].square().mean().sqrt() for one in (told, plain))
+    assert off < 0.5 * blind, (float(off), float(blind))
+
+
+def test_evaluate_from_the_command_line(tmp_path):
+    (tmp_path / "ask.py").write_text(TASK)
+    recipe_file(tmp_path, task={"name": "./ask.py", "ask": "plain"})
+    env = {"SPT_CACHE_DIR": str(tmp_path / "cache")}
+    made = spt("finetune", "tiny.yaml", "--scratch", "--cpu", "--json", cwd=tmp_path, env=env)
+    result = json.loads(made.stdout)
+    folder = f"runs/finetune-{result['key']}"
+    done = spt("evaluate", folder, "--cpu", "--json", cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["scores"] == pytest.approx(result["test"])
+    for arguments, code, said in (
+        (["runs/none"], 6, "no finished run"),
+        ([folder, "task.rows=30", "model.name=s4"], 2, "no change to the task"),
+    ):
+        done = spt("evaluate", *arguments, cwd=tmp_path, env=env)
+        assert done.returncode == code and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert environment()
+
+
+def test_checks_of_a_split_name_what_is_wrong():
+    rows = [np.arange(4, dtype=np.uint8)] * 3
+
+    def task(split, target):
+        return TaskData(Tokens(9), target, split, split, split)
+
+    tags = [np.array([0, 1, -1, 2], np.int8)] * 3
+    task(Split.from_rows(rows, tags, per_step=True), Classes(3, per_step=True)).check()
+    for split, target, said in (
+        (Split.from_rows(rows, tags, per_step=True), Classes(3), "per_step is not the target's"),
+        (Split.from_rows(rows, [0, 1, 2]), Classes(3, per_step=True), "per_step is not the target's"),
+        (Split.from_rows(rows, [-np.ones(4, np.int8)] * 3, per_step=True), Classes(3, per_step=True), "no step with"),
+        (Split.from_rows(rows, [np.full((4, 1), np.nan)] * 3, per_step=True), Reals(1, True), "no step with"),
+        (Split.from_rows(rows, [np.array([[0, np.nan]] * 4)] * 3, per_step=True), Reals(2, True), "NaN in a part"),
+        (Split.from_rows(rows, [0, 1, 2], steps=[np.zeros(4)] * 3), Classes(3), "not one positive time"),
+        (Split.from_pairs([(rows[0], rows[0][:0])] * 3, [0, 1, 2]), Classes(3), "empty sequence"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            task(split, target).check()
+    with pytest.raises(ValueError, match="other lengths"):
+        Split.from_rows(rows, [np.zeros(3, np.int8)] * 3, per_step=True)
+    with pytest.raises(ValueError, match=r"frame is \(2, 3\)"):
+        Values(5, frame=(2, 3))
