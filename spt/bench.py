@@ -32,6 +32,7 @@ from itertools import groupby, islice, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
@@ -674,16 +675,12 @@ def _errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> tuple[float, fl
 def bench_task(part: Part, batch: int, rounds: int) -> dict[str, Any]:
     """What `spt bench task` says, as plain data: seconds to open and (where nothing is read) to generate the data,
     and to make batches of the training split, in the order of training, on the CPU."""
-    from spt.store import data_dir, open_part, open_task, prepared
+    from spt.store import open_part, open_task, prepared
 
     opened = open_part(part)
+    generated = _generation(opened, rounds)
     prepared(opened)
     data = open_task(part)
-    generated = None
-    if not hasattr(opened.component.module, "sources"):
-        began = time.perf_counter()
-        opened.component.module.load(opened.config, data_dir().resolve())
-        generated = time.perf_counter() - began
     opening = []
     for _ in range(rounds):
         began = time.perf_counter()
@@ -691,18 +688,24 @@ def bench_task(part: Part, batch: int, rounds: int) -> dict[str, Any]:
         opening.append(time.perf_counter() - began)
     kinds: dict[str, TaskData] = {"batch": data, "masked": data.mapped(Split.unlabelled)}
     masked = OBJECTIVES["masked"]()
-    lengths, size = data.train.lengths, min(batch, len(data.train))
+    extents, size = data.train.extents, min(batch, len(data.train))
+    if data.fresh is not None:
+        kinds["fresh"] = data
     taken: dict[str, list[tuple[float, int, int]]] = {kind: [] for kind in kinds}  # seconds, examples, positions
     drawn = islice(training_rows(len(data.train), size, 0, 0), 20 * rounds)
     for i, (epoch, shuffled) in enumerate(drawn):
         for kind in kinds if i % 2 == 0 else reversed(kinds):
             of = kinds[kind]
             began = time.perf_counter()
-            rows = by_length(shuffled, lengths)
-            made = collate(of.train, rows, of.input, of.target)
+            rows = by_length(shuffled, extents)
+            split, here = of.train, rows
+            if kind == "fresh":
+                assert data.fresh is not None
+                split, here = data.fresh(of.train.ids[rows], 1 + epoch), np.arange(len(rows))
+            made = collate(split, here, of.input, of.target)
             if kind == "masked":
                 masked.pose(made, Draw(0, "corruption", epoch))
-            taken[kind].append((time.perf_counter() - began, len(rows), int(lengths[rows].sum())))
+            taken[kind].append((time.perf_counter() - began, len(rows), int(split.lengths[here].sum())))
     return {
         "kind": "task",
         **_circumstances(torch.device("cpu"), rounds),
@@ -712,13 +715,36 @@ def bench_task(part: Part, batch: int, rounds: int) -> dict[str, Any]:
         "length": data.length,
         "batch": size,
         "seconds": {
-            "generate": generated,
+            "generate": None if generated is None else generated["seconds"],
             "open": statistics.median(opening),
             **{kind: statistics.median(seconds for seconds, _, _ in steps) for kind, steps in taken.items()},
         },
+        "generated": generated,
         "examples_per_second": {kind: statistics.median(n / t for t, n, _ in taken[kind]) for kind in kinds},
         "positions_per_second": {kind: statistics.median(n / t for t, _, n in taken[kind]) for kind in kinds},
     }
+
+
+def _generation(opened: Any, rounds: int) -> dict[str, Any] | None:
+    """Seconds to make the task's rows where nothing is read, and rows a second: the median over rounds, by as many
+    workers as SPT_WORKERS says. Of a task whose rows are made one by one, the first 100 (or config.limit) of each
+    split; the first round, which compiles, does not count."""
+    from spt.store import data_dir
+    from spt.tasks.generators.workers import workers
+
+    module, config = opened.component.module, opened.config
+    addressed = getattr(module, "ADDRESSED", False)
+    if opened.files or not (addressed or not hasattr(module, "sources")):
+        return None
+    if addressed and config.limit is None:
+        config = config.model_copy(update={"limit": 100})
+    taken = []
+    for _ in range(1 + rounds):
+        began = time.perf_counter()
+        data = module.load(config, data_dir().resolve())
+        taken.append(time.perf_counter() - began)
+    seconds, rows = statistics.median(taken[1:]), sum(map(len, data.splits.values()))
+    return {"seconds": seconds, "rows": rows, "rows_per_second": rows / seconds, "workers": workers()}
 
 
 # ---------------------------------------------------------------------------------------------------------- printing
@@ -828,9 +854,13 @@ def _task_table(found: dict[str, Any]) -> Any:
         "positions/s",
     )
     titles = {"generate": "generate", "open": "open prepared data"}
+    if found["generated"]:
+        titles["generate"] = f"generate {found['generated']['rows']:,} rows, {found['generated']['workers']} at once"
+        found["examples_per_second"]["generate"] = found["generated"]["rows_per_second"]
     titles |= {"batch": f"a batch of {found['batch']:,}", "masked": "the same, and hide 15 % of it"}
+    titles |= {"fresh": "a batch of rows made anew"}
     for kind, title in titles.items():
-        seconds = found["seconds"][kind]
+        seconds = found["seconds"].get(kind)
         rates = [found[f"{of}_per_second"].get(kind) for of in ("examples", "positions")]
         if seconds is not None:
             made.add_row(title, _milliseconds(seconds), *(f"{rate:,.0f}" if rate else "" for rate in rates))

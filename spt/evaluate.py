@@ -77,8 +77,8 @@ def evaluate(
         if train.evaluation == "batches":  # as published: whoever shares a batch shares its padding
             groups = pieces(everyone, train.batch_size)
         else:
-            order = by_length(everyone, extents)
-            groups = packed(order, sequences * extents, positions * world, least * world)
+            sorted_rows = by_length(everyone, extents)
+            groups = packed(sorted_rows, sequences * extents, positions * world, least * world)
         failed = 0.0
         held = contextlib.nullcontext() if runtime.shards else kernels_held(model, int(extents.max()))
         try:

@@ -13,6 +13,7 @@ later epoch, so that no row is shown twice (unless config.fresh says no).
 Letters: n examples in a split, L steps of a sequence, C channels, K target values.
 """
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -116,9 +117,10 @@ class Values:
             all(s > 0 and np.isfinite(s) for s in self.std), f"Values.std is {self.std}; every entry must be positive"
         )
         if self.frame is not None:
-            object.__setattr__(self, "frame", tuple(operator.index(side) for side in self.frame))
-            fits = len(self.frame) == 2 and self.frame[0] * self.frame[1] == self.channels
-            _check(fits, f"Values.frame is {self.frame}, but a step has {self.channels} channels")
+            sides = tuple(operator.index(side) for side in self.frame)
+            object.__setattr__(self, "frame", sides)
+            fits = len(sides) == 2 and min(sides) > 0 and math.prod(sides) == self.channels
+            _check(fits, f"Values.frame is {sides}, but a step has {self.channels} channels")
 
 
 @dataclass(frozen=True)

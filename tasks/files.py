@@ -13,15 +13,16 @@ import tarfile
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from urllib.request import Request, urlopen
 
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_BYTES = 2**31  # of an unpacked archive: the largest here has 0.5 GB
+MAX_BYTES = 2**31  # of a download or an unpacked archive, where a task says nothing else
 CHUNK = 2**18
 TIMEOUT = 60.0  # seconds without a byte
 
@@ -74,6 +75,7 @@ class Download(NamedTuple):
 
     urls: tuple[str, ...]
     checksum: str  # "md5:…" or "sha256:…"
+    limit: int | None = None  # not more bytes are received; MAX_BYTES
 
     @property
     def name(self) -> str:
@@ -113,7 +115,7 @@ def download(wanted: Download, folder: Path, say: Say) -> Path:
     try:
         for url in wanted.urls:
             try:
-                _receive(url, beside, say)
+                _receive(url, beside, say, wanted.limit or MAX_BYTES)
                 found = checksum(beside, wanted.checksum.partition(":")[0])
                 if found != wanted.checksum:
                     raise _Failed(f"what arrives has {found}, expected is {wanted.checksum}")
@@ -133,7 +135,7 @@ class _Failed(Exception):
     """The other side's fault, in words."""
 
 
-def _receive(url: str, path: Path, say: Say) -> None:
+def _receive(url: str, path: Path, say: Say, limit: int) -> None:
     with path.open("wb") as file:
         try:
             response = urlopen(Request(url, headers={"User-Agent": "spt"}), timeout=TIMEOUT)
@@ -154,8 +156,8 @@ def _receive(url: str, path: Path, say: Say) -> None:
                     break
                 file.write(chunk)
                 done += len(chunk)
-                if done > MAX_BYTES:
-                    raise _Failed(f"more than {MAX_BYTES:,} bytes arrive")
+                if done > limit:
+                    raise _Failed(f"more than {limit:,} bytes arrive")
                 if time.monotonic() - said > 10:
                     share = f" of {total / 1e6:,.1f} MB" if total else " MB"
                     say(f"{name}: {done / 1e6:,.1f}{share}")
@@ -180,27 +182,47 @@ def unzipped(path: Path, limit: int) -> bytes:
     return content
 
 
-def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+def members(path: Path, wanted: Callable[[str], bool], limit: int | None = None) -> Iterator[tuple[str, bytes]]:
     """Name and content of a tar archive's wanted plain files, in its order. Nothing is unpacked to disk."""
-    total = 0
+    with sound(path):
+        for name, file, size in streams(path, wanted, limit):
+            content = file.read()
+            if len(content) != size:
+                raise EOFError
+            yield name, content
+
+
+def streams(
+    path: Path, wanted: Callable[[str], bool], limit: int | None = None
+) -> Iterator[tuple[str, IO[bytes], int]]:
+    """Name, open file and size of a tar archive's wanted plain files, for those too large for the memory.
+
+    A file can be read until the next one is asked for, under `sound`. The archive may unpack to `limit` bytes, by
+    default MAX_BYTES.
+    """
+    total, limit = 0, limit or MAX_BYTES
+    with sound(path), tarfile.open(path, "r|*") as archive:  # a stream: each byte is unpacked once
+        for member in archive:
+            name = PurePosixPath(member.name)
+            if name.is_absolute() or ".." in name.parts:
+                raise ValueError(f"{path} has a member {member.name!r} that leads outside; it is not used")
+            total += member.size
+            if total > limit:
+                raise ValueError(f"{path} unpacks to more than {limit:,} bytes; it is not used")
+            archive.members = []  # type: ignore[attr-defined]  # it would remember all of a hundred thousand
+            if not wanted(str(name)):
+                continue
+            file = archive.extractfile(member) if member.isfile() else None
+            if file is None:
+                raise ValueError(f"{path}: its member {name} is no plain file; it is not used")
+            yield str(name), file, member.size
+
+
+@contextmanager
+def sound(path: Path) -> Iterator[None]:
+    """What reading an archive raises when it is damaged becomes a ValueError, in words."""
     try:
-        with tarfile.open(path, "r|*") as archive:  # a stream: each byte is unpacked once
-            for member in archive:
-                name = PurePosixPath(member.name)
-                if name.is_absolute() or ".." in name.parts:
-                    raise ValueError(f"{path} has a member {member.name!r} that leads outside; it is not used")
-                total += member.size
-                if total > MAX_BYTES:
-                    raise ValueError(f"{path} unpacks to more than {MAX_BYTES:,} bytes; it is not used")
-                if not wanted(str(name)):
-                    continue
-                file = archive.extractfile(member) if member.isfile() else None
-                if file is None:
-                    raise ValueError(f"{path}: its member {name} is no plain file; it is not used")
-                content = file.read()
-                if len(content) != member.size:
-                    raise EOFError
-                yield str(name), content
+        yield
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise cut_short(path, error) from error
 
@@ -306,33 +328,15 @@ def columns(
 
     Each entry of `wanted` lists the names one column may have, and is called by the first of them in the answer.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     counted = 0
     found: dict[str, list[Any]] = {name: [] for name in (*(names[0] for names in wanted), *optional)}
     for path in paths:
-        plain(path)
-        try:
-            with pq.ParquetFile(path) as file:
-                there = file.schema_arrow.names
-                taken = {}
-                for names in wanted:
-                    name = next((name for name in names if name in there), None)
-                    if name is None:
-                        raise _NoColumn(f"{path} has no column {' or '.join(names)}; it has {', '.join(there)}")
-                    taken[names[0]] = name
-                taken |= {name: name for name in optional if name in there}
-                counted += file.metadata.num_rows
-                if counted > rows:
-                    break
-                table = file.read(columns=list(taken.values()))
-        except _NoColumn:
-            raise
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, PermissionError | IsADirectoryError):
-                raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-            raise ValueError(f"{path} is damaged or no Parquet file ({type(error).__name__}); get it again") from error
+        with _parquet(path) as file:
+            taken = _taken(path, file, wanted, optional)
+            counted += file.metadata.num_rows
+            if counted > rows:
+                break
+            table = file.read(columns=list(taken.values()))
         for name, column in taken.items():
             found[name] += table.column(column).to_pylist()
     if counted != rows:
@@ -340,8 +344,59 @@ def columns(
     return {name: values for name, values in found.items() if values or name not in optional}
 
 
-class _NoColumn(ValueError):
-    pass
+def batches(
+    paths: Sequence[Path],
+    wanted: Sequence[Sequence[str]],
+    optional: Collection[str] = (),
+    numbers: int = 2**20,
+    rows: int = 64,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Columns of Parquet files, as Arrow arrays of some rows at a time, with a name of their place for complaints.
+
+    For columns of lists, which as Python objects would fill the memory. Names are as in `columns`. Raises ValueError
+    when a file's row group has more than `numbers` numbers a row on average: lists are not read before that is known.
+    """
+    for path in paths:
+        with _parquet(path) as file:
+            taken = _taken(path, file, wanted, optional)
+            about = file.metadata
+            for group in map(about.row_group, range(about.num_row_groups)):
+                for column in map(group.column, range(group.num_columns)):
+                    if column.num_values > numbers * max(group.num_rows, 1):
+                        raise ValueError(
+                            f"{path}: column {column.path_in_schema} has absurdly long lists; it is not used"
+                        )
+            first = 0
+            for batch in file.iter_batches(rows, columns=list(taken.values())):
+                yield f"{path}, rows from {first}", {name: batch.column(column) for name, column in taken.items()}
+                first += batch.num_rows
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    plain(path)
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, PermissionError | IsADirectoryError):
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+        raise ValueError(f"{path} is damaged or no Parquet file ({type(error).__name__}); get it again") from error
+
+
+def _taken(path: Path, file: Any, wanted: Sequence[Sequence[str]], optional: Collection[str]) -> dict[str, str]:
+    """The file's name of each column, by our own."""
+    there = file.schema_arrow.names
+    taken = {}
+    for names in wanted:
+        name = next((name for name in names if name in there), None)
+        if name is None:
+            raise ValueError(f"{path} has no column {' or '.join(names)}; it has {', '.join(there)}")
+        taken[names[0]] = name
+    return taken | {name: name for name in optional if name in there}
 
 
 def classes(labels: Sequence[Any], count: int, source: str) -> NDArray[np.int64]:
@@ -361,3 +416,15 @@ def published_split(n: int, held: int, seed: int) -> tuple[NDArray[np.int64], ND
 
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
     return order[: n - held], order[n - held :]
+
+
+def published_thirds(
+    n: int, classes: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """70, 15 and 15 % of n rows as the S4 code draws them with scikit-learn (seeds 0 and 1), by classes if given."""
+    from sklearn.model_selection import train_test_split  # here alone: it takes a second
+
+    train, rest = train_test_split(np.arange(n), train_size=0.7, random_state=0, stratify=classes)
+    strata = None if classes is None else classes[rest]
+    val, test = train_test_split(rest, train_size=0.5, random_state=1, stratify=strata)
+    return train, val, test

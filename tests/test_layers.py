@@ -23,7 +23,7 @@ OPTIONAL = {"flash_attn", "numba", "pykeops", "submitit", "tensorboard", "tracki
 KNOWN_TO = {  # a library, and the only modules that know it
     "accelerate": {"spt.runtime", "spt.train", "spt.checkpoint"},
     "transformers": {"spt.models.hf"},
-    "datasets": {"spt.store", "spt.tasks.custom"},
+    "datasets": {"spt.store", "spt.tasks.own.hub"},
 }
 SHARED = {  # what the files of a folder may share, and what the pipeline may name
     "spt.models": {"base", "mixer", "feedforward", "ops", "longconv", "s4kernel", "attention"},

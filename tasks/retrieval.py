@@ -1,0 +1,350 @@
+"""Two documents, character by character (AAN, LRA Retrieval): does one cite the other? Up to 4,000 steps each.
+
+Conventions of the S4 and SPT code: characters as they stand in the file (texts look like byte strings of Python,
+b'...', and are kept so), at most `max_length` - 1 of a document, then `<eos>`; the vocabulary is `<pad>`, `<unk>`,
+`<eos>` and every character of the training documents in use, as they were cut, the commonest first. `units: bytes` is
+LRA's own form: bytes, no `<eos>`. An example is a pair of sequences; label 1: the first paper cites the second.
+
+`dataset: imdb_movies` is a task of the same kind on real texts that are at hand: do two film reviews speak of the same
+film? (label 1: they do). Films of the three splits are disjoint: test films are those of the official test reviews, a
+tenth of the training films is held out for validation. A film's reviews, in a seeded order, are paired each with the
+next, the last with the first. For every such pair there is one of two films that has the same first text and another
+pair's second text, of the same two verdicts: so neither one document alone nor whether both praise gives the answer
+away. Repeated texts are used once. See `sources` for the files.
+"""
+
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens
+from spt.tasks.files import Say, classes, columns, first, missing, parquets, places, plain, sound, streams
+from spt.tasks.generators.workers import generator, room
+from spt.tasks.waves import Reel
+
+FILES = {part: f"new_aan_pairs.{name}.tsv" for part, name in (("train", "train"), ("val", "eval"), ("test", "test"))}
+PUBLISHED = {"train": 147_086, "val": 18_090, "test": 17_437}  # pairs
+ARCHIVE = "lra_release.gz"  # a tar.gz, in spite of its name
+URL = f"https://storage.googleapis.com/long-range-arena/{ARCHIVE}"
+UNPACKED = 2**35  # bytes of the archive; the published one has 18.6e9
+MEMBER = re.compile(r"lra_release/lra_release/tsv_data/(new_aan_pairs\.(?:train|eval|test)\.tsv)")
+MAX_LINE = 2**24  # bytes of a pair
+LABELS = {"0.0": 0, "1.0": 1, "0": 0, "1": 1}
+REVIEWS = 25_000  # of IMDb's train, and of its test
+SEED = 42  # of films and pairs
+END = 0  # the code of <eos>; other codes are Unicode's code points, or bytes
+SPECIAL = (-1, -1, END)  # <pad>, <unk>, <eos>
+UNKNOWN = 1
+UTF32 = ("utf-32-le", "surrogatepass")
+
+
+class Config(TaskConfig):
+    dataset: Literal["aan", "imdb_movies"] = Field(
+        "aan", description="papers of the ACL Anthology Network (LRA's file); film reviews, a stand-in"
+    )
+    units: Literal["characters", "bytes"] = Field(
+        "characters", description="characters, then <eos>; bytes (LRA's code)"
+    )
+    max_length: int = Field(
+        4000, ge=2, le=2**20, description="steps of a document, <eos> included; longer ones are cut"
+    )
+    quoting: Literal["none", "csv"] = Field(
+        "none",
+        description='aan: a " is a character like others; it quotes a field that begins with it, as in the S4 and SPT '
+        "code, which merges rows where such quotes are not paired",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        if self.dataset == "imdb_movies" and self.quoting == "csv":
+            raise ValueError("quoting: csv is for aan, whose texts lie in a .tsv file")
+        return self
+
+
+# ------------------------------------------------------------------------------------------------------ hooks
+
+
+def sources(config: Config, raw: Path) -> list[Path]:
+    """The files in use, of the first kind that is there, in the data folder or a sub-folder.
+
+    aan: new_aan_pairs.train.tsv, .eval.tsv and .test.tsv, in aan/, tsv_data/, lra_release/lra_release/tsv_data/ or the
+    data folder; lra_release.gz (the inner of its two copies is read). imdb_movies: imdb/train.parquet and test.parquet
+    with columns text, label and movie.
+    """
+    if config.dataset == "imdb_movies":
+        return [path for split in ("train", "test") for path in parquets(places(raw, "imdb"), split)]
+    folder = _folder(raw)
+    if folder is not None:
+        return [folder / name for name in FILES.values() if (folder / name).exists()]
+    archive = first(places(raw, "aan"), ARCHIVE)
+    return [] if archive is None else [archive]
+
+
+def fetch(config: Config, raw: Path, say: Say) -> None:
+    """Say where the files are to be had, unless they are there: nothing can be held against a known checksum."""
+    if sources(config, raw):
+        return
+    if config.dataset == "imdb_movies":
+        raise ValueError("the reviews with their films have no published address: put a Parquet copy into imdb/")
+    raise ValueError(
+        f"AAN is not downloaded for you, as no checksum of the 8.2 GB is known: get {URL} and put it, or "
+        f"its folder tsv_data, into {raw}"
+    )
+
+
+def load(config: Config, raw: Path) -> TaskData:
+    if config.dataset == "imdb_movies":
+        found, notes = {part: Pairs(own, config) for part, own in _films(raw).items()}, [STAND_IN]
+    else:
+        found, notes = _papers(raw, config)
+    top = max(pairs.top for pairs in found.values())
+    kind = np.uint8 if top < 2**8 else np.uint16 if top < 2**16 else np.uint32  # one type for all splits
+    splits = {part: pairs.split(kind) for part, pairs in found.items()}
+    train, val, test = splits.values()
+    return TaskData(vocabulary(config, train), Classes(2), train, val, test, notes=tuple(notes))
+
+
+STAND_IN = "pairs of IMDb reviews of one film or of two, not AAN: no published number refers to them"
+
+
+def vocabulary(config: Config, train: Split) -> Tokens:
+    """From the training rows in use, which may be a subset: the commonest first, ties by code point."""
+    if config.units == "bytes":
+        return Tokens(257, (-1, *range(256)), 0)  # every byte is known
+    counts = train.counts()
+    counts[END] = 0
+    there = np.flatnonzero(counts)
+    codes = (*SPECIAL, *there[np.argsort(-counts[there], kind="stable")].tolist())
+    return Tokens(len(codes), codes, UNKNOWN)
+
+
+# ----------------------------------------------------------------------------------------------------- texts
+
+
+class Pair(NamedTuple):
+    name: str
+    label: int
+    texts: tuple[str, str]
+
+
+class Pairs:
+    """A split's pairs, cut, in a temporary file: published ones would fill a small machine's memory."""
+
+    def __init__(self, pairs: Iterable[Pair], config: Config) -> None:
+        self.config = config
+        self.names, self.labels = list[str](), list[int]()
+        self.lengths = list[int]()  # in steps, of both texts of each pair
+        self.top = 0  # the largest code
+        self._cut = Reel(np.uint8)  # in UTF-8, or the bytes
+        for name, label, texts in pairs:
+            self.names.append(name)
+            self.labels.append(label)
+            for text in texts:
+                cut, steps, top = self._kept(text)
+                if not steps:
+                    raise ValueError(f"pair {name}: one of the two documents is empty")
+                self._cut.add(np.frombuffer(cut, np.uint8))
+                self.lengths.append(steps)
+                self.top = max(self.top, top)
+
+    def _kept(self, text: str) -> tuple[bytes, int, int]:
+        """What is kept of a text, as UTF-8, its length in steps and its largest code. NUL becomes U+FFFD."""
+        if self.config.units == "bytes":
+            cut = text[: self.config.max_length].encode("utf-8", "surrogatepass")[: self.config.max_length]
+            return cut, len(cut), 255
+        kept = text[: self.config.max_length - 1].replace("\0", "\ufffd")
+        return kept.encode("utf-8", "surrogatepass"), len(kept) + 1, 127 if kept.isascii() else ord(max(kept))
+
+    def split(self, kind: type[np.unsignedinteger[Any]]) -> Split:
+        """Bytes, or code points with END after each text, as numbers of this type."""
+        lengths = np.array(self.lengths, np.int64)
+        stops = np.cumsum(lengths)
+        starts = stops - lengths
+        values = room((int(stops[-1]),), kind)
+        for start, stop, cut in zip(starts.tolist(), stops.tolist(), self._cut.clips(), strict=True):
+            steps = values[start:stop]
+            if self.config.units == "bytes":
+                steps[:] = cut
+                continue
+            if len(cut) == len(steps) - 1:  # ASCII, whose bytes are the code points
+                steps[:-1] = cut
+            else:
+                steps[:-1] = np.frombuffer(cut.tobytes().decode("utf-8", "surrogatepass").encode(*UTF32), "<u4")
+            steps[-1] = END
+        labels = np.array(self.labels, np.int64)
+        return Split(values, starts[::2], stops[1::2], labels, np.array(self.names), cuts=lengths[::2])
+
+
+# ---------------------------------------------------------------------------------------------------- papers
+
+
+def _papers(raw: Path, config: Config) -> tuple[dict[str, Pairs], list[str]]:
+    folder, archive = _folder(raw), first(places(raw, "aan"), ARCHIVE)
+    found: dict[str, Pairs] = {}
+    tally = Tally()
+    if folder is not None:
+        for part, name in FILES.items():
+            path = folder / name
+            if not path.exists():
+                raise FileNotFoundError(f"{path} is missing; {folder} has others of the three files of pairs")
+            plain(path)
+            with path.open("rb") as file:
+                found[part] = Pairs(_rows(file.readline, str(path), part, config, tally), config)
+    elif archive is not None:
+        parts = {name: part for part, name in FILES.items()}
+        with sound(archive):
+            for name, member, _ in streams(archive, lambda name: MEMBER.fullmatch(name) is not None, UNPACKED):
+                part = parts[name.rpartition("/")[2]]
+                found[part] = Pairs(_rows(member.readline, f"{archive}, member {name}", part, config, tally), config)
+                if len(found) == len(FILES):
+                    break  # what follows is other tasks'
+        if len(found) < len(FILES):
+            lacking = next(name for part, name in FILES.items() if part not in found)
+            raise ValueError(f"{archive} has no member lra_release/lra_release/tsv_data/{lacking}")
+    else:
+        raise missing("AAN", raw, [f"{ARCHIVE} (or its folder tsv_data)"], "spt data prepare retrieval")
+    notes = []
+    if tally.quoted and config.quoting == "none":
+        notes.append(f'{tally.quoted:,} documents begin with a ", which the published reader takes for quoting')
+    sizes = {part: len(found[part].labels) for part in FILES}
+    if sizes != PUBLISHED:
+        told, wanted = (", ".join(f"{n:,}" for n in counts.values()) for counts in (sizes, PUBLISHED))
+        notes.append(f"{told} pairs, not the {wanted} that published numbers refer to")
+    return {part: found[part] for part in FILES}, notes
+
+
+class Tally:
+    quoted = 0  # documents that begin with a "
+
+
+def _rows(readline: Callable[[int], bytes], where: str, part: str, config: Config, tally: Tally) -> Iterator[Pair]:
+    """Pairs of a .tsv file without a header: label, two numbers of papers, two texts."""
+    lines = _lines(readline, where)
+    with _fields_of(MAX_LINE):
+        rows: Iterator[list[str]] = (line.rstrip("\r\n").split("\t") for line in lines)
+        if config.quoting == "csv":
+            rows = csv.reader(lines, delimiter="\t")
+        i = -1
+        try:
+            for i, row in enumerate(rows):
+                if len(row) != 5:
+                    raise ValueError(
+                        f"{where}, row {i + 1:,} has {len(row)} columns; 5 are expected: label, two numbers, two texts"
+                    )
+                label = LABELS.get(row[0])
+                if label is None:
+                    raise ValueError(f"{where}, row {i + 1:,}: the label is {row[0]!r:.40}; 0.0 or 1.0 is expected")
+                tally.quoted += row[3].startswith('"') + row[4].startswith('"')
+                yield Pair(f"{part}-{i}", label, (row[3], row[4]))
+        except csv.Error as error:
+            raise ValueError(f"{where}, row {i + 2:,} cannot be read ({error}); use quoting: none") from None
+    if i < 0:
+        raise ValueError(f"{where} is empty")
+
+
+def _lines(readline: Callable[[int], bytes], where: str) -> Iterator[str]:
+    number = 0
+    while line := readline(MAX_LINE + 1):
+        number += 1
+        if len(line) > MAX_LINE:
+            raise ValueError(f"{where}, line {number:,} has more than {MAX_LINE:,} bytes; it is not used")
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{where}, line {number:,} is not UTF-8 text (byte {error.start:,})") from None
+
+
+@contextmanager
+def _fields_of(most: int) -> Iterator[None]:
+    """The csv module's limit, which is one for all of a process, raised for a while."""
+    before = csv.field_size_limit(most)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _folder(raw: Path) -> Path | None:
+    names = ("", "tsv_data", "lra_release/lra_release/tsv_data", "lra_release/tsv_data")
+    folders = [place / name for place in places(raw, "aan") for name in names]
+    return next((folder for folder in folders if any((folder / name).exists() for name in FILES.values())), None)
+
+
+# ----------------------------------------------------------------------------------------------------- films
+
+
+class Review(NamedTuple):
+    name: str
+    film: str
+    good: int
+    text: str
+
+
+def _films(raw: Path) -> dict[str, list[Pair]]:
+    folders = places(raw, "imdb")
+    reviews, seen = {}, set[str]()
+    for split in ("train", "test"):
+        paths = parquets(folders, split)
+        if not paths:
+            wanted = ["imdb/train.parquet and test.parquet with columns text, label and movie"]
+            raise missing("IMDb with its films", raw, wanted, "spt data prepare retrieval dataset=imdb_movies")
+        reviews[split] = [review for review in _reviews(paths, split) if review.text not in seen]
+        first_of = {review.text: review.name for review in reversed(reviews[split])}
+        reviews[split] = [review for review in reviews[split] if first_of[review.text] == review.name]
+        seen |= set(first_of)
+    seen_films = {review.film for review in reviews["train"]}
+    training = sorted(seen_films)
+    order = generator(SEED, "films").permutation(len(training))
+    held = {training[i] for i in order[: len(training) // 10]}
+    chosen = {
+        "train": [review for review in reviews["train"] if review.film not in held],
+        "val": [review for review in reviews["train"] if review.film in held],
+        "test": [review for review in reviews["test"] if review.film not in seen_films],
+    }
+    return {part: _paired(part, own) for part, own in chosen.items()}
+
+
+def _reviews(paths: Sequence[Path], split: str) -> list[Review]:
+    table = columns(paths, REVIEWS, [("text",), ("label",), ("movie",)])
+    where = ", ".join(map(str, paths))
+    labels = classes(table["label"], 2, where)
+    found = []
+    for i, (text, film) in enumerate(zip(table["text"], table["movie"], strict=True)):
+        if not (isinstance(text, str) and text and isinstance(film, str) and film):
+            raise ValueError(f"{where}, row {i}: the text is {text!r:.40} and the film {film!r:.40}; text is expected")
+        found.append(Review(f"{split}{i}", film, int(labels[i]), text))
+    return found
+
+
+def _paired(part: str, reviews: list[Review]) -> list[Pair]:
+    """As many pairs of one film as of two, in a seeded order; the module's docstring says which."""
+    rng = generator(SEED, "pairs", part)
+    films = defaultdict(list)
+    for review in reviews:
+        films[review.film].append(review)
+    same: dict[tuple[int, int], list[tuple[Review, Review]]] = defaultdict(list)  # by verdicts, a film's together
+    names = sorted(films)
+    for f in rng.permutation(len(names)):
+        own = [films[names[f]][i] for i in rng.permutation(len(films[names[f]]))]
+        following = own[1:] + own[:1] if len(own) > 2 else own[1:]
+        for one, other in zip(own, following, strict=False):
+            same[one.good, other.good].append((one, other))
+    pairs = []
+    for _, alike in sorted(same.items()):
+        most = max(np.unique([one.film for one, _ in alike], return_counts=True)[1])
+        if len(alike) < 2 * most:
+            continue  # not enough films to be mixed
+        shift = int(rng.integers(most, len(alike) - most + 1))  # so far apart that the films differ
+        for (one, other), (_, stranger) in zip(alike, alike[shift:] + alike[:shift], strict=True):
+            pairs.append(Pair(f"{part}-{one.name}-{other.name}", 1, (one.text, other.text)))
+            pairs.append(Pair(f"{part}-{one.name}-{stranger.name}", 0, (one.text, stranger.text)))
+    if not pairs:
+        raise ValueError(f"the {part} split has too few films with two reviews or more to make pairs of")
+    return [pairs[i] for i in rng.permutation(len(pairs))]

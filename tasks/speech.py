@@ -1,0 +1,593 @@
+"""Spoken words as raw sound: Speech Commands (35 words, 10, or yours) or ten digits; 16,000 steps.
+
+Conventions of the S4 and SPT code are options. Default: the official lists of validation and test clips, which keep a
+speaker in one split; clips shorter than a second get zeros at their end, which are data like the rest; samples are
+stored as they are (16 bits) and standardised by one mean and deviation of all training clips, of every word in use and
+added zeros included. `scaling: per_step` is what was published: a sample divided by 2^15 twice, then (x - m_t) /
+(s_t + 1e-5) with mean and deviation (of n - 1) at each time t over the training clips; as s_t is about 2e-6, the result
+spreads by 0.1 to 0.2.
+
+`decimate: 2` keeps every second sample, without a filter, as the published test at 8 kHz does: statistics are still
+those of full-rate training clips, and the interval between steps, in seconds, is doubled. Classes stand in the order of
+the S4 code. Sources: Warden, "Speech Commands" (arXiv 1804.03209), also for the rule of the hash; Jakobovski's Free
+Spoken Digit Dataset (8 kHz; recordings 0 to 4 of every speaker and digit are test; 5 to 9 are validation here, where no
+rule is published). See `sources` for the files.
+"""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Values
+from spt.tasks.files import (
+    Download,
+    Say,
+    batches,
+    download,
+    first,
+    missing,
+    parquets,
+    places,
+    plain,
+    published_thirds,
+    sound,
+    streams,
+    unzipped,
+    verify,
+)
+from spt.tasks.generators.workers import generator, room
+from spt.tasks.waves import Reel, read_wav
+
+# fmt: off
+WORDS = [
+    "bed", "cat", "down", "five", "forward", "go", "house", "left", "marvin", "no", "on", "right", "sheila", "tree",
+    "up", "visual", "yes", "backward", "bird", "dog", "eight", "follow", "four", "happy", "learn", "nine", "off", "one",
+    "seven", "six", "stop", "three", "two", "wow", "zero",
+]
+TEN = ["yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go"]
+DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+# fmt: on
+ARCHIVE = Download(
+    ("https://download.tensorflow.org/data/speech_commands_v0.02.tar.gz",),
+    "sha256:af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
+    limit=2_428_923_189,
+)
+OLDER = Download(
+    ("https://download.tensorflow.org/data/speech_commands_v0.01.tar.gz",),
+    "sha256:743935421bb51cccdb6bdd152e04c5c70274e935c82119ad7faeec31780d811d",
+)
+UNPACKED = 2**33  # bytes of the archive; the published one has some 3.4e9
+PUBLISHED = (84_843, 9_981, 11_005)  # clips of the three splits, all words
+LISTS = {"validation_list.txt": "val", "testing_list.txt": "test"}
+CLIP = re.compile(r"[0-9a-z]+_nohash_\d+\.wav")
+DIGIT = re.compile(r"(\d)_([a-z]+)_(\d+)\.wav")
+SECOND = 16_000  # samples of a clip of Speech Commands
+MAX_SAMPLES = 2**20  # of a clip
+MAX_FILE = 2 * MAX_SAMPLES + 2**16  # bytes
+HASHED = 2**27 - 1  # the published rule's largest number
+FULL_SCALE = 2**15
+SEED = 42  # of the order of rows
+PARTS = ("train", "val", "test")
+Rows = dict[str, NDArray[np.int64]]  # by split
+
+
+class Known(NamedTuple):
+    """What is published of a data set."""
+
+    title: str
+    rate: int  # samples a second
+    words: Sequence[str]  # classes, in order
+    folder: str  # of the data folder
+    length: int | None  # samples of a clip; None: they differ
+
+
+KNOWN = {
+    "commands": Known("Speech Commands", 16_000, WORDS, "speech_commands", SECOND),
+    "digits": Known("the Free Spoken Digit Dataset", 8_000, DIGITS, "fsdd", None),
+}
+
+
+class Config(TaskConfig):
+    dataset: Literal["commands", "digits"] = Field(
+        "commands", description="Speech Commands at 16 kHz; the Free Spoken Digit Dataset at 8 kHz"
+    )
+    words: Literal["all", "ten"] | tuple[str, ...] = Field(
+        "all",
+        description="all that are there, in the order of the S4 code (35 when complete; digits: 10); the ten of SC10; "
+        "a list of words, which are classes 0, 1, … in its order",
+    )
+    split: Literal["official", "hash", "random"] = Field(
+        "official",
+        description="the published lists (or files) of validation and test clips; the published rule, by a hash of the "
+        "speaker; 70/15/15 % of the clips of every class at random, speakers shared (published for ten words)",
+    )
+    short: Literal["pad", "drop", "keep"] | None = Field(
+        None,
+        description="clips of another length: zeros at the end (too long ones are cut); left out (published for ten "
+        "words); their own length, padding masked; null: pad for commands, keep for digits",
+    )
+    length: int | None = Field(
+        None,
+        ge=16,
+        le=MAX_SAMPLES,
+        description="samples of a clip before decimation; null: 16,000 for commands, for digits the longest clip's",
+    )
+    scaling: Literal["global", "per_step", "none"] = Field(
+        "global",
+        description="one mean and deviation of the training clips; those of every time step, after a division by 2^30 "
+        "(as published); samples in [-1, 1)",
+    )
+    decimate: int = Field(
+        1, ge=1, le=64, description="keep every k-th sample, without a filter; the interval is k-fold"
+    )
+
+    @property
+    def uneven(self) -> Literal["pad", "drop", "keep"]:
+        """What `short` means."""
+        return self.short or ("pad" if self.dataset == "commands" else "keep")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        known = KNOWN[self.dataset].words
+        if isinstance(self.words, tuple):
+            for word in self.words:
+                if word not in known:
+                    raise ValueError(f"words has {word!r}, which is none of {', '.join(known)}")
+            if len(set(self.words)) != len(self.words) or len(self.words) < 2:
+                raise ValueError("words is a list of two or more different words")
+        if self.dataset == "digits" and self.words == "ten":
+            raise ValueError("words: ten is for commands; all ten digits are words: all")
+        if self.dataset == "digits" and self.split == "hash":
+            raise ValueError("split: hash is for commands; names of the digits' files are not hashed")
+        if self.scaling == "per_step" and self.uneven == "keep":
+            raise ValueError("scaling: per_step needs clips of one length: short: pad or drop")
+        if self.uneven == "drop" and self.length is None and self.dataset == "digits":
+            raise ValueError("short: drop needs a length: clips of digits have no common one")
+        return self
+
+
+class Clip(NamedTuple):
+    name: str  # unique
+    word: str
+    part: str | None  # None: not known
+
+
+class Clips(NamedTuple):
+    """The clips of chosen words, in the order of their classes and names, and their samples, (L,) int16 each."""
+
+    words: list[str]
+    about: list[Clip]
+    samples: list[NDArray[np.int16]]
+
+
+# ------------------------------------------------------------------------------------------------------ hooks
+
+
+def sources(config: Config, raw: Path) -> list[Path]:
+    """The files in use, of the first kind that is there, in the data folder or a sub-folder of it.
+
+    Commands, sub-folder speech_commands: the unpacked archive (or speech_commands_v0.02/, or v0.01/) with a folder a
+    word and two lists; speech_commands_v0.02.tar.gz (or v0.01), which is not unpacked. Digits, sub-folder fsdd:
+    recordings/ (or free-spoken-digit-dataset/recordings/). Then Parquet files (also in speech_commands_3 and the like):
+    train, validation and test, with columns audio (lists of 16-bit samples, or WAV files as bytes, alone or as the
+    hub's struct), word, perhaps file (<word>/<name>.wav, which the hash needs) and sampling_rate; or, for digits, train
+    and test with audio, label, speaker, index. Preparing all words takes 7 GB of the folder for temporary files.
+    """
+    folder = _folder(config, raw)
+    if folder is not None:
+        if config.dataset == "digits":
+            return [folder]
+        lists = [folder / name for name in LISTS if (folder / name).exists()]
+        return [*lists, *(folder / word for word in _wanted(config) if (folder / word).exists())]
+    archive = _archive(config, raw)
+    return [archive[0]] if archive else [path for paths in _parquet(config, raw).values() for path in paths]
+
+
+def fetch(config: Config, raw: Path, say: Say) -> None:
+    """Download the official archive, unless there is something to read already."""
+    if sources(config, raw):
+        return
+    if config.dataset == "digits":
+        raise ValueError(
+            "the spoken digits have no archive of a known checksum: put a copy of "
+            f"https://github.com/Jakobovski/free-spoken-digit-dataset into {raw / KNOWN['digits'].folder}"
+        )
+    download(ARCHIVE, raw / KNOWN["commands"].folder, say)
+
+
+def load(config: Config, raw: Path) -> TaskData:
+    known = KNOWN[config.dataset]
+    clips, notes = _read(config, raw)
+    length = config.length or known.length or max(map(len, clips.samples))
+    if config.uneven == "drop":
+        kept = [i for i, samples in enumerate(clips.samples) if len(samples) == length]
+        clips = Clips(clips.words, [clips.about[i] for i in kept], [clips.samples[i] for i in kept])
+    rows = _parted(clips, config.split)
+    for part, chosen in rows.items():
+        if not len(chosen):
+            raise ValueError(f"{known.title}: no clips are left for the {part} split")
+    pad = config.uneven != "keep"
+    scale = _scale([clips.samples[i] for i in rows["train"]], length, pad, config.scaling)
+    train, val, test = (_split(clips, rows[part], length, pad, config.decimate, scale) for part in PARTS)
+    return TaskData(
+        scale.input,
+        Classes(len(clips.words)),
+        train,
+        val,
+        test,
+        interval=config.decimate / known.rate,
+        notes=(*notes, *_notes(config, clips, rows)),
+    )
+
+
+def _notes(config: Config, clips: Clips, rows: Rows) -> Iterator[str]:
+    found = tuple(len(rows[part]) for part in PARTS)
+    if config.dataset == "digits":
+        yield "spoken digits (FSDD), not Speech Commands: no published number refers to them"
+        yield "the speakers of validation and test speak in training too"
+    elif clips.words not in (WORDS, TEN):
+        words = ", ".join(clips.words) if len(clips.words) <= 10 else f"{len(clips.words)} words"
+        yield f"{words}, not the 35 or 10 words of Speech Commands that published numbers refer to"
+    elif clips.words == WORDS and config.split != "random" and config.uneven != "drop" and found != PUBLISHED:
+        counts = ", ".join(f"{n:,}" for n in found)
+        yield f"{counts} clips, not the {', '.join(f'{n:,}' for n in PUBLISHED)} of version 0.02"
+    if config.dataset == "commands" and config.split == "random":
+        yield "clips are split at random, so speakers of validation and test speak in training too"
+    if config.decimate > 1:
+        yield f"one sample in {config.decimate} is kept, without a filter"
+
+
+# ----------------------------------------------------------------------------------------------------- splits
+
+
+def hashed_part(name: str) -> str:
+    """The split of a clip <speaker>_nohash_<number>.wav by the published rule: a tenth is val, a tenth is test."""
+    speaker = name.rpartition("/")[2].partition("_nohash_")[0]
+    number = int(hashlib.sha1(speaker.encode()).hexdigest(), 16) % (HASHED + 1)
+    percent = number * (100.0 / HASHED)
+    return "val" if percent < 10 else "test" if percent < 20 else "train"
+
+
+def _parted(clips: Clips, rule: str) -> Rows:
+    """Rows of each split, in a seeded order: by class they would be in the data set's."""
+    if rule == "random":
+        labels = np.array([clips.words.index(clip.word) for clip in clips.about])
+        if len(labels) == 0 or np.bincount(labels, minlength=len(clips.words)).min() < 7:
+            raise ValueError("split: random needs seven clips or more of every word")
+        train, val, test = published_thirds(len(labels), labels)
+        return {"train": train, "val": val, "test": test}
+    parts = np.array([hashed_part(c.name) if rule == "hash" else c.part for c in clips.about])
+    rows: Rows = {}
+    for part in ("train", "val", "test"):
+        there = np.flatnonzero(parts == part)
+        rows[part] = there[generator(SEED, "speech", part).permutation(len(there))]
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------- samples
+
+
+class Scale(NamedTuple):
+    """How samples are stored and shown."""
+
+    input: Values
+    change: Callable[[NDArray[np.int16]], NDArray[Any]] | None = None  # of a whole clip, before decimation
+    dtype: Any = np.int16
+
+
+def _scale(
+    train: list[NDArray[np.int16]], length: int, pad: bool, kind: Literal["global", "per_step", "none"]
+) -> Scale:
+    """From whole training clips; sums are exact."""
+    if kind == "none":
+        return Scale(Values(1, (0.0,), (float(FULL_SCALE),)))
+    if kind == "global":
+        total = squares = count = 0
+        for samples in train:
+            wide = samples[:length].astype(np.int64)
+            total, squares = total + int(wide.sum()), squares + int(wide @ wide)
+            count += length if pad else len(wide)
+        mean = total / count
+        variance = (squares * count - total * total) / (count * count)
+        if variance <= 0:
+            raise ValueError("the training clips are silent: all samples are equal")
+        return Scale(Values(1, (mean,), (variance**0.5,)))
+    n = len(train)
+    if n < 2:
+        raise ValueError("scaling: per_step needs two training clips or more")
+    sums, products = np.zeros(length, np.int64), np.zeros(length, np.int64)
+    for samples in train:
+        wide = samples[:length].astype(np.int64)
+        sums[: len(wide)] += wide
+        products[: len(wide)] += wide * wide
+    unit = float(FULL_SCALE) ** 2
+    means = sums / n
+    deviations = np.sqrt(np.maximum(products - sums * means, 0) / (n - 1)) / unit
+    return Scale(Values(1), partial(_standardised, unit=unit, mean=means / unit, std=deviations + 1e-5), np.float32)
+
+
+def _standardised(
+    clip: NDArray[np.int16], unit: float, mean: NDArray[np.float64], std: NDArray[np.float64]
+) -> NDArray[np.float32]:
+    return ((clip / unit - mean) / std).astype(np.float32)
+
+
+def _split(clips: Clips, rows: NDArray[np.int64], length: int, pad: bool, every: int, scale: Scale) -> Split:
+    lengths = np.array([length if pad else min(len(clips.samples[i]), length) for i in rows])
+    lengths = -(-lengths // every)
+    stops = np.cumsum(lengths)
+    starts = stops - lengths
+    values = room((int(stops[-1]), 1), scale.dtype)
+    for i, start, stop in zip(rows.tolist(), starts.tolist(), stops.tolist(), strict=True):
+        clip = clips.samples[i][:length]
+        if pad and len(clip) < length:
+            clip = np.pad(clip, (0, length - len(clip)))
+        values[start:stop, 0] = (scale.change(clip) if scale.change else clip)[::every]
+    labels = np.array([clips.words.index(clips.about[i].word) for i in rows], np.int64)
+    ids = np.array([clips.about[i].name for i in rows])
+    return Split(values, starts, stops, labels, ids)
+
+
+# ------------------------------------------------------------------------------------------------------ files
+
+
+def _wanted(config: Config) -> list[str]:
+    if isinstance(config.words, tuple):
+        return list(config.words)
+    return list(TEN if config.words == "ten" else KNOWN[config.dataset].words)
+
+
+def _folder(config: Config, raw: Path) -> Path | None:
+    """Of the unpacked official files. In the data folder itself, a folder `house` or `recordings` may be anything."""
+    near = places(raw, KNOWN[config.dataset].folder)
+    if config.dataset == "digits":
+        inside = [place / "free-spoken-digit-dataset/recordings" for place in near]
+        inside += [place / "recordings" for place in near if place.name in ("fsdd", "free-spoken-digit-dataset")]
+        return next((folder for folder in inside if folder.is_dir()), None)
+    names = ("speech_commands_v0.02", "SpeechCommands/speech_commands_v0.02", "speech_commands_v0.01", "")
+    for folder in (place / name for place in near for name in names):
+        marks = LISTS if folder == raw else (*LISTS, *WORDS)
+        if any((folder / mark).exists() for mark in marks):
+            return folder
+    return None
+
+
+def _archive(config: Config, raw: Path) -> tuple[Path, Download] | None:
+    if config.dataset == "digits":
+        return None
+    near = places(raw, KNOWN["commands"].folder)
+    found = [(first(near, wanted.name), wanted) for wanted in (ARCHIVE, OLDER)]
+    return next(((path, wanted) for path, wanted in found if path is not None), None)
+
+
+def _parquet(config: Config, raw: Path) -> dict[str, list[Path]]:
+    near = places(raw, KNOWN[config.dataset].folder)
+    if config.dataset == "commands" and near:  # a part of the words, such as speech_commands_3
+        near = [*near[:-1], *sorted(path for path in raw.glob("speech_commands_*") if path.is_dir()), raw]
+    folder = next((place for place in near if parquets([place], "train")), None)
+    if folder is None:
+        return {}
+    names = {"train": "train", "val": "validation", "test": "test"}
+    return {part: parquets([folder], name) for part, name in names.items() if parquets([folder], name)}
+
+
+def _read(config: Config, raw: Path) -> tuple[Clips, list[str]]:
+    """The chosen words' clips, and what is to be said of them."""
+    notes, about, reel = list[str](), list[Clip](), Reel(np.int16)
+    folder, archive, parquet = _folder(config, raw), _archive(config, raw), _parquet(config, raw)
+    if folder is not None:
+        where = str(folder)
+        found = _digit_files(folder) if config.dataset == "digits" else _word_files(config, folder)
+    elif archive is not None:
+        where = str(archive[0])
+        verify(archive[0], archive[1].checksum)
+        if archive[1] is OLDER:
+            notes.append("Speech Commands version 0.01: published numbers are for version 0.02")
+        found = _archived(config, archive[0])
+    elif parquet:
+        where = str(next(iter(parquet.values()))[0].parent)
+        found = _digit_rows(parquet) if config.dataset == "digits" else _word_rows(config, parquet)
+    elif config.dataset == "digits":
+        wanted = ["fsdd/recordings/", "fsdd/train.parquet and test.parquet"]
+        raise missing("FSDD", raw, wanted, "spt data prepare speech dataset=digits")
+    else:
+        wanted = ["speech_commands/ with a folder a word", ARCHIVE.name, "speech_commands/train.parquet, …"]
+        raise missing("Speech Commands", raw, wanted, "spt data prepare speech")
+    for clip, samples in found:
+        if clip.word in _wanted(config):
+            about.append(clip)
+            reel.add(samples)
+    there = {clip.word for clip in about}
+    words = [word for word in _wanted(config) if word in there]
+    lacking = [word for word in _wanted(config) if word not in there]
+    if lacking and config.words != "all":
+        raise ValueError(f"{where} has no clips of {', '.join(lacking)}")
+    if len(words) < 2:
+        raise ValueError(f"{where} has clips of {' and '.join(words) or 'no known word'}; two words or more are needed")
+    order = sorted(range(len(about)), key=lambda i: (words.index(about[i].word), about[i].name))
+    for i, j in itertools.pairwise(order):
+        if about[i].name == about[j].name:
+            raise ValueError(f"{where}: clip {about[i].name} occurs twice")
+    if config.split == "hash" and not all(CLIP.fullmatch(f"{c.name}.wav".rpartition("/")[2]) for c in about):
+        raise ValueError(
+            f"{where}: split: hash needs names <speaker>_nohash_<number>.wav, in column file of a Parquet copy"
+        )
+    clips = reel.clips()
+    return Clips(words, [about[i] for i in order], [clips[i] for i in order]), notes
+
+
+Found = Iterator[tuple[Clip, NDArray[np.int16]]]
+
+
+def _word_files(config: Config, folder: Path) -> Found:
+    """One folder a word, and lists of validation and test clips."""
+    listed = None
+    if config.split == "official":
+        for name in LISTS:
+            if not (folder / name).exists():
+                raise FileNotFoundError(f"{folder / name} is missing: get it, or use split: hash (the same rule)")
+        listed = _listed({name: unzipped(folder / name, 2**24) for name in LISTS}, str(folder))
+    words = {word for word in _wanted(config) if (folder / word).is_dir()}
+    for word in sorted(words):
+        for path in sorted((folder / word).iterdir()):
+            if CLIP.fullmatch(path.name):
+                plain(path)
+                yield _named(word, path.name, listed), _clip(unzipped(path, MAX_FILE), str(path), "commands")
+    _all_used(listed, words, str(folder))
+
+
+def _archived(config: Config, archive: Path) -> Found:
+    """The same in an archive, as a stream: what split a clip is of may be told after it."""
+    words, lists = set(_wanted(config)), dict[str, bytes]()
+    reel, names = Reel(np.int16), list[str]()
+
+    def wanted(name: str) -> bool:
+        word, _, clip = name.partition("/")
+        return name in LISTS or (word in words and CLIP.fullmatch(clip) is not None)
+
+    with sound(archive):
+        for name, file, size in streams(archive, wanted, UNPACKED):
+            if size > (2**24 if name in LISTS else MAX_FILE):
+                raise ValueError(f"{archive}: its member {name} has {size:,} bytes, absurdly many; it is not used")
+            content = file.read()
+            if len(content) != size:
+                raise EOFError
+            if name in LISTS:
+                lists[name] = content
+            else:
+                names.append(name)
+                reel.add(_clip(content, f"{archive}, member {name}", "commands"))
+    if config.split == "official" and len(lists) != len(LISTS):
+        raise ValueError(f"{archive} has no member {next(name for name in LISTS if name not in lists)}")
+    listed = _listed(lists, str(archive)) if config.split == "official" else None
+    for name, samples in zip(names, reel.clips(), strict=True):
+        word, _, clip = name.partition("/")
+        yield _named(word, clip, listed), samples
+    _all_used(listed, {name.partition("/")[0] for name in names}, str(archive))
+
+
+def _listed(lists: dict[str, bytes], where: str) -> dict[str, str]:
+    """Split of each listed clip, <word>/<name>.wav."""
+    listed: dict[str, str] = {}
+    for name, part in LISTS.items():
+        for number, line in enumerate(lists[name].decode("utf-8", "replace").splitlines(), 1):
+            word, _, clip = line.strip().partition("/")
+            if not CLIP.fullmatch(clip):
+                raise ValueError(f"{where}: {name}, line {number} is {line!r:.60}; <word>/<name>.wav is expected")
+            if f"{word}/{clip}" in listed:
+                raise ValueError(f"{where}: {word}/{clip} is listed twice")
+            listed[f"{word}/{clip}"] = part
+    return listed
+
+
+def _named(word: str, file: str, listed: dict[str, str] | None) -> Clip:
+    """Takes what it uses out of `listed`."""
+    part = None if listed is None else listed.pop(f"{word}/{file}", "train")
+    return Clip(f"{word}/{file.removesuffix('.wav')}", word, part)
+
+
+def _all_used(listed: dict[str, str] | None, words: set[str], where: str) -> None:
+    """Complain of listed clips that are lacking, of words of which there are others."""
+    left = [name for name in listed or () if name.partition("/")[0] in words]
+    if left:
+        raise ValueError(f"{where}: {len(left):,} listed clips are not there, such as {left[0]}; get it again")
+
+
+def _digit_files(folder: Path) -> Found:
+    for path in sorted(folder.iterdir()):
+        match = DIGIT.fullmatch(path.name)
+        if match:
+            plain(path)
+            yield _digit(int(match[1]), match[2], int(match[3])), _clip(unzipped(path, MAX_FILE), str(path), "digits")
+
+
+def _digit(digit: int, speaker: str, index: int) -> Clip:
+    part = "test" if index < 5 else "val" if index < 10 else "train"
+    return Clip(f"{digit}_{speaker}_{index}", DIGITS[digit], part)
+
+
+def _word_rows(config: Config, files: dict[str, list[Path]]) -> Found:
+    if config.split == "official" and len(files) < len(PARTS):
+        raise FileNotFoundError(
+            f"{files['train'][0]} is there, but not validation.parquet and test.parquet beside it; split: hash or "
+            "random needs train.parquet alone"
+        )
+    known = set(WORDS)
+    for part, paths in files.items():
+        row = 0
+        for where, table in batches(paths, [("audio",), ("word",)], ("file", "sampling_rate"), MAX_SAMPLES):
+            _rate(table, where, "commands")
+            words = table["word"].to_pylist()
+            names = table["file"].to_pylist() if "file" in table else [None] * len(words)
+            for word, name, samples in zip(words, names, _sounds(table["audio"], where, "commands"), strict=True):
+                row += 1
+                if word not in known:
+                    raise ValueError(f"{where}: the word is {word!r:.40}, which is none of the 35 of Speech Commands")
+                if name is not None and not (isinstance(name, str) and name.endswith(".wav")):
+                    raise ValueError(f"{where}: the file is {name!r:.60}; <word>/<name>.wav is expected")
+                file = name.rpartition("/")[2].removesuffix(".wav") if name else f"{part}-{row - 1}"
+                yield Clip(f"{word}/{file}", word, part), samples
+
+
+def _digit_rows(files: dict[str, list[Path]]) -> Found:
+    names = [("audio",), ("label",), ("speaker",), ("index",)]
+    for paths in files.values():
+        for where, table in batches(paths, names, ("sampling_rate",), MAX_SAMPLES):
+            _rate(table, where, "digits")
+            columns = [table[name].to_pylist() for name in ("label", "speaker", "index")]
+            for label, speaker, index, samples in zip(*columns, _sounds(table["audio"], where, "digits"), strict=True):
+                if not (isinstance(label, int) and 0 <= label < 10 and isinstance(index, int) and index >= 0):
+                    raise ValueError(
+                        f"{where}: the label is {label!r} and the index {index!r}; 0 to 9 and 0 or more go"
+                    )
+                yield _digit(label, str(speaker), index), samples
+
+
+def _rate(table: dict[str, Any], where: str, dataset: str) -> None:
+    rates = set(table["sampling_rate"].to_pylist()) if "sampling_rate" in table else set()
+    for found in rates - {KNOWN[dataset].rate}:
+        raise ValueError(f"{where}: the sampling rate is {found}; {KNOWN[dataset].rate:,} is expected")
+
+
+def _sounds(column: Any, where: str, dataset: str) -> list[NDArray[np.int16]]:
+    """Clips of an Arrow column: lists of numbers, or WAV files as bytes, alone or in a struct."""
+    import pyarrow as pa
+
+    if column.null_count:
+        raise ValueError(f"{where}: a clip is missing")
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        flat = column.flatten()
+        if not pa.types.is_integer(flat.type) or flat.null_count:
+            raise ValueError(f"{where}: audio holds {flat.type}; 16-bit samples are expected, none of them missing")
+        numbers = flat.to_numpy(zero_copy_only=False)
+        if len(numbers) and not -FULL_SCALE <= int(numbers.min()) <= int(numbers.max()) < FULL_SCALE:
+            raise ValueError(f"{where}: audio has samples beyond 16 bits")
+        clips = np.split(numbers.astype(np.int16), np.cumsum(column.value_lengths().to_numpy())[:-1])
+    else:
+        clips = []
+        for cell in column.to_pylist():
+            content = cell.get("bytes") if isinstance(cell, dict) else cell
+            if not isinstance(content, bytes):
+                raise ValueError(f"{where}: audio is {column.type}; lists of 16-bit samples, or WAV files as bytes, go")
+            clips.append(_clip(content, where, dataset))
+    if not all(map(len, clips)):
+        raise ValueError(f"{where}: a clip has no samples")
+    return clips
+
+
+def _clip(content: bytes, where: str, dataset: str) -> NDArray[np.int16]:
+    samples, rate = read_wav(content, where, MAX_SAMPLES)
+    if samples.dtype != np.int16 or samples.shape[1] != 1 or rate != KNOWN[dataset].rate:
+        raise ValueError(
+            f"{where} has {samples.shape[1]} channels of {samples.dtype} at {rate:,} samples a second; one of int16 at "
+            f"{KNOWN[dataset].rate:,} is expected"
+        )
+    return samples[:, 0]
