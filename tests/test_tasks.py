@@ -15,17 +15,26 @@ from tiny import TASK, environment
 from spt.components import find, listing
 from spt.errors import DataError
 from spt.recipe import Part
-from spt.store import cache_dir, open_task, record
+from spt.store import cache_dir, fingerprints, open_task, record
 from spt.tasks.base import Classes, Reals, Split, TaskData, Tokens, Values
 
 TASKS = [row.name for row in listing("tasks")]
-REAL = {"images": {"dataset": "mnist"}, "text": {}}  # read from the optional folder of real data
+REAL = {  # read from the optional folder of real data
+    "images": {"dataset": "mnist"},
+    "text": {},
+    "bidmc": {},
+    "books": {"chunk": 65536},
+    "retrieval": {"dataset": "imdb_movies"},
+    "speech": {"words": ["bed", "cat", "happy"]},
+}
+GENERATED = {"limit": 6}
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_contract(name, tmp_path, request):
     component = find("tasks", name)
-    options, raw = REAL.get(name, {}), tmp_path
+    generated = GENERATED if getattr(component.module, "ADDRESSED", False) else {}
+    options, raw = REAL.get(name, generated), tmp_path
     if name in REAL:
         raw = request.getfixturevalue("data_dir")
     if name == "custom":
@@ -36,7 +45,8 @@ def test_contract(name, tmp_path, request):
     one, two = (component.module.load(config, raw) for _ in range(2))
     one.check()
     for split, other in zip(one.splits.values(), two.splits.values(), strict=True):
-        assert np.array_equal(split.values, other.values) and np.array_equal(split.targets, other.targets)
+        assert np.array_equal(split.values, other.values) and len(split) <= options.get("limit", len(split))
+        assert np.array_equal(split.targets, other.targets, equal_nan=split.targets.dtype.kind == "f")
     ids = [set(split.ids.tolist()) for split in one.splits.values()]
     assert sum(map(len, ids)) == len(set.union(*ids)), "a row lies in two splits"
     assert all(len(split) == len(i) for split, i in zip(one.splits.values(), ids, strict=True))
@@ -208,3 +218,26 @@ def test_manifest_is_json(tmp_path, monkeypatch):
     open_task(Part(name="digits"))
     (manifest,) = (tmp_path / "tasks").glob("digits-*/data.json")
     assert json.loads(manifest.read_text())["input"] == {"kind": "Tokens", "vocab": 17}
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if getattr(find("tasks", name).module, "ADDRESSED", False)])
+def test_rows_that_are_made_do_not_depend_on_how_many_or_by_whom(name, tmp_path, monkeypatch):
+    """A shorter split is the beginning of a longer one, whatever the number of workers."""
+    component = find("tasks", name)
+
+    def made(limit, workers):
+        monkeypatch.setenv("SPT_WORKERS", str(workers))
+        return component.module.load(component.module.Config(limit=limit), tmp_path)
+
+    few, more = made(3, 1), made(7, 2)
+    for split, longer in zip(few.splits.values(), more.splits.values(), strict=True):
+        assert len(split) == 3 and len(longer) == 7
+        assert split.ids.tolist() == longer.ids[:3].tolist()
+        for i in range(3):
+            assert np.array_equal(split.row(i), longer.row(i))
+            one, two = (
+                s.targets[s.starts[i] : s.stops[i]] if s.per_step else s.targets[i : i + 1] for s in (split, longer)
+            )
+            assert np.array_equal(one, two, equal_nan=one.dtype.kind == "f")
+    prints = [set(fingerprints(split).tolist()) for split in more.splits.values()]
+    assert sum(map(len, prints)) == len(set.union(*prints)) == 21

@@ -1,0 +1,625 @@
+"""ListOps expressions: the law of their trees, their values, their text form, and files of them read and checked.
+
+Law (the generator of the Long Range Arena, after Nangia & Bowman 2018): a node above the last level is an operator with
+probability 1/4, else, and always on the last level, a digit, uniform on 0 to 9. An operator is uniform on MIN, MAX, MED
+and SM, its number of arguments uniform on 2 … max_args; the root is on level 1. A tree is kept when
+min_tokens < tokens < max_tokens; parentheses are no tokens.
+
+Value: least, greatest, median (of an even number of arguments the mean of the middle two, rounded down), sum modulo 10;
+also FIRST and LAST, which one file of the original data has.
+
+A tree is written as its tokens in order, here as codes: 0 to 9 digits, CLOSE for `]`, from OPEN on operators in the
+order of OPERATORS. Letters: n expressions, T tokens of all of them together.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spt.tasks.files import plain
+from spt.tasks.generators.workers import chunks, compiled, jit, room, stream
+
+CLOSE, OPEN = 10, 11
+OPERATORS = ("[MIN", "[MAX", "[MED", "[SM", "[FIRST", "[LAST")
+MIN, MAX, MED, SM, FIRST = range(OPEN, OPEN + 5)
+NAMES = (*"0123456789", "]", *OPERATORS)  # of the codes
+DRAWN = 4  # operators that are drawn
+
+CHUNK = 128  # trees a worker makes at a time
+PATIENCE = 10**6  # draws for one tree; with the published limits 12, 69 and 257 are usual
+STALE = 100  # repeated trees for each new one, after which there are too few
+BLOCK = 2**23  # bytes of text in work at once
+MAX_LINE = 2**24  # bytes
+
+
+class Law(NamedTuple):
+    """Of which trees are drawn and which are kept."""
+
+    min_tokens: int  # exclusive
+    max_tokens: int  # exclusive
+    max_depth: int  # levels, the last of which has digits only
+    max_args: int
+
+    def check(self) -> None:
+        """Raise ValueError where no tree can be kept."""
+        longest = 1
+        for _ in range(self.max_depth - 1):
+            longest = 2 + self.max_args * longest
+            if longest > self.min_tokens:
+                break
+        if self.max_tokens - self.min_tokens < 2:
+            raise ValueError(f"no length lies between min_tokens {self.min_tokens} and max_tokens {self.max_tokens}")
+        if longest <= self.min_tokens:
+            raise ValueError(
+                f"trees of {self.max_depth} levels with {self.max_args} arguments have at most {longest} tokens, never "
+                f"more than min_tokens {self.min_tokens}; raise max_depth or max_args"
+            )
+
+
+class Trees(NamedTuple):
+    """Expressions one behind the other: tree i is codes[stops[i - 1] : stops[i]]."""
+
+    codes: NDArray[np.uint8]  # (T,)
+    stops: NDArray[np.int64]  # (n,)
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        return np.concatenate([np.zeros(1, np.int64), self.stops])[:-1]
+
+    def rows(self) -> list[NDArray[np.uint8]]:
+        return np.split(self.codes, self.stops[:-1])
+
+    @staticmethod
+    def joined(rows: list[NDArray[np.uint8]]) -> "Trees":
+        """The list is emptied, so that the rows are not held twice."""
+        stops = np.cumsum([len(row) for row in rows], dtype=np.int64)
+        codes = room((int(stops[-1]) if len(stops) else 0,), np.uint8)
+        gone = np.empty(0, np.uint8)
+        for i, stop in enumerate(stops.tolist()):
+            codes[stop - len(rows[i]) : stop] = rows[i]
+            rows[i] = gone
+        rows.clear()
+        return Trees(codes, stops)
+
+
+class Values(NamedTuple):
+    """What trees come to. The arrays of length T tell of the subtree that closes at a token, where one does."""
+
+    roots: NDArray[np.int8]  # (n,)
+    values: NDArray[np.int8]  # (T,) -1 at every token but a closing bracket
+    lengths: NDArray[np.int32]  # (T,) tokens of the subtree; 0 elsewhere
+    heights: NDArray[np.int32]  # (T,) a digit has 0, an operator 1 more than its highest argument; 0 elsewhere
+
+
+class Malformed(ValueError):
+    """What is wrong with the first expression, in order, that is none."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(f"expression {row}: {reason}")
+        self.row, self.reason = row, reason
+
+
+# ------------------------------------------------------------------------------------------------------ drawing
+
+
+def distinct(seed: int, law: Law, n: int, *, templates: bool, what: str) -> Iterator[NDArray[np.uint8]]:
+    """n different trees, (length,) codes each, the first ones of an endless sequence that no worker count changes.
+
+    With `templates`, two that differ in digits alone count as one. Raises ValueError when trees of this law are too
+    rare, or too few.
+    """
+    law.check()
+    seen: set[bytes] = set()
+    first = stale = 0
+    numbers = stream(seed, "trees", what)
+    while len(seen) < n:
+        count = n - len(seen)
+        make = partial(draw, numbers, law, first)
+        for trees in chunks(make, count, CHUNK, what, by="threads" if compiled() else "processes"):
+            for row in trees.rows():
+                key = blake2b((row[row >= CLOSE] if templates else row).tobytes(), digest_size=16).digest()
+                if key in seen:
+                    stale += 1
+                    continue
+                seen.add(key)
+                yield row
+        first += count
+        if stale > STALE * (len(seen) + 100):
+            raise ValueError(
+                f"only {len(seen):,} different trees among {first:,} drawn, but {n:,} are asked for; widen the limits, "
+                "or ask for fewer rows"
+            )
+
+
+def deal(sizes: Sequence[int], limit: int | None) -> NDArray[np.int64]:
+    """Which split each tree of the sequence goes to: to each in turn, as long as its size is not reached.
+
+    So a limit, rows of every split, gives the first rows that a load without it gives.
+    """
+    wanted = np.array(sizes) if limit is None else np.minimum(sizes, limit)
+    return np.nonzero(wanted[None, :] > np.arange(wanted.max())[:, None])[1]
+
+
+def generate(
+    seed: int, law: Law, sizes: Sequence[int], limit: int | None, *, templates: bool, what: str
+) -> list[Trees]:
+    """Splits of these sizes without a common tree (or template)."""
+    owners = deal(sizes, limit)
+    rows: list[list[NDArray[np.uint8]]] = [[] for _ in sizes]
+    for owner, row in zip(
+        owners.tolist(), distinct(seed, law, len(owners), templates=templates, what=what), strict=True
+    ):
+        rows[owner].append(row)
+    return [Trees.joined(part) for part in rows]
+
+
+def draw(seed: int, law: Law, begin: int, first: int, last: int) -> Trees:
+    """Trees first … last - 1 of the sequence from tree `begin` on, repeated ones among them.
+
+    Each has random numbers of its own. Raises ValueError when trees of this law are too rare.
+    """
+    count = last - first
+    codes, stops = np.empty(count * (law.max_tokens - 1), np.uint8), np.empty(count, np.int64)
+    if not _draw(_states(seed, begin + first, begin + last), *law, PATIENCE, codes, stops):
+        raise ValueError(
+            f"no tree of more than {law.min_tokens} and fewer than {law.max_tokens} tokens among {PATIENCE:,} drawn; "
+            "widen min_tokens and max_tokens"
+        )
+    return Trees(codes[: stops[-1]].copy(), stops)
+
+
+def _states(seed: int, first: int, last: int) -> NDArray[np.int64]:
+    """(last - first, 4) Numbers of 32 bits, by SplitMix64 (Steele, Lea & Flood 2014) at places of their own."""
+    z = np.arange(2 * first + 1, 2 * last + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    halves = np.stack([z >> np.uint64(32), z & np.uint64(0xFFFFFFFF)], 1)
+    return halves.astype(np.int64).reshape(-1, 4)
+
+
+@jit
+def _next(x: int, y: int, z: int, w: int) -> tuple[int, int, int, int]:
+    """Xorshift128 (Marsaglia 2003): the next state, whose last number is the next 32 random bits."""
+    t = x ^ (x << 11) & 0xFFFFFFFF
+    return y, z, w, w ^ (w >> 19) ^ t ^ (t >> 8)
+
+
+@jit
+def _draw(
+    states: NDArray[np.int64],
+    min_tokens: int,
+    max_tokens: int,
+    max_depth: int,
+    max_args: int,
+    patience: int,
+    codes: NDArray[np.uint8],
+    stops: NDArray[np.int64],
+) -> bool:
+    """Fill codes and stops with one tree for each state; False when one takes more than `patience` draws.
+
+    Whether a tree is kept depends on its shape alone, so shapes are drawn first and given up as soon as they are sure
+    to be too long; operators and digits, which are independent of the shape, are drawn for the kept ones.
+    """
+    left = [0] * max_depth  # arguments still to come, of the open operators
+    shape = [0] * max_tokens
+    place = 0
+    for row in range(len(states)):
+        x, y, z, w = int(states[row, 0]), int(states[row, 1]), int(states[row, 2]), int(states[row, 3])
+        size = 0
+        for _ in range(patience):
+            size, depth, least = 0, 0, 1  # least: tokens that the tree will have at least
+            while True:
+                x, y, z, w = _next(x, y, z, w)
+                if depth + 1 < max_depth and w & 3 == 0:
+                    arguments = 2 + ((w >> 2) * (max_args - 1) >> 30)
+                    least += 1 + arguments
+                    if least >= max_tokens:
+                        size = 0
+                        break
+                    shape[size] = OPEN
+                    left[depth] = arguments
+                    size += 1
+                    depth += 1
+                    continue
+                shape[size] = 0
+                size += 1
+                while depth > 0:
+                    left[depth - 1] -= 1
+                    if left[depth - 1] > 0:
+                        break
+                    shape[size] = CLOSE
+                    size += 1
+                    depth -= 1
+                if depth == 0:
+                    break
+            if size > min_tokens:
+                break
+        if size <= min_tokens:
+            return False
+        for i in range(size):
+            kind = shape[i]
+            if kind != CLOSE:
+                x, y, z, w = _next(x, y, z, w)
+                kind = w * 10 >> 32 if kind == 0 else OPEN + (w >> 30)
+            codes[place + i] = kind
+        place += size
+        stops[row] = place
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------ values
+
+
+FAULTS = (
+    "it is empty",
+    "it has more closing brackets than operators",
+    "it lacks a closing bracket",
+    "it goes on after its end",
+    "an operator has no argument",
+)
+
+
+def evaluate(trees: Trees) -> Values:
+    """Values of the trees and of all their subtrees. Raises Malformed."""
+    n, total = len(trees.stops), len(trees.codes)
+    found = Values(
+        np.empty(n, np.int8), np.full(total, -1, np.int8), np.zeros(total, np.int32), np.zeros(total, np.int32)
+    )
+    row, fault = _evaluate(trees.codes, trees.starts, trees.stops, *found)
+    if fault >= 0:
+        raise Malformed(row, FAULTS[fault])
+    return found
+
+
+def roots(trees: Trees, values: NDArray[np.int8]) -> NDArray[np.int64]:
+    """(n,) Values of the trees, from those of their subtrees."""
+    last = trees.stops - 1
+    ends = trees.codes[last].astype(np.int64)
+    return np.where(ends == CLOSE, values[last], ends)
+
+
+def values(trees: Trees, what: str) -> NDArray[np.int8]:
+    """(T,) Value of each subtree at its closing bracket, -1 elsewhere. By several workers."""
+    n = len(trees.stops)
+    found = room(trees.codes.shape, np.int8)
+    place = 0
+    for part in chunks(partial(_values, trees), n, CHUNK, f"{what}: values"):
+        found[place : place + len(part)] = part
+        place += len(part)
+    return found
+
+
+def _values(trees: Trees, first: int, last: int) -> NDArray[np.int8]:
+    begin = int(trees.stops[first - 1]) if first else 0
+    return evaluate(Trees(trees.codes[begin : trees.stops[last - 1]], trees.stops[first:last] - begin)).values
+
+
+@jit
+def _evaluate(
+    codes: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    roots: NDArray[np.int8],
+    values: NDArray[np.int8],
+    lengths: NDArray[np.int32],
+    heights: NDArray[np.int32],
+) -> tuple[int, int]:
+    """Row and number of the first fault, or (-1, -1). Of an open operator the arguments are kept as counts of 0 … 9."""
+    deepest = 0
+    for row in range(len(starts)):
+        depth = 0
+        for i in range(starts[row], stops[row]):
+            code = int(codes[i])
+            if code > CLOSE:
+                depth += 1
+                deepest = max(deepest, depth)
+            elif code == CLOSE:
+                depth -= 1
+                if depth < 0:
+                    return row, 1
+        if depth > 0:
+            return row, 2
+    counts = [0] * (10 * (deepest + 1))
+    begun, kinds, highest = [0] * (deepest + 1), [0] * (deepest + 1), [0] * (deepest + 1)
+    firsts, lasts, given = [0] * (deepest + 1), [0] * (deepest + 1), [0] * (deepest + 1)
+    for row in range(len(starts)):
+        depth, root = 0, -1
+        for i in range(starts[row], stops[row]):
+            code = int(codes[i])
+            if root >= 0:
+                return row, 3
+            if code > CLOSE:
+                depth += 1
+                begun[depth], kinds[depth], highest[depth], given[depth] = i, code, 0, 0
+                for digit in range(10):
+                    counts[10 * depth + digit] = 0
+                continue
+            value, height = code, 0
+            if code == CLOSE:
+                number, kind = given[depth], kinds[depth]
+                if number == 0:
+                    return row, 4
+                if kind == FIRST:
+                    value = firsts[depth]
+                elif kind > FIRST:
+                    value = lasts[depth]
+                else:
+                    value = _reduced(counts, 10 * depth, number, kind)
+                height = highest[depth] + 1
+                values[i], lengths[i], heights[i] = value, i + 1 - begun[depth], height
+                depth -= 1
+            if depth == 0:
+                root = value
+                continue
+            if given[depth] == 0:
+                firsts[depth] = value
+            lasts[depth] = value
+            given[depth] += 1
+            counts[10 * depth + value] += 1
+            highest[depth] = max(highest[depth], height)
+        if root < 0:
+            return row, 0
+        roots[row] = root
+    return -1, -1
+
+
+@jit
+def _reduced(counts: list[int], at: int, number: int, kind: int) -> int:
+    """Least, greatest, median or sum of `number` digits, of which counts[at + d] are d."""
+    if kind == SM:
+        total = 0
+        for digit in range(10):
+            total += digit * counts[at + digit]
+        return total % 10
+    low, high = 0, 0  # the two that are averaged, by rank
+    if kind == MAX:
+        low = high = number - 1
+    elif kind == MED:
+        low, high = (number - 1) // 2, number // 2
+    passed, lower = 0, -1
+    for digit in range(10):
+        passed += counts[at + digit]
+        if lower < 0 and passed > low:
+            lower = digit
+        if passed > high:
+            return (lower + digit) // 2
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------- text
+
+
+def text(codes: NDArray[np.uint8] | Sequence[int], *, parentheses: bool = True) -> str:
+    """An expression as published: operator and first argument are a pair, this and the next argument, at last with `]`.
+
+    A pair is `( left right )`. Without parentheses, the plain tokens.
+    """
+    names = [NAMES[code] for code in codes]
+    if not parentheses:
+        return " ".join(names)
+    before = [0] * len(names)  # opening parentheses at a token
+    opened: list[int] = []
+    out = list(names)
+    for i, name in enumerate(names):
+        if name.startswith("["):
+            opened.append(i)
+            continue
+        if name == "]":
+            begin = opened.pop()
+            before[begin] += 1
+            out[i] += " )"
+        if opened:
+            before[opened[-1]] += 1
+            out[i] += " )"
+    return " ".join("( " * count + name for count, name in zip(before, out, strict=True))
+
+
+def tokenize(sources: Sequence[bytes]) -> Trees:
+    """Codes of expressions written with single tokens parted by blanks; parentheses are left out. Raises Malformed."""
+    joined = b"\n".join(sources) + b"\n"
+    if joined.count(b"\n") != len(sources):
+        raise Malformed(next(i for i, source in enumerate(sources) if b"\n" in source), "it has several lines")
+    data = np.frombuffer(joined + bytes(8), np.uint8)
+    line = data[: len(joined)] == ord("\n")
+    gap = line | (data[: len(joined)] == ord(" "))
+    begins = np.flatnonzero(~gap & np.concatenate([np.ones(1, bool), gap[:-1]]))
+    ends = np.flatnonzero(gap & np.concatenate([np.zeros(1, bool), ~gap[:-1]]))
+    sizes = ends - begins
+    codes = np.where(sizes == 1, _SINGLE[data[begins]], _UNKNOWN)
+    names = np.flatnonzero(data[begins] == ord("["))
+    keys = np.zeros(len(names), np.int64)
+    for i in range(1, _LONGEST):
+        keys |= np.where(i < sizes[names], data[begins[names] + i], 0).astype(np.int64) << 8 * i
+    known = sizes[names] <= _LONGEST
+    for code, name in enumerate(OPERATORS, OPEN):
+        codes[names[known & (keys == int.from_bytes(b"\0" + name[1:].encode(), "little"))]] = code
+    strange = np.flatnonzero(codes == _UNKNOWN)
+    at = np.flatnonzero(line)
+    if len(strange):
+        i = int(strange[0])
+        found = joined[begins[i] : ends[i]].decode("utf-8", "replace")
+        raise Malformed(int(np.searchsorted(at, begins[i])), f"{found!r:.40} is no token of ListOps")
+    kept = codes != _DROPPED
+    return Trees(codes[kept], np.searchsorted(begins[kept], at))
+
+
+_UNKNOWN, _DROPPED = 255, 254
+_LONGEST = max(map(len, OPERATORS))
+_SINGLE = np.full(256, _UNKNOWN, np.uint8)
+_SINGLE[ord("0") : ord("9") + 1] = np.arange(10)
+_SINGLE[ord("]")] = CLOSE
+_SINGLE[[ord("("), ord(")")]] = _DROPPED
+
+
+def tokens(specials: int, operators: Sequence[str]) -> NDArray[np.uint8]:
+    """Token of each code, after `specials` others: the commonest first, equally common ones by name.
+
+    That is how the published loaders number what they read: a bracket is twice as common as each digit, and each digit
+    (of trees with up to ten arguments) twice as common as each operator. `]` is called X there.
+    """
+    order = [CLOSE, *range(10), *sorted((NAMES.index(name) for name in operators), key=NAMES.__getitem__)]
+    table = np.zeros(len(NAMES), np.uint8)
+    table[order] = np.arange(specials, specials + len(order))
+    return table
+
+
+# ------------------------------------------------------------------------------------------------------ files
+
+
+class Row(NamedTuple):
+    """One expression of a file."""
+
+    where: str
+    source: bytes
+    target: object  # digit, in any form
+    subtrees: dict[str, Any]  # what the file says of the subtrees, by column: numbers or names, or their text
+
+
+SUBTREES = {  # of a Parquet file, and of a .tsv
+    "subtree_evals": "SubTreeEvals",
+    "subtree_lengths": "SubTreeLengths",
+    "subtree_heights": "SubTreeHeights",
+    "subtree_ops": "SubTreeOps",
+    "subtree_inds": "SubTreeInds",
+}
+PLAIN_HEADER = ("Source", "Target")
+SUBTREES_HEADER = (*PLAIN_HEADER, *SUBTREES.values(), "Id")
+
+
+def tsv(readline: Callable[[int], bytes], name: str, header: Sequence[str], limit: int | None = None) -> Iterator[Row]:
+    """Rows of a table with tabs and this first line; with no header, of the original files (value, expression).
+
+    `readline` is that of an open file, `limit` the rows that are read. Raises ValueError.
+    """
+    number = 1
+    if header:
+        found = readline(MAX_LINE).rstrip(b"\r\n").decode("utf-8", "replace").split("\t")
+        if found != list(header):
+            raise ValueError(
+                f"{name}: the first line is {' | '.join(found)!r:.80}; {' | '.join(header)} are expected, with tabs"
+            )
+        number = 2
+    columns = list(header) or ["Target", "Source"]
+    while limit is None or limit > 0:
+        line = readline(MAX_LINE + 1)
+        if not line:
+            return
+        if len(line) > MAX_LINE:
+            raise ValueError(f"{name}, line {number}: it has more than {MAX_LINE:,} bytes; it is no ListOps file")
+        fields = line.rstrip(b"\r\n").split(b"\t")
+        if len(fields) != len(columns):
+            raise ValueError(f"{name}, line {number}: {len(fields)} fields; {len(columns)} are expected, with tabs")
+        cells = dict(zip(columns, fields, strict=True))
+        told = {key: cells[column] for key, column in SUBTREES.items() if column in cells}
+        yield Row(f"{name}, line {number}", cells["Source"], cells["Target"], told)
+        number += 1
+        limit = None if limit is None else limit - 1
+
+
+def parquet(path: Path, limit: int | None = None) -> Iterator[Row]:
+    """Rows of a Parquet file with columns source and target, and perhaps those of subtrees. Raises ValueError."""
+    return islice(_parquet(path), limit)
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    plain(path)
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            there = file.schema_arrow.names
+            lacking = [name for name in ("source", "target") if name not in there]
+            if lacking:
+                raise ValueError(f"{path} has no column {lacking[0]}; it has {', '.join(there)}")
+            wanted = ["source", "target", *(name for name in SUBTREES if name in there)]
+            for batch in file.iter_batches(batch_size=256, columns=wanted):
+                for row in batch.to_pylist():
+                    where = f"{path}, row {number}"
+                    source, target = row.pop("source"), row.pop("target")
+                    if not isinstance(source, str):
+                        raise ValueError(f"{where}: the source is {source!r:.40}; text is expected")
+                    yield Row(where, source.encode("utf-8", "replace"), target, row)
+                    number += 1
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, PermissionError):
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+        raise ValueError(f"{path} is damaged or no Parquet file ({type(error).__name__}); get it again") from error
+
+
+def checked(
+    rows: Iterable[Row], operators: Sequence[str], longest: int | None = None
+) -> Iterator[tuple[Trees, Values]]:
+    """Trees of a file, some megabytes at a time, with values that we computed and that agree with all the file says.
+
+    Raises ValueError, which names the row, where they do not, where an operator is none of these, or where there are
+    more tokens than `longest`.
+    """
+    block: list[Row] = []
+    size = 0
+    for row in rows:
+        block.append(row)
+        size += len(row.source)
+        if size > BLOCK:
+            yield _checked(block, operators, longest)
+            block, size = [], 0
+    if block:
+        yield _checked(block, operators, longest)
+
+
+def _checked(block: Sequence[Row], operators: Sequence[str], longest: int | None) -> tuple[Trees, Values]:
+    try:
+        trees = tokenize([row.source for row in block])
+        found = evaluate(trees)
+    except Malformed as error:
+        raise ValueError(f"{block[error.row].where}: {error.reason}") from None
+    foreign = np.flatnonzero(np.isin(trees.codes, [NAMES.index(name) for name in set(OPERATORS) - set(operators)]))
+    if len(foreign):
+        row = block[int(np.searchsorted(trees.stops, foreign[0], side="right"))]
+        raise ValueError(f"{row.where}: the operator {NAMES[trees.codes[foreign[0]]]} does not belong to this data set")
+    if longest is not None and len(long := np.flatnonzero(np.diff(trees.stops, prepend=0) > longest)):
+        i = int(long[0])
+        raise ValueError(
+            f"{block[i].where}: {int(trees.stops[i] - trees.starts[i]):,} tokens, more than max_length {longest:,}"
+        )
+    for row, value, start, stop in zip(
+        block, found.roots.tolist(), trees.starts.tolist(), trees.stops.tolist(), strict=True
+    ):
+        told = row.target.decode("utf-8", "replace") if isinstance(row.target, bytes) else row.target
+        if str(told) != str(value):
+            raise ValueError(f"{row.where}: its label is {told!r:.40}, but the expression's value is {value}")
+        if row.subtrees:
+            here = slice(start, stop)
+            _compare(row, trees.codes[here], found.values[here], found.lengths[here], found.heights[here])
+    return trees, found
+
+
+def _compare(
+    row: Row,
+    codes: NDArray[np.uint8],
+    values: NDArray[np.int8],
+    lengths: NDArray[np.int32],
+    heights: NDArray[np.int32],
+) -> None:
+    """Raise ValueError where a file says something else of an expression's subtrees than we do."""
+    closing = np.flatnonzero(codes == CLOSE)
+    ours: dict[str, NDArray[Any]] = {
+        "subtree_evals": values[closing],
+        "subtree_lengths": lengths[closing],
+        "subtree_heights": heights[closing],
+        "subtree_ops": np.array(NAMES)[codes[closing + 1 - lengths[closing]]],
+        "subtree_inds": closing,
+    }
+    for name, told in row.subtrees.items():
+        cells = told.decode("utf-8", "replace").split() if isinstance(told, bytes) else told
+        expected = ours[name].astype(str).tolist()
+        if not isinstance(cells, list) or list(map(str, cells)) != expected:
+            raise ValueError(f"{row.where}: {name} are not those of the expression, which has {len(expected)} subtrees")
