@@ -29,7 +29,18 @@ from spt.recipe import (
     split_arguments,
 )
 from spt.run import writing
-from spt.store import Opened, cache_dir, data_dir, fingerprints, from_hub, open_part, open_task, prepared, rows_hash
+from spt.store import (
+    Opened,
+    cache_dir,
+    call,
+    data_dir,
+    fingerprints,
+    from_hub,
+    open_part,
+    open_task,
+    prepared,
+    rows_hash,
+)
 from spt.tasks.base import Classes, Split, TaskData, Tokens, Values, class_counts, sequence_lengths
 
 Say = Callable[[str], None]
@@ -180,6 +191,7 @@ def check(part: Part) -> dict[str, Any]:
     return found
 
 
+FILES = 8  # are named on the page
 BINS = 12  # of the histogram of lengths
 
 
@@ -237,7 +249,7 @@ def _of_files(opened: Opened) -> list[str]:
     """What the task itself says of its files, where it looks into them."""
     if not hasattr(opened.component.module, "findings"):
         return []
-    return [str(text) for text in opened.component.module.findings(opened.config, data_dir().resolve())]
+    return [str(text) for text in call(opened.component, "findings", opened.config, data_dir().resolve())]
 
 
 def _inputs(data: TaskData) -> dict[str, Any]:
@@ -309,7 +321,10 @@ def _duplicates(data: TaskData) -> dict[str, int]:
 def render(found: Mapping[str, Any]) -> str:
     """The same as one page."""
     lines = [f"task      {found['task']}  " + ", ".join(f"{k}={json.dumps(v)}" for k, v in found["options"].items())]
-    files = [f"{file['path']}  {file['bytes']:,} bytes" for file in found["files"]]
+    files = [f"{file['path']}  {file['bytes']:,} bytes" for file in found["files"][:FILES]]
+    if len(found["files"]) > FILES:
+        rest = sum(file["bytes"] for file in found["files"][FILES:])
+        files.append(f"and {len(found['files']) - FILES:,} more, {rest:,} bytes")
     lines += _labelled("files", files or ["none named by the task"])
     lines += _labelled("notes", found["notes"])
     lines += ["", f"          {'rows':>8}   {'length: min':>11} {'median':>9} {'max':>9}   from min to max"]

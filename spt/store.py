@@ -47,7 +47,7 @@ class Opened(NamedTuple):
         module, raw = self.component.module, data_dir().resolve()
         if not hasattr(module, "sources"):
             return []
-        named = _call(self.component, "sources", self.config, raw)
+        named = call(self.component, "sources", self.config, raw)
         return sorted(path for path in map(Path, named) if os.path.exists(path))
 
 
@@ -80,9 +80,9 @@ def open_task(part: Part) -> TaskData:
         data = data.mapped(lambda split: split.take(np.arange(min(limit, len(split)))))
     coded = isinstance(data.input, Tokens) and data.input.codes is not None
     if coded and len(data.train) < len(whole) and hasattr(module, "vocabulary"):
-        data = replace(data, input=_call(opened.component, "vocabulary", config, data.train))
+        data = replace(data, input=call(opened.component, "vocabulary", config, data.train))
     if hasattr(module, "sample") and getattr(config, "fresh", True):
-        data = replace(data, fresh=partial(_call, opened.component, "sample", config))
+        data = replace(data, fresh=partial(call, opened.component, "sample", config))
     return data
 
 
@@ -182,7 +182,7 @@ def prepared(opened: Opened) -> Path:
     shared = set(TaskConfig.model_fields)
     if _addressed(opened):
         shared -= {"limit"}
-    else:
+    if not _addressed(opened) or config.fraction < 1:  # a fraction is one of all rows
         config = config.model_copy(update={"limit": None})
     key = {
         "format": FORMAT,
@@ -205,8 +205,8 @@ def prepared(opened: Opened) -> Path:
 
 
 def _addressed(opened: Opened) -> bool:
-    """Does the task make only as many rows as are asked for? A fraction is one of all rows, so it asks for all."""
-    return getattr(opened.component.module, "ADDRESSED", False) is True and opened.config.fraction == 1.0
+    """Does the task make only as many rows as are asked for?"""
+    return getattr(opened.component.module, "ADDRESSED", False) is True
 
 
 def _stats(paths: Iterable[Path]) -> list[tuple[Path, os.stat_result]]:
@@ -255,7 +255,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _load(component: Component, config: TaskConfig, raw: Path) -> TaskData:
-    data = _call(component, "load", config, raw)
+    data = call(component, "load", config, raw)
     if not isinstance(data, TaskData):
         raise DataError(f"task {component.identity}: load returned {type(data).__name__}, not TaskData")
     try:
@@ -265,7 +265,7 @@ def _load(component: Component, config: TaskConfig, raw: Path) -> TaskData:
     return data
 
 
-def _call(component: Component, function: str, *arguments: Any) -> Any:
+def call(component: Component, function: str, *arguments: Any) -> Any:
     """What a task's function returns. Its complaints, and failures of code that is not ours, become DataError."""
     try:
         return getattr(component.module, function)(*arguments)

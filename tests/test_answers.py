@@ -512,3 +512,22 @@ def test_checks_of_a_split_name_what_is_wrong():
         Split.from_rows(rows, [np.zeros(3, np.int8)] * 3, per_step=True)
     with pytest.raises(ValueError, match=r"frame is \(2, 3\)"):
         Values(5, frame=(2, 3))
+
+
+def test_ones_own_long_table_with_classes_of_steps_and_times(tmp_path):
+    """Through the store, both stages and a model that reads times."""
+    rng = np.random.default_rng(0)
+    lines = ["patient,second,pulse,state"]
+    for patient in range(40):
+        for second in np.cumsum(rng.integers(1, 4, 12)):
+            pulse = rng.normal()
+            lines.append(f"p{patient},{second},{pulse:.3f},{'high' if pulse > 0 else 'low'}")
+    (tmp_path / "long.csv").write_text("\n".join(lines) + "\n")
+    task = {"name": "custom", "path": "long.csv", "id_column": "patient", "time_column": "second"}
+    task |= {"value_columns": ["pulse"], "label_column": "state", "per_step": True, "times": "steps"}
+    model = {"name": "s5", "d_model": 8, "n_layers": 1, "d_state": 8, "blocks": 1}
+    one = loaded(tmp_path, task=task, model=model, finetune__train__steps=40)
+    data = data_of(one)
+    assert data.target == Classes(2, per_step=True) and data.train.steps is not None and data.length == 12
+    result = run(Job(one, "finetune", 0, Job(one, "pretrain", 0)), tmp_path / "runs")
+    assert result.test["accuracy"] > 0.8

@@ -1,12 +1,14 @@
 """Your own data by recipe alone: layouts, splits, and what is said about files that are wrong."""
 
 import csv
+import io
 import itertools
 import json
 import os
 import subprocess
 import sys
 import time
+import wave
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,9 @@ from spt.errors import DataError, RecipeError
 from spt.recipe import Part, load, schema
 from spt.store import identity, open_task, overlap
 from spt.tasks.base import Classes, Reals, Tokens, Values
+from spt.tasks.own.cells import sorted_labels
+from spt.tasks.own.options import Options
+from spt.tasks.own.splits import Draw
 
 TEXT = {"text_column": "body", "label_column": "stars"}
 LIST = {"list_column": "x", "label_column": "y"}
@@ -186,7 +191,7 @@ def test_words_keep_their_codes_when_rows_come(tmp_path):
 
 
 def test_words_whose_hashes_meet_have_codes_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr("spt.tasks.custom.WORD_CODES", 64)
+    monkeypatch.setattr("spt.tasks.own.whole.WORD_CODES", 64)
     rows = [{"body": " ".join(f"w{(i + k) % 30}" for k in range(30)), "stars": i % 2} for i in range(60)]
     data = opened(write(tmp_path / "a.csv", rows), tokens="words", **TEXT, **HALF)
     assert data.input.vocab == 31 and all(len(set(data.train.row(i).tolist())) == 30 for i in range(len(data.train)))
@@ -258,10 +263,8 @@ def test_notes(tmp_path):
 
 
 def drawn(folder, seed, row):
-    from spt.tasks.custom import Config, _Reading
-
-    reading = _Reading(Config(path=folder, split_seed=seed, **LIST), [], {"train", "validation"})
-    return reading._drawn(np.asarray(row["x"], np.float32).tobytes()) != "train"
+    draw = Draw(Options(path=folder, split_seed=seed, **LIST), {"train", "validation"})
+    return draw.home(np.asarray(row["x"], np.float32).tobytes()) != "train"
 
 
 # ------------------------------------------------------------------------------------------------------------- splits
@@ -369,6 +372,34 @@ def raw(text):
     return text.encode() if isinstance(text, str) else text
 
 
+def npy(array=None):
+    file = io.BytesIO()
+    np.save(file, np.arange(5.0) if array is None else array)
+    return file.getvalue()
+
+
+def npz(**arrays):
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def wav(seed=0, rate=8000, samples=400):
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((1, 2, rate, 0, "NONE", ""))
+        out.writeframes(np.random.default_rng(seed).integers(-999, 999, samples).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+def sounds(*files):
+    """A folder of array files and the table of their labels."""
+    table = "f,y\n" + "".join(f"{name},{'ab'[i % 2]}\n" for i, (name, _) in enumerate(files))
+    return {"d/labels.csv": table, **{f"d/{name}": content for name, content in files if content is not None}}
+
+
+LONG = {"id_column": "p", "time_column": "t", "value_columns": ["v"], "label_column": "y"}
+FILES = {"file_column": "f", "label_column": "y"}
 GOOD = "x,y\n1 2,a\n3 4,b\n5 6,a\n7 8,b\n"
 JSONL = '{"x": [1, 2], "y": "a"}\n{"x": [3, 4], "y": "b"}\n'
 WRONG = {  # files or one file's content, options, what is said
@@ -514,7 +545,7 @@ WRONG = {  # files or one file's content, options, what is said
         "none of the 1 rows is in the train split",
     ),
     "split column of a folder": (
-        {"d/train.csv": GOOD},
+        {"d/train.csv": GOOD, "d/test.csv": GOOD},
         {**LIST, "split_column": "s"},
         "split_column is for a single file",
     ),
@@ -549,7 +580,7 @@ WRONG = {  # files or one file's content, options, what is said
         LIST,
         "no training file such as train.csv; there: 'data.csv'",
     ),
-    "sounds": ({"d/one.wav": "RIFF"}, LIST, "folders of sound files are not read"),
+    "sounds": ({"d/one.wav": "RIFF"}, LIST, "for a folder of arrays or sounds: file_column"),
     "an empty folder": ({"d/": ""}, LIST, "has no training file"),
     "two formats": (
         {"d/train.csv": GOOD, "d/train.jsonl": JSONL},
@@ -563,6 +594,200 @@ WRONG = {  # files or one file's content, options, what is said
     "excel": ({"d.xlsx": "PK"}, LIST, "save the table as .csv"),
     "another ending": ({"d.dat": "x"}, LIST, "its name should end in one of .csv, .tsv"),
     "not parquet": ({"d.parquet": GOOD}, LIST, "d.parquet cannot be read as Parquet: "),
+    "utf-16 without a mark": (
+        {"d.csv": GOOD.encode("utf-16-le")},
+        LIST,
+        "d.csv, line 1 has a NUL byte, so it is no UTF",
+    ),
+    "a NUL byte": ({"d.csv": GOOD + "1 \0002,a\n"}, LIST, "d.csv, line 6 has a NUL byte, so it is no UTF-8 text; save"),
+    "a line of 50 MB": (
+        {"d.csv": GOOD.encode() + b"1 " * 25_000_000 + b",a\n"},
+        LIST,
+        "d.csv, line 6 has more than 33,554,432 characters; cut such a sequence, or write one step a row",
+    ),
+    "a cell of 50 MB": (
+        {"d.csv": b'x,y\n"' + (b"1 " * 500_000 + b"\n") * 50 + b'",a\n'},
+        LIST,
+        "line 2: field larger than field",
+    ),
+    "an object of 50 MB": (
+        {"d.jsonl": JSONL.encode() + b'{"x": [' + b"1," * 25_000_000 + b'1], "y": 1}\n'},
+        LIST,
+        "d.jsonl, line 3 has more than 33,554,432 characters",
+    ),
+    "mixed types": (
+        {"d.jsonl": JSONL + '{"x": {"a": 1}, "y": "a"}\n'},
+        LIST,
+        "line 3, column x: {'a': 1} is not a list",
+    ),
+    "an id twice": (
+        {"d.csv": "x,y,i,g\n1,a,p,1\n2,b,q,1\n3,b,p,2\n"},
+        {**LIST, "id_column": "i", "group_column": "g"},
+        "d.csv, line 4, column i: the id 'p' stands in d.csv, line 2 already",
+    ),
+    "a group in two splits": (
+        {"d/train.csv": "x,y,g\n1,a,p\n2,b,q\n", "d/test.csv": "x,y,g\n1,a,q\n", "d/val.csv": "x,y,g\n1,a,r\n"},
+        {**LIST, "group_column": "g"},
+        "test.csv, line 2, column g: the id 'q' is in the test split here and in the train split in train.csv, line 3",
+    ),
+    # One row a step.
+    "time twice": (
+        {"d.csv": "p,t,v,y\na,1,5,0\na,2,5,0\nb,1,5,1\na,1.0,5,0\n"},
+        LONG,
+        "d.csv, line 5, column t: the id 'a' has this time in d.csv, line 2 already; a step is one row",
+    ),
+    "label varies": (
+        {"d.csv": "p,t,v,y\na,1,5,0\nb,1,5,1\na,2,5,1\n"},
+        LONG,
+        "d.csv, line 4, column y: the id 'a' has another label than in d.csv, line 2; a sequence has one; per",
+    ),
+    "group varies": (
+        {"d.csv": "p,t,v,y,g\na,1,5,0,x\na,2,5,0,z\n"},
+        {**LONG, "group_column": "g"},
+        "d.csv, line 3, column g: the id 'a' has another group than in d.csv, line 2",
+    ),
+    "split varies": (
+        {"d.csv": "p,t,v,y,s\na,1,5,0,train\na,2,5,0,dev\n"},
+        {**LONG, "split_column": "s"},
+        "d.csv, line 3, column s: the id 'a' has another split than in d.csv, line 2",
+    ),
+    "an id of two files": (
+        {"d/train.csv": "p,t,v,y\na,1,5,0\nb,1,5,1\n", "d/test.csv": "p,t,v,y\na,2,5,0\n"},
+        LONG,
+        "test.csv, line 2: the id 'a' has another split than in train.csv, line 2",
+    ),
+    "unknown split": (
+        {"d.csv": "p,t,v,y,s\na,1,5,0,train\na,2,5,0,tarin\n"},
+        {**LONG, "split_column": "s"},
+        "d.csv, line 3, column s: 'tarin' is no split",
+    ),
+    "no time": ({"d.csv": "p,t,v,y\na,1,5,0\na,soon,5,0\n"}, LONG, "d.csv, line 3, column t: 'soon' is not a number"),
+    "no date": (
+        {"d.csv": "p,t,v,y\na,2026-01-01,5,0\na,yesterday,5,0\n"},
+        LONG,
+        "d.csv, line 3, column t: 'yesterday' is no date and time, which the rows before have",
+    ),
+    "gap": ({"d.csv": "p,t,v,y\na,1,5,0\na,2,,0\n"}, LONG, "d.csv, line 3, column v: the cell is empty; a number"),
+    "NaN in a step": (
+        {"d.csv": "p,t,v,y\na,1,5,0\na,2,NaN,0\n"},
+        LONG,
+        "line 3, column v: 'NaN' is not a finite number",
+    ),
+    "underscores": ({"d.csv": "p,t,v,y\na,1,5,0\na,2,1_0,0\n"}, LONG, "line 3, column v: '1_0' is not a number"),
+    "no id": ({"d.csv": "p,t,v,y\na,1,5,0\n,2,5,0\n"}, LONG, "d.csv, line 3, column p: the cell is empty"),
+    "list as id": (
+        {"d.jsonl": '{"p": [1], "t": 1, "v": 5, "y": 0}\n'},
+        LONG,
+        r"line 1, column p: \[1\] is neither text",
+    ),
+    "no label": ({"d.csv": "p,t,v,y\na,1,5,0\nb,2,5,\n"}, LONG, "d.csv, line 3, column y: the cell is empty"),
+    "too many steps": (
+        {"d.csv": "p,t,v,y\na,1,5,0\na,2,5,0\na,3,5,0\n"},
+        {**LONG, "max_length": 2},
+        "d.csv, line 2, id 'a': the sequence has 3 steps, max_length is 2; raise it, or cut",
+    ),
+    "ragged steps": ({"d.csv": "p,t,v,y\na,1,5\n"}, LONG, "d.csv, line 2 has 3 cells, the header 4"),
+    "a part of the targets": (
+        {"d.csv": "p,t,v,y,z\na,1,5,0,1\na,2,5,,1\n"},
+        {**{k: v for k, v in LONG.items() if k != "label_column"}, "label_columns": ["y", "z"], "per_step": True}
+        | {"target": "real"},
+        "d.csv, line 3, column y: a step has all of its label columns or none",
+    ),
+    # A file a sequence.
+    "leads outside": (sounds(("../a.wav", wav())), FILES, "labels.csv, line 2, column f: '../a.wav' leads outside"),
+    "leads to the root": (sounds(("/etc/a.wav", wav())), FILES, "'/etc/a.wav' leads outside the folder d; it is not"),
+    "leads outside on Windows": (sounds(("..\\\\a.wav", wav())), FILES, "leads outside the folder d; it is not used"),
+    "no such file": (sounds(("a.wav", None)), FILES, "labels.csv, line 2, column f: there is no file 'a.wav' in d"),
+    "a folder as sound": ({**sounds(("a.wav", None)), "d/a.wav/": ""}, FILES, "'a.wav' is not a regular file"),
+    "no file": (sounds(("", None)), FILES, "labels.csv, line 2, column f: the cell is empty; it names a file"),
+    "an mp3": (sounds(("a.mp3", b"x")), FILES, "'a.mp3' is not read; files are .npy, .npz, .wav"),
+    "a file twice": (
+        sounds(("a.wav", wav()), ("./a.wav", wav())),
+        FILES,
+        "line 3, .*the file 'a.wav' stands in .* line 2",
+    ),
+    "a file without a label": (
+        {**sounds(("a.wav", wav()), ("b.wav", wav(7))), "d/c.wav": wav(8)},
+        FILES,
+        "the folder d has 1 files that no row of labels.csv names; there: 'c.wav'; give them rows and labels",
+    ),
+    "two rates": (
+        sounds(("a.wav", wav()), ("b.wav", wav(rate=16000))),
+        FILES,
+        "line 3, column f, b.wav: 16,000 samples a second, but 8,000 in labels.csv, line 2, column f; convert",
+    ),
+    "sounds and arrays": (sounds(("a.wav", wav()), ("b.npy", npy())), FILES, "a .npy file, but a .wav file in"),
+    "cut wav": (sounds(("a.wav", wav()[:-4])), FILES, "line 2, column f, a.wav is cut short"),
+    "compressed wav": (
+        sounds(("a.wav", wav().replace(b"fmt \x10\0\0\0\1\0", b"fmt \x10\0\0\0\2\0"))),
+        FILES,
+        "a.wav is compressed or coded .*; convert it to PCM",
+    ),
+    "no wav": (sounds(("a.wav", b"ID3" * 20)), FILES, "line 2, column f, a.wav is no WAV file"),
+    "objects": (
+        sounds(("a.npy", npy(np.array([1, "x", None], object)))),
+        FILES,
+        "a.npy holds Python objects .a pickle., w",
+    ),
+    "texts": (sounds(("a.npy", npy(np.array(["a", "b"])))), FILES, "line 2, column f, a.npy holds <U1; numbers are"),
+    "complex": (sounds(("a.npy", npy(np.ones(3, complex)))), FILES, "a.npy holds complex128; numbers are expected"),
+    "cut npy": (
+        sounds(("a.npy", npy()[:-1])),
+        FILES,
+        "a.npy promises 5 numbers, but has 167 bytes; it is damaged or cut",
+    ),
+    "10^8 numbers promised": (
+        sounds(("a.npy", npy().replace(b"(5,), ", b"(100000000,), ").replace(b"        \n", b"\n"))),
+        FILES,
+        "a.npy promises 100,000,000 numbers, but has",
+    ),
+    "a header of nonsense": (
+        sounds(("a.npy", npy().replace(b"(5,)", b"[x],"))),
+        FILES,
+        "a.npy is no array in NumPy's form",
+    ),
+    "no npy": (sounds(("a.npy", b"PK")), FILES, "a.npy is no array in NumPy's format"),
+    "three dimensions": (
+        sounds(("a.npy", npy(np.ones((2, 2, 2))))),
+        FILES,
+        "a.npy: the array has 3 dimensions; .steps,",
+    ),
+    "no steps": (sounds(("a.npy", npy(np.ones(0)))), FILES, "a.npy: the sequence has no steps"),
+    "NaN in npy": (sounds(("a.npy", npy(np.array([1, np.nan])))), FILES, "a.npy, step 2: nan is not a finite number"),
+    "infinite npy": (
+        sounds(("a.npy", npy(np.array([[1, -np.inf]])))),
+        FILES,
+        "a.npy, step 1: -inf is not a finite number",
+    ),
+    "other channels": (
+        sounds(("a.npy", npy(np.ones((3, 2)))), ("b.npy", npy(np.ones((3, 1))))),
+        FILES,
+        "line 3, column f: a step has 1 numbers, but 2 in labels.csv, line 2, column f",
+    ),
+    "transposed": (sounds(("a.npy", npy(np.ones((2, 100_000), np.uint8)))), FILES, "2 x 100,000 numbers; .*transposed"),
+    "cut npz": (sounds(("a.npz", npz(a=np.arange(999))[:500])), FILES, "a.npz is damaged or cut short .BadZipFile."),
+    "zip bomb": (
+        sounds(("a.npz", npz(a=np.zeros(2**23)))),
+        FILES,
+        "a.npz unpacks to 67,108,992 bytes from 65,.*, as no measurement does; it is not used",
+    ),
+    "npz that leads outside": (
+        sounds(("a.npz", npz(**{"../../a": np.ones(3)}))),
+        FILES,
+        "has a member '../../a.npy' that",
+    ),
+    "several arrays": (
+        sounds(("a.npz", npz(a=np.ones(3), b=np.ones(3)))),
+        FILES,
+        "holds 2 arrays; there: 'a', 'b'; say wh",
+    ),
+    "no such array": (
+        sounds(("a.npz", npz(left=np.ones(3)))),
+        {**FILES, "array": "lift"},
+        "no array 'lift'; did you mean",
+    ),
+    "objects in npz": (sounds(("a.npz", npz(a=np.array([None])))), FILES, "a.npz holds Python objects"),
+    "sound by itself": ({"d.wav": wav()}, FILES, "d.wav is not read: name a table of such files and their labels"),
 }
 
 
@@ -681,8 +906,8 @@ def test_a_damaged_parquet_file(tmp_path):
         ({**LIST, "validation_fraction": 0.6, "test_fraction": 0.4}, "together leave no training rows"),
         ({**LIST, "id_column": "y"}, "the column 'y' is given twice"),
         ({"value_columns": ["a", "a"], "label_column": "y"}, "the column 'a' is given twice"),
-        ({**LIST, "hub": "owner/dataset"}, "hub: data sets on the hub are not read"),
-        ({**LIST, "time_column": "t"}, "time_column: long format, one row a step, is not read"),
+        ({**LIST, "hub": "owner/dataset"}, "give path, a file or folder, or hub, a data set's name: exactly one"),
+        ({**LIST, "time_column": "t"}, "time_column is for one row a step"),
         ({**LIST, "path": "hf://datasets/x"}, "task.path: is an address; download the files"),
         ({**LIST, "path": "https://example.org/a.csv"}, "task.path: is an address"),
         ({**LIST, "path": ""}, "task.path: is empty"),
@@ -697,7 +922,7 @@ def test_wrong_options_are_told_before_a_file_is_opened(tmp_path, options, words
 
 
 def test_no_path_is_told(tmp_path):
-    with pytest.raises(RecipeError, match=r"task.path: missing"):
+    with pytest.raises(RecipeError, match=r"task: give path, a file or folder, or hub, a data set's name: exactly one"):
         load(str(recipe_file(tmp_path, task={"name": "custom", **LIST})))
 
 
@@ -753,7 +978,7 @@ def test_the_schema_knows_the_options(tmp_path):
 def test_the_page_works_as_written(tmp_path):
     """docs/own-data.md: its files are written, its programs and commands run, in order."""
     listed = commands("docs/own-data.md")
-    assert len(listed) == 4
+    assert len(listed) == 6
     for _, file, text in blocks("docs/own-data.md"):
         if file:
             (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -775,9 +1000,7 @@ def test_labels_are_the_same_in_all_their_spellings(tmp_path):
 
 
 def test_a_label_that_is_not_a_number_leaves_the_order_alone():
-    from spt.tasks.custom import _sorted_labels
-
-    orders = {tuple(_sorted_labels(list(labels))) for labels in itertools.permutations(["nan", "0", "1", "2"])}
+    orders = {tuple(sorted_labels(list(labels))) for labels in itertools.permutations(["nan", "0", "1", "2"])}
     assert orders == {("0", "1", "2", "nan")}
 
 

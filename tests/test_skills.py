@@ -373,7 +373,7 @@ def test_options_that_mean_nothing_are_refused(options, words):
 
 
 def test_more_than_the_disk_holds_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="rows take .* GB, for which .* has no room"):
+    with pytest.raises(ValueError, match=r"rows take .* GB, for which .* has no room"):
         load(Config(length=2**20, rows=2**32), tmp_path)
 
 

@@ -24,7 +24,6 @@ REAL = {  # read from the optional folder of real data
     "text": {},
     "bidmc": {},
     "books": {"chunk": 65536},
-    "retrieval": {"dataset": "imdb_movies"},
     "speech": {"words": ["bed", "cat", "happy"]},
 }
 GENERATED = {"limit": 6}
@@ -37,6 +36,10 @@ def test_contract(name, tmp_path, request):
     options, raw = REAL.get(name, generated), tmp_path
     if name in REAL:
         raw = request.getfixturevalue("data_dir")
+    if name == "retrieval":
+        for k, part in enumerate(("train", "eval", "test")):
+            lines = [f"{i % 2}.0\ta{i}\tb{i}\ttext {k} {i}\tother {i * k}" for i in range(6)]
+            (tmp_path / f"new_aan_pairs.{part}.tsv").write_text("\n".join(lines) + "\n")
     if name == "custom":
         path = tmp_path / "rows.csv"
         path.write_text("text,label\n" + "".join(f"{'ab' * i} {i},{i % 2}\n" for i in range(1, 80)))

@@ -1,0 +1,219 @@
+"""What a recipe may say of the user's own data, and what of it does not go together."""
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, field_validator, model_validator
+
+from spt.tasks.base import TaskConfig
+
+Layout = Literal["text", "list", "wide", "files", "long"]
+HUB_NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
+
+
+class Options(TaskConfig):
+    path: Path | None = Field(
+        None,
+        description="a .csv, .tsv, .jsonl, .ndjson or .parquet file, or a folder of them named train, validation, test",
+    )
+    hub: str | None = Field(
+        None,
+        description="instead of path: a data set on the Hugging Face hub, owner/name; `spt data prepare` copies it "
+        "into the data folder as Parquet files, nothing else downloads",
+    )
+    hub_config: str | None = Field(None, description="hub: which of the data set's configurations (null: its only one)")
+    revision: str | None = Field(None, description="hub: a commit, tag or branch (null: the newest at the first copy)")
+    layout: Layout | None = Field(
+        None,
+        description="null: as the columns below say; long: a row is one step of the sequence that id_column names, its "
+        "value columns are channels (given time_column, null says so too)",
+    )
+    text_column: str | None = Field(None, description="the input is the text in this column")
+    list_column: str | None = Field(
+        None, description="the input is the list in this column: of numbers, or of equally long lists (channels)"
+    )
+    value_columns: tuple[str, ...] = Field(
+        (), strict=False, description="the input is one number a column, in this order; long: the channels of a step"
+    )
+    value_prefix: str | None = Field(
+        None,
+        description="the input is one number a column: all whose name begins so and that have no other role, in the "
+        "first file's order",
+    )
+    file_column: str | None = Field(
+        None,
+        description="the input is the array in the .npy, .npz or .wav file that this column names, from the table's "
+        "folder on: (steps,) or (steps, channels)",
+    )
+    array: str | None = Field(None, description="file_column: which array of .npz files that hold several")
+    unlisted: Literal["refuse", "ignore"] = Field(
+        "refuse", description="file_column: what to do when the folder has array files that no row names"
+    )
+    time_column: str | None = Field(
+        None, description="long: when a step was, a number or a date and time (ISO 8601); rows are sorted by it"
+    )
+    times: Literal["ignore", "steps"] = Field(
+        "ignore", description="time_column: only sorts; or models are told the time since the step before"
+    )
+    tokens: Literal["characters", "words", "bytes", "ids"] | None = Field(
+        None, description="what a token of a text is (null: characters); ids: the numbers are tokens (null: values)"
+    )
+    min_count: int = Field(1, ge=1, description="characters or words seen less often in training are one unknown token")
+    max_length: int | None = Field(None, ge=1, description="longest sequence allowed, in steps; null: any")
+    truncate: bool = Field(False, description="cut longer sequences after max_length steps instead of refusing them")
+    normalise: Literal["standard", "none"] = Field(
+        "standard",
+        description="values: zero mean, unit variance a channel, by the training rows; none: as they are (of .wav "
+        "files: full scale is 1)",
+    )
+    target: Literal["classes", "real"] = Field("classes", description="what a label is: one of some, or a number")
+    label_column: str | None = Field(None, description="the label")
+    label_columns: tuple[str, ...] = Field(
+        (), strict=False, description="target real: several numbers, instead of label_column"
+    )
+    per_step: bool = Field(
+        False, description="long: every step has a label, or none where the cell is empty (such a step is not scored)"
+    )
+    id_column: str | None = Field(None, description="names rows in predictions; rows of one id are never split apart")
+    group_column: str | None = Field(
+        None, description="rows of one group, such as a patient, are never split apart; ids are then unique"
+    )
+    split_column: str | None = Field(None, description="a single file: train, validation or test, for each row")
+    split: Literal["hash", "stratified"] = Field(
+        "hash",
+        description="how missing splits are drawn from the training rows: each by a hash of its group, id or input, so "
+        "that added rows move no others; or with equal shares of every class, where added rows may move others",
+    )
+    validation_fraction: float = Field(
+        0.1, gt=0, lt=1, description="share of the training rows that becomes validation where the data have none"
+    )
+    test_fraction: float = Field(
+        0.1, gt=0, lt=1, description="share of the training rows that becomes test where the data have none"
+    )
+    split_seed: int = Field(0, ge=0, description="which rows those are")
+
+    @field_validator("path", mode="before")  # after it pydantic's strictness takes no list for a tuple: strict=False
+    @classmethod
+    def _local(cls, path: Any) -> Any:
+        if path is None:
+            return path
+        text = os.fspath(path) if isinstance(path, str | Path) else "a type that pydantic refuses"
+        if not text:
+            raise ValueError("is empty; name a file or a folder")
+        if re.search(r"(^|[/\\])[A-Za-z][A-Za-z0-9+.-]+:/", text):
+            raise ValueError("is an address; download the files and give their folder, or give hub: owner/name")
+        return path
+
+    @field_validator("hub")
+    @classmethod
+    def _hub_name(cls, name: str | None) -> str | None:
+        if name is not None and not re.fullmatch(HUB_NAME, name):
+            raise ValueError(f"{name!r} is not the name of a data set on the hub; owner/name is expected")
+        return name
+
+    @field_validator("hub_config", "revision")
+    @classmethod
+    def _plain_name(cls, name: str | None) -> str | None:
+        if name is not None and (not re.fullmatch(r"[\w.+/-]+", name) or ".." in name):
+            raise ValueError(f"{name!r} is no such name")
+        return name
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Options":
+        if (self.path is None) == (self.hub is None):
+            raise ValueError("give path, a file or folder, or hub, a data set's name: exactly one of them")
+        if self.hub is None and (self.hub_config or self.revision):
+            raise ValueError("hub_config and revision are for hub, which is not given")
+        self._check_input()
+        self._check_tokens()
+        if self.truncate and self.max_length is None:
+            raise ValueError("truncate cuts at max_length, which is not given")
+        if self.target == "classes" and (self.label_column is None or self.label_columns):
+            raise ValueError("target classes needs label_column; label_columns is for target: real")
+        if self.target == "real" and (self.label_column is None) == (not self.label_columns):
+            raise ValueError("target real needs label_column or label_columns, one of the two")
+        if self.target == "real" and self.split == "stratified":
+            raise ValueError("split: stratified is by class, but the target is real; split: hash is possible")
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise ValueError("validation_fraction and test_fraction together leave no training rows")
+        twice = [name for name, times in Counter([*self.inputs, *self.labels, *self.others]).items() if times > 1]
+        if twice:
+            raise ValueError(f"the column {twice[0]!r} is given twice; a column has one role")
+        return self
+
+    def _check_input(self) -> None:
+        names = ("text_column", "list_column", "value_columns", "value_prefix", "file_column")
+        given = [name for name in names if getattr(self, name) not in (None, ())]
+        if len(given) != 1:
+            found = "none is given" if not given else f"{' and '.join(given)} are given"
+            raise ValueError(f"the input is exactly one of {', '.join(names)}, but {found}")
+        if self.layout not in (None, self.kind):
+            raise ValueError(f"with {given[0]}{' and time_column' * (self.kind == 'long')} the layout is {self.kind}")
+        if self.time_column is not None and self.kind != "long":
+            raise ValueError("time_column is for one row a step (long): value_columns or value_prefix")
+        if self.kind == "long" and self.id_column is None:
+            raise ValueError("the long layout needs id_column, which says whose step a row is")
+        if self.times == "steps" and self.time_column is None:
+            raise ValueError("times: steps needs time_column")
+        if self.per_step and self.kind != "long":
+            raise ValueError("per_step is for one row a step (long)")
+        if self.file_column is None and (self.array is not None or self.unlisted != "refuse"):
+            raise ValueError("array and unlisted are for file_column, which is not given")
+
+    def _check_tokens(self) -> None:
+        if self.text_column is not None and self.tokens == "ids":
+            raise ValueError("tokens ids are numbers, but text_column is given; list_column holds lists of numbers")
+        if self.text_column is None and self.tokens not in (None, "ids"):
+            raise ValueError(f"tokens {self.tokens} are made from text_column; else ids or null is possible")
+        if self.min_count != 1 and not self.coded:
+            raise ValueError("min_count is for the characters or words of text_column; it has no effect here")
+        if self.normalise == "none" and not self.continuous:
+            raise ValueError("normalise is for values; it has no effect on tokens")
+
+    @property
+    def kind(self) -> Layout:
+        if self.text_column is not None:
+            return "text"
+        if self.list_column is not None:
+            return "list"
+        if self.file_column is not None:
+            return "files"
+        return "long" if self.layout == "long" or self.time_column is not None else "wide"
+
+    @property
+    def inputs(self) -> list[str]:
+        """Input columns by name; those of a prefix are found in the file."""
+        single = (self.text_column, self.list_column, self.file_column)
+        return [*self.value_columns, *(name for name in single if name is not None)]
+
+    @property
+    def labels(self) -> list[str]:
+        return list(self.label_columns) or [str(self.label_column)]
+
+    @property
+    def others(self) -> list[str]:
+        """Columns that are neither input nor label."""
+        names = (self.id_column, self.group_column, self.time_column, self.split_column)
+        return [name for name in names if name is not None]
+
+    @property
+    def continuous(self) -> bool:
+        return self.text_column is None and self.tokens is None
+
+    @property
+    def coded(self) -> bool:
+        """Whether stored tokens are codes, whose vocabulary is that of the training rows in use."""
+        return self.text_column is not None and self.tokens != "bytes"
+
+    @property
+    def storage(self) -> np.dtype[Any]:
+        return np.dtype(np.float32 if self.continuous else np.uint8 if self.tokens == "bytes" else np.int32)
+
+    @property
+    def title(self) -> str:
+        """The data's name, for a message."""
+        return self.path.name if self.path is not None else str(self.hub)

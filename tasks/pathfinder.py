@@ -1,0 +1,368 @@
+"""Pathfinder, Path-X (128 pixels) and PathX-256: do two discs lie on the two ends of one dashed path?
+
+Pixels are read row by row, 1,024, 4,096, 16,384 or 65,536 steps of 256 grey levels. Pictures are made by the published
+law (see tasks/generators/pathfinder.py), a row from the seed, its split and its number alone; or they are those of the
+Long Range Arena's archive, or of a folder that the official script has written. See `sources` for the files.
+
+The S4 family (S4, S5, DLR, SPT) shows a model (grey / 255 - 0.5) / 0.5, the Long Range Arena tokens 0 … 255; "hard"
+(paths of 14 dashes) is what both mean by Pathfinder.
+"""
+
+import io
+import math
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens, Values
+from spt.tasks.files import Say, first, members, missing, places, plain, published_split
+from spt.tasks.generators.pathfinder import made, pathfinder
+from spt.tasks.generators.workers import chunks, room
+
+ADDRESSED = True
+FOLDERS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
+ARCHIVES = ("lra_release.gz", "lra_release.tar.gz")
+ADDRESS = "https://storage.googleapis.com/long-range-arena/lra_release.gz"
+INNER = ("lra_release", "lra_release")  # the archive's folder in use: beside it lies a second pathfinder128
+UNPACKED = 2**35  # bytes that the archive may unpack to; it has 18.6e9
+ROWS = 200_000  # of an archive: what is published
+LISTING = 2**29  # bytes of a metadata file
+PICTURE = 2**20  # bytes of a picture file; the largest published ones have some 20,000
+FIELDS = 11  # of a metadata line: folder, name, number, label, and what the picture was made with
+SEED = 42  # of the S4 family's random split
+
+
+class Config(TaskConfig):
+    resolution: Literal[32, 64, 128, 256] = Field(32, description="pixels a side; 128: Path-X, 256: PathX-256")
+    difficulty: Literal["easy", "intermediate", "hard"] = Field(
+        "hard", description="paths of 6, 9 or 14 dashes; published numbers are for hard"
+    )
+    source: Literal["auto", "generated", "released"] = Field(
+        "auto",
+        description="pictures made here by the published law; those of the Long Range Arena's archive, or of a folder "
+        "of the official script; auto: those where they are found",
+    )
+    seed: int = Field(0, ge=0, description="generated: of all pictures")
+    distractors: int | None = Field(
+        None,
+        ge=0,
+        le=100,
+        description="generated: short paths tried; null: 20, 22, 35 or 30 (by resolution) over their dashes, which for "
+        "hard gives 5, 5, 8, 7. A public remark has 17 for the released Path-X",
+    )
+    train: int = Field(160_000, ge=1, description="generated: training rows")
+    val: int = Field(20_000, ge=1, description="generated: validation rows")
+    test: int = Field(20_000, ge=1, description="generated: test rows")
+    split: Literal["s4", "lra"] = Field(
+        "s4",
+        description="released: 80, 10 and 10 % at random with seed 42 (S4, S5, DLR, SPT); the first 80, next 10 and "
+        "last 10 % (Long Range Arena). Their test rows are not the same",
+    )
+    pixels: Literal["values", "tokens"] = Field("values", description="a pixel is a number, or one of 256 tokens")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        if self.source == "released" and self.distractors is not None:
+            raise ValueError("distractors is for generated pictures; released ones are what they are")
+        return self
+
+
+# ------------------------------------------------------------------------------------------------------ hooks
+
+
+def sources(config: Config, raw: Path) -> list[Path]:
+    """The archive, or the metadata files of a folder; none where pictures are generated.
+
+    Looked for in the data folder and its sub-folder pathfinder: lra_release/lra_release/pathfinder32/, pathfinder32/,
+    lra_release/pathfinder32/ (each with curv_contour_length_14/{imgs,metadata}, or the folder of another difficulty),
+    then lra_release.gz or lra_release.tar.gz.
+    """
+    if config.source == "generated":
+        return []
+    folder = _folder(config, raw)
+    if folder is not None:
+        return _listings(folder)
+    archive = _archive(config, raw)
+    return [] if archive is None else [archive]
+
+
+def fetch(config: Config, raw: Path, say: Say) -> None:
+    """Nothing is downloaded: no checksum of the archive is published. Raises FileNotFoundError where it is wanted."""
+    if config.source == "generated" or (config.source == "auto" and not sources(config, raw)):
+        say("pathfinder is generated; nothing to download")
+    elif not sources(config, raw):
+        raise _absent(config, raw)
+
+
+def load(config: Config, raw: Path) -> TaskData:
+    """Raises FileNotFoundError when released pictures are wanted but not there, ValueError when they are damaged."""
+    if config.source == "generated" or not sources(config, raw):
+        if config.source == "released":
+            raise _absent(config, raw)
+        return _generated(config)
+    return _released(config, raw)
+
+
+def _data(config: Config, splits: Iterable[Split], notes: tuple[str, ...]) -> TaskData:
+    train, val, test = splits
+    grey = Values(1, (127.5,), (127.5,), levels=256)
+    return TaskData(
+        input=Tokens(256) if config.pixels == "tokens" else grey,
+        target=Classes(2),
+        train=train,
+        val=val,
+        test=test,
+        length=config.resolution**2,
+        notes=notes,
+    )
+
+
+# -------------------------------------------------------------------------------------------------- generated
+
+
+def _generated(config: Config) -> TaskData:
+    law = pathfinder(config.resolution, config.difficulty, config.distractors)
+    splits = []
+    for name, size in (("train", config.train), ("val", config.val), ("test", config.test)):
+        rows = made(law, config.seed, name, min(size, config.limit or size), f"pathfinder {law.side}")
+        splits.append(_split(config, rows.pixels, rows.labels, [f"{name}-{i}" for i in range(len(rows.labels))]))
+    note = f"pictures generated here by the published law, seed {config.seed}: not those of the released archive"
+    return _data(config, splits, (note,))
+
+
+def _split(config: Config, pixels: NDArray[np.uint8], labels: NDArray[np.uint8], ids: Iterable[str]) -> Split:
+    rows = pixels if config.pixels == "tokens" else pixels[..., None]
+    return Split.from_rows(rows, labels, ids=ids)
+
+
+# --------------------------------------------------------------------------------------------------- released
+
+
+class Entry(NamedTuple):
+    """A line of metadata."""
+
+    picture: str  # folder/name, from the folder of the difficulty
+    label: int
+
+
+def _folder(config: Config, raw: Path) -> Path | None:
+    """The folder with metadata/ and imgs/."""
+    name = f"pathfinder{config.resolution}"
+    for place in places(raw, "pathfinder"):
+        for base in (place.joinpath(*INNER), place, place / INNER[0]):
+            folder = base / name / FOLDERS[config.difficulty]
+            if (folder / "metadata").is_dir():
+                return folder
+    return None
+
+
+def _archive(config: Config, raw: Path) -> Path | None:
+    folders = [*places(raw, "lra"), *places(raw, "pathfinder")]
+    return next((found for name in ARCHIVES if (found := first(folders, name))), None)
+
+
+def _absent(config: Config, raw: Path) -> FileNotFoundError:
+    name = f"pathfinder{config.resolution}/{FOLDERS[config.difficulty]}/ with imgs/ and metadata/"
+    sentence = missing("the released Pathfinder", raw, [f"{ARCHIVES[0]} (8.2 GB)", name], f"curl -LO {ADDRESS}")
+    return FileNotFoundError(f"{sentence}; source: generated makes pictures of the same law")
+
+
+def _listings(folder: Path) -> list[Path]:
+    """Metadata files by number."""
+    found = [path for path in (folder / "metadata").glob("*.npy") if path.stem.isdigit()]
+    return sorted(found, key=lambda path: (int(path.stem), path.name))
+
+
+def entries(content: bytes, source: str) -> list[Entry]:
+    """The lines of a metadata file: text as released, or an array of strings (n, 11) as NumPy saves it."""
+    table: list[list[str]]
+    if content.startswith(b"\x93NUMPY"):
+        table = _strings(content, source)
+    else:
+        try:
+            lines = content.decode("utf-8").splitlines()
+        except UnicodeDecodeError:
+            raise ValueError(f"{source} is neither text nor an array of NumPy; it is no metadata") from None
+        table = [line.split() for line in lines if line.strip()]
+    found = []
+    for i, fields in enumerate(table):
+        if len(fields) != FIELDS:
+            raise ValueError(f"{source}, line {i + 1}: {len(fields)} fields; metadata have {FIELDS}")
+        folder, name, _, label = fields[:4]
+        parts = [*folder.split("/"), name]
+        if "/" in name or "\\" in name or not all(parts) or {".", ".."} & set(parts):
+            raise ValueError(f"{source}, line {i + 1}: {folder}/{name} leads outside the folder of the pictures")
+        if label not in ("0", "1"):
+            raise ValueError(f"{source}, line {i + 1}: the label is {label!r}; 0 or 1 is expected")
+        found.append(Entry(f"{folder}/{name}", int(label)))
+    return found
+
+
+def _strings(content: bytes, source: str) -> list[list[str]]:
+    """An array of strings, whose shape is held against the file's size before memory is taken."""
+    stream = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, fortran, dtype = read(stream)
+    except (ValueError, KeyError, EOFError, TypeError, SyntaxError, tokenize.TokenError) as error:
+        raise ValueError(f"{source} is damaged: its header cannot be read ({type(error).__name__})") from error
+    if dtype.hasobject:
+        raise ValueError(f"{source} holds Python objects, which are not read; save an array of strings instead")
+    sound = len(shape) == 2 and dtype.kind in "US" and not fortran
+    if not sound or math.prod(shape) * dtype.itemsize != len(content) - stream.tell():
+        raise ValueError(f"{source}: {dtype} of shape {shape} is no table of strings as large as the file says")
+    if not math.prod(shape):
+        return []
+    table = np.frombuffer(content, dtype, offset=stream.tell()).reshape(shape)
+    try:
+        return [[str(field) for field in row] for row in table.astype(np.str_).tolist()]
+    except (UnicodeDecodeError, ValueError):
+        raise ValueError(f"{source} holds bytes that are no text") from None
+
+
+def decoded(content: bytes, side: int, source: str, into: NDArray[np.uint8]) -> None:
+    """A picture file's grey levels into (side * side,)."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
+            size = image.size
+            if size == (side, side):  # not decoded before its size is known
+                into[:] = np.asarray(image.convert("L")).reshape(-1)
+                return
+    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{source}: the picture cannot be decoded ({type(error).__name__})") from error
+    raise ValueError(f"{source}: the picture has {size[0]}x{size[1]} pixels; {side}x{side} are expected")
+
+
+def divided(n: int, split: Literal["s4", "lra"]) -> list[NDArray[np.int64]]:
+    """Rows of train, val and test: a tenth of them, cut to a whole number, for each of the latter two."""
+    tenth = int(0.1 * n)
+    if split == "s4":
+        rows, held = published_split(n, 2 * tenth, SEED)
+        return [rows, held[:tenth], held[tenth:]]
+    cuts = [int(0.8 * n), int(0.9 * n)]
+    return np.split(np.arange(n), cuts)
+
+
+def _released(config: Config, raw: Path) -> TaskData:
+    folder = _folder(config, raw)
+    archive = None if folder is not None else _archive(config, raw)
+    if folder is not None:
+        listed, pixels, order, empty = _read_folder(config, folder)
+    else:
+        assert archive is not None
+        listed, pixels, order, empty = _read_archive(config, archive)
+    length = config.resolution**2
+    labels = np.array([entry.label for entry in listed], np.uint8)
+    names = np.array([entry.picture.removeprefix("imgs/").removesuffix(".png") for entry in listed])
+    values = pixels.reshape(-1) if config.pixels == "tokens" else pixels.reshape(-1, 1)
+    splits = []
+    for rows in divided(len(listed), config.split):
+        rows = rows[: config.limit]
+        starts = order[rows] * length
+        splits.append(Split(values, starts, starts + length, labels[rows], names[rows]))
+    notes = [f"{empty} picture file(s) empty and left out"] if empty else []
+    if len(listed) + empty != ROWS:
+        notes.append(f"{len(listed) + empty:,} pictures, where {ROWS:,} are published")
+    return _data(config, splits, tuple(notes))
+
+
+Read = tuple[list[Entry], NDArray[np.uint8], NDArray[np.int64], int]
+"""Entries in order, stored pictures (m, L), which of them is each entry's, how many files are empty."""
+
+
+def _read_folder(config: Config, folder: Path) -> Read:
+    paths = _listings(folder)
+    listed: list[Entry] = []
+    for path in paths:
+        plain(path)
+        if path.stat().st_size > LISTING:
+            raise ValueError(f"{path} has more than {LISTING:,} bytes; it is no metadata")
+        listed += entries(path.read_bytes(), str(path))
+    full = []
+    for entry in listed:
+        path = folder / entry.picture
+        plain(path)
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            raise ValueError(f"{path} is missing; {folder}/metadata names it") from None
+        if size > PICTURE:
+            raise ValueError(f"{path} has {size:,} bytes; it is none of the pictures")
+        if size:
+            full.append(entry)
+    _enough(full, str(folder))
+    needed = np.unique(np.concatenate([rows[: config.limit] for rows in divided(len(full), config.split)]))
+    pixels = room((len(needed), config.resolution**2), np.uint8)
+
+    def read(start: int, stop: int) -> None:
+        for i in range(start, stop):
+            path = folder / full[needed[i]].picture
+            decoded(path.read_bytes(), config.resolution, str(path), pixels[i])
+
+    for _ in chunks(read, len(needed), 1000, f"pathfinder {config.resolution}, files"):
+        pass
+    order = np.zeros(len(full), np.int64)
+    order[needed] = np.arange(len(needed))
+    return full, pixels, order, len(listed) - len(full)
+
+
+def _read_archive(config: Config, archive: Path) -> Read:
+    """In one pass, in the archive's order; nothing is unpacked to disk."""
+    prefix = "/".join((*INNER, f"pathfinder{config.resolution}", FOLDERS[config.difficulty], ""))
+    plain(archive)
+
+    def wanted(name: str) -> bool:
+        inside = name.removeprefix(prefix)
+        kind = inside.partition("/")[0]
+        ending = {"imgs": ".png", "metadata": ".npy"}.get(kind)
+        return inside != name and ending is not None and inside.endswith(ending)
+
+    pixels = room((ROWS, config.resolution**2), np.uint8)
+    where: dict[str, int] = {}
+    empty: set[str] = set()
+    listings: dict[int, list[Entry]] = {}
+    for name, content in _small(archive, members(archive, wanted, UNPACKED)):
+        inside = name.removeprefix(prefix)
+        if inside.endswith(".npy"):
+            stem = Path(inside).stem
+            if stem.isdigit():
+                listings[int(stem)] = entries(content, f"{archive}, member {name}")
+        elif not content:
+            empty.add(inside)
+        else:
+            if len(where) == ROWS:
+                raise ValueError(
+                    f"{archive} has more than {ROWS:,} pictures under {prefix}; it is not the published one"
+                )
+            decoded(content, config.resolution, f"{archive}, member {name}", pixels[len(where)])
+            where[inside] = len(where)
+    listed = [entry for number in sorted(listings) for entry in listings[number]]
+    full = [entry for entry in listed if entry.picture not in empty]
+    lost = next((entry for entry in full if entry.picture not in where), None)
+    if lost is not None:
+        raise ValueError(f"{archive} has no member {prefix}{lost.picture}, which its metadata name")
+    _enough(full, f"{archive}, {prefix}")
+    order = np.array([where[entry.picture] for entry in full])
+    return full, pixels[: len(where)], order, len(listed) - len(full)
+
+
+def _small(archive: Path, found: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+    for name, content in found:
+        if len(content) > (LISTING if name.endswith(".npy") else PICTURE):
+            raise ValueError(f"{archive}: its member {name} has {len(content):,} bytes, more than such a file has")
+        yield name, content
+
+
+def _enough(full: list[Entry], source: str) -> None:
+    if len(full) < 10:
+        raise ValueError(f"{source} lists {len(full)} pictures; three splits need at least 10")
+    if len({entry.picture for entry in full}) < len(full):
+        raise ValueError(f"{source}: its metadata name a picture twice")

@@ -1,0 +1,61 @@
+"""Pathfinder-Segmentation of the DLR paper: which pixels are on a long path, and on the one with discs at both ends?
+
+Every pixel has a class: 0 elsewhere, 1 on a long path, 2 on the long path with both discs, where the picture has one.
+Short paths have a disc each, so that discs alone tell nothing. A pixel counts as on a path as soon as drawing the path
+leaves a trace there in 8 bits: a halo of faint ringing belongs to it, gaps and discs do not. Pictures are made by the
+published law (see tasks/generators/pathfinder.py), a row from the seed, its split and its number alone. The published
+pictures themselves were never released. Loss and metrics there: cross-entropy with weights 1 / count in the batch;
+macro F1 and balanced accuracy.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens, Values
+from spt.tasks.generators.pathfinder import SEGMENTATION, made
+
+ADDRESSED = True
+SIZES = {"paper": (96_000, 2_000, 2_000), "code": (80_000, 10_000, 10_000)}
+
+
+class Config(TaskConfig):
+    resolution: Literal[128, 256, 512] = Field(128, description="pixels a side")
+    sizes: Literal["paper", "code"] = Field(
+        "paper", description="of 100,000 pictures, 96, 2 and 2 % (DLR paper), or 80, 10 and 10 % (its code)"
+    )
+    train: int | None = Field(None, ge=1, description="training rows; null: as `sizes` says")
+    val: int | None = Field(None, ge=1, description="validation rows; null: as `sizes` says")
+    test: int | None = Field(None, ge=1, description="test rows; null: as `sizes` says")
+    seed: int = Field(0, ge=0, description="of all pictures")
+    distractors: int | None = Field(
+        None, ge=0, le=100, description="short paths tried; null: the published 16, 16 or 18"
+    )
+    pixels: Literal["values", "tokens"] = Field("values", description="a pixel is a number, or one of 256 tokens")
+
+
+def load(config: Config, raw: Path) -> TaskData:
+    """Nothing is read from `raw`."""
+    law = SEGMENTATION[config.resolution]
+    if config.distractors is not None:
+        law = law._replace(distractors=config.distractors)
+    names = ("train", "val", "test")
+    splits = []
+    for name, own, published in zip(names, (config.train, config.val, config.test), SIZES[config.sizes], strict=True):
+        n = min(own or published, config.limit or own or published)
+        rows = made(law, config.seed, name, n, f"segmentation {law.side}")
+        pixels = rows.pixels if config.pixels == "tokens" else rows.pixels[..., None]
+        ids = [f"{name}-{i}" for i in range(n)]
+        splits.append(Split.from_rows(pixels, rows.classes, ids=ids, per_step=True))
+    train, val, test = splits
+    grey = Values(1, (127.5,), (127.5,), levels=256)
+    return TaskData(
+        input=Tokens(256) if config.pixels == "tokens" else grey,
+        target=Classes(3, per_step=True),
+        train=train,
+        val=val,
+        test=test,
+        length=law.side**2,
+        notes=(f"pictures generated here by the published law, seed {config.seed}",),
+    )

@@ -1,0 +1,135 @@
+"""`spt data check`: trivial scores and odd rows of any task, and what the page shows of them."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_answers import asking, data_of
+from tiny import spt
+
+from spt.data import _conflicts, _findings, check, render
+from spt.probe import probe
+from spt.recipe import Part
+from spt.store import _printed
+from spt.tasks.base import Classes, Reals, Split, TaskData, Tokens, Values
+
+
+def task(rows, targets, input, target, **extra):
+    n = len(rows)
+    cut = [slice(0, n // 2), slice(n // 2, 3 * n // 4), slice(3 * n // 4, n)]
+    parts = [_printed(Split.from_rows(rows[c], targets[c], ids=np.arange(n)[c], **extra)) for c in cut]
+    return TaskData(input, target, *parts)
+
+
+def test_a_probe_finds_what_needs_no_order():
+    rng = np.random.default_rng(0)
+    counts = [rng.integers(0, 5, 40).astype(np.uint8) for _ in range(400)]
+    often = [int((row == 3).sum() > 8) for row in counts]
+    assert probe(task(counts, often, Tokens(5), Classes(2)))["test"]["accuracy"] > 0.9
+    order = [int(row[7] > row[8]) for row in counts]
+    assert probe(task(counts, order, Tokens(5), Classes(2)))["test"]["accuracy"] < 0.75
+
+    waves = rng.normal(size=(400, 30, 2)).astype(np.float32)
+    place = waves[:, 4, 1:2] * 3 + 7
+    found = probe(task(waves, place, Values(2), Reals(1)))
+    assert found["test"]["r2"] > 0.95 and found["features"] == "all numbers of a row"
+    long = rng.normal(size=(300, 3000, 1)).astype(np.float32) * rng.uniform(1, 3, (300, 1, 1)).astype(np.float32)
+    loud = long.std(axis=1)
+    found = probe(task(long, loud, Values(1), Reals(1)))
+    assert found["test"]["r2"] > 0.95 and found["features"].startswith("moments")
+    noise = rng.normal(size=(300, 1))
+    assert probe(task(long, noise, Values(1), Reals(1)))["test"]["r2"] < 0.2
+
+
+def test_a_probe_of_steps_and_pairs(tmp_path):
+    tags = data_of(asking(tmp_path, "tags", task__rows=200))
+    assert probe(tags)["test"]["accuracy"] > 0.95  # the token itself decides
+    numbers = data_of(asking(tmp_path, "numbers", task__rows=200))
+    assert 0.5 < probe(numbers)["test"]["r2"] <= 1  # one of two is the token, the other a running sum
+    pairs = data_of(asking(tmp_path, "pairs", task__rows=200))
+    found = probe(pairs)
+    assert "both sequences" in found["features"] and found["test"]["accuracy"] > 0.6
+    one_class = replace(tags, train=replace(tags.train, targets=np.zeros_like(tags.train.targets)))
+    assert probe(one_class) is None
+
+
+def test_a_probe_sees_neither_validation_nor_padding(tmp_path):
+    data = data_of(asking(tmp_path, "tags", task__rows=50))
+    other = replace(data, val=replace(data.val, targets=np.zeros_like(data.val.targets)))
+    assert probe(other) == probe(data)
+
+
+def test_odd_rows_are_found():
+    rng = np.random.default_rng(0)
+    waves = rng.normal(size=(40, 6, 3)).astype(np.float32)
+    waves[:, :, 1] = 2.5
+    rare = np.array([0] * 39 + [1])
+    found = _findings(task(waves[::-1], np.roll(rare, 1), Values(3), Classes(2)))
+    assert any("1 of 3 channels are constant in the training rows: 1 (2.5)" in line for line in found)
+    assert any("1 of 2 classes have fewer than two training rows" in line for line in found)
+    assert any("95.0% of the training answers are class 0" in line for line in found)
+    twice = np.repeat(rng.normal(size=(20, 6, 1)).astype(np.float32), 2, axis=0)
+    said = task(twice, np.tile([0, 1], 20), Values(1), Classes(2))
+    assert _conflicts(said.train) == 10
+    assert any(
+        "10 training rows have the input of an earlier row, but another target" in line for line in _findings(said)
+    )
+    agreed = task(twice, np.repeat([0, 1] * 10, 2), Values(1), Classes(2))
+    assert _findings(agreed) == []
+
+
+@pytest.mark.parametrize("ask", ["tags", "numbers", "pairs", "times", "next", "plain"])
+def test_the_page_of_every_kind_of_task(ask, tmp_path):
+    one = asking(tmp_path, ask, task__rows=40, task__interval=0.5)
+    found = json.loads(json.dumps(check(one.recipe.task), allow_nan=False))
+    page = render(found)
+    assert sum(found["lengths"]["train"]["histogram"]) == (80 if ask == "pairs" else 40)
+    assert ("pairs of sequences" in page) == (ask == "pairs")
+    assert ("from step to step" in page) == (ask == "times")
+    assert "one step stands for 0.5" in page and "probe " in page
+    assert (found["chance"] is None) == (ask == "numbers")
+
+
+def test_the_command_shows_it(tmp_path):
+    env = {"SPT_CACHE_DIR": str(tmp_path / "cache"), "SPT_WORKERS": "1"}
+    done = spt("data", "check", "skills", "limit=8", "length=16", cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "training rows are made anew for every epoch" in done.stdout and "r2" in done.stdout
+    for workers, said in (("0", "workers"), ("many", "workers")):
+        done = spt("data", "prepare", "listops", "limit=3", "--workers", workers, cwd=tmp_path, env=env)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+    env["SPT_WORKERS"] = "-3"
+    done = spt("compare", "quickstart", "task.name=listops", "--smoke", "--seeds", "1", cwd=tmp_path, env=env)
+    assert done.returncode == 3 and "SPT_WORKERS is '-3'" in done.stderr, (done.returncode, done.stderr)
+
+
+def test_long_work_says_how_far_it_is(monkeypatch, caplog):
+    import time
+
+    from spt.tasks.generators.workers import chunks
+
+    clock = iter(range(0, 10_000, 6))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    with caplog.at_level("INFO", "spt.tasks"):
+        assert list(chunks(lambda first, last: last - first, 10, 2, "pictures")) == [2] * 5
+    assert any("pictures: " in line and " of 10 rows" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("by", ["threads", "processes"])
+def test_workers_keep_the_order_and_pass_errors_on(by, monkeypatch):
+    from spt.tasks.generators.workers import chunks
+
+    monkeypatch.setenv("SPT_WORKERS", "2")
+    assert list(chunks(range, 20, 3, "x", by=by)) == [range(i, min(i + 3, 20)) for i in range(0, 20, 3)]
+    with pytest.raises(ValueError, match=r"math domain|positive"):
+        list(chunks(math.log, 20, 3, "x", by=by))  # of 0
+
+
+def test_a_tasks_own_findings_are_shown(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from spt.tasks.digits import Config, load\ndef findings(config, raw):\n    return ['column x gives it away']\n"
+    )
+    found = check(Part(name=str(tmp_path / "mine.py"), limit=20))
+    assert "column x gives it away" in found["findings"] and "column x gives it away" in render(found)
