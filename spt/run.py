@@ -74,7 +74,7 @@ class Result(BaseModel):
     parent: str | None = None  # key of the pretraining run whose weights this one started from
     settings: str  # hash of everything but seed and parent: equal for the seeds of one configuration
     smoke: bool = False
-    metric: str  # what is compared: accuracy, mae or mse
+    metric: str  # what is compared: accuracy, mse, bits_per_byte …
     selected_by: str  # the validation metric that picked the checkpoint
     higher_is_better: bool
     chance: float | None = None  # score of the best constant answer on the test split, where defined

@@ -14,7 +14,7 @@ MATCHED = 0.05  # relative difference up to which steps, examples and FLOPs of t
 
 def is_percent(metric: str) -> bool:
     """Whether the metric is a fraction, which people are shown as percent and points."""
-    return metric.endswith(("accuracy", "f1", "auroc"))
+    return metric.startswith(("accuracy", "f1", "auroc"))
 
 
 def metric_text(metric: str) -> str:

@@ -201,8 +201,18 @@ def streams(
     default MAX_BYTES.
     """
     total, limit = 0, limit or MAX_BYTES
-    with sound(path), tarfile.open(path, "r|*") as archive:  # a stream: each byte is unpacked once
-        for member in archive:
+    plain(path)
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    # Unpacked by gzip, which notices when a file ends early; tarfile takes that for the archive's end.
+    with (
+        gzip.open(path) if packed else path.open("rb") as content,
+        sound(path),
+        tarfile.open(
+            fileobj=content, mode="r|" if packed else "r|*"
+        ) as archive,
+    ):
+        for member in archive:  # a stream: each byte is unpacked once
             name = PurePosixPath(member.name)
             if name.is_absolute() or ".." in name.parts:
                 raise ValueError(f"{path} has a member {member.name!r} that leads outside; it is not used")
@@ -212,10 +222,12 @@ def streams(
             archive.members = []  # type: ignore[attr-defined]  # it would remember all of a hundred thousand
             if not wanted(str(name)):
                 continue
-            file = archive.extractfile(member) if member.isfile() else None
-            if file is None:
+            held = archive.extractfile(member) if member.isfile() else None
+            if held is None:
                 raise ValueError(f"{path}: its member {name} is no plain file; it is not used")
-            yield str(name), file, member.size
+            yield str(name), held, member.size
+        while content.read(CHUNK):
+            pass
 
 
 @contextmanager

@@ -1283,3 +1283,21 @@ def test_a_users_hooks_fail_in_words(tmp_path: Path, raw: Path) -> None:
         path.write_text(body + hook)
         code, _, err = cli("data", "prepare", str(path), "fraction=0.5")
         assert code == 3 and complaint in err and len(err.splitlines()) == 1, (hook, err)
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.6, 0.99])
+@pytest.mark.parametrize("wanted", ["all", "first"])
+def test_an_archive_that_ends_early_is_never_taken_for_a_whole_one(keep, wanted, tmp_path):
+    rng = np.random.default_rng(0)
+    with tarfile.open(tmp_path / "whole.tar.gz", "w:gz") as archive:
+        for i in range(12):
+            member = tarfile.TarInfo(f"part/{i}")
+            content = rng.integers(0, 256, 3000, np.uint8).tobytes()
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    packed = (tmp_path / "whole.tar.gz").read_bytes()
+    path = tmp_path / "cut.tar.gz"
+    path.write_bytes(packed[: int(keep * len(packed))])
+    with pytest.raises(ValueError, match="damaged or cut short"):
+        list(files.members(path, lambda name: wanted == "all" or name == "part/0"))
+    assert len(list(files.members(tmp_path / "whole.tar.gz", lambda name: True))) == 12
