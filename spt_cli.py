@@ -221,7 +221,7 @@ def _hand_over(options: dict[str, Any]) -> bool:
         return False
     from spt.recipe import load, split_arguments
 
-    sources, overrides = split_arguments(options["arguments"])
+    sources, overrides = split_arguments(options.get("arguments", []))
     with contextlib.redirect_stdout(sys.stderr):
         for source in sources:  # what is wrong with them is said once; data are prepared while nobody waits
             load(source, overrides, smoke=options["smoke"])

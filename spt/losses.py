@@ -166,7 +166,11 @@ def batch_means(output: Output, whole: Mapping[str, Tensor], size: int) -> dict[
         means["accuracy"] = mean("right")
         means |= _by_class(output, found)
     else:
-        variance = mean("truth_squared") - mean("truth").square()
+        # `sums` leaves each target's shift out; the variance of all numbers together needs them in.
+        shift = torch.tensor(output.shift or (0.0,) * output.size, dtype=torch.float64)
+        truth = found["truth"] / weight[:, None]
+        squared = found["truth_squared"] / weight[:, None] + 2 * shift * truth + shift.square()
+        variance = squared.mean(1) - (truth + shift).mean(1).square()
         r2 = 1 - mean("squared") / variance.clamp_min(1e-5)
         means |= {"mae": mean("absolute"), "mse": mean("squared"), "r2": r2}
     return {name: float(values.mean()) for name, values in means.items()}

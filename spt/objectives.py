@@ -183,7 +183,7 @@ class Supervised(Objective):
         if self.class_weights == "none":
             return list(posed)
         of = [targets.values[..., 0][targets.weight > 0] for targets in posed]
-        counts = torch.tensor(total(torch.bincount(torch.cat(of), minlength=MANY).tolist()))
+        counts = torch.tensor(total(torch.bincount(torch.cat(of), minlength=MANY).double().tolist()))
         worth = torch.where(counts > 0, 1 / counts, 0.0).float()
         return [t._replace(weight=torch.where(t.weight > 0, worth[t.values[..., 0]], 0.0)) for t in posed]
 

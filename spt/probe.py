@@ -3,18 +3,19 @@
 Letters: n examples, L steps, C channels, V entries of a vocabulary, F features.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spt.seeding import generator
-from spt.tasks.base import IGNORED, Classes, Split, TaskData, Tokens
+from spt.tasks.base import IGNORED, Classes, Split, TaskData, Tokens, sequence_lengths
 
 ROWS = 4_000  # of a split are looked at
 STEPS = 10_000  # likewise, where every step has a target
 TOKENS = 256  # of a larger vocabulary, the rest are one
-WIDE = 2_048  # as many numbers are taken as they stand; of more, their moments
+WIDE = 2_048  # as many numbers are taken as they stand; of more, their moments. Of more tokens, the rest are one
 CUT = 2**16  # steps of a row that are looked at
 
 
@@ -22,10 +23,12 @@ def probe(data: TaskData) -> dict[str, Any] | None:
     """Test scores of ridge regression on standardised features of up to 4,000 training rows, and what these are.
 
     Classes: accuracy, of targets +1 and -1 (scikit-learn's RidgeClassifier); real targets: r2. None where the training
-    rows looked at have one class.
+    rows looked at have one class, or no step has a target.
     """
     from sklearn.linear_model import RidgeClassifier, RidgeCV
 
+    if data.target.per_step and not (_asked(data.train) and _asked(data.test)):
+        return None
     ways = _step_features if data.target.per_step else _row_features
     (x, y, name), (x_test, y_test, _) = (
         ways(data, split, part) for part, split in (("train", data.train), ("test", data.test))
@@ -65,18 +68,30 @@ def _row_features(data: TaskData, split: Split, part: str) -> tuple[NDArray[np.f
 def _of_sequences(
     data: TaskData, split: Split, starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], str]:
-    length = data.length if data.train.steps is None else 0
     if isinstance(data.input, Tokens):
-        found = np.zeros((len(starts), data.input.vocab + 1))
+        vocab = min(data.input.vocab, WIDE)
+        found = np.zeros((len(starts), vocab + 1))
         for i, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-            ids = data.input.ids(np.asarray(split.values[start : min(stop, start + CUT)]))
-            found[i, :-1] = np.bincount(ids, minlength=data.input.vocab) / len(ids)
+            ids = np.minimum(data.input.ids(np.asarray(split.values[start : min(stop, start + CUT)])), vocab - 1)
+            found[i, :-1] = np.bincount(ids, minlength=vocab) / len(ids)
             found[i, -1] = np.log(stop - start)
         return found, "how often each token stands in a row, and the row's length"
     rows = (np.asarray(split.values[a : min(b, a + CUT)], np.float64) for a, b in zip(starts, stops, strict=True))
-    if length * data.input.channels <= WIDE and bool((stops - starts == length).all()):
+    if data.train.steps is None and data.length * data.input.channels <= WIDE and _even(data):
         return np.stack([row.reshape(-1) for row in rows]), "all numbers of a row"
     return np.stack([_moments(row) for row in rows]), "moments and quantiles of each channel, and of its changes"
+
+
+def _even(data: TaskData) -> bool:
+    """Are all sequences of all splits equally long?"""
+    return all(bool((sequence_lengths(split) == data.length).all()) for split in data.splits.values())
+
+
+def _asked(split: Split) -> bool:
+    """Has any step of these rows a target?"""
+    assert split.targets is not None
+    found = replace(split, values=split.targets).pieces()
+    return any(bool((piece != IGNORED).any() if piece.ndim == 1 else np.isfinite(piece[:, 0]).any()) for piece in found)
 
 
 def _moments(row: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -469,7 +469,7 @@ def complaints(model: type[BaseModel], error: ValidationError, place: str = "") 
     """Every problem pydantic found, in our words, with its dotted place."""
     found = []
     for problem in error.errors():
-        location = [str(part) for part in problem["loc"]]
+        location = [str(part) for part in problem["loc"] if "[" not in str(part)]  # not which branch of a union
         dotted = ".".join([place, *location] if place else location)
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":

@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from spt.checkpoint import load_weights
-from spt.errors import CheckpointError, UsageError
+import numpy as np
+
+from spt.checkpoint import about, load_weights
+from spt.errors import CheckpointError, DataError, UsageError
 from spt.evaluate import evaluate
 from spt.models.base import Unsupported
 from spt.objectives import evaluation_draw
@@ -15,8 +17,8 @@ from spt.recipe import load
 from spt.run import Run
 from spt.runtime import Runtime
 from spt.stages import bind
-from spt.store import open_task
-from spt.tasks.base import Tokens
+from spt.store import open_task, record
+from spt.tasks.base import TaskData, Tokens, Values
 
 
 def rescore(
@@ -24,8 +26,10 @@ def rescore(
 ) -> dict[str, Any]:
     """Scores of a finetuning run's selected weights on a split of its task under these changes (`task.a=b`).
 
-    Inputs are shown to the model as in training (its vocabulary, its mean and standard deviation). Where the changed
-    task's interval is another, the model is told (Backbone.rescale). Raises UsageError or CheckpointError, in words.
+    Inputs are shown to the model as in training (its vocabulary, its mean and standard deviation); classes are those of
+    the same number. Where the changed task's interval is another, the model is told (Backbone.rescale). Refused are
+    data that are not those of the run any more, and validation or test rows that the run was trained on. Raises
+    UsageError, DataError or CheckpointError, in words.
     """
     strange = [change for change in changes if not change.startswith("task.")]
     if strange:
@@ -39,9 +43,16 @@ def rescore(
     job = Job(load(recipe, []), "finetune", result.seed, parent)
     bound = bind(job)
     data, other = bound.data, bound.data
+    if {name: record(part) for name, part in data.splits.items()} != result.data:
+        raise DataError(
+            f"the task's data are not those that {path.name} was trained on: files or code have changed since; what "
+            "its weights know of inputs and classes is not known any more"
+        )
     if changes:
         other = open_task(load(recipe, changes).recipe.task)
         _check_alike(data, other)
+        if split != "train":
+            _refuse_trained_on(path, data, other, split)
     load_weights(path / "checkpoints" / "best", bound.model)
     rate = other.interval / data.interval
     if rate != 1:
@@ -70,16 +81,30 @@ def rescore(
     }
 
 
-def _check_alike(data: Any, other: Any) -> None:
-    """The changed task's examples are of the same kind."""
-    same = type(data.input) is type(other.input) and data.target == other.target
-    if same and isinstance(data.input, Tokens):
-        same = (data.input.codes is None) == (other.input.codes is None) and (
-            data.input.codes is not None or data.input.vocab >= other.input.vocab
+def _refuse_trained_on(path: Path, data: TaskData, other: TaskData, split: str) -> None:
+    """Raise UsageError when rows to be scored are training rows of the run, by their input or by their names."""
+    rows = other.splits[split]
+    _, trained = about(path / "checkpoints" / "best")
+    # Rows that the task itself has in both splits do not count, changed or not: data check tells them.
+    again = np.setdiff1d(trained, data.splits[split].seen)
+    seen = np.isin(rows.seen, again).reshape(len(rows), -1).any(axis=1)
+    if not np.isin(data.splits[split].ids, data.train.ids).any():  # names tell rows apart
+        seen |= np.isin(rows.ids.astype(str), data.train.ids.astype(str))
+    if seen.any():
+        raise UsageError(
+            f"under these changes {int(seen.sum())} of the {len(rows)} {split} rows are rows that the run was trained "
+            "on, so their scores would mean nothing; leave out what deals rows to splits anew"
         )
-    elif same:
-        same = data.input.channels == other.input.channels
-    same = same and data.train.sequences == other.train.sequences
+
+
+def _check_alike(data: TaskData, other: TaskData) -> None:
+    """The changed task's examples are of the same kind."""
+    mine, new = data.input, other.input
+    if isinstance(mine, Tokens) and isinstance(new, Tokens):
+        same = (mine.codes is None) == (new.codes is None) and (mine.codes is not None or mine.vocab >= new.vocab)
+    else:
+        same = isinstance(mine, Values) and isinstance(new, Values) and mine.channels == new.channels
+    same = same and data.target == other.target and data.train.sequences == other.train.sequences
     if not same:
         raise UsageError(
             f"the changed task has other inputs or targets ({other.input} -> {other.target}) than those of the run "

@@ -118,9 +118,11 @@ def _check_scored(bound: Bound) -> None:
         _, targets = bound.objective.pose(collate(split, rows, data.input, data.target), draw)
         if targets.weight.any():
             return
+    why = "it is too small for the masking ratio, or its sequences have one step"
+    if bound.objective.labelled:
+        why = "none of its steps has a target"
     raise DataError(
-        f"objective {bound.job.settings_stage.objective.name}: no step of the validation split is scored; it is too "
-        "small for the masking ratio, or its sequences have one step"
+        f"objective {bound.job.settings_stage.objective.name}: no step of the validation split is scored; {why}"
     )
 
 
@@ -129,7 +131,7 @@ def _check_train(job: Job, objective: Objective, output: Output, data: TaskData)
     place, train, rows = f"{job.settings_name}.train", job.train, len(data.train)
     if train.batch_size > rows:
         raise UsageError(
-            f"{place}.batch_size is {train.batch_size}, but {rows} training rows are in use; choose at most {rows}"
+            f"{place}.batch_size is {train.batch_size}, but training rows in use are {rows}; choose at most {rows}"
         )
     allowed = {"auto", *known_metrics(output)}
     if train.select not in allowed:

@@ -32,7 +32,7 @@ from spt.tasks import __path__ as TASKS
 from spt.tasks.base import Classes, Reals, Split, TaskConfig, TaskData, Tokens, Values, describe
 from spt.tasks.generators.workers import room
 
-FORMAT = 2
+FORMAT = 3
 
 
 class Opened(NamedTuple):
@@ -82,8 +82,32 @@ def open_task(part: Part) -> TaskData:
     if coded and len(data.train) < len(whole) and hasattr(module, "vocabulary"):
         data = replace(data, input=call(opened.component, "vocabulary", config, data.train))
     if hasattr(module, "sample") and getattr(config, "fresh", True):
-        data = replace(data, fresh=partial(call, opened.component, "sample", config))
+        if data.train.cuts is not None:
+            raise DataError(f"task {opened.component.identity}: rows of pairs cannot be made anew; leave out sample")
+        data = replace(data, fresh=partial(_fresh, opened.component, config, data))
     return data
+
+
+def _fresh(component: Component, config: TaskConfig, data: TaskData, ids: NDArray[np.int64], epoch: int) -> Split:
+    """Training rows of a later epoch, as the task makes them, once they are known to be of the kind asked for."""
+    made = call(component, "sample", config, ids, epoch)
+    place = f"task {component.identity}: sample"
+    if not isinstance(made, Split):
+        raise DataError(f"{place} returned {type(made).__name__}, not a Split")
+    if not np.array_equal(made.ids, ids):
+        raise DataError(f"{place} returned {len(made)} rows that do not have the {len(ids)} ids asked for")
+    if made.values.dtype != data.train.values.dtype or (made.steps is None) != (data.train.steps is None):
+        raise DataError(f"{place} returned {made.values.dtype} values, or times, unlike load's")
+    try:
+        replace(data, train=made, val=made, test=made).check()
+    except ValueError as error:
+        raise DataError(f"{place}: {str(error).replace('the train split', 'what it returned')}") from error
+    if int(made.extents.max()) > data.length:
+        raise DataError(
+            f"{place} returned a row of {int(made.extents.max()):,} steps, but the task's longest has {data.length:,}; "
+            "say TaskData(length=…)"
+        )
+    return made
 
 
 def open_part(part: Part) -> Opened:
@@ -276,6 +300,8 @@ def call(component: Component, function: str, *arguments: Any) -> Any:
         if isinstance(error, OSError) and error.filename and error.strerror:  # the system's, not the task's own words
             reason = f"{error.filename} cannot be read: {error.strerror}"
         raise DataError(f"task {component.identity}: {reason}") from error
+    except MemoryError as error:
+        raise DataError(f"task {component.identity}: there is no memory for its rows ({brief(error)})") from error
     except (Exception, SystemExit) as error:
         if component.module.__name__.startswith("spt.tasks."):
             raise  # a bug of ours
@@ -303,6 +329,7 @@ def _write(folder: Path, data: TaskData) -> None:
                 "target": describe(data.target),
                 "rows": {name: record(split).model_dump() for name, split in data.splits.items()},
                 "notes": list(data.notes),
+                "length": data.length,
                 "interval": data.interval,
                 "future": data.future,
             }
@@ -367,7 +394,7 @@ def _read(folder: Path) -> TaskData:
             splits[name] = _from_columns(table, input, target)
             if manifest["rows"][name] != record(splits[name]).model_dump():
                 raise ValueError("other rows than were prepared")
-        extra = {"notes": tuple(manifest["notes"]), "interval": manifest["interval"], "future": manifest["future"]}
+        extra = {key: manifest[key] for key in ("length", "interval", "future")} | {"notes": tuple(manifest["notes"])}
         return TaskData(input, target, splits["train"], splits["val"], splits["test"], **extra)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise DataError(

@@ -208,9 +208,7 @@ def streams(
     with (
         gzip.open(path) if packed else path.open("rb") as content,
         sound(path),
-        tarfile.open(
-            fileobj=content, mode="r|" if packed else "r|*"
-        ) as archive,
+        tarfile.open(fileobj=content, mode="r|" if packed else "r|*") as archive,
     ):
         for member in archive:  # a stream: each byte is unpacked once
             name = PurePosixPath(member.name)

@@ -149,7 +149,9 @@ def load(config: Config, raw: Path) -> TaskData:
     specials = END + 1 if config.convention == "s4" else END
     table = tokens(specials, operators)
     train, val, test = (_split(part, table, config) for part in parts)
-    return TaskData(Tokens(int(table.max()) + 1), Classes(10), train, val, test, notes=notes)
+    # Of generated rows the longest that there can be, however many are made.
+    length = 0 if files else min(config.steps, config.max_tokens - 1 + (config.convention == "s4"))
+    return TaskData(Tokens(int(table.max()) + 1), Classes(10), train, val, test, length, notes)
 
 
 # -------------------------------------------------------------------------------------------------------- rows

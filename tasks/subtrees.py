@@ -139,7 +139,8 @@ def load(config: Config, raw: Path) -> TaskData:
     vocab = int(table.max()) + 1
     count = 10 if config.classes == "values" else vocab
     train, val, test = (_split(part, table, config) for part in parts)
-    return TaskData(Tokens(vocab), Classes(count, per_step=True), train, val, test, notes=notes)
+    length = 0 if files else config.law.max_tokens - 1  # of generated rows: the longest that there can be
+    return TaskData(Tokens(vocab), Classes(count, per_step=True), train, val, test, length, notes)
 
 
 # -------------------------------------------------------------------------------------------------------- rows

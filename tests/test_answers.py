@@ -10,13 +10,13 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 from tiny import environment, loaded, recipe_file, run, spt, weights
 
 from spt.batch import NOBODY, collate
-from spt.errors import UsageError
+from spt.errors import DataError, RecipeError, UsageError
 from spt.losses import LEAST_VARIANCE, answers, metrics, per_answer, sums
 from spt.models.base import Context
 from spt.network import Encoder, Frames, Head
 from spt.objectives import Inputs, Output, Supervised, Targets
 from spt.plan import Job
-from spt.recipe import EncoderConfig, HeadConfig
+from spt.recipe import EncoderConfig, HeadConfig, Part
 from spt.rescore import rescore
 from spt.runtime import Runtime, Settings
 from spt.seeding import Draw
@@ -439,6 +439,11 @@ def test_evaluate_tells_a_model_of_another_rate(tmp_path):
     ):
         with pytest.raises(UsageError, match=said):
             rescore(folder, changes, "test", runtime)
+    with pytest.raises(RecipeError, match="no file"):
+        rescore(folder, ["task.name=./nowhere.py"], "test", runtime)
+    (tmp_path / "ask.py").write_text(TASK.replace('"test": 20_000', '"test": 30_000'))
+    with pytest.raises(DataError, match=r"not those that .* was trained on"):
+        rescore(folder, [], "test", runtime)
     plain = Job(asking(tmp_path, "plain"), "finetune", 0)
     run(plain, tmp_path / "runs")
     with pytest.raises(UsageError, match="cannot be told another step size"):
@@ -531,3 +536,67 @@ def test_ones_own_long_table_with_classes_of_steps_and_times(tmp_path):
     assert data.target == Classes(2, per_step=True) and data.train.steps is not None and data.length == 12
     result = run(Job(one, "finetune", 0, Job(one, "pretrain", 0)), tmp_path / "runs")
     assert result.test["accuracy"] > 0.8
+
+
+def test_evaluate_never_scores_what_was_trained_on(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [f"{' '.join(map(str, rng.integers(0, 9, 8)))},{'ab'[rng.integers(2)]}" for _ in range(60)]
+    (tmp_path / "rows.csv").write_text("\n".join(["x,y", *rows]) + "\n")
+    task = {"name": "custom", "path": "rows.csv", "list_column": "x", "label_column": "y", "tokens": "ids"}
+    job = Job(loaded(tmp_path, task=task), "finetune", 0)
+    result = run(job, tmp_path / "runs")
+    folder, runtime = tmp_path / "runs" / job.name, Runtime(Settings(quiet=True, cpu=True))
+    assert rescore(folder, [], "test", runtime)["scores"] == pytest.approx(result.test)
+    for change in ("task.split_seed=3", "task.test_fraction=0.5"):
+        with pytest.raises(UsageError, match="are rows that the run was trained on"):
+            rescore(folder, [change], "test", runtime)
+    (tmp_path / "rows.csv").write_text("\n".join(["x,y", *[r[:-1] + "ba"[r[-1] == "b"] for r in rows]]) + "\n")
+    with pytest.raises(DataError, match="files or code have changed since"):
+        rescore(folder, [], "test", runtime)
+
+
+def test_what_sample_returns_is_checked(tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    from spt import store
+
+    data = data_of(asking(tmp_path, "tags", task__fresh=True))
+    ids = data.train.ids[[3, 1]]
+    good = data.fresh(ids, 1)
+    assert good.ids.tolist() == ids.tolist() and not np.array_equal(
+        good.values, data.train.take(np.array([3, 1])).values
+    )
+    longer = Split.from_rows([np.zeros(50, np.uint8)] * 2, [np.zeros(50, np.int8)] * 2, ids, per_step=True)
+    for wrong, said in (
+        (None, "returned NoneType, not a Split"),
+        (data.train, "do not have the 2 ids asked for"),
+        (replace(good, ids=good.ids + 1), "do not have the 2 ids"),
+        (replace(good, values=good.values.astype(np.float32)), "float32 values"),
+        (replace(good, targets=np.full_like(good.targets, IGNORED)), "no step with a label"),
+        (replace(good, targets=good.targets + 7), "outside"),
+        (replace(good, values=good.values + 9), "outside"),
+        (longer, "a row of 50 steps"),
+    ):
+        monkeypatch.setattr(store, "call", lambda *_, wrong=wrong: wrong)
+        with pytest.raises(DataError, match=said):
+            data.fresh(ids, 1)
+
+
+def test_a_task_says_how_long_its_rows_can_be(tmp_path):
+    one, two = (open_task(Part(name="listops", limit=n)) for n in (2, 3))
+    assert one.length == two.length == 2000
+    assert open_task(Part(name="subtrees", variant="short", limit=1)).length == 1999
+
+
+def test_batch_means_of_scaled_targets():
+    """R² of the numbers together, whatever each target's scale in training (the published code's way)."""
+    from spt.losses import batch_means
+
+    y = torch.tensor([[0.0, 100], [1, 101], [2, 99], [1, 103]])
+    found = []
+    for shift, scale in (((), ()), ((1.0, 101.0), (1.0, 2.0))):
+        output = Output("l2", per_step=False, size=2, shift=shift, scale=scale)
+        logits = y + 1 if not shift else (y + 1 - torch.tensor(shift)) / torch.tensor(scale)
+        found.append(batch_means(output, sums(output, logits, Targets(y, torch.ones(4))), 4))
+    assert found[0]["r2"] == pytest.approx(1 - 1 / float(y.var(unbiased=False)))
+    assert found[1]["r2"] == pytest.approx(found[0]["r2"])

@@ -133,3 +133,28 @@ def test_a_tasks_own_findings_are_shown(tmp_path):
     )
     found = check(Part(name=str(tmp_path / "mine.py"), limit=20))
     assert "column x gives it away" in found["findings"] and "column x gives it away" in render(found)
+
+
+def test_rows_of_many_lengths_or_words_are_probed():
+    rng = np.random.default_rng(0)
+    lengths = [20] * 30 + [int(n) for n in rng.integers(10, 20, 30)]  # training rows alone are equally long
+    rows = [rng.normal(size=(n, 1)).astype(np.float32) for n in lengths]
+    found = probe(task(np.array(rows, object), rng.integers(0, 2, 60), Values(1), Classes(2)))
+    assert found["features"].startswith("moments")
+    words = [rng.integers(0, 100_000, 30).astype(np.int32) for _ in range(60)]
+    assert probe(task(np.array(words), rng.integers(0, 2, 60), Tokens(100_000), Classes(2))) is not None
+
+
+def test_rows_of_which_nothing_is_asked_are_shown(tmp_path):
+    data = data_of(asking(tmp_path, "numbers"))
+    assert probe(replace(data, test=replace(data.test, targets=np.full_like(data.test.targets, np.nan)))) is None
+
+
+def test_the_median_of_much_is_that_of_a_part():
+    from spt.data import _median
+
+    rng = np.random.default_rng(0)
+    values = rng.normal([0, 5], size=(3000, 100, 2)).astype(np.float32)
+    split = Split.from_rows(values, np.zeros(3000, np.int64))
+    assert np.allclose(_median(split), np.median(split.values, axis=0))
+    assert np.allclose(_median(split.take(np.tile(np.arange(3000), 40))), [0, 5], atol=0.01)

@@ -1,0 +1,1 @@
+"""Vital signs from two waves."""

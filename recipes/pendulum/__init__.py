@@ -1,0 +1,1 @@
+"""Pendulum, sampled irregularly."""

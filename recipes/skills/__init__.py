@@ -1,0 +1,1 @@
+"""The DLR paper's atomic and higher-order tasks."""

@@ -1,0 +1,1 @@
+"""Speech Commands, as raw samples."""
