@@ -310,7 +310,7 @@ def _median(split: Split) -> NDArray[np.float64]:
         taken += len(pieces[-1])
         if taken >= most:
             break
-    return np.median(np.concatenate(pieces), axis=0)
+    return np.median(np.concatenate(pieces), axis=0).astype(np.float64)
 
 
 def _frequencies(data: TaskData, split: Split, size: int) -> NDArray[np.int64]:

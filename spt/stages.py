@@ -131,7 +131,7 @@ def _check_train(job: Job, objective: Objective, output: Output, data: TaskData)
     place, train, rows = f"{job.settings_name}.train", job.train, len(data.train)
     if train.batch_size > rows:
         raise UsageError(
-            f"{place}.batch_size is {train.batch_size}, but training rows in use are {rows}; choose at most {rows}"
+            f"{place}.batch_size is {train.batch_size}, but {rows} training rows are in use; choose at most {rows}"
         )
     allowed = {"auto", *known_metrics(output)}
     if train.select not in allowed:

@@ -475,6 +475,7 @@ def test_a_rescaled_model_reads_every_second_sample_alike(model):
     assert off < 0.5 * blind, (float(off), float(blind))
 
 
+@pytest.mark.slow
 def test_evaluate_from_the_command_line(tmp_path):
     (tmp_path / "ask.py").write_text(TASK)
     recipe_file(tmp_path, task={"name": "./ask.py", "ask": "plain"})

@@ -47,6 +47,7 @@ def test_without_pykeops(monkeypatch):
     assert rows[0].problem is None and rows[0].chosen and "cannot be imported" in rows[1].problem
 
 
+@pytest.mark.slow
 def test_without_a_gpu_or_flash_attn(monkeypatch):
     """Each is said, and what to install."""
     with pytest.raises(backends.Unavailable, match="backend flash does not work here: flash-attn needs a CUDA"):

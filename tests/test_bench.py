@@ -102,6 +102,7 @@ def one_thread(monkeypatch):
 # ----------------------------------------------------------------------------------------------------------- models
 
 
+@pytest.mark.slow
 def test_model_as_json(tmp_path):
     """In a real process, with peaks from another one; models of a user too, which may print."""
     file = model_file(tmp_path, forward="print('noise') or x")

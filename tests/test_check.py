@@ -92,6 +92,7 @@ def test_the_page_of_every_kind_of_task(ask, tmp_path):
     assert (found["chance"] is None) == (ask == "numbers")
 
 
+@pytest.mark.slow
 def test_the_command_shows_it(tmp_path):
     env = {"SPT_CACHE_DIR": str(tmp_path / "cache"), "SPT_WORKERS": "1"}
     done = spt("data", "check", "skills", "limit=8", "length=16", cwd=tmp_path, env=env)

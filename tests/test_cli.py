@@ -122,6 +122,7 @@ def test_pretrain_then_finetune(tmp_path):
     assert json.loads(done.stdout)["parent"] is None
 
 
+@pytest.mark.slow
 def test_show_trains_nothing(tmp_path):
     recipe = recipe_file(tmp_path)
     done = spt("show", recipe, "model.d_ff=32", "--json", cwd=tmp_path)
@@ -172,6 +173,7 @@ def build(config):
 '''
 
 
+@pytest.mark.slow
 def test_a_users_model_and_task_work_from_outside(tmp_path):
     """Files of a user, in a folder of their own, named by path in a recipe, run from another folder."""
     home = tmp_path / "home"
@@ -319,6 +321,7 @@ def test_metrics_can_go_to_a_tracker(tmp_path):
     assert list((tmp_path / json.loads(done.stdout)["run"]).rglob("events.out.tfevents*"))
 
 
+@pytest.mark.slow
 def test_whatever_prints_json_stays_alone_on_stdout(tmp_path):
     """A user's task and model that print, also from a program they start."""
     noise = "import os\nprint('noise')\nos.system('echo more noise')\n"
@@ -345,6 +348,7 @@ def test_user_code_that_calls_exit_does_not_look_like_success(tmp_path, monkeypa
         assert words in call("pretrain", "tiny.yaml", code=2).stderr
 
 
+@pytest.mark.slow
 def test_two_compares_at_once_share_the_work(tmp_path):
     recipe = recipe_file(tmp_path, pretrain__train__steps=60)
     command = [sys.executable, "-m", "spt_cli", "compare", str(recipe), "--seeds", "2", "--json"]
@@ -375,6 +379,7 @@ def test_damaged_files_of_a_comparison(tmp_path, monkeypatch):
     assert "move" in result.stderr and "away, then it is made again" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_keeps_every_column(tmp_path):
     recipe = recipe_file(tmp_path)
     wide, narrow = (

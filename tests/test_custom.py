@@ -975,6 +975,7 @@ def test_the_schema_knows_the_options(tmp_path):
     jsonschema.validate(yaml.safe_load(yaml.safe_dump(recipe)), schema())
 
 
+@pytest.mark.slow
 def test_the_page_works_as_written(tmp_path):
     """docs/own-data.md: its files are written, its programs and commands run, in order."""
     listed = commands("docs/own-data.md")

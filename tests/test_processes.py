@@ -95,6 +95,7 @@ def test_two_processes_do_what_one_does(folder, options):
     assert one["id"] == two["id"] and np.allclose(one["margin"], two["margin"], atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options"),
     [
@@ -142,6 +143,7 @@ def wait_for(condition, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )
@@ -166,6 +168,7 @@ def test_a_stop_is_one_for_all(folder, number, code):
     same_outcome(folder / "whole", folder / "parts")
 
 
+@pytest.mark.slow
 def test_killed_processes_leave_no_lock_and_no_orphans(folder):
     long = ("pretrain", "small.yaml", "pretrain.train.steps=3000", "pretrain.train.evaluate_every=1000")
     child = start(*long, "--out", "runs", "--num-processes", 2, "--save-every", 0, cwd=folder, env=QUIET)
@@ -187,6 +190,7 @@ def running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_more_processes_resume_what_one_began(folder):
     long = ("pretrain", "small.yaml", "pretrain.train.steps=200", "pretrain.train.evaluate_every=50")
     assert spt(*long, "--out", "whole", cwd=folder, env=QUIET).returncode == 0
@@ -199,6 +203,7 @@ def test_more_processes_resume_what_one_began(folder):
     same_outcome(folder / "whole", folder / "parts")
 
 
+@pytest.mark.slow
 def test_an_error_is_said_once_with_its_code(folder):
     for wrong, code in (("model.n_heads=3", 2), ("finetune.train.learning_rate=1e30", 5)):
         done = spt("finetune", "small.yaml", wrong, "--scratch", "--num-processes", 2, cwd=folder, env=QUIET)

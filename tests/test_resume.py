@@ -128,6 +128,7 @@ def disturbed(folder: Path, out: str, moments: list[tuple[int, int]]) -> None:
     same_day(folder / "whole", folder / out)
 
 
+@pytest.mark.slow
 def test_a_disturbed_comparison_ends_as_a_quiet_one(quiet_day):
     """In the pretraining of the first seed, in a finetuning, in the second seed; 180 steps in all."""
     moments = [(11, signal.SIGKILL), (47, signal.SIGTERM), (100, signal.SIGINT), (150, signal.SIGKILL)]
@@ -143,6 +144,7 @@ def test_sixteen_disturbances_at_random_moments(quiet_day, draw):
     disturbed(quiet_day, f"random{draw}", [(steps, chance.choice(kinds)) for steps in moments])
 
 
+@pytest.mark.slow
 def test_a_file_limit_ends_in_words_and_loses_nothing(quiet_day):
     """No file may grow beyond 12 kB: weights can be kept (checkpoints hold larger ones), a state cannot."""
 
@@ -179,6 +181,7 @@ def test_a_full_disk_ends_in_words_and_loses_nothing(quiet_day, kilobytes, tmp_p
     same_day(quiet_day / "whole", quiet_day / out)
 
 
+@pytest.mark.slow
 def test_an_orphaned_run_is_recognised(quiet_day):
     """Its lock went with the process; its status still says running, and what it was writing lies about."""
     process = start(quiet_day, "orphan", *SAVING)
