@@ -250,6 +250,7 @@ def test_a_variant_without_memory_is_a_row(here, monkeypatch):
     assert "smaller batch" in call("model", "transformer", "--quick", "--batch", "3", "--cpu", code=4).stderr
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_told(tmp_path):
     """As the system does where memory is short: it ends the process that measures the peak, and that alone."""
     file = model_file(tmp_path)

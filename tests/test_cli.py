@@ -292,6 +292,7 @@ def test_a_bug_of_ours_is_code_1_and_told_in_the_run(tmp_path, monkeypatch):
     assert "something of ours" in (folder / "traceback.txt").read_text()
 
 
+@pytest.mark.slow
 def test_env_and_doctor(tmp_path):
     found = json.loads(call("env", "--json").stdout)
     assert found["spt"] and found["torch"] and found["device"]
@@ -388,6 +389,7 @@ def test_a_narrow_terminal_keeps_every_column(tmp_path):
     assert wide.stdout == narrow.stdout and "interval" in narrow.stdout
 
 
+@pytest.mark.slow
 def test_a_terminal_that_knows_ascii_alone(tmp_path):
     done = spt("compare", recipe_file(tmp_path), "--seeds", "2", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,7 @@ def commands(name):
     return [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ ")]
 
 
+@pytest.mark.slow
 def test_extending_works_as_written(tmp_path):
     for _, file, text in blocks("docs/extending.md"):
         if file:
@@ -42,6 +43,7 @@ def needs_data(command):
     return any(word in ("images", "text") or word.startswith(("small/", "lra/")) for word in command)
 
 
+@pytest.mark.slow
 def test_the_readmes_commands_exist(tmp_path):
     """Every `spt …` in the README runs; what trains, in smoke size, in one folder, in the README's order."""
     listed = [command for command in commands("README.md") if command[0] == "spt" and not needs_data(command)]

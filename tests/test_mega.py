@@ -432,6 +432,7 @@ def test_chunks_cost_less():
     assert odd == pytest.approx(2.0 * (7 * 128**2 + 104**2 - 1000) * (64 + 256))
 
 
+@pytest.mark.slow
 def test_show_and_the_quick_start(tmp_path):
     done = spt("show", "quickstart", "model.name=mega", "model.d_ff=null", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -221,6 +221,7 @@ def test_bf16_is_finite_and_close(tmp_path):
     assert all(tensor.dtype == np.float32 for tensor in best(tmp_path / "runs", rounded).values())
 
 
+@pytest.mark.slow
 def test_without_a_compiler_compile_is_declined_in_words(tmp_path):
     """In a process of its own that finds no compiler."""
     own_task(tmp_path)

@@ -226,6 +226,7 @@ def test_two_programs_of_two_processes_do_not_share_a_run(folder):
     assert first.returncode == 75
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "slurm", pytest.param("config", marks=pytest.mark.slow)])
 def test_launchers_that_are_already_running_are_joined(folder, launcher):
     arguments = ["-m", "spt_cli", "pretrain", "small.yaml", "--num-processes", "2", "--json"]
@@ -295,6 +296,7 @@ def alone(folder: Path, training: bool) -> None:
     (folder / "small.yaml").write_text(yaml.safe_dump(changed(RECIPE, **options)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["pretrain", pytest.param("compare", marks=pytest.mark.slow)])
 def test_what_strikes_one_process_is_told_by_it_and_ends_all(folder, command):
     alone(folder, training=True)
@@ -307,6 +309,7 @@ def test_what_strikes_one_process_is_told_by_it_and_ends_all(folder, command):
     assert json.loads(status.read_text())["exit_code"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "how"),
     [
@@ -353,6 +356,7 @@ def test_a_tracker_outlives_no_group(folder):
     assert len(list(folder.glob("runs/*/spt/events*"))) >= 2 or len(list(folder.rglob("events.out*"))) >= 2
 
 
+@pytest.mark.slow
 def test_a_launchers_compiler_and_precision_are_not_ours(folder):
     env = {**QUIET, "ACCELERATE_DYNAMO_BACKEND": "EAGER", "ACCELERATE_MIXED_PRECISION": "bf16"}
     assert spt("pretrain", "small.yaml", "--out", "one", cwd=folder, env=QUIET).returncode == 0

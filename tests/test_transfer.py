@@ -160,6 +160,7 @@ def test_fingerprints_are_recorded(pretrained, tmp_path):
     assert finetuned.data["train"].targets is not None
 
 
+@pytest.mark.slow
 def test_finetune_from_a_run_on_the_command_line(pretrained, tmp_path):
     _one, folder = pretrained
     recipe = recipe_file(tmp_path)
