@@ -159,3 +159,22 @@ def test_the_median_of_much_is_that_of_a_part():
     split = Split.from_rows(values, np.zeros(3000, np.int64))
     assert np.allclose(_median(split), np.median(split.values, axis=0))
     assert np.allclose(_median(split.take(np.tile(np.arange(3000), 40))), [0, 5], atol=0.01)
+
+
+def test_functions_are_compiled_where_nothing_can_be_kept(monkeypatch):
+    from spt.tasks.generators import workers
+
+    class Numba:
+        @staticmethod
+        def njit(function, nogil, cache=False):
+            if cache:
+                raise RuntimeError("cannot cache function: no locator available")
+            return lambda: "compiled"
+
+    def plain():
+        return None
+
+    monkeypatch.setattr(workers, "_numba", lambda: Numba)
+    assert workers.jit(plain)() == "compiled"
+    monkeypatch.setattr(workers, "_numba", lambda: None)
+    assert workers.jit(plain) is plain

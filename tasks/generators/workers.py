@@ -62,7 +62,10 @@ def jit(function: F) -> F:
     if numba is None:
         return function
     bare = inspect.unwrap(function)  # out of what a test run puts around it to check types
-    return cast(F, numba.njit(bare, nogil=True, cache=True))
+    try:
+        return cast(F, numba.njit(bare, nogil=True, cache=True))
+    except RuntimeError:  # neither beside the file nor in the user's cache folder can anything be written
+        return cast(F, numba.njit(bare, nogil=True))
 
 
 @functools.cache
