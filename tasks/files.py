@@ -26,6 +26,12 @@ MAX_BYTES = 2**31  # of a download or an unpacked archive, where a task says not
 CHUNK = 2**18
 TIMEOUT = 60.0  # seconds without a byte
 
+# The Long Range Arena's archive, a tar.gz in spite of its name; it has no published checksum.
+LRA_ARCHIVE = "lra_release.gz"
+LRA_ADDRESS = f"https://storage.googleapis.com/long-range-arena/{LRA_ARCHIVE}"
+LRA_FOLDER = "lra_release/lra_release"  # in the archive; the outer lra_release has second copies of some sets
+LRA_BYTES = 2**35  # that it may unpack to; it has 18.6e9
+
 Say = Callable[[str], None]
 
 

@@ -6,11 +6,8 @@ SPT code: blanks part the tokens, `]` counts and parentheses do not, vocabulary 
 operators; at most `max_length` - 1 tokens, then `<eos>`. `convention: lra`: at most 2,000 tokens, no `<eos>`.
 """
 
-import gzip
-import tarfile
-import zlib
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens
-from spt.tasks.files import cut_short, places, plain
+from spt.tasks.files import LRA_ADDRESS, LRA_ARCHIVE, LRA_BYTES, LRA_FOLDER, places, plain, sound, streams
 from spt.tasks.generators.listops import (
     DRAWN,
     OPERATORS,
@@ -39,9 +36,7 @@ from spt.tasks.generators.workers import room
 ADDRESSED = True
 SPLITS = ("train", "val", "test")
 OFFICIAL = (96_000, 2_000, 2_000)  # rows
-ARCHIVE = "lra_release.gz"
-ADDRESS = f"https://storage.googleapis.com/long-range-arena/{ARCHIVE}"
-FOLDER = "lra_release/lra_release/listops-1000"  # in the archive; the outer lra_release has copies
+FOLDER = f"{LRA_FOLDER}/listops-1000"
 COPIES = (  # of the three splits, as Parquet files
     ("basic_train", "basic_val", "basic_test"),
     ("lra_official_code_train", "lra_official_code_validation", "lra_official_code_test"),
@@ -121,8 +116,8 @@ def sources(config: Config, raw: Path) -> list[Path]:
         if found[0].exists():
             return [path for path in found if path.exists()]
     for folder in near:
-        if (folder / ARCHIVE).exists():
-            return [folder / ARCHIVE]
+        if (folder / LRA_ARCHIVE).exists():
+            return [folder / LRA_ARCHIVE]
     for names in COPIES if config.source == "released" else ():
         for folder in near:
             found = [folder / f"{name}.parquet" for name in names]
@@ -139,7 +134,7 @@ def load(config: Config, raw: Path) -> TaskData:
         parts, notes = _read_released(config, files)
     elif config.source == "released":
         raise FileNotFoundError(
-            f"LRA's ListOps is not in the data folder {raw}: put {ADDRESS} there (8 GB; it need not be unpacked), or "
+            f"LRA's ListOps is not in the data folder {raw}: put {LRA_ADDRESS} there (8 GB, need not be unpacked), or "
             "its listops-1000/ with basic_train.tsv, basic_val.tsv and basic_test.tsv (another folder: --data-dir or "
             "SPT_DATA_DIR), or set source: generated"
         )
@@ -208,7 +203,7 @@ def _file(path: Path, name: str, header: tuple[str, ...], operators: tuple[str, 
 
 def _read_released(config: Config, files: list[Path]) -> tuple[list[Part], tuple[str, ...]]:
     operators = OPERATORS[:DRAWN]
-    if len(files) == 1 and files[0].name == ARCHIVE:
+    if len(files) == 1 and files[0].name == LRA_ARCHIVE:
         parts = _read_archive(files[0], config.limit)
     elif len(files) < len(SPLITS):
         raise FileNotFoundError(
@@ -228,24 +223,14 @@ def _read_released(config: Config, files: list[Path]) -> tuple[list[Part], tuple
 
 def _read_archive(path: Path, limit: int | None) -> list[Part]:
     """From LRA's archive, which is read from the front, until all three files were met."""
-    plain(path)
     wanted = {f"{FOLDER}/basic_{name}.tsv": name for name in SPLITS}
     found: dict[str, Part] = {}
-    try:
-        with tarfile.open(path, "r|*") as archive:
-            for member in archive:
-                name = wanted.get(str(PurePosixPath(member.name)))
-                if name is None:
-                    continue
-                file = archive.extractfile(member) if member.isfile() else None
-                if file is None:
-                    raise ValueError(f"{path}: its member {member.name} is no plain file; it is not used")
-                where = f"{path}, member {member.name}"
-                found[name] = _part(tsv(file.readline, where, PLAIN_HEADER, limit), name, OPERATORS[:DRAWN], path)
-                if len(found) == len(SPLITS):
-                    break
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise cut_short(path, error) from error
+    with sound(path):
+        for member, file, _ in streams(path, wanted.__contains__, LRA_BYTES):
+            where, name = f"{path}, member {member}", wanted[member]
+            found[name] = _part(tsv(file.readline, where, PLAIN_HEADER, limit), name, OPERATORS[:DRAWN], path)
+            if len(found) == len(SPLITS):
+                break
     lacking = [name for name, split in wanted.items() if split not in found]
     if lacking:
         raise ValueError(f"{path} has no member {lacking[0]}; it is not LRA's archive")

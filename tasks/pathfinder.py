@@ -20,16 +20,25 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens, Values
-from spt.tasks.files import Say, first, members, missing, places, plain, published_split
+from spt.tasks.files import (
+    LRA_ADDRESS,
+    LRA_ARCHIVE,
+    LRA_BYTES,
+    LRA_FOLDER,
+    Say,
+    first,
+    members,
+    missing,
+    places,
+    plain,
+    published_split,
+)
 from spt.tasks.generators.pathfinder import made, pathfinder
 from spt.tasks.generators.workers import chunks, room
 
 ADDRESSED = True
 FOLDERS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
-ARCHIVES = ("lra_release.gz", "lra_release.tar.gz")
-ADDRESS = "https://storage.googleapis.com/long-range-arena/lra_release.gz"
-INNER = ("lra_release", "lra_release")  # the archive's folder in use: beside it lies a second pathfinder128
-UNPACKED = 2**35  # bytes that the archive may unpack to; it has 18.6e9
+ARCHIVES = (LRA_ARCHIVE, "lra_release.tar.gz")
 ROWS = 200_000  # of an archive: what is published
 LISTING = 2**29  # bytes of a metadata file
 PICTURE = 2**20  # bytes of a picture file; the largest published ones have some 20,000
@@ -154,7 +163,7 @@ def _folder(config: Config, raw: Path) -> Path | None:
     """The folder with metadata/ and imgs/."""
     name = f"pathfinder{config.resolution}"
     for place in places(raw, "pathfinder"):
-        for base in (place.joinpath(*INNER), place, place / INNER[0]):
+        for base in (place / LRA_FOLDER, place, place / "lra_release"):
             folder = base / name / FOLDERS[config.difficulty]
             if (folder / "metadata").is_dir():
                 return folder
@@ -168,7 +177,7 @@ def _archive(config: Config, raw: Path) -> Path | None:
 
 def _absent(config: Config, raw: Path) -> FileNotFoundError:
     name = f"pathfinder{config.resolution}/{FOLDERS[config.difficulty]}/ with imgs/ and metadata/"
-    sentence = missing("the released Pathfinder", raw, [f"{ARCHIVES[0]} (8.2 GB)", name], f"curl -LO {ADDRESS}")
+    sentence = missing("the released Pathfinder", raw, [f"{ARCHIVES[0]} (8.2 GB)", name], f"curl -LO {LRA_ADDRESS}")
     return FileNotFoundError(f"{sentence}; source: generated makes pictures of the same law")
 
 
@@ -316,7 +325,7 @@ def _read_folder(config: Config, folder: Path) -> Read:
 
 def _read_archive(config: Config, archive: Path) -> Read:
     """In one pass, in the archive's order; nothing is unpacked to disk."""
-    prefix = "/".join((*INNER, f"pathfinder{config.resolution}", FOLDERS[config.difficulty], ""))
+    prefix = "/".join((LRA_FOLDER, f"pathfinder{config.resolution}", FOLDERS[config.difficulty], ""))
     plain(archive)
 
     def wanted(name: str) -> bool:
@@ -329,7 +338,7 @@ def _read_archive(config: Config, archive: Path) -> Read:
     where: dict[str, int] = {}
     empty: set[str] = set()
     listings: dict[int, list[Entry]] = {}
-    for name, content in _small(archive, members(archive, wanted, UNPACKED)):
+    for name, content in _small(archive, members(archive, wanted, LRA_BYTES)):
         inside = name.removeprefix(prefix)
         if inside.endswith(".npy"):
             stem = Path(inside).stem

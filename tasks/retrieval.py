@@ -25,15 +25,26 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens
-from spt.tasks.files import Say, classes, columns, first, missing, parquets, places, plain, sound, streams
+from spt.tasks.files import (
+    LRA_ADDRESS,
+    LRA_ARCHIVE,
+    LRA_BYTES,
+    Say,
+    classes,
+    columns,
+    first,
+    missing,
+    parquets,
+    places,
+    plain,
+    sound,
+    streams,
+)
 from spt.tasks.generators.workers import generator, room
 from spt.tasks.waves import Reel
 
 FILES = {part: f"new_aan_pairs.{name}.tsv" for part, name in (("train", "train"), ("val", "eval"), ("test", "test"))}
 PUBLISHED = {"train": 147_086, "val": 18_090, "test": 17_437}  # pairs
-ARCHIVE = "lra_release.gz"  # a tar.gz, in spite of its name
-URL = f"https://storage.googleapis.com/long-range-arena/{ARCHIVE}"
-UNPACKED = 2**35  # bytes of the archive; the published one has 18.6e9
 MEMBER = re.compile(r"lra_release/lra_release/tsv_data/(new_aan_pairs\.(?:train|eval|test)\.tsv)")
 MAX_LINE = 2**24  # bytes of a pair
 LABELS = {"0.0": 0, "1.0": 1, "0": 0, "1": 1}
@@ -83,7 +94,7 @@ def sources(config: Config, raw: Path) -> list[Path]:
     folder = _folder(raw)
     if folder is not None:
         return [folder / name for name in FILES.values() if (folder / name).exists()]
-    archive = first(places(raw, "aan"), ARCHIVE)
+    archive = first(places(raw, "aan"), LRA_ARCHIVE)
     return [] if archive is None else [archive]
 
 
@@ -94,7 +105,7 @@ def fetch(config: Config, raw: Path, say: Say) -> None:
     if config.dataset == "imdb_movies":
         raise ValueError("the reviews with their films have no published address: put a Parquet copy into imdb/")
     raise ValueError(
-        f"AAN is not downloaded for you, as no checksum of the 8.2 GB is known: get {URL} and put it, or "
+        f"AAN is not downloaded for you, as no checksum of the 8.2 GB is known: get {LRA_ADDRESS} and put it, or "
         f"its folder tsv_data, into {raw}"
     )
 
@@ -186,7 +197,7 @@ class Pairs:
 
 
 def _papers(raw: Path, config: Config) -> tuple[dict[str, Pairs], list[str]]:
-    folder, archive = _folder(raw), first(places(raw, "aan"), ARCHIVE)
+    folder, archive = _folder(raw), first(places(raw, "aan"), LRA_ARCHIVE)
     found: dict[str, Pairs] = {}
     tally = Tally()
     if folder is not None:
@@ -200,7 +211,7 @@ def _papers(raw: Path, config: Config) -> tuple[dict[str, Pairs], list[str]]:
     elif archive is not None:
         parts = {name: part for part, name in FILES.items()}
         with sound(archive):
-            for name, member, _ in streams(archive, lambda name: MEMBER.fullmatch(name) is not None, UNPACKED):
+            for name, member, _ in streams(archive, lambda name: MEMBER.fullmatch(name) is not None, LRA_BYTES):
                 part = parts[name.rpartition("/")[2]]
                 found[part] = Pairs(_rows(member.readline, f"{archive}, member {name}", part, config, tally), config)
                 if len(found) == len(FILES):
@@ -209,7 +220,7 @@ def _papers(raw: Path, config: Config) -> tuple[dict[str, Pairs], list[str]]:
             lacking = next(name for part, name in FILES.items() if part not in found)
             raise ValueError(f"{archive} has no member lra_release/lra_release/tsv_data/{lacking}")
     else:
-        raise missing("AAN", raw, [f"{ARCHIVE} (or its folder tsv_data)"], "spt data prepare retrieval")
+        raise missing("AAN", raw, [f"{LRA_ARCHIVE} (or its folder tsv_data)"], "spt data prepare retrieval")
     notes = []
     if tally.quoted and config.quoting == "none":
         notes.append(f'{tally.quoted:,} documents begin with a ", which the published reader takes for quoting')

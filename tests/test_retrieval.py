@@ -183,7 +183,7 @@ def test_bad_archives_are_refused_in_words(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="damaged or cut short"):
         retrieval.load(config(), tmp_path)
     packed(path, papers())
-    monkeypatch.setattr(retrieval, "UNPACKED", 200)
+    monkeypatch.setattr(retrieval, "LRA_BYTES", 200)
     with pytest.raises(ValueError, match="unpacks to more than 200 bytes"):
         retrieval.load(config(), tmp_path)
 

@@ -18,7 +18,7 @@ from spt.tasks.generators.workers import stream
 Reals = TypeVar("Reals", NDArray[np.float32], NDArray[np.float64])
 
 BLOCK = 2**15  # numbers worked on at once: a step's arrays then stay in the cache of a core
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: consecutive multiples spread evenly
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: consecutive multiples spread evenly
 
 # Wichura, Algorithm AS 241 (1988), PPND7: quantiles of N(0, 1) to 1 part in 10^7 as ratios of polynomials, the highest
 # power first. Near the middle in 0.180625 - q^2, times q = p - 1/2; beyond |q| = 0.425 in sqrt(-log(1/2 - |q|)) - 1.6.
@@ -38,7 +38,7 @@ def keys(seed: int, *address: object, rows: NDArray[np.int64]) -> NDArray[np.uin
     """(B,) keys of the rows with these numbers, one stream for each purpose: keys(0, "noise", "train", rows=rows)."""
     base = np.uint64(stream(seed, *address))
     with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is meant
-        return _mixed(base + np.asarray(rows).astype(np.uint64) * _GOLDEN)
+        return mixed(base + np.asarray(rows).astype(np.uint64) * GOLDEN)
 
 
 def uniforms(keys: NDArray[np.uint64], length: int) -> NDArray[np.float64]:
@@ -95,11 +95,11 @@ def _blocks(rows: int, length: int) -> Iterator[tuple[slice, slice]]:
 def _bits(keys: NDArray[np.uint64], columns: slice) -> NDArray[np.uint64]:
     """(B, columns) uniform on all 64-bit numbers: SplitMix64 (Steele, Lea, Flood 2014), each row from its key on."""
     with np.errstate(over="ignore"):
-        steps = np.arange(columns.start + 1, columns.stop + 1, dtype=np.uint64) * _GOLDEN
-        return _mixed(keys[:, None] + steps)
+        steps = np.arange(columns.start + 1, columns.stop + 1, dtype=np.uint64) * GOLDEN
+        return mixed(keys[:, None] + steps)
 
 
-def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's finaliser, in place."""
     part = z >> np.uint64(30)
     z ^= part

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spt.tasks.files import plain
+from spt.tasks.generators.chance import GOLDEN, mixed
 from spt.tasks.generators.workers import chunks, compiled, jit, room, stream
 
 CLOSE, OPEN = 10, 11
@@ -176,10 +177,7 @@ def draw(seed: int, law: Law, begin: int, first: int, last: int) -> Trees:
 
 def _states(seed: int, first: int, last: int) -> NDArray[np.int64]:
     """(last - first, 4) Numbers of 32 bits, by SplitMix64 (Steele, Lea & Flood 2014) at places of their own."""
-    z = np.arange(2 * first + 1, 2 * last + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
+    z = mixed(np.arange(2 * first + 1, 2 * last + 1, dtype=np.uint64) * GOLDEN + np.uint64(seed))
     halves = np.stack([z >> np.uint64(32), z & np.uint64(0xFFFFFFFF)], 1)
     return halves.astype(np.int64).reshape(-1, 4)
 
