@@ -1,15 +1,30 @@
 """A few paired differences: the right formula, the right coverage, and no claim that they cannot carry."""
 
 import math
+import statistics
 import subprocess
 import sys
+from itertools import combinations
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spt.stats import Paired, paired, smallest_detectable
+from spt.stats import (
+    Chance,
+    Interval,
+    Paired,
+    above_chance,
+    bootstrap_items,
+    correct_above_chance,
+    expected_best,
+    holm,
+    mcnemar,
+    mean_interval,
+    paired,
+    smallest_detectable,
+)
 
 DIFFERENCES = st.lists(st.integers(-1000, 1000).map(lambda k: k / 1000), min_size=2, max_size=12)
 
@@ -39,7 +54,7 @@ def test_other_confidence() -> None:
     assert (got.low, got.high, got.confidence) == pytest.approx((low, high, 0.8))
 
 
-@pytest.mark.parametrize("n", [3, 5])
+@pytest.mark.parametrize("n", [3, 5, 10])
 def test_95_percent_intervals_cover_the_truth_95_percent_of_the_time(n: int) -> None:
     """The tolerance is three standard errors of 2,000 draws. A normal quantile would give 81 % at n = 3."""
     draws = np.random.default_rng(n).normal(0.04, 0.02, (2000, n)).tolist()
@@ -149,6 +164,221 @@ def test_every_number_is_finite_and_in_order(differences: list[float]) -> None:
     assert got.detectable is None or 0 < got.detectable < math.inf
     if got.p is not None and abs(got.p - 0.05) > 1e-6 and len(differences) > 2:
         assert (got.p < 0.05) == (got.sign != 0)
+
+
+def test_interval_of_one_arm() -> None:
+    from scipy import stats
+
+    scores = [0.71, 0.74, 0.69, 0.75]
+    low, high = stats.ttest_1samp(scores, 0).confidence_interval(0.95)
+    got = mean_interval(scores)
+    assert (got.n, got.mean, got.low, got.high) == pytest.approx((4, 0.7225, low, high))
+    assert mean_interval([0.7]) == Interval(1, 0.7, None, None)
+    assert mean_interval([0.7, 0.7]) == Interval(2, 0.7, 0.7, 0.7)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 12])
+def test_above_chance_is_the_one_sided_t_test(n: int) -> None:
+    from scipy import stats
+
+    for seed in range(5):
+        margins = np.random.default_rng([n, seed]).normal(0.02, 0.03, n)
+        reference = stats.ttest_1samp(margins, 0, alternative="greater")
+        got = above_chance(margins.tolist())
+        assert (got.n, got.mean) == (n, pytest.approx(margins.mean()))
+        assert got.p == pytest.approx(reference.pvalue, rel=1e-9)
+        assert got.low == pytest.approx(reference.confidence_interval(0.95).low, rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+def test_runs_at_chance_pass_for_better_5_percent_of_the_time(n: int) -> None:
+    """A two-sided interval would let 2.5 % pass. The tolerance is three standard errors of 2,000 draws."""
+    found = [above_chance(draw) for draw in np.random.default_rng(n).normal(0, 0.02, (2000, n)).tolist()]
+    assert np.mean([one.p < 0.05 for one in found]) == pytest.approx(0.05, abs=0.015)
+    assert all((one.p < 0.05) == (one.low > 0) for one in found)
+
+
+def test_above_chance_without_a_spread() -> None:
+    assert above_chance([0.3]) == Chance(1, 0.3, None, None)
+    assert above_chance([0.0, 0.0, 0.0]) == Chance(3, 0.0, 0.0, 1.0)  # one constant answer in every run
+    assert above_chance([-0.1, -0.1]) == Chance(2, -0.1, -0.1, 1.0)
+    assert above_chance([0.4, 0.4]) == Chance(2, 0.4, 0.4, None)
+    with pytest.raises(ValueError, match="finite"):
+        above_chance([0.1, math.nan])
+
+
+@pytest.mark.parametrize(("correct", "n", "chance"), [(0, 10, 0.1), (1, 10, 0.1), (6, 10, 0.5), (10, 10, 0.5)])
+def test_correct_answers_above_chance(correct: int, n: int, chance: float) -> None:
+    from scipy import stats
+
+    expected = stats.binomtest(correct, n, chance, alternative="greater").pvalue
+    assert correct_above_chance(correct, n, chance) == pytest.approx(expected, rel=1e-9)
+
+
+def test_correct_answers_of_a_large_test_split() -> None:
+    from scipy import stats
+
+    for correct in (2500, 2550, 2700, 10_000, 25_000):
+        expected = stats.binom.sf(correct - 1, 25_000, 0.1)
+        assert correct_above_chance(correct, 25_000, 0.1) == pytest.approx(expected, rel=1e-6, abs=1e-300)
+
+
+def test_impossible_counts_are_refused() -> None:
+    assert correct_above_chance(0, 0, 0.5) == 1.0
+    for correct, n, chance in [(3, 2, 0.5), (-1, 2, 0.5), (1, 2, 1.5), (1, 2, math.nan)]:
+        with pytest.raises(ValueError, match="not possible"):
+            correct_above_chance(correct, n, chance)
+    with pytest.raises(ValueError, match="negative"):
+        mcnemar(-1, 3)
+
+
+def test_holm_by_hand() -> None:
+    # 4 · 0.005, 3 · 0.01, 2 · 0.03, then 0.04 raised to the one before it
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.6]) == [1.0, 1.0]
+    assert holm([0.02]) == [0.02]
+    assert holm([]) == []
+
+
+def test_a_test_that_was_not_made_does_not_count() -> None:
+    assert holm([None, 0.02, None, 0.03]) == [None, pytest.approx(0.04), None, pytest.approx(0.04)]
+    assert holm([None]) == [None]
+
+
+def test_equal_p_values_are_adjusted_alike() -> None:
+    assert holm([0.01, 0.01, 0.01]) == pytest.approx([0.03] * 3)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
+def test_no_p_value(value: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        holm([0.5, value])
+
+
+@settings(max_examples=100)
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=8), st.randoms())
+def test_holm_keeps_the_order_and_lies_between_one_test_and_bonferroni(p: list[float | None], random: object) -> None:
+    adjusted, known = holm(p), [value for value in p if value is not None]
+    both = [(a, b) for a, b in zip(p, adjusted, strict=True) if a is not None and b is not None]
+    assert [a is None for a in p] == [b is None for b in adjusted]
+    assert all(a <= b <= min(1.0, len(known) * a) for a, b in both)
+    assert [b for _, b in sorted(both)] == sorted(b for _, b in both)
+    shuffled = list(range(len(p)))
+    random.shuffle(shuffled)
+    assert holm([p[i] for i in shuffled]) == [adjusted[i] for i in shuffled]
+
+
+def test_mcnemar_is_the_binomial_test_of_the_discordant_items() -> None:
+    from scipy import stats
+
+    for first, second in [(0, 1), (0, 6), (1, 9), (5, 5), (12, 30), (700, 820)]:
+        expected = stats.binomtest(first, first + second, 0.5).pvalue
+        assert mcnemar(first, second) == mcnemar(second, first) == pytest.approx(expected, rel=1e-9)
+    assert mcnemar(0, 0) == 1.0
+    assert mcnemar(4, 4) == 1.0
+
+
+def test_mcnemar_finds_no_more_than_5_percent_where_there_is_nothing_and_most_where_there_is() -> None:
+    random = np.random.default_rng(0)
+    for shares, least, most in [((0.1, 0.1), 0.02, 0.06), ((0.05, 0.15), 0.85, 0.92)]:
+        counts = random.multinomial(200, [*shares, 0.8], size=2000)
+        found = float(np.mean([mcnemar(int(first), int(second)) < 0.05 for first, second, _ in counts]))
+        assert least < found < most
+
+
+@pytest.mark.parametrize("kind", ["classes", "reals"])
+def test_bootstrap_intervals_over_items_cover_the_truth(kind: str) -> None:
+    """200 items: the percentile bootstrap is nearly exact; tolerance, three standard errors of 500 draws and 1 %."""
+    random, covered = np.random.default_rng(3), 0
+    for _ in range(500):
+        if kind == "classes":
+            first, second = (random.random((1, 200)) + [[0.0], [0.05]] * np.ones((2, 200)) > 0.4).astype(float)
+        else:
+            first = random.normal(0, 1, 200)  # what the arms share drops out
+            second = first + random.normal(0.05, 0.3, 200)
+        got = bootstrap_items(first, second, random, resamples=400)
+        assert got.low is not None and got.high is not None
+        covered += got.low <= 0.05 <= got.high
+    assert covered / 500 == pytest.approx(0.945, abs=0.035)
+
+
+def test_bootstrap_has_the_width_of_the_normal_interval() -> None:
+    from scipy import stats
+
+    random = np.random.default_rng(5)
+    first, second = random.normal(0, 1, 3000), random.normal(0.1, 1, 3000)
+    classes = (first > 0).astype(float), (second > 0).astype(float)
+    for one, other in [(first, second), classes]:
+        error = float(stats.sem(other - one))
+        got = bootstrap_items(one, other, np.random.default_rng(0))
+        assert got.mean == pytest.approx((other - one).mean())
+        assert got.low is not None and got.high is not None
+        assert (got.low - got.mean, got.high - got.mean) == pytest.approx((-1.96 * error, 1.96 * error), rel=0.1)
+
+
+def test_kinds_of_items_are_drawn_as_items_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right and wrong answers take a shorter way than reals do; a shift too small to see sends them the longer one."""
+    random = np.random.default_rng(6)
+    first, second = (random.random((2, 400)) > 0.5).astype(float)
+    short = bootstrap_items(first, second, np.random.default_rng(0))
+    monkeypatch.setattr("spt.stats.DRAWS", 5000)  # and in several pieces
+    long = bootstrap_items(first, second + 1e-12 * np.arange(400), np.random.default_rng(0))
+    assert short.low is not None and short.high is not None
+    assert (long.mean, long.low, long.high) == pytest.approx((short.mean, short.low, short.high), abs=0.012)
+    assert (long.low, long.high) != (short.low, short.high)
+
+
+def test_weights_count_an_item_as_often() -> None:
+    first, second, weights = np.array([0.0, 1.0, 0.5]), np.array([1.0, 1.0, 0.0]), np.array([1.0, 2.0, 5.0])
+    got = bootstrap_items(first, second, np.random.default_rng(0), weights)
+    assert got.mean == pytest.approx((1 * 1 - 5 * 0.5) / 8)
+    assert got.low is not None and got.high is not None
+    assert -0.5 <= got.low < got.mean < got.high <= 1.0  # never beyond the extreme items
+    many = np.tile(weights, 40)
+    equal = bootstrap_items(np.zeros(120), np.ones(120), np.random.default_rng(0), many)  # whichever weights are drawn
+    assert (equal.mean, equal.low, equal.high) == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_bootstrap_is_repeatable_and_takes_equal_and_single_items() -> None:
+    first, second = np.random.default_rng(7).normal(size=(2, 50))
+    one, same, other = (bootstrap_items(first, second, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert one == same != other
+    assert bootstrap_items([0.0] * 20, [1.0] * 20, np.random.default_rng(0)) == Interval(20, 1.0, 1.0, 1.0)
+    assert bootstrap_items([0.0], [1.0], np.random.default_rng(0)) == Interval(1, 1.0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "weights"),
+    [([], [], None), ([1.0], [1.0, 2.0], None), ([math.nan], [1.0], None), ([1.0], [1.0], [0.0]), ([1.0], [1.0], [])],
+)
+def test_items_that_cannot_be_compared(first: list[float], second: list[float], weights: list[float] | None) -> None:
+    with pytest.raises(ValueError, match=r"score for each item|finite"):
+        bootstrap_items(first, second, np.random.default_rng(0), weights)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.one_of(st.none(), st.floats(-10, 10), st.sampled_from([math.nan, math.inf])), max_size=7))
+def test_expected_best_is_the_mean_over_all_subsets(values: list[float | None]) -> None:
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    for higher, best, worst in [(True, max, min), (False, min, max)]:
+        got = expected_best(values, higher)
+        if not finite:
+            assert got == []
+            continue
+        scores = [value if value in finite else worst(finite) for value in values]
+        for k, (trials, expected) in enumerate(got, start=1):
+            assert trials == k
+            assert expected == pytest.approx(statistics.fmean(map(best, combinations(scores, k))), abs=1e-9)
+        assert len(got) == len(values)
+
+
+def test_expected_best_of_many_trials() -> None:
+    """The binomials have 150 digits; the scores are uniform, whose best of k is k/(k + 1)."""
+    got = expected_best([(i + 0.5) / 500 for i in range(500)], higher_is_better=True)
+    assert [trials for trials, _ in got] == list(range(1, 501))
+    assert all(expected == pytest.approx(k / (k + 1), abs=2e-3) for k, expected in got)
+    assert got[-1][1] == pytest.approx(499.5 / 500)
+    assert expected_best([0.5] * 4, True) == [(k, 0.5) for k in (1, 2, 3, 4)]
 
 
 def test_import_is_light() -> None:
