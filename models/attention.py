@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from spt.models.mixer import Context, Mixer, Published, Rate, linear_flops
 from spt.models.ops import backends
 from spt.models.ops.attention import Pairs, Rotary, attend, local_attend, not_itself, rotary_table, rotate, sinusoids
+from spt.models.ops.counts import Counts, attention
 
 __all__ = ["Attention", "Pairs", "Position", "Positions", "rotary_table", "rotate", "sinusoids"]
 
@@ -41,8 +42,8 @@ class Positions(Mixer):
                 x = x + table[: x.shape[1]]
         return x
 
-    def flops(self, length: int) -> float:
-        return 0.0
+    def flops(self, length: int) -> Counts:
+        return Counts()
 
 
 class Attention(Mixer):
@@ -117,11 +118,12 @@ class Attention(Mixer):
             y = local_attend(q, k, v, w, back=back, ahead=ahead, band=self.band, bias=bias, **how)
         return self.out(y.transpose(1, 2).flatten(2))
 
-    def flops(self, length: int) -> float:
+    def flops(self, length: int) -> Counts:
         """Projections, q k^T and the weighted sum of v, over whole neighbouring chunks. Causal attention is counted in
         full, as it is in the field."""
         maps = linear_flops(self.qkv, length) + linear_flops(self.out, length)
-        return maps + 4.0 * self.scores(length) * self.heads * self.d_head
+        width = self.heads * self.d_head
+        return maps + attention(self.scores(length), width, width)
 
     def scores(self, length: int) -> int:
         """Of one head: pairs of a query and a key."""

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from spt.models.feedforward import Activation, FeedForward, FeedForwardKind, Routing, SwitchFeedForward
 from spt.models.mixer import Context, Mixer, PointwiseMixer, Published, Rate, Unsupported, linear_flops
+from spt.models.ops.counts import Counts, as_counts
 from spt.models.ops.dropout import Dropout
 from spt.models.ops.norms import BatchNorm, NormKind, make_norm
 
@@ -26,6 +27,7 @@ __all__ = [
     "Backbone",
     "BackboneConfig",
     "Context",
+    "Counts",
     "Mixer",
     "PointwiseMixer",
     "Published",
@@ -208,14 +210,14 @@ class Backbone(nn.Module):
             after.append(following)
         return self.last_norm(x), after
 
-    def flops(self, length: int) -> float:
-        """Forward operations of one sequence; norms, skips and dropout, a few per element, are left out."""
+    def flops(self, length: int) -> Counts:
+        """Operations on one sequence; norms, skips and dropout, a few per element, are left out."""
         mixers = [*self._layers, *([] if self.positions is None else [self.positions])]
-        return float(sum(mixer.flops(length) for mixer in mixers))
+        return sum((as_counts(mixer.flops(length)) for mixer in mixers), Counts())
 
-    def shared_flops(self, length: int) -> float:
-        """Forward operations of one batch that do not depend on how many sequences it has."""
-        return float(sum(mixer.shared_flops(length) for mixer in self._layers))
+    def shared_flops(self, length: int) -> Counts:
+        """Operations on one batch that do not depend on how many sequences it has."""
+        return sum((as_counts(mixer.shared_flops(length)) for mixer in self._layers), Counts())
 
     def _all_decaying(self) -> dict[str, Rate]:
         named = {f"{prefix}.{name}" for prefix, module in self.named_modules() for name in getattr(module, "rates", {})}

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Rate
+from spt.models.base import Backbone, BackboneConfig, Counts, Rate
 from spt.models.longconv import LongConvolution, Modes, ModesKernel
 from spt.models.ops.output import Kind
 from spt.models.ops.vandermonde import complex_vandermonde, times_minus_i, vandermonde, vandermonde_flops
@@ -117,7 +117,7 @@ class DLRKernel(ModesKernel):
         zero = torch.zeros_like(given, dtype=torch.float64)
         return (zero if root is None else -(root.double() ** 2)), (zero if angle is None else angle.double())
 
-    def flops(self, length: int) -> float:
+    def flops(self, length: int) -> Counts:
         K, H, N = self.W.shape[:3]
         rows = 2 * H if self.cast in ("prod", "real-prod") else H
         return vandermonde_flops((K, rows, N), min(length, self.limit or length), shared=True)

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from spt.models.attention import Attention
-from spt.models.base import Backbone, BackboneConfig, Context, Mixer, Published, linear_flops
+from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, Published, linear_flops
 from spt.models.ops.dropout import Dropout
 
 PAPER = "Gupta, Mehta, Berant 2022"
@@ -85,9 +85,9 @@ class DLRAttention(Mixer):
         y = self.map(x + self.dropout(F.gelu(y)))
         return F.glu(y, dim=-1) if self.gated else y
 
-    def flops(self, length: int) -> float:
+    def flops(self, length: int) -> Counts:
         maps = [self.map, *(layer for layer in self.extra.modules() if isinstance(layer, nn.Linear))]
-        return self.attention.flops(length) + sum(linear_flops(linear, length) for linear in maps)
+        return sum((linear_flops(linear, length) for linear in maps), self.attention.flops(length))
 
     def import_reference(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Our parameters from those of the DLR repository's `DSS` layer with kernel_type attn: `attn.Q.weight`,

@@ -24,7 +24,7 @@ from jaxtyping import Complex128, Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Rate
+from spt.models.base import Backbone, BackboneConfig, Counts, Rate
 from spt.models.longconv import LongConvolution, Modes, ModesKernel
 from spt.models.ops.discretise import as_complex, expm1, softmax_scale
 from spt.models.ops.hippo import normal_part
@@ -115,7 +115,7 @@ class DSSKernel(ModesKernel):
             W = W * expm1(z) * (Lambda.conj() / size)
         return W, z
 
-    def flops(self, length: int) -> float:
+    def flops(self, length: int) -> Counts:
         K, H, N, _ = self.W.shape
         return vandermonde_flops((K, H, N), min(length, self.limit or length), shared=False)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from spt.models.mixer import Context, PointwiseMixer, linear_flops
+from spt.models.ops.counts import Counts, linear
 
 FeedForwardKind = Literal["none", "mlp", "switch"]
 Activation = Literal["gelu", "silu", "relu"]
@@ -32,7 +33,7 @@ class FeedForward(PointwiseMixer):
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         return self.down(F.dropout(ACTIVATIONS[self.activation](self.up(x)), self.dropout, self.training))
 
-    def flops(self, length: int) -> float:
+    def flops(self, length: int) -> Counts:
         return linear_flops(self.up, length) + linear_flops(self.down, length)
 
 
@@ -138,10 +139,10 @@ class SwitchFeedForward(PointwiseMixer):
     def _activated(self, inner: Tensor) -> Tensor:
         return F.dropout(ACTIVATIONS[self.activation](inner), self.dropout, self.training)
 
-    def flops(self, length: int) -> float:
+    def flops(self, length: int) -> Counts:
         """In training; an evaluation by experts takes twice as many steps."""
         steps = length if self.routing == "token" else self.n_experts * -(-length // self.n_experts)
-        return linear_flops(self.router, length) + 4.0 * steps * self.up[0].numel()
+        return linear_flops(self.router, length) + linear(2 * steps, *self.up[0].shape)
 
 
 def _uniform(inputs: int, *shape: int) -> nn.Parameter:

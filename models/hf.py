@@ -41,14 +41,15 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 from transformers import AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from transformers.utils import logging
 
-from spt.models.base import Backbone, BackboneConfig, Context, Rate, Unsupported
+from spt.models.base import Backbone, BackboneConfig, Context, Counts, Rate, Unsupported
 from spt.models.ops import backends
+from spt.models.ops.counts import Number
 
 PAPER = "Wolf et al. 2020"
 COST = "L² D + L D²"  # of a Transformer such as the default; others by their kind
@@ -276,9 +277,13 @@ class HuggingFace(Backbone):
         """Steps that a sequence is laid out in."""
         return self.length if self.fixed else _whole(length, self.grain)
 
-    def flops(self, length: int) -> float:
+    def flops(self, length: int) -> Counts:
         """As torch counts them, attention written out, and what it does not see of scans and Fourier transforms.
 
+        By kind: products with weights are linear, batched products attention (scan, where the model has one). What a
+        model's own code solves element by element, such as the triangular systems of gated delta rules, is left out;
+        what its backward pass computes again (reversible stacks) counts. A backward pass that cannot be made without
+        values is taken as twice the forward pass.
         A quadratic through three lengths, held against a fourth; a length between two that the model's own chunks
         tell apart costs as much as the longer one.
         """
@@ -339,7 +344,10 @@ class _Shapes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._grouped_mm.default:
-            return torch.mm(args[0], args[1][0])
+            a, b = args[:2]
+            if b.ndim == 3:
+                return torch.mm(a, b[0])
+            return torch.mm(a, b).expand(len(args[2]), -1, -1)  # gradients of all matrices, each from its own rows
         try:
             return func(*args, **(kwargs or {}))
         except DataDependentOutputException:
@@ -986,17 +994,17 @@ class Cost(NamedTuple):
     """Operations of a sequence: a + b L + c L² at L, rounded up to a multiple of `grain`."""
 
     grain: int
-    a: float
-    b: float
-    c: float
+    a: Counts
+    b: Counts
+    c: Counts
 
-    def __call__(self, length: int) -> float:
+    def __call__(self, length: int) -> Counts:
         whole = _whole(length, self.grain)
         return self.a + self.b * whole + self.c * whole**2
 
 
 _COSTS: dict[str, Cost | None] = {}  # by what a model is
-_COUNTS: dict[tuple[str, int], float] = {}  # where no such line fits, and for a few short lengths: by length too
+_COUNTS: dict[tuple[str, int], Counts] = {}  # where no such line fits, and for a few short lengths: by length too
 
 
 def _cost(backbone: HuggingFace) -> Cost | None:
@@ -1010,35 +1018,85 @@ def _cost(backbone: HuggingFace) -> Cost | None:
         c = (second - first) / (z - x)
         b = first - c * (x + y)
         cost = Cost(grain, at[x] - b * x - c * x**2, b, c)
-        if math.isclose(cost(w), at[w], rel_tol=1e-6):
+        there = cost(w)
+        if all(
+            math.isclose(a, b, rel_tol=1e-6)
+            for a, b in ((there.forward, at[w].forward), (there.backward, at[w].backward))
+        ):
             return cost
     return None
 
 
-def _counted(backbone: HuggingFace, length: int) -> float:
-    """Forward operations on one sequence, on a tensor that has a shape and no values."""
-    training, device = backbone.training, next(backbone.parameters()).device
+class _Counter(TorchDispatchMode):
+    """Operations by kind, as FlopCounterMode has them, but without its hooks in modules, which fail where a parameter
+    is handed to one."""
+
+    def __init__(self, batched: str) -> None:
+        super().__init__()
+        self.batched = batched  # the kind of products without weights
+        self.found: dict[str, float] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        answer, packet = func(*args, **kwargs), func._overloadpacket
+        if packet is _ATEN.convolution_backward:
+            self._add("convolution", _convolution_backward(*args))
+        elif packet in flop_registry:
+            self._add(_KINDS.get(packet, self.batched), flop_registry[packet](*args, **kwargs, out_val=answer))
+        return answer
+
+    def _add(self, kind: str, count: Number) -> None:
+        self.found[kind] = self.found.get(kind, 0.0) + count
+
+
+_ATEN = torch.ops.aten
+_KINDS = {
+    **dict.fromkeys((_ATEN.mm, _ATEN.addmm), "linear"),
+    **dict.fromkeys((_ATEN.convolution, _ATEN._convolution), "convolution"),
+}
+
+
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> float:
+    """As much as forward for each gradient that is asked for. Torch's formula takes no account of groups, and has a
+    depthwise convolution cost as many times too much as it has channels."""
+    transposed, mask = rest[4], rest[7]
+    each = (x if transposed else grad).numel() * weight[0].numel()
+    return 2.0 * each * (mask[0] + mask[1])
+
+
+def _counted(backbone: HuggingFace, length: int) -> Counts:
+    """Operations on one sequence, on a tensor that has a shape and no values."""
+    training, device, recompute = backbone.training, next(backbone.parameters()).device, backbone.recompute
+    scans = any(hasattr(module, "A_log") for module in backbone.model.modules())
+    forward, backward = (_Counter("scan" if scans else "attention") for _ in range(2))
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if device.type != "meta":
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        counter = stack.enter_context(FlopCounterMode(display=False))
         stack.callback(backbone.train, training)
+        stack.callback(setattr, backbone, "recompute", recompute)
         backbone.train()  # some read values in evaluation
-        for parameter in [parameter for parameter in backbone.parameters() if parameter.requires_grad]:
-            stack.callback(parameter.requires_grad_, True)
-            parameter.requires_grad_(False)  # the counter stumbles over parameters that are handed to modules
-        x = torch.empty(1, length, backbone.width, device=device)
-        backbone(x, Context(torch.ones(1, length, dtype=torch.bool, device=device), padded=False))
-    return float(counter.get_total_flops()) + _uncounted(backbone, length)
+        backbone.recompute = False  # how a step is made does not change what it is counted as
+        x = torch.empty(1, length, backbone.width, device=device, requires_grad=True)
+        with forward:
+            y = backbone(x, Context(torch.ones(1, length, dtype=torch.bool, device=device), padded=False))
+        trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+        try:
+            with backward, _Shapes():
+                torch.autograd.grad(y, [x, *trained], torch.ones_like(y), allow_unused=True)
+        except Exception:  # whatever a model's own backward pass raises for want of values
+            backward.found = {kind: 2 * count for kind, count in forward.found.items()}
+    return Counts.from_kinds(forward.found, backward.found) + _uncounted(backbone, length)
 
 
-def _uncounted(backbone: HuggingFace, length: int) -> float:
-    """Element by element: a selective scan (exp(ΔA), ΔB u and h' = Ā h + B̄ u: 6 E N a step), a Fourier transform."""
+def _uncounted(backbone: HuggingFace, length: int) -> Counts:
+    """Element by element: a selective scan (exp(ΔA), ΔB u and h' = Ā h + B̄ u: 6 E N a step; backward twice as much), a
+    Fourier transform, whose backward pass is one more."""
     kept = [module.A_log for module in backbone.model.modules() if getattr(module, "A_log", None) is not None]
-    scans = sum((6.0 * length * A.numel() for A in kept if A.ndim == 2), 0.0)
+    scans = Counts.of("scan", sum((6.0 * length * A.numel() for A in kept if A.ndim == 2), 0.0))
     if backbone.kind != "fnet":
         return scans
     size = length * backbone.width
-    return backbone.config.num_hidden_layers * 5.0 * size * math.log2(max(2, size))
+    transforms = backbone.config.num_hidden_layers * 5.0 * size * math.log2(max(2, size))
+    return scans + Counts.of("convolution", transforms, transforms)

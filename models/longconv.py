@@ -5,7 +5,6 @@ causal, 2 two-sided), M kernel length.
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +12,8 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
-from spt.models.base import BackboneConfig, Context, Mixer, Published, Rate, Unsupported
+from spt.models.base import BackboneConfig, Context, Counts, Mixer, Published, Rate, Unsupported
+from spt.models.ops import counts
 from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.output import Gelu, Kind, Output
 
@@ -35,8 +35,9 @@ class Kernel(nn.Module):
         """For sequences of `length` steps: M is the length, or the kernel's own limit where that is less."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
-    def flops(self, length: int) -> float:
-        """Operations of one forward pass; a multiply-add counts as two."""
+    def flops(self, length: int) -> Counts | float:
+        """Operations of one kernel, both passes (kind `kernel`); or as a number those of the forward pass, which
+        backward then takes twice. A multiply-add counts as two."""
         raise NotImplementedError(f"{type(self).__name__} does not state its operations")
 
     def system(self) -> Any:
@@ -150,15 +151,14 @@ class LongConvolution(Mixer):
         n = self._transform(length)
         return spectrum(taps, n), n
 
-    def flops(self, length: int) -> float:
-        """Two real transforms (5/2 n log2 n each) and a product per feature, and the output."""
-        n = self._transform(length)
-        return len(self.D) * (5.0 * n * math.log2(n) + 3.0 * n) + self.output.flops(length)
+    def flops(self, length: int) -> Counts:
+        """Transforms and products of every feature, and the output."""
+        return counts.convolution(self._transform(length), len(self.D)) + self.output.flops(length)
 
-    def shared_flops(self, length: int) -> float:
+    def shared_flops(self, length: int) -> Counts:
         """The kernel and its transform, once a batch."""
-        n = self._transform(length)
-        return self.kernel.flops(length) + len(self.D) * 2.5 * n * math.log2(n)
+        kernel = counts.as_counts(self.kernel.flops(length), "kernel")
+        return kernel + counts.spectrum(self._transform(length), len(self.D))
 
     def _transform(self, length: int) -> int:
         return transform_length(length, min(length, self.kernel.limit or length), self.two_sided)

@@ -13,7 +13,8 @@ from jaxtyping import Complex, Complex128, Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Context, Mixer, Published, Rate
+from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, Published, Rate
+from spt.models.ops import counts
 from spt.models.ops.norms import NormKind
 from spt.models.ops.output import Output
 from spt.models.ops.scan import enter, leave, scan
@@ -111,10 +112,11 @@ class LRU(Mixer):
     def _leave(self) -> Complex[Tensor, "K H N"]:
         return torch.view_as_complex(self.C)
 
-    def flops(self, length: int) -> float:
-        """B u once; the scan (a complex multiply-add is 8 operations) and Re C x in each direction."""
+    def flops(self, length: int) -> Counts:
+        """B u once; the scan and Re C x in each direction."""
         K, H, N, _ = self.C.shape
-        return 4.0 * length * N * H + K * (8.0 * length * N + 4.0 * length * N * H) + self.output.flops(length)
+        complex_maps = counts.linear(length, H, 2 * N) + K * counts.linear(length, 2 * N, H)
+        return complex_maps + K * counts.scan(length, N) + self.output.flops(length)
 
     def initial_state(self, batch: int) -> State:
         system = self.system()

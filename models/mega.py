@@ -33,9 +33,10 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from spt.models.base import Backbone, BackboneConfig, Context, Initialisation, Mixer, Published, linear_flops
+from spt.models.base import Backbone, BackboneConfig, Context, Counts, Initialisation, Mixer, Published, linear_flops
 from spt.models.feedforward import Activation, FeedForwardKind
 from spt.models.longconv import Kernel, LongConvolution
+from spt.models.ops import counts
 from spt.models.ops.dropout import Dropout, keep_mask
 from spt.models.ops.output import Output
 
@@ -93,12 +94,17 @@ def exponentials(W: Float[Tensor, "K D N"], log_q: Float64[Tensor, "K D N"], len
     Two levels, l = aT + b with 0 <= b < T: N (M/T + T) powers, from logarithms in float64, and a product of inner size
     N. What is kept for the backward pass is as small.
     """
-    T = 1 << max(0, round(math.log2(length) / 2))
-    A = -(-length // T)
+    A, T = _blocks(length)
     steps = torch.arange(max(T, A), dtype=torch.float64, device=W.device)
     inner = torch.exp(log_q[..., None] * steps[:T]).to(W.dtype)
     outer = torch.exp(log_q[..., None, :] * (T * steps[:A, None])).to(W.dtype)
     return ((W[..., None, :] * outer) @ inner).flatten(-2)[..., :length]
+
+
+def _blocks(length: int) -> tuple[int, int]:
+    """Blocks, and positions in one."""
+    T = 1 << max(0, round(math.log2(length) / 2))
+    return -(-length // T), T
 
 
 class System(NamedTuple):
@@ -144,9 +150,10 @@ class EMAKernel(Kernel):
         log_q = torch.log1p(-p * torch.sigmoid(self.alpha.double()))
         return p.to(self.beta.dtype) * self.beta * self.gamma * self.beta.shape[-1] ** -0.5, log_q
 
-    def flops(self, length: int) -> float:
-        """Two per average and step; the tables' exponentials are left out."""
-        return 2.0 * self.beta.numel() * min(length, self.limit or length)
+    def flops(self, length: int) -> Counts:
+        """Two per average and step, of whole blocks; the tables' exponentials are left out."""
+        A, T = _blocks(min(length, self.limit or length))
+        return Counts.of("kernel", 2.0 * self.beta.numel() * A * T)
 
     def system(self) -> System:
         p = torch.sigmoid(self.delta[0])
@@ -453,15 +460,15 @@ class GatedAttention(Mixer):
         seen = seen.cumsum(1) if self.causal else seen.sum(1, keepdim=True)
         return seen.clamp_min(1.0)[..., None].to(q.dtype)
 
-    def flops(self, length: int) -> float:
+    def flops(self, length: int) -> Counts:
         """The maps, the moving average, q k^T and S v. Causal attention is counted in full, as it is in the field."""
         _, Z, E, _ = self.widths
         C = min(self.chunk or length, length)
         pairs = length // C * C**2 + (length % C) ** 2
-        maps = sum(linear_flops(linear, length) for linear in (self.value, self.base, self.out))
-        return maps + self.ema.flops(length) + 2.0 * pairs * (Z + E)
+        maps = sum((linear_flops(linear, length) for linear in (self.value, self.base, self.out)), Counts())
+        return maps + self.ema.flops(length) + counts.attention(pairs, Z, E)
 
-    def shared_flops(self, length: int) -> float:
+    def shared_flops(self, length: int) -> Counts:
         return self.ema.shared_flops(length)
 
     def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from spt.models.ops.counts import Counts, linear
+
 
 class Unsupported(ValueError):
     """A model is asked for what it says it cannot do; one sentence says what, and what to choose instead."""
@@ -63,13 +65,14 @@ class Mixer(nn.Module):
             raise ValueError(f"{type(self).__name__} answered {tuple(y.shape)} to {tuple(x.shape)}")
         return x + dropout(y)
 
-    def flops(self, length: int) -> float:
-        """Operations of the forward pass on one sequence of `length` steps; a multiply-add counts as two."""
+    def flops(self, length: int) -> Counts | float:
+        """Operations on one sequence of `length` steps, both passes by kind; or as a number those of the forward pass,
+        which backward then takes twice. A multiply-add counts as two."""
         raise NotImplementedError(f"{type(self).__name__} does not state its operations")
 
-    def shared_flops(self, length: int) -> float:
+    def shared_flops(self, length: int) -> Counts | float:
         """Operations that all sequences of a batch share, e.g. a convolution's kernel; not part of `flops`."""
-        return 0.0
+        return Counts()
 
     def initial_state(self, batch: int) -> Any:
         """What `step` needs before the first step; holds what follows from the parameters, computed once."""
@@ -96,9 +99,9 @@ class PointwiseMixer(Mixer):
         return self(x[:, None], Context(every, padded=False))[:, 0], None
 
 
-def linear_flops(linear: nn.Linear, length: int) -> float:
+def linear_flops(layer: nn.Linear, length: int) -> Counts:
     """Operations of a linear map applied at every step."""
-    return 2.0 * length * linear.in_features * linear.out_features
+    return linear(length, layer.in_features, layer.out_features)
 
 
 class Published(dict[str, Tensor]):

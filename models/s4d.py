@@ -20,7 +20,7 @@ from jaxtyping import Complex, Complex128, Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, Rate
+from spt.models.base import Backbone, Counts, Rate
 from spt.models.longconv import Kernel, LongConvolution
 from spt.models.ops.discretise import (
     Transform,
@@ -145,7 +145,7 @@ class S4DKernel(Kernel):
         log_A, scale = (zoh if config.disc == "zoh" else bilinear)(A, dt)
         return log_A, B * scale, C
 
-    def flops(self, length: int) -> float:
+    def flops(self, length: int) -> Counts:
         K, H, M = self.C.shape[:3]
         return vandermonde_flops((K, H, M), min(length, self.limit or length), shared=False)
 

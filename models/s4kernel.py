@@ -21,7 +21,7 @@ from jaxtyping import Complex, Complex128, Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import BackboneConfig, Rate
+from spt.models.base import BackboneConfig, Counts, Rate
 from spt.models.longconv import Kernel
 from spt.models.ops.discretise import as_complex, parameter_for, positive
 from spt.models.ops.dplr import System, discretise, dplr_flops, dplr_kernel, dplr_step, truncated, untruncated
@@ -101,7 +101,7 @@ class S4Kernel(Kernel):
         limit = length if self.limit is None else round(self.limit / rate)
         return dplr_kernel(*self._modes(self._own(), rate), min(length, limit), self.C.dtype)
 
-    def flops(self, length: int) -> float:
+    def flops(self, length: int) -> Counts:
         K, H, M, _ = self.C.shape
         return dplr_flops(K, H, M, min(length, self.limit or length))
 

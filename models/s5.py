@@ -14,8 +14,8 @@ from jaxtyping import Complex, Complex128, Float, Float64
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Context, Mixer, Published, Rate, Unsupported
-from spt.models.ops import hippo
+from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, Published, Rate, Unsupported
+from spt.models.ops import counts, hippo
 from spt.models.ops.norms import NormKind
 from spt.models.ops.output import Kind, Output
 from spt.models.ops.scan import Discretisation, discretise, discretise_steps, enter, leave, scan
@@ -232,10 +232,11 @@ class S5(Mixer):
     def _leave(self) -> Complex[Tensor, "K H P"]:
         return torch.view_as_complex(self.C) * (2 if self.config.conj_sym else 1)
 
-    def flops(self, length: int) -> float:
-        """B u once; the scan (a complex multiply-add is 8 operations) and Re C x in each direction."""
+    def flops(self, length: int) -> Counts:
+        """B u once; the scan and Re C x in each direction; what irregular steps cost is left out."""
         K, H, P, _ = self.C.shape
-        return 4.0 * length * P * H + K * (8.0 * length * P + 4.0 * length * P * H) + self.output.flops(length)
+        complex_maps = counts.linear(length, H, 2 * P) + K * counts.linear(length, 2 * P, H)
+        return complex_maps + K * counts.scan(length, P) + self.output.flops(length)
 
     def initial_state(self, batch: int) -> State:
         system = self.system()

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Rate
+from spt.models.base import Backbone, BackboneConfig, Counts, Rate
 from spt.models.longconv import Kernel, LongConvolution
 from spt.models.ops.output import Kind
 
@@ -100,10 +100,12 @@ class SGConvKernel(Kernel):
             parts.append(wide * factor)
         return torch.cat(parts, dim=-1)
 
-    def flops(self, length: int) -> float:
-        """Interpolation, factor and norm: five a position."""
+    def flops(self, length: int) -> Counts:
+        """Interpolation (3), factor and norm: five a position. Backward: norm, factor, two multiply-adds for the
+        neighbours, and one for a trained factor."""
         S, K, H, d = self.pieces.shape
-        return 5.0 * K * H * d * 2 ** (S - 1)
+        positions = K * H * d * 2 ** (S - 1)
+        return Counts.of("kernel", 5.0 * positions, (8.0 if self.trained else 6.0) * positions)
 
     def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
         """Of the authors' `GConv` (kernel_list.0, ..., kernel_norm) or the DLR repository's `SGConvKernel` (ws.0, ...,

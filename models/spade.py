@@ -24,10 +24,11 @@ from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, Context, Mixer, Rate, linear_flops
+from spt.models.base import Backbone, Context, Counts, Mixer, Rate, linear_flops
 from spt.models.feedforward import FeedForwardKind
 from spt.models.longconv import LongConvolution
 from spt.models.ops.attention import local_attend
+from spt.models.ops.counts import attention
 from spt.models.s4kernel import S4Kernel, S4Options
 
 BUCKETS, FURTHEST = 32, 128  # of relative positions, as in T5 and in SPADE's published code
@@ -131,7 +132,7 @@ class LocalAttention(Mixer):
         )
         return self.out(y.transpose(1, 2).flatten(2))
 
-    def flops(self, length: int) -> float:
+    def flops(self, length: int) -> Counts:
         """Projections, and scores and sums over all steps that a block is shown, masked or not."""
         w = self.window
         starts = range(0, length, w)
@@ -139,7 +140,8 @@ class LocalAttention(Mixer):
             (min(length, start + w) - start) * (min(length, start + (1 if self.causal else 2) * w) - max(0, start - w))
             for start in starts
         )
-        return linear_flops(self.qkv, length) + linear_flops(self.out, length) + 4.0 * pairs * self.out.in_features
+        width = self.out.in_features
+        return linear_flops(self.qkv, length) + linear_flops(self.out, length) + attention(pairs, width, width)
 
 
 class Augmented(Mixer):
@@ -169,11 +171,11 @@ class Augmented(Mixer):
             return self.ssm_weight * far + (1 - self.ssm_weight) * near
         return self.map(torch.cat([far, near], dim=-1))
 
-    def flops(self, length: int) -> float:
-        combined = linear_flops(self.map, length) if self.combine == "concat" else 0.0
+    def flops(self, length: int) -> Counts:
+        combined = linear_flops(self.map, length) if self.combine == "concat" else Counts()
         return self.ssm.flops(length) + self.local.flops(length) + combined
 
-    def shared_flops(self, length: int) -> float:
+    def shared_flops(self, length: int) -> Counts:
         return self.ssm.shared_flops(length)
 
 

@@ -39,11 +39,12 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from spt.batch import by_length, collate, training_rows
-from spt.compute import TRAINING, peak_memory, reset_peak_memory
+from spt.compute import peak_memory, reset_peak_memory
 from spt.errors import BackendError, RecipeError, SptError, UsageError, brief, did_you_mean
 from spt.models.base import Context
 from spt.models.longconv import kernels_held
 from spt.models.ops import backends
+from spt.models.ops.counts import as_counts
 from spt.objectives import OBJECTIVES
 from spt.operations import OPERATIONS
 from spt.optim import adamw
@@ -248,7 +249,8 @@ class Step:
     def operations(self) -> float:
         """Analytic, of one step, as runs count them."""
         length = self.variant.length
-        return TRAINING * (self.variant.batch * self.model.flops(length) + self.model.shared_flops(length))
+        own, shared = as_counts(self.model.flops(length)), as_counts(self.model.shared_flops(length))
+        return (self.variant.batch * own + shared).total
 
 
 def peak_of_step(variant: Variant) -> int:

@@ -1,7 +1,7 @@
 """What training costs: budgets in steps, operations, memory.
 
-Operations are analytic: every mixer states those of its forward pass, and backward counts twice as much. Counters
-in torch see neither fused attention on a CPU nor any FFT, and would give some models their work for free.
+Operations are analytic: every mixer states those of its forward and its backward pass, by kind (models/ops/counts.py).
+Counters in torch see neither fused attention on a CPU nor any FFT, and would give some models their work for free.
 """
 
 import math
@@ -14,18 +14,16 @@ import torch
 from spt.batch import steps_per_epoch
 from spt.recipe import Train
 
-TRAINING = 3.0  # forward plus backward, in forward passes
-
 
 def total_steps(train: Train, n: int, flops_per_example: float) -> int:
-    """Optimiser steps that the budget pays for, at least one; n training rows, forward operations per example."""
+    """Optimiser steps that the budget pays for, at least one; n training rows, operations per example, both passes."""
     if train.steps is not None:
         return train.steps
     per_epoch = steps_per_epoch(n, train.batch_size, train.drop_last)
     n = min(n, per_epoch * train.batch_size)  # rows an epoch shows
     if train.epochs is not None:
         return max(1, math.ceil(train.epochs * per_epoch - 1e-9))
-    examples = train.examples or (train.flops or 0.0) / (TRAINING * flops_per_example)
+    examples = train.examples or (train.flops or 0.0) / flops_per_example
     epochs, rest = divmod(examples, n)
     return max(1, int(epochs) * per_epoch + math.ceil(rest / train.batch_size - 1e-9))
 

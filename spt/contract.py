@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from spt.components import Component
 from spt.errors import UsageError, brief
 from spt.models.base import Backbone, Context, Unsupported
+from spt.models.ops.counts import as_counts
 from spt.optim import groups
 from spt.recipe import Part, Train
 from spt.seeding import seeded
@@ -205,13 +206,17 @@ def survives_bfloat16(component: Component, causal: bool) -> str | None:
 
 
 def states_its_operations(component: Component, causal: bool) -> str | None:
-    """At least those that torch's counter sees: it misses FFTs and fused kernels, so a model may state more."""
+    """At least those that torch's counter sees: it misses FFTs and fused kernels, so a model may state more. Backward
+    has some too."""
     model = tiny(component, causal)
     length = whole(model, 63)
-    stated = model.flops(length) + model.shared_flops(length)
+    counts = as_counts(model.flops(length)) + as_counts(model.shared_flops(length))
+    stated = counts.forward
     groups(model, Train(steps=1, batch_size=1, learning_rate=1.0))  # complains of rates for what is not there
     if not (math.isfinite(stated) and stated > 0):
         return f"flops({length}) is {stated}"
+    if not (math.isfinite(counts.backward) and counts.backward > 0):
+        return f"flops({length}) states {counts.backward} for the backward pass"
     counted = counted_flops(model, length)
     return f"flops({length}) is {stated:,.0f}, but torch counts {counted:,.0f}" if stated < 0.99 * counted else None
 

@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from spt.errors import UsageError
-from spt.models.base import Backbone, Context, Rate, linear_flops
+from spt.models.base import Backbone, Context, Counts, Rate, linear_flops
+from spt.models.ops.counts import as_counts, linear
 from spt.objectives import Inputs, Output
 from spt.recipe import EncoderConfig, HeadConfig, StepHeadConfig
 from spt.tasks.base import Tokens, Values
@@ -49,9 +50,16 @@ class Encoder(nn.Module):
         y = y if hidden is None else torch.where(hidden[..., None], self.hidden, y)
         return y if self.circle is None else y + self.circle(_circle(context)).float()
 
-    def flops(self, length: int) -> float:
-        own = 0.0 if isinstance(self.map, nn.Embedding) else _flops(self.map, length)
-        return own + (0.0 if self.circle is None else linear_flops(self.circle, length))
+    def flops(self, length: int) -> Counts:
+        """Data get no gradient, so that backward is as much as forward. A table of tokens costs nothing."""
+        found = Counts()
+        if isinstance(self.map, nn.Linear):
+            found += linear(length, self.map.in_features, self.map.out_features, data=True)
+        elif isinstance(self.map, Frames):
+            found += self.map.flops(length)
+        if self.circle is not None:
+            found += linear(length, self.circle.in_features, self.circle.out_features, data=True)
+        return found
 
 
 def _circle(context: Context) -> Float[Tensor, "B L 2"]:
@@ -87,17 +95,13 @@ class Frames(nn.Module):
         y = self.out(F.relu(self.dense(y.flatten(1))))
         return y.unflatten(0, x.shape[:2])
 
-    def flops(self, length: int) -> float:
+    def flops(self, length: int) -> Counts:
+        """A convolution of pixels is a linear map at every one of them; the first one's input are data."""
         height, width = self.frame
         halved = -(-(height // 2) // 2) * -(-(width // 2) // 2)
-        a, b = self.first.weight.numel(), self.second.weight.numel()
-        return 2.0 * length * (a * height * width + b * halved) + sum(
-            linear_flops(layer, length) for layer in (self.dense, self.out)
-        )
-
-
-def _flops(layer: "nn.Linear | Frames", length: int) -> float:
-    return layer.flops(length) if isinstance(layer, Frames) else linear_flops(layer, length)
+        first = linear(length * height * width, 1, self.first.weight.numel(), data=True)
+        second = linear(length * halved, 1, self.second.weight.numel())
+        return first + second + linear_flops(self.dense, length) + linear_flops(self.out, length)
 
 
 class Head(nn.Module):
@@ -133,13 +137,13 @@ class Head(nn.Module):
             return x
         return F.gelu(inner(x)) if self.pairs else F.relu(inner(x))
 
-    def flops(self, length: int) -> float:
+    def flops(self, length: int) -> Counts:
         """Of one sequence: half of those of a pair."""
         answers = length if self.pool is None else 0.5 if self.pairs else 1
         layers = [
             part for part in (self.inner, self.out, self.spread_inner, self.spread) if isinstance(part, nn.Linear)
         ]
-        return sum((answers * linear_flops(layer, 1) for layer in layers), 0.0)
+        return sum((answers * linear_flops(layer, 1) for layer in layers), Counts())
 
 
 def headed(output: Output, d_model: int, config: StepHeadConfig | HeadConfig) -> Output:
@@ -190,13 +194,13 @@ class SequenceModel(nn.Module):
         with torch.autocast(x.device.type, enabled=False):  # answers and losses in float32
             return self.head(x.float(), inputs.context)
 
-    def flops(self, length: int) -> float:
-        """Forward operations on one sequence of `length` steps."""
-        return self.encoder.flops(length) + self.backbone.flops(length) + self.head.flops(length)
+    def flops(self, length: int) -> Counts:
+        """Operations on one sequence of `length` steps."""
+        return self.encoder.flops(length) + as_counts(self.backbone.flops(length)) + self.head.flops(length)
 
-    def batch_flops(self, rows: int, length: int) -> float:
-        """Forward operations on a batch padded to `length` steps: what its sequences share is computed once."""
-        return rows * self.flops(length) + self.backbone.shared_flops(length)
+    def batch_flops(self, rows: int, length: int) -> Counts:
+        """Operations on a batch padded to `length` steps: what its sequences share is computed once."""
+        return rows * self.flops(length) + as_counts(self.backbone.shared_flops(length))
 
     def parameter_counts(self) -> dict[str, int]:
         counts = {part: sum(p.numel() for p in getattr(self, part).parameters()) for part in self.parts}

@@ -40,13 +40,20 @@ class Ledger(BaseModel):
     examples: int = 0  # training sequences shown, repeats counted
     positions: int = 0  # valid (not padding) positions of those sequences
     flops: float = 0.0  # analytic training operations: forward plus backward, evaluation not included
+    operations: dict[str, float] = {}  # the same by kind (linear, attention, …); empty where a result is older
     seconds: float = 0.0  # wall time of the run, evaluation included, interruptions not
     device_seconds: float = 0.0  # wall time times the number of devices
     peak_bytes: int = 0  # device memory on an accelerator, resident memory of the process on a CPU
 
     def __add__(self, other: "Ledger") -> "Ledger":
-        sums = {name: getattr(self, name) + getattr(other, name) for name in type(self).model_fields}
-        return Ledger(**{**sums, "peak_bytes": max(self.peak_bytes, other.peak_bytes)})
+        a, b = self.operations, other.operations
+        sums = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in type(self).model_fields
+            if name not in ("operations", "peak_bytes")
+        }
+        operations = {kind: a.get(kind, 0.0) + b.get(kind, 0.0) for kind in (*a, *b)}
+        return Ledger(**sums, operations=operations, peak_bytes=max(self.peak_bytes, other.peak_bytes))
 
 
 class SplitRecord(BaseModel):
@@ -139,6 +146,18 @@ class Run:
             yield
         finally:
             self._lock.release()  # the empty file stays: removing it would race with the next holder
+
+    def held(self) -> bool:
+        """Is some process making this run now? Nothing is written to find out."""
+        path = Path(self._lock.lock_file)
+        if not path.is_file():
+            return False
+        try:
+            self._lock.acquire(blocking=False)
+        except (Timeout, OSError, NotImplementedError):
+            return True
+        self._lock.release()
+        return False
 
     def _holder(self) -> str:
         status = self.status() or {}

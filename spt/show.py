@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from spt.batch import collate
-from spt.compute import TRAINING, example_count
+from spt.compute import example_count
 from spt.errors import UsageError, brief
 from spt.evaluate import selection_metric
 from spt.losses import weighted_sum
@@ -55,7 +55,7 @@ def _stage(name: str, bound: Bound, micro_batch: int | None) -> dict[str, Any]:
     model, train, data = bound.model, bound.job.train, bound.data
     steps = plan_steps(model, data, train)
     examples = example_count(steps, len(data.train), train.batch_size, train.drop_last)
-    forward = mean_flops(model, data, train)
+    operations = mean_flops(model, data, train)
     micro = min(micro_batch or train.batch_size, train.batch_size, len(data.train))
     model.encoder.hidden.requires_grad_(bound.objective.hides)
     weights = sum(p.numel() for p in model.parameters())
@@ -74,8 +74,10 @@ def _stage(name: str, bound: Bound, micro_batch: int | None) -> dict[str, Any]:
         "warm-up steps": warmup_steps(steps, train),
         "examples": examples,
         "epochs": round(examples / len(data.train), 2),
-        "training FLOPs": TRAINING * forward * examples,
-        "forward FLOPs an example": forward,
+        "training FLOPs": operations.total * examples,
+        "forward FLOPs an example": operations.forward,
+        "backward FLOPs an example": operations.backward,
+        "FLOPs by kind": (operations * examples).by_pass(),
         "parameters": model.parameter_counts(),
         "groups": [
             {
@@ -160,6 +162,9 @@ def render(found: dict[str, Any]) -> Any:
     for key in ("objective", "selects by", "steps", "warm-up steps", "examples", "epochs"):
         stages.add_row(key, *(_number(stage[key]) for stage in found["stages"]))
     stages.add_row("training FLOPs", *(f"{stage['training FLOPs']:.3g}" for stage in found["stages"]))
+    kinds = dict.fromkeys(kind for stage in found["stages"] for kind in stage["FLOPs by kind"])
+    for kind in kinds:
+        stages.add_row(f"  {kind}, forward + backward", *(_passes(stage, kind) for stage in found["stages"]))
     for part in found["parameters"]:
         name = "parameters" if part == "total" else f"  {part}"
         stages.add_row(name, *(_number(stage["parameters"][part]) for stage in found["stages"]))
@@ -177,6 +182,11 @@ def render(found: dict[str, Any]) -> Any:
             optimiser.add_row(stage["stage"], *(_number(value) for value in numbers), ", ".join(kinds))
     runs = Text("\nruns  " + ", ".join(f"{name} {run}" for name, run in found["runs"].items()) + " (seed 0)")
     return Group(values, facts, stages, optimiser, runs)
+
+
+def _passes(stage: dict[str, Any], kind: str) -> str:
+    passes = stage["FLOPs by kind"].get(kind)
+    return "" if passes is None else f"{passes['forward']:.2g} + {passes['backward']:.2g}"
 
 
 def _number(value: Any) -> str:

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from spt.batch import NOBODY, by_length, collate, pieces, share, steps_per_epoch, training_rows
 from spt.checkpoint import About, Position, load_weights, prune, resume, save_state, save_weights
-from spt.compute import TRAINING, peak_memory, reset_peak_memory, total_steps
+from spt.compute import peak_memory, reset_peak_memory, total_steps
 from spt.errors import BackendError, CheckpointError, DivergedError
 from spt.evaluate import better, evaluate, selection_metric
 from spt.losses import weighted_sum
 from spt.models.longconv import kernels_held
+from spt.models.ops.counts import Counts
 from spt.network import SequenceModel
 from spt.objectives import Inputs, Objective, Output, Targets, evaluation_draw
 from spt.optim import adamw, reduces, set_rates
@@ -150,7 +151,7 @@ class _Done(NamedTuple):
     weight: float
     examples: int
     positions: int
-    flops: float
+    operations: Counts
     finite: bool
 
     def spent(self, seconds: float, world: int) -> Ledger:
@@ -158,7 +159,8 @@ class _Done(NamedTuple):
             steps=1,
             examples=self.examples,
             positions=self.positions,
-            flops=self.flops,
+            flops=self.operations.total,
+            operations=self.operations.by_kind(),
             seconds=seconds,
             device_seconds=seconds * world,
         )
@@ -287,8 +289,8 @@ class _Learner(NamedTuple):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         # Padding is computed too: the cost is that of the longest row of the global batch, however it was cut.
-        flops = TRAINING * self.model.batch_flops(split.sequences * len(rows), int(split.extents[rows].max()))
-        return _Done(loss_total, weight, len(rows), int(split.lengths[rows].sum()), flops, finite)
+        operations = self.model.batch_flops(split.sequences * len(rows), int(split.extents[rows].max()))
+        return _Done(loss_total, weight, len(rows), int(split.lengths[rows].sum()), operations, finite)
 
     def _held_kernels(self, posed: list[Posed]) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """What depends on the parameters alone is computed once a step, where more than one pass would need it.
@@ -348,11 +350,11 @@ def _halved(size: int, train: Train, say: Callable[[str], None]) -> int:
 
 def plan_steps(model: SequenceModel, data: TaskData, train: Train) -> int:
     """Optimiser steps of a stage; a FLOP budget is converted at the mean length."""
-    return total_steps(train, len(data.train), mean_flops(model, data, train))
+    return total_steps(train, len(data.train), mean_flops(model, data, train).total)
 
 
-def mean_flops(model: SequenceModel, data: TaskData, train: Train) -> float:
-    """Forward operations an example of a full batch, at the mean length."""
+def mean_flops(model: SequenceModel, data: TaskData, train: Train) -> Counts:
+    """Operations an example of a full batch, at the mean length."""
     mean = max(1, round(float(data.train.extents.mean())))
     return model.batch_flops(data.train.sequences * train.batch_size, mean) / train.batch_size
 
@@ -391,3 +393,33 @@ def _log(
     runtime.once(write)
     runtime.track("train", position.step, training)
     runtime.track("val", position.step, found)
+
+
+def time_steps(
+    model: SequenceModel,
+    objective: Objective,
+    output: Output,
+    data: TaskData,
+    train: Train,
+    runtime: Runtime,
+    steps: int,
+) -> list[float]:
+    """Seconds of each of so many optimiser steps, as `fit` makes them, on the job's own batches; nothing is kept."""
+    model.encoder.hidden.requires_grad_(objective.hides)
+    model.to(runtime.device).backbone.recompute = runtime.settings.recompute
+    if runtime.settings.compile:
+        runtime.compile(model.backbone, lambda text: None)
+    prepared, optimizer = runtime.prepare(model, adamw(model, train, runtime.device), train.max_grad_norm)
+    learner = _Learner(prepared, model, optimizer, objective, output, data, train, 0, runtime)
+    size, found = learner.most(Position()), []
+    rows = training_rows(len(data.train), train.batch_size, 0, 0, train.drop_last)
+    try:
+        with _Ahead(learner, rows, steps) as ahead, runtime.kernels():
+            for step in range(steps):
+                began = time.perf_counter()
+                set_rates(optimizer, step, steps, train, 0)
+                _, size = learner.step(ahead, step, size, lambda text: None)
+                found.append(time.perf_counter() - began)
+    finally:
+        runtime.accelerator.free_memory()
+    return found

@@ -308,7 +308,7 @@ def test_encoder_knows_where_a_step_lies():
             at = encoder.circle(torch.tensor([math.cos(angle), math.sin(angle)]))
             base = encoder.hidden if hidden[row, i] else encoder.map.weight[0]
             assert torch.allclose(y[row, i], base + at, atol=1e-5)
-    assert encoder.flops(8) == 2 * 8 * 2 * 6
+    assert encoder.flops(8).forward == 2 * 8 * 2 * 6
 
 
 def test_frames_go_through_the_published_convolutions():
@@ -342,7 +342,7 @@ def test_flops_of_frames_are_counted():
         frames = Frames(Values(side * side, frame=(side, side)), 16, 30)
         with FlopCounterMode(display=False) as counter:
             frames(torch.zeros(1, 5, side * side))
-        assert frames.flops(5) == counter.get_total_flops()
+        assert frames.flops(5).forward == counter.get_total_flops()
 
 
 def test_what_a_task_asks_and_a_model_cannot_is_refused(tmp_path):

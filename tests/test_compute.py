@@ -35,7 +35,8 @@ def train(**options):
         ({"examples": 301}, 11),
         ({"examples": 288}, 9),
         ({"examples": 72000}, 2400),
-        ({"flops": 3.0 * 50 * 300}, 10),  # 50 forward operations an example, three passes' worth in training
+        ({"flops": 50.0 * 300}, 10),  # 50 operations an example, forward and backward
+        ({"flops": 50.0 * 300 + 1}, 11),
         ({"flops": 1.0}, 1),
     ],
 )
@@ -66,9 +67,9 @@ def test_the_ledger_counts_what_was_done(tmp_path):
     batches = [rows for _, (_, rows) in zip(range(6), training_rows(40, 16, 0, 0), strict=False)]
     assert result.own.steps == 6 and result.own.examples == 80 == sum(map(len, batches))
     assert result.own.positions == 2 * lengths.sum()
-    assert result.own.flops == pytest.approx(
-        sum(3 * model.batch_flops(len(rows), int(lengths[rows].max())) for rows in batches)
-    )
+    spent = [model.batch_flops(len(rows), int(lengths[rows].max())) for rows in batches]
+    assert result.own.flops == sum(counts.forward + counts.backward for counts in spent)
+    assert result.own.operations == sum(spent).by_kind() and sum(result.own.operations.values()) == result.own.flops
     assert result.own.seconds > 0 and result.own.peak_bytes > 0
 
 
@@ -81,8 +82,16 @@ def test_total_cost_includes_pretraining(tmp_path):
 
 
 def test_ledgers_add_up():
-    total = Ledger(steps=1, flops=2.0, peak_bytes=5) + Ledger(steps=2, seconds=3.0, peak_bytes=4)
-    assert total == Ledger(steps=3, flops=2.0, seconds=3.0, peak_bytes=5)
+    one = Ledger(steps=1, flops=2.0, operations={"linear": 2.0}, peak_bytes=5)
+    two = Ledger(steps=2, flops=4.0, operations={"scan": 1.0, "linear": 3.0}, seconds=3.0, peak_bytes=4)
+    total = one + two
+    assert total == Ledger(steps=3, flops=6.0, operations={"linear": 5.0, "scan": 1.0}, seconds=3.0, peak_bytes=5)
+    assert one.operations == {"linear": 2.0}
+
+
+def test_ledgers_written_before_kinds_were_told_can_be_read():
+    old = Ledger.model_validate_json('{"steps": 2, "flops": 6.0}')
+    assert old.operations == {} and (old + Ledger(operations={"linear": 1.0})).operations == {"linear": 1.0}
 
 
 def test_peak_memory_sees_an_allocation():

@@ -390,18 +390,20 @@ def test_operations_are_those_that_torch_counts(name):
     kind = (KINDS | MORE)[name]
     model = built(name, causal=not kind.two_sided, max_length=200).eval()
     for length in (5, 64, 199):
-        assert model.flops(length) == pytest.approx(contract.counted_flops(model, length), rel=1e-6)
+        assert model.flops(length).forward == pytest.approx(contract.counted_flops(model, length), rel=1e-6)
 
 
 def test_operations_that_torch_does_not_see():
     """By hand. Two of eight experts a step, three maps of D to 4 D each, and the router; a selective scan: 6 E N a
     step and layer, E = 2 D; a Fourier transform of n numbers: 5 n log2 n."""
     attention = 2 * (8 * 50 * 16**2 + 4 * 50**2 * 16)
-    assert built("mixtral").flops(50) == attention + 2 * 2 * 50 * 16 * (8 + 2 * 3 * 64)
+    assert built("mixtral").flops(50).forward == attention + 2 * 2 * 50 * 16 * (8 + 2 * 3 * 64)
     mamba = built("mamba", causal=True)
-    assert mamba.flops(50) - contract.counted_flops(mamba, 50) == 2 * 6 * 50 * 32 * 16
+    assert mamba.flops(50).forward - contract.counted_flops(mamba, 50) == 2 * 6 * 50 * 32 * 16
     fnet = built("fnet")
-    assert fnet.flops(50) - contract.counted_flops(fnet, 50) == pytest.approx(2 * 5 * 72 * 16 * math.log2(72 * 16))
+    assert fnet.flops(50).forward - contract.counted_flops(fnet, 50) == pytest.approx(
+        2 * 5 * 72 * 16 * math.log2(72 * 16)
+    )
 
 
 @pytest.mark.parametrize("name", ["recurrent_gemma", "qwen3_next"])
@@ -411,7 +413,7 @@ def test_long_sequences_are_not_gone_through_to_be_counted(name, monkeypatch):
     counted = hf._counted
     monkeypatch.setattr(hf, "_counted", lambda model, length: lengths.append(length) or counted(model, length))
     model = built(name, causal=True, max_length=16_384)
-    assert 1.9 < model.flops(16_384) / model.flops(8_192) < 4
+    assert 1.9 < model.flops(16_384).forward / model.flops(8_192).forward < 4
     assert max(lengths) <= 1_300 and len(lengths) <= 12
 
 
@@ -585,7 +587,7 @@ def test_efficient_transformers_with_weights(name, tmp_path):
     assert all(p.grad is not None for p in ours.parameters() if p.requires_grad)
     with torch.no_grad():
         assert contract.difference(answer(ours.eval(), x)[:1], answer(ours, x[:1])) < 1e-4
-    assert ours.flops(50) > 0
+    assert ours.flops(50).forward > 0
     with pytest.raises(ValueError, match=r"positions for 64 steps, but max_length is 65|is made for 64 steps"):
         from_folder(tmp_path / name, causal=False, max_length=65)
 

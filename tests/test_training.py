@@ -35,7 +35,7 @@ def same_result(a, b):
     for name in SCORES:
         assert getattr(a, name) == getattr(b, name), name
     for ledger in ("own", "total"):
-        for name in ("steps", "examples", "positions", "flops"):
+        for name in ("steps", "examples", "positions", "flops", "operations"):
             assert getattr(getattr(a, ledger), name) == getattr(getattr(b, ledger), name)
 
 

@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from spt.models.ops import backends
+from spt.models.ops.counts import Counts
 
 Algorithm = Literal["krylov", "cauchy"]
 
@@ -116,14 +117,28 @@ def dplr_kernel(
         return kernel[..., :length]
 
 
-def dplr_flops(K: int, H: int, M: int, length: int) -> float:
-    """Of a forward pass by `krylov`: its matrix products, which are all but a few per cent of it."""
+def dplr_flops(K: int, H: int, M: int, length: int) -> Counts:
+    """By `krylov`: matrix products, triangular solutions, and products of complex numbers by mode and step.
+
+    Backward computes rows and columns again, and then two products for every one, of the kernel and of its tables.
+    """
     plan, N = _Plan.of(length), 2 * M
-    T, blocks = plan.small, plan.blocks
-    tables = 2 * (K + 1) * N * T + (K + 1) * T**2 + 2 * N * (K + 1) * T**2
-    squares = sum(2 * N**2 * (N + K * (T << i)) for i in range(plan.doublings))
-    chain = 2 * N**2 * (T + blocks - 1) if blocks > 1 else 0
-    return float(H * (tables + squares + chain + 2 * K * N * plan.block * blocks))
+    T, blocks, rows = plan.small, plan.blocks, K + 1
+    kernel = 2 * K * N * plan.block * blocks
+    short = 2 * rows * N * (T - 1)  # the series' coefficients
+    folded = 2 * rows * N * T**2
+    solved = rows * T**2
+    planar = 3 * N * T * (1 + rows + K)  # powers of F, and the tables times r and C
+    doubled = [(2 * N**3, 2 * N**2 * K * (T << i)) for i in range(plan.doublings)]
+    step = chain = 0
+    if blocks > 1:
+        step, chain = 2 * N**2 * T, 2 * N**2 * (blocks - 1)
+        planar += 3 * N * T  # and times g
+    tables = short + folded + solved + planar + step + chain + sum(map(sum, doubled))
+    planar_back = N * T * ((3 + 4) * (rows + K + (blocks > 1)) + 4)  # for both factors of each, and for F
+    toeplitz = 2 * rows * T**2 + 2 * (rows + 1) * T**2  # and sums along antidiagonals
+    products = 2 * (short + folded + step + chain + sum(map(sum, doubled))) + solved + toeplitz
+    return Counts.of("kernel", H * (tables + kernel), H * (tables + 2 * kernel + products + planar_back))
 
 
 # -- in the time domain ------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from spt.models.ops.counts import Counts, linear
 from spt.models.ops.dropout import keep_mask
 
 Kind = Literal["identity", "none", "linear", "glu", "half_glu1", "half_glu2"]
@@ -91,8 +92,8 @@ class Output(nn.Module):
         found = {f"{n}.kernel": weight.T for n, weight in zip(names, self.linear.weight.split(width), strict=True)}
         return found | {f"{n}.bias": bias for n, bias in zip(names, self.linear.bias.split(width), strict=True)}
 
-    def flops(self, length: int) -> float:
-        return 0.0 if self.linear is None else 2.0 * length * self.linear.in_features * self.linear.out_features
+    def flops(self, length: int) -> Counts:
+        return Counts() if self.linear is None else linear(length, self.linear.in_features, self.linear.out_features)
 
 
 def _activate(y: Tensor, early: Tensor | None, late: Tensor | None, scale: float, approximate: str) -> Tensor:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from spt.models.ops import backends
+from spt.models.ops.counts import COMPLEX_MULTIPLY_ADD, COMPLEX_PRODUCT, Counts
 
 _IN_CACHE, _ON_GPU = 1 << 18, 1 << 24  # complex numbers in one temporary
 _LONGEST_BLOCK = 4096
@@ -94,12 +95,18 @@ def times_minus_i(W: Float[Tensor, "*shape 2"]) -> Float[Tensor, "*shape 2"]:
     return torch.stack([W[..., 1], -W[..., 0]], dim=-1)
 
 
-def vandermonde_flops(W_shape: tuple[int, int, int], length: int, *, shared: bool) -> float:
-    """Of a forward pass, for W of K directions, H features and N modes; the tables' exponentials are left out."""
+def vandermonde_flops(W_shape: tuple[int, int, int], length: int, *, shared: bool) -> Counts:
+    """For W of K directions, H features and N modes: per group and mode the inner table, the weights at every block,
+    and the product of inner size two. Backward computes the first two again; then products for both factors, of the
+    blocks' weights with the outer table for W and with W for it, and sums over both tables weighted by position."""
     K, H, N = W_shape
-    groups, rows = (1, K * H) if shared else (H, K)
-    T, A = _blocks(rows, length)
-    return groups * N * (4.0 * rows * length + 6.0 * (rows * A + T))
+    groups, R = (1, K * H) if shared else (H, K)
+    T, A = _blocks(R, length)
+    scaled = R * A if A > 1 else 0
+    tables, product = COMPLEX_PRODUCT * (math.prod(_levels(T)) + scaled), 4.0 * R * A * T
+    weighted = (COMPLEX_PRODUCT + 4) * (T + (A if A > 1 else 0))
+    backward = tables + 2 * product + 2 * COMPLEX_MULTIPLY_ADD * scaled + weighted
+    return Counts.of("kernel", groups * N * (tables + product), groups * N * backward)
 
 
 def powers(
@@ -126,6 +133,12 @@ def _blocks(rows: int, length: int) -> tuple[int, int]:
     return -(-length // A), A
 
 
+def _levels(T: int) -> tuple[int, int]:
+    """C and S of b = c S + d for b < T."""
+    S = 1 << (max(T - 1, 0).bit_length() + 1) // 2
+    return -(-T // S), S
+
+
 def _steps(count: int, every: int, device: torch.device) -> Float64[Tensor, " n"]:
     return torch.arange(count, dtype=torch.float64, device=device) * every
 
@@ -134,8 +147,7 @@ def _inner_table(
     alpha: Float[Tensor, "G N"], theta: Float[Tensor, "G N"], T: int, dtype: torch.dtype
 ) -> Float[Tensor, "G N 2 T"]:
     """Re lambda^b and -Im lambda^b for b < T, again from two levels: b = c S + d."""
-    S = 1 << (max(T - 1, 0).bit_length() + 1) // 2
-    C = -(-T // S)
+    C, S = _levels(T)
     xr, xi = (x[..., None] for x in powers(alpha, theta, _steps(C, S, alpha.device), dtype))
     yr, yi = (y[..., None, :] for y in powers(alpha, theta, _steps(S, 1, alpha.device), dtype))
     table = torch.empty(*alpha.shape, 2, C, S, dtype=dtype, device=alpha.device)
