@@ -13,7 +13,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
+PYTEST := $(BIN)/python -u -m pytest --numprocesses $(JOBS) --dist worksteal
 
 .PHONY: quickstart test slow lint types wheel clean
 .DELETE_ON_ERROR:

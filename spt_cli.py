@@ -3,31 +3,52 @@
 Nothing heavy is imported before a command needs it, so help, lists and reports answer at once.
 """
 
-import contextlib
-import inspect
 import io
-import json
 import logging
 import os
-import signal
 import sys
-import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from spt import __version__, launch
-from spt.errors import BackendError, FailedRuns, OutputError, SptError, Stopped, UsageError, brief
+from spt.command import (
+    HOW,
+    RAN,
+    RUNS,
+    DataOption,
+    DebugOption,
+    How,
+    JsonOption,
+    MicroOption,
+    OutOption,
+    Ran,
+    RecipeArgument,
+    RecipesArgument,
+    ResumeOption,
+    SeedOption,
+    SmokeOption,
+    Tell,
+    WorkersOption,
+    command,
+    console,
+    one_recipe,
+    one_seed,
+    put,
+    put_table,
+    runtime,
+    say,
+    seeds,
+)
+from spt.errors import FailedRuns, UsageError
 
 if TYPE_CHECKING:
     from spt.plan import Job
-    from spt.recipe import Loaded
     from spt.run import Result
     from spt.runtime import Runtime
+    from spt.study import Opened
 
 app = typer.Typer(
     help="Compare sequence models fairly: self-pretrain on the task's own training inputs, finetune, report the gain.",
@@ -44,79 +65,10 @@ data_app = typer.Typer(help="The data of a recipe's task.", no_args_is_help=True
 app.add_typer(data_app, name="data")
 bench_app = typer.Typer(help="Time and memory of models, operations and data on this machine.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
-
-RecipeArgument = Annotated[
-    list[str], typer.Argument(metavar="RECIPE [a.b=c …]", help="A recipe, and values to change.")
-]
-RecipesArgument = Annotated[
-    list[str], typer.Argument(metavar="RECIPE… [a.b=c …]", help="Recipes, and values to change.")
-]
-SeedOption = Annotated[str, typer.Option("--seed", help="One seed: initialisation, order, masks follow from it.")]
-OutOption = Annotated[
-    Path, typer.Option("--out", envvar="SPT_RUNS_DIR", help="Folder for run folders.", show_default=True)
-]
-ResumeOption = Annotated[
-    Literal["auto", "must", "never"],
-    typer.Option(
-        "--resume",
-        help="An interrupted run: continue it (auto), insist on one (must), or make everything anew (never).",
-    ),
-]
-SmokeOption = Annotated[bool, typer.Option("--smoke", help="The same code path in seconds; the scores mean nothing.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON value on standard output, nothing else there.")]
-MicroOption = Annotated[
-    int | None, typer.Option("--micro-batch", min=1, help="Sequences in memory at once; the batch size stays as it is.")
-]
-DataOption = Annotated[
-    Path | None, typer.Option("--data-dir", envvar="SPT_DATA_DIR", help="Folder with raw data sets; only ever read.")
-]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option("--workers", min=1, envvar="SPT_WORKERS", help="Generating rows: how many work at once (all cores)."),
-]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of whatever goes wrong.")]
-
-
-class How(NamedTuple):
-    """The options of every training command that say how it runs; none of them changes what is computed."""
-
-    micro_batch: MicroOption = None
-    gradient_checkpointing: Annotated[
-        bool,
-        typer.Option(
-            "--gradient-checkpointing", help="Keep fewer activations, compute them again: less memory, slower."
-        ),
-    ] = False
-    compile: Annotated[bool, typer.Option("--compile", help="Use torch.compile, where there is a compiler.")] = False
-    backend: Annotated[
-        Literal["torch", "keops"], typer.Option("--backend", help="What computes the kernels of state-space models.")
-    ] = "torch"
-    attention: Annotated[
-        Literal["auto", "sdpa", "flash", "math"],
-        typer.Option("--attention", help="What computes attention: PyTorch (auto, sdpa), flash-attn, or the formula."),
-    ] = "auto"
-    num_processes: Annotated[
-        int | None, typer.Option("--num-processes", min=1, help="Run as so many processes on this machine (torchrun).")
-    ] = None
-    accelerate_config: Annotated[
-        Path | None,
-        typer.Option("--accelerate-config", metavar="FILE", help="Run under accelerate launch with this file."),
-    ] = None
-    data_dir: DataOption = None
-    save_every: Annotated[
-        float, typer.Option("--save-every", min=0.0, help="Seconds between resumable checkpoints.")
-    ] = 60.0
-    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")] = False
-    tracker: Annotated[
-        str | None,
-        typer.Option("--tracker", help="Also log to tensorboard, wandb, trackio or mlflow, through Accelerate."),
-    ] = None
-    debug: DebugOption = False
-
-
-RUNS = Path("runs")
-HOW = How()
-_results: TextIO | None = None  # standard output, while it is kept for results
+study_app = typer.Typer(
+    help="Studies: what is varied, in both arms, over seeds; continued by the same command.", no_args_is_help=True
+)
+app.add_typer(study_app, name="study")
 
 
 def main() -> None:
@@ -124,7 +76,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a × must not end a run on a terminal that knows ASCII alone
-    logging.getLogger("spt.tasks").addHandler(_Tell(logging.INFO))
+    logging.getLogger("spt.tasks").addHandler(Tell(logging.INFO))
     logging.getLogger("spt.tasks").setLevel(logging.INFO)
     try:
         launch.end_with_parent()
@@ -143,165 +95,6 @@ def main() -> None:
         raise
 
 
-def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command whose errors are one sentence and an exit code; `--debug` shows the traceback instead.
-
-    A parameter `how` stands for all options of `How`; such a command can run as several processes.
-    """
-
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        signature, runs = _signature(function)
-
-        @wraps(function)
-        def guarded(**options: Any) -> None:
-            debug = bool(options.get("debug")) or os.environ.get("SPT_DEBUG", "") not in ("", "0")
-            with contextlib.suppress(ValueError):  # not in the main thread
-                signal.signal(signal.SIGTERM, _stop)
-            for option, variable in (("data_dir", "SPT_DATA_DIR"), ("workers", "SPT_WORKERS")):
-                if options.get(option) is not None:
-                    os.environ[variable] = str(options[option])
-            if runs:
-                options["how"] = How(**{field: options.pop(field) for field in How._fields})
-            try:
-                if runs and _hand_over(options):
-                    return
-                with _results_only() if options.get("as_json") else contextlib.nullcontext():
-                    function(**options)
-                launch.part()
-            except SptError as error:
-                _fail(str(error), error.exit_code, debug, alone=not getattr(error, "known_to_all", False))
-            except KeyboardInterrupt:
-                _fail("interrupted; the same command continues", 130, debug)
-            except BrokenPipeError:  # the reader of our output has left, e.g. `spt … | head`
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-                raise typer.Exit(0) from None
-            except (typer.Exit, typer.Abort):
-                raise
-            except OSError as error:
-                where = f" {error.filename}" if error.filename else ""
-                _fail(f"cannot use{where or ' a file'}: {error.strerror or error}", OutputError.exit_code, debug)
-            except SystemExit as error:
-                _fail(f"the code of a task or a model called sys.exit({error.code!r})", UsageError.exit_code, debug)
-            except Exception as error:
-                if lost_partner(error):
-                    _fail(
-                        "another process of this run has ended", BackendError.exit_code, debug, quiet=launch.started()
-                    )
-                who = f" (process {launch.rank()} of {launch.world()})" if launch.world() > 1 else ""
-                text = f"a bug in spt{who}: {brief(error)} (repeat with --debug for the traceback)"
-                _fail(text, 1, debug, alone=True)
-
-        guarded.__signature__ = signature  # type: ignore[attr-defined]
-        guarded.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
-        return group.command(name)(guarded)
-
-    return decorate
-
-
-def _signature(function: Callable[..., None]) -> tuple[inspect.Signature, bool]:
-    """A command's signature with `how` written out, and whether it had one."""
-    given = inspect.signature(function, eval_str=True)
-    parameters = [p for p in given.parameters.values() if p.name != "how"]
-    runs = len(parameters) < len(given.parameters)
-    if runs:
-        known = inspect.get_annotations(How, eval_str=True)
-        parameters += [
-            inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=known[field])
-            for field, default in How._field_defaults.items()
-        ]
-    ordered = sorted(parameters, key=lambda p: p.kind)
-    return given.replace(parameters=ordered), runs
-
-
-def _hand_over(options: dict[str, Any]) -> bool:
-    """Where several processes are asked for and none was started: start them, and end as process 0 does."""
-    how: How = options["how"]
-    launch.check(how.num_processes, how.accelerate_config)
-    if not launch.wanted(how.num_processes, how.accelerate_config):
-        return False
-    from spt.recipe import load, split_arguments
-
-    sources, overrides = split_arguments(options.get("arguments", []))
-    with contextlib.redirect_stdout(sys.stderr):
-        for source in sources:  # what is wrong with them is said once; data are prepared while nobody waits
-            load(source, overrides, smoke=options["smoke"])
-    code = launch.relaunch(how.num_processes, how.accelerate_config, sys.argv[1:])
-    if code:
-        raise typer.Exit(code)
-    return True
-
-
-def _stop(number: int, frame: object) -> NoReturn:
-    raise Stopped("stopped; the same command continues")
-
-
-def lost_partner(error: BaseException) -> bool:
-    runtime = sys.modules.get("spt.runtime")  # without it, no process has met another
-    return runtime is not None and bool(runtime.lost(error))
-
-
-def _fail(message: str, code: int, debug: bool = False, alone: bool = False, quiet: bool = False) -> NoReturn:
-    """End with a sentence and a code.
-
-    Of several processes the first one speaks; where something has happened to one `alone`, that one does, and the
-    others, which notice that it is gone, keep quiet.
-    """
-    several = launch.world() > 1
-    if several:
-        # The launcher stops all processes as soon as one of them has failed; this one is ending as it should.
-        with contextlib.suppress(ValueError):
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    first = not quiet and launch.leave_code(code) if alone or launch.rank() == 0 else False
-    if debug:
-        traceback.print_exc()
-    if first:
-        print(f"spt: {message}", file=sys.stderr, flush=True)
-    if several and launch.rank() > 0:
-        time.sleep(1)  # let the first one write what happened
-    raise typer.Exit(code)
-
-
-@contextlib.contextmanager
-def _results_only() -> Iterator[None]:
-    """Keep standard output for `put`: whatever else prints, a user's model or a program it starts, goes to stderr."""
-    global _results
-    if sys.stdout is None:  # closed by the caller
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-    sys.stdout.flush()
-    kept = None
-    with contextlib.suppress(OSError, ValueError):  # a stream without a file, as in tests
-        if sys.stdout.fileno() == 1:
-            kept = os.dup(1)
-            os.dup2(2, 1)
-    _results = sys.stdout if kept is None else os.fdopen(kept, "w", encoding="utf-8")
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-        _results.flush()
-    finally:
-        if kept is not None:
-            os.dup2(kept, 1)
-        _results = None
-
-
-class _Tell(logging.Handler):
-    """What takes long in a task says how far it is."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage())
-
-
-def say(text: str) -> None:
-    """News for people; never on standard output."""
-    if launch.rank() == 0:
-        print(text, file=sys.stderr, flush=True)
-
-
-def put(value: Any) -> None:
-    """A result, as JSON."""
-    print(json.dumps(value, indent=2, allow_nan=False), file=_results or sys.stdout)
-
-
 # ------------------------------------------------------------------------------------------------- training commands
 
 
@@ -316,10 +109,10 @@ def pretrain(
     how: How = HOW,
 ) -> None:
     """Self-pretrain: the recipe's first stage, on the training split's inputs, without labels."""
-    loaded, number = _one_recipe(arguments, smoke), _one_seed(seed)
+    loaded, number = one_recipe(arguments, smoke), one_seed(seed)
     from spt.plan import Job
 
-    _train(Job(loaded, "pretrain", number), out, _runtime(resume, how), as_json)
+    _train(Job(loaded, "pretrain", number), out, runtime(resume, how), as_json)
 
 
 @command(app)
@@ -339,7 +132,7 @@ def finetune(
     """Train the task itself; without --scratch or --from, after the recipe's own pretraining, made if missing."""
     if scratch and source is not None:
         raise UsageError("--scratch and --from contradict each other: one starts from random weights, one from a run's")
-    loaded, number = _one_recipe(arguments, smoke), _one_seed(seed)
+    loaded, number = one_recipe(arguments, smoke), one_seed(seed)
     from spt.plan import Job
 
     parent: Any = None
@@ -349,7 +142,7 @@ def finetune(
         parent = open_weights(source)
     elif not scratch:
         parent = Job(loaded, "pretrain", number)
-    _train(Job(loaded, "finetune", number, parent), out, _runtime(resume, how), as_json)
+    _train(Job(loaded, "finetune", number, parent), out, runtime(resume, how), as_json)
 
 
 @command(app)
@@ -371,7 +164,7 @@ def evaluate(
     """
     from spt.rescore import rescore
 
-    found = rescore(run, changes or [], split, _runtime("auto", how))
+    found = rescore(run, changes or [], split, runtime("auto", how))
     if as_json:
         put(found)
         return
@@ -384,47 +177,9 @@ def evaluate(
 
 
 @command(app)
-def compare(
-    arguments: RecipesArgument,
-    seeds: Annotated[str, typer.Option("--seeds", help="How many (5: seeds 0 to 4), or which (0,1,2).")] = "5",
-    out: OutOption = RUNS,
-    resume: Annotated[
-        Literal["auto", "never"],
-        typer.Option("--resume", help="Continue and reuse runs (auto), or make all anew (never)."),
-    ] = "auto",
-    smoke: SmokeOption = False,
-    as_json: JsonOption = False,
-    how: How = HOW,
-) -> None:
+def compare(arguments: RecipesArgument, ran: Ran = RAN, how: How = HOW) -> None:
     """Train both arms, scratch and SPT, over seeds, and report the paired difference. Finished runs are reused."""
-    numbers = _seeds(seeds)
-    loaded = _recipes(arguments, smoke)
-    from spt.execute import run_comparison
-    from spt.runtime import known_to_all
-    from spt.studies import compare as cells
-
-    runtime = _runtime(resume, how, wait=True)
-    folder, failed = run_comparison(loaded, numbers, cells(loaded, numbers), out, runtime, say)
-    if runtime.main:
-        _show_comparison(folder, as_json)
-    if failed:
-        error = FailedRuns(
-            f"{failed} of the runs failed; they are listed in the report and tried again by the same command"
-        )
-        raise known_to_all(error)
-
-
-def _show_comparison(folder: Path, as_json: bool) -> None:
-    from spt.render import terminal, to_json, write
-    from spt.report import read
-
-    report = read([folder])
-    write(report, folder)
-    if as_json:
-        put(to_json(report))
-    else:
-        _console().print(terminal(report))
-    say(f"report: {folder}/report.md, .csv, .json")
+    _study("compare", arguments, {}, ran, how)
 
 
 @command(app)
@@ -436,16 +191,7 @@ def report(
     debug: DebugOption = False,
 ) -> None:
     """The report of finished runs, from their files alone; also written beside a comparison."""
-    from spt.render import terminal, to_json, write
-    from spt.report import read
-
-    found = read(folders)
-    if len(folders) == 1 and (folders[0] / "compare.json").is_file():
-        write(found, folders[0])
-    if as_json:
-        put(to_json(found))
-    else:
-        _console().print(terminal(found))
+    _show_report(folders, as_json)
 
 
 @command(app)
@@ -458,14 +204,330 @@ def show(
     debug: DebugOption = False,
 ) -> None:
     """What a recipe would do: every value and its origin, parameters, steps, operations, memory. Trains nothing."""
-    loaded = _one_recipe(arguments, smoke)
+    loaded = one_recipe(arguments, smoke)
     from spt.show import overview, render
 
     found = overview(loaded, micro_batch)
     if as_json:
         put(found)
     else:
-        _console().print(render(found))
+        console().print(render(found))
+
+
+# ------------------------------------------------------------------------------------------------------------ studies
+
+
+def _study(kind: str, arguments: Sequence[str], options: dict[str, Any], ran: Ran, how: How) -> None:
+    """A study from the command line."""
+    from spt.recipe import parse_overrides, split_arguments
+    from spt.study import Opened, anchored, check
+
+    sources, overrides = split_arguments(arguments)
+    if not sources:
+        raise UsageError("no recipe is named; spt recipes list shows ours (a file with = in its name is ./a=b.yaml)")
+    raw = {"kind": kind, "recipes": sources, "set": parse_overrides(overrides)}
+    raw |= {key: value for key, value in options.items() if value not in (None, [])}
+    study = anchored(check(raw, f"spt study {kind}" if kind != "compare" else "spt compare"), Path.cwd())
+    _conduct(Opened(kind, study), ran, how)
+
+
+def _conduct(opened: "Opened", ran: Ran, how: How) -> None:
+    study = opened.study
+    if ran.seeds is not None:
+        study = study.model_copy(update={"seeds": tuple(seeds(ran.seeds))})
+    if ran.save is not None:
+        _save(ran.save, study)
+        return
+    if ran.slurm and ran.jobs > 1:
+        raise UsageError("--jobs and --slurm contradict each other: one runs here, the other on a cluster")
+    if ran.jobs > 1 and launch.world() > 1:
+        raise UsageError("--jobs and --num-processes contradict each other: runs at once have one process each")
+    from spt.conduct import Place, conduct, folder_of
+    from spt.estimate import Meter
+    from spt.runtime import known_to_all
+    from spt.slurm import Slurm
+    from spt.studies import lay_out
+
+    place = Place(ran.jobs, Slurm.parse(ran.slurm) if ran.slurm else None, _part(ran.shard) if ran.shard else None)
+    here = runtime(ran.resume, how, wait=True)
+    meter = Meter(ran.out, here, say)
+    layout = lay_out(study, ran.smoke, meter)
+    for note in layout.notes:
+        say(note)
+    if ran.dry_run:
+        from spt.preview import preview, render
+
+        found = preview(layout, folder_of(layout, ran.out), meter, place.part)
+        put(found) if ran.as_json else console().print(render(found))
+        return
+    folder, failed = conduct(layout, ran.out, place, here, say)
+    if here.main:
+        _show_report([folder], ran.as_json)
+        say(f"report: {folder}/report.md, .csv, .json")
+    if failed:
+        error = FailedRuns(
+            f"{failed} of the runs failed; they are listed in the report and tried again by the same command"
+        )
+        raise known_to_all(error)
+
+
+def _save(path: Path, study: Any) -> None:
+    from spt.run import write_text
+    from spt.study import check_recipes, to_yaml
+
+    check_recipes(study.recipes)
+    target = path if path.suffix in (".yaml", ".yml") else path.with_name(f"{path.name}.yaml")
+    if target.exists():
+        raise UsageError(f"{target} exists; name another file")
+    write_text(target, to_yaml(study, target.parent, f"spt study run {target.name}"))
+    say(f"wrote {target}; run it with: spt study run {target}")
+
+
+def _part(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
+        raise UsageError(f"--shard {text}: the I-th of N parts is expected, such as 1/4, with I from 1 to N")
+    return int(index), int(count)
+
+
+def _show_report(folders: list[Path], as_json: bool) -> None:
+    from spt.pairs import PLAN
+    from spt.render import terminal, to_json, write
+    from spt.report import read
+
+    found = read(folders)
+    if len(folders) == 1 and (folders[0] / PLAN).is_file():
+        write(found, folders[0])
+    if as_json:
+        put(to_json(found))
+    else:
+        console().print(terminal(found))
+
+
+def _list(text: str | None, option: str, kind: type = float) -> list[Any] | None:
+    """`0.2,0.4` as numbers, or as words."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return [kind(part) for part in parts]
+    except ValueError:
+        raise UsageError(f"{option} {text}: numbers with commas between them are expected, such as 0.2,0.4") from None
+
+
+def _assigned(text: str, option: str) -> dict[str, Any]:
+    """`a=1,b=2` as a mapping."""
+    from spt.recipe import parse_yaml
+
+    found: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if not equals or not name or name in found:
+            raise UsageError(f"{option} {text}: {part!r} is not name=value, or stands twice")
+        found[name.strip()] = parse_yaml(value, f"{option} {text}")
+    return found
+
+
+@command(study_app, "compare")
+def study_compare(arguments: RecipesArgument, ran: Ran = RAN, how: How = HOW) -> None:
+    """Both arms of every recipe: the same as spt compare."""
+    _study("compare", arguments, {}, ran, how)
+
+
+@command(study_app, "compute")
+def study_compute(
+    arguments: RecipesArgument,
+    shares: Annotated[
+        str | None, typer.Option("--shares", help="Of the budget, to pretraining.", show_default="0,0.2,0.4,0.6")
+    ] = None,
+    match: Annotated[
+        Literal["epochs", "examples", "flops", "time"] | None,
+        typer.Option("--match", help="What is held equal.", show_default="the recipe's own unit"),
+    ] = None,
+    total: Annotated[
+        float | None,
+        typer.Option("--total", help="The whole budget, in that unit.", show_default="the recipe's two stages"),
+    ] = None,
+    ran: Ran = RAN,
+    how: How = HOW,
+) -> None:
+    """Shares of one budget to pretraining; scratch has all of it."""
+    _study("compute", arguments, {"shares": _list(shares, "--shares"), "match": match, "total": total}, ran, how)
+
+
+@command(study_app, "data")
+def study_data(
+    arguments: RecipesArgument,
+    fractions: Annotated[
+        str | None,
+        typer.Option("--fractions", help="Of the training split.", show_default="0.005,0.01,0.05,0.1,0.5,1"),
+    ] = None,
+    stratified: Annotated[bool, typer.Option("--stratified", help="Each class in its share.")] = False,
+    pretrain_on: Annotated[
+        Literal["subset", "all"], typer.Option("--pretrain-on", help="The same subset, or all inputs without labels.")
+    ] = "subset",
+    hold: Annotated[
+        Literal["steps", "epochs"], typer.Option("--hold", help="What smaller subsets keep of the budget.")
+    ] = "steps",
+    ran: Ran = RAN,
+    how: How = HOW,
+) -> None:
+    """Nested subsets of the training split, in both stages."""
+    options = {"stratified": stratified, "pretrain_on": pretrain_on, "hold": hold}
+    _study("data", arguments, {"fractions": _list(fractions, "--fractions"), **options}, ran, how)
+
+
+@command(study_app, "size")
+def study_size(
+    arguments: RecipesArgument,
+    size: Annotated[
+        list[str],
+        typer.Option("--size", metavar="NAME:a=1,b=2", help="A size and its changes (repeat): 1M:d_model=144"),
+    ],
+    ran: Ran = RAN,
+    how: How = HOW,
+) -> None:
+    """Model sizes, each a set of changes to the recipe."""
+    sizes: dict[str, Any] = {}
+    for text in size:
+        name, _, changes = text.partition(":")
+        if not changes or name in sizes:
+            raise UsageError(f"--size {text}: NAME:option=value,… is expected, each name once")
+        sizes[name] = _assigned(changes, "--size")
+    _study("size", arguments, {"sizes": sizes}, ran, how)
+
+
+@command(study_app, "init")
+def study_init(
+    arguments: RecipesArgument,
+    initialisations: Annotated[
+        str | None, typer.Option("--initialisations", help="Of the model.", show_default="structured,random")
+    ] = None,
+    ran: Ran = RAN,
+    how: How = HOW,
+) -> None:
+    """Structured and random initial parameters, crossed with both arms."""
+    _study("init", arguments, {"initialisations": _list(initialisations, "--initialisations", str)}, ran, how)
+
+
+@command(study_app, "objective")
+def study_objective(
+    arguments: RecipesArgument,
+    objective: Annotated[
+        list[str] | None,
+        typer.Option("--objective", metavar="NAME[:a=1,b=2]", help="masked, masked:ratio=0.5,span=8, next (repeat)."),
+    ] = None,
+    ratios: Annotated[str | None, typer.Option("--ratios", help="Of hidden steps: masked with each of them.")] = None,
+    spans: Annotated[str | None, typer.Option("--spans", help="Steps hidden together, with each ratio.")] = None,
+    ran: Ran = RAN,
+    how: How = HOW,
+) -> None:
+    """What pretraining asks for: masked, with which ratio and span, or the next step."""
+    objectives: list[dict[str, Any]] = []
+    for text in objective or []:
+        name, _, rest = text.partition(":")
+        objectives.append({"name": name, **_assigned(rest, "--objective")})
+    for ratio in _list(ratios, "--ratios") or ([None] if spans else []):
+        for span in _list(spans, "--spans", int) or [None]:
+            given = {"ratio": ratio, "span": span}
+            objectives.append({"name": "masked", **{key: value for key, value in given.items() if value is not None}})
+    if not objectives:
+        raise UsageError("no objective is named; --objective masked --objective next, or --ratios 0.15,0.5")
+    _study("objective", arguments, {"objectives": objectives}, ran, how)
+
+
+@command(study_app, "tune")
+def study_tune(
+    arguments: RecipesArgument,
+    space: Annotated[
+        list[str],
+        typer.Option(
+            "--space",
+            metavar="NAME=A,B,C",
+            help="A setting of supervised training and its values, or A..B for a random search (repeat).",
+        ),
+    ],
+    trials: Annotated[
+        int | None, typer.Option("--trials", min=1, help="A random search of so many settings; without it the grid.")
+    ] = None,
+    search_seed: Annotated[int, typer.Option("--search-seed", min=0, help="Which random settings.")] = 0,
+    trial_seeds: Annotated[
+        str | None, typer.Option("--trial-seeds", help="Every setting is tried with these.", show_default="0")
+    ] = None,
+    ran: Ran = RAN,
+    how: How = HOW,
+) -> None:
+    """The same settings tried in both arms, chosen on validation; then both arms over seeds at what was chosen."""
+    found = {}
+    for text in space:
+        name, equals, values = text.partition("=")
+        if not equals or name in found:
+            raise UsageError(f"--space {text}: NAME=A,B,C or NAME=A..B is expected, each name once")
+        found[name] = _values(values, text)
+    options = {"space": found, "trials": trials, "search_seed": search_seed}
+    _study("tune", arguments, {**options, "trial_seeds": _list(trial_seeds, "--trial-seeds", int)}, ran, how)
+
+
+def _values(text: str, given: str) -> Any:
+    from spt.recipe import parse_yaml
+
+    if ".." in text:
+        low, _, high = text.partition("..")
+        return {"low": parse_yaml(low, f"--space {given}"), "high": parse_yaml(high, f"--space {given}")}
+    return [parse_yaml(part, f"--space {given}") for part in text.split(",") if part]
+
+
+@command(study_app, "run")
+def study_run(
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|FOLDER|NAME", help="A study's file or folder, or one of ours.")
+    ],
+    ran: Ran = RAN,
+    how: How = HOW,
+) -> None:
+    """Run a study's file, or go on with it: finished runs are taken as they are."""
+    from spt.study import read
+
+    _conduct(read(source), ran, how)
+
+
+@command(study_app, "status")
+def study_status(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[FOLDER]", help="A study, or a folder of runs.", show_default="--out")
+    ] = None,
+    out: OutOption = RUNS,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """How far studies are, from their files alone: runs done, running, failed, missing."""
+    from spt.status import render, status
+
+    found = status(folder or out)
+    put(found) if as_json else console().print(render(found))
+
+
+@command(study_app, "list")
+def study_list(as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """The studies that come with spt."""
+    from spt.study import packaged, summary
+
+    rows = [{"name": name, "description": summary(text)} for name, text in packaged().items()]
+    put_table(rows, ("name", "description"), as_json)
+
+
+@command(study_app, "show")
+def study_show(
+    source: Annotated[str, typer.Argument(metavar="NAME|FILE")], as_json: JsonOption = False, debug: DebugOption = False
+) -> None:
+    """A study's file, every default filled in."""
+    from spt.study import read, to_yaml
+
+    opened = read(source)
+    if as_json:
+        put({"name": opened.name, **opened.study.model_dump(mode="json")})
+    else:
+        print(to_yaml(opened.study), end="")
 
 
 # -------------------------------------------------------------------------------------------------------------- data
@@ -537,7 +599,7 @@ def recipes_list(as_json: JsonOption = False, debug: DebugOption = False) -> Non
     from spt.recipe import describe, packaged
 
     rows = [{"name": name, "description": describe(text)} for name, text in packaged().items()]
-    _listing(rows, ("name", "description"), as_json)
+    put_table(rows, ("name", "description"), as_json)
 
 
 @command(recipes_app, "show")
@@ -608,11 +670,11 @@ def list_models(as_json: JsonOption = False, debug: DebugOption = False) -> None
         left = f"{name:{widths['name']}}  {parameters:>{widths['parameters']}}"
         return "  ".join([left, *(f"{text:{widths[key]}}" for key, text in zip(facts[2:], rest, strict=True))]).rstrip()
 
-    console = _console()
-    console.print(line({key: key for key in facts}), style="bold", soft_wrap=True)
+    shown = console()
+    shown.print(line({key: key for key in facts}), style="bold", soft_wrap=True)
     for row, cell in zip(rows, cells, strict=True):
-        console.print(line(cell), highlight=False, markup=False, soft_wrap=True)
-        console.print(Padding(Text(row["description"], style="dim"), (0, 0, 0, widths["name"] + 2)))
+        shown.print(line(cell), highlight=False, markup=False, soft_wrap=True)
+        shown.print(Padding(Text(row["description"], style="dim"), (0, 0, 0, widths["name"] + 2)))
 
 
 @command(list_app, "tasks")
@@ -621,7 +683,7 @@ def list_tasks(as_json: JsonOption = False, debug: DebugOption = False) -> None:
     from spt.components import listing
 
     rows = [{key: getattr(row, key) for key in ("name", "description", "source")} for row in listing("tasks")]
-    _listing(rows, ("name", "description"), as_json)
+    put_table(rows, ("name", "description"), as_json)
 
 
 @command(app)
@@ -715,7 +777,7 @@ def bench_model(
         quick=quick,
     )
     found = bench_models(variants, rounds or (2 if quick else 7), say, apart=not quick)
-    put(found) if as_json else _console().print(render(found))
+    put(found) if as_json else console().print(render(found))
 
 
 @command(bench_app, "op")
@@ -738,7 +800,7 @@ def bench_op(
 
     cases = chosen_operations(arguments or [], backend=backend, quick=quick, cpu=cpu)
     found = bench_operations(cases, rounds or (2 if quick else 7), say)
-    put(found) if as_json else _console().print(render(found))
+    put(found) if as_json else console().print(render(found))
 
 
 @command(bench_app, "task")
@@ -757,7 +819,7 @@ def bench_task(
     from spt.data import chosen_task
 
     found = measure(chosen_task(arguments), batch, rounds or (2 if quick else 7))
-    put(found) if as_json else _console().print(render(found))
+    put(found) if as_json else console().print(render(found))
 
 
 # ----------------------------------------------------------------------------------------------------------- helpers
@@ -770,99 +832,6 @@ def _root(
     if version:
         print(f"spt {__version__}")
         raise typer.Exit(0)
-
-
-def _console() -> Any:
-    """Standard output, never taken for narrower than 80 columns: tables would lose columns, not only look bad."""
-    from rich.console import Console
-
-    class Terminal(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    return Terminal(width=max(Console().width, 80))
-
-
-def _runtime(resume: Literal["auto", "must", "never"], how: How, wait: bool = False) -> "Runtime":
-    from spt.runtime import Runtime, Settings
-
-    settings = Settings(
-        resume=resume,
-        micro_batch_size=how.micro_batch,
-        recompute=how.gradient_checkpointing,
-        compile=how.compile,
-        backend=how.backend,
-        attention=how.attention,
-        save_every=how.save_every,
-        cpu=how.cpu,
-        tracker=how.tracker,
-        wait=wait,
-        debug=how.debug,
-    )
-    runtime = Runtime(settings)
-    if launch.world() > 1:
-        say(runtime.formation())
-        if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no":
-            say("note: the launcher's mixed precision is not used; precision is the recipe's")
-        if runtime.steps_in_backward:
-            say("note: spt has not been run with DeepSpeed yet; hold this run against one without it")
-    elif (idle := runtime.idle_devices()) > 0:
-        say(f"note: one of {idle + 1} devices is used; --num-processes {idle + 1} uses all, with the same results")
-    return runtime
-
-
-def _recipes(arguments: Iterable[str], smoke: bool) -> list["Loaded"]:
-    from spt.recipe import load, split_arguments
-
-    sources, overrides = split_arguments(arguments)
-    if not sources:
-        raise UsageError("no recipe is named; spt recipes list shows ours (a file with = in its name is ./a=b.yaml)")
-    loaded = [load(source, overrides, smoke=smoke) for source in sources]
-    for one in loaded:
-        for note in one.notes:
-            say(f"{one.name}: {note}")
-    return loaded
-
-
-def _one_recipe(arguments: Iterable[str], smoke: bool) -> "Loaded":
-    from spt.recipe import split_arguments
-
-    arguments = list(arguments)
-    sources, _ = split_arguments(arguments)
-    if len(sources) > 1:
-        raise UsageError(
-            f"one recipe is expected, not {', '.join(sources)} (values are changed by a.b=c, without spaces)"
-        )
-    return _recipes(arguments, smoke)[0]
-
-
-def _one_seed(text: str) -> int:
-    numbers = _numbers(text, "--seed")
-    if len(numbers) != 1:
-        raise UsageError(f"--seed {text}: one seed is expected; spt compare takes several, as --seeds {text}")
-    return numbers[0]
-
-
-def _seeds(text: str) -> list[int]:
-    """`5` is five seeds, 0 to 4; `0,1,2` (and `7,`) are these seeds."""
-    numbers = _numbers(text, "--seeds")
-    if "," not in text:
-        if numbers[0] < 1:
-            raise UsageError(f"--seeds {text}: at least one seed is needed")
-        if numbers[0] > 1000:
-            raise UsageError(f"--seeds {text} asks for {numbers[0]:,} seeds; to name one seed, write --seeds {text},")
-        return list(range(numbers[0]))
-    doubles = sorted({n for n in numbers if numbers.count(n) > 1})
-    if doubles:
-        raise UsageError(f"--seeds {text}: seed {doubles[0]} stands twice; a pair counts once")
-    return numbers
-
-
-def _numbers(text: str, option: str) -> list[int]:
-    parts = [part.strip() for part in text.rstrip(",").split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
-        raise UsageError(f"{option} {text}: seeds are whole numbers from 0, such as 0 or 0,1,2")
-    return [int(part) for part in parts]
 
 
 def _train(job: "Job", out: Path, runtime: "Runtime", as_json: bool) -> None:
@@ -886,20 +855,6 @@ def _summary(folder: Path, result: "Result") -> str:
         f"cost {cost.steps:,} steps, {cost.examples:,} examples, {cost.flops:.3g} FLOPs, {cost.seconds:,.0f} s\n"
         f"run  {folder}"
     )
-
-
-def _listing(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:
-    if as_json:
-        put(rows)
-        return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, no_wrap=column == "name")
-    for row in rows:
-        table.add_row(*(str(row[column]) for column in columns))
-    _console().print(table)
 
 
 def _cell(value: Any) -> str:

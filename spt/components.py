@@ -54,13 +54,17 @@ def find(kind: Kind, name: str) -> Component:
 
 def listing(kind: Kind) -> list[Listing]:
     """Ours and the installed plug-ins. Files are parsed, not imported, so this is quick and needs no torch."""
+    plugins = [Listing(e.name, f"plug-in {e.value}", e.dist.name if e.dist else e.value) for e in _plugins(kind)]
+    return _ours(kind) + plugins
+
+
+def _ours(kind: Kind) -> list[Listing]:
     rows = []
     for path in sorted(_folder(kind).glob("*.py")):
         found = path.stat()
         described = _describe(kind, path, found.st_mtime_ns, found.st_size)
         if described is not None:
             rows.append(described)
-    rows += [Listing(e.name, f"plug-in {e.value}", e.dist.name if e.dist else e.value) for e in _plugins(kind)]
     return rows
 
 
@@ -95,8 +99,8 @@ def _describe(kind: Kind, path: Path, changed: int, size: int) -> Listing | None
 
 
 def _from_package(kind: Kind, name: str) -> ModuleType:
-    known = {row.name for row in listing(kind) if row.source == "spt"}
-    if name in known:
+    known = {row.name for row in _ours(kind)}
+    if name in known:  # before looking for plug-ins, which takes long
         return importlib.import_module(f"spt.{kind}.{name}")
     plugins = {e.name: e for e in _plugins(kind)}
     if name in plugins:

@@ -101,15 +101,16 @@ def _cache() -> str:
 
 
 def _comparison() -> str:
-    from spt.execute import run_comparison
-    from spt.recipe import load
-    from spt.studies import compare
+    from spt.conduct import Place, conduct
+    from spt.estimate import Meter
+    from spt.studies import lay_out
+    from spt.study import Compare
 
-    loaded, seeds = [load("quickstart", smoke=True)], [0, 1]
     with tempfile.TemporaryDirectory() as folder:
         problems: list[str] = []
         runtime = Runtime(Settings(quiet=True, debug=True))
-        _, failed = run_comparison(loaded, seeds, compare(loaded, seeds), Path(folder), runtime, problems.append)
+        layout = lay_out(Compare(recipes=("quickstart",), seeds=2), True, Meter(Path(folder), runtime, problems.append))
+        _, failed = conduct(layout, Path(folder), Place(), runtime, problems.append)
         if failed:
             raise RuntimeError("; ".join(problems))
     return "recipe quickstart, smoke size, two seeds"

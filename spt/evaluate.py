@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from spt.batch import NOBODY, by_length, collate, packed, pieces, share
 from spt.errors import BackendError
-from spt.losses import LOWER_IS_BETTER, answers, batch_means, default_metric, metrics, sums, text_scores
+from spt.losses import answers, batch_means, default_metric, metrics, sums, text_scores
 from spt.models.longconv import kernels_held
 from spt.objectives import Objective, Output
-from spt.recipe import Train
+from spt.recipe import LOWER_IS_BETTER, Train
 from spt.runtime import Runtime, free_memory, out_of_memory
 from spt.seeding import Draw
 from spt.tasks.base import Split, TaskData

@@ -1,103 +1,156 @@
-"""Carry out the cells of a comparison, one after the other, in this process. One failure never stops the rest."""
+"""Have many runs carried out: in which order, which share of them, and one after the other in this process.
 
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
+One failure never stops the rest. Worker processes and Slurm are in workers.py and slurm.py.
+"""
+
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from spt import pairs
 from spt.components import is_path
-from spt.errors import OutputError, SptError, Stopped, brief
-from spt.pairs import Comparison, Subject
-from spt.plan import Cell, Job, digest
-from spt.recipe import Loaded
-from spt.run import Run, write_json, writing
-from spt.runtime import Runtime, command_line
-from spt.stages import bind, ensure
+from spt.errors import OutputError, SptError, Stopped, UsageError, brief
+from spt.plan import Job
+from spt.run import Run
+from spt.runtime import Runtime, Settings
+from spt.stages import ensure, finished
+
+Say = Callable[[str], None]
+ORPHANED = "its pretraining failed:"
 
 
-def run_comparison(
-    recipes: Sequence[Loaded],
-    seeds: Sequence[int],
-    cells: Sequence[Cell],
-    root: Path,
-    runtime: Runtime,
-    say: Callable[[str], None],
-) -> tuple[Path, int]:
-    """Have every cell's run; returns the comparison's folder and how many runs failed.
+class Wanted(NamedTuple):
+    """A run to be had; those it starts from are had before it."""
 
-    Finished runs are taken as they are. A request to stop ends the comparison at once; the same command goes on.
+    job: Job
+    label: str  # for people, e.g. "[3/12] quickstart seed 1 spt:"
+
+
+class Failed(NamedTuple):
+    """A run that could not be had."""
+
+    job: Job
+    reason: str  # one sentence
+
+
+def ordered(wanted: Sequence[Wanted]) -> list[Wanted]:
+    """Every job once, parents before children; a parent has its first child's label. Order otherwise kept."""
+    return _ordered(wanted, lambda job: True)
+
+
+def outstanding(
+    wanted: Sequence[Wanted], root: Path, settings: Settings, say: Say
+) -> tuple[list[Wanted], list[Failed]]:
+    """In order, what is left to make, and what cannot be since its result cannot be read.
+
+    A pretraining is only made for a run that is left to make, or when it is wanted itself.
     """
-    runtime.check_libraries()
-    if not runtime.once(lambda: all(_finished(Run(root, cell.job.name)) for cell in cells)):
-        # What is wrong with a recipe is said before anything is written; one seed of each arm shows it.
-        for first in {(cell.recipe, cell.arm): cell.job for cell in reversed(cells)}.values():
-            for job in _chain(first):
-                runtime.alike(partial(bind, job))
-    folder = root / f"compare-{digest({'cells': [[c.arm, c.recipe, c.job.name] for c in cells]})}"
-    runtime.once(lambda: _write_plan(folder, recipes, seeds, cells, say))
-    failed = 0
-    for i, cell in enumerate(cells, 1):
-        label = f"[{i}/{len(cells)}] {cell.job.loaded.name} seed {cell.job.seed} {cell.arm}:"
-        try:
-            ensure(cell.job, root, runtime, say, label)
-        except Stopped:
-            raise
-        except SptError as error:
-            if isinstance(error, OutputError) and error.hopeless:
-                raise  # a full disk fails every other run as well
-            if runtime.world > 1 and not getattr(error, "known_to_all", False):
-                raise  # the other processes are somewhere else by now
-            failed += 1
-            say(f"{label} failed: {error}")
-        except Exception as error:
-            if runtime.settings.debug or runtime.world > 1:
-                raise
-            failed += 1
-            model = cell.job.loaded.recipe.model.name
-            hint = f"; spt doctor --model {model} may tell more" if is_path(model) else ""
-            say(f"{label} failed: {brief(error)} (traceback.txt in its run folder; --debug stops here){hint}")
-    return folder, failed
+    unreadable: list[Failed] = []
+    done: dict[str, bool] = {}
+
+    def left(job: Job) -> bool:
+        if job.name not in done:
+            try:
+                done[job.name] = settings.resume != "never" and finished(Run(root, job.name), say) is not None
+            except OutputError as error:
+                if error.hopeless:
+                    raise
+                done[job.name] = True
+                unreadable.append(Failed(job, str(error)))
+        return not done[job.name]
+
+    found = [one for one in _ordered(wanted, left) if left(one.job)]
+    labels = {job.name: label for job, label in ordered(wanted)} if unreadable else {}
+    for failure in unreadable:
+        say(f"{labels[failure.job.name]} failed: {failure.reason}")
+    return found, unreadable
 
 
-def _finished(run: Run) -> bool:
-    try:
-        return run.result() is not None
-    except OutputError:  # unreadable: its cell will say so
-        return False
+def _ordered(wanted: Sequence[Wanted], left: Callable[[Job], bool]) -> list[Wanted]:
+    """As `ordered`, without the parents of jobs that are not `left` to make."""
+    found: dict[str, Wanted] = {}
 
-
-def _chain(job: Job) -> list[Job]:
-    return [*(_chain(job.parent) if isinstance(job.parent, Job) else []), job]
-
-
-def _write_plan(
-    folder: Path, recipes: Sequence[Loaded], seeds: Sequence[int], cells: Sequence[Cell], say: Callable[[str], None]
-) -> None:
-    """compare.json: what the comparison consists of, so that a report can tell what is missing."""
-    path = folder / "compare.json"
-    try:
-        if path.is_file() and pairs.planned(folder):
+    def add(job: Job, label: str) -> None:
+        if job.name in found:
             return
-    except SptError:
-        say(f"{path} was unreadable and is written anew")
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    plan = Comparison(
-        command=command_line(),
-        created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        smoke=any(loaded.smoke for loaded in recipes),
-        seeds=tuple(seeds),
-        recipes=tuple(Subject(name=r.name, task=_short(r, "task"), model=_short(r, "model")) for r in recipes),
-        cells=tuple(_planned(cell) for cell in cells),
-    )
-    write_json(path, plan.model_dump(mode="json"))
+        if isinstance(job.parent, Job) and left(job):
+            add(job.parent, label)
+        found[job.name] = Wanted(job, label)
+
+    for job, label in wanted:
+        add(job, label)
+    return list(found.values())
 
 
-def _planned(cell: Cell) -> pairs.Cell:
-    parent = cell.job.parent.name if isinstance(cell.job.parent, Job) else None
-    return pairs.Cell(recipe=cell.recipe, arm=cell.arm, seed=cell.job.seed, run=cell.job.name, parent=parent)
+def shard(wanted: Sequence[Wanted], index: int, count: int) -> list[Wanted]:
+    """The index-th (from 1) of `count` parts of nearly equal numbers of runs; the same on every machine.
+
+    Jobs that share a pretraining are in one part, so that no two parts make the same run.
+    """
+    if not 1 <= index <= count:
+        raise UsageError(f"there is no shard {index} of {count}; shards count from 1")
+    families: dict[str, set[str]] = {}  # by its first ancestor: the runs of a family
+    family: list[str] = []
+    for job, _ in wanted:
+        line = chain(job)
+        family.append(line[0].name)
+        families.setdefault(line[0].name, set()).update(one.name for one in line)
+    loads = [0] * count
+    part: dict[str, int] = {}
+    for name in sorted(families, key=lambda name: -len(families[name])):  # stable: of equal ones the first first
+        part[name] = loads.index(min(loads))
+        loads[part[name]] += len(families[name])
+    return [one for one, name in zip(wanted, family, strict=True) if part[name] == index - 1]
 
 
-def _short(loaded: Loaded, place: str) -> str:
-    return loaded.identities[place].partition("@")[0]
+def chain(job: Job) -> list[Job]:
+    """A job and the jobs it starts from, the first ancestor first."""
+    return [*(chain(job.parent) if isinstance(job.parent, Job) else []), job]
+
+
+def here(wanted: Sequence[Wanted], root: Path, runtime: Runtime, say: Say) -> list[Failed]:
+    """One run after the other, in this process (or these processes together); returns the failures.
+
+    Raises Stopped on request, and OutputError where the disk would fail every other run as well.
+    """
+    found, unreadable = runtime.once(lambda: outstanding(wanted, root, runtime.settings, say))
+    failed = {failure.job.name: failure for failure in unreadable}
+    made: set[str] = set()  # also with --resume never, once each
+    for job, label in found:
+        reason = orphaned(job, failed)
+        if reason is None:
+            reason = attempt(job, root, runtime, say, label, made)
+        if reason is None:
+            made.add(job.name)
+        else:
+            failed[job.name] = Failed(job, reason)
+            say(f"{label} failed: {reason}")
+    return list(failed.values())
+
+
+def orphaned(job: Job, failed: dict[str, Failed]) -> str | None:
+    """Why a job cannot be, if the run it starts from has failed."""
+    if not isinstance(job.parent, Job) or job.parent.name not in failed:
+        return None
+    reason = failed[job.parent.name].reason
+    return reason if reason.startswith(ORPHANED) else f"{ORPHANED} {reason}"
+
+
+def attempt(job: Job, root: Path, runtime: Runtime, say: Say, label: str, made: Container[str]) -> str | None:
+    """Have one run; returns why it failed, or None. Raises what ends all of them."""
+    try:
+        ensure(job, root, runtime, say, label, made)
+    except Stopped:
+        raise
+    except SptError as error:
+        if isinstance(error, OutputError) and error.hopeless:
+            raise  # a full disk fails every other run as well
+        if runtime.world > 1 and not getattr(error, "known_to_all", False):
+            raise  # the other processes are somewhere else by now
+        return str(error)
+    except Exception as error:
+        if runtime.settings.debug or runtime.world > 1:
+            raise
+        model = job.loaded.recipe.model.name
+        hint = f"; spt doctor --model {model} may tell more" if is_path(model) else ""
+        return f"{brief(error)} (traceback.txt in its run folder; --debug stops here){hint}"
+    return None

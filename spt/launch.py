@@ -118,10 +118,7 @@ def relaunch(processes: int | None, config: Path | None, arguments: Sequence[str
     """Run the same command as several processes; returns the exit code that the first to fail meant."""
     with tempfile.TemporaryDirectory(prefix="spt-") as folder:
         path = Path(folder) / "code"
-        environ = {CODE_FILE: str(path), "PYTHONSAFEPATH": "1"}  # a numpy.py lying about here is not to be imported
-        root = Path(__file__).resolve().parent.parent
-        if (root / "pyproject.toml").is_file():  # a checkout, which need not be installed
-            environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+        environ = {CODE_FILE: str(path), **importing()}
         before = {name: os.environ.get(name) for name in environ}
         os.environ.update(environ)
         try:
@@ -134,6 +131,15 @@ def relaunch(processes: int | None, config: Path | None, arguments: Sequence[str
                     del os.environ[name]
                 else:
                     os.environ[name] = value
+
+
+def importing() -> dict[str, str]:
+    """The variables with which another Python imports this very copy of spt."""
+    found = {"PYTHONSAFEPATH": "1"}  # a numpy.py lying about here is not to be imported
+    root = Path(__file__).resolve().parent.parent
+    if (root / "pyproject.toml").is_file():  # a checkout, which need not be installed
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    return found
 
 
 def _torchrun(processes: int, arguments: Sequence[str], path: Path) -> int:

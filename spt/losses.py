@@ -16,10 +16,6 @@ from spt.objectives import Output, Targets
 
 Sums = dict[str, Tensor]  # name -> (B,) or (B, S), float64: one row an example
 
-LOWER_IS_BETTER = {
-    **dict.fromkeys(("loss", "mae", "mse", "perplexity", "bits_per_byte"), True),
-    **dict.fromkeys(("accuracy", "f1_macro", "accuracy_macro", "r2"), False),
-}
 LEAST_VARIANCE = 1e-6  # of a gaussian answer
 
 

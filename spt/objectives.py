@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -222,8 +223,8 @@ class Denoising(Objective):
 class Masked(Denoising):
     """Masked denoising (SPT paper section 2; BERT without its 80/10/10 rule).
 
-    Every valid position is hidden with probability `ratio`, independently; all its channels with it; hidden
-    positions become one learned vector; only they are scored. Training masks follow from (seed, epoch, example,
+    Every valid position is hidden with probability `ratio`, independently or in spans; all its channels with it;
+    hidden positions become one learned vector; only they are scored. Training masks follow from (seed, epoch, example,
     position); those of an evaluation from `evaluation_draw`.
     """
 
@@ -231,13 +232,26 @@ class Masked(Denoising):
     named: ClassVar[str] = "masked"
 
     ratio: float = Field(0.15, gt=0, lt=1, description="probability that a position is hidden")
+    span: int = Field(
+        1, ge=1, description="steps hidden together; where spans overlap they merge, and the ratio stays what it is"
+    )
 
     def pose(self, batch: Batch, draw: Draw) -> tuple[Inputs, Targets]:
-        uniform = draw.uniform(batch.rows.numpy(), batch.x.shape[1])
-        hidden = torch.from_numpy(uniform < self.ratio) & batch.context.valid
+        hidden = torch.from_numpy(self.hidden(draw, batch.rows.numpy(), batch.x.shape[1])) & batch.context.valid
         weight = (hidden & batch.real[:, None]).float()
         shown = batch.x.masked_fill(hidden if batch.x.ndim == 2 else hidden[..., None], 0)
         return Inputs(shown, hidden, batch.context), Targets(self.truth(batch), weight)
+
+    def hidden(self, draw: Draw, rows: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
+        """(B, length) A span begins at a step with probability 1 - (1 - ratio)^(1/span), and hides `span` steps.
+
+        Spans may begin before the first step, so every step is hidden with probability `ratio`.
+        """
+        if self.span == 1:
+            return draw.uniform(rows, length) < self.ratio
+        begins = draw.uniform(rows, length + self.span - 1) < 1 - (1 - self.ratio) ** (1 / self.span)
+        before = np.cumsum(np.pad(begins, ((0, 0), (1, 0))), axis=1, dtype=np.int32)
+        return before[:, self.span :] > before[:, : -self.span]
 
 
 class Next(Denoising):

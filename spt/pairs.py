@@ -1,12 +1,12 @@
 """Which runs belong together, and what became of each.
 
-A comparison says in its `compare.json` which runs it planned. Finished runs that no comparison mentions are
-paired by task, model and settings. Every run that should be there ends as a result or as a failure.
+A study says in its `study.json` which runs it planned. Finished runs that no study mentions are paired by task, model
+and settings. Every run that should be there ends as a result or as a failure.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
@@ -19,47 +19,83 @@ from spt.run import Result, Run
 ArmName = Literal["scratch", "spt"]
 ARMS: tuple[ArmName, ...] = get_args(ArmName)
 Ended = Literal["running", "failed", "diverged", "stopped", "missing", "unreadable", "unusable"]
-FolderName = Annotated[str, Field(pattern=r"^[^/\\]*[^/\\.][^/\\]*$")]  # beside the comparison: not a path
+FolderName = Annotated[str, Field(pattern=r"^[^/\\]*[^/\\.][^/\\]*$")]  # beside the study: not a path
+Factor = str | int | float | bool | None  # what a study varies, at one of its levels
+Kind = Literal["compare", "compute", "data", "size", "init", "objective", "tune"]
+Axis = Literal["epochs", "examples", "flops", "time"]
+PLAN = "study.json"
 
 
 class Record(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
+class Total(Record):
+    """The budget that both arms of a compute-matched row share, pretraining included."""
+
+    axis: Axis
+    amount: float  # epochs, training sequences, operations, or device seconds
+
+
 class Subject(Record):
-    """What both arms of a comparison share."""
+    """A row of a study: what both of its arms share."""
 
     name: str  # of the recipe
     task: str
     model: str
+    factors: dict[str, Factor] = {}  # what the study varies, at this row's level
+    total: Total | None = None
 
 
 class Cell(Record):
-    """One arm at one seed, and the folders that hold it."""
+    """One arm of a row at one seed, and the folders that hold it."""
 
-    recipe: int = 0  # index into the comparison's recipes
+    row: int = 0  # index into the study's rows
     arm: ArmName
     seed: int
     run: FolderName  # finetuning
     parent: FolderName | None = None  # pretraining
 
 
-class Comparison(Record):
-    """`compare.json`: every run that a comparison planned, finished or not."""
+class Trial(Record):
+    """One setting tried by a search, in one arm, with one seed."""
 
-    format: Literal[1] = 1
-    kind: Literal["compare"] = "compare"
+    arm: ArmName
+    number: int  # of the setting, from 0; the same settings in both arms
+    seed: int
+    run: FolderName
+    parent: FolderName | None = None
+
+
+class Search(Record):
+    """What was tried for a row of a tuning study: the same settings in both arms, judged on validation only."""
+
+    row: int
+    space: dict[str, tuple[Factor, ...]]  # of each setting, the values that occur, in order
+    settings: tuple[dict[str, Factor], ...]  # by number
+    trials: tuple[Trial, ...]
+    chosen: dict[ArmName, int] = {}  # number of the setting that is best on validation; empty until all are done
+
+
+class Plan(Record):
+    """`study.json`: every run that a study planned, finished or not."""
+
+    format: Literal[2] = 2
+    kind: Kind = "compare"
     command: str = ""
     created: str = ""
     smoke: bool = False
     seeds: tuple[int, ...]
-    recipes: tuple[Subject, ...]
+    rows: tuple[Subject, ...]
     cells: tuple[Cell, ...]
+    searches: tuple[Search, ...] = ()
+    notes: tuple[str, ...] = ()  # what planning decided that a reader must know
 
     @model_validator(mode="after")
-    def _recipes_are_listed(self) -> "Comparison":
-        if any(not 0 <= cell.recipe < len(self.recipes) for cell in self.cells):
-            raise ValueError("a cell names a recipe that is not listed")
+    def _rows_are_listed(self) -> "Plan":
+        named = [cell.row for cell in self.cells] + [search.row for search in self.searches]
+        if not all(0 <= row < len(self.rows) for row in named):
+            raise ValueError("a cell names a row that is not listed")
         return self
 
 
@@ -68,31 +104,62 @@ class Pairing(NamedTuple):
 
     root: Path  # the folder that holds the run folders
     subject: Subject
-    source: str  # the comparison's folder, or the settings that were paired
+    source: str  # the study's folder, or the settings that were paired
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
+    kind: Kind = "compare"
     command: str = ""
     smoke: bool = False
 
 
-def planned(folder: Path) -> list[Pairing]:
-    """One pairing per recipe of the comparison in this folder."""
-    path = folder / "compare.json"
+def read_plan(folder: Path) -> Plan:
+    """The plan of the study in this folder. Raises DataError."""
+    path = folder / PLAN
     try:
-        plan = Comparison.model_validate_json(path.read_text(encoding="utf-8"))
+        return Plan.model_validate_json(path.read_text(encoding="utf-8"))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"{path} is not a comparison: {place + ': ' if place else ''}{first['msg']}") from error
+        raise DataError(f"{path} is not a study: {place + ': ' if place else ''}{first['msg']}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not a comparison: it is not UTF-8 text") from error
+        raise DataError(f"{path} is not a study: it is not UTF-8 text") from error
+
+
+def pairings(folder: Path, plan: Plan) -> list[Pairing]:
+    """One pairing per row of the study in this folder; none for rows whose runs are not chosen yet."""
     cells: dict[int, list[Cell]] = defaultdict(list)
     for cell in plan.cells:
-        cells[cell.recipe].append(cell)
+        cells[cell.row].append(cell)
+    about = (plan.kind, plan.command, plan.smoke)
     return [
-        Pairing(folder.parent, subject, folder.name, plan.seeds, tuple(cells[index]), plan.command, plan.smoke)
-        for index, subject in enumerate(plan.recipes)
+        Pairing(folder.parent, subject, folder.name, plan.seeds, tuple(cells[index]), *about)
+        for index, subject in enumerate(plan.rows)
+        if cells[index] or not plan.searches
     ]
+
+
+def studies(root: Path) -> tuple[list[tuple[Path, Plan]], list[str]]:
+    """The studies in a folder of runs, and complaints about plans that cannot be read."""
+    found, complaints = [], []
+    for path in sorted(root.glob(f"*/{PLAN}")):
+        try:
+            found.append((path.parent, read_plan(path.parent)))
+        except DataError as error:
+            complaints.append(str(error))
+    return found, complaints
+
+
+def factors_text(factors: Mapping[str, Factor]) -> str:
+    """`share 0.2`, for people."""
+    return ", ".join(f"{name} {value_text(value)}" for name, value in factors.items())
+
+
+def arm_text(arm: ArmName) -> str:
+    return "SPT" if arm == "spt" else arm
+
+
+def value_text(value: Factor) -> str:
+    return f"{value:g}" if isinstance(value, float) else "null" if value is None else str(value)
 
 
 class Failure(Record):
@@ -109,21 +176,16 @@ class Failure(Record):
 class Found(NamedTuple):
     """What a folder of runs holds. A run is in one list only."""
 
-    pairings: list[Pairing]
-    unpaired: list[Failure]  # runs without a result that no comparison mentions
+    studies: list[tuple[Path, Plan]]
+    pairings: list[Pairing]  # of runs that no study mentions
+    unpaired: list[Failure]  # runs without a result that no study mentions
     complaints: list[str]
 
 
 def everything(root: Path) -> Found:
-    """Every comparison in a folder of runs, then the finished runs that none of them mentions."""
-    pairings: list[Pairing] = []
-    complaints: list[str] = []
-    for path in sorted(root.glob("compare-*/compare.json")):
-        try:
-            pairings += planned(path.parent)
-        except DataError as error:
-            complaints.append(str(error))
-    mentioned = {name for pairing in pairings for cell in pairing.cells for name in (cell.run, cell.parent)}
+    """Every study in a folder of runs, then the finished runs that none of them mentions."""
+    planned, complaints = studies(root)
+    mentioned = {name for _, plan in planned for name in run_names(plan)}
     finished: dict[str, Result] = {}
     unpaired: list[Failure] = []
     for name in sorted(path.name for path in root.iterdir() if path.is_dir()):
@@ -135,7 +197,14 @@ def everything(root: Path) -> Found:
         elif name not in mentioned:
             unpaired.append(found)
     more, ambiguous = matched(root, finished, mentioned)
-    return Found(pairings + more, unpaired, complaints + ambiguous)
+    return Found(planned, more, unpaired, complaints + ambiguous)
+
+
+def run_names(plan: Plan) -> list[str]:
+    """Every run folder that a study needs, once, pretraining before what starts from it."""
+    trials = [(trial.parent, trial.run) for search in plan.searches for trial in search.trials]
+    pairs = trials + [(cell.parent, cell.run) for cell in plan.cells]
+    return list(dict.fromkeys(name for pair in pairs for name in pair if name))
 
 
 class Side(NamedTuple):
@@ -146,7 +215,7 @@ class Side(NamedTuple):
     cells: dict[int, Cell]  # by seed
 
 
-def matched(root: Path, results: dict[str, Result], mentioned: set[str | None]) -> tuple[list[Pairing], list[str]]:
+def matched(root: Path, results: dict[str, Result], mentioned: set[str]) -> tuple[list[Pairing], list[str]]:
     """Pair finished runs that have task, model, metric and a seed in common.
 
     Where an arm was run in several configurations, each of its pairs is a row of its own. Of two runs with

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -78,6 +79,10 @@ class Job:
         }
 
     def key(self) -> str:
+        return self._key
+
+    @cached_property
+    def _key(self) -> str:  # kept: a study asks for it many times
         return digest({**self.settings(), "seed": self.seed, "parent": self.parent_key})
 
     @property
@@ -93,10 +98,10 @@ def placeless(kind: Literal["models", "tasks"], part: Part) -> dict[str, Any]:
 
 
 class Cell(NamedTuple):
-    """One entry of a comparison: an arm, under some factors, on one seed."""
+    """One entry of a study: an arm of one of its rows, on one seed."""
 
     arm: Arm
-    recipe: int  # which of the comparison's recipes
+    row: int
     job: Job
 
 

@@ -36,6 +36,10 @@ Metric = Literal[
     "perplexity",
     "bits_per_byte",
 ]
+LOWER_IS_BETTER = {
+    **dict.fromkeys(("loss", "mae", "mse", "perplexity", "bits_per_byte"), True),
+    **dict.fromkeys(("accuracy", "f1_macro", "accuracy_macro", "r2"), False),
+}
 BUDGETS = ("epochs", "steps", "examples", "flops")
 
 
@@ -255,7 +259,7 @@ class Loaded:
 def packaged() -> dict[str, str]:
     """The recipes that come with spt: name -> text."""
     root = Path(str(files("spt.recipes")))
-    paths = sorted(root.rglob("*.yaml"))
+    paths = sorted(path for path in root.rglob("*.yaml") if path.parent.name != "studies")
     return {path.relative_to(root).with_suffix("").as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 

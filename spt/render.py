@@ -9,7 +9,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -17,195 +17,143 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from spt.report import Cost, Report, Row, RunRecord
-from spt.run import Ledger, write_text, writing
-from spt.verdict import delta_text, interval_text, metric_text, ratio_text, score_text, size_text
+from spt.pairs import factors_text
+from spt.report import Report
+from spt.rows import Cost, Row
+from spt.run import write_text, writing
+from spt.searches import Searched
+from spt.sheets import sheets
+from spt.texts import Sheet
 
-FORMAT = 1  # of report.json; raised when a field changes its meaning
-
-
-class Sheet(NamedTuple):
-    """A table that is not laid out yet."""
-
-    title: str
-    header: tuple[str, ...]
-    body: Sequence[tuple[str, ...]]
-    words: int  # the first so many columns are text, the others numbers
-    narrow: int | None = None  # the first so many columns fit into 80 characters; None: all
-    caption: str = ""
+FORMAT = 2  # of report.json; raised when a field changes its meaning
+PARTS = ("levels", "contrasts", "best", "pooled", "matches", "searches", "spent")  # of a report, as they stand in it
 
 
-def sheets(report: Report) -> list[Sheet]:
-    """The tables of a report that have something in them."""
-    made = [score_sheet(report), seed_sheet(report), cost_sheet(report), failure_sheet(report)]
-    return [sheet for sheet in made if sheet.body] + [run_sheet(run) for run in report.runs]
+class Said(NamedTuple):
+    """What a report says in words about one of its parts."""
+
+    label: str
+    verdict: str
+    warnings: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
-def score_sheet(report: Report) -> Sheet:
-    metrics = {metric_text(row.metric) for row in report.rows if row.metric}
-    header = ("task / model", "n", "scratch", "SPT", "delta", "95 % interval", "p", "detectable", "chance")
-    body = [
-        (
-            f"{row.label}: {metric_text(row.metric)}" if len(metrics) > 1 and row.metric else row.label,
-            str(row.n) if row.n == row.planned else f"{row.n} of {row.planned}",
-            score_text(row.scratch, row.metric),
-            score_text(row.spt, row.metric),
-            delta_text(row.delta, row.metric),
-            interval_text(row.low, row.high, row.metric),
-            "-" if row.p is None else f"{row.p:.3f}" if row.p >= 0.001 else "< 0.001",
-            size_text(row.detectable, row.metric),
-            score_text(row.chance, row.metric),
-        )
-        for row in report.rows
+def conclusions(report: Report) -> list[Said]:
+    """What follows from several rows together, and what was searched."""
+    return [
+        *(Said(f"{best.label}, share of the budget", f"{best.verdict}") for best in report.best),
+        *(
+            Said(f"{one.label}, " + ("gain from SPT" if one.what == "SPT - scratch" else one.what), one.verdict)
+            for one in report.contrasts
+        ),
+        *(Said(f"several tasks / {one.label}", one.verdict) for one in report.pooled),
+        *(Said(f"{one.label}, search", _search_text(one), one.warnings, one.notes) for one in report.searches),
     ]
-    title = f"Test {metrics.pop()}" if len(metrics) == 1 else "Test scores"
-    caption = "Means over the n seeds at which both arms finished; delta is SPT - scratch."
-    return Sheet(title, header, body, words=1, narrow=6, caption=caption)
 
 
-def seed_sheet(report: Report) -> Sheet:
-    header = ("task / model", "seed", "scratch", "SPT", "delta", "scratch run", "SPT run", "pretraining run")
-    body = [
-        (
-            "" if number else row.label,
-            str(seed.seed),
-            seed.scratch_state if seed.scratch is None else score_text(seed.scratch, row.metric),
-            seed.spt_state if seed.spt is None else score_text(seed.spt, row.metric),
-            delta_text(seed.delta, row.metric),
-            seed.scratch_run,
-            seed.spt_run,
-            seed.pretrain_run or "",
-        )
-        for row in report.rows
-        for number, seed in enumerate(row.seeds)
-    ]
-    return Sheet("Seed by seed", header, body, words=1, narrow=5)
-
-
-def cost_sheet(report: Report) -> Sheet:
-    body: list[tuple[str, ...]] = []
-    for row in report.rows:
-        if row.scratch_arm is None or row.spt_arm is None:
-            continue
-        body += [
-            (row.label, "scratch", *_cost_cells(row.scratch_arm.total)),
-            ("", "pretraining", *_cost_cells(row.spt_arm.pretraining)),
-            ("", "+ finetuning", *_cost_cells(row.spt_arm.finetuning)),
-            ("", "= SPT", *_cost_cells(row.spt_arm.total)),
-            ("", "ratio", *(ratio_text(row.ratios[axis]) for axis in Cost.model_fields)),
-        ]
-    header = ("task / model", "arm", "steps", "examples", "FLOPs", "time", "memory")
-    caption = (
-        "To train one model, means over the same seeds; time includes evaluation; of memory, the largest peak. "
-        "Ratio: SPT to scratch."
-    )
-    return Sheet("Cost", header, body, words=2, caption=caption)
-
-
-def failure_sheet(report: Report) -> Sheet:
-    header = ("task / model", "arm", "seed", "state", "reason", "run")
-    body = [
-        (
-            label or failure.run,
-            "SPT" if failure.arm == "spt" else failure.arm or "",
-            "" if failure.seed is None else str(failure.seed),
-            failure.state,
-            failure.reason,
-            failure.run,
-        )
-        for label, failure in report.failures
-    ]
-    return Sheet("Runs without a score", header, body, words=6, narrow=5)
-
-
-def run_sheet(run: RunRecord) -> Sheet:
-    """One run by itself."""
-    body = [("state", f"{run.state}: {run.reason}" if run.reason else run.state)]
-    if (result := run.result) is not None:
-        cost = dict(zip(Cost.model_fields, _cost_cells(result.total), strict=True))
-        body += [
-            ("recipe", f"{result.recipe} ({result.task} / {result.model})"),
-            ("stage", f"{result.stage}, seed {result.seed}" + (", smoke run" if result.smoke else "")),
-            ("best step", f"{result.best_step} of {result.own.steps}, by validation {result.selected_by}"),
-            ("stopped by", result.stop),
-        ]
-        for split, scores in (("validation", result.val), ("test", result.test or {})):
-            body += [(f"{split} {metric_text(name)}", score_text(score, name)) for name, score in scores.items()]
-        body += [
-            ("cost", f"{cost['steps']} steps, {cost['examples']} examples, {cost['flops']} FLOPs"),
-            (
-                "",
-                f"{cost['seconds']}, {cost['peak_bytes']}" + (", pretraining included" if result.parent else ""),
-            ),
-            ("parameters", ", ".join(f"{part} {number:,}" for part, number in result.parameters.items())),
-        ]
-    return Sheet(run.name, ("", ""), body, words=2)
+def _search_text(search: Searched) -> str:
+    parts = []
+    for name, arm in (("scratch", search.scratch), ("SPT", search.spt)):
+        trials = f"{arm.done + arm.lost} of {arm.trials} trials"
+        parts.append(f"{name}: {trials}, " + (factors_text(arm.setting) if arm.setting else "nothing chosen yet"))
+    return "; ".join(parts)
 
 
 def terminal(report: Report) -> RenderableType:
     """For `rich.console.Console.print`: verdicts, then tables. Nothing is said by colour alone."""
     parts: list[RenderableType] = []
-    for row in report.rows:
-        lines = [Text(row.verdict, style="bold")]
-        lines += [Text(f"WARNING: {said}", style="bold red") for said in row.warnings]
-        lines += [Text(said, style="dim") for said in _remarks(row)]
-        parts += [Text(row.label, style="bold"), Padding(Group(*lines), (0, 0, 1, 2), expand=False)]
-    for said in report.warnings:
-        parts += [Text(f"WARNING: {said}", style="bold red"), Text()]
+    for said in _sayings(report):
+        lines = [Text(said.verdict, style="bold")]
+        lines += [Text(f"WARNING: {warning}", style="bold red") for warning in said.warnings]
+        lines += [Text(remark, style="dim") for remark in said.remarks]
+        parts += [Text(said.label, style="bold"), Padding(Group(*lines), (0, 0, 1, 2), expand=False)]
+    for warning in report.warnings:
+        parts += [Text(f"WARNING: {warning}", style="bold red"), Text()]
+    for note in report.notes:
+        parts += [Text(note, style="dim"), Text()]
     for sheet in sheets(report):
-        parts += [Text(sheet.title, style="bold"), _rich_table(sheet)]
-        parts += [Text(sheet.caption, style="dim"), Text()] if sheet.caption else [Text()]
+        every = tuple(range(len(sheet.header)))
+        for number, columns in enumerate((every,) if sheet.narrow is None else sheet.narrow):
+            parts += [Text(sheet.title + (", continued" if number else ""), style="bold"), _rich_table(sheet, columns)]
+            parts.append(Text())
+        if sheet.caption and sheet.narrow != ():
+            parts[-1] = Text(sheet.caption, style="dim")
+            parts.append(Text())
     return Group(*parts)
 
 
-def _rich_table(sheet: Sheet) -> Table:
+def _sayings(report: Report) -> list[Said]:
+    rows = [Said(row.label, row.verdict, row.warnings, tuple(_remarks(row))) for row in report.rows]
+    return rows + conclusions(report)
+
+
+def _rich_table(sheet: Sheet, columns: Sequence[int]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, show_header=any(sheet.header), padding=(0, 1, 0, 0))
-    for number, name in enumerate(sheet.header[: sheet.narrow]):
+    for number in columns:
         words = number < sheet.words
-        table.add_column(Text(name), justify="left" if words else "right", no_wrap=not words, overflow="fold")
+        justify: Literal["left", "right"] = "left" if words else "right"
+        table.add_column(Text(sheet.header[number]), justify=justify, no_wrap=not words, overflow="fold")
     for line in sheet.body:
-        table.add_row(*(Text(cell) for cell in line[: sheet.narrow]))
+        table.add_row(*(Text(line[number]) for number in columns))
     return table
 
 
 def markdown(report: Report) -> str:
-    lines = ["# Self-pretraining against training from scratch", ""] if report.rows else []
+    lines = ["# Self-pretraining against training from scratch", ""] if report.rows or report.searches else []
     for row in report.rows:
         lines += [f"**{_plain(row.label)}**: {_plain(row.verdict)}.", ""]
         lines += [f"- **WARNING: {_plain(said)}**" for said in row.warnings]
         lines += [f"- {_plain(said)}" for said in _remarks(row)]
         lines += [f"- recipe `{row.recipe}`" + (f", command `{row.command}`" if row.command else ""), ""]
+    for one in conclusions(report):
+        lines += [f"**{_plain(one.label)}**: {_plain(one.verdict)}.", ""]
+        more = [f"- **WARNING: {_plain(said)}**" for said in one.warnings]
+        more += [f"- {_plain(said)}" for said in one.remarks]
+        lines += [*more, ""] if more else []
     lines += [line for said in report.warnings for line in (f"**WARNING: {_plain(said)}**", "")]
+    lines += [line for said in report.notes for line in (_plain(said), "")]
     for sheet in sheets(report):
         lines += [f"## {sheet.title}", ""]
         lines.append("| " + " | ".join(map(_plain, sheet.header)) + " |")
         lines.append("|" + "|".join("---" if i < sheet.words else "---:" for i in range(len(sheet.header))) + "|")
         lines += ["| " + " | ".join(map(_plain, line)) + " |" for line in sheet.body]
-        lines += ["", *([sheet.caption, ""] if sheet.caption else [])]
+        lines += ["", *([_plain(sheet.caption), ""] if sheet.caption else [])]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def to_json(report: Report) -> dict[str, Any]:
     """What `--json` prints and report.json holds."""
+    records = report.model_dump(mode="json")
     return {
         "format": FORMAT,
         "kind": "report",
-        "rows": [row.model_dump(mode="json") for row in report.rows],
-        "verdicts": [f"{row.label}: {row.verdict}" for row in report.rows],
+        "rows": records["rows"],
+        "verdicts": [f"{said.label}: {said.verdict}" for said in _sayings(report)],
+        **{name: records[name] for name in PARTS},
         "failures": [{"label": label, **failure.model_dump(mode="json")} for label, failure in report.failures],
-        "warnings": list(report.warnings),
-        "runs": list(report.folders),
-        "results": [run.model_dump(mode="json") for run in report.runs],
+        "warnings": records["warnings"],
+        "notes": records["notes"],
+        "runs": records["folders"],
+        "results": records["runs"],
     }
 
 
 def rows_csv(report: Report) -> str:
-    """One line per row of the report."""
-    nested = {"ratios", "scratch_arm", "spt_arm", "warnings", "notes", "seeds", "failures"}
+    """One line per row of the report, with a column for each factor of its studies."""
+    nested = {"factors", "total", "ratios", "scratch_arm", "spt_arm", "warnings", "notes", "seeds", "items", "failures"}
+    factors = list(dict.fromkeys(name for row in report.rows for name in row.factors))
     lines = []
     for row in report.rows:
         line = row.model_dump(exclude=nested)
+        line |= {f"factor_{name}": row.factors.get(name) for name in factors}
+        line |= {
+            "matched_axis": row.total.axis if row.total else None,
+            "matched_total": row.total.amount if row.total else None,
+        }
         for name, arm in (("scratch", row.scratch_arm), ("spt", row.spt_arm)):
+            line[f"{name}_above_chance"] = arm.above_chance if arm else None
+            line[f"{name}_chance_p"] = arm.chance_p if arm else None
+            line[f"{name}_parameters"] = arm.parameters.get("total") if arm else None
             for part in ("total", "pretraining", "finetuning"):
                 for axis in Cost.model_fields:
                     line[f"{name}_{part}_{axis}"] = getattr(getattr(arm, part), axis) if arm else None
@@ -216,25 +164,64 @@ def rows_csv(report: Report) -> str:
 
 def seeds_csv(report: Report) -> str:
     """One line per row and seed."""
-    about = ("label", "task", "model", "recipe", "source", "metric")
-    lines = [
-        {**{name: getattr(row, name) for name in about}, **seed.model_dump()}
-        for row in report.rows
-        for seed in row.seeds
-    ]
-    return _csv(lines)
+    return _csv([{**_about(row), **seed.model_dump()} for row in report.rows for seed in row.seeds])
+
+
+def items_csv(report: Report) -> str:
+    """One line per row and seed whose test items were compared."""
+    return _csv([{**_about(row), **item.model_dump()} for row in report.rows for item in row.items])
+
+
+def _about(row: Row) -> dict[str, Any]:
+    names = ("label", "task", "model", "recipe", "source", "metric")
+    return {name: getattr(row, name) for name in names}
+
+
+def searches_csv(report: Report) -> str:
+    """One line per trial, with a column for each setting that was searched."""
+    keys = list(dict.fromkeys(key for search in report.searches for key in search.space))
+    return _csv(
+        [
+            {
+                "study": search.study,
+                "label": search.label,
+                "recipe": search.recipe,
+                "arm": trial.arm,
+                "setting": trial.number,
+                "chosen": trial.number == (search.spt if trial.arm == "spt" else search.scratch).chosen,
+                "seed": trial.seed,
+                **{f"space_{key}": trial.setting.get(key) for key in keys},
+                "metric": search.metric,
+                "validation": trial.value,
+                "state": trial.state,
+                "run": trial.run,
+            }
+            for search in report.searches
+            for trial in search.trials
+        ]
+    )
 
 
 def write(report: Report, folder: Path) -> tuple[Path, ...]:
-    """Write report.md, report.csv, seeds.csv and report.json; each is replaced as a whole."""
+    """Write report.md, report.csv, seeds.csv, report.json, and items.csv and searches.csv where they have lines.
+
+    Each is replaced as a whole.
+    """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "report.md": markdown(report),
         "report.csv": rows_csv(report),
         "seeds.csv": seeds_csv(report),
+        "items.csv": items_csv(report),
+        "searches.csv": searches_csv(report),
         "report.json": json.dumps(to_json(report), indent=2, allow_nan=False) + "\n",
     }
+    for name in ("items.csv", "searches.csv"):
+        if not texts[name]:
+            del texts[name]
+            with writing(folder / name):
+                (folder / name).unlink(missing_ok=True)  # of an earlier report
     for name, text in texts.items():
         write_text(folder / name, text)
     return tuple(folder / name for name in texts)
@@ -242,32 +229,6 @@ def write(report: Report, folder: Path) -> tuple[Path, ...]:
 
 def _remarks(row: Row) -> list[str]:
     return [said for said in (row.compute, *row.notes) if said]
-
-
-def _cost_cells(cost: Cost | Ledger) -> tuple[str, ...]:
-    """One cell per field of `Cost`."""
-    return (
-        _count_text(cost.steps),
-        _count_text(cost.examples),
-        _flops_text(cost.flops),
-        _time_text(cost.seconds),
-        f"{cost.peak_bytes / 2**20:,.0f} MiB" if cost.peak_bytes else "-",
-    )
-
-
-def _count_text(count: int | float) -> str:
-    return f"{count:,.0f}" if count < 1e6 else f"{count / 1e6:,.1f}M"
-
-
-def _flops_text(flops: float) -> str:
-    mantissa, exponent = f"{flops:.2e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
-
-
-def _time_text(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _plain(text: str) -> str:

@@ -101,15 +101,16 @@ class Runtime:
 
     @property
     def rank(self) -> int:
-        return self.accelerator.process_index
+        return launch.rank()
 
     @property
     def world(self) -> int:
-        return self.accelerator.num_processes
+        """Without a launcher one, and known without taking a device: who only hands out work needs none."""
+        return self.accelerator.num_processes if launch.world() > 1 else 1
 
     @property
     def main(self) -> bool:
-        return self.accelerator.is_main_process
+        return self.rank == 0
 
     @property
     def shards(self) -> bool:

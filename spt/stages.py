@@ -4,7 +4,7 @@ import json
 import math
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,13 @@ from spt.checkpoint import About, Match, about, clean, publish, spec, transplant
 from spt.components import find, line_in
 from spt.errors import CheckpointError, DataError, DivergedError, OutputError, SptError, Stopped, UsageError, brief
 from spt.evaluate import Predictions, evaluate
-from spt.losses import LOWER_IS_BETTER, default_metric
+from spt.losses import default_metric
 from spt.models.base import Backbone, Unsupported, randomise
 from spt.network import Encoder, Head, SequenceModel, headed
 from spt.objectives import OBJECTIVES, Objective, Output, evaluation_draw, known_metrics
 from spt.optim import groups
 from spt.plan import Job, Weights, digest, placeless
-from spt.recipe import Part
+from spt.recipe import LOWER_IS_BETTER, Part
 from spt.run import Ledger, Result, Run, State, writing
 from spt.runtime import Runtime, command_line, environment, lost
 from spt.seeding import seeded
@@ -157,13 +157,11 @@ def _check_costs(bound: Bound) -> None:
     """The model states what it costs, names only parameters it has, and the budget reaches beyond the warm-up."""
     model, train, length = bound.model, bound.job.train, bound.data.length
     try:
-        flops = float(model.flops(length))
+        flops, own = float(model.flops(length)), float(model.backbone.flops(length))
     except Exception as error:
         raise UsageError(f"model {bound.job.loaded.recipe.model.name}: flops fails with {brief(error)}") from error
-    if not (math.isfinite(flops) and flops > 0 and model.backbone.flops(length) >= 0):
-        raise UsageError(
-            f"model {bound.job.loaded.recipe.model.name}: flops({length}) is {model.backbone.flops(length)}"
-        )
+    if not (math.isfinite(flops) and flops > 0 and own >= 0):
+        raise UsageError(f"model {bound.job.loaded.recipe.model.name}: flops({length}) is {own}")
     groups(model, train)
     steps = plan_steps(model, bound.data, train)
     if train.warmup_steps > steps:
@@ -214,19 +212,27 @@ def build_backbone(part: Part, length: int) -> Backbone:
 Say = Callable[[str], None]
 
 
-def ensure(job: Job, root: Path, runtime: Runtime, say: Say = lambda text: None, label: str = "") -> Result:
+def ensure(
+    job: Job,
+    root: Path,
+    runtime: Runtime,
+    say: Say = lambda text: None,
+    label: str = "",
+    made: Container[str] = frozenset(),
+) -> Result:
     """The job's result: read if it is there, else computed, its parent first. Raises an SptError otherwise.
 
-    Of several processes all run this; process 0 alone reads and writes the run's folder.
+    Of several processes all run this; process 0 alone reads and writes the run's folder. Runs named in `made` are not
+    made anew, whatever the settings say.
     """
     run = Run(root, job.name)
-    fresh = runtime.settings.resume == "never"
-    if not fresh and (result := runtime.once(lambda: _finished(run, say))) is not None:
+    fresh = runtime.settings.resume == "never" and job.name not in made
+    if not fresh and (result := runtime.once(lambda: finished(run, say))) is not None:
         return result
     runtime.check_libraries()
     # Before the parent is trained: a mistake in the second stage is found at once.
     bound = runtime.alike(lambda: bind(job))
-    parent = _parent(job, root, runtime, say, label)
+    parent = _parent(job, root, runtime, say, label, made)
     waiting = partial(say, f"{run.path.name} is being made by another process; waiting for it")
     with runtime.on_main(lambda: run.locked(waiting if runtime.settings.wait else None)):
         result = runtime.once(lambda: _take_over(run, fresh, say))
@@ -241,7 +247,7 @@ def _take_over(run: Run, fresh: bool, say: Say) -> Result | None:
         if (aside := run.move_aside()) is not None:
             say(f"{run.path.name} was there already; the old one is now {aside.name}")
         return None
-    if (result := _finished(run, say)) is not None:
+    if (result := finished(run, say)) is not None:
         return result
     status = run.status() or {}
     if status.get("state") == "diverged":
@@ -252,7 +258,7 @@ def _take_over(run: Run, fresh: bool, say: Say) -> Result | None:
     return None
 
 
-def _finished(run: Run, say: Say) -> Result | None:
+def finished(run: Run, say: Say) -> Result | None:
     """A finished run, as it is. A process that died right after writing it may have left the rest undone."""
     result = run.result()
     if result is None:
@@ -290,13 +296,13 @@ def open_weights(path: Path) -> Weights:
     return Weights(path.resolve(), Parent(path.resolve()).result.key)
 
 
-def _parent(job: Job, root: Path, runtime: Runtime, say: Say, label: str) -> Parent | None:
+def _parent(job: Job, root: Path, runtime: Runtime, say: Say, label: str, made: Container[str]) -> Parent | None:
     if job.parent is None:
         return None
     if isinstance(job.parent, Weights):
         path = job.parent.path
     else:
-        ensure(job.parent, root, runtime, say, label)
+        ensure(job.parent, root, runtime, say, label, made)
         path = root / job.parent.name
     return runtime.alike(lambda: Parent(path))
 

@@ -65,7 +65,8 @@ def data_dir() -> Path:
 def open_task(part: Part) -> TaskData:
     """The task's data with fingerprints: the subset the recipe asks for, rows not copied.
 
-    A fraction is a prefix of one permutation of the training split, so subsets are nested (SPT paper, appendix C.1.4).
+    A fraction is a prefix of one permutation of the training split, so subsets are nested (SPT paper, appendix C.1.4);
+    stratified, of one in which every class comes as often as in the whole split, early and late.
     """
     opened = open_part(part)
     config, module = opened.config, opened.component.module
@@ -73,8 +74,10 @@ def open_task(part: Part) -> TaskData:
     keep = max(1, int(config.fraction * len(data.train)))
     whole = data.train
     if keep < len(data.train):
-        rows = generator(config.subset_seed, "subset").permutation(len(data.train))[:keep]
-        data = replace(data, train=data.train.take(rows))
+        rows = generator(config.subset_seed, "subset").permutation(len(data.train))
+        if config.stratified:
+            rows = rows[_spread(_classes(data, opened.component)[rows])]
+        data = replace(data, train=data.train.take(rows[:keep]))
     limit = config.limit
     if limit is not None:
         data = data.mapped(lambda split: split.take(np.arange(min(limit, len(split)))))
@@ -86,6 +89,24 @@ def open_task(part: Part) -> TaskData:
             raise DataError(f"task {opened.component.identity}: rows of pairs cannot be made anew; leave out sample")
         data = replace(data, fresh=partial(_fresh, opened.component, config, data))
     return data
+
+
+def _classes(data: TaskData, component: Component) -> NDArray[np.int64]:
+    """(n,) The class of every training row. Raises DataError where rows have none."""
+    if not isinstance(data.target, Classes) or data.train.per_step:
+        raise DataError(
+            f"task {component.identity}: stratified needs one class for every sequence; leave it out"
+        )
+    return np.asarray(data.train.targets)
+
+
+def _spread(classes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An order in which every class is spread evenly: the j-th of its n rows comes at about (j + 1/2) / n."""
+    order = np.argsort(classes, kind="stable")
+    _, first, counts = np.unique(classes[order], return_index=True, return_counts=True)
+    rank = np.empty(len(classes))
+    rank[order] = (np.arange(len(classes)) - np.repeat(first, counts) + 0.5) / np.repeat(counts, counts)
+    return np.argsort(rank, kind="stable")
 
 
 def _fresh(component: Component, config: TaskConfig, data: TaskData, ids: NDArray[np.int64], epoch: int) -> Split:

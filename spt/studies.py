@@ -1,16 +1,490 @@
-"""From recipes to the cells of a study. A study is a function that returns cells; no torch here."""
+"""From a study to its rows and cells: one function for each kind. No torch here.
 
-from collections.abc import Sequence
+A row is a recipe at one level of what the study varies; it has two arms over seeds. What a budget is worth in rows,
+operations or seconds, a `Meter` says, since it takes data and networks to know.
+"""
 
-from spt.plan import Cell, Job
-from spt.recipe import Loaded
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from spt.errors import UsageError
+from spt.pairs import Axis, Factor, Total
+from spt.plan import Arm, Cell, Job
+from spt.recipe import BUDGETS, Loaded, Part, Recipe, Scratch, Train, load
+from spt.study import (
+    Changes,
+    Compare,
+    Compute,
+    Data,
+    Init,
+    Objective,
+    Range,
+    Size,
+    Study,
+    Tune,
+    Value,
+    recipe_overrides,
+)
+
+StageName = Literal["pretrain", "finetune", "scratch"]
 
 
-def compare(recipes: Sequence[Loaded], seeds: Sequence[int]) -> list[Cell]:
-    """For every recipe and seed, one SPT and one scratch finetuning, seed by seed so that pairs fill up early."""
+@runtime_checkable
+class Meter(Protocol):
+    """What budgets are worth; asked only where a study needs to know."""
+
+    def rows(self, loaded: Loaded) -> int:
+        """Training rows in use."""
+
+    def flops(self, job: Job) -> float:
+        """Analytic operations of the job's whole training, its parent's not included."""
+
+    def seconds_per_step(self, job: Job) -> float:
+        """Device seconds of one optimiser step of the job, measured on this machine."""
+
+    def steps(self, job: Job) -> int:
+        """Optimiser steps of the job's budget."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A recipe at one level of what the study varies."""
+
+    loaded: Loaded
+    factors: Mapping[str, Factor] = field(default_factory=dict)
+    total: Total | None = None
+
+
+class Setting(NamedTuple):
+    """One setting of a search, in both arms, with one seed."""
+
+    number: int
+    arm: Arm
+    seed: int
+    job: Job
+
+
+class Search(NamedTuple):
+    """What a tuning study tries for one of its rows."""
+
+    row: int
+    settings: Sequence[dict[str, Value]]
+    trials: Sequence[Setting]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A study in full: what is to be run."""
+
+    study: Study
+    seeds: tuple[int, ...]
+    rows: Sequence[Row]
+    cells: Sequence[Cell]
+    searches: Sequence[Search] = ()
+    notes: Sequence[str] = ()
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Every finetuning that the study wants, trials first, each once."""
+        found = [trial.job for search in self.searches for trial in search.trials] + [cell.job for cell in self.cells]
+        return list({job.name: job for job in found}.values())
+
+
+def lay_out(study: Study, smoke: bool, meter: Meter) -> Layout:
+    """Rows and cells of a study. Raises UsageError and RecipeError for what cannot be done."""
+    bases = [Base(study, source, smoke) for source in study.recipes]
+    rows, notes = [], [note for base in bases for note in base.loaded.notes]
+    for base in bases:
+        found, said = _ROWS[study.kind](study, base, meter)
+        rows += found
+        notes += said
+    cells = cells_of([(row.loaded, row.loaded) for row in rows], study.seed_list)
+    if isinstance(study, Data) and study.pretrain_on == "all":
+        cells = _pretrained_on_all(cells, study, bases, meter)
+    if isinstance(study, Tune):
+        return Layout(study, study.seed_list, rows, (), [_search(study, i, row) for i, row in enumerate(rows)], notes)
+    return Layout(study, study.seed_list, rows, cells, notes=list(dict.fromkeys(notes)))
+
+
+def cells_of(rows: Iterable[tuple[Loaded, Loaded]], seeds: Sequence[int]) -> list[Cell]:
+    """For every row, a pair (scratch, SPT) of recipes, and seed both arms, seed by seed so that pairs fill up early."""
     cells = []
-    for i, loaded in enumerate(recipes):
+    for i, (scratch, spt) in enumerate(rows):
         for seed in seeds:
-            spt = Job(loaded, "finetune", seed, parent=Job(loaded, "pretrain", seed))
-            cells += [Cell("spt", i, spt), Cell("scratch", i, Job(loaded, "finetune", seed))]
+            cells += [Cell("spt", i, spt_job(spt, seed)), Cell("scratch", i, Job(scratch, "finetune", seed))]
     return cells
+
+
+def spt_job(loaded: Loaded, seed: int) -> Job:
+    return Job(loaded, "finetune", seed, parent=Job(loaded, "pretrain", seed))
+
+
+class Base:
+    """A recipe of the study, loaded once, and its variants."""
+
+    def __init__(self, study: Study, source: str, smoke: bool) -> None:
+        self.source, self.smoke = source, smoke
+        self.overrides = recipe_overrides(study.set)
+        self.loaded = load(source, self.overrides, smoke=smoke)
+
+    def variant(self, changes: Changes) -> Loaded:
+        """The recipe with more changes; what is varied stands above what is set in every recipe."""
+        kept = [one for one in self.overrides if one.partition("=")[0] not in changes]
+        return load(self.source, [*kept, *recipe_overrides(changes)], smoke=self.smoke)
+
+
+# ------------------------------------------------------------------------------------------------------------- kinds
+
+Found = tuple[list[Row], list[str]]
+
+
+def _compare(study: Compare, base: Base, meter: Meter) -> Found:
+    return [Row(base.loaded)], []
+
+
+def _tune(study: Tune, base: Base, meter: Meter) -> Found:
+    return [Row(base.loaded)], []
+
+
+def _init(study: Init, base: Base, meter: Meter) -> Found:
+    levels = study.initialisations
+    return [Row(base.variant({"model.initialisation": level}), {"initialisation": level}) for level in levels], []
+
+
+def _size(study: Size, base: Base, meter: Meter) -> Found:
+    sizes = study.of(base.source)
+    return [Row(base.variant(changes), {"size": label}) for label, changes in sizes.items()], []
+
+
+def _objective(study: Objective, base: Base, meter: Meter) -> Found:
+    """One row for each objective. What looks ahead cannot predict the next step: there both arms are made causal."""
+    rows, notes = [], []
+    for options in study.objectives:
+        name, rest = options["name"], {key: value for key, value in options.items() if key != "name"}
+        changes: Changes = {"pretrain.objective.name": name}
+        changes |= {f"pretrain.objective.{key}": value for key, value in rest.items()}
+        label = " ".join([name, *(f"{key}={value}" for key, value in rest.items())])
+        if name == "next" and not base.loaded.recipe.model.options.get("causal"):
+            changes["model.causal"] = True
+            notes.append(f"{base.loaded.name}, objective {label}: the model is causal in both arms (model.causal=true)")
+        rows.append(Row(base.variant(_whole(changes, base.loaded)), {"objective": label}))
+    return rows, notes
+
+
+def _whole(changes: Changes, loaded: Loaded) -> Changes:
+    """An objective's own options, not those of the recipe's: what is not named has its default."""
+    recipe = loaded.recipe.pretrain.objective
+    if recipe.name != changes["pretrain.objective.name"]:
+        return changes
+    from spt.objectives import OBJECTIVES
+
+    defaults = OBJECTIVES[recipe.name]().model_dump(mode="json") if recipe.name in OBJECTIVES else {}
+    kept = {f"pretrain.objective.{key}": value for key, value in defaults.items() if key in recipe.options}
+    return {**kept, **changes}
+
+
+def _data(study: Data, base: Base, meter: Meter) -> Found:
+    """One row for each fraction, with the recipe's number of updates, or of passes, in every one."""
+    rows = []
+    for fraction in study.fractions:
+        if fraction == base.loaded.recipe.task.options["fraction"] and not study.stratified:
+            rows.append(Row(base.loaded, {"fraction": fraction}))  # the run that other studies have as well
+            continue
+        # Not through the recipe's text: a smoke run has put the fraction back to 1.
+        loaded = with_task(base.loaded, fraction=fraction, stratified=study.stratified)
+        used = meter.rows(loaded)
+        for stage in _stages(loaded):
+            train = _held(study, base, stage, meter)
+            if base.smoke:
+                train = train.model_copy(update={"batch_size": min(train.batch_size, used)})
+            if train.batch_size > used:
+                raise UsageError(
+                    f"{loaded.name}: a fraction of {fraction:g} is {used} training rows, fewer than {stage}.train."
+                    f"batch_size ({train.batch_size}); leave this fraction out, or set {stage}.train.batch_size={used}"
+                )
+            loaded = with_train(loaded, stage, train)
+        rows.append(Row(loaded, {"fraction": fraction}))
+    return rows, []
+
+
+def _held(study: Data, base: Base, stage: StageName, meter: Meter) -> Train:
+    """The recipe's training of a stage, its budget such that it means the same over fewer or more rows."""
+    from spt.batch import steps_per_epoch
+
+    n, train = meter.rows(base.loaded), base.loaded.recipe.train(stage)
+    if study.hold == "epochs":
+        if train.epochs is not None:
+            return train
+        return _budget(train, epochs=_examples(train, n, f"{base.loaded.name}: {stage}") / n)
+    # Evaluated as often as in the recipe: with few rows an epoch is a matter of steps.
+    every = train.evaluate_every or steps_per_epoch(n, train.batch_size, train.drop_last)
+    return _budget(train, steps=_steps(train, n, stage, base.loaded), evaluate_every=every)
+
+
+def _pretrained_on_all(cells: Sequence[Cell], study: Data, bases: Sequence[Base], meter: Meter) -> list[Cell]:
+    """The same finetunings after pretraining on every training input: labels are scarce, inputs are not."""
+    found = []
+    whole: dict[str, Loaded] = {}
+    for cell in cells:
+        if isinstance(cell.job.parent, Job):
+            name = cell.job.loaded.name
+            if name not in whole:
+                base = next(base for base in bases if base.loaded.name == name)
+                loaded = with_task(base.loaded, fraction=1.0)
+                whole[name] = with_train(loaded, "pretrain", _held(study, base, "pretrain", meter))
+            cell = cell._replace(job=replace(cell.job, parent=Job(whole[name], "pretrain", cell.job.seed)))
+        found.append(cell)
+    return found
+
+
+def _compute(study: Compute, base: Base, meter: Meter) -> Found:
+    """Scratch has the whole budget; SPT gives a share of it to pretraining and the rest to finetuning."""
+    loaded, notes = base.loaded, list[str]()
+    axis = study.match or _own_axis(loaded)
+    if base.smoke and axis == "epochs":
+        axis = "examples"  # a smoke run's budgets are steps
+    if base.smoke and study.match != axis:
+        notes.append(f"{loaded.name}: a smoke run is matched on {axis}")
+    worth = _WORTH[axis](loaded, meter)
+    total = study.total_of(base.source)
+    if total is None or base.smoke:
+        total = worth.of_recipe()
+    matched = Total(axis=axis, amount=total)
+    scratch = with_train(loaded, "scratch", worth.train("scratch", total))
+    rows = []
+    for share in filter(None, study.shares):  # 0 is scratch, the baseline of every row
+        one = with_train(scratch, "pretrain", worth.train("pretrain", share * total))
+        one = with_train(one, "finetune", worth.train("finetune", (1 - share) * total))
+        rows.append(Row(one, {"share": share}, matched))
+    return rows, notes
+
+
+class _Worth:
+    """Budgets on one axis. A stage's warm-up, evaluation and stopping stay as they are."""
+
+    def __init__(self, loaded: Loaded, meter: Meter) -> None:
+        self.loaded, self.meter = loaded, meter
+
+    def of_recipe(self) -> float:
+        """What both stages of the recipe's SPT arm come to."""
+        return sum(self.of("pretrain")) + sum(self.of("finetune"))
+
+    def of(self, stage: StageName) -> tuple[float, ...]:
+        raise NotImplementedError
+
+    def train(self, stage: StageName, amount: float) -> Train:
+        raise NotImplementedError
+
+    def job(self, stage: StageName) -> Job:
+        return Job(self.loaded, "pretrain" if stage == "pretrain" else "finetune", 0)
+
+
+class _Epochs(_Worth):
+    def of(self, stage: StageName) -> tuple[float, ...]:
+        epochs = self.loaded.recipe.train(stage).epochs
+        if epochs is None:
+            raise UsageError(
+                f"{self.loaded.name}: {stage}'s budget is not given in epochs, so shares of epochs cannot be taken; "
+                "use --match examples, flops or time, or name the total (--total) in epochs"
+            )
+        return (epochs,)
+
+    def train(self, stage: StageName, amount: float) -> Train:
+        return _budget(self.loaded.recipe.train(stage), epochs=_tidy(amount))
+
+
+class _Examples(_Worth):
+    def of(self, stage: StageName) -> tuple[float, ...]:
+        train = self.loaded.recipe.train(stage)
+        return (_examples(train, self.meter.rows(self.loaded), f"{self.loaded.name}: {stage}"),)
+
+    def train(self, stage: StageName, amount: float) -> Train:
+        return _budget(self.loaded.recipe.train(stage), examples=max(1, round(amount)))
+
+
+class _Flops(_Worth):
+    def of(self, stage: StageName) -> tuple[float, ...]:
+        return (self.meter.flops(self.job(stage)),)
+
+    def train(self, stage: StageName, amount: float) -> Train:
+        return _budget(self.loaded.recipe.train(stage), flops=amount)
+
+
+class _Time(_Worth):
+    def of(self, stage: StageName) -> tuple[float, ...]:
+        job = self.job(stage)
+        return (self.meter.steps(job) * self.meter.seconds_per_step(job),)
+
+    def train(self, stage: StageName, amount: float) -> Train:
+        each = self.meter.seconds_per_step(self.job(stage))
+        return _budget(self.loaded.recipe.train(stage), steps=max(1, round(amount / each)))
+
+
+_WORTH: dict[Axis, type[_Worth]] = {"epochs": _Epochs, "examples": _Examples, "flops": _Flops, "time": _Time}
+
+
+def _own_axis(loaded: Loaded) -> Axis:
+    """What both stages' budgets are given in; steps count as examples."""
+    kinds = {_kind(loaded.recipe.train(stage)) for stage in ("pretrain", "finetune")}
+    if len(kinds) > 1:
+        raise UsageError(
+            f"{loaded.name}: pretraining's budget is given in {_kind(loaded.recipe.pretrain.train)}, finetuning's in "
+            f"{_kind(loaded.recipe.finetune.train)}, which do not add up; say what is held: --match examples, flops or "
+            "time"
+        )
+    (kind,) = kinds
+    return "epochs" if kind == "epochs" else "flops" if kind == "flops" else "examples"
+
+
+def _kind(train: Train) -> str:
+    return next(name for name in BUDGETS if getattr(train, name) is not None)
+
+
+_ROWS: dict[str, Callable[[Any, Base, Meter], Found]] = {
+    "compare": _compare,
+    "compute": _compute,
+    "data": _data,
+    "size": _size,
+    "init": _init,
+    "objective": _objective,
+    "tune": _tune,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------ tuning
+
+
+def settings(study: Tune) -> list[dict[str, Value]]:
+    """What is tried: every combination of the lists, or random draws, each once where there are enough to draw."""
+    lists = {name: values for name, values in study.space.items() if isinstance(values, tuple)}
+    if study.trials is None:
+        return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+    rng = np.random.default_rng([study.search_seed, 0x5EA2C4])
+    most = study.trials
+    if len(lists) == len(study.space):
+        most = min(most, int(np.prod([len(values) for values in lists.values()])))
+    found: dict[str, dict[str, Value]] = {}
+    while len(found) < most:
+        drawn = {name: _drawn(values, name, rng) for name, values in study.space.items()}
+        found.setdefault(json.dumps(drawn), drawn)
+    return list(found.values())
+
+
+def _drawn(values: tuple[Value, ...] | Range, name: str, rng: np.random.Generator) -> Value:
+    if isinstance(values, tuple):
+        return values[int(rng.integers(len(values)))]
+    if values.scale == "log":
+        drawn = float(np.exp(rng.uniform(np.log(values.low), np.log(values.high))))
+    else:
+        drawn = float(rng.uniform(values.low, values.high))
+    whole = Train.model_fields[name].annotation in (int, int | None)
+    return max(1, round(drawn)) if whole else float(f"{drawn:.4g}")
+
+
+def _search(study: Tune, row: int, base: Row) -> Search:
+    tried = settings(study)
+    trials = []
+    for seed in study.trial_seeds:
+        for number, values in enumerate(tried):
+            spt, scratch = chosen(base.loaded, values, "spt"), chosen(base.loaded, values, "scratch")
+            trials += [
+                Setting(number, "spt", seed, spt_job(spt, seed)),
+                Setting(number, "scratch", seed, Job(scratch, "finetune", seed)),
+            ]
+    return Search(row, tried, trials)
+
+
+def chosen(loaded: Loaded, values: Mapping[str, Value], arm: Arm) -> Loaded:
+    """The recipe with these settings in the supervised training of one arm.
+
+    A budget in steps is one of examples here, so that a larger batch does not mean more training.
+    """
+    stage: StageName = "finetune" if arm == "spt" else "scratch"
+    train = loaded.recipe.train(stage)
+    if "batch_size" in values and train.steps is not None:
+        train = _budget(train, examples=train.steps * train.batch_size)
+    changed = {**train.model_dump(mode="json"), **values}
+    if changed["warmup_steps"] and values.get("warmup_fraction") is not None:
+        changed["warmup_steps"] = 0
+    return with_train(loaded, stage, _checked(changed, f"{loaded.name}, {dict(values)}"))
+
+
+# ----------------------------------------------------------------------------------------------------------- helpers
+
+
+def _stages(loaded: Loaded) -> Iterator[StageName]:
+    yield from ("pretrain", "finetune")
+    if loaded.recipe.scratch is not None:
+        yield "scratch"
+
+
+def with_train(loaded: Loaded, stage: StageName, train: Train) -> Loaded:
+    """The recipe with another training section; `scratch` gets one of its own if it had none."""
+    recipe = loaded.recipe
+    update: dict[str, Any] = {"scratch": Scratch(train=train)}
+    if stage != "scratch":
+        update = {stage: getattr(recipe, stage).model_copy(update={"train": train})}
+    return replace(loaded, recipe=recipe.model_copy(update=update))
+
+
+def with_task(loaded: Loaded, **options: Any) -> Loaded:
+    """The recipe over other rows of the same task."""
+    task = Part(**{**loaded.recipe.task.model_dump(), **options})
+    recipe: Recipe = loaded.recipe.model_copy(update={"task": task})
+    from spt.store import identity
+
+    return replace(loaded, recipe=recipe, identities={**loaded.identities, "data": identity(task)})
+
+
+def _budget(train: Train, evaluate_every: int | None = None, **budget: int | float) -> Train:
+    """The same training with another budget."""
+    changed = {**train.model_dump(mode="json"), **dict.fromkeys(BUDGETS), **budget}
+    if evaluate_every is not None:
+        changed["evaluate_every"] = evaluate_every
+    if (steps := changed["steps"]) is not None and changed["warmup_steps"] > steps:
+        raise UsageError(
+            f"the budget is {steps} steps here, but warmup_steps is {changed['warmup_steps']}; use warmup_fraction"
+        )
+    return _checked(changed, "the study's training")
+
+
+def _checked(values: Mapping[str, Any], place: str) -> Train:
+    from pydantic import ValidationError
+
+    from spt.recipe import complaints
+
+    try:
+        return Train.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise UsageError(f"{place}: {'; '.join(complaints(Train, error))}") from None
+
+
+def _steps(train: Train, n: int, stage: str, loaded: Loaded) -> int:
+    from spt.compute import total_steps
+
+    if train.flops is not None:
+        raise UsageError(
+            f"{loaded.name}: {stage}'s budget is given in operations, not in updates; give it in steps or epochs"
+        )
+    return total_steps(train, n, 1.0)
+
+
+def _examples(train: Train, n: int, place: str) -> float:
+    """Sequences that the budget shows, repeats counted."""
+    if train.examples is not None:
+        return float(train.examples)
+    if train.epochs is not None:
+        return train.epochs * n
+    if train.steps is not None:
+        return float(train.steps * min(train.batch_size, n))
+    raise UsageError(f"{place}'s budget is given in operations, not in examples; use --match flops")
+
+
+def _tidy(amount: float) -> float:
+    """Without the last digits that products of decimal fractions leave: 0.2 * 150 is 30."""
+    return float(f"{amount:.12g}")

@@ -1,15 +1,21 @@
 """What a comparison's numbers mean, in sentences that claim no more than the seeds can carry."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from spt.run import Result
-from spt.stats import FEWEST, Paired, paired
+from spt.stats import CONFIDENCE, FEWEST, Paired, above_chance, correct_above_chance
 
-Decision = Literal["spt", "scratch", "open", "too few seeds", "no spread", "no pair", "different data", "smoke"]
+Doubt = Literal["open", "too few seeds", "no spread", "no pair", "different data", "smoke"]
+# "alone": the interval of this comparison decides, the tests of all of them together do not.
+Decision = Literal["spt", "scratch", "spt alone", "scratch alone"] | Doubt
+Judgement = Literal["first", "second", "first alone", "second alone"] | Doubt
 Pairs = Sequence[tuple[Result, Result]]  # scratch and SPT of the same seed, both finished
 
+LEVEL = round(1 - CONFIDENCE, 12)  # a p above it decides nothing
+
 MATCHED = 0.05  # relative difference up to which steps, examples and FLOPs of the arms count as equal
+WHOLE = 1e-7  # rounding of a share of right rows: less than one part in a float32
 
 
 def is_percent(metric: str) -> bool:
@@ -46,31 +52,69 @@ def ratio_text(ratio: float | None) -> str:
     return "-" if ratio is None else f"×{ratio:.2f}" if ratio < 10 else f"×{ratio:.3g}"
 
 
+def p_text(p: float | None) -> str:
+    return "-" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"
+
+
+class Adjusted(NamedTuple):
+    """What is left of a comparison's p among all of those that are read together."""
+
+    p: float | None  # Holm's; None where the test could not be made
+    tests: int
+
+
 def favour_spt(test: Paired, higher_is_better: bool) -> int:
     return test.positive if higher_is_better else test.negative
 
 
 def verdict(
-    test: Paired | None, metric: str, higher_is_better: bool, planned: int, different: bool, smoke: bool
+    test: Paired | None,
+    metric: str,
+    higher_is_better: bool,
+    planned: int,
+    different: bool,
+    smoke: bool,
+    adjusted: Adjusted | None = None,
 ) -> tuple[Decision, str]:
     """Which arm is better, or why that is not known."""
+    found, sentence = judge(test, metric, higher_is_better, planned, different, smoke, ("SPT", "scratch"), adjusted)
+    if found == "first" or found == "second":
+        return ("spt" if found == "first" else "scratch"), sentence
+    if found == "first alone" or found == "second alone":
+        return ("spt alone" if found == "first alone" else "scratch alone"), sentence
+    return found, sentence
+
+
+def judge(
+    test: Paired | None,
+    metric: str,
+    higher_is_better: bool,
+    planned: int,
+    different: bool,
+    smoke: bool,
+    names: tuple[str, str],
+    adjusted: Adjusted | None = None,
+    family: str = "comparisons of this report",
+) -> tuple[Judgement, str]:
+    """Which of two is better, from the paired differences first - second, or why that is not known."""
     if test is None:
         return "no pair", f"no pair of runs finished (0 of {planned})"
     if different:
-        return "different data", "not comparable: the arms did not see the same data"
+        whose = "arms" if names == ("SPT", "scratch") else "runs"
+        return "different data", f"not comparable: the {whose} did not see the same data"
     if smoke:
         return "smoke", "smoke run: it shows that everything runs; its scores mean nothing"
     n, unit = test.n, " points" if is_percent(metric) else f" in {metric}"
     seeds = "1 seed" if n == 1 else f"{n} seeds"
     lost = f"; {planned - n} of {planned} pairs incomplete" if n < planned else ""
-    observed = f"SPT - scratch is {delta_text(test.mean, metric)}{unit}"
+    observed = f"{names[0]} - {names[1]} is {delta_text(test.mean, metric)}{unit}"
     if n < FEWEST:
         return "too few seeds", f"cannot be decided with {seeds}: {observed}{lost}"
     if not test.deviation:
         return "no spread", f"not decided: {observed} with each of {seeds}, no spread to judge it by{lost}"
     direction = "" if higher_is_better else "lower is better, "
     favour = favour_spt(test, higher_is_better)
-    support = f", {favour} of {n} seeds favour SPT" if 0 < favour < n else ""
+    support = f", {favour} of {n} seeds favour {names[0]}" if 0 < favour < n else ""
     if test.sign == 0:
         interval = interval_text(test.low, test.high, metric)
         return "open", (
@@ -78,12 +122,19 @@ def verdict(
             f"n={n}{support}); {seeds} could only have shown a difference of about "
             f"{size_text(test.detectable, metric)}{unit} or more{lost}"
         )
-    first, second = ("SPT", "scratch") if (test.sign > 0) == higher_is_better else ("scratch", "SPT")
+    wins = (test.sign > 0) == higher_is_better
+    first, second = names if wins else names[::-1]
     ends = sorted(abs(end) for end in (test.low, test.high) if end is not None)
     interval = " to ".join(size_text(end, metric) for end in ends)
-    return ("spt" if first == "SPT" else "scratch"), (
+    sentence = (
         f"{first} beats {second} by {size_text(test.mean, metric)}{unit} "
-        f"({direction}{100 * test.confidence:.0f} % interval {interval}, n={n}{support}){lost}"
+        f"({direction}{100 * test.confidence:.0f} % interval {interval}, n={n}{support})"
+    )
+    if adjusted is None or (adjusted.p is not None and adjusted.p <= LEVEL):
+        return ("first" if wins else "second"), sentence + lost
+    holm = "" if adjusted.p is None else f" (Holm p {p_text(adjusted.p)})"
+    return ("first alone" if wins else "second alone"), (
+        f"{sentence} taken alone; among the {adjusted.tests} {family} it is not decided{holm}{lost}"
     )
 
 
@@ -154,9 +205,10 @@ def notes(pairs: Pairs) -> list[str]:
     if any(last.values()):
         said.append(f"best at the last step, more training might help: {_counts(last, len(pairs))}")
     for arm, results in arms.items():
-        if above_chance(results) is False:
+        found = against_chance(results)
+        if found.above is False:
             chance = score_text(results[0].chance, results[0].metric)
-            said.append(f"{arm} is not shown to be above chance ({chance})")
+            said.append(f"{arm} is not shown to be above chance ({chance}; one-sided p {p_text(found.p)})")
     return said
 
 
@@ -164,16 +216,39 @@ def best_at_end(result: Result) -> bool:
     return result.best_step >= result.own.steps
 
 
-def above_chance(results: Sequence[Result]) -> bool | None:
-    """Whether the mean is better than the best constant answer; from three runs on, its whole interval."""
+class Chance(NamedTuple):
+    """Whether an arm is better than the best constant answer."""
+
+    above: bool | None  # p at most `LEVEL`; None where that cannot be tested
+    p: float | None  # one-sided
+    test: Literal["t", "binomial"] | None
+
+
+def against_chance(results: Sequence[Result]) -> Chance:
+    """One-sided t test over seeds; where they have no spread, the exact binomial test of one run's test rows."""
     margins = []
     for result in results:
         if result.chance is None:
-            return None
+            return Chance(None, None, None)
         margin = final_score(result) - result.chance
         margins.append(margin if result.higher_is_better else -margin)
-    versus = paired(margins)
-    return versus.sign == 1 if versus.n >= FEWEST and versus.deviation else versus.mean > 0
+    if not margins:
+        return Chance(None, None, None)
+    p = above_chance(margins).p
+    if p is not None:
+        return Chance(p <= LEVEL, p, "t")
+    p = _binomial(results[0])
+    return Chance(None if p is None else p <= LEVEL, p, None if p is None else "binomial")
+
+
+def _binomial(result: Result) -> float | None:
+    """Of a run whose accuracy counts whole test rows; one over steps is no multiple of 1/rows."""
+    rows = result.data["test"].rows if "test" in result.data else 0
+    chance, score = result.chance, final_score(result)
+    if result.metric != "accuracy" or not rows or chance is None or not (0 <= chance <= 1 and 0 <= score <= 1):
+        return None
+    correct = round(score * rows)
+    return correct_above_chance(correct, rows, chance) if abs(score * rows - correct) <= WHOLE * rows else None
 
 
 def final_score(result: Result) -> float:

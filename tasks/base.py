@@ -32,6 +32,7 @@ class TaskConfig(BaseModel):
 
     fraction: float = Field(1.0, gt=0, le=1, description="share of the training split in use, in both stages")
     subset_seed: int = Field(42, ge=0, description="which permutation of the training split a fraction is a prefix of")
+    stratified: bool = Field(False, description="a fraction has each class in the share that the whole split has")
     limit: int | None = Field(None, ge=1, description="at most this many rows of every split (smoke runs)")
 
 

@@ -85,10 +85,12 @@ def test_compare_end_to_end(tmp_path):
     assert "copied" not in second.stderr  # nothing was trained
     (folder,) = (tmp_path / "runs").glob("compare-*")
     assert {path.name for path in folder.iterdir()} == {
-        "compare.json",
+        "study.json",
+        "study.yaml",
         "report.md",
         "report.csv",
         "seeds.csv",
+        "items.csv",
         "report.json",
     }
     report = spt("report", folder, "--json", cwd=tmp_path)
@@ -367,9 +369,9 @@ def test_damaged_files_of_a_comparison(tmp_path, monkeypatch):
     recipe_file(tmp_path)
     call("compare", "tiny.yaml", "--seeds", "2", "--out", "runs")
     (folder,) = (tmp_path / "runs").glob("compare-*")
-    (folder / "compare.json").write_text("[]")
+    (folder / "study.json").write_text("[]")
     call("compare", "tiny.yaml", "--seeds", "2", "--out", "runs")
-    assert json.loads((folder / "compare.json").read_text())["seeds"] == [0, 1]
+    assert json.loads((folder / "study.json").read_text())["seeds"] == [0, 1]
     one = min((tmp_path / "runs").glob("finetune-*"))
     (one / "result.json").write_text("{")
     found = json.loads(call("compare", "tiny.yaml", "--seeds", "2", "--out", "runs", "--json", code=8).stdout)

@@ -22,6 +22,7 @@ HEAVY = {"torch", "transformers", "datasets", "accelerate"}
 OPTIONAL = {"flash_attn", "numba", "pykeops", "submitit", "tensorboard", "trackio", "wandb"}
 KNOWN_TO = {  # a library, and the only modules that know it
     "accelerate": {"spt.runtime", "spt.train", "spt.checkpoint"},
+    "submitit": {"spt.slurm"},
     "transformers": {"spt.models.hf"},
     "datasets": {"spt.store", "spt.tasks.own.hub"},
 }
@@ -31,6 +32,7 @@ SHARED = {  # what the files of a folder may share, and what the pipeline may na
 }
 WORK = {  # may load torch; plans, records, reports and commands may not, nor anything not named here
     *("spt.batch", "spt.bench", "spt.checkpoint", "spt.compute", "spt.contract", "spt.doctor", "spt.evaluate"),
+    *("spt.conduct", "spt.estimate", "spt.preview", "spt.slurm", "spt.workers"),
     *("spt.execute", "spt.losses", "spt.network", "spt.objectives", "spt.optim", "spt.runtime", "spt.seeding"),
     *("spt.data", "spt.operations", "spt.probe", "spt.rescore", "spt.show", "spt.stages", "spt.store", "spt.train"),
 }

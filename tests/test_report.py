@@ -6,131 +6,22 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from records import FINETUNING, MIB, SPLITS, compared, finish, plan, row_of, shown, start
 
 from spt import render, report
 from spt.errors import DataError, OutputError, UsageError
-from spt.report import Report, Row
-from spt.run import Ledger, Result, Run, SplitRecord, write_json
-
-MIB = 2**20
-PRETRAINING = Ledger(steps=60, examples=600, positions=38400, flops=6e9, seconds=6.0, peak_bytes=3 * MIB)
-FINETUNING = Ledger(steps=40, examples=400, positions=25600, flops=4e9, seconds=4.0, peak_bytes=2 * MIB)
-SCRATCH = Ledger(steps=100, examples=1000, positions=64000, flops=1e10, seconds=8.0, peak_bytes=2 * MIB)
-SPLITS = {
-    "train": SplitRecord(rows=400, inputs="aa", targets="bb"),
-    "test": SplitRecord(rows=360, inputs="cc", targets="dd"),
-}
-Cell = dict[str, Any]
+from spt.report import Report
+from spt.run import Ledger, Run, write_json
 
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of small files are written here; that each survives a power cut is not the point."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
-def start(root: Path, name: str, **status: Any) -> None:
-    root.mkdir(parents=True, exist_ok=True)
-    run = Run(root, name)
-    run.create("task: digits\n", {}, {})
-    run.set_status(**status or {"state": "running"})
-
-
-def finish(root: Path, arm: str, seed: int, score: float, run: str = "", **changes: Any) -> Cell:
-    """A finished run of this arm, after its pretraining run where the arm is SPT."""
-    metric = changes.get("metric", "accuracy")
-    name = run or f"finetune-{arm}{seed}"
-    parent = f"for-{name[9:]}" if arm == "spt" else None
-    own = changes.get("own", FINETUNING if parent else SCRATCH)
-    fields: dict[str, Any] = {
-        "key": name.partition("-")[2],
-        "stage": "finetune",
-        "recipe": "quickstart",
-        "task": "digits",
-        "model": "transformer",
-        "seed": seed,
-        "parent": parent,
-        "settings": "0123456789",
-        "metric": metric,
-        "selected_by": metric,
-        "batch_size": 32,
-        "precision": "fp32",
-        "higher_is_better": True,
-        "chance": 0.1,
-        "val": {metric: 0.5},
-        "test": {metric: score},
-        "best_step": own.steps - 10,
-        "stop": "budget",
-        "own": own,
-        "total": own + PRETRAINING if parent else own,
-        "parameters": {"encoder": 10, "backbone": 100, "head": 5, "total": 115},
-        "data": SPLITS,
-        "environment": {"device": "cpu"},
-    }
-    fields |= changes
-    root.mkdir(parents=True, exist_ok=True)
-    if parent and fields["parent"]:
-        before = {
-            "key": fields["parent"],
-            "stage": "pretrain",
-            "parent": None,
-            "test": None,
-            "settings": "before",
-        }
-        Run(root, f"pretrain-{fields['parent']}").path.mkdir(exist_ok=True)
-        Run(root, f"pretrain-{fields['parent']}").finish(Result(**{**fields, **before}))
-    Run(root, name).path.mkdir(exist_ok=True)
-    Run(root, name).finish(Result(**fields))
-    return {
-        "recipe": 0,
-        "arm": arm,
-        "seed": seed,
-        "run": name,
-        "parent": f"pretrain-{parent}" if parent else None,
-    }
-
-
-def plan(root: Path, planned: Sequence[Cell], name: str = "compare-1", **changes: Any) -> Path:
-    """A comparison folder over these cells."""
-    recipes = [{"name": "quickstart", "task": "digits", "model": "transformer"}]
-    folder = root / name
-    folder.mkdir(parents=True, exist_ok=True)
-    value = {
-        "format": 1,
-        "kind": "compare",
-        "command": "spt compare quickstart --seeds 3",
-        "created": "2026-01-01T00:00:00",
-        "smoke": False,
-        "seeds": sorted({cell["seed"] for cell in planned}),
-        "recipes": recipes,
-        "cells": list(planned),
-    }
-    write_json(folder / "compare.json", value | changes)
-    return folder
-
-
-def compared(root: Path, scratch: Sequence[float], spt: Sequence[float], **changes: Any) -> Path:
-    """A comparison in which every run finished, with these test scores by seed."""
-    cells = [finish(root, "scratch", seed, score, **changes) for seed, score in enumerate(scratch)]
-    return plan(root, cells + [finish(root, "spt", seed, score, **changes) for seed, score in enumerate(spt)])
-
-
-def row_of(folder: Path) -> Row:
-    (row,) = report.read([folder]).rows
-    return row
-
-
-def shown(made: Report, width: int = 80) -> str:
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(render.terminal(made))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 # Statistics and verdicts
@@ -217,7 +108,7 @@ def test_lower_can_be_better(tmp_path: Path) -> None:
     assert row.delta == pytest.approx(-0.5)
     assert (row.decision, row.favour_spt) == ("spt", 3)
     assert row.verdict == "SPT beats scratch by 0.500 in mse (lower is better, 95 % interval 0.475 to 0.525, n=3)"
-    assert "scratch is not shown to be above chance (2.150)" in row.notes
+    assert "scratch is not shown to be above chance (2.150; one-sided p 0.239)" in row.notes
     assert "SPT is not" not in str(row.notes)
 
 
@@ -253,7 +144,7 @@ def test_scores_near_chance_are_marked(tmp_path: Path) -> None:
     row = row_of(compared(tmp_path, [0.10, 0.12, 0.09], [0.3, 0.4, 0.5]))
     assert row.scratch_arm is not None and row.scratch_arm.above_chance is False
     assert row.spt_arm is not None and row.spt_arm.above_chance is True
-    assert "scratch is not shown to be above chance (10.00)" in row.notes
+    assert "scratch is not shown to be above chance (10.00; one-sided p 0.371)" in row.notes
 
 
 # Cost
@@ -318,7 +209,7 @@ def test_how_runs_ended_is_said(tmp_path: Path) -> None:
     assert row.scratch_arm is not None and row.spt_arm is not None
     assert (row.scratch_arm.stops, row.spt_arm.stops) == ({"budget": 2}, {"budget": 1, "patience": 1})
     assert row.scratch_arm.best_at_end == 2
-    assert row.notes == (
+    assert row.notes[:2] == (
         "stopped early by patience: 0 of 2 scratch runs and 1 of 2 SPT runs",
         "best at the last step, more training might help: 2 of 2 scratch runs and 0 of 2 SPT runs",
     )
@@ -336,7 +227,7 @@ def test_arms_of_different_size_or_device_are_said(tmp_path: Path) -> None:
 
 
 def damage(root: Path, name: str) -> None:
-    (root / name / "result.json").write_text('{"format": 1, "key"')
+    (root / name / "result.json").write_text('{"format": 2, "key"')
 
 
 def undo(root: Path, name: str) -> None:
@@ -402,7 +293,7 @@ def test_a_failed_pretraining_run_explains_the_missing_finetuning_run(tmp_path: 
 
 def test_no_pair_finished(tmp_path: Path) -> None:
     cells = [finish(tmp_path, "scratch", seed, 0.7) for seed in range(3)]
-    cells += [{"arm": "spt", "seed": seed, "run": f"finetune-s{seed}", "recipe": 0} for seed in range(3)]
+    cells += [{"arm": "spt", "seed": seed, "run": f"finetune-s{seed}", "row": 0} for seed in range(3)]
     made = report.read([plan(tmp_path, cells)])
     (row,) = made.rows
     assert (row.decision, row.verdict) == ("no pair", "no pair of runs finished (0 of 3)")
@@ -414,8 +305,8 @@ def test_no_pair_finished(tmp_path: Path) -> None:
 
 def test_a_planned_seed_without_any_cell_is_missed(tmp_path: Path) -> None:
     folder = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
-    value = json.loads((folder / "compare.json").read_text())
-    write_json(folder / "compare.json", value | {"seeds": [0, 1, 2, 3]})
+    value = json.loads((folder / "study.json").read_text())
+    write_json(folder / "study.json", value | {"seeds": [0, 1, 2, 3]})
     row = row_of(folder)
     assert (row.n, row.planned) == (3, 4)
     assert [(failure.arm, failure.seed, failure.state) for failure in row.failures] == [
@@ -500,9 +391,9 @@ def test_two_runs_that_cannot_be_told_apart_are_not_mixed(tmp_path: Path) -> Non
 
 def test_rows_of_several_comparisons_can_be_told_apart(tmp_path: Path) -> None:
     first = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
-    cells = json.loads((first / "compare.json").read_text())["cells"]
+    cells = json.loads((first / "study.json").read_text())["cells"]
     names = [{"name": name, "task": "digits", "model": "transformer"} for name in ("mask-15", "mask-50")]
-    second = plan(tmp_path, cells + [cell | {"recipe": 1} for cell in cells], "compare-2", recipes=names)
+    second = plan(tmp_path, cells + [cell | {"row": 1} for cell in cells], "compare-2", rows=names)
     assert [row.label for row in report.read([first, second, first]).rows] == [
         "digits / transformer, quickstart",
         "digits / transformer, mask-15",
@@ -519,11 +410,11 @@ def test_rows_of_several_comparisons_can_be_told_apart(tmp_path: Path) -> None:
 def test_a_damaged_comparison_does_not_hide_the_others(tmp_path: Path) -> None:
     compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
     (tmp_path / "compare-2").mkdir()
-    (tmp_path / "compare-2" / "compare.json").write_text("{")
+    (tmp_path / "compare-2" / "study.json").write_text("{")
     made = report.read([tmp_path])
     assert len(made.rows) == 1
     (warning,) = made.warnings
-    assert "compare-2" in warning and "is not a comparison" in warning
+    assert "compare-2" in warning and "is not a study" in warning
 
 
 @pytest.mark.parametrize("folder", ["finetune-spt0", "finetune-scratch0", "pretrain-for-spt0"])
@@ -550,7 +441,7 @@ def test_folders_without_anything_to_report(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a file"):
         report.read([tmp_path / "file"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no comparison and no finished finetuning run; name a folder"):
+    with pytest.raises(DataError, match="holds no study and no finished finetuning run; name a folder"):
         report.read([tmp_path / "empty"])
     compared(tmp_path / "runs", [0.7], [0.8])
     damage(tmp_path / "runs", "finetune-spt0")
@@ -563,13 +454,13 @@ def test_folders_without_anything_to_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"format": 2}, "format"),
+        ({"format": 1}, "format"),
         ({"kind": "sweep"}, "kind"),
-        ({"cells": [{"recipe": 3, "arm": "spt", "seed": 0, "run": "x"}]}, "not listed"),
-        ({"cells": [{"recipe": 0, "arm": "dora", "seed": 0, "run": "x"}]}, r"cells\.0\.arm"),
-        ({"cells": [{"recipe": 0, "arm": "spt", "seed": 0, "run": "../x"}]}, r"cells\.0\.run"),
-        ({"cells": [{"recipe": 0, "arm": "spt", "seed": 0, "run": ".."}]}, r"cells\.0\.run"),
-        ({"recipes": None}, "recipes"),
+        ({"cells": [{"row": 3, "arm": "spt", "seed": 0, "run": "x"}]}, "not listed"),
+        ({"cells": [{"row": 0, "arm": "dora", "seed": 0, "run": "x"}]}, r"cells\.0\.arm"),
+        ({"cells": [{"row": 0, "arm": "spt", "seed": 0, "run": "../x"}]}, r"cells\.0\.run"),
+        ({"cells": [{"row": 0, "arm": "spt", "seed": 0, "run": ".."}]}, r"cells\.0\.run"),
+        ({"rows": None}, "rows"),
     ],
 )
 def test_a_wrong_comparison_is_refused_in_one_sentence(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
@@ -581,8 +472,8 @@ def test_a_wrong_comparison_is_refused_in_one_sentence(tmp_path: Path, changes: 
 def test_text_that_is_no_comparison_is_refused(tmp_path: Path) -> None:
     folder = plan(tmp_path, [])
     for content in (b"", b"[]", b"\xff\xfe"):
-        (folder / "compare.json").write_bytes(content)
-        with pytest.raises(DataError, match="is not a comparison"):
+        (folder / "study.json").write_bytes(content)
+        with pytest.raises(DataError, match="is not a study"):
             report.read([folder])
 
 
@@ -630,8 +521,10 @@ def test_markdown_tables_hold_every_column(tmp_path: Path) -> None:
     text = render.markdown(several(tmp_path))
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert "loss \\| nan [red]" in text
-    for line in tables:
-        assert line.replace("\\|", "").count("|") in (7, 8, 9, 10)
+    columns = 0
+    for line, after in zip(tables, [*tables[1:], ""], strict=True):
+        columns = line.count("|") if after.startswith("|---") else columns
+        assert line.replace("\\|", "").count("|") == columns
     assert "| digits / transformer | 2 of 3 | 72.50 | 77.00 | +4.50 | -1.85 to +10.85 |" in text
     assert "finetune-spt0" in text and "pretrain-for-spt0" in text
     assert "|  | pretraining | 60 | 600 | 6.00e9 | 6.0 s | 3 MiB |" in text
@@ -673,8 +566,8 @@ def test_files_are_the_same_bytes_for_the_same_results(tmp_path: Path) -> None:
     paths = render.write(report.read([folder]), folder)
     assert [path.name for path in paths] == ["report.md", "report.csv", "seeds.csv", "report.json"]
     before = [path.read_bytes() for path in paths]
-    value = json.loads((folder / "compare.json").read_text())
-    write_json(folder / "compare.json", value | {"created": "2030", "cells": value["cells"][::-1]})
+    value = json.loads((folder / "study.json").read_text())
+    write_json(folder / "study.json", value | {"created": "2030", "cells": value["cells"][::-1]})
     for run in tmp_path.glob("finetune-*"):
         Run(tmp_path, run.name).set_status("done")  # with another time and process
         os.utime(run / "result.json", (0, 0))

@@ -1,0 +1,1 @@
+"""Studies that repeat tables and figures of the papers."""

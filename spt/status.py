@@ -1,0 +1,98 @@
+"""How far studies are, read from their files alone: what is done, running, failed or missing. No torch here."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from spt.errors import DataError, UsageError
+from spt.pairs import PLAN, Plan, factors_text, look, read_plan, run_names, studies
+from spt.run import Result, Run
+
+STATES = ("done", "running", "stopped", "failed", "diverged", "missing")
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """Of one study, or of all in a folder of runs. Raises UsageError and DataError."""
+    if not folder.is_dir():
+        raise UsageError(f"no folder {folder}; name a study's folder, or the folder of runs (--out)")
+    if (folder / PLAN).is_file():
+        folder = folder.resolve()
+        return {"studies": [_study(folder, read_plan(folder))], "warnings": []}
+    found, complaints = studies(folder)
+    if not found:
+        said = f" ({complaints[0]})" if complaints else ""
+        raise DataError(f"{folder} holds no study{said}; spt study and spt compare make one")
+    return {"studies": [_study(*one) for one in found], "warnings": complaints}
+
+
+def state(root: Path, name: str) -> str:
+    """What became of a run; one that says it is running but that nobody holds was stopped without a word."""
+    found = look(root, name)
+    if isinstance(found, Result):
+        return "done"
+    if found.state == "running":
+        return "running" if Run(root, name).held() else "stopped"
+    return found.state if found.state in STATES else "failed"
+
+
+def _study(folder: Path, plan: Plan) -> dict[str, Any]:
+    root = folder.parent
+    states = {name: state(root, name) for name in run_names(plan)}
+    rows = []
+    for index, subject in enumerate(plan.rows):
+        cells = [cell for cell in plan.cells if cell.row == index]
+        trials = [trial for search in plan.searches if search.row == index for trial in search.trials]
+        for what, parts in (("trials", trials), ("runs", cells)):
+            names = dict.fromkeys(name for part in parts for name in (part.parent, part.run) if name)
+            if names:
+                rows.append(
+                    {
+                        "recipe": subject.name,
+                        "factors": dict(subject.factors),
+                        "what": what,
+                        **_counts([states[name] for name in names]),
+                    }
+                )
+    return {
+        "study": folder.name,
+        "kind": plan.kind,
+        "command": plan.command,
+        "smoke": plan.smoke,
+        "seeds": list(plan.seeds),
+        "to_choose": [plan.rows[search.row].name for search in plan.searches if not search.chosen],
+        **_counts(list(states.values())),
+        "rows": rows,
+        "runs": states,
+    }
+
+
+def _counts(states: Sequence[str]) -> dict[str, int]:
+    counts = Counter(states)
+    return {"all": len(states), **{name: counts[name] for name in STATES}}
+
+
+def render(found: dict[str, Any]) -> RenderableType:
+    parts: list[RenderableType] = []
+    for study in found["studies"]:
+        smoke = ", smoke" if study["smoke"] else ""
+        done = f"{study['done']} of {study['all']} runs done"
+        parts.append(Text(f"{study['study']} ({study['kind']}{smoke}): {done}", style="bold"))
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("row")
+        for name in ("all", *STATES):
+            table.add_column(name, justify="right")
+        for row in study["rows"]:
+            label = " ".join(filter(None, [row["recipe"], factors_text(row["factors"])]))
+            label += ", trials" if row["what"] == "trials" else ""
+            table.add_row(Text(label), *(str(row[name]) if row[name] else "-" for name in ("all", *STATES)))
+        parts.append(table)
+        if study["to_choose"]:
+            parts.append(Text(f"not chosen yet: {', '.join(study['to_choose'])}; then both arms run over the seeds"))
+        parts.append(Text())
+    parts += [Text(f"WARNING: {said}") for said in found["warnings"]]
+    return Group(*parts)

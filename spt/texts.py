@@ -1,0 +1,30 @@
+"""How a report says numbers, and the tables that hold them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+ARM = {"scratch": "scratch", "spt": "SPT"}  # as people are shown it
+
+
+class Sheet(NamedTuple):
+    title: str
+    header: tuple[str, ...]
+    body: Sequence[tuple[str, ...]]
+    words: int  # the first so many columns are text, the others numbers
+    narrow: tuple[tuple[int, ...], ...] | None = None  # columns of the parts that fit into 80 characters; None: all
+    caption: str = ""
+
+
+def count_text(count: int | float) -> str:
+    return f"{count:,.0f}" if count < 1e6 else f"{count / 1e6:,.1f}M"
+
+
+def flops_text(flops: float) -> str:
+    mantissa, exponent = f"{flops:.2e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def time_text(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

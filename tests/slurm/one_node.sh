@@ -1,0 +1,107 @@
+#!/bin/sh
+# A Slurm cluster of one node on this machine, for the tests marked slurm; all its state lies in one folder.
+#
+#   apt-get install slurm-wlm munge
+#   sh tests/slurm/one_node.sh start /tmp/slurm
+#   SLURM_CONF=/tmp/slurm/slurm.conf OMP_NUM_THREADS=1 python -m pytest -m slurm tests/test_slurm.py
+#   sh tests/slurm/one_node.sh stop /tmp/slurm
+#
+# Run as root: slurmd starts jobs for other users.
+set -eu
+
+usage() {
+    echo "usage: sh one_node.sh start|stop DIR" >&2
+    exit 2
+}
+[ $# -eq 2 ] || usage
+mkdir -p "$2"
+dir=$(cd "$2" && pwd)
+export SLURM_CONF="$dir/slurm.conf"
+
+stop() {
+    for name in slurmd slurmctld munged; do
+        [ -f "$dir/$name.pid" ] || continue
+        pid=$(cat "$dir/$name.pid")
+        # Not another process that has got this number since.
+        if [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$name" ]; then
+            kill "$pid"
+            for _ in $(seq 50); do
+                kill -0 "$pid" 2>/dev/null || break
+                sleep 0.2
+            done
+            kill -9 "$pid" 2>/dev/null || true
+        fi
+        rm -f "$dir/$name.pid"
+    done
+}
+
+start() {
+    for program in munged slurmctld slurmd sbatch; do
+        command -v "$program" >/dev/null || {
+            echo "there is no $program; apt-get install slurm-wlm munge" >&2
+            exit 1
+        }
+    done
+    host=$(hostname -s)
+    cpus=$(getconf _NPROCESSORS_ONLN)
+    memory=$(awk '/^MemTotal/ {print int($2 / 1024 * 0.8)}' /proc/meminfo)
+    mkdir -p "$dir/state" "$dir/spool" "$dir/munge"
+    chmod 700 "$dir/munge"
+    dd if=/dev/urandom of="$dir/munge/key" bs=128 count=1 2>/dev/null
+    chmod 400 "$dir/munge/key"
+    munged --force --key-file="$dir/munge/key" --socket="$dir/munge/socket" --pid-file="$dir/munged.pid" \
+        --log-file="$dir/munge/log" --seed-file="$dir/munge/seed"
+    # A job that is queued again waits until its credential has expired: soon, here.
+    cat >"$SLURM_CONF" <<CONF
+ClusterName=one
+SlurmctldHost=$host(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket=$dir/munge/socket,cred_expire=5
+CredType=cred/munge
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=1,sched_interval=2,bf_interval=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+ReturnToService=2
+MinJobAge=60
+KillWait=30
+MailProg=/bin/true
+StateSaveLocation=$dir/state
+SlurmdSpoolDir=$dir/spool
+SlurmctldPidFile=$dir/slurmctld.pid
+SlurmdPidFile=$dir/slurmd.pid
+SlurmctldLogFile=$dir/slurmctld.log
+SlurmdLogFile=$dir/slurmd.log
+SlurmctldPort=16817
+SlurmdPort=16818
+SlurmdParameters=config_overrides
+NodeName=$host NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=$memory State=UNKNOWN
+PartitionName=main Nodes=$host Default=YES MaxTime=INFINITE State=UP
+CONF
+    slurmctld -c
+    slurmd -c
+    for _ in $(seq 60); do
+        if sinfo -h -o %T 2>/dev/null | grep -q -e idle -e mixed -e allocated; then
+            sinfo
+            return
+        fi
+        sleep 0.5
+    done
+    echo "the node did not come up; see $dir/slurmctld.log and $dir/slurmd.log" >&2
+    stop
+    exit 1
+}
+
+case "$1" in
+start) start ;;
+stop) stop ;;
+*) usage ;;
+esac

@@ -1,0 +1,408 @@
+"""Many runs: in order, in shards, in this process and by workers, who may die or be stopped at any moment."""
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import environment, loaded, own_task, spt_job, weights
+
+from spt import workers
+from spt.errors import BackendError, Interrupted, OutputError, Stopped, UsageError
+from spt.execute import ORPHANED, Failed, Wanted, here, ordered, shard
+from spt.plan import Job, Weights
+from spt.recipe import Loaded
+from spt.run import Run
+from spt.runtime import Runtime, Settings
+from spt.workers import local
+
+SETTINGS = Settings(quiet=True, cpu=True)
+
+
+def wanted(*jobs: Job) -> list[Wanted]:
+    return [Wanted(job, f"[{i}]") for i, job in enumerate(jobs, 1)]
+
+
+def family(one: Loaded, seed: int = 0) -> list[Job]:
+    """From scratch, and pretrained."""
+    return [Job(one, "finetune", seed), spt_job(one, seed)]
+
+
+def tuned(one: Loaded, rate: float) -> Loaded:
+    """Another recipe with the same pretraining."""
+    finetune = one.recipe.finetune
+    train = finetune.train.model_copy(update={"learning_rate": rate})
+    recipe = one.recipe.model_copy(update={"finetune": finetune.model_copy(update={"train": train})})
+    return Loaded(one.name, recipe, one.origins, one.identities, one.notes, one.smoke)
+
+
+def diverging(tmp_path: Path) -> Loaded:
+    """In the pretraining; from scratch it learns well."""
+    return loaded(tmp_path, pretrain__train__learning_rate=1e30, pretrain__train__max_grad_norm=None)
+
+
+def reasons(failed: list[Failed]) -> dict[str, str]:
+    return {failure.job.name: failure.reason for failure in failed}
+
+
+def state(root: Path, job: Job) -> str:
+    return (Run(root, job.name).status() or {}).get("state", "nothing")
+
+
+def same_runs(one: Path, two: Path) -> None:
+    names = sorted(path.parent.name for path in one.glob("*/result.json"))
+    assert names and names == sorted(path.parent.name for path in two.glob("*/result.json"))
+    for name in names:
+        mine, theirs = (weights(root / name / "checkpoints/best") for root in (one, two))
+        assert mine.keys() == theirs.keys() and all((mine[key] == theirs[key]).all() for key in mine)
+        assert (one / name / "metrics.jsonl").read_bytes() == (two / name / "metrics.jsonl").read_bytes()
+
+
+# ------------------------------------------------------------------------------------------------- order and shards
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory) -> Loaded:
+    return loaded(tmp_path_factory.mktemp("one"))
+
+
+def test_every_job_once_and_parents_first(one):
+    scratch, spt = family(one)
+    again, pretraining = spt_job(one), spt.parent
+    other = spt_job(tuned(one, 0.5))
+    weighted = Job(one, "finetune", 3, Weights(Path("x"), "abc"))
+    found = ordered(wanted(scratch, spt, again, other, pretraining, weighted))
+    assert [job.name for job, _ in found] == [j.name for j in (scratch, pretraining, spt, other, weighted)]
+    assert [label for _, label in found] == ["[1]", "[2]", "[2]", "[4]", "[6]"]
+    assert ordered(found) == found
+
+
+@pytest.fixture(scope="module")
+def jobs(one) -> dict[tuple[str, int], Job]:
+    found = {}
+    for seed in range(5):
+        scratch, spt = family(one, seed)
+        found |= {("scratch", seed): scratch, ("spt", seed): spt, ("pretrain", seed): spt.parent}
+        found["tuned", seed] = Job(tuned(one, 0.5), "finetune", seed, spt.parent)
+    return found
+
+
+@given(data=st.data(), count=st.integers(1, 5))
+def test_shards_are_disjoint_complete_and_hold_whole_families(jobs, data, count):
+    everything = wanted(*data.draw(st.lists(st.sampled_from(list(jobs.values())), max_size=20)))
+    parts = [shard(everything, index, count) for index in range(1, count + 1)]
+    assert sorted(one.label for part in parts for one in part) == sorted(one.label for one in everything)
+    names = [{job.name for job, _ in ordered(part)} for part in parts]  # with the pretrainings
+    assert sum(map(len, names)) == len(set().union(*names))
+    labels = [[one.label for one in part] for part in parts]
+    assert all([one.label for one in everything if one.label in part] == part for part in labels)  # in the same order
+    sizes = [len(part) for part in names]
+    assert max(sizes) - min(sizes) <= 3  # the largest family: a pretraining and two finetunings
+
+
+@pytest.mark.parametrize("index", [0, 4])
+def test_there_is_no_such_shard(one, index):
+    with pytest.raises(UsageError, match=f"no shard {index} of 3"):
+        shard(wanted(*family(one)), index, 3)
+
+
+# -------------------------------------------------------------------------------------------------- in this process
+
+
+def test_a_failed_pretraining_fails_its_children_alone(tmp_path):
+    """Also twice in a row: what diverged is not tried again, and says so."""
+    bad, good = diverging(tmp_path), loaded(tmp_path)
+    jobs, said = [*family(bad), spt_job(tuned(bad, 0.5)), spt_job(good, 1)], []
+    for words in ("finite", "diverged before"):
+        failed = here(wanted(*jobs), tmp_path / "runs", Runtime(SETTINGS), said.append)
+        found = reasons(failed)
+        assert list(found) == [jobs[1].parent.name, jobs[1].name, jobs[2].name]
+        first, *children = found.values()
+        assert children == [f"{ORPHANED} {first}"] * 2
+        assert words in first
+        assert state(tmp_path / "runs", jobs[1].parent) == "diverged"
+    assert state(tmp_path / "runs", jobs[0]) == state(tmp_path / "runs", jobs[3]) == "done"
+    assert "[2] failed: " in " ".join(said)
+
+
+def test_a_finished_run_does_not_need_its_pretraining(tmp_path):
+    job = spt_job(loaded(tmp_path))
+    runs = tmp_path / "runs"
+    assert here(wanted(job), runs, Runtime(SETTINGS), print) == []
+    (runs / job.parent.name).rename(tmp_path / "elsewhere")
+    assert here(wanted(job), runs, Runtime(SETTINGS), print) == []
+    assert not (runs / job.parent.name).exists()
+    (runs / job.name / "result.json").write_text("{")
+    (failure,) = here(wanted(job), runs, Runtime(SETTINGS), print)
+    assert "cannot be read as a result" in failure.reason
+    (failure,) = local(wanted(job), runs, SETTINGS, 1, print, tmp_path)
+    assert "cannot be read as a result" in failure.reason
+
+
+def make_here(jobs, runs, settings, folder):
+    return here(jobs, runs, Runtime(settings), lambda text: None)
+
+
+def make_local(jobs, runs, settings, folder):
+    return local(jobs, runs, settings, 2, lambda text: None, folder)
+
+
+@pytest.mark.parametrize("make", [make_here, pytest.param(make_local, marks=pytest.mark.slow)])
+def test_anew_means_once(tmp_path, make):
+    """A pretraining that two finetunings share is made anew once, by --resume never."""
+    one = loaded(tmp_path)
+    jobs, runs = [spt_job(one), spt_job(tuned(one, 0.5))], tmp_path / "runs"
+    never = Settings(quiet=True, cpu=True, resume="never")
+    assert make(wanted(*jobs), runs, never, tmp_path) == []
+    assert len([path for path in runs.iterdir() if path.is_dir() and path.name[0] != "."]) == 3
+    assert make(wanted(*jobs), runs, never, tmp_path) == []
+    assert sorted(path.name for path in runs.glob("*.old*")) == sorted(
+        f"{job.name}.old1" for job in (*jobs, jobs[0].parent)
+    )
+
+
+def test_a_full_disk_ends_everything(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OutputError("full", hopeless=True)
+
+    monkeypatch.setattr("spt.execute.ensure", full)
+    with pytest.raises(OutputError):
+        here(wanted(*family(loaded(tmp_path))), tmp_path / "runs", Runtime(SETTINGS), print)
+
+
+# ------------------------------------------------------------------------------------------------------- by workers
+
+
+@pytest.fixture
+def threads(monkeypatch) -> None:
+    """Workers with as many threads as this process."""
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+
+
+def test_workers_do_what_one_process_does(tmp_path, threads):
+    """Bit for bit; a failing run among them fails in the same words; what they say comes as whole lines."""
+    one = own_task(tmp_path, model__dropout=0.2)
+    bad = diverging(tmp_path)
+    jobs = wanted(*family(one), spt_job(bad), spt_job(one, 1))
+    said: list[str] = []
+    found = reasons(local(jobs, tmp_path / "two", SETTINGS, 2, said.append, tmp_path / "study"))
+    failed = reasons(here(jobs, tmp_path / "one", Runtime(SETTINGS), lambda text: None))
+    assert found == failed and len(found) == 2
+    same_runs(tmp_path / "one", tmp_path / "two")
+    assert len(list((tmp_path / "two").glob("*/result.json"))) == 5
+    assert sum("weights from pretrain-" in text for text in said) == 2
+    assert [text for text in said if text.startswith("[3] failed: ")]
+    assert local(wanted(*family(one)), tmp_path / "two", SETTINGS, 2, said.append, tmp_path / "study") == []
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_workers_that_cannot_start_end_it(tmp_path, monkeypatch, attempts):
+    monkeypatch.setattr(workers, "ATTEMPTS", attempts)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(BackendError, match=f"{attempts} workers in a row ended at their start .exit code 1."):
+        local(wanted(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 2, print, tmp_path)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(BackendError, match="no worker could be started"):
+        local(wanted(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 2, print, tmp_path)
+
+
+def test_what_a_worker_cannot_do_is_said_in_its_words(tmp_path):
+    settings = Settings(quiet=True, cpu=True, tracker="nonesuch")
+    with pytest.raises(BackendError, match="unknown tracker 'nonesuch'"):
+        local(wanted(*family(loaded(tmp_path))), tmp_path / "runs", settings, 1, print, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "expected"),
+    [(None, 0, [None, None]), (None, 2, ["0", "1", "0"]), ("3, 1", 2, ["3", "1", "3"]), ("", 0, [None]),
+     ("GPU-abc", 1, ["GPU-abc", "GPU-abc"])],
+)  # fmt: skip
+def test_each_worker_has_one_gpu_in_turn(monkeypatch, visible, count, expected):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert [workers._slot(i, cpu=False).get("CUDA_VISIBLE_DEVICES") for i in range(len(expected))] == expected
+    assert workers._slot(0, cpu=True) == {}
+
+
+def test_a_launcher_and_workers_do_not_go_together(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="workers are started by spt"):
+        local([], tmp_path, SETTINGS, 2, print, tmp_path)
+
+
+CONDUCTOR = """
+import os, pickle, signal, sys
+from pathlib import Path
+from spt.errors import SptError, Stopped
+from spt.runtime import Settings
+from spt.workers import local
+
+def stop(number, frame):
+    raise Stopped("stopped")
+
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+Path("pid").write_text(str(os.getpid()))
+jobs, settings, workers = pickle.loads(Path("jobs.pkl").read_bytes())
+say = lambda text: print(text, file=sys.stderr, flush=True)
+try:
+    failed = local(jobs, Path("runs"), settings, workers, say, Path("study"))
+except SptError as error:
+    say(str(error))
+    sys.exit(error.exit_code)
+for failure in failed:
+    print(failure.job.name, failure.reason, flush=True)
+"""
+
+LONG = {
+    "pretrain__train": {"steps": 4000, "batch_size": 8, "learning_rate": 0.01, "evaluate_every": 2000},
+    "finetune__train": {"steps": 40, "batch_size": 8, "learning_rate": 0.01, "evaluate_every": 20},
+}
+
+
+@contextlib.contextmanager
+def conductor(folder: Path, jobs: list[Wanted], count: int, pipe: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A process that has runs made by workers with as many threads as this one has; a checkpoint after every step."""
+    settings = Settings(quiet=True, cpu=True, save_every=0.0)
+    (folder / "jobs.pkl").write_bytes(pickle.dumps((jobs, settings, count)))
+    (folder / "conductor.py").write_text(CONDUCTOR)
+    command = f"exec {sys.executable} conductor.py {pipe}"
+    process = subprocess.Popen(
+        ["sh", "-c", command],
+        cwd=folder,
+        env=environment({"OMP_NUM_THREADS": str(torch.get_num_threads())}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for pid in alive(folder):
+            os.kill(pid, signal.SIGKILL)
+        process.wait(10)
+        process.stdout.close()
+
+
+def alive(folder: Path) -> list[int]:
+    """Workers of the conductor in this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if (
+                entry.name.isdigit()
+                and b"spt.workers" in (entry / "cmdline").read_bytes()
+                and os.readlink(entry / "cwd") == str(folder)
+            ):
+                found.append(int(entry.name))
+    return found
+
+
+def until(met, seconds: float = 100.0):
+    deadline = time.monotonic() + seconds
+    while not (found := met()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def training(folder: Path, job: Job):
+    """Is a step of this run saved while it is still under way?"""
+    return lambda: any((folder / "runs" / job.name / "checkpoints").glob("step-*"))
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc")
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    ("number", "words", "then"),
+    [
+        (signal.SIGKILL, "worker ended without a word (SIGKILL), perhaps for want of memory", "failed"),
+        pytest.param(signal.SIGTERM, "its worker was told to stop", "stopped", marks=pytest.mark.slow),
+    ],
+    ids=["killed", "told to stop"],
+)
+def test_a_worker_that_ends_takes_one_run_with_it(tmp_path, number, words, then):
+    """Another makes the rest; the state is kept for the next call."""
+    slow, quick = loaded(tmp_path, **LONG), loaded(tmp_path)
+    jobs = wanted(spt_job(slow), *family(quick))
+    with conductor(tmp_path, jobs, 1) as process:
+        until(training(tmp_path, jobs[0].job.parent))
+        os.kill(alive(tmp_path)[0], number)
+        output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
+    pretraining = jobs[0].job.parent
+    assert f"{pretraining.name} {words}" in output and f"{jobs[0].job.name} {ORPHANED} {words}" in output
+    runs = tmp_path / "runs"
+    assert [state(runs, job) for job, _ in jobs[1:]] == ["done", "done"]
+    assert state(runs, pretraining) == then and training(tmp_path, pretraining)()
+
+
+def finish(folder: Path, jobs: list[Wanted]) -> None:
+    with conductor(folder, jobs, 2) as process:
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, output
+
+
+SHORT = {
+    "task": {"name": "./toy.py"},
+    "pretrain__train": {"steps": 600, "batch_size": 8, "learning_rate": 0.01, "evaluate_every": 100},
+    "finetune__train": {"steps": 40, "batch_size": 8, "learning_rate": 0.01, "evaluate_every": 20},
+}
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_stop_loses_nothing_and_leaves_nobody(tmp_path, number):
+    """Signals to the conductor alone. A pipe it wrote to ends; the same call goes on and ends as if undisturbed."""
+    one = own_task(tmp_path, **SHORT)
+    jobs = wanted(*family(one), *family(one, 1))
+    with conductor(tmp_path, jobs, 2, "2>&1 | cat") as process:
+        until(training(tmp_path, jobs[1].job.parent))
+        os.kill(int((tmp_path / "pid").read_text()), number)
+        output, _ = process.communicate(timeout=100)
+        until(lambda: not alive(tmp_path), 20)
+    assert "Traceback" not in output
+    states = {json.loads(path.read_text())["state"] for path in (tmp_path / "runs").glob("*/status.json")}
+    assert "stopped" in states and states <= {"stopped", "done"}, output
+    finish(tmp_path, jobs)
+    assert here(jobs, tmp_path / "whole", Runtime(SETTINGS), lambda text: None) == []
+    same_runs(tmp_path / "whole", tmp_path / "runs")
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Stopped), (signal.SIGINT, Interrupted)])
+def test_a_stop_at_the_start_is_orderly_too(tmp_path, number, error):
+    """In this very process, as soon as the first worker is there."""
+    folder = tmp_path / "study"
+    said: list[str] = []
+    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+
+    def start(conductor: workers._Conductor) -> None:
+        real(conductor)
+        signal.raise_signal(number)
+
+    real = workers._Conductor._start
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers._Conductor, "_start", start)
+        with pytest.raises(error):
+            local(wanted(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 1, said.append, folder)
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
+    assert not list((tmp_path / "runs").glob("*/result.json"))

@@ -1,0 +1,441 @@
+"""Studies: their files, what each kind lays out, and the choice that tuning makes."""
+
+import itertools
+import json
+import math
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import own_task, recipe_file
+
+from spt import tuning
+from spt.compute import example_count
+from spt.conduct import Place, conduct, folder_of, plan_of
+from spt.errors import RecipeError, UsageError
+from spt.estimate import Meter
+from spt.pairs import Plan, read_plan, run_names
+from spt.plan import Job
+from spt.recipe import Part, load
+from spt.run import Run
+from spt.runtime import Runtime, Settings
+from spt.stages import bind, ensure
+from spt.status import state, status
+from spt.store import open_task
+from spt.studies import lay_out, settings
+from spt.study import KINDS, anchored, check, packaged, read, to_yaml
+from spt.train import plan_steps
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def runtime():
+    return Runtime(Settings(quiet=True, cpu=True))
+
+
+@pytest.fixture
+def meter(tmp_path, runtime):
+    return Meter(tmp_path / "runs", runtime, lambda text: None)
+
+
+EPOCHS = {"epochs": 2, "batch_size": 8, "learning_rate": 0.01}
+
+
+def laid(tmp_path, meter, kind, smoke=False, recipe=None, **options):
+    path = recipe_file(tmp_path, **(recipe or {}))
+    return lay_out(check({"kind": kind, "recipes": [str(path)], "seeds": 2, **options}, "here"), smoke, meter)
+
+
+def by_epochs(**changes):
+    return {"pretrain__train": {**EPOCHS, "epochs": 3}, "finetune__train": EPOCHS, **changes}
+
+
+# Files
+
+EXAMPLES = {
+    "compare": {},
+    "compute": {"shares": [0, 0.25], "match": "flops", "total": 1e9},
+    "data": {"fractions": [0.1, 1], "stratified": True, "pretrain_on": "all", "hold": "epochs"},
+    "size": {"sizes": {"small": {"d_model": 8}}},
+    "init": {"initialisations": ["structured", "random"]},
+    "objective": {"objectives": [{"name": "masked", "ratio": 0.5, "span": 4}, {"name": "next"}]},
+    "tune": {"space": {"learning_rate": [0.1, 0.01], "batch_size": [4, 8]}, "trial_seeds": [3]},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_study_is_what_its_file_says(kind, tmp_path):
+    study = check({"kind": kind, "recipes": ["quickstart"], "set": {"model.d_model": 16}, **EXAMPLES[kind]}, "here")
+    path = tmp_path / "study.yaml"
+    path.write_text(to_yaml(study, tmp_path))
+    assert read(str(path)).study == study
+    assert read(str(tmp_path)).study == study  # by its folder
+    for name, value in EXAMPLES[kind].items():
+        assert yaml.safe_load(path.read_text())[name] == value
+
+
+@pytest.mark.parametrize(
+    ("raw", "complaint"),
+    [
+        ({"kind": "computer"}, "did you mean compute"),
+        ({}, "no kind is given; known: compare"),
+        ([], "is not a study"),
+        ({"kind": "compute"}, "recipes: missing"),
+        ({"kind": "compute", "recipes": []}, "recipes"),
+        ({"kind": "compute", "recipes": ["a", "a"]}, "stands twice"),
+        ({"kind": "compute", "recipes": ["a"], "shares": [0.2, 1]}, r"shares must be different numbers in \[0, 1\)"),
+        ({"kind": "compute", "recipes": ["a"], "shares": [0]}, "above 0"),
+        ({"kind": "compute", "recipes": ["a"], "match": "steps"}, "match"),
+        ({"kind": "compute", "recipes": ["a"], "total": {"b": 3}}, "total"),
+        ({"kind": "compute", "recipes": ["a"], "total": -1}, "total must be above 0"),
+        ({"kind": "data", "recipes": ["a"], "fractions": [0.1, 0.1]}, "fractions"),
+        ({"kind": "data", "recipes": ["a"], "fraction": [0.1]}, "unknown key; did you mean fractions"),
+        ({"kind": "size", "recipes": ["a"], "sizes": {}}, "sizes"),
+        ({"kind": "size", "recipes": ["a"], "sizes": {"x": 3}}, "sizes.x"),
+        ({"kind": "size", "recipes": ["a"], "sizes": {"x": {}}}, "size x must be a mapping"),
+        ({"kind": "size", "recipes": ["a"], "sizes": {"a": {"x": 3}}}, "size x must be a mapping"),
+        ({"kind": "size", "recipes": ["a", "b"], "sizes": {"a": {"x": {"d_model": 8}}}}, "not for b"),
+        ({"kind": "init", "recipes": ["a"], "initialisations": ["hippo"]}, "initialisations"),
+        ({"kind": "objective", "recipes": ["a"], "objectives": [{"ratio": 0.5}]}, "needs a name"),
+        ({"kind": "tune", "recipes": ["a"], "space": {"lr": [1]}}, "did you mean learning_rate"),
+        ({"kind": "tune", "recipes": ["a"], "space": {"pretrain.learning_rate": [1]}}, "no counterpart"),
+        ({"kind": "tune", "recipes": ["a"], "space": {"learning_rate": []}}, "different values"),
+        ({"kind": "tune", "recipes": ["a"], "space": {"learning_rate": {"low": 0, "high": 1}}}, "low 0 must lie below"),
+        ({"kind": "tune", "recipes": ["a"], "space": {"learning_rate": {"low": 1e-4, "high": 1}}}, "number of trials"),
+        ({"kind": "tune", "recipes": ["a"], "space": {"epochs": [1, 2]}}, "no setting of supervised training"),
+        ({"kind": "compare", "recipes": ["a"], "seeds": 0}, "seeds"),
+        ({"kind": "compare", "recipes": ["a"], "seeds": [1, 1]}, "seeds"),
+    ],
+)
+def test_a_wrong_study_is_refused(raw, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        check(raw, "here")
+
+
+def test_every_mistake_is_told_at_once():
+    with pytest.raises(RecipeError) as caught:
+        check({"kind": "compute", "recipes": ["a"], "match": "hours", "share": 1}, "x.yaml")
+    assert len(caught.value.problems) == 2
+
+
+@pytest.mark.parametrize("name", packaged())
+def test_packaged_studies_name_recipes_that_exist(name):
+    from spt.recipe import packaged as recipes
+
+    assert set(read(name).study.recipes) <= set(recipes())
+    assert not set(packaged()) & {one.rpartition("/")[2] for one in recipes()}
+
+
+def test_recipes_are_found_from_the_studys_own_folder(tmp_path, monkeypatch):
+    (tmp_path / "deep").mkdir()
+    recipe_file(tmp_path)
+    study = {"kind": "size", "recipes": ["../tiny.yaml"], "sizes": {"../tiny.yaml": {"S": {"d_model": 8}}}}
+    (tmp_path / "deep" / "mine.yaml").write_text(yaml.safe_dump(study))
+    monkeypatch.chdir("/")
+    found = read(str(tmp_path / "deep" / "mine.yaml")).study
+    assert found.recipes == (str(tmp_path / "tiny.yaml"),)
+    assert found.of(found.recipes[0]) == {"S": {"model.d_model": 8}}
+    assert yaml.safe_load(to_yaml(found, tmp_path / "deep"))["recipes"] == ["../tiny.yaml"]
+
+
+# Compute
+
+
+def cost(job, axis, meter):
+    """What a job's own stage comes to on this axis, from its data and network."""
+    bound = bind(job)
+    steps, n = plan_steps(bound.model, bound.data, job.train), len(bound.data.train)
+    examples = example_count(steps, n, job.train.batch_size)
+    if axis == "epochs":
+        return examples / n
+    return {"examples": examples, "flops": meter.flops(job), "time": steps * meter.seconds_per_step(job)}[axis]
+
+
+@pytest.mark.parametrize("axis", ["epochs", "examples", "flops", "time"])
+def test_shares_of_a_budget_add_up_to_it(axis, tmp_path, meter, monkeypatch):
+    monkeypatch.setattr(Meter, "seconds_per_step", lambda self, job: 0.03 if job.stage == "pretrain" else 0.01)
+    recipe = {"pretrain__train": {**EPOCHS, "epochs": 40}, "finetune__train": {**EPOCHS, "epochs": 60}}
+    layout = laid(tmp_path, meter, "compute", recipe=recipe, match=axis, shares=[0, 0.2, 0.6])
+    assert [row.factors["share"] for row in layout.rows] == [0.2, 0.6]
+    whole = {cell.job.name: cost(cell.job, axis, meter) for cell in layout.cells if cell.arm == "scratch"}
+    assert len(whole) == 2, "one baseline a seed, shared by all shares"
+    for cell in layout.cells:
+        total = layout.rows[cell.row].total
+        assert total.axis == axis
+        if cell.arm == "spt":
+            before, after = cost(cell.job.parent, axis, meter), cost(cell.job, axis, meter)
+            assert before + after == pytest.approx(total.amount, rel=0.02)
+            assert before / (before + after) == pytest.approx(layout.rows[cell.row].factors["share"], abs=0.02)
+        else:
+            assert whole[cell.job.name] == pytest.approx(total.amount, rel=0.02)
+
+
+def test_the_total_of_a_recipe_is_that_of_its_two_stages(tmp_path, meter):
+    layout = laid(tmp_path, meter, "compute", recipe=by_epochs(), shares=[0.5])
+    (row,) = layout.rows
+    assert (row.total.axis, row.total.amount) == ("epochs", 5)
+    recipe = row.loaded.recipe
+    assert (recipe.pretrain.train.epochs, recipe.finetune.train.epochs, recipe.scratch.train.epochs) == (2.5, 2.5, 5)
+
+
+def test_budgets_that_do_not_add_up_are_refused(tmp_path, meter):
+    with pytest.raises(UsageError, match=r"given in steps, finetuning's in epochs.*--match"):
+        laid(tmp_path, meter, "compute", recipe={"finetune__train": EPOCHS})
+    with pytest.raises(UsageError, match="not given in epochs"):
+        laid(tmp_path, meter, "compute", match="epochs")
+    assert laid(tmp_path, meter, "compute").rows[0].total.amount == 2 * 6 * 8  # steps count as examples
+
+
+def test_a_step_is_measured_once(tmp_path, runtime):
+    """The same budgets are found again, or a continued study would not find its runs."""
+    said = []
+    job = Job(load(str(recipe_file(tmp_path))), "pretrain", 0)
+    first = Meter(tmp_path / "runs", runtime, said.append).seconds_per_step(job)
+    again = Meter(tmp_path / "runs", runtime, said.append)
+    assert 0 < first == again.seconds_per_step(replace(job, seed=1)) and len(said) == 1
+    other = Job(load(str(recipe_file(tmp_path)), ["model.d_model=32"]), "pretrain", 0)
+    again.seconds_per_step(other)
+    assert len(said) == 2, "of another network it is another time"
+
+
+# Data
+
+
+def test_subsets_are_nested_and_the_same_in_both_stages(tmp_path, meter):
+    layout = laid(tmp_path, meter, "data", recipe={"task": {"name": "digits"}}, fractions=[0.02, 0.1, 1])
+    seen = []
+    for cell in layout.cells:
+        if cell.arm != "spt" or cell.job.seed:
+            continue
+        mine, before = (open_task(job.loaded.recipe.task).train for job in (cell.job, cell.job.parent))
+        assert np.array_equal(mine.ids, before.ids)
+        seen.append(set(mine.ids.tolist()))
+    assert seen[0] < seen[1] < seen[2]
+    assert [len(ids) for ids in seen] == [int(f * len(seen[2])) for f in (0.02, 0.1, 1)]
+    for cell in layout.cells:  # as many updates on every subset
+        assert {job.train.steps for job in (cell.job, cell.job.parent) if job} == {6}
+
+
+@given(st.lists(st.integers(0, 3), min_size=5, max_size=200), st.floats(0.05, 1))
+def test_stratified_prefixes_have_every_class_in_its_share(classes, fraction):
+    from spt.store import _spread
+
+    classes = np.asarray(classes)
+    order = _spread(classes)
+    assert sorted(order) == list(range(len(classes)))
+    keep = max(1, int(fraction * len(classes)))
+    for kind in range(4):
+        share = (classes == kind).sum() * keep / len(classes)
+        assert abs((classes[order[:keep]] == kind).sum() - share) <= 2
+
+
+def test_stratified_subsets_are_those_of_the_task(tmp_path):
+    part = Part(name="digits", fraction=0.1, stratified=True)
+    some, more = open_task(part).train, open_task(Part(name="digits", fraction=0.2, stratified=True)).train
+    assert set(some.ids) < set(more.ids)
+    counts = np.bincount(some.targets, minlength=10)
+    assert counts.max() - counts.min() <= 2
+    with pytest.raises(Exception, match="stratified needs one class"):
+        bind(Job(own_task(tmp_path, task={"name": "./toy.py", "target": "reals", "fraction": 0.5,
+                                          "stratified": True}), "finetune", 0))  # fmt: skip
+
+
+def test_pretraining_on_all_inputs(tmp_path, meter):
+    layout = laid(
+        tmp_path, meter, "data", recipe={"task": {"name": "digits"}}, fractions=[0.05, 0.1], pretrain_on="all"
+    )
+    parents = {cell.job.parent.name for cell in layout.cells if cell.arm == "spt"}
+    assert len(parents) == 2, "one for each seed, shared by all fractions"
+    for cell in layout.cells:
+        if cell.arm == "spt":
+            assert cell.job.parent.loaded.recipe.task.options["fraction"] == 1
+            assert cell.job.loaded.recipe.task.options["fraction"] < 1
+            assert cell.job.parent.train.steps == 6
+
+
+def test_passes_can_be_held_instead_of_updates(tmp_path, meter):
+    recipe = {"task": {"name": "digits"}, "finetune__train": {"steps": 50, "batch_size": 8, "learning_rate": 0.01}}
+    layout = laid(tmp_path, meter, "data", recipe=recipe, fractions=[0.1], hold="epochs")
+    (row,) = layout.rows
+    n = len(open_task(Part(name="digits")).train)
+    assert row.loaded.recipe.finetune.train.epochs == pytest.approx(50 * 8 / n)
+
+
+def test_a_subset_smaller_than_a_batch_is_refused(tmp_path, meter):
+    with pytest.raises(UsageError, match=r"a fraction of 0.005 is 5 training rows.*leave this fraction out"):
+        laid(tmp_path, meter, "data", recipe={"task": {"name": "digits"}}, fractions=[0.005, 1])
+
+
+# Sizes, initial parameters, objectives
+
+
+def test_sizes_initialisations_and_objectives(tmp_path, meter):
+    layout = laid(tmp_path, meter, "size", sizes={"S": {"d_model": 8}, "M": {"model.d_model": 32, "d_ff": 8}})
+    assert [row.factors for row in layout.rows] == [{"size": "S"}, {"size": "M"}]
+    assert [row.loaded.recipe.model.options["d_model"] for row in layout.rows] == [8, 32]
+    assert meter.estimate(layout.cells[0].job).parameters < meter.estimate(layout.cells[-1].job).parameters
+    layout = laid(tmp_path, meter, "init")
+    assert [row.loaded.recipe.model.options["initialisation"] for row in layout.rows] == ["structured", "random"]
+    layout = laid(tmp_path, meter, "objective", **EXAMPLES["objective"])
+    first, second = (row.loaded.recipe for row in layout.rows)
+    assert (first.pretrain.objective.options["ratio"], first.pretrain.objective.options["span"]) == (0.5, 4)
+    assert first.model.options["causal"] is False
+    assert second.pretrain.objective.name == "next" and second.model.options["causal"] is True
+    assert any("causal in both arms" in note for note in layout.notes)
+    layout = laid(tmp_path, meter, "objective", objectives=[{"name": "masked"}])
+    assert layout.rows[0].loaded.recipe.pretrain.objective.options["ratio"] == 0.15, "not the recipe's 0.5"
+
+
+def test_spans_hide_the_ratio_they_promise():
+    from spt.objectives import Masked
+    from spt.seeding import Draw
+
+    rows = np.arange(2000)
+    for span in (1, 3, 10):
+        hidden = Masked(ratio=0.3, span=span).hidden(Draw(0, "test", 0), rows, 200)
+        assert hidden.shape == (2000, 200)
+        assert hidden.mean() == pytest.approx(0.3, abs=0.01)
+        assert hidden[:, 0].mean() == pytest.approx(0.3, abs=0.04) and hidden[:, -1].mean() == pytest.approx(
+            0.3, abs=0.04
+        )
+        shorter = Masked(ratio=0.3, span=span).hidden(Draw(0, "test", 0), rows, 50)
+        assert np.array_equal(shorter, hidden[:, :50])
+        changes = [np.flatnonzero(np.diff(row.astype(int))) for row in hidden]
+        lengths = [b - a for row, at in zip(hidden, changes, strict=True) for a, b in itertools.pairwise(at) if row[b]]
+        assert min(lengths) == span, "no whole span is shorter"
+
+
+# Tuning
+
+
+def test_a_grid_and_a_random_list(tmp_path):
+    grid = check({"kind": "tune", "recipes": ["a"], **EXAMPLES["tune"]}, "here")
+    assert settings(grid) == [{"learning_rate": rate, "batch_size": size} for rate in (0.1, 0.01) for size in (4, 8)]
+    space = {"learning_rate": {"low": 1e-4, "high": 1e-1}, "batch_size": [4, 8], "warmup_steps": {"low": 1, "high": 9}}
+    random = check({"kind": "tune", "recipes": ["a"], "space": space, "trials": 40}, "here")
+    drawn = settings(random)
+    assert drawn == settings(random) and len({json.dumps(one) for one in drawn}) == 40
+    assert drawn != settings(random.model_copy(update={"search_seed": 1}))
+    rates = [math.log10(one["learning_rate"]) for one in drawn]
+    assert -4 <= min(rates) < -3.2 and -1.8 < max(rates) <= -1
+    assert all(type(one["warmup_steps"]) is int and one["batch_size"] in (4, 8) for one in drawn)
+    few = check({"kind": "tune", "recipes": ["a"], "space": {"batch_size": [4, 8]}, "trials": 9}, "here")
+    assert len(settings(few)) == 2, "no setting is tried twice"
+
+
+def test_both_arms_try_the_same(tmp_path, meter):
+    layout = laid(tmp_path, meter, "tune", space={"learning_rate": [0.1, 0.01], "batch_size": [4, 8]})
+    (search,) = layout.searches
+    arms = {arm: [t for t in search.trials if t.arm == arm] for arm in ("scratch", "spt")}
+    assert [t.number for t in arms["scratch"]] == [t.number for t in arms["spt"]] == [0, 1, 2, 3]
+    for one, other in zip(arms["scratch"], arms["spt"], strict=True):
+        assert one.job.train == other.job.train
+        assert one.job.train.examples == 6 * 8, "a larger batch is no longer training"
+        assert one.job.parent is None and other.job.parent.train == arms["spt"][0].job.parent.train
+    assert layout.cells == ()
+
+
+def test_the_choice_is_made_on_validation_alone(tmp_path, meter, runtime):
+    """The best validation score wins in each arm, whatever the test scores are."""
+    root = tmp_path / "runs"
+    layout = laid(tmp_path, meter, "tune", space={"learning_rate": [1e-6, 0.03, 0.01]}, seeds=[5, 6])
+    folder, failed = conduct(layout, root, Place(), runtime, lambda text: None)
+    plan = read_plan(folder)
+    (search,) = plan.searches
+    assert failed == 0 and folder == folder_of(layout, root)
+    for arm in ("scratch", "spt"):
+        results = {t.number: Run(root, t.run).result() for t in search.trials if t.arm == arm}
+        best = max(results, key=lambda n: (results[n].val["accuracy"], -results[n].val["loss"], -n))
+        assert search.chosen[arm] == best
+        for cell in plan.cells:
+            if cell.arm == arm:
+                job = yaml.safe_load((root / cell.run / "job.json").read_text())
+                assert job["train"]["learning_rate"] == search.settings[best]["learning_rate"]
+                assert job["seed"] in (5, 6)
+    assert status(folder)["studies"][0]["done"] == len(run_names(plan))
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("result.json")}
+    assert conduct(layout, root, Place(), runtime, lambda text: None) == (folder, 0)
+    assert before == {path: path.stat().st_mtime_ns for path in root.rglob("result.json")}
+    # A better test score changes nothing; a better validation score does.
+    loser = next(t for t in search.trials if t.arm == "spt" and t.number != search.chosen["spt"])
+    result = Run(root, loser.run).result()
+    Run(root, loser.run).finish(result.model_copy(update={"test": {**result.test, "accuracy": 1.0}}))
+    assert tuning.choose(root, search)["spt"] == search.chosen["spt"]
+    Run(root, loser.run).finish(result.model_copy(update={"val": {**result.val, "accuracy": 1.0}}))
+    assert tuning.choose(root, search)["spt"] == loser.number
+
+
+def test_nothing_is_chosen_before_all_have_had_their_try(tmp_path, meter, runtime):
+    root = tmp_path / "runs"
+    layout = laid(tmp_path, meter, "tune", space={"learning_rate": [0.03, 0.01]}, seeds=1)
+    said = []
+    folder, _ = conduct(layout, root, Place(part=(1, 2)), runtime, said.append)
+    assert any("nothing is chosen yet" in text and "are not done yet" in text for text in said)
+    assert read_plan(folder).cells == ()
+    again, _ = conduct(layout, root, Place(part=(2, 2)), runtime, said.append)
+    assert again == folder
+    assert conduct(layout, root, Place(), runtime, said.append) == (folder, 0)
+    assert len(read_plan(folder).cells) == 2
+
+
+def test_a_diverged_setting_loses_and_counts_as_tried(tmp_path, meter, runtime):
+    root = tmp_path / "runs"
+    recipe = {"finetune__train__max_grad_norm": None}
+    layout = laid(tmp_path, meter, "tune", recipe=recipe, space={"learning_rate": [0.01, 1e38]}, seeds=1)
+    folder, failed = conduct(layout, root, Place(), runtime, lambda text: None)
+    assert failed == 2
+    (search,) = read_plan(folder).searches
+    assert search.chosen == {"scratch": 0, "spt": 0}
+    assert [one.failed for one in tuning.tried(root, search, "spt")] == [0, 1]
+
+
+# Conducting
+
+
+def test_a_plan_is_what_was_written(tmp_path, meter, runtime):
+    root = tmp_path / "runs"
+    layout = laid(tmp_path, meter, "compute", recipe=by_epochs(), shares=[0.4])
+    folder, failed = conduct(layout, root, Place(), runtime, lambda text: None)
+    found = read_plan(folder)
+    assert failed == 0 and found.kind == "compute" and found.rows[0].total.amount == 5
+    planned = plan_of(layout)
+    assert found.cells == planned.cells and found.rows == planned.rows
+    assert Plan.model_validate_json((folder / "study.json").read_text()) == found
+    assert read(str(folder)).study == anchored(layout.study, tmp_path)
+    assert all(state(root, name) == "done" for name in run_names(found))
+
+
+def test_kinds_share_their_runs(tmp_path, meter, runtime):
+    """The baseline of one study is not trained again for another."""
+    root = tmp_path / "runs"
+    conduct(laid(tmp_path, meter, "compare"), root, Place(), runtime, lambda text: None)
+    names = {path.name for path in root.glob("finetune-*")}
+    conduct(laid(tmp_path, meter, "init", initialisations=["structured"]), root, Place(), runtime, lambda text: None)
+    conduct(laid(tmp_path, meter, "data", fractions=[1]), root, Place(), runtime, lambda text: None)
+    assert {path.name for path in root.glob("finetune-*")} == names
+    assert {path.parent.name.partition("-")[0] for path in root.glob("*/study.json")} == {"compare", "init", "data"}
+
+
+def test_states_of_runs(tmp_path, meter, runtime):
+    root = tmp_path / "runs"
+    layout = laid(tmp_path, meter, "compare")
+    job = layout.cells[0].job
+    assert state(root, job.name) == "missing"
+    run = Run(root, job.name)
+    with run.locked():
+        run.create("task: digits\n", {}, {})
+        run.set_status("running")
+        assert state(root, job.name) == "running"
+    assert state(root, job.name) == "stopped", "nobody holds it: it ended without a word"
+    run.set_status("diverged", "nan", 5)
+    assert state(root, job.name) == "diverged"
+    ensure(layout.cells[1].job, root, runtime)
+    assert state(root, layout.cells[1].job.name) == "done"

@@ -1,0 +1,163 @@
+"""The commands of studies, as a user gives them, in this process."""
+
+import json
+import os
+
+import pytest
+import yaml
+from tiny import RECIPE, changed, recipe_file
+from typer.testing import CliRunner
+
+from spt_cli import app
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPT_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    recipe_file(tmp_path)
+
+
+def call(*arguments, code=0):
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
+    return done
+
+
+def planned(*arguments):
+    """What `--dry-run --json` tells of a study."""
+    return json.loads(call("study", *arguments, "--dry-run", "--json").stdout)
+
+
+def test_a_dry_run_names_every_run_and_runs_nothing(tmp_path):
+    found = planned("compute", "tiny.yaml", "--shares", "0,0.5", "--seeds", "2")
+    assert found["kind"] == "compute" and not (tmp_path / "runs").exists()
+    assert [run["stage"] for run in found["runs"]] == ["pretrain", "finetune", "finetune"] * 2
+    assert {run["state"] for run in found["runs"]} == {"missing"}
+    steps = {stage: [r["steps"] for r in found["runs"] if r["stage"] == stage] for stage in ("pretrain", "finetune")}
+    assert steps == {"pretrain": [6, 6], "finetune": [6, 12, 6, 12]}
+    assert all(run["flops"] > 0 and run["seconds"] is None for run in found["runs"])
+    assert found["left"]["runs"] == 6 and found["left"]["steps"] == 48
+    shown = call("study", "compute", "tiny.yaml", "--shares", "0,0.5", "--seeds", "2", "--dry-run").stdout
+    assert "left: 6 of 6 runs" in shown and "seed 1 scratch" in shown
+
+
+def test_a_dry_run_knows_what_is_done(tmp_path):
+    call("study", "data", "tiny.yaml", "--fractions", "1", "--seeds", "1")
+    found = planned("data", "tiny.yaml", "--fractions", "1", "--seeds", "2")
+    assert [run["state"] for run in found["runs"]] == ["done"] * 3 + ["missing"] * 3
+    assert all(run["seconds"] > 0 for run in found["runs"]), "judged by the runs that are done"
+    assert found["left"]["runs"] == 3
+
+
+def test_a_study_is_saved_and_run_from_its_file(tmp_path):
+    call(
+        "study",
+        "objective",
+        "tiny.yaml",
+        "--ratios",
+        "0.3,0.6",
+        "--spans",
+        "1,4",
+        "--seeds",
+        "1",
+        "--save",
+        "mine.yaml",
+    )
+    saved = yaml.safe_load((tmp_path / "mine.yaml").read_text())
+    assert saved["kind"] == "objective" and saved["recipes"] == ["tiny.yaml"] and saved["seeds"] == [0]
+    assert saved["objectives"] == [
+        {"name": "masked", "ratio": ratio, "span": span} for ratio in (0.3, 0.6) for span in (1, 4)
+    ]
+    assert not (tmp_path / "runs").exists()
+    assert "exists" in call("study", "init", "tiny.yaml", "--save", "mine.yaml", code=2).stderr
+    done = call("study", "run", "mine.yaml", "--smoke", "--json")
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["factors"]["objective"] for row in rows] == [
+        f"masked ratio={ratio} span={span}" for ratio in (0.3, 0.6) for span in (1, 4)
+    ]
+    (folder,) = (tmp_path / "runs").glob("objective-*")
+    told = json.loads(call("study", "status", folder, "--json").stdout)["studies"]
+    assert [(one["done"], one["all"]) for one in told] == [(9, 9)]  # one baseline, four of each stage
+    assert "9 of 9 runs done" in call("study", "status", tmp_path / "runs").stdout
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("result.json")}
+    call("study", "run", folder, "--smoke")  # by its folder, to continue
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("result.json")}
+
+
+def test_every_kind_has_its_command(tmp_path):
+    assert len(planned("compare", "tiny.yaml", "--seeds", "1")["runs"]) == 3
+    sizes = planned("size", "tiny.yaml", "--size", "S:d_model=8", "--size", "M:d_model=16,d_ff=8", "--seeds", "1")
+    assert [row["factors"] for row in sizes["rows"]] == [{"size": "S"}, {"size": "M"}]
+    assert sizes["rows"][0]["parameters"] < sizes["rows"][1]["parameters"]
+    assert len(planned("init", "tiny.yaml", "--initialisations", "random", "--seeds", "1")["runs"]) == 3
+    options = ("--space", "learning_rate=1e-3..1e-1", "--space", "batch_size=4,8", "--trials", "3")
+    tune = planned("tune", "tiny.yaml", *options, "--trial-seeds", "7", "--seeds", "2")
+    assert len(tune["runs"]) == 7 and tune["later"] == 4 and {run["seed"] for run in tune["runs"]} == {7}
+    parts = [planned("tune", "tiny.yaml", *options, "--shard", f"{i}/2")["runs"] for i in (1, 2)]
+    assert len(parts[0]) + len(parts[1]) == 7 and parts[0] and parts[1]
+    changed_recipe = planned("compare", "tiny.yaml", "model.d_model=8", "--seeds", "1")
+    assert changed_recipe["rows"][0]["parameters"] < sizes["rows"][1]["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (("compute",), 2, "Missing argument"),
+        (("compute", "tiny.yaml", "--shares", "a,b"), 2, "--shares a,b: numbers"),
+        (("compute", "tiny.yaml", "--shares", "2"), 2, "shares"),
+        (("compute", "nosuch"), 2, "unknown recipe"),
+        (("data", "tiny.yaml", "--fractions", "0"), 2, "fractions"),
+        (("size", "tiny.yaml", "--size", "S"), 2, "NAME:option=value"),
+        (("size", "tiny.yaml", "--size", "S:d_modl=8"), 2, "did you mean d_model"),
+        (("objective", "tiny.yaml"), 2, "no objective is named"),
+        (("objective", "tiny.yaml", "--objective", "masked:rato=0.5"), 2, "did you mean ratio"),
+        (("objective", "tiny.yaml", "--objective", "mask"), 2, "is unknown"),
+        (("tune", "tiny.yaml", "--space", "lr=1"), 2, "did you mean learning_rate"),
+        (("tune", "tiny.yaml", "--space", "learning_rate=-1"), 2, "learning_rate"),
+        (("run", "nosuch"), 2, "unknown study"),
+        (("run", "nosuch.yaml"), 2, "no study file"),
+        (("run", "tiny.yaml"), 2, "is not a study: no kind"),
+        (("status", "nosuch"), 2, "no folder"),
+        (("status", "."), 3, "holds no study"),
+        (("compare", "tiny.yaml", "--shard", "3/2"), 2, "--shard 3/2"),
+        (("compare", "tiny.yaml", "--jobs", "2", "--slurm", "time=60"), 2, "contradict"),
+        (("compare", "tiny.yaml", "--slurm", "tim=60"), 2, "did you mean time"),
+        (("compare", "tiny.yaml", "--seeds", "0"), 2, "--seeds"),
+    ],
+)
+def test_wrong_studies_are_refused_in_a_sentence(arguments, code, complaint, tmp_path):
+    done = call("study", *arguments, code=code)
+    assert complaint in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_study_that_is_damaged_or_in_part(tmp_path):
+    call("study", "init", "tiny.yaml", "--seeds", "1", "--smoke")
+    (folder,) = (tmp_path / "runs").glob("init-*")
+    (folder / "study.json").write_text("{")
+    assert "is not a study" in call("study", "status", folder, code=3).stderr
+    call("study", "init", "tiny.yaml", "--seeds", "1", "--smoke")
+    assert json.loads((folder / "study.json").read_text())["kind"] == "init"
+    (folder / "study.yaml").unlink()
+    assert "holds no study.yaml" in call("study", "run", folder, code=2).stderr
+
+
+def test_listing_and_showing_studies():
+    names = [row["name"] for row in json.loads(call("study", "list", "--json").stdout)]
+    assert names == ["spt-figure-3", "spt-table-7", "spt-table-8", "spt-table-9"]
+    for name in names:
+        shown = yaml.safe_load(call("study", "show", name).stdout)
+        assert shown["recipes"] and shown["kind"] in ("data", "init", "compute", "size")
+    assert "did you mean spt-table-8" in call("study", "show", "spt-table8", code=2).stderr
+
+
+def test_one_failed_run_does_not_stop_a_study(tmp_path):
+    recipe = changed(RECIPE, finetune__train__max_grad_norm=None)
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(recipe))
+    done = call("study", "tune", "bad.yaml", "--space", "learning_rate=0.01,1e38", "--seeds", "1", "--json", code=8)
+    found = json.loads(done.stdout)
+    assert found["rows"][0]["n"] == 1
+    assert {failure["state"] for failure in found["failures"]} == {"diverged"} and len(found["failures"]) == 2
+    assert "2 of the runs failed" in done.stderr
