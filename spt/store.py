@@ -94,9 +94,7 @@ def open_task(part: Part) -> TaskData:
 def _classes(data: TaskData, component: Component) -> NDArray[np.int64]:
     """(n,) The class of every training row. Raises DataError where rows have none."""
     if not isinstance(data.target, Classes) or data.train.per_step:
-        raise DataError(
-            f"task {component.identity}: stratified needs one class for every sequence; leave it out"
-        )
+        raise DataError(f"task {component.identity}: stratified needs one class for every sequence; leave it out")
     return np.asarray(data.train.targets)
 
 
