@@ -244,23 +244,31 @@ def _conduct(opened: "Opened", ran: Ran, how: How) -> None:
         raise UsageError("--jobs and --num-processes contradict each other: runs at once have one process each")
     from spt.conduct import Place, conduct, folder_of
     from spt.estimate import Meter
+    from spt.pairs import read_plan
     from spt.runtime import known_to_all
     from spt.slurm import Slurm
     from spt.studies import lay_out
 
+    out, smoke = ran.out, ran.smoke
+    if opened.folder is not None:  # goes on where it lies, as it was run
+        out, smoke = opened.folder.parent, smoke or read_plan(opened.folder).smoke
     place = Place(ran.jobs, Slurm.parse(ran.slurm) if ran.slurm else None, _part(ran.shard) if ran.shard else None)
     here = runtime(ran.resume, how, wait=True)
-    meter = Meter(ran.out, here, say)
-    layout = lay_out(study, ran.smoke, meter)
+    meter = Meter(out, here, say)
+    layout = lay_out(study, smoke, meter)
     for note in layout.notes:
         say(note)
+    if opened.folder not in (None, folder_of(layout, out).resolve()):
+        say(
+            f"note: its recipes or options are not those of {opened.folder.name}: {folder_of(layout, out).name} is made"
+        )
     if ran.dry_run:
         from spt.preview import preview, render
 
-        found = preview(layout, folder_of(layout, ran.out), meter, place.part)
+        found = preview(layout, folder_of(layout, out), meter, place.part)
         put(found) if ran.as_json else console().print(render(found))
         return
-    folder, failed = conduct(layout, ran.out, place, here, say)
+    folder, failed = conduct(layout, out, place, here, say)
     if here.main:
         _show_report([folder], ran.as_json)
         say(f"report: {folder}/report.md, .csv, .json")

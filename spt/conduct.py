@@ -1,7 +1,7 @@
 """Have a study's runs made, from plan to report: trials first, then what they choose, then both arms over seeds."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from spt.execute import Failed, Wanted, chain, here, shard
 from spt.pairs import PLAN, Plan, Subject
 from spt.plan import Cell, Job, digest
 from spt.recipe import Loaded
-from spt.run import Result, write_json, write_text, writing
+from spt.run import Result, Run, write_json, write_text, writing
 from spt.runtime import Runtime, command_line
 from spt.slurm import Slurm, on_slurm
 from spt.stages import bind
@@ -54,12 +54,20 @@ def conduct(layout: Layout, root: Path, place: Place, runtime: Runtime, say: Say
     folder = folder_of(layout, root)
     plan = plan_of(layout)
     runtime.once(lambda: _write(folder, layout, plan, say))
+    anew = runtime.settings.resume == "never"
+    if anew:  # once for the whole study: what its trials have just made, its other runs may need
+        runtime = Runtime(replace(runtime.settings, resume="auto"))
+        runtime.once(lambda: _aside(layout.jobs, root, say))
+    before = {one.name for job in layout.jobs for one in chain(job)}
     failed = _carry_out(wanted_trials(layout), folder, place, runtime, say)
     if layout.searches:
         layout, plan, said = runtime.once(lambda: choose(layout, root))
         for text in said:
             say(text)
         runtime.once(lambda: _write(folder, layout, plan, say))
+        if anew:
+            later = [job for job in layout.jobs if job.name not in before]
+            runtime.once(lambda: _aside(later, root, say, but=before))
     failed += _carry_out(wanted_cells(layout), folder, place, runtime, say)
     return folder, len({one.job.name for one in failed})
 
@@ -74,6 +82,17 @@ def check(layout: Layout, root: Path, runtime: Runtime) -> None:
         first.setdefault(digest({**job.settings(), "parent": None}), job)
     for job in first.values():
         runtime.alike(partial(bind, job))
+
+
+def _aside(jobs: Sequence[Job], root: Path, say: Say, but: Container[str] = ()) -> None:
+    """Make room for runs that are to be made anew; nothing is lost."""
+    for job in {one.name: one for wanted in jobs for one in chain(wanted)}.values():
+        run = Run(root, job.name)
+        if job.name in but or not run.path.exists():
+            continue
+        with run.locked():
+            if (aside := run.move_aside()) is not None:
+                say(f"{run.name} was there already; the old one is now {aside.name}")
 
 
 def _carry_out(wanted: Sequence[Wanted], folder: Path, place: Place, runtime: Runtime, say: Say) -> list[Failed]:

@@ -264,6 +264,7 @@ class Opened:
 
     name: str
     study: Study
+    folder: Path | None = None  # where it was run before, if it was named by that
 
 
 # ---------------------------------------------------------------------------------------------------- reading, writing
@@ -299,8 +300,9 @@ def check(raw: Any, source: str) -> Study:
 
 def read(source: str) -> Opened:
     """A packaged study, a YAML file, or the folder of a study that was run. Raises UsageError, RecipeError."""
-    path = Path(source)
+    path, folder = Path(source), None
     if path.is_dir():
+        folder = path.resolve()
         path = path / "study.yaml"
         if not path.is_file():
             raise UsageError(f"{source} holds no study.yaml; name a study's file, its folder, or one of ours")
@@ -315,7 +317,7 @@ def read(source: str) -> Opened:
             raise UsageError(f"{source} is not UTF-8 text") from None
         except OSError as error:
             raise UsageError(f"{source} cannot be read: {error.strerror}") from None
-        return Opened(path.stem, anchored(check(_mapping(text, source), source), path.resolve().parent))
+        return Opened(path.stem, anchored(check(_mapping(text, source), source), path.resolve().parent), folder)
     known = packaged()
     if source in known:
         return Opened(source, check(_mapping(known[source], source), source))

@@ -439,3 +439,13 @@ def test_states_of_runs(tmp_path, meter, runtime):
     assert state(root, job.name) == "diverged"
     ensure(layout.cells[1].job, root, runtime)
     assert state(root, layout.cells[1].job.name) == "done"
+
+
+def test_all_anew_is_each_run_once(tmp_path, meter):
+    """A final run may be one of the trials, and shares their pretraining: neither is made twice."""
+    root = tmp_path / "runs"
+    layout = laid(tmp_path, meter, "tune", space={"learning_rate": [0.03, 0.01]}, seeds=2)
+    conduct(layout, root, Place(), Runtime(Settings(quiet=True, cpu=True)), lambda text: None)
+    names = {path.parent.name for path in root.glob("*/result.json")}
+    conduct(layout, root, Place(), Runtime(Settings(quiet=True, cpu=True, resume="never")), lambda text: None)
+    assert {path.parent.name for path in root.glob("*/result.json")} == names | {f"{name}.old1" for name in names}

@@ -82,7 +82,8 @@ def test_a_study_is_saved_and_run_from_its_file(tmp_path):
     assert [(one["done"], one["all"]) for one in told] == [(9, 9)]  # one baseline, four of each stage
     assert "9 of 9 runs done" in call("study", "status", tmp_path / "runs").stdout
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("result.json")}
-    call("study", "run", folder, "--smoke")  # by its folder, to continue
+    call("study", "run", folder, "--out", "elsewhere")  # by its folder: where it lies, and as a smoke run again
+    assert not (tmp_path / "elsewhere").exists()
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("result.json")}
 
 
