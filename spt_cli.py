@@ -226,7 +226,7 @@ def _study(kind: str, arguments: Sequence[str], options: dict[str, Any], ran: Ra
     if not sources:
         raise UsageError("no recipe is named; spt recipes list shows ours (a file with = in its name is ./a=b.yaml)")
     raw = {"kind": kind, "recipes": sources, "set": parse_overrides(overrides)}
-    raw |= {key: value for key, value in options.items() if value not in (None, [])}
+    raw |= {key: value for key, value in options.items() if value is not None}
     study = anchored(check(raw, f"spt study {kind}" if kind != "compare" else "spt compare"), Path.cwd())
     _conduct(Opened(kind, study), ran, how)
 
@@ -236,7 +236,7 @@ def _conduct(opened: "Opened", ran: Ran, how: How) -> None:
     if ran.seeds is not None:
         study = study.model_copy(update={"seeds": tuple(seeds(ran.seeds))})
     if ran.save is not None:
-        _save(ran.save, study)
+        _save(ran.save, study, ran.as_json)
         return
     if ran.slurm and ran.jobs > 1:
         raise UsageError("--jobs and --slurm contradict each other: one runs here, the other on a cluster")
@@ -274,12 +274,12 @@ def _conduct(opened: "Opened", ran: Ran, how: How) -> None:
         say(f"report: {folder}/report.md, .csv, .json")
     if failed:
         error = FailedRuns(
-            f"{failed} of the runs failed; they are listed in the report and tried again by the same command"
+            f"{failed} of the runs failed; the report lists them; the same command tries again what did not diverge"
         )
         raise known_to_all(error)
 
 
-def _save(path: Path, study: Any) -> None:
+def _save(path: Path, study: Any, as_json: bool) -> None:
     from spt.run import write_text
     from spt.study import check_recipes, to_yaml
 
@@ -289,11 +289,14 @@ def _save(path: Path, study: Any) -> None:
         raise UsageError(f"{target} exists; name another file")
     write_text(target, to_yaml(study, target.parent, f"spt study run {target.name}"))
     say(f"wrote {target}; run it with: spt study run {target}")
+    if as_json:
+        put({"file": str(target)})
 
 
 def _part(text: str) -> tuple[int, int]:
     index, _, count = text.partition("/")
-    if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
+    whole = all(part.isascii() and part.isdigit() and len(part) < 6 for part in (index, count))
+    if not (whole and 1 <= int(index) <= int(count)):
         raise UsageError(f"--shard {text}: the I-th of N parts is expected, such as 1/4, with I from 1 to N")
     return int(index), int(count)
 
@@ -318,7 +321,9 @@ def _list(text: str | None, option: str, kind: type = float) -> list[Any] | None
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]
     try:
-        return [kind(part) for part in parts]
+        if parts:
+            return [kind(part) for part in parts]
+        raise ValueError
     except ValueError:
         raise UsageError(f"{option} {text}: numbers with commas between them are expected, such as 0.2,0.4") from None
 
@@ -460,7 +465,7 @@ def study_tune(
     ] = None,
     search_seed: Annotated[int, typer.Option("--search-seed", min=0, help="Which random settings.")] = 0,
     trial_seeds: Annotated[
-        str | None, typer.Option("--trial-seeds", help="Every setting is tried with these.", show_default="0")
+        str | None, typer.Option("--trial-seeds", help="For every setting: how many, or which (0,).", show_default="0,")
     ] = None,
     ran: Ran = RAN,
     how: How = HOW,
@@ -473,7 +478,8 @@ def study_tune(
             raise UsageError(f"--space {text}: NAME=A,B,C or NAME=A..B is expected, each name once")
         found[name] = _values(values, text)
     options = {"space": found, "trials": trials, "search_seed": search_seed}
-    _study("tune", arguments, {**options, "trial_seeds": _list(trial_seeds, "--trial-seeds", int)}, ran, how)
+    tried = seeds(trial_seeds, "--trial-seeds") if trial_seeds is not None else None
+    _study("tune", arguments, {**options, "trial_seeds": tried}, ran, how)
 
 
 def _values(text: str, given: str) -> Any:

@@ -93,7 +93,8 @@ def spent(spenders: Sequence[Spender]) -> tuple[Spent, ...]:
             counted = seen.setdefault(group, set())
             stages: tuple[tuple[Part, str | None], ...] = (("pretraining", one.parent), (part, one.run))
             for stage, name in stages:
-                if name and name not in counted and (root / name).is_dir():
+                there = name is not None and ((root / name).is_dir() or (root / one.run / "result.json").is_file())
+                if name and name not in counted and there:  # a pretraining that was deleted has cost something
                     counted.add(name)
                     names.setdefault((group, stage), []).append(name)
     order = list(dict.fromkeys((group.root, group.study) for group in seen))

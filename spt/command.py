@@ -368,18 +368,18 @@ def one_seed(text: str) -> int:
     return found[0]
 
 
-def seeds(text: str) -> list[int]:
+def seeds(text: str, option: str = "--seeds") -> list[int]:
     """`5` is five seeds, 0 to 4; `0,1,2` (and `7,`) are these seeds."""
-    found = numbers(text, "--seeds")
+    found = numbers(text, option)
     if "," not in text:
         if found[0] < 1:
-            raise UsageError(f"--seeds {text}: at least one seed is needed")
+            raise UsageError(f"{option} {text}: at least one seed is needed")
         if found[0] > 1000:
-            raise UsageError(f"--seeds {text} asks for {found[0]:,} seeds; to name one seed, write --seeds {text},")
+            raise UsageError(f"{option} {text} asks for {found[0]:,} seeds; to name one seed, write {option} {text},")
         return list(range(found[0]))
     doubles = sorted({n for n in found if found.count(n) > 1})
     if doubles:
-        raise UsageError(f"--seeds {text}: seed {doubles[0]} stands twice; a pair counts once")
+        raise UsageError(f"{option} {text}: seed {doubles[0]} stands twice; a pair counts once")
     return found
 
 

@@ -1,13 +1,16 @@
 """What jobs will cost, before they are run: rows, steps, operations, and seconds measured on this machine."""
 
+import contextlib
 import json
 import os
 import statistics
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from filelock import FileLock
 
 from spt.compute import example_count
 from spt.errors import OutputError
@@ -41,6 +44,9 @@ class Meter:
     def rows(self, loaded: Loaded) -> int:
         return len(open_task(loaded.recipe.task).train)
 
+    def fresh(self, loaded: Loaded) -> bool:
+        return open_task(loaded.recipe.task).fresh is not None
+
     def estimate(self, job: Job) -> Estimate:
         """One for all seeds of a configuration."""
         key = digest({**job.settings(), "parent": None})
@@ -65,17 +71,28 @@ class Meter:
         """
         about = _without_budget(job) | {"device": self._device, "world": self.runtime.world}
         path = self.root / ".measured" / f"{digest(about)}.json"
-        known = self.runtime.once(lambda: _read(path))
-        if known is not None:
-            return known
+        with self.runtime.on_main(lambda: self._alone(path)):  # parts of one study measure once
+            known = self.runtime.once(lambda: _read(path))
+            return known if known is not None else self._measured(job, path, about)
+
+    @contextlib.contextmanager
+    def _alone(self, path: Path) -> Iterator[None]:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(path.with_suffix(".lock"))
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _measured(self, job: Job, path: Path, about: dict[str, object]) -> float:
         self.say(f"{job.loaded.name}: measuring the time of a step of {job.settings_name}")
         bound = bind(job)
         arguments = (bound.model, bound.objective, bound.output, bound.data, job.train, self.runtime)
         seconds = statistics.median(time_steps(*arguments, WARM + TIMED)[WARM:])
 
         def keep() -> float:
-            with writing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, {"seconds_per_step": seconds, **about})
             return seconds
 
@@ -86,7 +103,7 @@ class Meter:
         device = self.runtime.device
         if device.type == "cuda":
             return torch.cuda.get_device_name(device)
-        return f"{device.type}, {torch.get_num_threads()} threads of {os.cpu_count()}"
+        return f"{device.type}, {os.cpu_count()} cores"
 
 
 def _without_budget(job: Job) -> dict[str, object]:

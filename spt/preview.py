@@ -1,6 +1,6 @@
 """What a study would do: every run, its state and what it will cost. Runs nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +8,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from spt import tuning
 from spt.conduct import choose, wanted_cells, wanted_trials
 from spt.estimate import Meter, Pace
 from spt.execute import Wanted, ordered, shard
 from spt.pairs import factors_text
-from spt.status import state
+from spt.status import needed
 from spt.studies import Layout
 from spt.texts import flops_text, time_text
 
@@ -20,12 +21,13 @@ from spt.texts import flops_text, time_text
 def preview(layout: Layout, folder: Path, meter: Meter, part: tuple[int, int] | None = None) -> dict[str, Any]:
     """Every run in the order in which they are made, its state and cost; costs are of whole budgets."""
     root = folder.parent
-    layout, _, said = choose(layout, root)
+    layout, plan, said = choose(layout, root)
+    states = needed(root, plan)
     pace = Pace(root)
     runs = []
     for what, wanted in (("trial", wanted_trials(layout)), ("run", wanted_cells(layout))):
-        runs += [_run(one, what, root, meter, pace) for one in _part(wanted, part)]
-    left = [run for run in runs if run["state"] != "done"]
+        runs += [_run(one, what, states, meter, pace) for one in _part(wanted, part) if one.job.name in states]
+    left = [run for run in runs if run["state"] not in ("done", "diverged")]
     seconds = [run["seconds"] for run in left]
     return {
         "study": folder.name,
@@ -42,7 +44,7 @@ def preview(layout: Layout, folder: Path, meter: Meter, part: tuple[int, int] | 
             for i, row in enumerate(layout.rows)
         ],
         "runs": runs,
-        "later": _later(layout),
+        "later": sum(2 * len(layout.seeds) for search in plan.searches if tuning.waits(root, search)),
         "left": {
             "runs": len(left),
             "steps": sum(run["steps"] for run in left),
@@ -64,7 +66,7 @@ def _first(layout: Layout, row: int) -> Any:
     return jobs[0]
 
 
-def _run(one: Wanted, what: str, root: Path, meter: Meter, pace: Pace) -> dict[str, Any]:
+def _run(one: Wanted, what: str, states: Mapping[str, str], meter: Meter, pace: Pace) -> dict[str, Any]:
     job, cost = one.job, meter.estimate(one.job)
     return {
         "run": job.name,
@@ -72,18 +74,12 @@ def _run(one: Wanted, what: str, root: Path, meter: Meter, pace: Pace) -> dict[s
         "what": what,
         "stage": job.stage,
         "seed": job.seed,
-        "state": state(root, job.name),
+        "state": states[job.name],
         "steps": cost.steps,
         "examples": cost.examples,
         "flops": cost.flops,
         "seconds": pace.seconds(job, cost.flops),
     }
-
-
-def _later(layout: Layout) -> int:
-    """Finetunings that follow once trials have chosen their settings."""
-    chosen = {cell.row for cell in layout.cells}
-    return sum(2 * len(layout.seeds) for search in layout.searches if search.row not in chosen)
 
 
 def render(found: dict[str, Any]) -> RenderableType:

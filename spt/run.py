@@ -16,6 +16,7 @@ import errno
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -118,11 +119,16 @@ class Run:
         if not os.path.exists(path):
             return None
         try:
-            return Result.model_validate_json(path.read_text(encoding="utf-8"))
+            result = Result.model_validate_json(path.read_text(encoding="utf-8"))
         except (ValueError, OSError) as error:
             raise OutputError(
                 f"{path} cannot be read as a result ({type(error).__name__}); move the folder away to run it again"
             ) from error
+        if result.format != SCHEMA:
+            raise OutputError(f"{path} has the form {result.format} of another version, not {SCHEMA}")
+        if re.sub(r"\.old\d+$", "", self.name) != f"{result.stage}-{result.key}":
+            raise OutputError(f"{path} is the result of another run, {result.stage}-{result.key}; move the folder away")
+        return result
 
     @contextlib.contextmanager
     def locked(self, wait: Callable[[], None] | None = None) -> Iterator[None]:

@@ -234,7 +234,7 @@ def expected_sheet(report: Report) -> Sheet:
             body.append(("" if number else label, str(settings), *scores))
     caption = (
         "Mean best validation score of so many of the settings that ended, drawn at random; one that gave no score "
-        "counts as the worst."
+        "counts as the worst of those that have one."
     )
     return Sheet("Expected best on validation", ("task / model", "settings", "scratch", "SPT"), body, 1, None, caption)
 

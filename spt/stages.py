@@ -52,6 +52,10 @@ def bind(job: Job) -> Bound:
     objective = OBJECTIVES[stage.objective.name].model_validate_json(options)
     if not objective.labelled:
         data = data.mapped(Split.unlabelled)
+    if (span := stage.objective.options.get("span", 1)) > data.length:
+        raise UsageError(
+            f"{job.stage}.objective.span is {span}, but this task's sequences have at most {data.length:,} steps"
+        )
     if objective.causal and not recipe.model.options["causal"]:
         raise UsageError(
             f"objective {stage.objective.name} predicts step t + 1 from the steps up to t, but this model looks ahead; "

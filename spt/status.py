@@ -40,15 +40,25 @@ def state(root: Path, name: str) -> str:
     return found.state if found.state in STATES else "failed"
 
 
+def needed(root: Path, plan: Plan) -> dict[str, str]:
+    """The state of every run of a study, but for pretrainings that are gone and that nothing waits for."""
+    states = {name: state(root, name) for name in run_names(plan)}
+    pairs = [(trial.parent, trial.run) for search in plan.searches for trial in search.trials]
+    pairs += [(cell.parent, cell.run) for cell in plan.cells]
+    awaited = {parent for parent, run in pairs if states[run] != "done"}
+    parents = {parent for parent, _ in pairs}
+    return {n: s for n, s in states.items() if s != "missing" or n not in parents or n in awaited}
+
+
 def _study(folder: Path, plan: Plan) -> dict[str, Any]:
     root = folder.parent
-    states = {name: state(root, name) for name in run_names(plan)}
+    states = needed(root, plan)
     rows = []
     for index, subject in enumerate(plan.rows):
         cells = [cell for cell in plan.cells if cell.row == index]
         trials = [trial for search in plan.searches if search.row == index for trial in search.trials]
         for what, parts in (("trials", trials), ("runs", cells)):
-            names = dict.fromkeys(name for part in parts for name in (part.parent, part.run) if name)
+            names = dict.fromkeys(name for part in parts for name in (part.parent, part.run) if name in states)
             if names:
                 rows.append(
                     {

@@ -65,12 +65,16 @@ def data_dir() -> Path:
 def open_task(part: Part) -> TaskData:
     """The task's data with fingerprints: the subset the recipe asks for, rows not copied.
 
-    A fraction is a prefix of one permutation of the training split, so subsets are nested (SPT paper, appendix C.1.4);
-    stratified, of one in which every class comes as often as in the whole split, early and late.
+    A limit takes the first rows of every split. A fraction is a prefix of one permutation of the training split, so
+    subsets are nested (SPT paper, appendix C.1.4); stratified, of one in which every class comes as often as in the
+    whole split, early and late.
     """
     opened = open_part(part)
     config, module = opened.config, opened.component.module
     data = _read(prepared(opened))
+    limit = config.limit
+    if limit is not None:
+        data = data.mapped(lambda split: split.take(np.arange(min(limit, len(split)))))
     keep = max(1, int(config.fraction * len(data.train)))
     whole = data.train
     if keep < len(data.train):
@@ -78,9 +82,6 @@ def open_task(part: Part) -> TaskData:
         if config.stratified:
             rows = rows[_spread(_classes(data, opened.component)[rows])]
         data = replace(data, train=data.train.take(rows[:keep]))
-    limit = config.limit
-    if limit is not None:
-        data = data.mapped(lambda split: split.take(np.arange(min(limit, len(split)))))
     coded = isinstance(data.input, Tokens) and data.input.codes is not None
     if coded and len(data.train) < len(whole) and hasattr(module, "vocabulary"):
         data = replace(data, input=call(opened.component, "vocabulary", config, data.train))
@@ -225,7 +226,7 @@ def prepared(opened: Opened) -> Path:
     shared = set(TaskConfig.model_fields)
     if _addressed(opened):
         shared -= {"limit"}
-    if not _addressed(opened) or config.fraction < 1:  # a fraction is one of all rows
+    if not _addressed(opened):
         config = config.model_copy(update={"limit": None})
     key = {
         "format": FORMAT,

@@ -31,6 +31,7 @@ from spt.study import (
     recipe_overrides,
 )
 
+ENOUGH = 1000  # draws in a row without a new setting after which there are no others
 StageName = Literal["pretrain", "finetune", "scratch"]
 
 
@@ -40,6 +41,9 @@ class Meter(Protocol):
 
     def rows(self, loaded: Loaded) -> int:
         """Training rows in use."""
+
+    def fresh(self, loaded: Loaded) -> bool:
+        """Are training rows made anew in every epoch?"""
 
     def flops(self, job: Job) -> float:
         """Analytic operations of the job's whole training, its parent's not included."""
@@ -106,6 +110,7 @@ def lay_out(study: Study, smoke: bool, meter: Meter) -> Layout:
     cells = cells_of([(row.loaded, row.loaded) for row in rows], study.seed_list)
     if isinstance(study, Data) and study.pretrain_on == "all":
         cells = _pretrained_on_all(cells, study, bases, meter)
+        rows = [replace(row, factors={**row.factors, "pretrained on": "all inputs"}) for row in rows]
     if isinstance(study, Tune):
         return Layout(study, study.seed_list, rows, (), [_search(study, i, row) for i, row in enumerate(rows)], notes)
     return Layout(study, study.seed_list, rows, cells, notes=list(dict.fromkeys(notes)))
@@ -148,7 +153,9 @@ def _compare(study: Compare, base: Base, meter: Meter) -> Found:
 
 
 def _tune(study: Tune, base: Base, meter: Meter) -> Found:
-    return [Row(base.loaded)], []
+    found = len(settings(study))
+    few = f"{found} settings are tried: the space has no {study.trials} different ones"
+    return [Row(base.loaded)], [few] if found < (study.trials or 0) else []
 
 
 def _init(study: Init, base: Base, meter: Meter) -> Found:
@@ -168,29 +175,32 @@ def _objective(study: Objective, base: Base, meter: Meter) -> Found:
         name, rest = options["name"], {key: value for key, value in options.items() if key != "name"}
         changes: Changes = {"pretrain.objective.name": name}
         changes |= {f"pretrain.objective.{key}": value for key, value in rest.items()}
-        label = " ".join([name, *(f"{key}={value}" for key, value in rest.items())])
         if name == "next" and not base.loaded.recipe.model.options.get("causal"):
             changes["model.causal"] = True
-            notes.append(f"{base.loaded.name}, objective {label}: the model is causal in both arms (model.causal=true)")
-        rows.append(Row(base.variant(_whole(changes, base.loaded)), {"objective": label}))
+            notes.append(f"{base.loaded.name}, objective {name}: the model is causal in both arms (model.causal=true)")
+        loaded = base.variant(changes)
+        rows.append(Row(loaded, {"objective": _objective_text(loaded, rest)}))
     return rows, notes
 
 
-def _whole(changes: Changes, loaded: Loaded) -> Changes:
-    """An objective's own options, not those of the recipe's: what is not named has its default."""
-    recipe = loaded.recipe.pretrain.objective
-    if recipe.name != changes["pretrain.objective.name"]:
-        return changes
+def _objective_text(loaded: Loaded, given: Mapping[str, Any]) -> str:
+    """An objective with what was asked for, and with what the recipe says otherwise than by default."""
     from spt.objectives import OBJECTIVES
 
-    defaults = OBJECTIVES[recipe.name]().model_dump(mode="json") if recipe.name in OBJECTIVES else {}
-    kept = {f"pretrain.objective.{key}": value for key, value in defaults.items() if key in recipe.options}
-    return {**kept, **changes}
+    part = loaded.recipe.pretrain.objective
+    usual = OBJECTIVES[part.name].model_fields
+    told = {key: value for key, value in part.options.items() if key in given or value != usual[key].default}
+    return " ".join([part.name, *(f"{key}={value}" for key, value in told.items())])
 
 
 def _data(study: Data, base: Base, meter: Meter) -> Found:
     """One row for each fraction, with the recipe's number of updates, or of passes, in every one."""
     rows = []
+    if meter.fresh(base.loaded):
+        raise UsageError(
+            f"{base.loaded.name}: its task makes new rows in every epoch, so a fraction of them limits nothing; "
+            "set task.fresh=false"
+        )
     for fraction in study.fractions:
         if fraction == base.loaded.recipe.task.options["fraction"] and not study.stratified:
             rows.append(Row(base.loaded, {"fraction": fraction}))  # the run that other studies have as well
@@ -281,6 +291,9 @@ class _Worth:
         raise NotImplementedError
 
     def job(self, stage: StageName) -> Job:
+        """A job of this stage, with this stage's settings: without a parent, a finetuning is scratch."""
+        if stage == "finetune":
+            return spt_job(self.loaded, 0)
         return Job(self.loaded, "pretrain" if stage == "pretrain" else "finetune", 0)
 
 
@@ -369,8 +382,10 @@ def settings(study: Tune) -> list[dict[str, Value]]:
     if len(lists) == len(study.space):
         most = min(most, int(np.prod([len(values) for values in lists.values()])))
     found: dict[str, dict[str, Value]] = {}
-    while len(found) < most:
+    idle = 0
+    while len(found) < most and idle < ENOUGH:
         drawn = {name: _drawn(values, name, rng) for name, values in study.space.items()}
+        idle = 0 if json.dumps(drawn) not in found else idle + 1
         found.setdefault(json.dumps(drawn), drawn)
     return list(found.values())
 
@@ -402,13 +417,16 @@ def _search(study: Tune, row: int, base: Row) -> Search:
 def chosen(loaded: Loaded, values: Mapping[str, Value], arm: Arm) -> Loaded:
     """The recipe with these settings in the supervised training of one arm.
 
-    A budget in steps is one of examples here, so that a larger batch does not mean more training.
+    A budget in steps is one of examples here, so that a larger batch does not mean more training, nor fewer evaluations
+    to choose among.
     """
     stage: StageName = "finetune" if arm == "spt" else "scratch"
     train = loaded.recipe.train(stage)
     if "batch_size" in values and train.steps is not None:
         train = _budget(train, examples=train.steps * train.batch_size)
     changed = {**train.model_dump(mode="json"), **values}
+    if "batch_size" in values and train.evaluate_every is not None:  # evaluated after as many examples
+        changed["evaluate_every"] = max(1, round(train.evaluate_every * train.batch_size / changed["batch_size"]))
     if changed["warmup_steps"] and values.get("warmup_fraction") is not None:
         changed["warmup_steps"] = 0
     return with_train(loaded, stage, _checked(changed, f"{loaded.name}, {dict(values)}"))
@@ -482,7 +500,7 @@ def _examples(train: Train, n: int, place: str) -> float:
         return train.epochs * n
     if train.steps is not None:
         return float(train.steps * min(train.batch_size, n))
-    raise UsageError(f"{place}'s budget is given in operations, not in examples; use --match flops")
+    raise UsageError(f"{place}'s budget is given in operations, which cannot be told in examples; give it in epochs")
 
 
 def _tidy(amount: float) -> float:

@@ -286,7 +286,7 @@ def check(raw: Any, source: str) -> Study:
     if not isinstance(raw, dict):
         raise UsageError(f"{source} is not a study: a mapping with kind and recipes is expected")
     kind = raw.get("kind")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         said = "no kind is given" if kind is None else f"kind {kind!r} is unknown"
         hint = did_you_mean(str(kind), KINDS) if kind is not None else f"; known: {', '.join(KINDS)}"
         raise UsageError(f"{source} is not a study: {said}{hint}")
@@ -294,7 +294,9 @@ def check(raw: Any, source: str) -> Study:
         # Through JSON, because pydantic's strict mode there still takes a list for a tuple.
         study: Study = KINDS[kind].model_validate_json(json.dumps(raw, default=str))
     except ValidationError as error:
-        raise RecipeError(source, complaints(KINDS[kind], error)) from None
+        found = complaints(KINDS[kind], error)
+        # Of a value that may be a list or a mapping, what is wrong with the one that it is.
+        raise RecipeError(source, [one for one in found if "a valid array, not {" not in one] or found) from None
     return study
 
 
@@ -335,6 +337,8 @@ def _mapping(text: str, source: str) -> Any:
 def anchored(study: Study, folder: Path) -> Study:
     """The same study with its recipes' paths absolute, so that it can be run from anywhere."""
     moved = {name: _absolute(name, folder) for name in study.recipes}
+    if len(set(moved.values())) < len(moved):
+        raise UsageError(f"a recipe stands twice, under two names: {', '.join(moved)}")
     update: dict[str, Any] = {"recipes": tuple(moved.values())}
     for field in _BY_RECIPE:
         if isinstance(given := getattr(study, field, None), dict):

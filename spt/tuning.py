@@ -71,6 +71,11 @@ def metric(root: Path, search: Search) -> str:
     return ""
 
 
+def waits(root: Path, search: Search) -> bool:
+    """Are there trials that may still come?"""
+    return any(one.missing for arm in ARMS for one in tried(root, search, arm))
+
+
 def choose(root: Path, search: Search) -> dict[ArmName, int] | str:
     """The best setting of each arm, or why there is none yet: every setting must have had its try."""
     lower, found = LOWER_IS_BETTER.get(metric(root, search), True), dict[ArmName, int]()

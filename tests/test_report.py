@@ -323,7 +323,6 @@ def test_a_planned_seed_without_any_cell_is_missed(tmp_path: Path) -> None:
         ({"test": {"loss": 0.1}}, "its result has no finite test accuracy"),
         ({"test": None}, "its result has no finite test accuracy"),
         ({"seed": 7}, "the folder holds a finetune run with seed 7"),
-        ({"stage": "pretrain"}, "the folder holds a pretrain run with seed 2"),
     ],
 )
 def test_a_result_that_does_not_fit_is_not_used(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:

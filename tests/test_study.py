@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from tiny import own_task, recipe_file
 from spt import tuning
 from spt.compute import example_count
 from spt.conduct import Place, conduct, folder_of, plan_of
-from spt.errors import RecipeError, UsageError
+from spt.errors import OutputError, RecipeError, UsageError
 from spt.estimate import Meter
 from spt.pairs import Plan, read_plan, run_names
 from spt.plan import Job
@@ -86,6 +87,7 @@ def test_a_study_is_what_its_file_says(kind, tmp_path):
     ("raw", "complaint"),
     [
         ({"kind": "computer"}, "did you mean compute"),
+        ({"kind": ["compute"]}, "is unknown"),
         ({}, "no kind is given; known: compare"),
         ([], "is not a study"),
         ({"kind": "compute"}, "recipes: missing"),
@@ -194,6 +196,13 @@ def test_budgets_that_do_not_add_up_are_refused(tmp_path, meter):
     assert laid(tmp_path, meter, "compute").rows[0].total.amount == 2 * 6 * 8  # steps count as examples
 
 
+def test_the_finetuning_is_measured_as_itself(tmp_path, meter):
+    """Not as the baseline, which may have a batch of its own."""
+    scratch = {"steps": 60, "batch_size": 4, "learning_rate": 0.01}
+    with_own = laid(tmp_path, meter, "compute", recipe={"scratch__train": scratch}, match="flops", shares=[0.5])
+    assert with_own.rows[0].total == laid(tmp_path, meter, "compute", match="flops", shares=[0.5]).rows[0].total
+
+
 def test_a_step_is_measured_once(tmp_path, runtime):
     """The same budgets are found again, or a continued study would not find its runs."""
     said = []
@@ -254,6 +263,7 @@ def test_pretraining_on_all_inputs(tmp_path, meter):
     )
     parents = {cell.job.parent.name for cell in layout.cells if cell.arm == "spt"}
     assert len(parents) == 2, "one for each seed, shared by all fractions"
+    assert {row.factors["pretrained on"] for row in layout.rows} == {"all inputs"}
     for cell in layout.cells:
         if cell.arm == "spt":
             assert cell.job.parent.loaded.recipe.task.options["fraction"] == 1
@@ -267,6 +277,18 @@ def test_passes_can_be_held_instead_of_updates(tmp_path, meter):
     (row,) = layout.rows
     n = len(open_task(Part(name="digits")).train)
     assert row.loaded.recipe.finetune.train.epochs == pytest.approx(50 * 8 / n)
+
+
+def test_a_limit_comes_before_a_fraction(tmp_path, meter):
+    layout = laid(tmp_path, meter, "data", fractions=[0.4, 1], hold="epochs")
+    rows = [set(open_task(row.loaded.recipe.task).train.ids.tolist()) for row in layout.rows]
+    assert [len(ids) for ids in rows] == [9, 24] and rows[0] < rows[1]
+
+
+def test_rows_that_are_made_anew_have_no_fractions(tmp_path, meter):
+    recipe = {"task": {"name": "skills", "skill": "reverse", "length": 16}}
+    with pytest.raises(UsageError, match=r"new rows in every epoch.*task\.fresh=false"):
+        laid(tmp_path, meter, "data", recipe=recipe, fractions=[0.5])
 
 
 def test_a_subset_smaller_than_a_batch_is_refused(tmp_path, meter):
@@ -290,8 +312,11 @@ def test_sizes_initialisations_and_objectives(tmp_path, meter):
     assert first.model.options["causal"] is False
     assert second.pretrain.objective.name == "next" and second.model.options["causal"] is True
     assert any("causal in both arms" in note for note in layout.notes)
-    layout = laid(tmp_path, meter, "objective", objectives=[{"name": "masked"}])
-    assert layout.rows[0].loaded.recipe.pretrain.objective.options["ratio"] == 0.15, "not the recipe's 0.5"
+    layout = laid(tmp_path, meter, "objective", objectives=[{"name": "masked", "span": 4}])
+    assert layout.rows[0].loaded.recipe.pretrain.objective.options["ratio"] == 0.5, "the recipe's"
+    assert layout.rows[0].factors == {"objective": "masked ratio=0.5 span=4"}
+    with pytest.raises(UsageError, match="span is 100, but this task's sequences have at most 64 steps"):
+        bind(laid(tmp_path, meter, "objective", objectives=[{"name": "masked", "span": 100}]).cells[0].job.parent)
 
 
 def test_spans_hide_the_ratio_they_promise():
@@ -329,6 +354,9 @@ def test_a_grid_and_a_random_list(tmp_path):
     assert all(type(one["warmup_steps"]) is int and one["batch_size"] in (4, 8) for one in drawn)
     few = check({"kind": "tune", "recipes": ["a"], "space": {"batch_size": [4, 8]}, "trials": 9}, "here")
     assert len(settings(few)) == 2, "no setting is tried twice"
+    space = {"batch_size": {"low": 1, "high": 3, "scale": "linear"}}
+    narrow = check({"kind": "tune", "recipes": ["a"], "space": space, "trials": 9}, "here")
+    assert sorted(one["batch_size"] for one in settings(narrow)) == [1, 2, 3], "there are no others"
 
 
 def test_both_arms_try_the_same(tmp_path, meter):
@@ -339,6 +367,7 @@ def test_both_arms_try_the_same(tmp_path, meter):
     for one, other in zip(arms["scratch"], arms["spt"], strict=True):
         assert one.job.train == other.job.train
         assert one.job.train.examples == 6 * 8, "a larger batch is no longer training"
+        assert one.job.train.evaluate_every * one.job.train.batch_size == 3 * 8, "nor fewer evaluations"
         assert one.job.parent is None and other.job.parent.train == arms["spt"][0].job.parent.train
     assert layout.cells == ()
 
@@ -391,7 +420,7 @@ def test_a_diverged_setting_loses_and_counts_as_tried(tmp_path, meter, runtime):
     recipe = {"finetune__train__max_grad_norm": None}
     layout = laid(tmp_path, meter, "tune", recipe=recipe, space={"learning_rate": [0.01, 1e38]}, seeds=1)
     folder, failed = conduct(layout, root, Place(), runtime, lambda text: None)
-    assert failed == 2
+    assert failed == 0, "it has had its try"
     (search,) = read_plan(folder).searches
     assert search.chosen == {"scratch": 0, "spt": 0}
     assert [one.failed for one in tuning.tried(root, search, "spt")] == [0, 1]
@@ -422,6 +451,25 @@ def test_kinds_share_their_runs(tmp_path, meter, runtime):
     conduct(laid(tmp_path, meter, "data", fractions=[1]), root, Place(), runtime, lambda text: None)
     assert {path.name for path in root.glob("finetune-*")} == names
     assert {path.parent.name.partition("-")[0] for path in root.glob("*/study.json")} == {"compare", "init", "data"}
+
+
+def test_a_pretraining_that_nothing_waits_for_is_not_missed(tmp_path, meter, runtime):
+    root = tmp_path / "runs"
+    folder, _ = conduct(laid(tmp_path, meter, "compare"), root, Place(), runtime, lambda text: None)
+    shutil.rmtree(next(root.glob("pretrain-*")))
+    (told,) = status(folder)["studies"]
+    assert (told["done"], told["all"], told["missing"]) == (5, 5, 0)
+
+
+def test_a_result_of_another_run_is_not_taken(tmp_path, meter, runtime):
+    root = tmp_path / "runs"
+    layout = laid(tmp_path, meter, "compare")
+    conduct(layout, root, Place(), runtime, lambda text: None)
+    spt, scratch = (next(c.job.name for c in layout.cells if c.arm == arm) for arm in ("spt", "scratch"))
+    shutil.copy(root / spt / "result.json", root / scratch / "result.json")
+    with pytest.raises(OutputError, match="the result of another run"):
+        Run(root, scratch).result()
+    assert state(root, scratch) == "failed"
 
 
 def test_states_of_runs(tmp_path, meter, runtime):

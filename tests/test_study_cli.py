@@ -94,7 +94,7 @@ def test_every_kind_has_its_command(tmp_path):
     assert sizes["rows"][0]["parameters"] < sizes["rows"][1]["parameters"]
     assert len(planned("init", "tiny.yaml", "--initialisations", "random", "--seeds", "1")["runs"]) == 3
     options = ("--space", "learning_rate=1e-3..1e-1", "--space", "batch_size=4,8", "--trials", "3")
-    tune = planned("tune", "tiny.yaml", *options, "--trial-seeds", "7", "--seeds", "2")
+    tune = planned("tune", "tiny.yaml", *options, "--trial-seeds", "7,", "--seeds", "2")
     assert len(tune["runs"]) == 7 and tune["later"] == 4 and {run["seed"] for run in tune["runs"]} == {7}
     parts = [planned("tune", "tiny.yaml", *options, "--shard", f"{i}/2")["runs"] for i in (1, 2)]
     assert len(parts[0]) + len(parts[1]) == 7 and parts[0] and parts[1]
@@ -118,6 +118,10 @@ def test_every_kind_has_its_command(tmp_path):
         (("tune", "tiny.yaml", "--space", "lr=1"), 2, "did you mean learning_rate"),
         (("tune", "tiny.yaml", "--space", "learning_rate=-1"), 2, "learning_rate"),
         (("run", "nosuch"), 2, "unknown study"),
+        (("compute", "tiny.yaml", "--shares", ""), 2, "--shares"),
+        (("compare", "tiny.yaml", "./tiny.yaml"), 2, "stands twice"),
+        (("compare", "tiny.yaml", "--shard", "²/2"), 2, "--shard"),
+        (("compare", "tiny.yaml", "--shard", "1/1000000"), 2, "--shard"),
         (("run", "nosuch.yaml"), 2, "no study file"),
         (("run", "tiny.yaml"), 2, "is not a study: no kind"),
         (("status", "nosuch"), 2, "no folder"),
@@ -157,8 +161,9 @@ def test_listing_and_showing_studies():
 def test_one_failed_run_does_not_stop_a_study(tmp_path):
     recipe = changed(RECIPE, finetune__train__max_grad_norm=None)
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump(recipe))
-    done = call("study", "tune", "bad.yaml", "--space", "learning_rate=0.01,1e38", "--seeds", "1", "--json", code=8)
-    found = json.loads(done.stdout)
+    search = ("study", "tune", "bad.yaml", "--space", "learning_rate=0.01,1e38", "--seeds", "1", "--json")
+    found = json.loads(call(*search).stdout)  # a setting that diverged has had its try
     assert found["rows"][0]["n"] == 1
     assert {failure["state"] for failure in found["failures"]} == {"diverged"} and len(found["failures"]) == 2
-    assert "2 of the runs failed" in done.stderr
+    done = call("study", "compare", "bad.yaml", "finetune.train.learning_rate=1e38", "--seeds", "1", "--json", code=8)
+    assert "2 of the runs failed" in done.stderr and len(json.loads(done.stdout)["failures"]) == 2
