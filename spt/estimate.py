@@ -47,6 +47,9 @@ class Meter:
     def fresh(self, loaded: Loaded) -> bool:
         return open_task(loaded.recipe.task).fresh is not None
 
+    def same_input(self, one: Loaded, other: Loaded) -> bool:
+        return open_task(one.recipe.task).input == open_task(other.recipe.task).input
+
     def estimate(self, job: Job) -> Estimate:
         """One for all seeds of a configuration."""
         key = digest({**job.settings(), "parent": None})

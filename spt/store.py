@@ -72,18 +72,17 @@ def open_task(part: Part) -> TaskData:
     opened = open_part(part)
     config, module = opened.config, opened.component.module
     data = _read(prepared(opened))
-    limit = config.limit
+    whole, limit = len(data.train), config.limit
     if limit is not None:
         data = data.mapped(lambda split: split.take(np.arange(min(limit, len(split)))))
     keep = max(1, int(config.fraction * len(data.train)))
-    whole = data.train
     if keep < len(data.train):
         rows = generator(config.subset_seed, "subset").permutation(len(data.train))
         if config.stratified:
             rows = rows[_spread(_classes(data, opened.component)[rows])]
         data = replace(data, train=data.train.take(rows[:keep]))
     coded = isinstance(data.input, Tokens) and data.input.codes is not None
-    if coded and len(data.train) < len(whole) and hasattr(module, "vocabulary"):
+    if coded and len(data.train) < whole and hasattr(module, "vocabulary"):
         data = replace(data, input=call(opened.component, "vocabulary", config, data.train))
     if hasattr(module, "sample") and getattr(config, "fresh", True):
         if data.train.cuts is not None:

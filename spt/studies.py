@@ -45,6 +45,9 @@ class Meter(Protocol):
     def fresh(self, loaded: Loaded) -> bool:
         """Are training rows made anew in every epoch?"""
 
+    def same_input(self, one: Loaded, other: Loaded) -> bool:
+        """Do both read their inputs alike, with one vocabulary?"""
+
     def flops(self, job: Job) -> float:
         """Analytic operations of the job's whole training, its parent's not included."""
 
@@ -247,6 +250,11 @@ def _pretrained_on_all(cells: Sequence[Cell], study: Data, bases: Sequence[Base]
                 base = next(base for base in bases if base.loaded.name == name)
                 loaded = with_task(base.loaded, fraction=1.0)
                 whole[name] = with_train(loaded, "pretrain", _held(study, base, "pretrain", meter))
+            if not meter.same_input(cell.job.loaded, whole[name]):
+                raise UsageError(
+                    f"{name}: this task's vocabulary is that of the rows in use, so what is pretrained on all inputs "
+                    "does not fit a subset; use --pretrain-on subset"
+                )
             cell = cell._replace(job=replace(cell.job, parent=Job(whole[name], "pretrain", cell.job.seed)))
         found.append(cell)
     return found

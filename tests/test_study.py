@@ -271,6 +271,14 @@ def test_pretraining_on_all_inputs(tmp_path, meter):
             assert cell.job.parent.train.steps == 6
 
 
+def test_a_vocabulary_of_the_rows_in_use_does_not_fit_all_inputs(tmp_path, meter, monkeypatch):
+    both = [load(str(recipe_file(tmp_path)), [f"task.limit={n}"]) for n in (8, 24)]
+    assert meter.same_input(*both)
+    monkeypatch.setattr(Meter, "same_input", lambda *_: False)
+    with pytest.raises(UsageError, match="use --pretrain-on subset"):
+        laid(tmp_path, meter, "data", fractions=[0.4], pretrain_on="all")
+
+
 def test_passes_can_be_held_instead_of_updates(tmp_path, meter):
     recipe = {"task": {"name": "digits"}, "finetune__train": {"steps": 50, "batch_size": 8, "learning_rate": 0.01}}
     layout = laid(tmp_path, meter, "data", recipe=recipe, fractions=[0.1], hold="epochs")
