@@ -4,6 +4,7 @@ With train.py and checkpoint.py the only place that knows Accelerate, and the on
 """
 
 import contextlib
+import gc
 import os
 import platform
 import shlex
@@ -61,11 +62,18 @@ class Settings:
     debug: bool = False  # let bugs through with their traceback
 
 
+@cache
+def _settle() -> None:
+    """Libraries stay: the collector, which Accelerate calls after every run, need not go through them each time."""
+    gc.freeze()
+
+
 class Runtime:
     """The processes and the device of this program; one per program."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        _settle()
 
     @cached_property
     def accelerator(self) -> Accelerator:
@@ -410,29 +418,36 @@ def lost(error: BaseException) -> bool:
 
 def environment(device: torch.device | None = None, processes: int = 1) -> dict[str, Any]:
     """What a result depends on besides the recipe, as far as it can be named; by default for the best device here."""
-    packages = {}
-    for name in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            packages[name] = version(name)
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "spt": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "packages": packages,
+        "packages": _packages(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "processes": processes,
         "threads": torch.get_num_threads(),
     }
 
 
+@cache
+def _packages() -> dict[str, str]:
+    packages = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    return packages
+
+
 def command_line() -> str:
     return shlex.join(["spt", *sys.argv[1:]])
 
 
+@cache
 def _commit() -> str | None:
-    """The checkout's commit, `+` when files differ from it; None for an installed copy."""
+    """The checkout's commit, `+` when files differ from it; None for an installed copy. As it was when first asked:
+    this process's code is what it was then."""
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None

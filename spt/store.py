@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -267,16 +267,24 @@ def _imported(path: Path) -> list[Path]:
     """The files of spt.tasks that a file imports, and those that these import; sorted."""
     root, found, waiting = Path(TASKS[0]), set[Path](), [path]
     while waiting:
-        for node in ast.walk(ast.parse(waiting.pop().read_bytes())):
-            if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("spt.tasks"):
-                continue
-            names = str(node.module).split(".")[2:]
-            near = [root.joinpath(*names).with_suffix(".py")] if names else []
-            near += [root.joinpath(*names, alias.name).with_suffix(".py") for alias in node.names]
-            new = {file for file in near if file.is_file()} - found
-            found |= new
-            waiting += new
+        file = waiting.pop()
+        for names in _imports(file, file.stat().st_mtime_ns, file.stat().st_size):
+            near = root.joinpath(*names).with_suffix(".py")
+            if near not in found and near.is_file():
+                found.add(near)
+                waiting.append(near)
     return sorted(found)
+
+
+@cache
+def _imports(file: Path, changed: int, size: int) -> tuple[tuple[str, ...], ...]:
+    """What a file may import of spt.tasks, as paths; read once for each state of the file."""
+    found: list[tuple[str, ...]] = []
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("spt.tasks"):
+            names = tuple(str(node.module).split(".")[2:])
+            found += [names, *((*names, alias.name) for alias in node.names)]
+    return tuple(names for names in found if names)
 
 
 def _lock(folder: Path, name: str) -> FileLock:

@@ -138,6 +138,7 @@ def test_no_memory_for_one_sequence_is_said(tmp_path):
     assert Run(tmp_path / "runs", job.name).status()["exit_code"] == 4
 
 
+@pytest.mark.slow
 def test_evaluation_that_does_not_fit_takes_smaller_batches(tmp_path):
     job = spt_job(own_task(tmp_path))
     whole = run(job, tmp_path / "whole")
