@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
 
 from spt.models.ops import backends
 
@@ -279,8 +280,6 @@ def _fused(
     if how.causal and valid is None and bias is None and (L == M or q.is_cuda):
         if L == M:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, **plain)
-        from torch.nn.attention.bias import causal_lower_right  # brings torch's compiler, over a second
-
         return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(L, M), **plain)
     pieces, start = [], 0
     for rows in q.split(ROWS, dim=2) if how.causal else (q,):
