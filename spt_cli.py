@@ -524,9 +524,10 @@ def study_status(
 @command(study_app, "list")
 def study_list(as_json: JsonOption = False, debug: DebugOption = False) -> None:
     """The studies that come with spt."""
-    from spt.study import packaged, summary
+    from spt.recipe import describe
+    from spt.study import packaged
 
-    rows = [{"name": name, "description": summary(text)} for name, text in packaged().items()]
+    rows = [{"name": name, "description": describe(text)} for name, text in packaged().items()]
     put_table(rows, ("name", "description"), as_json)
 
 

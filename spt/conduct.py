@@ -69,8 +69,8 @@ def conduct(layout: Layout, root: Path, place: Place, runtime: Runtime, say: Say
             later = [job for job in layout.jobs if job.name not in before]
             runtime.once(lambda: _aside(later, root, say, but=before))
         # A setting that diverged has had its try, once a choice is made.
-        settled = {layout.rows[search.row].loaded.name for search in plan.searches if search.chosen}
-        failed = [one for one in failed if not (one.job.loaded.name in settled and _diverged(root, one.job))]
+        settled = {trial.run for search in plan.searches if search.chosen for trial in search.trials}
+        failed = [one for one in failed if not (one.job.name in settled and _diverged(root, one.job))]
     failed += _carry_out(wanted_cells(layout), folder, place, runtime, say)
     return folder, len({one.job.name for one in failed})
 

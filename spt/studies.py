@@ -6,6 +6,7 @@ operations or seconds, a `Meter` says, since it takes data and networks to know.
 
 import itertools
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -105,14 +106,15 @@ class Layout:
 def lay_out(study: Study, smoke: bool, meter: Meter) -> Layout:
     """Rows and cells of a study. Raises UsageError and RecipeError for what cannot be done."""
     bases = [Base(study, source, smoke) for source in study.recipes]
-    rows, notes = [], [note for base in bases for note in base.loaded.notes]
+    rows, owners, notes = [], [], [note for base in bases for note in base.loaded.notes]
     for base in bases:
         found, said = _ROWS[study.kind](study, base, meter)
         rows += found
+        owners += [base] * len(found)
         notes += said
     cells = cells_of([(row.loaded, row.loaded) for row in rows], study.seed_list)
     if isinstance(study, Data) and study.pretrain_on == "all":
-        cells = _pretrained_on_all(cells, study, bases, meter)
+        cells = _pretrained_on_all(cells, study, owners, meter)
         rows = [replace(row, factors={**row.factors, "pretrained on": "all inputs"}) for row in rows]
     if isinstance(study, Tune):
         return Layout(study, study.seed_list, rows, (), [_search(study, i, row) for i, row in enumerate(rows)], notes)
@@ -239,23 +241,22 @@ def _held(study: Data, base: Base, stage: StageName, meter: Meter) -> Train:
     return _budget(train, steps=_steps(train, n, stage, base.loaded), evaluate_every=every)
 
 
-def _pretrained_on_all(cells: Sequence[Cell], study: Data, bases: Sequence[Base], meter: Meter) -> list[Cell]:
+def _pretrained_on_all(cells: Sequence[Cell], study: Data, owners: Sequence[Base], meter: Meter) -> list[Cell]:
     """The same finetunings after pretraining on every training input: labels are scarce, inputs are not."""
     found = []
-    whole: dict[str, Loaded] = {}
+    whole: dict[Base, Loaded] = {}
     for cell in cells:
         if isinstance(cell.job.parent, Job):
-            name = cell.job.loaded.name
-            if name not in whole:
-                base = next(base for base in bases if base.loaded.name == name)
+            base = owners[cell.row]
+            if base not in whole:
                 loaded = with_task(base.loaded, fraction=1.0)
-                whole[name] = with_train(loaded, "pretrain", _held(study, base, "pretrain", meter))
-            if not meter.same_input(cell.job.loaded, whole[name]):
+                whole[base] = with_train(loaded, "pretrain", _held(study, base, "pretrain", meter))
+            if not meter.same_input(cell.job.loaded, whole[base]):
                 raise UsageError(
-                    f"{name}: this task's vocabulary is that of the rows in use, so what is pretrained on all inputs "
-                    "does not fit a subset; use --pretrain-on subset"
+                    f"{base.loaded.name}: this task's vocabulary is that of the rows in use, so what is pretrained on "
+                    "all inputs does not fit a subset; use --pretrain-on subset"
                 )
-            cell = cell._replace(job=replace(cell.job, parent=Job(whole[name], "pretrain", cell.job.seed)))
+            cell = cell._replace(job=replace(cell.job, parent=Job(whole[base], "pretrain", cell.job.seed)))
         found.append(cell)
     return found
 
@@ -282,7 +283,7 @@ def _compute(study: Compute, base: Base, meter: Meter) -> Found:
     return rows, notes
 
 
-class _Worth:
+class _Worth(ABC):
     """Budgets on one axis. A stage's warm-up, evaluation and stopping stay as they are."""
 
     def __init__(self, loaded: Loaded, meter: Meter) -> None:
@@ -290,13 +291,15 @@ class _Worth:
 
     def of_recipe(self) -> float:
         """What both stages of the recipe's SPT arm come to."""
-        return sum(self.of("pretrain")) + sum(self.of("finetune"))
+        return self.of("pretrain") + self.of("finetune")
 
-    def of(self, stage: StageName) -> tuple[float, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def of(self, stage: StageName) -> float:
+        """What the recipe's budget of a stage comes to."""
 
+    @abstractmethod
     def train(self, stage: StageName, amount: float) -> Train:
-        raise NotImplementedError
+        """A stage's training with this budget."""
 
     def job(self, stage: StageName) -> Job:
         """A job of this stage, with this stage's settings: without a parent, a finetuning is scratch."""
@@ -306,40 +309,40 @@ class _Worth:
 
 
 class _Epochs(_Worth):
-    def of(self, stage: StageName) -> tuple[float, ...]:
+    def of(self, stage: StageName) -> float:
         epochs = self.loaded.recipe.train(stage).epochs
         if epochs is None:
             raise UsageError(
                 f"{self.loaded.name}: {stage}'s budget is not given in epochs, so shares of epochs cannot be taken; "
                 "use --match examples, flops or time, or name the total (--total) in epochs"
             )
-        return (epochs,)
+        return epochs
 
     def train(self, stage: StageName, amount: float) -> Train:
         return _budget(self.loaded.recipe.train(stage), epochs=_tidy(amount))
 
 
 class _Examples(_Worth):
-    def of(self, stage: StageName) -> tuple[float, ...]:
+    def of(self, stage: StageName) -> float:
         train = self.loaded.recipe.train(stage)
-        return (_examples(train, self.meter.rows(self.loaded), f"{self.loaded.name}: {stage}"),)
+        return _examples(train, self.meter.rows(self.loaded), f"{self.loaded.name}: {stage}")
 
     def train(self, stage: StageName, amount: float) -> Train:
         return _budget(self.loaded.recipe.train(stage), examples=max(1, round(amount)))
 
 
 class _Flops(_Worth):
-    def of(self, stage: StageName) -> tuple[float, ...]:
-        return (self.meter.flops(self.job(stage)),)
+    def of(self, stage: StageName) -> float:
+        return self.meter.flops(self.job(stage))
 
     def train(self, stage: StageName, amount: float) -> Train:
         return _budget(self.loaded.recipe.train(stage), flops=amount)
 
 
 class _Time(_Worth):
-    def of(self, stage: StageName) -> tuple[float, ...]:
+    def of(self, stage: StageName) -> float:
         job = self.job(stage)
-        return (self.meter.steps(job) * self.meter.seconds_per_step(job),)
+        return self.meter.steps(job) * self.meter.seconds_per_step(job)
 
     def train(self, stage: StageName, amount: float) -> Train:
         each = self.meter.seconds_per_step(self.job(stage))

@@ -21,7 +21,6 @@ from spt.recipe import (
     MAX_BYTES,
     Train,
     complaints,
-    describe,
     flatten,
     parse_yaml,
 )
@@ -274,11 +273,6 @@ def packaged() -> dict[str, str]:
     """The studies that come with spt: name -> text."""
     root = Path(str(files("spt.recipes"))) / "studies"
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(root.glob("*.yaml"))}
-
-
-def summary(text: str) -> str:
-    """The first comment line of a study."""
-    return describe(text)
 
 
 def check(raw: Any, source: str) -> Study:

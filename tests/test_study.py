@@ -271,6 +271,19 @@ def test_pretraining_on_all_inputs(tmp_path, meter):
             assert cell.job.parent.train.steps == 6
 
 
+def test_recipes_of_one_name_are_told_apart(tmp_path, meter):
+    """The name is the file's, without its folder."""
+    paths = []
+    for place, width in (("a", 8), ("b", 16)):
+        (tmp_path / place).mkdir()
+        paths.append(str(recipe_file(tmp_path / place, task={"name": "digits"}, model__d_model=width)))
+    raw = {"kind": "data", "recipes": paths, "seeds": 1, "fractions": [0.1], "pretrain_on": "all"}
+    for cell in lay_out(check(raw, "here"), False, meter).cells:
+        if cell.job.parent:
+            widths = {job.loaded.recipe.model.options["d_model"] for job in (cell.job, cell.job.parent)}
+            assert len(widths) == 1
+
+
 def test_a_vocabulary_of_the_rows_in_use_does_not_fit_all_inputs(tmp_path, meter, monkeypatch):
     both = [load(str(recipe_file(tmp_path)), [f"task.limit={n}"]) for n in (8, 24)]
     assert meter.same_input(*both)
@@ -285,6 +298,12 @@ def test_passes_can_be_held_instead_of_updates(tmp_path, meter):
     (row,) = layout.rows
     n = len(open_task(Part(name="digits")).train)
     assert row.loaded.recipe.finetune.train.epochs == pytest.approx(50 * 8 / n)
+
+
+def test_a_small_subset_is_evaluated_as_often_as_the_whole(tmp_path, meter):
+    layout = laid(tmp_path, meter, "data", recipe=by_epochs(task={"name": "digits"}), fractions=[0.1])
+    epoch = -(-len(open_task(Part(name="digits")).train) // 8)
+    assert layout.rows[0].loaded.recipe.finetune.train.evaluate_every == epoch
 
 
 def test_a_limit_comes_before_a_fraction(tmp_path, meter):
@@ -378,6 +397,14 @@ def test_both_arms_try_the_same(tmp_path, meter):
         assert one.job.train.evaluate_every * one.job.train.batch_size == 3 * 8, "nor fewer evaluations"
         assert one.job.parent is None and other.job.parent.train == arms["spt"][0].job.parent.train
     assert layout.cells == ()
+
+
+def test_a_baseline_with_settings_of_its_own_is_tuned_too(tmp_path, meter):
+    scratch = {"steps": 12, "batch_size": 8, "learning_rate": 0.5, "weight_decay": 0.3}
+    layout = laid(tmp_path, meter, "tune", recipe={"scratch__train": scratch}, space={"learning_rate": [0.1, 0.01]})
+    for trial in layout.searches[0].trials:
+        assert trial.job.train.learning_rate == (0.1, 0.01)[trial.number]
+        assert trial.job.train.weight_decay == (0.3 if trial.arm == "scratch" else 0.0)
 
 
 def test_the_choice_is_made_on_validation_alone(tmp_path, meter, runtime):
