@@ -1,0 +1,171 @@
+"""How every figure of this project looks and is saved: SVG (for pages and papers), PNG, and its numbers as CSV.
+
+Figures are matplotlib's, made without pyplot. In an SVG text stays text, and colours are CSS variables, so a figure in
+a page follows the page's light or dark dress, and a file by itself its reader's. The same figure always gives the same
+bytes.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from spt.errors import UsageError
+from spt.run import write_text, writing
+
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")  # for series: nothing is told by colour alone
+DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)), (0, (8, 2)))
+
+
+class Palette(NamedTuple):
+    """What colours are for. Each has a contrast of 3 or more with its paper, ink and faint of 4.5."""
+
+    ink: str  # text
+    faint: str  # axes, notes
+    grid: str
+    paper: str
+    scratch: str  # the two arms and the first stage, everywhere the same
+    spt: str
+    pretrain: str
+    series: tuple[str, ...]  # other things that are told apart
+
+
+LIGHT = Palette(
+    *("#1b1f24", "#59636e", "#dfe3e8", "#ffffff", "#b4541a", "#1a64b4", "#4f7a1f"),
+    ("#1a64b4", "#b4541a", "#4f7a1f", "#8a4fa8", "#a8434f", "#1a7a82", "#6b5a2a", "#59636e"),
+)
+DARK = Palette(
+    *("#e6e9ee", "#9aa4b1", "#343b45", "#14181d", "#f0975a", "#6cb0f5", "#a3cc6a"),
+    ("#6cb0f5", "#f0975a", "#a3cc6a", "#c99be0", "#ee8a94", "#62c4cb", "#d2bd80", "#9aa4b1"),
+)
+# Colours that nobody draws with: in an SVG each is replaced by the variable that it stands for.
+_STAND_IN = Palette(
+    *(f"#0101{number:02x}" for number in range(7)),
+    tuple(f"#0102{number:02x}" for number in range(8)),
+)
+
+
+def names() -> dict[str, tuple[str, str, str]]:
+    """Of every colour, by its CSS variable: stand-in, light, dark."""
+    single = {name: (getattr(_STAND_IN, name), getattr(LIGHT, name), getattr(DARK, name)) for name in Palette._fields}
+    series = single.pop("series")
+    return single | {f"series-{number}": trio for number, trio in enumerate(zip(*series, strict=True))}
+
+
+class Drawing(NamedTuple):
+    """A figure and what is in it."""
+
+    name: str  # of its files: lower case, digits, hyphens
+    title: str
+    caption: str  # what is seen, in words, for those who read and for those who cannot see
+    draw: Callable[[Palette], Figure]  # called inside the style of all figures
+    data: Sequence[Mapping[str, Any]]  # every number that is drawn, one mapping a line; all have the same keys
+
+
+def figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def svg(drawing: Drawing, inline: bool = False) -> str:
+    """The figure as SVG with a title and a description. Inline: for a page, which has the variables of `css`."""
+    file = io.StringIO()
+    with _styled(_STAND_IN):
+        FigureCanvasSVG(drawing.draw(_STAND_IN)).print_svg(file, metadata={"Date": None, "Creator": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    for name, (stand_in, _, _) in names().items():
+        text = text.replace(stand_in, f"var(--{name})")
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, count=1, flags=re.S)
+    # Several figures stand in one page: what an id names must be this figure's.
+    text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{drawing.name}-", text)
+    title, described = f"{drawing.name}-title", f"{drawing.name}-desc"
+    said = (
+        f'<title id="{title}">{escape(drawing.title)}</title><desc id="{described}">{escape(drawing.caption)}</desc>'
+        + ("" if inline else f"<style>{css()}</style>")
+    )
+    opening = f'<svg role="img" aria-labelledby="{title} {described}" '
+    return re.sub(r"<svg ([^>]*)>", lambda found: f"{opening}{found[1]}>{said}", text, count=1)
+
+
+def css() -> str:
+    """The colours as CSS variables, light and dark; on paper always light."""
+    light, dark = ("".join(f"--{name}:{trio[shade]};" for name, trio in names().items()) for shade in (1, 2))
+    return f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+
+
+def png(drawing: Drawing, dpi: int = 144) -> bytes:
+    """The figure as PNG, on white."""
+    file = io.BytesIO()
+    with _styled(LIGHT):
+        made = drawing.draw(LIGHT)
+        made.set_dpi(dpi)
+        FigureCanvasAgg(made).print_png(file, metadata={"Software": None})
+    return file.getvalue()
+
+
+def table(drawing: Drawing) -> str:
+    """The figure's numbers as CSV."""
+    file = io.StringIO()
+    if drawing.data:
+        writer = csv.DictWriter(file, list(drawing.data[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(drawing.data)
+    return file.getvalue()
+
+
+def save(drawing: Drawing, folder: Path) -> tuple[Path, ...]:
+    """Write NAME.svg, NAME.png and NAME.csv; each is replaced as a whole."""
+    if not re.fullmatch(r"[a-z0-9-]+", drawing.name):
+        raise UsageError(f"{drawing.name!r} cannot name the files of a figure")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    paths = tuple(folder / f"{drawing.name}{suffix}" for suffix in (".svg", ".png", ".csv"))
+    write_text(paths[0], svg(drawing))
+    with writing(paths[1]):
+        paths[1].write_bytes(png(drawing))
+    write_text(paths[2], table(drawing))
+    return paths
+
+
+def _styled(palette: Palette) -> AbstractContextManager[None]:
+    return rc_context(
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": "spt",
+            "font.family": "sans-serif",
+            "font.sans-serif": ["DejaVu Sans"],
+            "font.size": 9,
+            "text.color": palette.ink,
+            "axes.edgecolor": palette.faint,
+            "axes.labelcolor": palette.ink,
+            "axes.titlesize": 9,
+            "axes.titleweight": "bold",
+            "axes.titlelocation": "left",
+            "axes.facecolor": palette.paper,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "grid.color": palette.grid,
+            "grid.linewidth": 0.8,
+            "xtick.color": palette.faint,
+            "ytick.color": palette.faint,
+            "xtick.labelcolor": palette.ink,
+            "ytick.labelcolor": palette.ink,
+            "figure.facecolor": palette.paper,
+            "legend.frameon": False,
+            "lines.linewidth": 1.6,
+            "lines.markersize": 4.5,
+            "errorbar.capsize": 2.5,
+        }
+    )
