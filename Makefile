@@ -3,6 +3,7 @@
 #   make test         install with the test extra, then the test suite
 #   make slow         the tests that take minutes, or build and install the project
 #   make lint types   ruff; mypy on the wheel
+#   make docs         the pages of docs/ that are made from the code
 #   make wheel        wheel and source archive, in dist/
 #   make clean        remove everything made here but runs/
 
@@ -15,7 +16,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -u -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: quickstart test slow lint types wheel clean
+.PHONY: quickstart test slow lint types docs wheel clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.installed
@@ -38,6 +39,9 @@ types: wheel
 	$(BIN)/python -m pip install --quiet --no-deps --target build/types dist/*.whl
 	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml \
 	  --cache-dir ../../.mypy_cache -p spt -m spt_cli
+
+docs: $(VENV)/.installed
+	$(BIN)/python -m spt.reference docs
 
 wheel: $(VENV)/.installed-dev
 	rm -rf build dist

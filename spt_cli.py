@@ -176,6 +176,67 @@ def evaluate(
         say(f"note: {note}")
 
 
+FiguresOption = Annotated[
+    Path | None, typer.Option("--out", metavar="FOLDER", help="Folder for the figure.", show_default="RUN/figures")
+]
+
+
+@command(app)
+def kernels(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run of either stage.")],
+    lags: Annotated[
+        int | None, typer.Option("--lags", min=1, help="The first lags alone.", show_default="the longest sequence")
+    ] = None,
+    log: Annotated[bool, typer.Option("--log", help="The figure's values on a logarithmic axis.")] = False,
+    out: FiguresOption = None,
+    data_dir: DataOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Convolution kernels a run has learned, layer by layer: the largest value at each lag, before and after training.
+
+    Written as kernels.svg, .png and .csv.
+    """
+    from spt import kernels as module
+    from spt.drawing import save
+
+    found = module.kernels(run, lags)
+    files = save(module.drawing(found, log), out or found.opened.path / "figures")
+    for note in found.notes:
+        say(f"note: {note}")
+    if as_json:
+        put(module.to_json(found, files))
+    else:
+        console().print(module.table(found))
+        say(f"figure: {files[0]}, .png, .csv")
+
+
+@command(app)
+def attention(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run of either stage.")],
+    rows: Annotated[int, typer.Option("--rows", min=1, help="So many first rows of the split.")] = 64,
+    split: Annotated[Literal["test", "val", "train"], typer.Option("--split", help="Whose rows are shown.")] = "test",
+    out: FiguresOption = None,
+    data_dir: DataOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """How far each attention head of a run looks, in steps, before and after training.
+
+    Written as attention.svg, .png and .csv.
+    """
+    from spt import distance
+    from spt.drawing import save
+
+    found = distance.distances(run, rows, split)
+    files = save(distance.drawing(found), out or found.opened.path / "figures")
+    if as_json:
+        put(distance.to_json(found, files))
+    else:
+        console().print(distance.table(found))
+        say(f"figure: {files[0]}, .png, .csv")
+
+
 @command(app)
 def compare(arguments: RecipesArgument, ran: Ran = RAN, how: How = HOW) -> None:
     """Train both arms, scratch and SPT, over seeds, and report the paired difference. Finished runs are reused."""
@@ -187,11 +248,44 @@ def report(
     folders: Annotated[
         list[Path], typer.Argument(metavar="DIR…", help="Comparison folders, run folders, or a folder of them.")
     ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="Where its files go.", show_default="the study, if it is one"),
+    ] = None,
+    comparing: Annotated[
+        bool, typer.Option("--compare", help="What changed between two reports: folders, or report.json files.")
+    ] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """The report of finished runs, from their files alone; also written beside a comparison."""
-    _show_report(folders, as_json)
+    """The report of finished runs, from their files alone: HTML, Markdown, LaTeX, CSV, JSON, and every figure.
+
+    Figures are SVG and PNG, with their numbers as CSV.
+    """
+    if comparing:
+        _show_changes(folders, as_json)
+        return
+    _show_report(folders, as_json, out, figures=True)
+
+
+@command(app)
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, finished or not.")],
+    second: Annotated[Path, typer.Argument(metavar="RUN", help="Another one; of the other stage, if you like.")],
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also keys that differ and that neither run was computed from.")
+    ] = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """What is different between two runs: recipe, data, code, machine, scores, costs; from their files alone.
+
+    The exit code is 0 whether they differ or not.
+    """
+    from spt.differences import difference, render, to_json
+
+    found = difference(first, second)
+    put(to_json(found, everything)) if as_json else console().print(render(found, everything))
 
 
 @command(app)
@@ -212,6 +306,47 @@ def show(
         put(found)
     else:
         console().print(render(found))
+
+
+@command(app)
+def errors(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished finetuning run.")],
+    other: Annotated[
+        Path | None, typer.Argument(metavar="[RUN2]", help="Another one over the same rows, set beside it.")
+    ] = None,
+    split: Annotated[Literal["test", "val"], typer.Option("--split", help="Which rows are looked at.")] = "test",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Where it is written.", show_default="RUN/errors")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many of the hardest rows and confusions.")] = 16,
+    samples: Annotated[
+        bool, typer.Option("--samples/--no-samples", help="Show rows of the data set, whose licence applies to them.")
+    ] = True,
+    data_dir: DataOption = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")] = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Where a finished run is wrong: confusions, hardest rows, accuracy or error by length, position and the like.
+
+    Written to RUN/errors: errors.json, a CSV of every table, figures. With RUN2, tables stand side by side.
+    """
+    from spt.answers import read
+    from spt.mistake_figures import draw_all
+    from spt.mistakes import analyse, terminal, to_json, write
+    from spt.runtime import Runtime, Settings
+
+    asked, given, notes = read([run, *([other] if other else [])], split, Runtime(Settings(quiet=True, cpu=cpu)))
+    found = analyse(asked, given, top, samples=samples, notes=notes)
+    folder = out or run / "errors"
+    written = write(found, folder, draw_all)
+    if as_json:
+        put({**to_json(found), "folder": str(folder), "files": [path.name for path in written]})
+    else:
+        console().print(terminal(found))
+    say(f"written: {folder}/errors.json, a CSV of every table, figures")
+    if found.shows_samples:
+        say("note: this holds samples of the data set, whose licence applies to them; --no-samples leaves them out")
 
 
 # ------------------------------------------------------------------------------------------------------------ studies
@@ -271,7 +406,6 @@ def _conduct(opened: "Opened", ran: Ran, how: How) -> None:
     folder, failed = conduct(layout, out, place, here, say)
     if here.main:
         _show_report([folder], ran.as_json)
-        say(f"report: {folder}/report.md, .csv, .json")
     if failed:
         error = FailedRuns(
             f"{failed} of the runs failed; the report lists them; the same command tries again what did not diverge"
@@ -301,18 +435,35 @@ def _part(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
-def _show_report(folders: list[Path], as_json: bool) -> None:
+def _show_changes(folders: list[Path], as_json: bool) -> None:
+    from spt.changes import changes, render
+
+    if len(folders) != 2:
+        raise UsageError(f"--compare takes two reports, folders or report.json files, not {len(folders)}")
+    found = changes(*folders)
+    put(found.model_dump(mode="json")) if as_json else console().print(render(found))
+
+
+def _show_report(folders: list[Path], as_json: bool, out: Path | None = None, figures: bool = False) -> None:
     from spt.pairs import PLAN
-    from spt.render import terminal, to_json, write
+    from spt.render import terminal, to_json
     from spt.report import read
 
     found = read(folders)
-    if len(folders) == 1 and (folders[0] / PLAN).is_file():
-        write(found, folders[0])
+    if out is None and len(folders) == 1 and (folders[0] / PLAN).is_file():
+        out = folders[0]
+    paths: tuple[Path, ...] = ()
+    if out is not None:
+        from spt.report_files import write
+
+        paths = write(found, out, figures)
     if as_json:
         put(to_json(found))
     else:
         console().print(terminal(found))
+    if out is not None:
+        more = " and figures" if figures and any(path.parent != out for path in paths) else ""
+        say(f"report: {out / 'report.html'}, .md, .tex, .csv, .json{more}")
 
 
 def _list(text: str | None, option: str, kind: type = float) -> list[Any] | None:
@@ -533,7 +684,9 @@ def study_list(as_json: JsonOption = False, debug: DebugOption = False) -> None:
 
 @command(study_app, "show")
 def study_show(
-    source: Annotated[str, typer.Argument(metavar="NAME|FILE")], as_json: JsonOption = False, debug: DebugOption = False
+    source: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A study of ours, or a file.")],
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
 ) -> None:
     """A study's file, every default filled in."""
     from spt.study import read, to_yaml
@@ -617,8 +770,11 @@ def recipes_list(as_json: JsonOption = False, debug: DebugOption = False) -> Non
     put_table(rows, ("name", "description"), as_json)
 
 
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A packaged recipe, or a file.")]
+
+
 @command(recipes_app, "show")
-def recipes_show(name: str, as_json: JsonOption = False, debug: DebugOption = False) -> None:
+def recipes_show(name: NameArgument, as_json: JsonOption = False, debug: DebugOption = False) -> None:
     """A recipe's file as it is (spt show gives it with every default filled in)."""
     from spt.recipe import read
 
@@ -631,7 +787,7 @@ def recipes_show(name: str, as_json: JsonOption = False, debug: DebugOption = Fa
 
 @command(recipes_app, "copy")
 def recipes_copy(
-    name: str,
+    name: NameArgument,
     to: Annotated[
         Path | None, typer.Argument(help="A file or a folder; by default a file of the same name here.")
     ] = None,

@@ -4,7 +4,7 @@ Letters: B sequences, L steps, D width, H heads, G of keys and values, E width o
 E / 2 pairs in it, w steps of a chunk.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -12,9 +12,19 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spt.models.mixer import Context, Mixer, Published, Rate, linear_flops
+from spt.models.mixer import Context, Mixer, Published, Rate, Seen, linear_flops
 from spt.models.ops import backends
-from spt.models.ops.attention import Pairs, Rotary, attend, local_attend, not_itself, rotary_table, rotate, sinusoids
+from spt.models.ops.attention import (
+    Pairs,
+    Rotary,
+    attend,
+    local_attend,
+    not_itself,
+    rotary_table,
+    rotate,
+    sinusoids,
+    weights,
+)
 from spt.models.ops.counts import Counts, attention
 
 __all__ = ["Attention", "Pairs", "Position", "Positions", "rotary_table", "rotate", "sinusoids"]
@@ -96,10 +106,7 @@ class Attention(Mixer):
         self.rotary = Rotary(max_length, self.d_head, base, pairs, xpos) if rotary else None
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-        q, *between, v = self.qkv(x).unflatten(-1, (-1, self.d_head)).transpose(1, 2).split(self.sizes, dim=1)
-        k = F.normalize(q, dim=-1) if self.shared_qk else between[0]
-        if self.rotary is not None:
-            q, k = self.rotary(q, k)
+        q, k, v = self._maps(x)
         # Padding stands on the right, so a causal query never meets it, and a mask would only cost; flash-attn leaves
         # it out. A row without any valid step (none is made by our batches) gives zeros.
         hide = context.padded and self.mask_padding and (not self.causal or backends.current("attention") == "flash")
@@ -109,7 +116,7 @@ class Attention(Mixer):
             "dropout": self.dropout if self.training else 0.0,
         }
         if self.temperature is not None:
-            q, how["scale"] = q * self.temperature, 1.0
+            how["scale"] = 1.0
         if self.window is None:
             y = attend(q, k, v, bias=not_itself(q, q.shape[2]) if self.shared_qk else None, **how)
         else:
@@ -117,6 +124,30 @@ class Attention(Mixer):
             bias = not_itself(q, w, back, ahead) if self.shared_qk else None
             y = local_attend(q, k, v, w, back=back, ahead=ahead, band=self.band, bias=bias, **how)
         return self.out(y.transpose(1, 2).flatten(2))
+
+    def _maps(self, x: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, L, E), times the temperature, keys and values (B, G, L, E)."""
+        q, *between, v = self.qkv(x).unflatten(-1, (-1, self.d_head)).transpose(1, 2).split(self.sizes, dim=1)
+        k = F.normalize(q, dim=-1) if self.shared_qk else between[0]
+        if self.rotary is not None:
+            q, k = self.rotary(q, k)
+        return q if self.temperature is None else q * self.temperature, k, v
+
+    def attention_weights(self, x: Float[Tensor, "B L D"], context: Context) -> Iterator[Seen]:
+        q, k, _ = self._maps(x)
+        found = weights(
+            q,
+            k,
+            w=self.window,
+            back=self.back,
+            ahead=self.ahead,
+            causal=self.causal,
+            band=None if self.window is None else self.band,
+            scale=None if self.temperature is None else 1.0,
+            valid=context.valid if context.padded and self.mask_padding else None,
+            itself=not self.shared_qk,
+        )
+        return (Seen(*one) for one in found)
 
     def flops(self, length: int) -> Counts:
         """Projections, q k^T and the weighted sum of v, over whole neighbouring chunks. Causal attention is counted in

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from spt.models.feedforward import Activation, FeedForward, FeedForwardKind, Routing, SwitchFeedForward
-from spt.models.mixer import Context, Mixer, PointwiseMixer, Published, Rate, Unsupported, linear_flops
+from spt.models.mixer import Context, Mixer, PointwiseMixer, Published, Rate, Seen, Unsupported, linear_flops
 from spt.models.ops.counts import Counts, as_counts
 from spt.models.ops.dropout import Dropout
 from spt.models.ops.norms import BatchNorm, NormKind, make_norm
@@ -32,6 +32,7 @@ __all__ = [
     "PointwiseMixer",
     "Published",
     "Rate",
+    "Seen",
     "Unsupported",
     "linear_flops",
     "randomise",

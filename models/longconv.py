@@ -5,10 +5,11 @@ causal, 2 two-sided), M kernel length.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
@@ -150,6 +151,13 @@ class LongConvolution(Mixer):
     def spectrum(self, taps: Float[Tensor, "K H M"], length: int) -> tuple[Tensor, int]:
         n = self._transform(length)
         return spectrum(taps, n), n
+
+    def convolution_kernel(self, length: int) -> Iterable[Float[Tensor, "K H M"]]:
+        """As a reverse kernel begins at the next step, its lags are one more than its places."""
+        kernel: Tensor = self.kernel(length)
+        if not self.two_sided:
+            return (kernel,)
+        return (torch.stack([F.pad(kernel[0], (0, 1)), F.pad(kernel[1], (1, 0))])[..., :length],)
 
     def flops(self, length: int) -> Counts:
         """Transforms and products of every feature, and the output."""

@@ -5,7 +5,7 @@ y_t = Re(C x_t) + D u_t, with lambda = exp(-exp(nu) + i exp(theta)) (section 3 o
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, Pu
 from spt.models.ops import counts
 from spt.models.ops.norms import NormKind
 from spt.models.ops.output import Output
-from spt.models.ops.scan import enter, leave, scan
+from spt.models.ops.scan import enter, impulse_response, leave, scan
 
 PAPER = "Orvieto et al. 2023"
 COST = "L D (N + D)"
@@ -108,6 +108,10 @@ class LRU(Mixer):
         exponent = torch.complex(-torch.exp(self.nu.double()), torch.exp(self.theta.double()))
         enters = torch.exp(self.gamma)[:, None] * torch.view_as_complex(self.B)
         return System(torch.exp(exponent), enters, self._leave())
+
+    def convolution_kernel(self, length: int) -> Iterable[Float[Tensor, "K C M"]]:
+        system = self.system()
+        return impulse_response(system.a, system.enter, system.leave, length)
 
     def _leave(self) -> Complex[Tensor, "K H N"]:
         return torch.view_as_complex(self.C)

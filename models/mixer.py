@@ -3,7 +3,7 @@
 Letters: B sequences in a batch, L steps, D width (`d_model`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -24,6 +24,15 @@ class Context(NamedTuple):
     padded: bool  # is there any padding at all? lets a layer take its faster path
     steps: Float[Tensor, "B L"] | None = None  # time since the previous step, where sampling is irregular
     real: Bool[Tensor, " B"] | None = None  # False for a row that stands for no example; None: all are
+
+
+class Seen(NamedTuple):
+    """Attention weights of R neighbouring queries on M neighbouring keys, which are all that they may look at."""
+
+    first_query: int
+    first_key: int
+    weights: Float[Tensor, "B H R M"]  # sum to 1 over keys, or to 0 where a query may look at nothing
+    visible: Bool[Tensor, "#B 1 R M"]  # may this query look at this key?
 
 
 class Rate(NamedTuple):
@@ -73,6 +82,17 @@ class Mixer(nn.Module):
     def shared_flops(self, length: int) -> Counts | float:
         """Operations that all sequences of a batch share, e.g. a convolution's kernel; not part of `flops`."""
         return Counts()
+
+    def convolution_kernel(self, length: int) -> Iterable[Float[Tensor, "K C M"]]:
+        """The weights of up to `length` lags, in pieces of consecutive ones, for whoever looks at them: [0, c, l] that
+        of the step l before, [1, c, l] (two-sided) that of the step l after, zero at l = 0; a skip weight is left out.
+        C: features, or pairs of an answer's and an input's. Nothing where a layer does not convolve."""
+        return ()
+
+    def attention_weights(self, x: Float[Tensor, "B L D"], context: Context) -> Iterable[Seen]:
+        """The weights with which `forward`, in evaluation mode, sums values, some queries at a time, for whoever looks
+        at them. Nothing where a layer has no softmax attention."""
+        return ()
 
     def initial_state(self, batch: int) -> Any:
         """What `step` needs before the first step; holds what follows from the parameters, computed once."""

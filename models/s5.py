@@ -6,7 +6,7 @@ system of section 3.1 in its eigenbasis), with a step size Delta for every state
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, Pu
 from spt.models.ops import counts, hippo
 from spt.models.ops.norms import NormKind
 from spt.models.ops.output import Kind, Output
-from spt.models.ops.scan import Discretisation, discretise, discretise_steps, enter, leave, scan
+from spt.models.ops.scan import Discretisation, discretise, discretise_steps, enter, impulse_response, leave, scan
 
 StateMatrix = Literal["hippo_n", "gaussian", "antisymmetric", "s4d_lin", "s4d_inv"]
 Activation = Literal["gelu", "full_glu", "half_glu1", "half_glu2"]
@@ -228,6 +228,11 @@ class S5(Mixer):
             return System(self.Lambda, B, self._leave())
         a, f = discretise(self.Lambda, self.Delta, self.config.disc)
         return System(a, f.to(B.dtype)[:, None] * B, self._leave())
+
+    def convolution_kernel(self, length: int) -> Iterable[Float[Tensor, "K C M"]]:
+        """Of steps that are equally far apart."""
+        system = self.system()
+        return impulse_response(system.a, system.enter, system.leave, length)
 
     def _leave(self) -> Complex[Tensor, "K H P"]:
         return torch.view_as_complex(self.C) * (2 if self.config.conj_sym else 1)

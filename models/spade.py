@@ -15,7 +15,7 @@ published radius plus one), K the steps it is shown: 3 w, or 2 w if causal.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain, repeat
 from typing import Literal
 
@@ -24,10 +24,10 @@ from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, Context, Counts, Mixer, Rate, linear_flops
+from spt.models.base import Backbone, Context, Counts, Mixer, Rate, Seen, linear_flops
 from spt.models.feedforward import FeedForwardKind
 from spt.models.longconv import LongConvolution
-from spt.models.ops.attention import local_attend
+from spt.models.ops.attention import local_attend, weights
 from spt.models.ops.counts import attention
 from spt.models.s4kernel import S4Kernel, S4Options
 
@@ -98,6 +98,11 @@ class RelativeBias(nn.Module):
         # Row r begins at distance -w - r: the rows are windows on one line of distances, the last one first.
         return self.weight[:, self.bucket].unfold(1, self.keys, 1).flip(1)
 
+    def of(self, away: Int[Tensor, "R M"]) -> Float[Tensor, "H R M"]:
+        """The same by the steps from query to key; what is too far away to be looked at gets any number."""
+        line = (away + 2 * self.window - 1).clamp(0, len(self.bucket) - 1)
+        return self.weight[:, self.bucket[line]]
+
 
 class LocalAttention(Mixer):
     """Softmax attention to the steps less than w away, by blocks of w; no biases in its maps.
@@ -131,6 +136,21 @@ class LocalAttention(Mixer):
             dropout=self.dropout if self.training else 0.0,
         )
         return self.out(y.transpose(1, 2).flatten(2))
+
+    def attention_weights(self, x: Float[Tensor, "B L D"], context: Context) -> Iterator[Seen]:
+        q, k, _ = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        found = weights(
+            q,
+            k,
+            w=self.window,
+            back=1,
+            ahead=0 if self.causal else 1,
+            causal=self.causal,
+            band=self.window - 1,
+            valid=context.valid if context.padded else None,
+            bias=self._shared[0].of,
+        )
+        return (Seen(*one) for one in found)
 
     def flops(self, length: int) -> Counts:
         """Projections, and scores and sums over all steps that a block is shown, masked or not."""

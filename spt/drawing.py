@@ -5,7 +5,6 @@ a page follows the page's light or dark dress, and a file by itself its reader's
 bytes.
 """
 
-import csv
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib import rc_context
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from spt.errors import UsageError
-from spt.run import write_text, writing
+from spt.run import write_bytes, write_text, writing
+from spt.texts import csv_text
 
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")  # for series: nothing is told by colour alone
+FONT = "'DejaVu Sans', sans-serif"
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)), (0, (8, 2)))
 
 
@@ -40,17 +39,35 @@ class Palette(NamedTuple):
 
 
 LIGHT = Palette(
-    *("#1b1f24", "#59636e", "#dfe3e8", "#ffffff", "#b4541a", "#1a64b4", "#4f7a1f"),
-    ("#1a64b4", "#b4541a", "#4f7a1f", "#8a4fa8", "#a8434f", "#1a7a82", "#6b5a2a", "#59636e"),
+    ink="#1b1f24",
+    faint="#59636e",
+    grid="#dfe3e8",
+    paper="#ffffff",
+    scratch="#b4541a",
+    spt="#1a64b4",
+    pretrain="#4f7a1f",
+    series=("#1a64b4", "#b4541a", "#4f7a1f", "#8a4fa8", "#a8434f", "#1a7a82", "#6b5a2a", "#59636e"),
 )
 DARK = Palette(
-    *("#e6e9ee", "#9aa4b1", "#343b45", "#14181d", "#f0975a", "#6cb0f5", "#a3cc6a"),
-    ("#6cb0f5", "#f0975a", "#a3cc6a", "#c99be0", "#ee8a94", "#62c4cb", "#d2bd80", "#9aa4b1"),
+    ink="#e6e9ee",
+    faint="#9aa4b1",
+    grid="#343b45",
+    paper="#14181d",
+    scratch="#f0975a",
+    spt="#6cb0f5",
+    pretrain="#a3cc6a",
+    series=("#6cb0f5", "#f0975a", "#a3cc6a", "#c99be0", "#ee8a94", "#62c4cb", "#d2bd80", "#9aa4b1"),
 )
 # Colours that nobody draws with: in an SVG each is replaced by the variable that it stands for.
 _STAND_IN = Palette(
-    *(f"#0101{number:02x}" for number in range(7)),
-    tuple(f"#0102{number:02x}" for number in range(8)),
+    ink="#010100",
+    faint="#010101",
+    grid="#010102",
+    paper="#010103",
+    scratch="#010104",
+    spt="#010105",
+    pretrain="#010106",
+    series=("#010200", "#010201", "#010202", "#010203", "#010204", "#010205", "#010206", "#010207"),
 )
 
 
@@ -80,18 +97,20 @@ def svg(drawing: Drawing, inline: bool = False) -> str:
     """The figure as SVG with a title and a description. Inline: for a page, which has the variables of `css`."""
     file = io.StringIO()
     with _styled(_STAND_IN):
-        FigureCanvasSVG(drawing.draw(_STAND_IN)).print_svg(file, metadata={"Date": None, "Creator": None})
+        drawing.draw(_STAND_IN).savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]
     for name, (stand_in, _, _) in names().items():
         text = text.replace(stand_in, f"var(--{name})")
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, count=1, flags=re.S)
+    text = re.sub(r' (?:d|x|y|points|transform)="[^"]*"', lambda found: re.sub(r"(\.\d)\d+", r"\1", found[0]), text)
+    text = re.sub(r"\s*\n\s*", " ", text).replace(f"font-family: {FONT}; ", "")
     # Several figures stand in one page: what an id names must be this figure's.
     text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{drawing.name}-", text)
     title, described = f"{drawing.name}-title", f"{drawing.name}-desc"
     said = (
         f'<title id="{title}">{escape(drawing.title)}</title><desc id="{described}">{escape(drawing.caption)}</desc>'
-        + ("" if inline else f"<style>{css()}</style>")
+        + ("" if inline else f"<style>{css()}text{{font-family:{FONT}}}</style>")
     )
     opening = f'<svg role="img" aria-labelledby="{title} {described}" '
     return re.sub(r"<svg ([^>]*)>", lambda found: f"{opening}{found[1]}>{said}", text, count=1)
@@ -107,19 +126,7 @@ def png(drawing: Drawing, dpi: int = 144) -> bytes:
     """The figure as PNG, on white."""
     file = io.BytesIO()
     with _styled(LIGHT):
-        made = drawing.draw(LIGHT)
-        made.set_dpi(dpi)
-        FigureCanvasAgg(made).print_png(file, metadata={"Software": None})
-    return file.getvalue()
-
-
-def table(drawing: Drawing) -> str:
-    """The figure's numbers as CSV."""
-    file = io.StringIO()
-    if drawing.data:
-        writer = csv.DictWriter(file, list(drawing.data[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(drawing.data)
+        drawing.draw(LIGHT).savefig(file, format="png", dpi=dpi, metadata={"Software": None})
     return file.getvalue()
 
 
@@ -131,9 +138,8 @@ def save(drawing: Drawing, folder: Path) -> tuple[Path, ...]:
         folder.mkdir(parents=True, exist_ok=True)
     paths = tuple(folder / f"{drawing.name}{suffix}" for suffix in (".svg", ".png", ".csv"))
     write_text(paths[0], svg(drawing))
-    with writing(paths[1]):
-        paths[1].write_bytes(png(drawing))
-    write_text(paths[2], table(drawing))
+    write_bytes(paths[1], png(drawing))
+    write_text(paths[2], csv_text(drawing.data))
     return paths
 
 

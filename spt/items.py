@@ -65,7 +65,7 @@ def compare_items(scratch: Path, spt: Path, seed: int, metric: str = "") -> Item
     """
     tables = []
     for folder in (scratch, spt):
-        table = _read(folder / FILE)
+        table = read_columns(folder / FILE)
         if isinstance(table, NoItems):
             return table
         tables.append(table)
@@ -110,7 +110,7 @@ def _compared(before: Scored, after: Scored, seed: int) -> Items | NoItems:
     )
 
 
-def _read(path: Path) -> Columns | NoItems:
+def read_columns(path: Path) -> Columns | NoItems:
     """The columns of a file of predictions, at least one row of them and none with an empty cell."""
     import pyarrow as pa  # slower to import than all else here
     import pyarrow.parquet as pq

@@ -52,7 +52,7 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
-    name: str
+    name: str = Field(description="which one; the keys beside it are its options")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -202,33 +202,35 @@ class Train(_Strict):
 class Pretrain(_Strict):
     """The first stage: an objective that needs no labels, on the training split's inputs."""
 
-    objective: Part = Part(name="masked")
-    head: StepHeadConfig = StepHeadConfig()
-    train: Train
+    objective: Part = Field(Part(name="masked"), description="what is asked of the network, without labels")
+    head: StepHeadConfig = Field(StepHeadConfig(), description="how each step's vector becomes an answer")
+    train: Train = Field(description="this stage's training; exactly one budget is needed")
 
 
 class Finetune(_Strict):
     """The second stage: the task itself."""
 
-    objective: Part = Part(name="supervised")
-    head: HeadConfig = HeadConfig()
-    train: Train
+    objective: Part = Field(Part(name="supervised"), description="the task's own targets")
+    head: HeadConfig = Field(HeadConfig(), description="how the vectors of a sequence become one answer")
+    train: Train = Field(description="this stage's training; exactly one budget is needed")
 
 
 class Scratch(_Strict):
     """Training settings of the baseline, where it deserves its own: everything else is finetune's."""
 
-    train: Train
+    train: Train = Field(description="the baseline's training; exactly one budget is needed")
 
 
 class Recipe(_Strict):
     """One experiment, complete."""
 
-    task: Part
-    model: Part
-    encoder: EncoderConfig = EncoderConfig()
-    pretrain: Pretrain
-    finetune: Finetune
+    task: Part = Field(description="the data: a task's name or a .py file, and its options")
+    model: Part = Field(
+        description="the network between encoder and head: a model's name or a .py file, and its options"
+    )
+    encoder: EncoderConfig = Field(EncoderConfig(), description="how an input becomes a vector")
+    pretrain: Pretrain = Field(description="the first stage of SPT: no labels, the training split's inputs alone")
+    finetune: Finetune = Field(description="the second stage of SPT, and the only one of scratch: the task itself")
     scratch: Scratch | None = Field(None, description="the baseline's own training; null: as finetune")
 
     def train(self, stage: Literal["pretrain", "finetune", "scratch"]) -> Train:

@@ -4,12 +4,8 @@ People are shown fractions such as accuracy in percent, and their differences in
 metric's own units.
 """
 
-import csv
-import io
-import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -17,16 +13,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from spt.pairs import factors_text
+from spt.pairs import ArmName, factors_text
 from spt.report import Report
 from spt.rows import Cost, Row
-from spt.run import write_text, writing
 from spt.searches import Searched
-from spt.sheets import sheets
-from spt.texts import Sheet
+from spt.sheets import by_section, sheets
+from spt.texts import Sheet, csv_text
 
 FORMAT = 2  # of report.json; raised when a field changes its meaning
-PARTS = ("levels", "contrasts", "best", "pooled", "matches", "searches", "spent")  # of a report, as they stand in it
+# Parts of a report, as they stand in it.
+PARTS = ("levels", "contrasts", "best", "pooled", "matches", "searches", "spent", "precedents", "provenance")
 
 
 class Said(NamedTuple):
@@ -36,6 +32,7 @@ class Said(NamedTuple):
     verdict: str
     warnings: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    decided: ArmName | None = None  # the arm that is shown to be better, all comparisons considered
 
 
 def conclusions(report: Report) -> list[Said]:
@@ -62,7 +59,7 @@ def _search_text(search: Searched) -> str:
 def terminal(report: Report) -> RenderableType:
     """For `rich.console.Console.print`: verdicts, then tables. Nothing is said by colour alone."""
     parts: list[RenderableType] = []
-    for said in _sayings(report):
+    for said in sayings(report):
         lines = [Text(said.verdict, style="bold")]
         lines += [Text(f"WARNING: {warning}", style="bold red") for warning in said.warnings]
         lines += [Text(remark, style="dim") for remark in said.remarks]
@@ -82,9 +79,14 @@ def terminal(report: Report) -> RenderableType:
     return Group(*parts)
 
 
-def _sayings(report: Report) -> list[Said]:
-    rows = [Said(row.label, row.verdict, row.warnings, tuple(_remarks(row))) for row in report.rows]
-    return rows + conclusions(report)
+def sayings(report: Report) -> list[Said]:
+    """Everything that a report says in words, row by row, then of rows together."""
+    return [_said(row) for row in report.rows] + conclusions(report)
+
+
+def _said(row: Row) -> Said:
+    decided = cast(ArmName, row.decision) if row.decision in get_args(ArmName) else None
+    return Said(row.label, row.verdict, row.warnings, tuple(_remarks(row)), decided)
 
 
 def _rich_table(sheet: Sheet, columns: Sequence[int]) -> Table:
@@ -98,7 +100,8 @@ def _rich_table(sheet: Sheet, columns: Sequence[int]) -> Table:
     return table
 
 
-def markdown(report: Report) -> str:
+def markdown(report: Report, pictures: Sequence[tuple[str, str]] = ()) -> str:
+    """The report as Markdown; pictures are (name, title) of figures that lie beside it as figures/NAME.svg."""
     lines = ["# Self-pretraining against training from scratch", ""] if report.rows or report.searches else []
     for row in report.rows:
         lines += [f"**{_plain(row.label)}**: {_plain(row.verdict)}.", ""]
@@ -112,13 +115,19 @@ def markdown(report: Report) -> str:
         lines += [*more, ""] if more else []
     lines += [line for said in report.warnings for line in (f"**WARNING: {_plain(said)}**", "")]
     lines += [line for said in report.notes for line in (_plain(said), "")]
-    for sheet in sheets(report):
-        lines += [f"## {sheet.title}", ""]
-        lines.append("| " + " | ".join(map(_plain, sheet.header)) + " |")
-        lines.append("|" + "|".join("---" if i < sheet.words else "---:" for i in range(len(sheet.header))) + "|")
-        lines += ["| " + " | ".join(map(_plain, line)) + " |" for line in sheet.body]
-        lines += ["", *([_plain(sheet.caption), ""] if sheet.caption else [])]
+    for section, found in by_section(report):
+        for name, title in pictures:
+            if name.startswith(section.figures):
+                lines += [f"![{_plain(title)}](figures/{name}.svg)", ""]
+        lines += [line for sheet in found for line in _markdown_table(sheet)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_table(sheet: Sheet) -> list[str]:
+    lines = [f"## {sheet.title}", "", "| " + " | ".join(map(_plain, sheet.header)) + " |"]
+    lines.append("|" + "|".join("---" if i < sheet.words else "---:" for i in range(len(sheet.header))) + "|")
+    lines += ["| " + " | ".join(map(_plain, line)) + " |" for line in sheet.body]
+    return [*lines, "", *([_plain(sheet.caption), ""] if sheet.caption else [])]
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -128,7 +137,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "format": FORMAT,
         "kind": "report",
         "rows": records["rows"],
-        "verdicts": [f"{said.label}: {said.verdict}" for said in _sayings(report)],
+        "verdicts": [f"{said.label}: {said.verdict}" for said in sayings(report)],
         **{name: records[name] for name in PARTS},
         "failures": [{"label": label, **failure.model_dump(mode="json")} for label, failure in report.failures],
         "warnings": records["warnings"],
@@ -159,17 +168,17 @@ def rows_csv(report: Report) -> str:
                     line[f"{name}_{part}_{axis}"] = getattr(getattr(arm, part), axis) if arm else None
         line |= {f"ratio_{axis}": ratio for axis, ratio in row.ratios.items()}
         lines.append({**line, "failures": len(row.failures), "warnings": "; ".join(row.warnings)})
-    return _csv(lines)
+    return csv_text(lines)
 
 
 def seeds_csv(report: Report) -> str:
     """One line per row and seed."""
-    return _csv([{**_about(row), **seed.model_dump()} for row in report.rows for seed in row.seeds])
+    return csv_text([{**_about(row), **seed.model_dump()} for row in report.rows for seed in row.seeds])
 
 
 def items_csv(report: Report) -> str:
     """One line per row and seed whose test items were compared."""
-    return _csv([{**_about(row), **item.model_dump()} for row in report.rows for item in row.items])
+    return csv_text([{**_about(row), **item.model_dump()} for row in report.rows for item in row.items])
 
 
 def _about(row: Row) -> dict[str, Any]:
@@ -180,7 +189,7 @@ def _about(row: Row) -> dict[str, Any]:
 def searches_csv(report: Report) -> str:
     """One line per trial, with a column for each setting that was searched."""
     keys = list(dict.fromkeys(key for search in report.searches for key in search.space))
-    return _csv(
+    return csv_text(
         [
             {
                 "study": search.study,
@@ -202,31 +211,6 @@ def searches_csv(report: Report) -> str:
     )
 
 
-def write(report: Report, folder: Path) -> tuple[Path, ...]:
-    """Write report.md, report.csv, seeds.csv, report.json, and items.csv and searches.csv where they have lines.
-
-    Each is replaced as a whole.
-    """
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    texts = {
-        "report.md": markdown(report),
-        "report.csv": rows_csv(report),
-        "seeds.csv": seeds_csv(report),
-        "items.csv": items_csv(report),
-        "searches.csv": searches_csv(report),
-        "report.json": json.dumps(to_json(report), indent=2, allow_nan=False) + "\n",
-    }
-    for name in ("items.csv", "searches.csv"):
-        if not texts[name]:
-            del texts[name]
-            with writing(folder / name):
-                (folder / name).unlink(missing_ok=True)  # of an earlier report
-    for name, text in texts.items():
-        write_text(folder / name, text)
-    return tuple(folder / name for name in texts)
-
-
 def _remarks(row: Row) -> list[str]:
     return [said for said in (row.compute, *row.notes) if said]
 
@@ -234,12 +218,3 @@ def _remarks(row: Row) -> list[str]:
 def _plain(text: str) -> str:
     """Text that cannot break a Markdown table or start a tag."""
     return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
-
-
-def _csv(lines: Sequence[dict[str, Any]]) -> str:
-    file = io.StringIO()
-    if lines:
-        writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-    return file.getvalue()

@@ -10,9 +10,12 @@ from typing import Literal
 
 from spt import findings
 from spt.budgets import Match, Spender, Spent, matches, spent
+from spt.curves import Curve, curves
 from spt.errors import DataError, UsageError
 from spt.findings import Best, Contrast, Level, Pooled
 from spt.pairs import PLAN, Cell, Ended, Failure, Pairing, Plan, Record, Trial, everything, look, pairings, read_plan
+from spt.precedents import Precedent, precedents
+from spt.provenance import Provenance, provenance
 from spt.rows import Row, judged, told
 from spt.run import Result
 from spt.searches import Searched, searched
@@ -36,6 +39,9 @@ class Report(Record):
     matches: tuple[Match, ...] = ()  # of total budgets
     searches: tuple[Searched, ...] = ()  # for settings
     spent: tuple[Spent, ...] = ()
+    precedents: tuple[Precedent, ...] = ()  # published numbers
+    curves: tuple[Curve, ...] = ()  # of learning, run by run
+    provenance: Provenance = Provenance()
     runs: tuple[RunRecord, ...] = ()
     unpaired: tuple[Failure, ...] = ()  # unfinished runs that no study mentions
     warnings: tuple[str, ...] = ()
@@ -90,7 +96,7 @@ def read(paths: Sequence[Path]) -> Report:
     balance = matches(rows)
     off = {match.label: match.warnings for match in balance}
     together = findings.findings(rows)
-    planned = [f"{folder.name}: {note}" for folder, plan in studies.values() for note in plan.notes]
+    notes = [f"{folder.name}: {note}" for folder, plan in studies.values() for note in plan.notes]
     tuned = [one for folder, plan in studies.values() for one in searched(folder, plan)]
     return Report(
         rows=tuple(
@@ -103,10 +109,13 @@ def read(paths: Sequence[Path]) -> Report:
         matches=balance,
         searches=tuple(tuned),
         spent=spent(spenders),
+        precedents=precedents(rows),
+        curves=curves(rows),
+        provenance=provenance(rows, list(studies.values()), balance, tuned),
         runs=tuple(runs.values()),
         unpaired=tuple(unpaired.values()),
         warnings=(*warnings, *equal),
-        notes=(*planned, *together.notes),
+        notes=(*notes, *together.notes),
         folders=tuple(sorted({path.as_posix() for path in _folders(spenders)} | runs.keys() | unpaired.keys())),
     )
 

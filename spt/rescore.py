@@ -7,17 +7,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from spt.checkpoint import about, load_weights
-from spt.errors import CheckpointError, DataError, UsageError
+from spt.checkpoint import about
+from spt.errors import CheckpointError, UsageError
 from spt.evaluate import evaluate
 from spt.models.base import Unsupported
 from spt.objectives import evaluation_draw
-from spt.plan import Job, Weights
+from spt.opened import open_run
 from spt.recipe import load
-from spt.run import Run
 from spt.runtime import Runtime
-from spt.stages import bind
-from spt.store import open_task, record
+from spt.store import open_task
 from spt.tasks.base import TaskData, Tokens, Values
 
 
@@ -34,26 +32,18 @@ def rescore(
     strange = [change for change in changes if not change.startswith("task.")]
     if strange:
         raise UsageError(f"{strange[0]} is no change to the task; only task.a=b changes what is evaluated")
-    result = Run(path.parent, path.name).result()
-    if result is None or result.stage != "finetune":
-        what = "a pretraining run, which has no task" if result else "no finished run"
-        raise CheckpointError(f"{path} is {what}; evaluate takes the folder of a finished finetuning run")
-    recipe = str(path / "recipe.yaml")
-    parent = None if result.parent is None else Weights(path, result.parent)
-    job = Job(load(recipe, []), "finetune", result.seed, parent)
-    bound = bind(job)
-    data, other = bound.data, bound.data
-    if {name: record(part) for name, part in data.splits.items()} != result.data:
-        raise DataError(
-            f"the task's data are not those that {path.name} was trained on: files or code have changed since; what "
-            "its weights know of inputs and classes is not known any more"
+    opened = open_run(path)
+    if opened.result.stage != "finetune":
+        raise CheckpointError(
+            f"{path} is a pretraining run, which has no task; evaluate takes the folder of a finished finetuning run"
         )
+    job, bound, path = opened.job, opened.bound, opened.path
+    data, other = bound.data, bound.data
     if changes:
-        other = open_task(load(recipe, changes).recipe.task)
+        other = open_task(load(str(path / "recipe.yaml"), changes).recipe.task)
         _check_alike(data, other)
         if split != "train":
             _refuse_trained_on(path, data, other, split)
-    load_weights(path / "checkpoints" / "best", bound.model)
     rate = other.interval / data.interval
     if rate != 1:
         try:
@@ -67,7 +57,7 @@ def rescore(
     runtime.check_libraries()
     with runtime.kernels():
         model = bound.model.to(runtime.device)
-        draw = evaluation_draw(job.train, job.seed, result.best_step)
+        draw = evaluation_draw(job.train, job.seed, opened.result.best_step)
         arguments = (model, bound.objective, bound.output, rows, shown, runtime, job.train, draw)
         scores, _ = evaluate(*arguments, at_once=1)
     return {

@@ -270,12 +270,16 @@ def output_error(path: Path, error: OSError) -> OutputError:
 
 
 def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write beside and rename, so that a reader sees the old file or the new one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
         try:
-            with beside.open("w", encoding="utf-8") as file:
-                file.write(text)
+            with beside.open("wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             beside.replace(path)

@@ -3,9 +3,14 @@
 People are shown fractions such as accuracy in percent, and their differences in points.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from spt.cost_sheets import cost_cells, cost_sheet, match_sheet, operation_sheet, parameter_sheet, spent_sheet
 from spt.findings import Estimate
 from spt.pairs import factors_text, value_text
+from spt.precedents import precedent_sheet
+from spt.provenance_sheets import checklist_sheet, command_sheet, data_sheet, environment_sheet
 from spt.report import Report, RunRecord
 from spt.rows import Arm, Cost
 from spt.searches import SearchArm, Searched
@@ -13,26 +18,27 @@ from spt.texts import ARM, Sheet
 from spt.verdict import delta_text, interval_text, metric_text, p_text, score_text, size_text
 
 
+class Section(NamedTuple):
+    """A part of a report: what it shows, in the order of a page."""
+
+    name: str
+    title: str
+    figures: tuple[str, ...]  # beginnings of their names
+    sheets: tuple[Callable[[Report], Sheet], ...]
+
+
 def sheets(report: Report) -> list[Sheet]:
     """The tables of a report that have something in them."""
+    return [sheet for _, found in by_section(report) for sheet in found]
+
+
+def by_section(report: Report) -> list[tuple[Section, list[Sheet]]]:
+    """The tables of every section that have something in them; single runs stand by themselves."""
     made = [
-        score_sheet(report),
-        level_sheet(report),
-        contrast_sheet(report),
-        pooled_sheet(report),
-        seed_sheet(report),
-        item_sheet(report),
-        match_sheet(report),
-        search_sheet(report),
-        expected_sheet(report),
-        trial_sheet(report),
-        cost_sheet(report),
-        spent_sheet(report),
-        operation_sheet(report),
-        parameter_sheet(report),
-        failure_sheet(report),
+        (section, [sheet for sheet in (build(report) for build in section.sheets) if sheet.body])
+        for section in SECTIONS
     ]
-    return [sheet for sheet in made if sheet.body] + [run_sheet(run) for run in report.runs]
+    return [*made, (RUNS, [run_sheet(run) for run in report.runs])]
 
 
 def score_sheet(report: Report) -> Sheet:
@@ -145,6 +151,10 @@ def _estimate_text(estimate: Estimate, sign: str = "") -> str:
     if estimate.low is None or estimate.high is None:
         return value
     return f"{value} ({estimate.low:{sign}.3f} to {estimate.high:{sign}.3f})"
+
+
+def published_sheet(report: Report) -> Sheet:
+    return precedent_sheet(report.precedents)
 
 
 def seed_sheet(report: Report) -> Sheet:
@@ -295,3 +305,24 @@ def run_sheet(run: RunRecord) -> Sheet:
             ("parameters", ", ".join(f"{part} {number:,}" for part, number in result.parameters.items())),
         ]
     return Sheet(run.name, ("", ""), body, 2)
+
+
+SECTIONS = (
+    Section("differences", "SPT against scratch", ("forest",), (score_sheet,)),
+    Section("levels", "What the study varies", ("levels",), (level_sheet, contrast_sheet)),
+    Section("published", "Published numbers", (), (published_sheet,)),
+    Section("tasks", "Several tasks", (), (pooled_sheet,)),
+    Section("seeds", "Seeds and test items", ("seeds",), (seed_sheet, item_sheet)),
+    Section("training", "Training", ("learning", "pretraining"), ()),
+    Section("settings", "Settings searched", ("expected",), (search_sheet, expected_sheet, trial_sheet)),
+    Section(
+        "cost",
+        "What it cost",
+        ("compute",),
+        (match_sheet, cost_sheet, spent_sheet, operation_sheet, parameter_sheet),
+    ),
+    Section("failures", "Failures", (), (failure_sheet,)),
+    Section("origin", "Where the numbers come from", (), (data_sheet, environment_sheet, command_sheet)),
+    Section("checklist", "Checklist", (), (checklist_sheet,)),
+)
+RUNS = Section("runs", "Runs", (), ())

@@ -315,7 +315,7 @@ def _start_from(parent: Parent, bound: Bound, say: Say) -> None:
     """Move the parent's weights into the model, once it is sure that this may be done."""
     job, data = bound.job, bound.data
     refuse_leak(parent.rows, training_fingerprints(job.loaded.recipe.task), data, parent.weights.parent.parent.name)
-    matches = transplant(parent.weights, bound.model, _architecture(job), data.input)
+    matches = transplant(parent.weights, bound.model, architecture(job), data.input)
     say(match_table(parent.result.key, matches))
     if parent.result.data["train"].inputs != record(data.train).inputs:
         there, here = parent.result.data["train"].rows, len(data.train)
@@ -344,7 +344,7 @@ def _work(bound: Bound, run: Run, parent: Parent | None, runtime: Runtime, say: 
 
     def what(step: int) -> About:
         return About(
-            key=job.key(), stage=job.stage, step=step, model=_architecture(job), input=spec(data.input), data=records
+            key=job.key(), stage=job.stage, step=step, model=architecture(job), input=spec(data.input), data=records
         )
 
     try:
@@ -378,7 +378,7 @@ def _named(job: Job, error: BaseException) -> BaseException:
     return UsageError(f"model {component.name}{line} fails on a batch: {brief(error)}") if line else error
 
 
-def _architecture(job: Job) -> dict[str, Any]:
+def architecture(job: Job) -> dict[str, Any]:
     """What the weights' meaning depends on: the model's options, and the content of a user's file."""
     return {**placeless("models", job.loaded.recipe.model), "name": job.loaded.identities["model"]}
 

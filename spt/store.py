@@ -359,6 +359,7 @@ def _write(folder: Path, data: TaskData) -> None:
                 "length": data.length,
                 "interval": data.interval,
                 "future": data.future,
+                "row_width": data.row_width,
             }
             (beside / "data.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
             if folder.exists():
@@ -422,6 +423,7 @@ def _read(folder: Path) -> TaskData:
             if manifest["rows"][name] != record(splits[name]).model_dump():
                 raise ValueError("other rows than were prepared")
         extra = {key: manifest[key] for key in ("length", "interval", "future")} | {"notes": tuple(manifest["notes"])}
+        extra["row_width"] = manifest.get("row_width")  # not known of what was prepared before there was one
         return TaskData(input, target, splits["train"], splits["val"], splits["test"], **extra)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise DataError(

@@ -61,13 +61,13 @@ class _Study(_Strict):
 class Compare(_Study):
     """Both arms of every recipe."""
 
-    kind: Literal["compare"] = "compare"
+    kind: Literal["compare"] = Field("compare", description="which kind of study this is")
 
 
 class Compute(_Study):
     """The share of one total budget that goes to pretraining; scratch has all of it (SPT paper, table 8)."""
 
-    kind: Literal["compute"] = "compute"
+    kind: Literal["compute"] = Field("compute", description="which kind of study this is")
     shares: tuple[float, ...] = Field((0.0, 0.2, 0.4, 0.6), min_length=1, description="of the budget, to pretraining")
     match: Axis | None = Field(
         None,
@@ -102,7 +102,7 @@ class Compute(_Study):
 class Data(_Study):
     """How much of the training split is used: nested subsets of one permutation (SPT paper, figure 3)."""
 
-    kind: Literal["data"] = "data"
+    kind: Literal["data"] = Field("data", description="which kind of study this is")
     fractions: tuple[float, ...] = Field(
         (0.005, 0.01, 0.05, 0.1, 0.5, 1.0), min_length=1, description="of the training split"
     )
@@ -125,7 +125,7 @@ class Data(_Study):
 class Size(_Study):
     """Model sizes, by name, each a set of changes; exact parameter counts stand in the report (table 9)."""
 
-    kind: Literal["size"] = "size"
+    kind: Literal["size"] = Field("size", description="which kind of study this is")
     sizes: dict[str, dict[str, Any]] = Field(
         min_length=1, description="name: changes, e.g. {1M: {model.d_model: 144}}; or recipe: {name: changes}"
     )
@@ -155,7 +155,7 @@ class Size(_Study):
 class Init(_Study):
     """Initial parameters, crossed with both arms (SPT paper, table 7)."""
 
-    kind: Literal["init"] = "init"
+    kind: Literal["init"] = Field("init", description="which kind of study this is")
     initialisations: tuple[Literal["structured", "random", "random_ssm"], ...] = Field(
         ("structured", "random"), min_length=1, description="values of model.initialisation"
     )
@@ -171,7 +171,7 @@ class Init(_Study):
 class Objective(_Study):
     """What pretraining asks for: masked or next, with which ratio and span."""
 
-    kind: Literal["objective"] = "objective"
+    kind: Literal["objective"] = Field("objective", description="which kind of study this is")
     objectives: tuple[dict[str, Any], ...] = Field(
         min_length=1, description="e.g. [{name: masked, ratio: 0.5, span: 8}, {name: next}]"
     )
@@ -189,9 +189,9 @@ class Objective(_Study):
 class Range(_Strict):
     """Where a random search draws a setting from."""
 
-    low: float
-    high: float
-    scale: Literal["linear", "log"] = "log"
+    low: float = Field(description="the least value, in the setting's own unit")
+    high: float = Field(description="the greatest value")
+    scale: Literal["linear", "log"] = Field("log", description="evenly drawn, or evenly in the logarithm")
 
     @model_validator(mode="after")
     def _order(self) -> "Range":
@@ -211,7 +211,7 @@ class Tune(_Study):
     Without `trials` all combinations of the lists are tried; with it so many random ones, drawn with `search_seed`.
     """
 
-    kind: Literal["tune"] = "tune"
+    kind: Literal["tune"] = Field("tune", description="which kind of study this is")
     space: dict[str, tuple[Value, ...] | Range] = Field(
         min_length=1, description="of supervised training, in both arms: a list of values, or {low, high, scale}"
     )

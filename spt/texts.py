@@ -1,7 +1,9 @@
 """How a report says numbers, and the tables that hold them."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 ARM = {"scratch": "scratch", "spt": "SPT"}  # as people are shown it
 
@@ -28,3 +30,13 @@ def time_text(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """One line a mapping, all with the keys of the first; nothing for no lines."""
+    file = io.StringIO()
+    if lines:
+        writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    return file.getvalue()

@@ -325,6 +325,7 @@ class TaskData:
     interval: float = 1.0  # time between steps, in a unit of the task's own, such as seconds
     future: bool = False  # targets are inputs of later steps: a model that looks ahead would see them
     fresh: Callable[[NDArray[np.int64], int], Split] | None = None  # training rows by (ids, epoch), where none repeats
+    row_width: int | None = None  # steps of a row of pixels, where a sequence is a picture read row by row
 
     def __post_init__(self) -> None:
         if not self.length:
@@ -372,6 +373,9 @@ class TaskData:
             self._check_inputs(name, split.values)
             self._check_targets(name, np.asarray(split.targets), len(split.values) if split.per_step else len(split))
         _check(bool(0 < self.interval < np.inf), f"the interval is {self.interval}; it is positive")
+        if self.row_width is not None:
+            _whole(self, "row_width")
+            _check(self.row_width >= 1, f"row_width is {self.row_width}; a row of pixels has at least one step")
 
     def _check_inputs(self, name: str, values: NDArray[Any]) -> None:
         top: int | None

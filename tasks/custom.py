@@ -9,6 +9,10 @@ column. How it is done: tasks/own.
 
 import os
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from spt.tasks.base import Split, TaskData, Tokens
 from spt.tasks.files import Say
@@ -60,3 +64,12 @@ def vocabulary(config: Config, train: Split) -> Tokens:
 def findings(config: Config, raw: Path) -> list[str]:
     """What a reader should know of the files, a sentence each: gaps, mixed types, unused columns, leaked labels."""
     return found.look(config, [path for paths in places.tables(config, raw).values() for path in paths])
+
+
+def readable(config: Config, row: NDArray[Any]) -> str | None:
+    """The text of a row whose tokens are characters or bytes; words are kept as hashes."""
+    if config.text_column is None or config.tokens == "words":
+        return None
+    if config.tokens == "bytes":
+        return row.astype(np.uint8).tobytes().decode("utf-8", "replace")
+    return "".join(map(chr, row.tolist()))

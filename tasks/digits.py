@@ -45,4 +45,5 @@ def load(config: Config, raw: Path) -> TaskData:
         train=split(train),
         val=split(val),
         test=split(test),
+        row_width=8,
     )

@@ -197,7 +197,23 @@ def load(config: Config, raw: Path) -> TaskData:
         val=tested if config.validation == "test" else split(train, "train", held),
         test=tested,
         notes=tuple(notes),
+        row_width=None if config.permuted else side,
     )
+
+
+def class_names(config: Config) -> tuple[str, ...]:
+    if config.dataset == "mnist":
+        return tuple("0123456789")
+    return ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def picture(config: Config, row: NDArray[Any]) -> NDArray[Any]:
+    """(side, side) or (side, side, 3) of a row's pixels, in their places."""
+    pixels = row.reshape(len(row), -1)
+    side = math.isqrt(len(row))
+    placed = np.empty_like(pixels)
+    placed[bit_reversal(len(row)) if config.permuted else slice(None)] = pixels
+    return placed[:, 0].reshape(side, side) if pixels.shape[1] == 1 else placed.reshape(side, side, -1)
 
 
 # ---------------------------------------------------------------------------------------------------- pixels

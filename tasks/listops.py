@@ -25,8 +25,12 @@ from spt.tasks.generators.listops import (
     Trees,
     checked,
     generate,
+    nesting,
+    operator_names,
     parquet,
+    read_back,
     roots,
+    text,
     tokens,
     tsv,
     values,
@@ -140,16 +144,34 @@ def load(config: Config, raw: Path) -> TaskData:
         )
     else:
         parts, notes = _generated(config)
-    operators = OPERATORS if config.source == "nyu" and config.nyu == "d20" else OPERATORS[:DRAWN]
-    specials = END + 1 if config.convention == "s4" else END
-    table = tokens(specials, operators)
+    table = _table(config)
     train, val, test = (_split(part, table, config) for part in parts)
     # Of generated rows the longest that there can be, however many are made.
     length = 0 if files else min(config.steps, config.max_tokens - 1 + (config.convention == "s4"))
     return TaskData(Tokens(int(table.max()) + 1), Classes(10), train, val, test, length, notes)
 
 
+def breakdown(config: Config, rows: Split) -> dict[str, NDArray[Any]]:
+    """Levels of operators, the outermost one, and tokens; of a row that was cut, those of what is left."""
+    kept = rows.stops - rows.starts - (config.convention == "s4")
+    codes = read_back(np.concatenate([rows.row(i)[:n] for i, n in enumerate(kept.tolist())]), _table(config))
+    trees = Trees(codes, np.cumsum(kept))
+    depth = np.maximum.reduceat(nesting(trees), trees.starts)
+    return {"depth": depth, "operator": operator_names(codes[trees.starts]), "length": kept}
+
+
+def readable(config: Config, row: NDArray[Any]) -> str:
+    kept = len(row) - (config.convention == "s4")
+    return text(read_back(row[:kept], _table(config)), parentheses=False)
+
+
 # -------------------------------------------------------------------------------------------------------- rows
+
+
+def _table(config: Config) -> NDArray[np.uint8]:
+    """Token of each code."""
+    operators = OPERATORS if config.source == "nyu" and config.nyu == "d20" else OPERATORS[:DRAWN]
+    return tokens(END + 1 if config.convention == "s4" else END, operators)
 
 
 def _generated(config: Config) -> tuple[list[Part], tuple[str, ...]]:

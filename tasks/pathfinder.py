@@ -117,6 +117,10 @@ def load(config: Config, raw: Path) -> TaskData:
     return _released(config, raw)
 
 
+def class_names(config: Config) -> tuple[str, ...]:
+    return ("apart", "joined")
+
+
 def _data(config: Config, splits: Iterable[Split], notes: tuple[str, ...]) -> TaskData:
     train, val, test = splits
     grey = Values(1, (127.5,), (127.5,), levels=256)
@@ -128,6 +132,7 @@ def _data(config: Config, splits: Iterable[Split], notes: tuple[str, ...]) -> Ta
         test=test,
         length=config.resolution**2,
         notes=notes,
+        row_width=config.resolution,
     )
 
 

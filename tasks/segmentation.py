@@ -9,8 +9,10 @@ macro F1 and balanced accuracy.
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens, Values
@@ -57,5 +59,17 @@ def load(config: Config, raw: Path) -> TaskData:
         val=val,
         test=test,
         length=law.side**2,
+        row_width=law.side,
         notes=(f"pictures generated here by the published law, seed {config.seed}",),
     )
+
+
+def class_names(config: Config) -> tuple[str, ...]:
+    return ("elsewhere", "long path", "path with both discs")
+
+
+def breakdown(config: Config, rows: Split) -> dict[str, NDArray[Any]]:
+    """Does the row have a path with both discs? How bright is the pixel?"""
+    classes = np.asarray(rows.targets).reshape(len(rows), -1)
+    joined = np.where((classes == 2).any(1), b"two discs joined", b"none joined")
+    return {"brightness": rows.values.reshape(-1), "picture": np.repeat(joined, classes.shape[1])}

@@ -228,6 +228,10 @@ def load(config: Config, raw: Path) -> TaskData:
     )
 
 
+def class_names(config: Config) -> list[str]:
+    return _wanted(config)
+
+
 def _notes(config: Config, clips: Clips, rows: Rows) -> Iterator[str]:
     found = tuple(len(rows[part]) for part in PARTS)
     if config.dataset == "digits":

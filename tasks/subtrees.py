@@ -24,9 +24,14 @@ from spt.tasks.generators.listops import (
     Law,
     Row,
     Trees,
+    arguments,
     checked,
+    evaluate,
     generate,
+    operator_names,
     parquet,
+    read_back,
+    text,
     tokens,
     tsv,
     values,
@@ -141,6 +146,23 @@ def load(config: Config, raw: Path) -> TaskData:
     train, val, test = (_split(part, table, config) for part in parts)
     length = 0 if files else config.law.max_tokens - 1  # of generated rows: the longest that there can be
     return TaskData(Tokens(vocab), Classes(count, per_step=True), train, val, test, length, notes)
+
+
+def breakdown(config: Config, rows: Split) -> dict[str, NDArray[Any]]:
+    """Of the subtree that closes at a step: height, operator, arguments, tokens."""
+    trees = Trees(read_back(rows.values, tokens(SPECIALS, OPERATORS[:DRAWN])), rows.stops)
+    found = evaluate(trees)
+    opening = np.arange(len(trees.codes)) + 1 - np.maximum(found.lengths, 1)
+    return {
+        "height": found.heights,
+        "operator": operator_names(trees.codes[opening]),
+        "arguments": arguments(trees, found.lengths),
+        "subtree tokens": found.lengths,
+    }
+
+
+def readable(config: Config, row: NDArray[Any]) -> str:
+    return text(read_back(row, tokens(SPECIALS, OPERATORS[:DRAWN])), parentheses=False)
 
 
 # -------------------------------------------------------------------------------------------------------- rows

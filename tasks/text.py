@@ -10,7 +10,7 @@ duplicates (96 within training, 199 within test, 123 texts in both) are left as 
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,6 +110,14 @@ def vocabulary(config: Config, train: Split) -> Tokens:
     frequent = frequent[np.argsort(-counts[frequent], kind="stable")]
     codes = (*SPECIAL, *frequent.tolist())
     return Tokens(len(codes), codes, UNKNOWN)
+
+
+def class_names(config: Config) -> tuple[str, ...]:
+    return ("negative", "positive")
+
+
+def readable(config: Config, row: NDArray[Any]) -> str:
+    return "".join(map(chr, row[row != END].tolist()))
 
 
 # ----------------------------------------------------------------------------------------------------- texts

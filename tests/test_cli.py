@@ -87,10 +87,13 @@ def test_compare_end_to_end(tmp_path):
     assert {path.name for path in folder.iterdir()} == {
         "study.json",
         "study.yaml",
+        "report.html",
         "report.md",
+        "report.tex",
         "report.csv",
         "seeds.csv",
         "items.csv",
+        "curves.csv",
         "report.json",
     }
     report = spt("report", folder, "--json", cwd=tmp_path)

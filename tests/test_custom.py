@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from test_docs import blocks, commands
 from tiny import RECIPE, changed, environment, recipe_file, run, spt, spt_job
 
 from spt.errors import DataError, RecipeError
@@ -944,7 +943,7 @@ def test_paths_are_relative_to_the_recipe_or_on_the_command_line_to_here(tmp_pat
     assert load(str(again)).identities == one.identities != two.identities
 
 
-@pytest.mark.parametrize("layout", ["words", "list"])  # the others: docs/own-data.md, below
+@pytest.mark.parametrize("layout", ["words", "list"])  # the others: docs/own-data.md
 def test_both_stages_run_on_each_layout(tmp_path, layout):
     if layout == "words":
         write(tmp_path / "d.csv", reviews(60))
@@ -973,24 +972,6 @@ def test_the_schema_knows_the_options(tmp_path):
 
     recipe = changed(RECIPE, task={"name": "custom", "path": "d.csv", "value_columns": ["a"], "label_column": "y"})
     jsonschema.validate(yaml.safe_load(yaml.safe_dump(recipe)), schema())
-
-
-@pytest.mark.slow
-def test_the_page_works_as_written(tmp_path):
-    """docs/own-data.md: its files are written, its programs and commands run, in order."""
-    listed = commands("docs/own-data.md")
-    assert len(listed) == 6
-    for _, file, text in blocks("docs/own-data.md"):
-        if file:
-            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / file).write_text(text, encoding="utf-8")
-    for command in listed:
-        if command[0] == "spt":
-            done = spt(*command[1:], cwd=tmp_path)
-        else:
-            assert command[0] == "python"
-            done = subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
 def test_labels_are_the_same_in_all_their_spellings(tmp_path):

@@ -1,107 +1,207 @@
-"""What README and docs tell a reader to do is done here."""
+"""What README and docs tell a reader to do is done here: every block of every page is run, checked, or excepted."""
 
 import re
-import shlex
 
 import pytest
-from tiny import ROOT, recipe_file, spt
+from pages import (
+    EVERYWHERE,
+    EXCEPTIONS,
+    FENCE,
+    OWN,
+    PAGES,
+    PRESUMED,
+    READ,
+    RUN,
+    SHOWN,
+    Block,
+    all_blocks,
+    all_commands,
+    blocks,
+    commands,
+    documents,
+    exception,
+    parse,
+    run_page,
+    smoke,
+    write_files,
+)
+from tiny import ROOT
 from typer.testing import CliRunner
 
-from spt.recipe import parse_yaml
-from spt.study import KINDS, check
+from spt.components import find, listing
+from spt.objectives import OBJECTIVES
+from spt.recipe import Pretrain, Recipe, Train, anchor_paths, resolve
+from spt.study import KINDS, check, read
 from spt_cli import app
 
-BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```", re.M | re.S)
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+BLOCKS, COMMANDS = all_blocks(), all_commands()
+PROGRAMS = [block for block in BLOCKS if block.language == "python" and block.file is None]
 
 
-def blocks(name):
-    return BLOCK.findall((ROOT / name).read_text(encoding="utf-8"))
-
-
-def commands(name):
-    lines = [line for language, _, text in blocks(name) if language == "console" for line in text.splitlines()]
-    return [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ ")]
-
-
-@pytest.mark.slow
-def test_extending_works_as_written(tmp_path):
-    for _, file, text in blocks("docs/extending.md"):
-        if file:
-            (tmp_path / file).write_text(text)
-    listed = commands("docs/extending.md")
-    assert len(listed) == 5 and all(command[0] == "spt" for command in listed)
-    for command in listed:
-        done = spt(*command[1:], cwd=tmp_path)
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
-
-
-def run_all(listed, tmp_path, env=None):
-    for command in listed:
-        many = (
-            command[1] == "compare"
-            or command[1:3] == ["study", "run"]
-            or (command[1] == "study" and command[2] in KINDS)
-        )
-        extra = ["--smoke"] if many or command[1] in ("pretrain", "finetune") else []
-        seeds = ["--seeds", "2"] if many and "--seeds" not in command else []
-        done = spt(*command[1:], *extra, *seeds, cwd=tmp_path, env=env)
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
-
-
-def needs_data(command):
-    return any(word in ("images", "text") or word.startswith(("small/", "lra/")) for word in command)
+def runs(page, real):
+    mine = [c for c in COMMANDS if c.page == page and exception(c) is None and c.words[0] not in ("cd", "mkdir")]
+    return any(command.real == real for command in mine) or (
+        not real and any(program.page == page for program in PROGRAMS)
+    )
 
 
 @pytest.mark.slow
-def test_the_readmes_commands_exist(tmp_path):
-    """Every `spt …` in the README runs; what trains, in smoke size, in one folder, in the README's order."""
-    listed = [command for command in commands("README.md") if command[0] == "spt" and not needs_data(command)]
-    assert len(listed) >= 5
-    run_all(listed, tmp_path)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", [page for page in PAGES if runs(page, real=False)])
+def test_a_page_works_as_written(page, tmp_path):
+    """Its files are written, its programs and commands run in its order; what trains, in smoke size."""
+    assert run_page(page, tmp_path)
 
 
 @pytest.mark.slow
-def test_the_readmes_commands_on_real_data_exist(tmp_path, data_dir):
-    listed = [command for command in commands("README.md") if command[0] == "spt" and needs_data(command)]
-    assert len(listed) >= 3
-    run_all(listed, tmp_path, {"SPT_DATA_DIR": str(data_dir)})
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", [page for page in PAGES if runs(page, real=True)])
+def test_a_pages_commands_on_real_data_work(page, tmp_path, data_dir):
+    assert run_page(page, tmp_path, {"SPT_DATA_DIR": str(data_dir)}, real=True)
 
 
-def test_commands_of_studies_parse(tmp_path, monkeypatch):
-    """Every `spt study KIND …` of the docs, as far as its file; `run` reads the file that an earlier command saved."""
-    monkeypatch.chdir(tmp_path)
-    recipe_file(tmp_path).rename(tmp_path / "recipe.yaml")
-    listed = [c for page in ("docs/studies.md", "docs/running.md") for c in commands(page) if c[1] == "study"]
-    assert {c[2] for c in listed} >= {*KINDS, "run", "status", "list", "show"} - {"compare"}
-    for number, command in enumerate(listed):
-        if command[2] in ("run", "status", "list", "show"):
+# ------------------------------------------------------------------------------------- without running: in every suite
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_is_accounted_for(page):
+    """All fences are seen; each block is run, written and used, or of a language that is only looked at."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert 2 * len(FENCE.findall(text)) == len(re.findall(r"^ *```", text, re.M)), "a fence that the reader misses"
+    for block in blocks(page):
+        assert block.language in RUN + SHOWN, block
+        if block.language in SHOWN:
+            assert not re.search(r"^\$ ", block.text, re.M), f"{block}: commands belong into a console block"
+        if block.language == "csv":
+            assert block.file, f"{block}: a table is of no use without file=NAME"
+        if block.language == "console":
+            assert commands(block), f"{block}: no line begins with $ and a blank"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_every_command_parses(command):
+    """As it stands and as it is run; a command that is not spt's is one of few."""
+    first, *rest = command.words
+    if first == "spt":
+        parse(tuple(rest))
+        parse(tuple(smoke(tuple(rest)))) if rest and not rest[0].startswith("-") else None
+    elif first == "make":
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        assert all(re.search(rf"^{target}:", makefile, re.M) for target in rest if "=" not in target), command
+    else:
+        assert exception(command) or first in ("cat", "cd", "mkdir", "python"), command
+
+
+def test_every_exception_has_a_use():
+    used = {exception(command) for command in COMMANDS}
+    assert set(EXCEPTIONS) - set(EVERYWHERE) <= used
+    assert {(page, file) for page, file in OWN} <= {(c.page, word) for c in COMMANDS for word in c.words}
+    assert set(PRESUMED) <= {program.text.partition("\n")[0] for program in PROGRAMS}
+    assert {row.name for row in listing("tasks")} >= READ
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.file], ids=str)
+def test_every_file_is_used(block):
+    """By a command of the page that runs, or by another of its files."""
+    stem = block.file.rpartition("/")[2]
+    names = {block.file, stem, block.file.partition("/")[0]}
+    said = [word for c in COMMANDS if c.page == block.page and exception(c) is None for word in c.words]
+    others = " ".join(other.text for other in blocks(block.page) if other.file not in (None, block.file))
+    assert names & set(said) or any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", others) for name in names), block
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=str)
+def test_every_yaml_block_is_what_it_says(block, tmp_path):
+    """A recipe, a study, or parts of a recipe with options that exist."""
+    write_files(block.page, tmp_path)
+    for raw in documents(block):
+        if "kind" in raw:
+            assert check({**raw, "set": {}}, str(block)).kind == raw["kind"]
             continue
-        words = ["recipe.yaml" if word == "mine.yaml" and command[-2] != "--save" else word for word in command[1:]]
-        saving = [] if "--save" in words else ["--save", f"{number}.yaml"]
-        done = CliRunner().invoke(app, [*words, *saving])
-        assert done.exit_code == 0, (command, done.stderr)
-    for command in listed:
-        if command[2] == "show" or (command[2] == "run" and (tmp_path / command[3]).exists()):
-            assert CliRunner().invoke(app, ["study", "show", command[3]]).exit_code == 0, command
+        anchor_paths(raw, tmp_path)
+        if {"task", "model", "pretrain", "finetune"} <= raw.keys():
+            resolve(raw, str(block))
+        else:
+            parts(block, raw)
 
 
-def test_files_of_studies_in_the_docs_are_studies():
-    found = [text for language, _, text in blocks("docs/studies.md") if language == "yaml"]
-    assert len(found) == 1
-    assert check(parse_yaml(found[0], "docs") | {"set": {}}, "docs").kind == "data"
+def parts(block: Block, raw):
+    assert raw.keys() <= Recipe.model_fields.keys(), block
+    for place, kind in (("task", "tasks"), ("model", "models")):
+        if part := dict(raw.get(place, {})):
+            find(kind, part.pop("name")).module.Config(**part)
+    if "encoder" in raw:
+        Recipe.model_fields["encoder"].annotation(**raw["encoder"])
+    for place in ("pretrain", "finetune", "scratch"):
+        stage = raw.get(place, {})
+        assert stage.keys() <= Pretrain.model_fields.keys(), block
+        if train := stage.get("train"):
+            given = {"batch_size": 1, "learning_rate": 1.0, **train}
+            Train(**given if {"epochs", "steps", "examples", "flops"} & given.keys() else {"steps": 10**6, **given})
+        if objective := dict(stage.get("objective", {})):
+            OBJECTIVES[objective.pop("name")](**objective)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.words[:2] == ("spt", "study") and exception(c)], ids=str)
+def test_studies_that_are_not_run_are_studies(command, tmp_path, monkeypatch):
+    write_files(command.page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, [*command.words[1:], "--save", "saved.yaml"])
+    assert done.exit_code == 0, done.stderr
+    assert read("saved.yaml").study.kind == command.words[2]
+
+
+def test_every_kind_of_study_is_shown():
+    shown = {c.words[2] for c in COMMANDS if c.words[:2] == ("spt", "study")}
+    assert shown >= {*KINDS, "run", "status", "list", "show"} - {"compare"}
+
+
+def test_what_is_wrong_with_a_page_is_noticed(monkeypatch, tmp_path):
+    """An option or a command that does not exist, a command that fails, a key that is unknown."""
+    page = tmp_path / "page.md"
+    monkeypatch.setattr("pages.ROOT", tmp_path)
+
+    def written(text):
+        page.write_text(text, encoding="utf-8")
+        return blocks("page.md")
+
+    (block,) = written("```console\n$ spt compare quickstart --sedes 5\n$ spt compere\nout\n$ cat no\n```\n")
+    for command in commands(block)[:2]:
+        with pytest.raises(Exception, match=r"sedes|compere"):
+            parse(command.words[1:])
+    with pytest.raises(Exception, match=r"sedes|compere"):
+        run_page("page.md", tmp_path)
+    (block,) = written("```console\n$ cat no\n```\n")
+    with pytest.raises(AssertionError, match="no such file"):
+        run_page("page.md", tmp_path)
+    (block,) = written("```python\nraise SystemExit(3)\n```\n")
+    with pytest.raises(AssertionError, match=r"page\.md:1"):
+        run_page("page.md", tmp_path)
+    (block,) = written("```yaml\nmodel: {name: s4, stat: 3}\n```\n")
+    with pytest.raises(Exception, match="stat"):
+        parts(block, next(documents(block)))
+
+
+def test_files_are_written_and_commands_run_in_order(monkeypatch, tmp_path):
+    shell = "$ mkdir e\n$ cd d\n$ python -c \"open('c', 'w')\"  # a\n$ cat a.* \\\n  c\n"
+    text = f"```csv file=d/a.csv\na,b\n```\n```console\n{shell}```\n"
+    (tmp_path / "page.md").write_text(text, encoding="utf-8")
+    monkeypatch.setattr("pages.ROOT", tmp_path)
+    assert run_page("page.md", tmp_path) == 2
+    assert (tmp_path / "d" / "c").exists() and (tmp_path / "e").is_dir()
 
 
 def test_make_targets_that_are_mentioned_exist():
     makefile = (ROOT / "Makefile").read_text()
     for page in PAGES:
-        for target in re.findall(r"`?make (\w+)", page.read_text(encoding="utf-8")):
-            if re.search(rf"`make {target}|\$ make {target}", page.read_text(encoding="utf-8")):
-                assert re.search(rf"^{target}:", makefile, re.M), (page.name, target)
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for target in re.findall(r"(?:`|\$ |^)make (\w+)", text, re.M):
+            assert re.search(rf"^{target}:", makefile, re.M), (page, target)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8")):
         if not re.match(r"https?:|mailto:", target):
-            assert (page.parent / target).exists(), target
+            assert (path.parent / target).exists(), target

@@ -8,8 +8,6 @@ import json
 import math
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +18,7 @@ import torch
 from huggingface_hub import errors
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
-from test_docs import blocks, commands, run_all
-from tiny import environment, loaded, own_task, recipe_file, run, spt_job
+from tiny import loaded, own_task, recipe_file, run, spt_job
 from torch import Tensor
 from transformers import AutoModel, BertConfig, BertModel, GPTNeoXConfig, GPTNeoXForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -445,20 +442,6 @@ def test_a_comparison_end_to_end(name, tmp_path):
     assert done.exit_code == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]
     assert row["model"] == "hf" and row["delta"] is not None
-
-
-@pytest.mark.slow
-def test_the_page_works_as_written(tmp_path):
-    for _, file, text in blocks("docs/hugging-face.md"):
-        if file:
-            (tmp_path / file).write_text(text)
-    listed = commands("docs/hugging-face.md")
-    assert len(listed) == 5
-    for command in listed:
-        if command[0] == "python":
-            subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, env=environment(), check=True, timeout=300)
-        else:
-            run_all([command], tmp_path)
 
 
 def test_bfloat16_and_recomputing_in_a_run(tmp_path):

@@ -32,9 +32,10 @@ SHARED = {  # what the files of a folder may share, and what the pipeline may na
 }
 WORK = {  # may load torch; plans, records, reports and commands may not, nor anything not named here
     *("spt.batch", "spt.bench", "spt.checkpoint", "spt.compute", "spt.contract", "spt.doctor", "spt.evaluate"),
-    *("spt.conduct", "spt.estimate", "spt.preview", "spt.slurm", "spt.workers"),
+    *("spt.answers", "spt.conduct", "spt.estimate", "spt.preview", "spt.slurm", "spt.workers"),
     *("spt.execute", "spt.losses", "spt.network", "spt.objectives", "spt.optim", "spt.runtime", "spt.seeding"),
     *("spt.data", "spt.operations", "spt.probe", "spt.rescore", "spt.show", "spt.stages", "spt.store", "spt.train"),
+    *("spt.distance", "spt.kernels", "spt.opened"),
 }
 
 

@@ -339,18 +339,6 @@ def test_a_row_builds_at_full_size_with_the_parameters_it_states(name):
     assert abs(published - float(stated[1])) <= 0.51 * 10**-digits
 
 
-def test_the_table_of_recipes_has_every_row_with_the_numbers_of_its_header():
-    table = (Path(__file__).parent.parent / "docs" / "recipes.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^\| `(.+)` \| (.+) \| (.+) \|$", table, re.M)
-    assert sorted(name for name, _, _ in lines) == sorted(ROWS)
-    for name, scratch, pretrained in lines:
-        told = header(name)
-        published = re.search(r"Published (?:accuracy|R²): SPT ([\d.]+\d)", told)
-        assert pretrained == (published[1] if published else "–"), name
-        assert scratch == "–" or re.search(rf"(?<![\d.]){re.escape(scratch)}(?![\d])", told), name
-        assert (scratch == "–") == ("nor any from scratch" in told), name
-
-
 def stand_in(cache, monkeypatch):
     """Random weights where the hub's client would keep those of Pythia 70M."""
     import huggingface_hub

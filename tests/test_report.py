@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from records import FINETUNING, MIB, SPLITS, compared, finish, plan, row_of, shown, start
 
-from spt import render, report
+from spt import render, report, report_files
 from spt.errors import DataError, OutputError, UsageError
 from spt.report import Report
 from spt.run import Ledger, Run, write_json
@@ -562,15 +562,16 @@ def test_json_holds_what_a_script_needs(tmp_path: Path) -> None:
 
 def test_files_are_the_same_bytes_for_the_same_results(tmp_path: Path) -> None:
     folder = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
-    paths = render.write(report.read([folder]), folder)
-    assert [path.name for path in paths] == ["report.md", "report.csv", "seeds.csv", "report.json"]
+    paths = report_files.write(report.read([folder]), folder)
+    names = ["report.html", "report.md", "report.tex", "report.csv", "seeds.csv", "report.json"]
+    assert [path.name for path in paths] == names
     before = [path.read_bytes() for path in paths]
     value = json.loads((folder / "study.json").read_text())
-    write_json(folder / "study.json", value | {"created": "2030", "cells": value["cells"][::-1]})
+    write_json(folder / "study.json", value | {"cells": value["cells"][::-1]})
     for run in tmp_path.glob("finetune-*"):
         Run(tmp_path, run.name).set_status("done")  # with another time and process
         os.utime(run / "result.json", (0, 0))
-    assert [path.read_bytes() for path in render.write(report.read([folder]), folder)] == before
+    assert [path.read_bytes() for path in report_files.write(report.read([folder]), folder)] == before
     assert not list(folder.glob("*.tmp")) and not list(folder.glob(".*"))
 
 
@@ -578,7 +579,7 @@ def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> Non
     made = report.read([compared(tmp_path, [0.7], [0.8])])
     (tmp_path / "file").touch()
     with pytest.raises(OutputError):
-        render.write(made, tmp_path / "file")
+        report_files.write(made, tmp_path / "file")
 
 
 def test_import_is_light() -> None:

@@ -18,7 +18,7 @@ import pytest
 from records import FINETUNING, PRETRAINING, SCRATCH, SPLITS, Cell, arms, compared, finish, plan, row_of, shown, study
 from scipy import special
 
-from spt import render, report
+from spt import render, report, report_files
 from spt.report import Report
 from spt.rows import Row
 from spt.run import Ledger, Run, SplitRecord, write_json
@@ -186,7 +186,7 @@ def test_items_are_compared_seed_by_seed(tmp_path: Path) -> None:
         before.rows[0].notes
     )
     assert before.rows[0].items == () and "Test items" not in shown(before)
-    render.write(before, folder)
+    report_files.write(before, folder)
     assert not (folder / "items.csv").exists()
     answers(tmp_path, "finetune-scratch0", [True] * 10 + [False] * 10)
     answers(tmp_path, "finetune-spt0", [True] * 8 + [False] * 2 + [True] * 7 + [False] * 3)
@@ -201,12 +201,12 @@ def test_items_are_compared_seed_by_seed(tmp_path: Path) -> None:
     for text in (shown(made), render.markdown(made)):
         assert "Test items, seed by seed" in text and "0.180" in text
         assert "it says nothing about networks of other seeds" in " ".join(text.split())
-    render.write(made, folder)
+    report_files.write(made, folder)
     (line,) = csv.DictReader(io.StringIO((folder / "items.csv").read_text()))
     assert (line["label"], line["seed"], line["only_spt"]) == ("digits / transformer", "0", "7")
     (tmp_path / "finetune-spt0" / "predictions.parquet").write_bytes(b"half a fi")
     assert report.read([folder]).rows[0].items == ()  # and no error
-    render.write(report.read([folder]), folder)
+    report_files.write(report.read([folder]), folder)
     assert not (folder / "items.csv").exists()
 
 
@@ -778,14 +778,15 @@ def test_lines_fit_80_columns(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path, kind: str) -> None:
     folder = KINDS[kind](tmp_path)
-    paths = render.write(report.read([folder]), folder)
-    names = ["report.md", "report.csv", "seeds.csv", *(["searches.csv"] if kind == "tune" else []), "report.json"]
+    paths = report_files.write(report.read([folder]), folder)
+    names = ["report.html", "report.md", "report.tex", "report.csv", "seeds.csv"]
+    names += [*(["searches.csv"] if kind == "tune" else []), "report.json"]
     assert [path.name for path in paths] == names
     before = [path.read_bytes() for path in paths]
     value = json.loads((folder / "study.json").read_text())
     value["cells"] = value["cells"][::-1]
     write_json(folder / "study.json", value)
-    assert [path.read_bytes() for path in render.write(report.read([folder]), folder)] == before
+    assert [path.read_bytes() for path in report_files.write(report.read([folder]), folder)] == before
 
 
 def test_notes_of_planning_are_passed_on(tmp_path: Path) -> None:
@@ -818,7 +819,7 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
     assert value["format"] == 2
     assert set(value) == {
         "format", "kind", "rows", "verdicts", "levels", "contrasts", "best", "pooled", "matches", "searches", "spent",
-        "failures", "warnings", "notes", "runs", "results",
+        "precedents", "provenance", "failures", "warnings", "notes", "runs", "results",
     }  # fmt: skip
     keys = {
         "rows": """label kind task model recipe factors total source command smoke metric higher_is_better chance

@@ -5,7 +5,7 @@ it. Letters: B sequences, L queries, M keys, H heads, G heads of keys and values
 neighbouring heads of queries), E width of a head, P = E / 2 pairs in it, w length of a chunk, K of its neighbourhood.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -216,6 +216,50 @@ def local_attend(
         pieces.append(within(queries[first]))
     pieces += [at_an_end(last + i, piece) for i, piece in enumerate(queries[first + 1 :])]
     return _joined(pieces)
+
+
+def weights(
+    q: Float[Tensor, "B H L E"],
+    k: Float[Tensor, "B G L E"],
+    *,
+    w: int | None = None,
+    back: int = 0,
+    ahead: int = 0,
+    causal: bool = False,
+    band: int | tuple[int, int] | None = None,
+    scale: float | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+    itself: bool = True,
+    bias: Callable[[Int[Tensor, "R M"]], Float[Tensor, "H R M"]] | None = None,
+) -> Iterator[tuple[int, int, Float[Tensor, "B H R M"], Bool[Tensor, "#B 1 R M"]]]:
+    """What `attend`, or with w `local_attend`, weighs values with: of some queries and the keys near them their first
+    ones, the weights, and who may look at whom. `bias` is told the steps from query to key; without `itself` no step
+    looks at itself unless it is all there is. Memory grows linearly with L."""
+    L, device = q.shape[2], q.device
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    w, back, ahead = (L, 0, 0) if w is None else (w, back, ahead)
+    limits = (L, L) if band is None else (band, band) if isinstance(band, int) else band
+    for start in range(0, L, ROWS):
+        stop = min(start + ROWS, L)
+        first, last = max(0, start // w - back) * w, min(L, ((stop - 1) // w + ahead + 1) * w)
+        query, key = torch.arange(start, stop, device=device)[:, None], torch.arange(first, last, device=device)
+        away = key - query
+        chunks = torch.div(key, w, rounding_mode="floor") - torch.div(query, w, rounding_mode="floor")
+        visible = (chunks >= -back) & (chunks <= ahead) & (away >= -limits[0]) & (away <= limits[1])
+        if causal:
+            visible = visible & (away <= 0)
+        visible = visible[None, None]
+        if valid is not None:
+            visible = visible & valid[:, None, None, first:last]
+        if not itself:
+            others = visible & (away != 0)
+            visible = torch.where(others.any(-1, keepdim=True), others, visible)
+        scores = q[:, :, start:stop] @ k[:, :, first:last].mT * scale
+        if bias is not None:
+            scores = scores + bias(away)
+        hidden = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+        yield start, first, hidden.softmax(dim=-1).masked_fill(~visible, 0.0), visible
 
 
 def not_itself(like: Tensor, w: int, back: int = 0, ahead: int = 0) -> Float[Tensor, "1 w K"]:

@@ -12,6 +12,7 @@ Letters: B sequences, L steps, P states, H features, N chunks; a coefficients, b
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,7 @@ Discretisation = Literal["zoh", "bilinear"]
 
 CHUNK = 16  # steps, a power of two: of 8 to 64 about the fastest at every length, and the most exact but for 8
 BLOCK = 2**15  # numbers in one product that is summed
+_RESPONSES = 2**22  # numbers of an impulse response at once
 
 
 def scan(
@@ -185,6 +187,24 @@ def enter(u: Float[Tensor, "*B H"], matrix: Complex[Tensor, "P H"]) -> Complex[T
 def leave(x: Complex[Tensor, "*B P"], matrix: Complex[Tensor, "H P"]) -> Float[Tensor, "*B H"]:
     """Re(matrix x) at every step, likewise."""
     return F.linear(torch.view_as_real(x).flatten(-2), torch.view_as_real(matrix.conj().resolve_conj()).flatten(-2))
+
+
+def impulse_response(
+    a: Complex128[Tensor, " P"], enters: Complex[Tensor, "P H"], leaves: Complex[Tensor, "K H P"], length: int
+) -> Iterator[Float[Tensor, "K C M"]]:
+    """Re(leaves a^l enters) for l = 0, ..., length - 1, in pieces of a few lags: K H² numbers a lag (C = H²: answer by
+    input). What both directions give to the present stands with the first."""
+    rows = max(1, _RESPONSES // (leaves.shape[0] * leaves.shape[1] ** 2))
+    into = torch.cat([enters.real, enters.imag])  # (2P, H)
+    for start in range(0, length, rows):
+        lags = torch.arange(start, min(start + rows, length), device=a.device)
+        powers = torch.polar(a.abs() ** lags[:, None], a.angle() * lags[:, None]).to(leaves.dtype)  # (M, P)
+        out = leaves[:, None] * powers[None, :, None]  # (K, M, H, P)
+        found = (torch.cat([out.real, -out.imag], dim=-1) @ into).flatten(2).transpose(1, 2)
+        if start == 0 and len(found) == 2:
+            found[0, :, 0] += found[1, :, 0]
+            found[1, :, 0] = 0.0
+        yield found
 
 
 def discretise(

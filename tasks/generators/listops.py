@@ -468,6 +468,41 @@ def tokens(specials: int, operators: Sequence[str]) -> NDArray[np.uint8]:
     return table
 
 
+def read_back(found: NDArray[Any], table: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Codes of tokens that `tokens` numbered so."""
+    back = np.zeros(int(table.max()) + 1, np.uint8)
+    back[table] = np.arange(len(table))
+    return back[found]
+
+
+def nesting(trees: Trees) -> NDArray[np.int64]:
+    """(T,) Operators that are open behind each token."""
+    opened = (trees.codes > CLOSE).astype(np.int64) - (trees.codes == CLOSE)
+    depth = np.cumsum(opened)
+    before = np.concatenate([np.zeros(1, np.int64), depth])[trees.starts]
+    return depth - np.repeat(before, trees.stops - trees.starts)
+
+
+def arguments(trees: Trees, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
+    """(T,) How many arguments the subtree has that closes at a token, 0 elsewhere; lengths as `Values` has them."""
+    order = np.argsort(nesting(trees), kind="stable")  # of the tokens of one level, an operator, then its arguments
+    opens = trees.codes[order] > CLOSE
+    owner = np.cumsum(opens)
+    counts = np.bincount(owner[~opens], minlength=int(opens.sum()) + 1)
+    at = np.zeros(len(trees.codes), np.int32)
+    at[order[opens]] = counts[1:]
+    closing = np.flatnonzero(trees.codes == CLOSE)
+    found = np.zeros(len(trees.codes), np.int32)
+    found[closing] = at[closing + 1 - lengths[closing]]
+    return found
+
+
+def operator_names(codes: NDArray[np.uint8]) -> NDArray[Any]:
+    """MIN, MAX … of operators; `digit` of digits, nothing of a bracket."""
+    names = [b"digit"] * CLOSE + [b""] + [name[1:].encode() for name in OPERATORS]
+    return np.array(names)[codes]
+
+
 # ------------------------------------------------------------------------------------------------------ files
 
 

@@ -1,0 +1,74 @@
+"""A finished run, opened again: its recipe, its data, and its network with the weights that validation selected."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from spt.checkpoint import about, load_weights
+from spt.errors import CheckpointError, DataError, UsageError, brief
+from spt.network import SequenceModel
+from spt.plan import Job, Weights
+from spt.recipe import load
+from spt.run import Result, Run
+from spt.stages import Bound, architecture, bind
+from spt.store import record
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A finished run. Its job names the parent by key alone: nothing of it is needed to look at the run itself."""
+
+    path: Path  # resolved
+    result: Result
+    job: Job
+    bound: Bound  # in evaluation mode, with the selected weights
+
+    @property
+    def weights(self) -> Path:
+        """The folder of the selected weights."""
+        return self.path / "checkpoints" / "best"
+
+    def untrained(self) -> SequenceModel:
+        """The network as it was before any training, of the run's own seed; in evaluation mode."""
+        model = bind(self.job).model
+        model.eval()
+        return model
+
+
+def open_run(path: Path) -> Opened:
+    """A finished run of either stage, its data checked against those that it was trained on.
+
+    Raises UsageError where there is no such folder, CheckpointError where it is no finished run or its weights are
+    damaged, gone or of another model, and DataError where its data are missing or other than they were.
+    """
+    path, result, job = read_run(path)
+    weights = path / "checkpoints" / "best"
+    found, _ = about(weights)  # damage is told before the data are read
+    bound = bind(job)
+    if {name: record(split) for name, split in bound.data.splits.items()} != result.data:
+        raise DataError(
+            f"the task's data are not those that {path.name} was trained on: files or code have changed since; what "
+            "its weights know of inputs and classes is not known any more"
+        )
+    ours = architecture(job)
+    if any(ours.get(name) != value for name, value in found.model.items()):
+        raise CheckpointError(f"{weights} holds another architecture than {path.name}/recipe.yaml names now")
+    try:
+        load_weights(weights, bound.model)
+    except RuntimeError as error:  # the code of the model has changed since
+        raise CheckpointError(f"{weights} does not fit this model any more: {brief(error)}") from error
+    bound.model.eval()
+    return Opened(path, result, job, bound)
+
+
+def read_run(path: Path) -> tuple[Path, Result, Job]:
+    """A finished run's resolved folder, its result, and the job that its recipe describes; loads no data."""
+    path = path.resolve()
+    if not path.is_dir():
+        raise UsageError(f"no run folder {path}")
+    run = Run(path.parent, path.name)
+    result = run.result()
+    if result is None:
+        state = (run.status() or {}).get("state", "not a run")
+        raise CheckpointError(f"{path} is not finished ({state}); a finished run is expected")
+    parent = None if result.parent is None else Weights(path, result.parent)
+    return path, result, Job(load(str(path / "recipe.yaml"), []), result.stage, result.seed, parent)

@@ -1,0 +1,103 @@
+"""The published numbers of the three papers beside the rows of a report, where the paper has that cell."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from spt.pairs import ArmName, Record
+from spt.published import Beside, Cell, beside, changed
+from spt.rows import Told
+from spt.texts import Sheet
+from spt.verdict import delta_text, metric_text, score_text
+
+
+class Precedent(Record):
+    """What a paper prints for a row's recipe, at the row's level of what a study varies."""
+
+    label: str  # of the row
+    metric: str
+    scratch: float | None  # ours, in the metric's own units
+    spt: float | None
+    published_scratch: float | None  # None where the paper has none, or says why not in the remarks
+    published_spt: float | None
+    source: str
+    remarks: tuple[str, ...]
+    differs: tuple[str, ...]  # settings in which the runs are not the packaged recipe's
+
+    @property
+    def delta(self) -> float | None:
+        return _minus(self.spt, self.scratch)
+
+    @property
+    def published_delta(self) -> float | None:
+        return _minus(self.published_spt, self.published_scratch)
+
+
+def precedents(rows: Sequence[Told]) -> tuple[Precedent, ...]:
+    """One for every row whose recipe, level and metric a paper has. Recipes are resolved for these alone: that is slow."""
+    found = ((one, beside(one.row.recipe, one.row.factors, one.row.metric)) for one in rows)
+    return tuple(_precedent(one, cells) for one, cells in found if cells is not None)
+
+
+def _precedent(one: Told, cells: Beside) -> Precedent:
+    both = [cell for cell in cells if cell is not None]
+    folders = [_run(one, arm) for arm in ("scratch", "spt")]
+    differs = dict.fromkeys(text for path in folders if path for text in changed(path, one.row.recipe))
+    return Precedent(
+        label=one.row.label,
+        metric=one.row.metric,
+        scratch=one.row.scratch,
+        spt=one.row.spt,
+        published_scratch=cells.scratch.value if cells.scratch else None,
+        published_spt=cells.spt.value if cells.spt else None,
+        source="; ".join(dict.fromkeys(cell.source for cell in both)),
+        remarks=tuple(dict.fromkeys(text for cell in both for text in _remarks(cell))),
+        differs=tuple(differs),
+    )
+
+
+def _run(one: Told, arm: str) -> Path | None:
+    """The first finished run of an arm."""
+    name: ArmName = "spt" if arm == "spt" else "scratch"
+    results = one.results(name)
+    return next(
+        (one.pairing.root / cell.run for cell in one.pairing.cells if cell.arm == name and cell.seed in results), None
+    )
+
+
+def _remarks(cell: Cell) -> list[str]:
+    arm = "SPT" if cell.arm == "spt" else "scratch"
+    said = [f"{arm}: {cell.missing}"] if cell.missing else []
+    said += [f"{arm}: quoted there from elsewhere"] if cell.quoted else []
+    return [*said, *(text for text in (cell.note, cell.doubt) if text)]
+
+
+def _minus(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first - second
+
+
+def precedent_sheet(found: Sequence[Precedent]) -> Sheet:
+    header = ("task / model", "source", "remarks", "scratch", "published", "SPT", "published", "delta", "published")
+    body = [
+        (
+            f"{one.label}: {metric_text(one.metric)}",
+            one.source,
+            "; ".join((*one.remarks, *([f"our settings differ: {_few(one.differs)}"] if one.differs else []))) or "-",
+            score_text(one.scratch, one.metric),
+            score_text(one.published_scratch, one.metric),
+            score_text(one.spt, one.metric),
+            score_text(one.published_spt, one.metric),
+            delta_text(one.delta, one.metric),
+            delta_text(one.published_delta, one.metric),
+        )
+        for one in found
+    ]
+    caption = (
+        "As printed, one run each unless the paper says otherwise, without intervals: a difference from ours is no "
+        "test. Read the remarks before comparing."
+    )
+    return Sheet("Beside the published numbers", header, body, 3, ((0, 3, 4, 5, 6, 7, 8),), caption)
+
+
+def _few(differs: Sequence[str], most: int = 6) -> str:
+    more = len(differs) - most
+    return ", ".join(differs[:most]) + (f" and {more} more" if more > 0 else "")

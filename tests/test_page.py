@@ -1,0 +1,351 @@
+"""What the page, the figures and the checklist of a report hold, without a browser."""
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from records import SCRATCH, SPLITS, arms, compared, finish, plan, study
+
+from spt import drawing, figures, page, report, report_files
+from spt.drawing import DARK, LIGHT, Drawing, Palette
+from spt.errors import UsageError
+from spt.report import Report
+from spt.run import Run, SplitRecord
+from spt.texts import Sheet
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda _: None)
+
+
+def by_share(root: Path) -> Path:
+    cells = arms(root, 0, "a", [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
+    cells += arms(root, 1, "b", [0.70, 0.75, 0.80], [0.85, 0.89, 0.96])
+    rows = [{"factors": {"share": share}} for share in (0.2, 0.4)]
+    return study(root, "compute", rows, cells)
+
+
+def learn(root: Path, name: str, values: list[float], every: int = 10) -> None:
+    for number, value in enumerate(values, start=1):
+        Run(root, name).log("train", every * number, loss=1 / number)
+        Run(root, name).log("val", every * number, loss=1 / number, accuracy=value)
+
+
+def whole(made: Report) -> str:
+    return page.page(made, figures.drawings(made))
+
+
+def drawn(made: Report) -> dict[str, Drawing]:
+    return {one.name: one for one in figures.drawings(made)}
+
+
+# ------------------------------------------------------------------------------------------------------------ drawing
+
+
+def contrast(first: str, second: str) -> float:
+    """The ratio of WCAG 2: 1 for equal colours, 21 for black on white."""
+
+    def light(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    high, low = sorted((light(first), light(second)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
+def test_colours_are_told_from_their_paper(palette: Palette) -> None:
+    assert min(contrast(text, palette.paper) for text in (palette.ink, palette.faint)) >= 4.5
+    marks = (palette.scratch, palette.spt, palette.pretrain, *palette.series)
+    assert min(contrast(mark, palette.paper) for mark in marks) >= 3
+
+
+def picture(palette: Palette) -> Any:
+    made = drawing.figure(3.0, 2.0)
+    axes = made.subplots()
+    axes.plot([1, 2], [1, 3], color=palette.spt, label="a < b & c")
+    axes.scatter([1], [2], color=palette.series[2])
+    axes.legend()
+    return made
+
+
+def test_an_svg_has_variables_for_colours_and_names_of_its_own() -> None:
+    one = Drawing("one", "A <title>", "said & done", picture, [{"x": 1}])
+    inline, whole = drawing.svg(one, inline=True), drawing.svg(one)
+    assert inline == drawing.svg(one, inline=True) and whole == drawing.svg(one)
+    assert "var(--spt)" in inline and "var(--series-2)" in inline and "var(--ink)" in inline
+    assert not re.search(r"#01\d\d\d\d", inline) and "<style>:root" not in inline
+    assert LIGHT.spt in whole and DARK.spt in whole and "prefers-color-scheme:dark" in whole
+    assert "A &lt;title&gt;" in inline and "said &amp; done" in inline and "a &lt; b &amp; c" in inline
+    names, used = set(re.findall(r'\bid="([^"]+)"', inline)), set(re.findall(r'(?:href="|url\()#([^")]+)', inline))
+    assert used <= names and all(name.startswith("one-") for name in names)
+    assert "DejaVu" not in inline.split("<style")[0]
+
+
+def test_a_figure_is_saved_three_times(tmp_path: Path) -> None:
+    paths = drawing.save(Drawing("one", "t", "c", picture, [{"x": 1, "y": None}, {"x": 2, "y": "a,b"}]), tmp_path)
+    assert [path.name for path in paths] == ["one.svg", "one.png", "one.csv"]
+    assert paths[1].read_bytes().startswith(b"\x89PNG") and paths[0].read_text().startswith("<svg")
+    assert list(csv.DictReader(io.StringIO(paths[2].read_text()))) == [{"x": "1", "y": ""}, {"x": "2", "y": "a,b"}]
+    with pytest.raises(UsageError):
+        drawing.save(Drawing("../one", "t", "c", picture, []), tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------------ figures
+
+
+def test_every_number_that_is_drawn_is_in_the_figures_table(tmp_path: Path) -> None:
+    found = drawn(report.read([by_share(tmp_path)]))
+    assert list(found) == ["forest", "seeds", "levels-compute", "compute"]
+    forest = found["forest"].data
+    assert [(line["label"], line["delta"]) for line in forest] == [
+        ("digits / transformer, share 0.2", pytest.approx(0.05)),
+        ("digits / transformer, share 0.4", pytest.approx(0.15)),
+    ]
+    assert len(found["seeds"].data) == 6
+    levels = [(line["place"], line["arm"], round(line["mean"], 4)) for line in found["levels-compute"].data]
+    assert levels == [(20, "scratch", 0.75), (20, "SPT", 0.8), (40, "scratch", 0.75), (40, "SPT", 0.9)]
+    low, high = found["levels-compute"].data[0]["low"], found["levels-compute"].data[0]["high"]
+    assert (low, high) == pytest.approx((0.75 - 0.124207, 0.75 + 0.124207), abs=1e-5)  # t = 4.30265, s = 0.05
+    assert {line["flops"] for line in found["compute"].data} == {1e10}
+
+
+def test_points_of_the_forest_lie_where_its_table_says(tmp_path: Path) -> None:
+    found = drawn(report.read([by_share(tmp_path)]))["forest"]
+    (axes,) = found.draw(LIGHT).axes
+    marks = [line for line in axes.lines if line.get_marker() == "s"]
+    assert [line.get_xdata()[0] for line in marks] == pytest.approx([5, 15])
+    assert [line.get_markerfacecolor() for line in marks] == [LIGHT.spt, LIGHT.spt]
+
+
+def test_what_is_not_decided_is_hollow(tmp_path: Path) -> None:
+    folder = compared(tmp_path, [0.70, 0.80, 0.75], [0.75, 0.70, 0.90])
+    (axes,) = drawn(report.read([folder]))["forest"].draw(LIGHT).axes
+    (mark,) = [line for line in axes.lines if line.get_marker() == "s"]
+    assert mark.get_markerfacecolor() == LIGHT.paper
+
+
+def test_no_pair_is_no_figure_and_one_seed_has_no_interval(tmp_path: Path) -> None:
+    lost = plan(tmp_path / "a", [finish(tmp_path / "a", "scratch", 0, 0.5)])
+    assert drawn(report.read([lost])) == {}
+    one = drawn(report.read([compared(tmp_path / "b", [0.5], [0.6])]))
+    assert one["forest"].data[0]["low"] is None
+    for figure in one.values():
+        assert drawing.svg(figure)
+
+
+def test_each_metric_has_figures_of_its_own(tmp_path: Path) -> None:
+    cells = arms(tmp_path, 0, "a", [0.7, 0.8], [0.8, 0.9])
+    cells += arms(tmp_path, 1, "b", [1.5, 1.4], [1.1, 1.2], metric="mse", higher_is_better=False, task="pendulum")
+    found = drawn(report.read([study(tmp_path, "compare", [{}, {"task": "pendulum"}], cells)]))
+    assert {"forest-accuracy", "forest-mse", "seeds-accuracy", "seeds-mse", "compute-mse"} <= found.keys()
+    (axes,) = found["forest-mse"].draw(LIGHT).axes
+    assert "below 0: SPT is better" in axes.get_xlabel() and axes.lines[0].get_color() == LIGHT.spt
+
+
+# ------------------------------------------------------------------------------------------------------------- curves
+
+
+def test_learning_curves_follow_each_stage(tmp_path: Path) -> None:
+    folder = compared(tmp_path, [0.7, 0.8], [0.8, 0.9])
+    learn(tmp_path, "finetune-scratch0", [0.2, 0.4, 0.6], every=30)
+    learn(tmp_path, "finetune-spt0", [0.5, 0.7], every=20)
+    learn(tmp_path, "pretrain-for-spt0", [0.1], every=60)
+    with (tmp_path / "finetune-spt0" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "val", "step": 40, "accuracy": NaN}\n{"kind": "val", "st')
+    made = report.read([folder])
+    found = {curve.stage: curve for curve in made.curves}
+    assert set(found) == {"scratch", "finetuning", "pretraining"} and len(made.curves) == 3
+    assert found["scratch"].shares == pytest.approx((0.3, 0.6, 0.9))  # of 100 steps
+    assert found["finetuning"].shares == pytest.approx((0.5, 1.0)) and found["finetuning"].values == (0.5, 0.7)
+    assert found["pretraining"].shares == (1.0,)
+    assert {"learning", "pretraining"} <= drawn(made).keys()
+    report_files.write(made, folder)
+    lines = list(csv.DictReader(io.StringIO((folder / "curves.csv").read_text())))
+    assert [(line["stage"], line["step"], line["training_loss"]) for line in lines[:2]] == [
+        ("pretraining", "60", "1.0"),
+        ("finetuning", "20", "1.0"),
+    ]
+
+
+def test_a_run_that_diverged_is_shown_as_far_as_it_came(tmp_path: Path) -> None:
+    cells = [finish(tmp_path, arm, seed, 0.7 + seed / 10) for arm in ("scratch", "spt") for seed in (0, 1)]
+    folder = plan(tmp_path, [*cells, {"row": 0, "arm": "scratch", "seed": 2, "run": "finetune-lost", "parent": None}])
+    learn(tmp_path, "finetune-scratch0", [0.5])
+    (tmp_path / "finetune-lost").mkdir()
+    learn(tmp_path, "finetune-lost", [0.1, 0.2])
+    lost = next(curve for curve in report.read([folder]).curves if curve.run == "finetune-lost")
+    assert lost.planned == 100 and lost.shares == pytest.approx((0.1, 0.2)) and lost.best_step is None
+
+
+# --------------------------------------------------------------------------------------------------------- provenance
+
+
+def answers(made: Report) -> dict[str, str]:
+    return {check.question: check.answer for check in made.provenance.checklist}
+
+
+def about(made: Report, words: str) -> str:
+    (answer,) = [answer for question, answer in answers(made).items() if words in question]
+    return answer
+
+
+CLEAN = {
+    "spt": "0.1",
+    "commit": "abc",
+    "python": "3.11",
+    "system": "Linux",
+    "device": "cpu",
+    "packages": {"torch": "2"},
+}
+
+
+def test_the_checklist_of_a_clean_comparison_has_no_no(tmp_path: Path) -> None:
+    made = report.read([compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86], environment=CLEAN)])
+    assert set(answers(made).values()) <= {"yes", "not applicable"}, answers(made)
+    (use,) = [use for use in made.provenance.data if use.split == "train"]
+    assert (use.rows, use.inputs, use.pretraining, use.finetuning) == (400, "aa", 3, 6)
+    (one,) = made.provenance.environments
+    assert (one.runs, one.commit) == (9, "abc")
+    assert made.provenance.commands[0].command == "spt compare quickstart --seeds 3"
+
+
+ONE_NO = {
+    "seeds": ({}, [0.7], "enough seeds", "no"),
+    "edited code": ({"environment": CLEAN | {"commit": "abc+"}}, None, "code named", "no"),
+    "an installed copy": ({"environment": CLEAN | {"commit": None}}, None, "code named", "partly"),
+    "no better than chance": ({"chance": 0.9}, None, "constant answer", "no"),
+    "validation is test": (
+        {"data": SPLITS | {"val": SplitRecord(rows=360, inputs="cc", targets="dd")}},
+        None,
+        "validation alone",
+        "no",
+    ),
+    "rows in two splits": ({"repeated": {"test": 4}}, None, "splits apart", "partly"),
+    "still improving": ({"best_step": 100}, None, "last checkpoint", "partly"),
+    "a smoke run": ({"smoke": True}, None, "trial of the machinery", "no"),
+}
+
+
+@pytest.mark.parametrize("case", ONE_NO)
+def test_the_checklist_sees(tmp_path: Path, case: str) -> None:
+    changes, scores, words, answer = ONE_NO[case]
+    scratch = scores or [0.70, 0.75, 0.80]
+    folder = compared(tmp_path, scratch, [score + 0.05 + score / 100 for score in scratch], **changes)
+    assert about(report.read([folder]), words) == answer
+
+
+def test_the_checklist_sees_failures_other_data_and_other_costs(tmp_path: Path) -> None:
+    cells = [finish(tmp_path, "scratch", seed, 0.7, data={"train": SPLITS["test"]}) for seed in range(3)]
+    cells += [finish(tmp_path, "spt", seed, 0.8, own=SCRATCH) for seed in range(2)]
+    made = report.read([plan(tmp_path, cells)])
+    assert about(made, "every planned run") == "partly"
+    assert about(made, "same data") == "no"
+    assert about(made, "same compute") == "no"
+
+
+# --------------------------------------------------------------------------------------------------------------- page
+
+
+class Outline(HTMLParser):
+    """Elements in order, and what is asked of other places."""
+
+    VOID = ("meta", "link", "br", "use", "path", "rect", "line", "circle", "clippath")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.unbalanced: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.ids += [str(found["id"])] if "id" in found else []
+        self.addresses += [str(found[name]) for name in ("src", "href", "xlink:href") if name in found]
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in ("meta", "link", "br"):
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.unbalanced.append(tag)
+
+
+def test_the_page_is_whole_and_asks_for_nothing(tmp_path: Path) -> None:
+    folder = by_share(tmp_path)
+    learn(tmp_path, "finetune-aspt0", [0.5, 0.7])
+    text = whole(report.read([folder]))
+    outline = Outline()
+    outline.feed(text)
+    assert not outline.open and not outline.unbalanced
+    assert len(outline.ids) == len(set(outline.ids))
+    assert all(address.startswith(("#", "data:")) for address in outline.addresses)
+    assert {address[1:] for address in outline.addresses if address.startswith("#")} <= set(outline.ids)
+    assert not re.search(r"https?://(?!www\.w3\.org/)", text) and "@import" not in text
+    verdict, table = text.index("SPT beats scratch by 15.00 points"), text.index("<table>")
+    assert verdict < table
+
+
+def test_a_single_run_has_a_page_too(tmp_path: Path) -> None:
+    finish(tmp_path, "scratch", 0, 0.7)
+    text = whole(report.read([tmp_path / "finetune-scratch0"]))
+    assert "<h3" in text and "finetune-scratch0" in text and "<svg" not in text
+
+
+def test_words_of_users_stay_words(tmp_path: Path) -> None:
+    evil = '<img src=x onerror="alert(1)">'
+    cells = arms(tmp_path, 0, "a", [0.7, 0.8], [0.8, 0.9], task=evil, recipe=evil)
+    folder = study(tmp_path, "compare", [{"task": evil, "name": evil}], cells, command=f"spt compare {evil}")
+    text = whole(report.read([folder]))
+    assert "<img" not in text and "&lt;img src=x" in text
+
+
+def test_labels_that_repeat_are_filled_in(tmp_path: Path) -> None:
+    sheet = Sheet("Costs", ("task", "arm", "n"), [("a", "scratch", "1"), ("", "SPT", "2"), ("b", "", "3")], 2)
+    lines = page.shown(sheet).lines
+    assert [(line[0].text, line[0].again) for line in lines] == [("a", False), ("a", True), ("b", False)]
+    assert lines[2][1].text == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("+1.25", 1.25), ("-3", -3), ("−3", -3), ("< 0.001", 0.001), ("×1.02", 1.02), ("1,200", 1200), ("1.5M", 1.5e6),
+        ("2.00e11", 2e11), ("45.0 s", 45), ("2.0 min", 120), ("1.5 h", 5400), ("512 MiB", 2**29), ("3 of 5", 3),
+        ("-0.26 to +2.42", -0.26), ("+0.4 %", 0.4), ("-", None), ("", None), ("diverged", None),
+    ],
+)  # fmt: skip
+def test_a_column_is_sorted_by_its_numbers(text: str, value: float | None) -> None:
+    assert page.number(text) == (None if value is None else pytest.approx(value))
+
+
+@given(st.floats(-1e12, 1e12, allow_nan=False))
+def test_plain_numbers_are_read_as_they_are(value: float) -> None:
+    assert page.number(f"{value:.6e}") == pytest.approx(value, rel=1e-5)
+    assert page.number(f"{value:+,.2f}") == pytest.approx(value, abs=0.006)
+
+
+def test_a_report_as_files(tmp_path: Path) -> None:
+    folder = by_share(tmp_path)
+    paths = report_files.write(report.read([folder]), tmp_path / "out", with_figures=True)
+    names = {path.relative_to(tmp_path / "out").as_posix() for path in paths}
+    assert "![What self-pretraining gains](figures/forest.svg)" in (tmp_path / "out" / "report.md").read_text()
+    assert {"report.html", "report.tex", "report.md", "figures/forest.svg", "figures/forest.png"} <= names
+    before = [path.read_bytes() for path in paths]
+    assert [path.read_bytes() for path in report_files.write(report.read([folder]), tmp_path / "out", True)] == before
+    value = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert value["provenance"]["checklist"] and value["precedents"] == []

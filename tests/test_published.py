@@ -1,0 +1,319 @@
+"""What the papers print: the file is true to itself, to the recipes and to their headers."""
+
+import re
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+from test_reference import ROWS, asked, header, resolved
+from tiny import changed as altered
+
+from spt import published
+from spt.losses import default_metric
+from spt.published import Published, beside, cells, load
+from spt.recipe import LOWER_IS_BETTER, packaged, parse_yaml
+from spt.recipe import load as load_recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE = ROOT / "spt" / "published.yaml"
+TABLES = {(key, name): table for key, paper in load().papers.items() for name, table in paper.tables.items()}
+TOLD = list(load().told())
+NUMBER = re.compile(r"(?<![\w.,/])(?:\d+\.\d+|\.\d+|\d+)(?:e-\d+)?(?!\w|[.,]\d)")
+
+
+def raw():
+    return yaml.load(FILE.read_text(encoding="utf-8"), yaml.BaseLoader)
+
+
+# ------------------------------------------------------------------------------------------------------------ the file
+
+
+def test_no_key_stands_twice():
+    assert parse_yaml(FILE.read_text(encoding="utf-8"), "published.yaml")["papers"].keys() == load().papers.keys()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        ("pairs__0__scratch", "Transformr", "no cell"),
+        ("pairs__0__spt", "Performer", "was not trained as spt"),
+        ("columns", ["ListOps", "Text"], "too few or too many cells"),
+        ("measure", "speed", "unknown measures"),
+        ("rows__0__2", "36,37", "could not convert"),
+        ("rows__0__1", "quickly", "trained 'quickly'"),
+        ("rows__1__0", "Transformer", "stands twice"),
+        ("doubts__0__printed", "53.60", "is not printed there"),
+        ("average__column", "Mean", "no columns of this table"),
+        ("pages", "4", "Extra inputs"),
+    ],
+)
+def test_mistakes_in_the_file_are_found(place, value, words):
+    whole = raw()
+    *path, last = place.split("__")
+    node = whole["papers"]["spt"]["tables"]["1"]
+    for step in path:
+        node = node[int(step)] if isinstance(node, list) else node[step]
+    node[int(last) if isinstance(node, list) else last] = value
+    with pytest.raises(ValidationError, match=words):
+        Published.model_validate(whole)
+
+
+def test_a_measure_points_the_way_of_its_metric():
+    with pytest.raises(ValidationError, match="higher_is_better"):
+        Published.model_validate(altered(raw(), measures__accuracy__higher_is_better="false"))
+
+
+def averages():
+    for (paper, name), table in TABLES.items():
+        for row, *_ in table.rows if table.average else ():
+            yield pytest.param(paper, name, row, id=f"{paper}-{name}-{row}")
+
+
+@pytest.mark.parametrize(("paper", "name", "row"), averages())
+def test_an_average_recomputes_or_is_doubted(paper, name, row):
+    table = TABLES[paper, name]
+    average, chance = table.average, Decimal(str(table.average.chance))
+    values = [table.cells[row, column] for column in average.of]
+    mean = sum(chance if published.number(value) is None else Decimal(value) for value in values) / len(values)
+    printed = Decimal(table.cells[row, average.column])
+    doubts = [one for one in table.doubts if (one.row, one.column) == (row, average.column)]
+    if abs(mean - printed) > Decimal("0.005"):
+        assert doubts, f"{printed} is printed, the mean is {mean}"
+    assert all(abs(Decimal(one.recomputed) - mean) <= Decimal("0.005") for one in doubts)
+
+
+def test_these_averages_do_not_recompute():
+    wrong = {(name, one.row) for (paper, name), table in TABLES.items() for one in table.doubts if one.recomputed
+             and one.recomputed != one.printed and paper == "spt"}  # fmt: skip
+    assert wrong == {
+        ("1", "BigBird"), ("2", "S4 + Masked SPT"), ("2", "Pythia 70M (Rand Init)"), ("7", "S4 + Rand Init + SPT"),
+        ("7", "DLR + Rand Init + SPT"), ("7", "DLR + SPT"),
+    }  # fmt: skip
+
+
+def test_numbers_that_stand_in_two_tables_are_equal():
+    at = {(cell.paper, cell.table, cell.row, cell.column): cell.printed for cell in load().cells()}
+    for column in ("ListOps", "Text", "Image", "PathX"):
+        assert at["spt", "2", "S4", column] == at["spt", "7", "S4", column]
+        assert at["spt", "2", "S4 + Masked SPT", column] == at["spt", "7", "S4 + SPT", column]
+    for (paper, table, row, column), printed in at.items():
+        if (paper, table) == ("dlr", "6") and (same := at.get(("dlr", "1", row, column))):
+            assert printed == same, (row, column)
+    assert {at["spt", "9", "Transformer+Rotary", size] for size in ("100K", "300K")} == {"68.51"}
+
+
+# ---------------------------------------------------------------------------------------------------------- the recipes
+
+
+def test_every_recipe_of_a_paper_has_numbers_and_no_other():
+    assert {told.recipe for told in TOLD} == set(ROWS)
+    assert {told.recipe for told in TOLD if not told.settings and not told.factors} == set(ROWS)
+
+
+def test_no_level_of_a_recipe_has_two_answers():
+    levels = [(one.recipe, tuple(one.factors.items()), one.metric) for one in TOLD if not one.settings]
+    assert len(set(levels)) == len(levels)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if "pythia" not in name])  # those read their weights
+def test_the_metric_is_one_that_the_task_gives(name):
+    recipe = resolved(name)
+    _, output, _ = asked(recipe)
+    chosen = recipe.finetune.objective.options["metric"]
+    compared = default_metric(output) if chosen == "auto" else chosen
+    found = {told.metric for told in cells(name)}
+    if recipe.task.name == "books":
+        assert found == {"loss"}  # of T5's tokens: no bits per byte follow from it
+    else:
+        assert compared in found and found <= {compared, "accuracy_macro"}
+    assert all(cell.higher_is_better != LOWER_IS_BETTER[cell.metric] for one in cells(name) for cell in one[3:] if cell)
+
+
+def source(name):
+    """What a header says of its numbers: not of its commands, settings, sections and sizes."""
+    told = re.sub(r".*?\bSource\b", "", header(name), count=1)
+    told = re.split(r"\bOurs\b|\bConventions of\b", told)[0]
+    told = re.sub(r"(?:section|appendix) [\w.]+|Tables? [\d, and]+|[\d.]+ [MK] parameters|\b20\d\d\b", "", told)
+    return re.sub(r"(?<=\d),(?=\d{3})", "", told)  # 4,096
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_header_has_the_numbers_of_the_file_and_no_other(name):
+    found = NUMBER.findall(source(name))
+    told = {float(number) for number in found}
+    tables = {(cell.paper, cell.table) for one in cells(name) for cell in one[3:] if cell}
+    known = {float(cell.printed) for cell in load().cells() if (cell.paper, cell.table) in tables and not cell.missing}
+    assert {float(number) for number in found if "." in number} <= known
+    own = [cell for one in cells(name) if not one.settings and not one.factors for cell in one[3:] if cell]
+    for cell in own:
+        assert cell.missing or published.number(cell.printed) in told, f"{cell.printed} is not in the header"
+    assert [cell for cell in own if not cell.missing] or "infeasible" in source(name)
+
+
+def test_a_header_says_which_number_is_whose():
+    """Where it names SPT and scratch in the same words."""
+    checked = 0
+    for name in ROWS:
+        found = re.search(r"Published (?:accuracy|R²): SPT ([\d.]+\d)[,;] from scratch ([\d.]+\d)", header(name))
+        own = next(told for told in cells(name) if not told.settings and not told.factors)
+        if found:
+            assert (own.spt.printed, own.scratch.printed) == (found[1], found[2]), name
+            checked += 1
+        elif "pretrained" in header(name) or "SPT none" in header(name):
+            assert own.spt is None or own.spt.missing, name
+    assert checked >= 30
+
+
+@pytest.mark.parametrize("name", ["spt-table-7", "spt-table-8", "spt-table-9"])
+def test_every_level_of_a_packaged_study_has_its_published_pair(name):
+    """By the study's own names for what it varies."""
+    study = yaml.safe_load((ROOT / "recipes" / "studies" / f"{name}.yaml").read_text(encoding="utf-8"))
+    for recipe in study["recipes"]:
+        levels = (
+            [{"initialisation": level} for level in study.get("initialisations", [])]
+            + [{"share": share} for share in study.get("shares", []) if share]
+            + [{"size": size} for size in study.get("sizes", {}).get(recipe, {})]
+        )
+        assert levels
+        for level in levels:
+            found = beside(recipe, level, "accuracy")
+            assert found and found.scratch and found.spt and found.spt.table == name[-1], (recipe, level)
+
+
+# ---------------------------------------------------------------------------------------------------------- looking up
+
+
+@pytest.mark.parametrize(
+    ("recipe", "factors", "metric", "scratch", "spt", "table", "page"),
+    [
+        ("lra/image-transformer", {}, "accuracy", 0.7504, 0.8604, "2", 5),
+        ("lra/image-transformer", {"fraction": 1.0}, "accuracy", 0.7504, 0.8604, "2", 5),
+        ("lra/image-transformer", {"share": 0.2}, "accuracy", 0.7504, 0.8445, "8", 18),
+        ("lra/text-s4", {"share": 0.6}, "accuracy", 0.8751, 0.8887, "8", 18),
+        ("lra/image-s4", {"size": "1M"}, "accuracy", 0.8481, 0.8867, "9", 19),
+        ("lra/image-dlr", {"initialisation": "random"}, "accuracy", 0.5670, 0.8183, "7", 17),
+        ("lra/image-dlr", {"initialisation": "structured"}, "accuracy", 0.7983, 0.8712, "7", 17),
+        ("reference/text-transformer-causal", {}, "accuracy", 0.6427, 0.8881, "1", 4),
+        ("bidmc/rr-transformer", {}, "r2", 0.981, 0.956, "3", 9),
+        ("speech/sc35-s4-causal", {}, "accuracy", 0.9360, 0.9509, "3", 9),
+        ("skills/reverse-attention", {}, "r2", 0.28, None, "1", None),
+        ("skills/segmentation-256-dlr", {}, "f1_macro", 0.94, None, "3", None),
+        ("skills/segmentation-256-dlr", {}, "accuracy_macro", 0.963, None, "3", None),
+        ("books/dlr", {}, "loss", 2.86, None, "5", None),
+        ("lra/pathx-s5", {}, "accuracy", 0.9858, None, "1", None),
+        ("pendulum/s5", {}, "mse", 0.00341, None, "3", None),
+    ],
+)
+def test_what_stands_beside_a_row(recipe, factors, metric, scratch, spt, table, page):
+    found = beside(recipe, factors, metric)
+    assert found.scratch.value == scratch and (found.spt.value if found.spt else None) == spt
+    assert (found.scratch.table, found.scratch.page) == (table, page) and found.scratch.arm == "scratch"
+    assert found.spt is None or found.spt.arm == "spt"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "factors", "metric"),
+    [
+        ("quickstart", {}, "accuracy"),
+        ("my/own", {}, "accuracy"),
+        ("lra/image-transformer", {}, "mse"),
+        ("lra/image-transformer", {"share": 0.3}, "accuracy"),
+        ("lra/image-transformer", {"share": "0.2x"}, "accuracy"),
+        ("lra/image-transformer", {"size": 1}, "accuracy"),
+        ("lra/image-transformer", {"size": "2M"}, "accuracy"),
+        ("lra/image-transformer", {"fraction": 0.1}, "accuracy"),
+        ("lra/image-transformer", {"share": 0.2, "size": "1M"}, "accuracy"),
+        ("books/dlr", {}, "bits_per_byte"),
+    ],
+)
+def test_nothing_is_published_for_another_recipe_level_or_metric(recipe, factors, metric):
+    assert beside(recipe, factors, metric) is None
+
+
+def test_a_cell_says_where_it_is_from_and_what_is_doubtful():
+    pair = beside("lra/image-s4", {}, "accuracy")
+    assert pair.scratch.quoted and not pair.spt.quoted and pair.spt.objective == "masked"
+    assert pair.spt.source == "SPT, Table 2, p. 5" and pair.spt.printed == "89.36"
+    retrained = beside("lra/image-s4", {"share": 0.4}, "accuracy").scratch
+    assert not retrained.quoted and "88.65" in retrained.doubt
+    assert beside("lra/image-transformer", {"size": "300K"}, "accuracy").scratch.doubt
+    assert beside("lra/pathx256-s4", {}, "accuracy").scratch.quoted is False
+    assert beside("bidmc/hr-s4", {}, "r2").scratch.quoted is False
+    nothing = beside("lra/pathx256-transformer", {}, "accuracy").scratch
+    assert nothing.value is None and nothing.missing == "infeasible"
+    assert beside("lra/text-s5", {}, "accuracy").scratch.note == "as others quote it"
+    assert beside("lra/text-s5", {}, "accuracy").scratch.printed == "89.31"
+
+
+def test_a_recipes_own_numbers_come_first_and_other_settings_last():
+    found = cells("lra/listops-dlr")
+    assert [bool(one.settings) for one in found] == [False, False, False, True]
+    assert found[0].factors == {} and found[-1].scratch.printed == "60.5"
+
+
+# ------------------------------------------------------------------------------------------------------ what was run
+
+
+def run_with(tmp_path, text):
+    (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
+    return published.changed(tmp_path, "quickstart")
+
+
+def test_an_unchanged_run_has_no_changed_settings(tmp_path):
+    assert run_with(tmp_path, load_recipe("quickstart").to_yaml()) == []
+    assert run_with(tmp_path, packaged()["quickstart"]) == []  # as an older version may have left out defaults
+
+
+def test_changed_settings_are_listed_in_order_with_both_values(tmp_path):
+    overrides = ["pretrain.train.learning_rate=0.5", "model.d_model=64", "model.causal=true", "task.limit=50"]
+    found = run_with(tmp_path, load_recipe("quickstart", overrides).to_yaml())
+    assert [line.partition(" ")[0] for line in found] == [
+        "model.causal", "model.d_model", "pretrain.train.learning_rate", "task.limit",
+    ]  # fmt: skip
+    assert found[0] == "model.causal (true, recipe false)" and found[3] == "task.limit (50, recipe null)"
+    assert found[1].startswith("model.d_model (64, recipe ")
+
+
+def test_the_baselines_own_settings_count_once_they_differ(tmp_path):
+    one = yaml.safe_load(load_recipe("quickstart").to_yaml())
+    one["scratch"] = None if one["scratch"] else {"train": one["finetune"]["train"]}
+    found = run_with(tmp_path, yaml.safe_dump(one, sort_keys=False))
+    assert all(line.startswith("scratch.train.") for line in found)
+    same = load_recipe("quickstart").recipe
+    assert bool(found) == (same.train("scratch") != same.train("finetune"))
+
+
+def test_another_model_differs_in_its_options_too(tmp_path):
+    found = run_with(tmp_path, load_recipe("quickstart-dlr").to_yaml())
+    assert any(line.startswith("model.name (dlr, recipe transformer") for line in found)
+    assert any("no such option" in line for line in found)
+
+
+@pytest.mark.parametrize("text", [None, "", "a: [1", "- a\n", "modle: {name: x}\n", "1: 2\n"])
+def test_what_cannot_be_compared_is_said_in_a_sentence(tmp_path, text):
+    found = [published.changed(tmp_path, "quickstart")] if text is None else [run_with(tmp_path, text)]
+    assert len(found[0]) == 1 and found[0][0].startswith("settings were not compared with those of quickstart: ")
+    assert "\n" not in found[0][0]
+
+
+def test_bytes_and_unknown_recipes_are_said_in_a_sentence(tmp_path):
+    (tmp_path / "recipe.yaml").write_bytes(b"\xff\xfe")
+    assert published.changed(tmp_path, "quickstart")[0].startswith("settings were not compared")
+    assert published.changed(tmp_path, "mine") == ["mine is no packaged recipe, so its settings were not compared"]
+
+
+# ------------------------------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_of_recipes_is_the_one_that_is_made():
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert page == published.recipes_page(), "make docs writes it anew"
+
+
+def test_the_page_has_every_recipe_and_every_footnote():
+    page = published.recipes_page()
+    assert set(re.findall(r"^\| `([\w/-]+)` \|", page, re.M)) == set(ROWS)
+    assert set(re.findall(r"\[\^(\d+)\](?!:)", page)) == set(re.findall(r"^\[\^(\d+)\]:", page, re.M))
+    assert "| `lra/image-s4` | *88.65* | 89.36 | accuracy, % | SPT, Table 2, p. 5 |" in page
