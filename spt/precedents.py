@@ -33,7 +33,7 @@ class Precedent(Record):
 
 
 def precedents(rows: Sequence[Told]) -> tuple[Precedent, ...]:
-    """One for every row whose recipe, level and metric a paper has. Recipes are resolved for these alone: that is slow."""
+    """One for every row whose recipe, level and metric a paper has. Recipes are resolved for these alone: it is slow."""
     found = ((one, beside(one.row.recipe, one.row.factors, one.row.metric)) for one in rows)
     return tuple(_precedent(one, cells) for one, cells in found if cells is not None)
 
