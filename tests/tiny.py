@@ -5,11 +5,13 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from warm import Server
 
 from spt.models.base import Backbone
 from spt.optim import groups
@@ -147,11 +149,17 @@ def run(job: Job, root: Path, said: list[str] | None = None, **settings: Any) ->
 def spt(
     *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """The real command in a real process."""
-    command = [sys.executable, "-m", "spt_cli", *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=cwd, env=environment(env), capture_output=True, text=True, timeout=300, **options
-    )
+    """The real command in a process of its own; forked from one that has imported what it needs, where that will do."""
+    words, around = list(map(str, arguments)), environment(env)
+    if not options and server().serves(around):
+        return server().run(words, cwd, around, timeout=300)
+    command = [sys.executable, "-m", "spt_cli", *words]
+    return subprocess.run(command, cwd=cwd, env=around, capture_output=True, text=True, timeout=300, **options)
+
+
+@cache
+def server() -> Server:
+    return Server(environment())
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
