@@ -262,6 +262,10 @@ def report(
 
     Figures are SVG and PNG, with their numbers as CSV.
     """
+    if out is not None and (comparing or not str(out).strip(".")):
+        raise UsageError(
+            "--compare writes no files, so --out has no place there" if comparing else "--out names no folder"
+        )
     if comparing:
         _show_changes(folders, as_json)
         return

@@ -185,7 +185,7 @@ def _given(opened: Opened, asked: Asked, label: str, runtime: Runtime) -> tuple[
     if asked.step is None and asked.split == "test":
         kept = _kept(opened, asked, label)
         if isinstance(kept, Given):
-            return kept, []
+            return kept, _unsure(kept)
         notes.append(f"{kept}: the network of {opened.path.name} has answered anew")
     said, margin = _anew(opened, asked.rows, runtime)
     if asked.step is not None:
@@ -193,7 +193,14 @@ def _given(opened: Opened, asked: Asked, label: str, runtime: Runtime) -> tuple[
         said, margin = said[places], None if margin is None else margin[places]
     if not np.isfinite(said).all():
         raise DataError(f"some answers of {opened.path.name} are not finite numbers")
-    return Given(label, opened.path.name, said, margin), notes
+    given = Given(label, opened.path.name, said, margin)
+    return given, notes + _unsure(given)
+
+
+def _unsure(given: Given) -> list[str]:
+    """A note where answers are classes of which the scores are no numbers: the first class, most often."""
+    count = 0 if given.margin is None else int(np.sum(~np.isfinite(given.margin)))
+    return [f"{count:,} of {len(given.said):,} answers of {given.run} have no finite margin"] if count else []
 
 
 def _kept(opened: Opened, asked: Asked, label: str) -> Given | str:

@@ -22,6 +22,7 @@ from spt.pairs import ArmName, Record, arm_text
 from spt.render import FORMAT, to_json
 from spt.report import read
 from spt.rows import Cost, Row
+from spt.run import parse_json
 from spt.texts import count_text, flops_text, time_text
 from spt.verdict import Decision, delta_text, interval_text, is_percent, metric_text, p_text, ratio_text, score_text
 
@@ -181,7 +182,7 @@ def _held(path: Path) -> Held:
 
 def _file(path: Path) -> Held:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as a report.json ({brief(error)})") from error
     if not isinstance(raw, dict) or raw.get("kind") != "report" or not isinstance(raw.get("rows"), list):

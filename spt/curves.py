@@ -10,7 +10,7 @@ from typing import Any, Literal
 from spt.errors import OutputError
 from spt.pairs import Cell, Record
 from spt.rows import Told
-from spt.run import Result, Run
+from spt.run import LARGEST, Result, Run
 from spt.texts import csv_text
 
 Stage = Literal["pretraining", "finetuning", "scratch"]
@@ -92,7 +92,7 @@ def _result(one: Told, cell: Cell, run: Run, stage: Stage) -> Result | None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) < float("inf")
+    return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def to_csv(curves: Sequence[Curve]) -> str:

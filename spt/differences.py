@@ -19,7 +19,7 @@ from spt.errors import DataError, UsageError, brief
 from spt.pairs import PLAN, Record
 from spt.plan import FORMAT, digest
 from spt.recipe import flatten, parse_yaml
-from spt.run import SCHEMA, Ledger, Result, Run
+from spt.run import SCHEMA, Ledger, Result, Run, parse_json
 from spt.texts import ARM, count_text, flops_text, time_text
 from spt.verdict import delta_text, metric_text, ratio_text, score_text
 
@@ -162,7 +162,8 @@ def _read(path: Path) -> Folder:
     parent = result.parent if result else job.get("parent")
     environment = _json(path / "env.json") or (result.environment if result else {})
     named = re.match(rf"{stage}-([0-9a-f]{{12}})(\.|$)", path.name)
-    about = About(
+    about = _about(
+        path,
         run=path.name,
         folder=path.as_posix(),
         state="done" if result else str(status.get("state", "no status")),
@@ -177,6 +178,16 @@ def _read(path: Path) -> Folder:
     )
     before = _yaml(path.parent / f"pretrain-{parent}" / "recipe.yaml") if parent else None
     return Folder(about, job, recipe, before, result, environment)
+
+
+def _about(path: Path, **fields: Any) -> About:
+    try:
+        return About(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        file = path / ("env.json" if name == "command" else "job.json")
+        raise DataError(f"{file} is not what a run writes: {name}: {first['msg']}") from error
 
 
 def _key(job: Mapping[str, Any]) -> str | None:
@@ -197,7 +208,7 @@ def _json(path: Path) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is no JSON, perhaps half written ({brief(error)}); repair or remove it") from error
     if not isinstance(found, dict):
@@ -215,6 +226,10 @@ def _yaml(path: Path) -> dict[str, Any] | None:
         raise DataError(f"{error}; the run's recipe is damaged") from error
     if not isinstance(found, dict):
         raise DataError(f"{path} holds no recipe; the run's recipe is damaged")
+    try:
+        json.dumps(found, allow_nan=False)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} holds what no recipe does ({brief(error)}); the run's recipe is damaged") from error
     return found
 
 

@@ -7,14 +7,15 @@ bytes.
 
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.style import context
 
 from spt.errors import UsageError
 from spt.run import write_bytes, write_text, writing
@@ -100,13 +101,9 @@ def svg(drawing: Drawing, inline: bool = False) -> str:
         drawing.draw(_STAND_IN).savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]
-    for name, (stand_in, _, _) in names().items():
-        text = text.replace(stand_in, f"var(--{name})")
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, count=1, flags=re.S)
-    text = re.sub(r' (?:d|x|y|points|transform)="[^"]*"', lambda found: re.sub(r"(\.\d)\d+", r"\1", found[0]), text)
-    text = re.sub(r"\s*\n\s*", " ", text).replace(f"font-family: {FONT}; ", "")
-    # Several figures stand in one page: what an id names must be this figure's.
-    text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{drawing.name}-", text)
+    text = re.sub(r"<[^>]+>", lambda tag: _own(tag[0], drawing.name), text)
+    text = re.sub(r"\s*\n\s*", " ", text)
     title, described = f"{drawing.name}-title", f"{drawing.name}-desc"
     said = (
         f'<title id="{title}">{escape(drawing.title)}</title><desc id="{described}">{escape(drawing.caption)}</desc>'
@@ -114,6 +111,16 @@ def svg(drawing: Drawing, inline: bool = False) -> str:
     )
     opening = f'<svg role="img" aria-labelledby="{title} {described}" '
     return re.sub(r"<svg ([^>]*)>", lambda found: f"{opening}{found[1]}>{said}", text, count=1)
+
+
+def _own(tag: str, name: str) -> str:
+    """A tag with variables for colours, as many decimals as are seen, and names of its figure's own: several figures
+    stand in one page."""
+    for variable, (stand_in, _, _) in names().items():
+        tag = tag.replace(stand_in, f"var(--{variable})")
+    tag = re.sub(r' (?:d|x|y|points|transform)="[^"]*"', lambda found: re.sub(r"(\.\d)\d+", r"\1", found[0]), tag)
+    tag = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", tag)
+    return tag.replace(f"font-family: {FONT}; ", "")
 
 
 def css() -> str:
@@ -143,35 +150,40 @@ def save(drawing: Drawing, folder: Path) -> tuple[Path, ...]:
     return paths
 
 
-def _styled(palette: Palette) -> AbstractContextManager[None]:
-    return rc_context(
-        {
-            "svg.fonttype": "none",
-            "svg.hashsalt": "spt",
-            "font.family": "sans-serif",
-            "font.sans-serif": ["DejaVu Sans"],
-            "font.size": 9,
-            "text.color": palette.ink,
-            "axes.edgecolor": palette.faint,
-            "axes.labelcolor": palette.ink,
-            "axes.titlesize": 9,
-            "axes.titleweight": "bold",
-            "axes.titlelocation": "left",
-            "axes.facecolor": palette.paper,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.grid": True,
-            "axes.axisbelow": True,
-            "grid.color": palette.grid,
-            "grid.linewidth": 0.8,
-            "xtick.color": palette.faint,
-            "ytick.color": palette.faint,
-            "xtick.labelcolor": palette.ink,
-            "ytick.labelcolor": palette.ink,
-            "figure.facecolor": palette.paper,
-            "legend.frameon": False,
-            "lines.linewidth": 1.6,
-            "lines.markersize": 4.5,
-            "errorbar.capsize": 2.5,
-        }
-    )
+@contextmanager
+def _styled(palette: Palette) -> Iterator[None]:
+    """Ours alone: a user's matplotlibrc would change what is drawn. Signs that the font lacks stay text in an SVG."""
+    style = {
+        "text.parse_math": False,  # a name may hold a $
+        "svg.fonttype": "none",
+        "svg.hashsalt": "spt",
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],
+        "font.size": 9,
+        "text.color": palette.ink,
+        "axes.edgecolor": palette.faint,
+        "axes.labelcolor": palette.ink,
+        "axes.titlesize": 9,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.facecolor": palette.paper,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": palette.grid,
+        "grid.linewidth": 0.8,
+        "xtick.color": palette.faint,
+        "ytick.color": palette.faint,
+        "xtick.labelcolor": palette.ink,
+        "ytick.labelcolor": palette.ink,
+        "figure.facecolor": palette.paper,
+        "legend.frameon": False,
+        "lines.linewidth": 1.6,
+        "lines.markersize": 4.5,
+        "errorbar.capsize": 2.5,
+    }
+    with context(style, after_reset=True), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        warnings.filterwarnings("ignore", "constrained_layout not applied")
+        yield

@@ -4,6 +4,8 @@ Narrow enough to be read on a phone. Scores that are fractions are shown in perc
 """
 
 import math
+import textwrap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice
 from statistics import fmean
@@ -23,6 +25,7 @@ from spt.texts import ARM
 from spt.verdict import is_percent
 
 WIDTH = 4.7  # inches: about 450 pixels
+STEMS = ("forest", "seeds", "levels-", "compute", "learning", "pretraining", "expected")  # of the figures' names
 MOST = 12  # panels of one figure; the tables have the rest
 NUMERIC = {"compute", "data", "size"}  # kinds of study whose levels lie on an axis
 
@@ -72,15 +75,20 @@ def _names(stem: str, metrics: Sequence[str], metric: str) -> str:
     return stem if len(metrics) == 1 else f"{stem}-{_slug(metric)}"
 
 
-def _wrapped(text: str, most: int = 44) -> str:
-    """Labels of rows, in lines that fit over a panel."""
-    lines = [""]
-    for word in text.split():
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > most:
-            lines.append(word)
-        else:
-            lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
+def _wrapped(text: str, most: int) -> str:
+    """Labels of rows, in up to three lines that fit over a panel."""
+    return "\n".join(textwrap.wrap(_clean(text), most, max_lines=3, placeholder=" …", break_long_words=True)) or " "
+
+
+def _clean(text: str) -> str:
+    """Without control characters, which no picture can hold."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _shortened(text: str, most: int) -> str:
+    """A label in one line, without its middle where it is too long."""
+    text = _clean(text)
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2 - 1) :]}"
 
 
 # ---------------------------------------------------------------------------------------------------------- forest
@@ -119,7 +127,7 @@ def _forest(name: str, metric: str, rows: Sequence[Row]) -> Drawing:
             face = colour if decided else palette.paper
             axes.plot([scale * row.delta], [place], marker="s", color=colour, markerfacecolor=face, markersize=6)
             axes.annotate(
-                row.label + ("" if row.low is not None else " (no interval: one seed)"),
+                _shortened(row.label, 66) + ("" if row.low is not None else " (one seed)"),
                 (0, place),
                 xycoords=("axes fraction", "data"),
                 xytext=(2, 7),
@@ -241,6 +249,7 @@ class Family(NamedTuple):
     kind: str
     factor: str
     metric: str
+    numeric: bool  # levels lie at numbers of their own, not side by side
     levels: list[Level]
 
 
@@ -262,31 +271,36 @@ def _families(rows: Sequence[Row]) -> list[Family]:
         if row.factors and row.n:
             groups.setdefault((row.source, row.kind, row.task, row.model, row.recipe, row.metric), []).append(row)
     families = []
-    for (_, kind, task, model, recipe, metric), members in groups.items():
+    for (source, kind, task, model, recipe, metric), members in groups.items():
         if len(members) < 2:
             continue
-        twice = sum(key[2:4] == (task, model) for key in groups) > 1
-        label = f"{task} / {model}" + (f", {recipe}" if twice else "")
-        families.append(Family(label, kind, next(iter(members[0].factors)), metric, _places(kind, members)))
+        label = f"{task} / {model}"
+        alike = [key for key in groups if key[2:4] == (task, model)]
+        label += f", {recipe}" if len({key[4] for key in alike}) > 1 else ""
+        label += f", {source}" if len({key[0] for key in alike}) > 1 else ""
+        places = [_place(kind, row) for row in members]
+        known = [place for place in places if place is not None and place > 0]
+        numeric = len(set(known)) == len(members)
+        found = [_level(known[turn] if numeric else float(turn), row) for turn, row in enumerate(members)]
+        ordered = sorted(found, key=lambda level: level.place)
+        families.append(Family(label, kind, next(iter(members[0].factors)), metric, numeric, ordered))
     return families
 
 
-def _places(kind: str, members: Sequence[Row]) -> list[Level]:
-    """Where each level lies: at its number, its parameters, or its turn."""
-    found = []
-    for turn, row in enumerate(members):
-        value = next(iter(row.factors.values()))
-        name = factors_text(row.factors).removeprefix(f"{next(iter(row.factors))} ")
-        parameters = row.spt_arm.parameters.get("total") if row.spt_arm else None
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        place: float = turn
-        if kind == "size" and parameters:
-            place = parameters
-        elif kind in NUMERIC and number:
-            place = 100 * float(value)  # type: ignore[arg-type]
-        pairs = [(seed.scratch, seed.spt) for seed in row.seeds if seed.scratch is not None and seed.spt is not None]
-        found.append(Level(place, name, tuple(a for a, _ in pairs), tuple(b for _, b in pairs)))
-    return sorted(found, key=lambda level: level.place) if kind in NUMERIC else found
+def _place(kind: str, row: Row) -> float | None:
+    """Where a level lies on an axis: at its parameters, or at its number in percent."""
+    value = next(iter(row.factors.values()))
+    if kind == "size":
+        return float(row.spt_arm.parameters.get("total", 0)) if row.spt_arm else None
+    if kind in NUMERIC and isinstance(value, int | float) and not isinstance(value, bool):
+        return 100 * float(value)
+    return None
+
+
+def _level(place: float, row: Row) -> Level:
+    name = factors_text(row.factors).removeprefix(f"{next(iter(row.factors))} ")
+    pairs = [(seed.scratch, seed.spt) for seed in row.seeds if seed.scratch is not None and seed.spt is not None]
+    return Level(place, name, tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
 
 
 LEVEL_AXIS = {
@@ -324,32 +338,34 @@ def _levels(name: str, kind: str, metric: str, families: Sequence[Family]) -> Dr
             x = [float(line["place"]) for line in lines]
             y = [scale * line["mean"] for line in lines]
             low, high = ([scale * _or(line[end], line["mean"]) for line in lines] for end in ("low", "high"))
-            if kind == "compute":  # a share of nothing is training from scratch
+            if kind == "compute" and family.numeric:  # a share of nothing is training from scratch
                 start = next(line for line in data if line["label"] == family.label and line["arm"] == "scratch")
                 x, y = [0, *x], [scale * start["mean"], *y]
                 low, high = (
                     [scale * _or(start[end], start["mean"]), *each] for end, each in (("low", low), ("high", high))
                 )
-            axes.plot(x, y, dash if kind in NUMERIC else "", marker=mark, color=colour, label=arm)
-            if kind in NUMERIC:
+            axes.plot(x, y, dash if family.numeric else "", marker=mark, color=colour, label=arm)
+            if family.numeric:
                 axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
             else:
                 axes.vlines(x, low, high, color=colour, linewidth=1.2)
-        if logarithmic:
-            axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-            axes.xaxis.set_minor_formatter(NullFormatter())
-        elif kind not in NUMERIC:
-            names = [level.name for level in family.levels]
+        names = [level.name for level in family.levels]
+        if not family.numeric:
             axes.set_xticks(range(len(names)), [_wrapped(one, 12) for one in names], fontsize=7)
+            axes.tick_params(axis="x", rotation=90 if len(names) > 3 else 0)
             axes.margins(x=0.2)
+        elif logarithmic:
+            axes.set_xscale("log")
+            places = _apart([level.place for level in family.levels])
+            axes.set_xticks(places, [_short(place) for place in places], fontsize=7.5)
+            axes.minorticks_off()
         axes.set_title(_wrapped(family.label, 26), fontsize=8)
 
     caption = (
         f"Mean {_unit(metric)} of the seeds that both arms finished, with the 95 % t interval of each mean. Intervals "
         "of means are wider than those of paired differences: whether arms differ is decided in the tables."
     ) + _left_out(len(families))
-    x_label = LEVEL_AXIS.get(kind, "")
+    x_label = LEVEL_AXIS.get(kind, "") if all(family.numeric for family in shown) else families[0].factor
     draw = _panels(shown, panel, 2, 2.1, _unit(metric), legend=True, x_label=x_label)
     titles = {"compute": "One budget, shares of it to pretraining", "data": "With less data", "size": "By model size"}
     return Drawing(name, titles.get(kind, f"By {families[0].factor}"), caption, draw, data)
@@ -359,11 +375,21 @@ def _or(bound: float | None, mean: float) -> float:
     return mean if bound is None else bound
 
 
+def _apart(places: Sequence[float]) -> list[float]:
+    """Those of rising places whose labels do not touch on a logarithmic axis."""
+    span = math.log(places[-1] / places[0])
+    kept = [places[-1]]
+    for place in reversed(places[:-1]):
+        if math.log(kept[-1] / place) > 0.12 * span:
+            kept.append(place)
+    return kept[::-1]
+
+
 def _short(value: float) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
 
 
 # --------------------------------------------------------------------------------------------------------- compute
@@ -397,7 +423,8 @@ def _compute(name: str, metric: str, rows: Sequence[Row]) -> Drawing:
                 }
             )
     scale = _scale(metric)
-    tasks = list(dict.fromkeys(row.task for row in rows))[:MOST]
+    every = list(dict.fromkeys(row.task for row in rows))
+    tasks = every[:MOST]
     models = list(dict.fromkeys(row.model for row in rows))
 
     def panel(axes: Axes, task: str, palette: Palette) -> None:
@@ -417,26 +444,37 @@ def _compute(name: str, metric: str, rows: Sequence[Row]) -> Drawing:
                     mark,
                     color=colour,
                     markerfacecolor=colour if arm == "SPT" else palette.paper,
-                    label=f"{model}, {arm}",
+                    label=_entry(f"{model}, {arm}"),
                 )
         costs = [line["flops"] for line in data if line["task"] == task]
-        if max(costs) > 10 * min(costs) > 0:
+        low, high = min(costs), max(costs)
+        if high > 10 * low > 0:
             axes.set_xscale("log")
             axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.margins(x=0.15)
         else:
-            axes.xaxis.set_major_locator(MaxNLocator(4))
+            room = max(0.2 * (high - low), 0.1 * high)  # costs that agree shall look so
+            axes.set_xlim(low - room, high + room)
+            axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.1e}".replace("e+", "e")))
-        axes.margins(x=0.15)
         if len(tasks) > 1:
-            axes.set_title(_wrapped(task, 30), fontsize=8)
+            axes.set_title(_wrapped(task, 26), fontsize=8)
 
     caption = (
         f"Mean {_unit(metric)} with its 95 % t interval against the training operations of one run, pretraining "
         "included (forward and backward, analytic). Hollow: scratch; filled: SPT. "
         f"{'Up' if rows[0].higher_is_better else 'Down'} and to the left is better."
+        + (f" The first {MOST} of {len(every)} tasks." if len(every) > MOST else "")
+        + (" Marks repeat after eight models." if len(models) > len(MARKS) else "")
     )
     draw = _panels(tasks, panel, 2, 2.4, _unit(metric), legend=True, x_label="training FLOPs of one run")
     return Drawing(name, "Score against compute", caption, draw, data)
+
+
+def _entry(text: str) -> str:
+    """An entry of a legend; matplotlib leaves those out that begin with an underscore."""
+    text = _shortened(text, 30)
+    return f" {text}" if text.startswith("_") else text
 
 
 # -------------------------------------------------------------------------------------------------------- learning
@@ -525,8 +563,11 @@ def expected(report: Report) -> list[Drawing]:
     metrics = list(dict.fromkeys(search.metric for search in searches))
     for metric in metrics:
         chosen = [search for search in searches if search.metric == metric][:MOST]
+        labels = Counter(search.label for search in chosen)
         curves = {
-            (search.label, arm): [(one.settings, one.value) for one in found.expected]
+            (search.label + (f", {search.study}" if labels[search.label] > 1 else ""), arm): [
+                (one.settings, one.value) for one in found.expected
+            ]
             for search in chosen
             for arm, found in (("scratch", search.scratch), ("SPT", search.spt))
         }
@@ -562,6 +603,6 @@ def _expected(
         axes.set_title(_wrapped(label, 26), fontsize=8)
 
     unit = f"validation {metric}" + (" (%)" if is_percent(metric) else "")
-    caption = f"Expected best {unit} of so many settings drawn at random from those tried, the same list in both arms."
+    caption = f"Expected best {unit} of so many settings drawn at random from those that an arm has tried."
     draw = _panels(labels, panel, 2, 2.1, unit, legend=True, x_label="settings tried")
     return Drawing(name, "What a search finds by its size", caption, draw, data)

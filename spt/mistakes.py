@@ -9,6 +9,7 @@ Letters: n rows, m items, K numbers of an answer, R runs (1 or 2), G groups.
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -502,7 +503,8 @@ def _row_line(asked: Asked, runs: Sequence[Given], i: int) -> dict[str, Any]:
         for one in runs:
             line[_of("answer", one, runs)] = asked.called(int(one.said[i]))
             if one.margin is not None:
-                line[_of("margin", one, runs)] = float(one.margin[i])
+                margin = float(one.margin[i])
+                line[_of("margin", one, runs)] = margin if math.isfinite(margin) else None
         return line
     line = {}
     for k in range(asked.truth.shape[1]):

@@ -38,7 +38,8 @@ def open_run(path: Path) -> Opened:
     """A finished run of either stage, its data checked against those that it was trained on.
 
     Raises UsageError where there is no such folder, CheckpointError where it is no finished run or its weights are
-    damaged, gone or of another model, and DataError where its data are missing or other than they were.
+    damaged, gone or of another model, and DataError where its recipe is damaged or its data are missing or other than
+    they were.
     """
     path, result, job = read_run(path)
     weights = path / "checkpoints" / "best"
@@ -61,7 +62,10 @@ def open_run(path: Path) -> Opened:
 
 
 def read_run(path: Path) -> tuple[Path, Result, Job]:
-    """A finished run's resolved folder, its result, and the job that its recipe describes; loads no data."""
+    """A finished run's resolved folder, its result, and the job that its recipe describes; loads no data.
+
+    Raises as `open_run`.
+    """
     path = path.resolve()
     if not path.is_dir():
         raise UsageError(f"no run folder {path}")
@@ -71,4 +75,8 @@ def read_run(path: Path) -> tuple[Path, Result, Job]:
         state = (run.status() or {}).get("state", "not a run")
         raise CheckpointError(f"{path} is not finished ({state}); a finished run is expected")
     parent = None if result.parent is None else Weights(path, result.parent)
-    return path, result, Job(load(str(path / "recipe.yaml"), []), result.stage, result.seed, parent)
+    try:
+        loaded = load(str(path / "recipe.yaml"), [])
+    except UsageError as error:  # the file is damaged, or names what is not there any more: not what the user asked
+        raise DataError(f"the recipe that {path.name} was run with cannot be used: {error}") from error
+    return path, result, Job(loaded, result.stage, result.seed, parent)

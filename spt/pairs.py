@@ -4,7 +4,6 @@ A study says in its `study.json` which runs it planned. Finished runs that no st
 and settings. Every run that should be there ends as a result or as a failure.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -14,7 +13,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from spt.errors import DataError, OutputError
-from spt.run import Result, Run
+from spt.run import LARGEST, Result, Run
 
 ArmName = Literal["scratch", "spt"]
 ARMS: tuple[ArmName, ...] = get_args(ArmName)
@@ -290,8 +289,12 @@ def _outcome(root: Path, cell: Cell, metric: str) -> Result | Failure:
         reason = f"the folder holds a {result.stage} run with seed {result.seed}"
     elif metric not in ("", result.metric):
         reason = f"scored in {result.metric}, the others in {metric}"
-    elif score is None or not math.isfinite(score):
+    elif score is None or not abs(score) <= LARGEST:
         reason = f"its result has no finite test {result.metric}"
+    elif (result.parent is None) != (cell.arm == "scratch"):
+        reason = f"the folder holds a run of the {arm_text('spt' if result.parent else 'scratch')} arm"
+    elif cell.parent and cell.parent != f"pretrain-{result.parent}":
+        reason = f"it started from pretrain-{result.parent}, not from {cell.parent}"
     else:
         return result
     return Failure(run=cell.run, state="unusable", reason=reason)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from spt.pairs import ArmName, Record
+from spt.pairs import ARMS, Record
 from spt.published import Beside, Cell, beside, changed
 from spt.rows import Told
 from spt.texts import Sheet
@@ -33,15 +33,18 @@ class Precedent(Record):
 
 
 def precedents(rows: Sequence[Told]) -> tuple[Precedent, ...]:
-    """One for every row whose recipe, level and metric a paper has. Recipes are resolved for these alone: it is slow."""
-    found = ((one, beside(one.row.recipe, one.row.factors, one.row.metric)) for one in rows)
+    """One for every row whose recipe, level and metric a paper has, but for smoke runs, which are no measurement.
+
+    Recipes are resolved for these alone: it is slow.
+    """
+    measured = (one for one in rows if not one.row.smoke)
+    found = ((one, beside(one.row.recipe, one.row.factors, one.row.metric)) for one in measured)
     return tuple(_precedent(one, cells) for one, cells in found if cells is not None)
 
 
 def _precedent(one: Told, cells: Beside) -> Precedent:
     both = [cell for cell in cells if cell is not None]
-    folders = [_run(one, arm) for arm in ("scratch", "spt")]
-    differs = dict.fromkeys(text for path in folders if path for text in changed(path, one.row.recipe))
+    differs = dict.fromkeys(text for path in _runs(one) for text in changed(path, one.row.recipe))
     return Precedent(
         label=one.row.label,
         metric=one.row.metric,
@@ -55,13 +58,14 @@ def _precedent(one: Told, cells: Beside) -> Precedent:
     )
 
 
-def _run(one: Told, arm: str) -> Path | None:
-    """The first finished run of an arm."""
-    name: ArmName = "spt" if arm == "spt" else "scratch"
-    results = one.results(name)
-    return next(
-        (one.pairing.root / cell.run for cell in one.pairing.cells if cell.arm == name and cell.seed in results), None
-    )
+def _runs(one: Told) -> list[Path]:
+    """The finished runs, from scratch first."""
+    return [
+        one.pairing.root / cell.run
+        for arm in ARMS
+        for cell in one.pairing.cells
+        if cell.arm == arm and cell.seed in one.results(arm)
+    ]
 
 
 def _remarks(cell: Cell) -> list[str]:

@@ -76,6 +76,8 @@ class Judged(NamedTuple):
 
     rows: Sequence[Row]
     results: Sequence[Result]  # every finished run, once
+    strangers: Sequence[str]  # labels of rows whose pretraining had other training inputs than its finetuning
+    unpaired: int  # runs without a result that no study mentions
     data: Sequence[DataUse]
     environments: Sequence[Environment]
     commands: Sequence[Command]
@@ -88,13 +90,17 @@ def provenance(
     studies: Sequence[tuple[Path, Plan]],
     matches: Sequence[Match],
     searches: Sequence[Searched],
+    unpaired: int = 0,
 ) -> Provenance:
     if not rows:
         return Provenance()
-    results = list(_results(rows).values())
+    found = _results(rows)
+    results = list(found.values())
     judged = Judged(
         [one.row for one in rows],
         results,
+        [one.row.label for one in rows if _strange(one, found)],
+        unpaired,
         _data(results),
         _environments(results),
         [Command(study=folder.name, command=plan.command, created=plan.created) for folder, plan in studies],
@@ -102,6 +108,9 @@ def provenance(
         searches,
     )
     checks = tuple(check for ask in CHECKS if (check := ask(judged)) is not None)
+    if not results:
+        nothing = {"answer": "not applicable", "evidence": "no run has finished"}
+        checks = (checks[0], *(check.model_copy(update=nothing) for check in checks[1:]))
     return Provenance(
         data=tuple(judged.data),
         environments=tuple(judged.environments),
@@ -128,28 +137,46 @@ def _results(rows: Sequence[Told]) -> dict[Path, Result]:
     return found
 
 
+def _strange(one: Told, found: dict[Path, Result]) -> bool:
+    """Whether a pretraining run had other training inputs than what starts from it."""
+    for cell in one.pairing.cells:
+        root = one.pairing.root
+        first, then = (found.get(root / name) if name else None for name in (cell.parent, cell.run))
+        if first and then and _inputs(first) != _inputs(then):
+            return True
+    return False
+
+
+def _inputs(result: Result) -> str | None:
+    return result.data["train"].inputs if "train" in result.data else None
+
+
 def _data(results: Iterable[Result]) -> list[DataUse]:
-    made: dict[tuple[Any, ...], DataUse] = {}
-    for result in results:
+    """A line for every distinct version of a split; pretraining, which is given no labels, stands with the inputs."""
+    made: dict[tuple[str, str, str, str | None], DataUse] = {}
+    for result in sorted(results, key=lambda one: one.stage):  # finetuning first
+        pretraining = result.stage == "pretrain"
         for split, held in result.data.items():
-            key = (result.task, split, held.rows, held.inputs)
+            key = (result.task, split, held.inputs, held.targets)
+            if pretraining:
+                key = next((old for old in made if old[:3] == key[:3]), key)
             old = made.get(key)
-            stages = (old.pretraining, old.finetuning) if old else (0, 0)
-            first = result.stage == "pretrain"
             made[key] = DataUse(
                 task=result.task,
                 split=split,
                 rows=held.rows,
                 inputs=held.inputs,
-                targets=held.targets or (old.targets if old else None),
-                pretraining=stages[0] + first,
-                finetuning=stages[1] + (not first),
+                targets=key[3],
+                pretraining=(old.pretraining if old else 0) + pretraining,
+                finetuning=(old.finetuning if old else 0) + (not pretraining),
                 repeated=max(result.repeated.get(split, 0), old.repeated if old else 0),
             )
     order = ("train", "val", "test")
-    return sorted(
-        made.values(), key=lambda use: (use.task, order.index(use.split) if use.split in order else 3, use.inputs)
-    )
+
+    def place(use: DataUse) -> tuple[str, int, str, str]:
+        return use.task, order.index(use.split) if use.split in order else 3, use.inputs, use.targets or ""
+
+    return sorted(made.values(), key=place)
 
 
 def _environments(results: Iterable[Result]) -> list[Environment]:
@@ -179,11 +206,13 @@ def _environments(results: Iterable[Result]) -> list[Environment]:
 
 def _planned_runs(about: Judged) -> Check:
     planned, lost = 2 * sum(row.planned for row in about.rows), sum(len(row.failures) for row in about.rows)
+    others = sum(len(search.failures) for search in about.searches) + about.unpaired
     return _check(
         "Is every planned run accounted for?",
-        "partly" if lost else "yes",
+        "partly" if lost or others else "yes",
         f"{planned - lost} of {planned} runs of the rows have a score"
-        + ("; the others are listed with their reasons" if lost else ""),
+        + (f"; without one, beside them: {others}" if others else "")
+        + ("; all without a score are listed with their reasons" if lost or others else ""),
     )
 
 
@@ -251,14 +280,24 @@ def _tuning(about: Judged) -> Check:
             "not applicable",
             "no search is part of this report; how settings were found is for the recipes' headers to say",
         )
-    unequal = [one.label for one in about.searches if one.scratch.trials != one.spt.trials]
+    unequal = [one.label for one in about.searches if _tried(one, "scratch") != _tried(one, "spt")]
+    lost = [
+        one.label for one in about.searches if one.scratch.done < one.scratch.trials or one.spt.done < one.spt.trials
+    ]
     edges = [one.label for one in about.searches if one.scratch.edges or one.spt.edges]
-    said = f"{sum(one.scratch.trials + one.spt.trials for one in about.searches)} trials, the same list in both arms"
+    said = f"{sum(one.scratch.trials + one.spt.trials for one in about.searches)} trials, "
+    said += f"other settings or seeds by arm in {_few(unequal)}" if unequal else "the same list in both arms"
     return _check(
         "Were settings searched with equal budgets in both arms?",
-        "no" if unequal else "partly" if edges else "yes",
-        said + (f"; a choice lies on the edge of what was tried in {_few(edges)}" if edges else ""),
+        "no" if unequal else "partly" if edges or lost else "yes",
+        said
+        + (f"; trials without a score in {_few(lost)}" if lost else "")
+        + (f"; a choice lies on the edge of what was tried in {_few(edges)}" if edges else ""),
     )
+
+
+def _tried(search: Searched, arm: str) -> set[tuple[str, int]]:
+    return {(str(sorted(trial.setting.items())), trial.seed) for trial in search.trials if trial.arm == arm}
 
 
 def _selection(about: Judged) -> Check:
@@ -290,22 +329,27 @@ def _splits(about: Judged) -> Check:
 
 
 def _same_data(about: Judged) -> Check:
-    different = [row.label for row in about.rows if row.decision == "different data"]
-    return _check(
-        "Did both arms see the same data?",
-        "no" if different else "yes",
-        f"not in {_few(different)}" if different else "the hashes of all splits agree, seed by seed",
-    )
+    question = "Did both arms, and both stages, see the same data?"
+    if different := [row.label for row in about.rows if row.decision == "different data"]:
+        return _check(question, "no", f"the arms' splits differ in {_few(different)}")
+    wanted = {row.label for row in about.rows if "pretrained on" in row.factors}
+    if strange := [label for label in about.strangers if label not in wanted]:
+        return _check(question, "no", f"pretraining had other training inputs than finetuning in {_few(strange)}")
+    if about.strangers:
+        return _check(
+            question, "partly", "pretraining had other training inputs, as the study asks for; the arms agree"
+        )
+    return _check(question, "yes", "the hashes of all splits agree, seed by seed, in both arms and stages")
 
 
 def _code(about: Judged) -> Check:
     commits = {one.commit for one in about.environments}
     edited = sorted(str(commit) for commit in commits if commit and commit.endswith("+"))
+    if edited:
+        return _check("Is the code named exactly?", "no", f"files differed from the commit: {_few(edited)}")
     if None in commits:
         versions = ", ".join(sorted({one.spt for one in about.environments}))
         return _check("Is the code named exactly?", "partly", f"an installed copy, version {versions}")
-    if edited:
-        return _check("Is the code named exactly?", "no", f"files differed from the commit: {_few(edited)}")
     answer: Answer = "yes" if len(commits) == 1 else "partly"
     return _check("Is the code named exactly?", answer, f"commit {_few(sorted(map(str, commits)))}")
 
@@ -336,8 +380,8 @@ def _smoke(about: Judged) -> Check | None:
 
 
 CHECKS: tuple[Callable[[Judged], Check | None], ...] = (
-    _smoke,
     _planned_runs,
+    _smoke,
     _seeds,
     _statistics,
     _baseline,

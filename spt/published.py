@@ -6,7 +6,7 @@ Needs no torch, but for `changed`, which resolves recipes.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
@@ -342,16 +342,24 @@ def changed(run: Path, recipe: str) -> list[str]:
         return [f"{recipe} is no packaged recipe, so its settings were not compared"]
     file = run / "recipe.yaml"
     try:
-        ours = _settings(file.read_text(encoding="utf-8"), str(file))
-        theirs = _of_packaged(recipe)
-    except (SptError, OSError, UnicodeDecodeError) as error:
+        return list(_apart(file.read_text(encoding="utf-8"), recipe))
+    except FileNotFoundError:
+        why = "of some runs there is no recipe.yaml"
+    except OSError as error:
+        why = f"{file} cannot be read ({error.strerror})"
+    except (SptError, UnicodeDecodeError) as error:
         why = " ".join(str(error).split())
-        return [f"settings were not compared with those of {recipe}: {why}"]
-    return [
+    return [f"settings were not compared with those of {recipe}: {why}"]
+
+
+@lru_cache(maxsize=256)  # the runs of an arm have the same text
+def _apart(text: str, recipe: str) -> tuple[str, ...]:
+    ours, theirs = _settings(text, "a run's recipe.yaml"), _of_packaged(recipe)
+    return tuple(
         f"{key} ({_shown(ours, key)}, recipe {_shown(theirs, key)})"
         for key in sorted(ours.keys() | theirs.keys())
         if ours.get(key) != theirs.get(key)
-    ]
+    )
 
 
 @cache

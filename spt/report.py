@@ -111,7 +111,7 @@ def read(paths: Sequence[Path]) -> Report:
         spent=spent(spenders),
         precedents=precedents(rows),
         curves=curves(rows),
-        provenance=provenance(rows, list(studies.values()), balance, tuned),
+        provenance=provenance(rows, list(studies.values()), balance, tuned, len(unpaired)),
         runs=tuple(runs.values()),
         unpaired=tuple(unpaired.values()),
         warnings=(*warnings, *equal),
@@ -124,7 +124,8 @@ def _existing(folder: Path) -> Path:
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "does not exist"
         raise UsageError(f"{folder} {what}; name a study, a run, or the folder that holds them")
-    return folder if folder.name not in ("", "..") else folder.resolve()  # `.` does not name its parent
+    # `.` does not name its parent, nor does a link the folder that its study's runs lie in.
+    return folder.resolve() if folder.is_symlink() or folder.name in ("", "..") else folder
 
 
 def _folders(spenders: Sequence[Spender]) -> list[Path]:

@@ -14,8 +14,11 @@ FIGURES = "figures"
 def write(report: Report, folder: Path, with_figures: bool = False) -> tuple[Path, ...]:
     """Write report.html, .md, .tex, .csv and .json, seeds.csv, and the tables that have lines: items, searches, curves.
 
-    With figures: every figure of the page also as figures/NAME.svg, .png and .csv. Each file is replaced as a whole.
+    With figures, or where the folder has figures of an earlier report: every figure of the page also as
+    figures/NAME.svg, .png and .csv. Each file is replaced as a whole, and what an earlier report had more is removed.
     """
+    old = [path for path in (folder / FIGURES).glob("*.*") if path.stem.startswith(figures.STEMS)]
+    with_figures = with_figures or bool(old)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     drawn = figures.drawings(report)
@@ -39,6 +42,8 @@ def write(report: Report, folder: Path, with_figures: bool = False) -> tuple[Pat
         write_text(folder / name, text)
     paths = [folder / name for name in texts]
     if with_figures:
-        for one in drawn:
-            paths += drawing.save(one, folder / FIGURES)
+        paths += [path for one in drawn for path in drawing.save(one, folder / FIGURES)]
+    for path in set(old) - set(paths):
+        with writing(path):
+            path.unlink(missing_ok=True)
     return tuple(paths)

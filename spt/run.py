@@ -14,22 +14,26 @@ runs/finetune-9f920d1b9d57/
 import contextlib
 import errno
 import json
+import math
 import os
 import platform
 import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from spt.errors import OutputError
 
 State = Literal["running", "done", "failed", "diverged", "stopped"]
 
 SCHEMA = 1  # of result.json; raised when a field changes its meaning
+LARGEST = 1e100  # no score or cost is larger: squares of float32 numbers are not, and squares of this still are floats
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Amount = Annotated[float, Field(ge=0, le=LARGEST)]
 
 
 class Ledger(BaseModel):
@@ -37,14 +41,14 @@ class Ledger(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    steps: int = 0  # optimiser steps
-    examples: int = 0  # training sequences shown, repeats counted
-    positions: int = 0  # valid (not padding) positions of those sequences
-    flops: float = 0.0  # analytic training operations: forward plus backward, evaluation not included
-    operations: dict[str, float] = {}  # the same by kind (linear, attention, …); empty where a result is older
-    seconds: float = 0.0  # wall time of the run, evaluation included, interruptions not
-    device_seconds: float = 0.0  # wall time times the number of devices
-    peak_bytes: int = 0  # device memory on an accelerator, resident memory of the process on a CPU
+    steps: Count = 0  # optimiser steps
+    examples: Count = 0  # training sequences shown, repeats counted
+    positions: Count = 0  # valid (not padding) positions of those sequences
+    flops: Amount = 0.0  # analytic training operations: forward plus backward, evaluation not included
+    operations: dict[str, Amount] = {}  # the same by kind (linear, attention, …); empty where a result is older
+    seconds: Amount = 0.0  # wall time of the run, evaluation included, interruptions not
+    device_seconds: Amount = 0.0  # wall time times the number of devices
+    peak_bytes: Count = 0  # device memory on an accelerator, resident memory of the process on a CPU
 
     def __add__(self, other: "Ledger") -> "Ledger":
         a, b = self.operations, other.operations
@@ -54,7 +58,8 @@ class Ledger(BaseModel):
             if name not in ("operations", "peak_bytes")
         }
         operations = {kind: a.get(kind, 0.0) + b.get(kind, 0.0) for kind in (*a, *b)}
-        return Ledger(**sums, operations=operations, peak_bytes=max(self.peak_bytes, other.peak_bytes))
+        # Not validated: a sum may pass the limits of what a result may say.
+        return Ledger.model_construct(**sums, operations=operations, peak_bytes=max(self.peak_bytes, other.peak_bytes))
 
 
 class SplitRecord(BaseModel):
@@ -62,9 +67,18 @@ class SplitRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    rows: int
+    rows: Count
     inputs: str  # hash of every row's input
     targets: str | None = None  # hash of the labels; None where the stage was given none
+
+
+class _Environment(BaseModel):
+    """What readers take for granted of a result's environment, where it is there."""
+
+    commit: str | None = None
+    processes: int = 1
+    threads: int | None = None
+    packages: dict[str, str] = {}
 
 
 class Result(BaseModel):
@@ -85,20 +99,37 @@ class Result(BaseModel):
     metric: str  # what is compared: accuracy, mse, bits_per_byte …
     selected_by: str  # the validation metric that picked the checkpoint
     higher_is_better: bool
-    chance: float | None = None  # score of the best constant answer on the test split, where defined
+    chance: Annotated[float, Field(ge=-LARGEST, le=LARGEST)] | None = (
+        None  # score of the best constant answer on the test split, where defined
+    )
     val: dict[str, float]  # of the selected checkpoint
     test: dict[str, float] | None  # of the selected checkpoint, evaluated once; None after pretraining
-    best_step: int
+    best_step: Annotated[int, Field(gt=-(2**63), lt=2**63)]
     stop: Literal["budget", "patience"]
     own: Ledger
     total: Ledger  # own plus the parent's
-    parameters: dict[str, int]  # encoder, backbone, head, total
+    parameters: dict[str, Count]  # encoder, backbone, head, total
     data: dict[str, SplitRecord]
     notes: tuple[str, ...] = ()  # what a reader of the scores must know of the data and the conventions
-    repeated: dict[str, int] = {}  # rows of validation and test whose input also stands in training
-    batch_size: int
+    repeated: dict[str, Count] = {}  # rows of validation and test whose input also stands in training
+    batch_size: Count
     precision: str
     environment: dict[str, Any]  # versions, device: the short form of env.json
+
+    @field_validator("environment")
+    @classmethod
+    def _readable(cls, environment: dict[str, Any]) -> dict[str, Any]:
+        _Environment.model_validate(environment)
+        json.dumps(environment, allow_nan=False)
+        return environment
+
+    @model_validator(mode="after")
+    def _total_holds_own(self) -> "Result":
+        if any(
+            getattr(self.total, name) < getattr(self.own, name) for name in ("steps", "examples", "flops", "seconds")
+        ):
+            raise ValueError("the total cost is below the run's own")
+        return self
 
 
 class Run:
@@ -198,9 +229,9 @@ class Run:
             return []
         rows = []
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):  # the last line of a killed process may be half a line
+            with contextlib.suppress(ValueError, RecursionError):  # a killed process's last may be half a line
                 row = json.loads(line)
-                if isinstance(row, dict) and isinstance(row.get("step"), int):
+                if isinstance(row, dict) and isinstance(row.get("step"), int) and not any(map(absurd, row.values())):
                     rows.append(row)
         return rows
 
@@ -238,6 +269,23 @@ class Run:
         write_text(self.path / "result.json", result.model_dump_json(indent=2) + "\n")
         clean()
         self.set_status("done")
+
+
+def absurd(value: object) -> bool:
+    """Is this a finite number that no computation of ours gives?"""
+    return isinstance(value, int | float) and LARGEST < abs(value) < math.inf
+
+
+def parse_json(text: str) -> Any:
+    """As json.loads, but a number that is not finite, or that no computation of ours gives, is a ValueError too."""
+
+    def number(written: str, kind: type[int] | type[float] = float) -> int | float:
+        value = kind(written)
+        if not abs(value) <= LARGEST:
+            raise ValueError(f"{written[:20]} is no number to reckon with")
+        return value
+
+    return json.loads(text, parse_constant=number, parse_float=number, parse_int=lambda written: number(written, int))
 
 
 @contextlib.contextmanager

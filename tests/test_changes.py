@@ -217,6 +217,8 @@ def test_every_field_of_a_row_is_compared(tmp_path):
     ("text", "words"),
     [
         ('{"format": 2, "kind"', "cannot be read as a report.json"),
+        ('{"format": 2, "kind": "report", "rows": [{"delta": NaN}]}', "cannot be read as a report.json"),
+        ('{"format": 2, "kind": "report", "rows": [{"delta": -1e308}]}', "cannot be read as a report.json"),
         ("[]", "is no report.json of spt"),
         ('{"format": 2, "kind": "study", "rows": []}', "is no report.json of spt"),
         ('{"format": 1, "kind": "report", "rows": []}', f"has the form 1 of another version of spt, not {FORMAT}"),

@@ -222,9 +222,10 @@ def test_other_data_and_another_model_are_refused(finished, tmp_path, monkeypatc
     for change, code, said in (
         (("split_seed: 0", "split_seed: 1"), 3, "are not those that"),
         (("d_state: 8", "d_state: 16"), 6, "another architecture"),
+        (("d_state: 8", "d_state: {"), 3, "recipe.yaml, line"),
     ):
         assert recipe.count(change[0]) == 1
-        copy = tmp_path / str(code) / job.name
+        copy = tmp_path / change[1].replace(": ", "-") / job.name
         shutil.copytree(folder / job.name, copy)
         (copy / "recipe.yaml").write_text(recipe.replace(*change))
         refused = command("kernels", copy)

@@ -16,6 +16,7 @@ from scipy.stats import binomtest
 from typer.testing import CliRunner
 
 import spt_cli
+from spt import answers
 from spt.mistake_figures import drawings
 from spt.mistakes import (
     FEW,
@@ -187,6 +188,19 @@ def test_the_surest_mistake_comes_first() -> None:
     assert "row" not in table(without, "hardest")[0]
     assert to_json(analyse(asked, [one]))["samples"]
     assert not to_json(without)["samples"]
+
+
+def test_margins_that_are_no_numbers_come_last() -> None:
+    one = told([1, 1, 0], [np.nan, 0.1, np.nan])
+    found = analyse(asked_classes([0, 0, 1]), [one])
+    assert [(line["id"], line["margin"]) for line in table(found, "hardest")] == [
+        ("r1", 0.1),
+        ("r0", None),
+        ("r2", None),
+    ]
+    json.dumps(to_json(found), allow_nan=False)
+    assert answers._unsure(one) == ["2 of 3 answers of finetune-scratch have no finite margin"]
+    assert answers._unsure(told([1], [0.0])) == answers._unsure(told([1])) == []
 
 
 def test_two_runs_side_by_side() -> None:

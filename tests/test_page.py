@@ -7,17 +7,20 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import rc_context
 from records import SCRATCH, SPLITS, arms, compared, finish, plan, study
 
-from spt import drawing, figures, page, report, report_files
+from spt import drawing, figures, page, provenance, report, report_files
 from spt.drawing import DARK, LIGHT, Drawing, Palette
 from spt.errors import UsageError
 from spt.report import Report
 from spt.run import Run, SplitRecord
+from spt.searches import Searched
 from spt.texts import Sheet
 
 
@@ -349,3 +352,128 @@ def test_a_report_as_files(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in report_files.write(report.read([folder]), tmp_path / "out", True)] == before
     value = json.loads((tmp_path / "out" / "report.json").read_text())
     assert value["provenance"]["checklist"] and value["precedents"] == []
+
+
+# ------------------------------------------------------------------------------- what ugly inputs did, and do no longer
+
+
+def test_names_may_hold_anything(tmp_path: Path) -> None:
+    """$ is no formula, a leading underscore no reason to leave an entry out, a control character no broken SVG."""
+    rows = [{"task": "a$x_{$b", "model": "_own.net"}, {"task": "c\x07d #010100 url(#x)", "model": "名前"}]
+    cells = [*arms(tmp_path, 0, "a", [0.7, 0.8], [0.8, 0.9]), *arms(tmp_path, 1, "b", [0.7, 0.8], [0.8, 0.9])]
+    found = drawn(report.read([study(tmp_path, "compare", rows, cells)]))
+    forest, compute = drawing.svg(found["forest"]), drawing.svg(found["compute"])
+    ElementTree.fromstring(forest)
+    assert "a$x_{$b / _own.net" in forest and "#010100 url(#x)" in forest
+    assert "_own.net, SPT" in compute
+    assert drawing.png(found["seeds"])
+
+
+def test_long_names_stay_inside(tmp_path: Path) -> None:
+    long = "/a/very/long/path/" + "x" * 200 + ".py"
+    cells = arms(tmp_path, 0, "a", [0.7, 0.8], [0.8, 0.9])
+    found = drawn(report.read([study(tmp_path, "compare", [{"task": long, "model": long}], cells)]))
+    assert "…" in drawing.svg(found["forest"]) and max(map(len, figures._wrapped(long, 20).splitlines())) <= 20
+
+
+def test_a_users_matplotlib_settings_do_not_matter(tmp_path: Path) -> None:
+    (one,) = [d for d in figures.drawings(report.read([by_share(tmp_path)])) if d.name == "forest"]
+    before = drawing.svg(one), drawing.png(one)
+    with rc_context({"font.size": 30, "savefig.bbox": "tight", "text.usetex": True, "lines.linewidth": 9}):
+        assert (drawing.svg(one), drawing.png(one)) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "factors", "sizes", "ticks"),
+    [
+        ("size", [{"size": "S"}, {"size": "M"}], [210_000, 830_000], ["210k", "830k"]),
+        ("data", [{"fraction": 0.2}, {"fraction": 0.8}], [100, 100], ["20", "80"]),
+        ("size", [{"size": "S"}, {"size": "M"}], [100, 100], ["S", "M"]),  # equal sizes: side by side
+    ],
+)
+def test_levels_within_a_decade_have_their_names(
+    tmp_path: Path, kind: str, factors: list[Any], sizes: list[int], ticks: list[str]
+) -> None:
+    cells = []
+    for row, size in enumerate(sizes):
+        cells += arms(tmp_path, row, f"r{row}", [0.7, 0.8], [0.8, 0.9], parameters={"total": size})
+    made = report.read([study(tmp_path, kind, [{"factors": one} for one in factors], cells)])
+    (axes,) = drawn(made)[f"levels-{kind}"].draw(LIGHT).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ticks
+
+
+def test_two_studies_of_one_recipe_have_panels_of_their_own(tmp_path: Path) -> None:
+    folders = [by_share(tmp_path / name) for name in ("a", "b")]
+    folders[1].rename(tmp_path / "b" / "compute-2")
+    found = drawn(report.read([folders[0], tmp_path / "b" / "compute-2"]))["levels-compute"]
+    assert {line["label"] for line in found.data} == {
+        "digits / transformer, compute-1",
+        "digits / transformer, compute-2",
+    }
+    assert len(found.draw(LIGHT).axes) == 2
+
+
+def test_equal_costs_look_equal(tmp_path: Path) -> None:
+    (axes,) = drawn(report.read([by_share(tmp_path)]))["compute"].draw(LIGHT).axes
+    low, high = axes.get_xlim()
+    assert low < 0.95e10 and high > 1.05e10
+
+
+def test_a_link_to_a_study_is_that_study(tmp_path: Path) -> None:
+    folder = compared(tmp_path / "runs", [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
+    (tmp_path / "link").symlink_to(folder)
+    assert report.read([tmp_path / "link"]).rows == report.read([folder]).rows
+
+
+def test_figures_of_an_earlier_report_do_not_stay(tmp_path: Path) -> None:
+    folder = by_share(tmp_path)
+    report_files.write(report.read([folder]), folder, with_figures=True)
+    assert (folder / "figures" / "levels-compute.svg").exists()
+    (folder / "figures" / "mine.svg").touch()
+    value = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(value | {"cells": [c for c in value["cells"] if c["row"] == 0]}))
+    report_files.write(report.read([folder]), folder)
+    assert not (folder / "figures" / "levels-compute.svg").exists() and (folder / "figures" / "mine.svg").exists()
+    assert len((folder / "figures" / "forest.csv").read_text().splitlines()) == 2
+
+
+def test_the_checklist_sees_a_pretraining_on_other_data(tmp_path: Path) -> None:
+    folder = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
+    for path in tmp_path.glob("pretrain-*/result.json"):
+        path.write_text(path.read_text().replace('"aa"', '"other"'))
+    made = report.read([folder])
+    assert about(made, "same data") == "no"
+    assert {(use.inputs, use.pretraining, use.finetuning) for use in made.provenance.data if use.split == "train"} == {
+        ("aa", 0, 6),
+        ("other", 3, 0),
+    }
+
+
+def test_labels_that_differ_are_two_lines(tmp_path: Path) -> None:
+    cells = [finish(tmp_path, "scratch", seed, 0.7) for seed in range(3)]
+    other = {name: held.model_copy(update={"targets": "zz"}) for name, held in SPLITS.items()}
+    cells += [finish(tmp_path, "spt", seed, 0.8, data=other) for seed in range(3)]
+    made = report.read([plan(tmp_path, cells)])
+    assert {use.targets for use in made.provenance.data if use.split == "train"} == {"bb", "zz"}
+
+
+def test_the_checklist_of_nothing_says_yes_to_nothing(tmp_path: Path) -> None:
+    lost = {"row": 0, "arm": "spt", "seed": 0, "run": "finetune-lost", "parent": None}
+    assert "yes" not in answers(report.read([plan(tmp_path, [lost])])).values()
+
+
+def test_the_checklist_sees_unequal_searches() -> None:
+    arm = {"settings": 2, "trials": 2, "done": 2, "lost": 0, "chosen": 0, "setting": {}, "value": 1.0, "edges": (),
+           "expected": ()}  # fmt: skip
+    trials = [{"arm": one, "number": n, "seed": 0, "setting": {"lr": n + (one == "spt")}, "value": 1.0,
+               "state": "done", "run": "r"} for one in ("scratch", "spt") for n in (0, 1)]  # fmt: skip
+    search = Searched.model_validate(
+        {"study": "s", "label": "l", "task": "t", "model": "m", "recipe": "r", "metric": "accuracy",
+         "higher_is_better": True, "space": {}, "scratch": arm, "spt": arm, "trials": trials, "failures": (),
+         "warnings": (), "notes": ()}
+    )  # fmt: skip
+    judged = provenance.Judged([], [], [], 0, [], [], [], [], [search])
+    assert provenance._tuning(judged).answer == "no"
+    same = [trial | {"setting": {"lr": trial["number"]}} for trial in trials]
+    alike = Searched.model_validate(search.model_dump() | {"trials": same})
+    assert provenance._tuning(judged._replace(searches=[alike])).answer == "yes"

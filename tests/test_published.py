@@ -295,7 +295,17 @@ def test_another_model_differs_in_its_options_too(tmp_path):
 def test_what_cannot_be_compared_is_said_in_a_sentence(tmp_path, text):
     found = [published.changed(tmp_path, "quickstart")] if text is None else [run_with(tmp_path, text)]
     assert len(found[0]) == 1 and found[0][0].startswith("settings were not compared with those of quickstart: ")
-    assert "\n" not in found[0][0]
+    assert "\n" not in found[0][0] and "Errno" not in found[0][0]
+    assert published.changed(tmp_path / "another", "quickstart") == [
+        "settings were not compared with those of quickstart: of some runs there is no recipe.yaml"
+    ]
+
+
+def test_a_recipe_is_resolved_once_for_all_runs_that_have_its_text(tmp_path, monkeypatch):
+    text = load_recipe("quickstart", ["model.d_model=48"]).to_yaml()
+    found = run_with(tmp_path, text)
+    monkeypatch.setattr(published, "_settings", None)
+    assert run_with(tmp_path, text) == found
 
 
 def test_bytes_and_unknown_recipes_are_said_in_a_sentence(tmp_path):

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from records import FINETUNING, MIB, SPLITS, compared, finish, plan, row_of, shown, start
 
-from spt import render, report, report_files
+from spt import curves, precedents, render, report, report_files
 from spt.errors import DataError, OutputError, UsageError
 from spt.report import Report
-from spt.run import Ledger, Run, write_json
+from spt.run import LARGEST, Ledger, Run, write_json
 
 
 @pytest.fixture(autouse=True)
@@ -320,6 +320,7 @@ def test_a_planned_seed_without_any_cell_is_missed(tmp_path: Path) -> None:
     [
         ({"metric": "mse"}, "scored in mse, the others in accuracy"),
         ({"test": {"accuracy": float("inf")}}, "its result has no finite test accuracy"),
+        ({"test": {"accuracy": -1e308}}, "its result has no finite test accuracy"),
         ({"test": {"loss": 0.1}}, "its result has no finite test accuracy"),
         ({"test": None}, "its result has no finite test accuracy"),
         ({"seed": 7}, "the folder holds a finetune run with seed 7"),
@@ -597,3 +598,99 @@ def test_repeated_rows_other_batches_and_other_code_are_warned_of(tmp_path):
     said = " ".join(row.warnings)
     assert "7 test rows have the same input as a training row" in said and "validation rows" not in said
     assert "different batch sizes" in said and "different versions of spt" in said and "precisions" not in said
+
+
+# ------------------------------------------------------------------------------------------------------ odd results
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("chance",), "NaN"),
+        (("total", "flops"), "Infinity"),
+        (("total", "seconds"), "NaN"),
+        (("total", "steps"), "1"),
+        (("own", "steps"), "9" * 400),
+        (("own", "operations"), '{"linear": 1e308}'),
+        (("environment", "processes"), "null"),
+        (("environment", "commit"), "[1]"),
+        (("environment", "packages"), '{"torch": 2}'),
+        (("environment", "extra"), "NaN"),
+    ],
+)
+def test_a_result_that_cannot_be_reckoned_with_is_unreadable(
+    tmp_path: Path, place: tuple[str, ...], value: str
+) -> None:
+    folder = compared(tmp_path, [0.7, 0.72], [0.8, 0.81])
+    path = tmp_path / "finetune-spt1" / "result.json"
+    raw = json.loads(path.read_text())
+    at = raw
+    for name in place[:-1]:
+        at = at[name]
+    at[place[-1]] = "HERE"
+    path.write_text(json.dumps(raw).replace('"HERE"', value))
+    made = report.read([folder])
+    (failure,) = made.rows[0].failures
+    assert (failure.run, failure.state) == ("finetune-spt1", "unreadable")
+    assert "cannot be read as a result" in failure.reason
+    json.dumps(render.to_json(made), allow_nan=False)
+
+
+def test_costs_of_many_results_add_up_beyond_what_one_may_say() -> None:
+    one = Ledger(flops=LARGEST, peak_bytes=1)
+    assert (one + one).flops == 2 * LARGEST
+
+
+def test_a_run_of_the_other_arm_or_from_another_pretraining_is_unusable(tmp_path: Path) -> None:
+    cells = [finish(tmp_path, arm, seed, 0.7) for arm in ("scratch", "spt") for seed in range(4)]
+    by = {(cell["arm"], cell["seed"]): cell for cell in cells}
+    by["spt", 1]["run"] = finish(tmp_path, "spt", 1, 0.7, run="finetune-a", parent=None)["run"]
+    by["scratch", 2]["run"] = finish(tmp_path, "scratch", 2, 0.7, run="finetune-b", parent="for-spt2")["run"]
+    by["spt", 3]["parent"] = "pretrain-for-spt0"
+    row = row_of(plan(tmp_path, cells))
+    assert row.n == 1
+    assert {(one.arm, one.seed, one.state, one.reason) for one in row.failures} == {
+        ("spt", 1, "unusable", "the folder holds a run of the scratch arm"),
+        ("scratch", 2, "unusable", "the folder holds a run of the SPT arm"),
+        ("spt", 3, "unusable", "it started from pretrain-for-spt3, not from pretrain-for-spt0"),
+    }
+
+
+def test_damaged_lines_of_metrics_are_skipped(tmp_path: Path) -> None:
+    start(tmp_path, "finetune-x")
+    run = Run(tmp_path, "finetune-x")
+    good = ['{"kind": "val", "step": 1, "loss": NaN}', '{"kind": "val", "step": 2, "loss": 0.5}']
+    big = "9" * 400
+    bad = [
+        f'{{"step": {big}}}',
+        f'{{"step": 3, "loss": {big}}}',
+        '{"step": 3, "loss": -1.7e308}',
+        "[" * 200_000,
+        '{"st',
+    ]
+    (run.path / "metrics.jsonl").write_text("\n".join([good[0], *bad, good[1]]))
+    assert [row["step"] for row in run.metrics()] == [1, 2]
+    assert curves._is_number(1e-3)
+    assert not any(map(curves._is_number, (1.7e308, -(10**400), float("nan"), True)))
+
+
+# ------------------------------------------------------------------------------------- beside the published numbers
+
+
+def beside(root: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[tuple[str, ...]]:
+    """What is told of the settings of a row with published numbers, the second seed of SPT being another recipe."""
+    cells = [finish(root, arm, seed, 0.5 + seed / 9, recipe="lra/listops-dlr") for arm in ("scratch", "spt")
+             for seed in (0, 1)]  # fmt: skip
+    for cell in cells:
+        (root / cell["run"] / "recipe.yaml").write_text(f"{cell['arm']} {cell['seed']}")
+    monkeypatch.setattr(precedents, "changed", lambda path, recipe: [(path / "recipe.yaml").read_text(), recipe])
+    rows = [{"name": "lra/listops-dlr", "task": "listops", "model": "dlr"}]
+    return [one.differs for one in report.read([plan(root, cells, rows=rows, **changes)]).precedents]
+
+
+def test_published_numbers_stand_beside_every_run_but_no_smoke_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = ("scratch 0", "lra/listops-dlr", "scratch 1", "spt 0", "spt 1")
+    assert beside(tmp_path / "a", monkeypatch) == [told]
+    assert beside(tmp_path / "b", monkeypatch, smoke=True) == []
