@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spt.errors import DataError, UsageError, brief
-from spt.pairs import ArmName, Record, arm_text
+from spt.pairs import PLAN, ArmName, Record, arm_text
 from spt.render import FORMAT, to_json
 from spt.report import read
 from spt.rows import Cost, Row
@@ -174,6 +174,8 @@ def changes(first: Path, second: Path) -> Changes:
 def _held(path: Path) -> Held:
     if path.is_file():
         return _file(path)
+    if (path / "report.json").is_file() and not (path / PLAN).is_file():  # what `spt report --out` wrote
+        return _file(path / "report.json")
     found = read([path])
     if not found.rows:
         raise UsageError(f"{path}: its report has no rows to compare; spt diff compares two runs")

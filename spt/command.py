@@ -164,6 +164,7 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
                 _fail("interrupted; the same command continues", 130, debug)
             except BrokenPipeError:  # the reader of our output has left, e.g. `spt … | head`
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                launch.part(patience=10)
                 raise typer.Exit(0) from None
             except (typer.Exit, typer.Abort):
                 raise

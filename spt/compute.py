@@ -8,8 +8,11 @@ import math
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from spt.batch import steps_per_epoch
 from spt.recipe import Train
@@ -56,3 +59,9 @@ def peak_memory(device: torch.device) -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def expected_longest(lengths: NDArray[Any], batch: int) -> float:
+    """Mean of the longest of so many lengths (n,) drawn at random: all lie below the k-th with probability (k/n)^b."""
+    below = np.linspace(0, 1, len(lengths) + 1) ** batch
+    return float(np.sort(lengths) @ np.diff(below))

@@ -21,7 +21,7 @@ from spt.pairs import ARMS, factors_text
 from spt.report import Report
 from spt.rows import Row
 from spt.stats import mean_interval
-from spt.texts import ARM
+from spt.texts import ARM, flops_text
 from spt.verdict import is_percent
 
 WIDTH = 4.7  # inches: about 450 pixels
@@ -121,7 +121,8 @@ def _forest(name: str, metric: str, rows: Sequence[Row]) -> Drawing:
         for place, row in enumerate(rows):
             assert row.delta is not None
             decided = row.decision in ("spt", "scratch")
-            colour = palette.spt if (row.delta > 0) == row.higher_is_better else palette.scratch
+            better = palette.spt if (row.delta > 0) == row.higher_is_better else palette.scratch
+            colour = better if row.delta else palette.faint
             if row.low is not None and row.high is not None:
                 axes.plot([scale * row.low, scale * row.high], [place, place], color=colour, solid_capstyle="butt")
             face = colour if decided else palette.paper
@@ -145,7 +146,7 @@ def _forest(name: str, metric: str, rows: Sequence[Row]) -> Drawing:
 
     caption = (
         "Mean difference over seeds with its 95 % paired t interval, each row by itself. Filled: decided after Holm's "
-        "adjustment for all rows of this report; hollow: not decided."
+        "adjustment for all rows of this report; hollow: not decided. Blue: SPT scored better; orange: scratch."
     )
     return Drawing(name, "What self-pretraining gains", caption, draw, data)
 
@@ -359,6 +360,9 @@ def _levels(name: str, kind: str, metric: str, families: Sequence[Family]) -> Dr
             places = _apart([level.place for level in family.levels])
             axes.set_xticks(places, [_short(place) for place in places], fontsize=7.5)
             axes.minorticks_off()
+        if is_percent(metric):  # an interval may reach where no score can lie
+            low_end, high_end = axes.get_ylim()
+            axes.set_ylim(max(low_end, -2), min(high_end, 102))
         axes.set_title(_wrapped(family.label, 26), fontsize=8)
 
     caption = (
@@ -456,7 +460,7 @@ def _compute(name: str, metric: str, rows: Sequence[Row]) -> Drawing:
             room = max(0.2 * (high - low), 0.1 * high)  # costs that agree shall look so
             axes.set_xlim(low - room, high + room)
             axes.xaxis.set_major_locator(MaxNLocator(3))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.1e}".replace("e+", "e")))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: flops_text(value)))
         if len(tasks) > 1:
             axes.set_title(_wrapped(task, 26), fontsize=8)
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, MutableMapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
@@ -214,8 +215,9 @@ def end_with_parent() -> None:
             ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
 
 
-def part() -> None:
-    """Leave the group in good order, when all is done.
+def part(patience: float | None = None) -> None:
+    """Leave the group in good order, when all is done; or, with patience, when this process has to end: those that are
+    through then end as well, and after so many seconds the others are left to find out.
 
     Process 0 is the first to be through with its messages and the last to leave: one that leaves early breaks the
     connection others may still be reading from, and process 0 may be the one that connects them all.
@@ -226,7 +228,12 @@ def part() -> None:
     store = distributed.distributed_c10d._get_default_store()
     if rank() == 0:
         store.set("spt/over", "1")
-        store.wait([f"spt/left/{other}" for other in range(1, world())])
+        others = [f"spt/left/{other}" for other in range(1, world())]
+        if patience is not None:
+            with contextlib.suppress(RuntimeError):  # also of time that is up
+                store.wait(others, timedelta(seconds=patience))
+            return
+        store.wait(others)
     else:
         store.wait(["spt/over"])
         store.set(f"spt/left/{rank()}", "1")

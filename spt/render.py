@@ -76,6 +76,8 @@ def terminal(report: Report) -> RenderableType:
         if sheet.caption and sheet.narrow != ():
             parts[-1] = Text(sheet.caption, style="dim")
             parts.append(Text())
+    if any(row.seeds for row in report.rows):  # the tables have moved what was said first out of sight
+        parts += [Text.assemble((f"{row.label}: ", "dim"), (row.verdict, "bold")) for row in report.rows]
     return Group(*parts)
 
 

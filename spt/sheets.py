@@ -64,10 +64,12 @@ def score_sheet(report: Report) -> Sheet:
     ]
     title = f"Test {metrics.pop()}" if len(metrics) == 1 else "Test scores"
     tests = max((row.tests for row in report.rows), default=0)
+    family = (
+        f", Holm p is adjusted for the {tests} comparison{'' if tests == 1 else 's'} of this report" if tests else ""
+    )
     caption = (
         "Means over the n seeds at which both arms finished; delta is SPT - scratch; intervals and p are of each row "
-        f"alone, Holm p is adjusted for the {tests} comparison{'' if tests == 1 else 's'} of this report. > chance: "
-        "one-sided p, over seeds, or (items) over the test rows of one run; not adjusted."
+        f"alone{family}. > chance: one-sided p, over seeds, or (items) over the test rows of one run; not adjusted."
     )
     return Sheet(title, (*header, *header_chance), body, 1, ((0, 1, 2, 3, 4, 5), (0, 6, 7, 8, 9, 10, 11)), caption)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from spt.batch import NOBODY, by_length, collate, pieces, share, steps_per_epoch, training_rows
 from spt.checkpoint import About, Position, load_weights, prune, resume, save_state, save_weights
-from spt.compute import peak_memory, reset_peak_memory, total_steps
+from spt.compute import expected_longest, peak_memory, reset_peak_memory, total_steps
 from spt.errors import BackendError, CheckpointError, DivergedError
 from spt.evaluate import better, evaluate, selection_metric
 from spt.losses import weighted_sum
@@ -354,9 +354,9 @@ def plan_steps(model: SequenceModel, data: TaskData, train: Train) -> int:
 
 
 def mean_flops(model: SequenceModel, data: TaskData, train: Train) -> Counts:
-    """Operations an example of a full batch, at the mean length."""
-    mean = max(1, round(float(data.train.extents.mean())))
-    return model.batch_flops(data.train.sequences * train.batch_size, mean) / train.batch_size
+    """Operations an example of a full batch, padded to its longest as batches are."""
+    length = max(1, round(expected_longest(data.train.extents, train.batch_size)))
+    return model.batch_flops(data.train.sequences * train.batch_size, length) / train.batch_size
 
 
 def _continue(run: Run, runtime: Runtime, say: Callable[[str], None]) -> Position:

@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from spt import changes as module
-from spt import report
+from spt import report, report_files
 from spt.changes import Changes, changes
 from spt.errors import DataError, UsageError
 from spt.render import FORMAT, to_json
@@ -260,3 +260,9 @@ def test_the_command(tmp_path):
     assert not (folder / "report.json").exists()  # only compared, not written
     done = CliRunner().invoke(app, ["report", "--compare", str(before)])
     assert done.exit_code == 2 and "--compare takes two reports" in done.stderr
+
+
+def test_a_folder_that_a_report_was_written_to_is_that_report(tmp_path: Path) -> None:
+    folder = compared(tmp_path / "runs", [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
+    report_files.write(report.read([folder]), tmp_path / "out")
+    assert changes(tmp_path / "out", folder).sentence == changes(folder, folder).sentence

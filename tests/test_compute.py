@@ -1,8 +1,10 @@
 """Budgets, operations, schedules and parameter groups, by hand."""
 
+import itertools
 import math
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from tiny import loaded, own_task, run, spt_job
 from torch import nn
 
-from spt.compute import example_count, peak_memory, reset_peak_memory, total_steps
+from spt.compute import example_count, expected_longest, peak_memory, reset_peak_memory, total_steps
 from spt.models.base import Rate
 from spt.optim import adamw, factor, groups, set_rates
 from spt.plan import Job
@@ -164,3 +166,11 @@ def test_budgets_without_incomplete_batches():
     assert total_steps(train(examples=128, **left_out), 70, 1.0) == 8
     assert total_steps(train(examples=129, **left_out), 70, 1.0) == 9
     assert [example_count(s, 70, 16, True) for s in (3, 4, 5)] == [48, 64, 80]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_a_batch_is_foreseen_as_long_as_its_longest(batch):
+    """The mean over all draws, with replacement."""
+    lengths = np.array([3, 4, 4, 9, 12])
+    expected = np.mean([max(draw) for draw in itertools.product(lengths, repeat=batch)])
+    assert expected_longest(lengths, batch) == pytest.approx(expected)

@@ -465,3 +465,15 @@ def test_the_first_version_of_sharding_is_refused(folder):
     child = sharded(folder, "pretrain", "small.yaml", version="1")
     _, errors = child.communicate(timeout=120)
     assert child.returncode and "set fsdp_version: 2" in errors
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_does_not_keep_the_other_waiting(folder):
+    """`spt compare … | head`: process 0 cannot write its report; process 1, which is through, must not wait."""
+    command = [sys.executable, "-m", "spt_cli", "compare", "small.yaml", "--seeds", "2", "--num-processes", "2"]
+    assert spt(*command[3:], cwd=folder, env=QUIET).returncode == 0
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    started = subprocess.Popen(command, cwd=folder, env=environment(QUIET), **pipes)
+    assert started.stdout.readline()
+    started.stdout.close()
+    assert started.wait(timeout=60) == 0
