@@ -487,7 +487,7 @@ def test_evaluate_from_the_command_line(tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["scores"] == pytest.approx(result["test"])
     for arguments, code, said in (
-        (["runs/none"], 6, "no finished run"),
+        (["runs/none"], 2, "no run folder"),
         ([folder, "task.rows=30", "model.name=s4"], 2, "no change to the task"),
     ):
         done = spt("evaluate", *arguments, cwd=tmp_path, env=env)
