@@ -157,10 +157,14 @@ def _torchrun(processes: int, arguments: Sequence[str], path: Path) -> int:
     try:
         run.run(parsed)
     except ChildFailedError as error:
-        number, failure = error.get_first_failure()
-        if _code(path) == failure.exitcode:
-            return failure.exitcode
-        # The others' codes say what they noticed of it, not what it was.
+        told = _code(path)
+        if told is not None and any(failure.exitcode == told for failure in error.failures.values()):
+            return told
+        # Who lost a partner ends with the code of that, often within the same second; it is not what happened first.
+        number, failure = min(
+            error.failures.items(),
+            key=lambda item: (item[1].exitcode == BackendError.exit_code, item[1].timestamp),
+        )
         how = signal.Signals(-failure.exitcode).name if failure.exitcode < 0 else f"exit code {failure.exitcode}"
         memory = ", perhaps for want of memory" if failure.exitcode == -signal.SIGKILL else ""
         raise BackendError(
