@@ -29,7 +29,6 @@ class Curve(Record):
     steps: tuple[int, ...]
     values: tuple[float, ...]
     losses: tuple[tuple[int, float], ...]  # step, and the mean training loss since the line before
-    best_step: int | None
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -72,7 +71,6 @@ def _stage(one: Told, stage: Stage) -> Iterator[Curve]:
                     for line in logged[seed, name]
                     if line.get("kind") == "train" and _is_number(line.get("loss"))
                 ),
-                best_step=found.best_step if found else None,
             )
 
 

@@ -20,7 +20,7 @@ from spt.pairs import PLAN, Record
 from spt.plan import FORMAT, digest
 from spt.recipe import flatten, parse_yaml
 from spt.run import SCHEMA, Ledger, Result, Run, parse_json
-from spt.texts import ARM, count_text, flops_text, time_text
+from spt.texts import ARM, count_text, few, flops_text, time_text
 from spt.verdict import delta_text, metric_text, ratio_text, score_text
 
 Value = Any  # of a recipe or an environment: JSON
@@ -423,7 +423,7 @@ def _sentence(a: Folder, b: Folder, same_key: bool | None, recipes: bool, parts:
     told.append(_data_text(parts["data"]) if both_done else "data are known of finished runs only")
     told.append(_code_text(a, b, parts["code"]))
     changed = [entry.key for entry in parts["environment"]]
-    told += [f"environment differs ({_few(changed)})"] if changed else []
+    told += [f"environment differs ({few(changed)})"] if changed else []
     if same_key and both_done:
         told.append("scores differ" if _rescored(a, b) else "scores equal")
     told += [f"{name} is not finished ({one.about.state})" for name, one in (("A", a), ("B", b)) if not one.result]
@@ -450,7 +450,7 @@ def _computation(
     else:
         common = [one for one in entries if one.there == "both"] or entries
         known = f"settings differ in {len(common)} key{'s' if len(common) > 1 else ''}"
-        known += f" ({_few([entry.key for entry in common], 2)})"
+        known += f" ({few([entry.key for entry in common], 2)})"
         if alone := len(entries) - len(common):
             known += f", and {alone} {'are' if alone > 1 else 'is'} there in one of them alone"
     if seeds:
@@ -461,7 +461,7 @@ def _computation(
         return known
     if apart := [entry.key for entry in parts["stages"]]:
         whose = "the stages' own" if a.about.stage != b.about.stage else "the arms' own"
-        known += f"; {whose} settings differ in {len(apart)} key{'s' if len(apart) > 1 else ''} ({_few(apart, 2)})"
+        known += f"; {whose} settings differ in {len(apart)} key{'s' if len(apart) > 1 else ''} ({few(apart, 2)})"
     if a.about.stage != b.about.stage:
         return f"different stages, {_kind(a.about)} and {_kind(b.about)}; {known}"
     return f"different arms, {_kind(a.about)} and {_kind(b.about)}; {known}"
@@ -471,11 +471,6 @@ def _kind(about: About) -> str:
     return "pretraining" if about.stage == "pretrain" else ARM[about.arm]
 
 
-def _few(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
 def _data_text(entries: Sequence[Entry]) -> str:
     if not entries:
         return "data equal"
@@ -483,7 +478,7 @@ def _data_text(entries: Sequence[Entry]) -> str:
     for entry in entries:
         split, what = entry.key.split(" ")
         splits.setdefault(split, []).append(what)
-    return f"data differ ({_few([f'{split} ' + ' and '.join(what) for split, what in splits.items()])})"
+    return f"data differ ({few([f'{split} ' + ' and '.join(what) for split, what in splits.items()])})"
 
 
 def _code_text(a: Folder, b: Folder, entries: Sequence[Entry]) -> str:
@@ -516,7 +511,7 @@ def _warnings(a: Folder, b: Folder, same_key: bool | None) -> Iterable[str]:
             yield f"job.json of {name} is not what its {made}: a file was changed by hand"
     if same_key and (scores := sorted(_rescored(a, b))):
         yield (
-            f"the same computation gave another score ({_few(scores)}): results were edited, or code, libraries or "
+            f"the same computation gave another score ({few(scores)}): results were edited, or code, libraries or "
             "device do not reproduce it"
         )
 

@@ -181,13 +181,8 @@ def _numbers(row: NDArray[np.float64]) -> Numbers:
 
 
 def to_json(found: Distances, files: Sequence[Path]) -> dict[str, Any]:
-    result = found.opened.result
     return {
-        "run": found.opened.path.name,
-        "stage": result.stage,
-        "task": result.task,
-        "model": result.model,
-        "seed": result.seed,
+        **found.opened.about(),
         "split": found.split,
         "rows": found.rows,
         "heads": [

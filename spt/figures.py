@@ -21,7 +21,7 @@ from spt.pairs import ARMS, factors_text
 from spt.report import Report
 from spt.rows import Row
 from spt.stats import mean_interval
-from spt.texts import ARM, flops_text
+from spt.texts import ARM, flops_text, shortened, slug
 from spt.verdict import is_percent
 
 WIDTH = 4.7  # inches: about 450 pixels
@@ -59,10 +59,6 @@ def _difference(metric: str, higher_is_better: bool) -> str:
     return said + ("" if higher_is_better else " (below 0: SPT is better)")
 
 
-def _slug(text: str) -> str:
-    return "-".join("".join(c if c.isalnum() and c.isascii() else " " for c in text.lower()).split())
-
-
 def _by_metric(rows: Sequence[Row]) -> dict[str, list[Row]]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -72,7 +68,7 @@ def _by_metric(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _names(stem: str, metrics: Sequence[str], metric: str) -> str:
-    return stem if len(metrics) == 1 else f"{stem}-{_slug(metric)}"
+    return stem if len(metrics) == 1 else f"{stem}-{slug(metric)}"
 
 
 def _wrapped(text: str, most: int) -> str:
@@ -83,12 +79,6 @@ def _wrapped(text: str, most: int) -> str:
 def _clean(text: str) -> str:
     """Without control characters, which no picture can hold."""
     return "".join(c if c.isprintable() else " " for c in text)
-
-
-def _shortened(text: str, most: int) -> str:
-    """A label in one line, without its middle where it is too long."""
-    text = _clean(text)
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2 - 1) :]}"
 
 
 # ---------------------------------------------------------------------------------------------------------- forest
@@ -128,7 +118,7 @@ def _forest(name: str, metric: str, rows: Sequence[Row]) -> Drawing:
             face = colour if decided else palette.paper
             axes.plot([scale * row.delta], [place], marker="s", color=colour, markerfacecolor=face, markersize=6)
             axes.annotate(
-                _shortened(row.label, 66) + ("" if row.low is not None else " (one seed)"),
+                shortened(_clean(row.label), 66) + ("" if row.low is not None else " (one seed)"),
                 (0, place),
                 xycoords=("axes fraction", "data"),
                 xytext=(2, 7),
@@ -262,7 +252,7 @@ def levels(report: Report) -> list[Drawing]:
         for metric in dict.fromkeys(family.metric for family in families if family.kind == kind):
             chosen = [family for family in families if (family.kind, family.metric) == (kind, metric)]
             several = len({family.metric for family in families if family.kind == kind}) > 1
-            made.append(_levels(f"levels-{kind}" + (f"-{_slug(metric)}" if several else ""), kind, metric, chosen))
+            made.append(_levels(f"levels-{kind}" + (f"-{slug(metric)}" if several else ""), kind, metric, chosen))
     return made
 
 
@@ -477,7 +467,7 @@ def _compute(name: str, metric: str, rows: Sequence[Row]) -> Drawing:
 
 def _entry(text: str) -> str:
     """An entry of a legend; matplotlib leaves those out that begin with an underscore."""
-    text = _shortened(text, 30)
+    text = shortened(_clean(text), 30)
     return f" {text}" if text.startswith("_") else text
 
 

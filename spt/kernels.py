@@ -149,15 +149,10 @@ def summary(curve: Curve) -> dict[str, Any]:
 
 
 def to_json(found: Kernels, files: Sequence[Path]) -> dict[str, Any]:
-    result, data = found.opened.result, found.opened.bound.data
     return {
-        "run": found.opened.path.name,
-        "stage": result.stage,
-        "task": result.task,
-        "model": result.model,
-        "seed": result.seed,
+        **found.opened.about(),
         "lags": found.lags,
-        "row_width": data.row_width,
+        "row_width": found.opened.bound.data.row_width,
         "two_sided": found.layers[0].curves["trained"].after is not None,
         "layers": [
             {

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from spt.drawing import DASHES, MARKS, Drawing, Palette, figure, save
 from spt.mistakes import Asked, Breakdown, Given, Mistakes, as_picture, confusions
 from spt.tasks.base import Values
+from spt.texts import slug
 
 MOST = 20  # classes of a matrix that is drawn with its numbers
 BARS = 15  # confusions that are drawn where there are more classes
@@ -209,8 +210,7 @@ def _by_group(found: Mistakes, one: Breakdown) -> Drawing:
 
     bars = "; bars: Wilson's 95 % interval" if asked.classes else ""
     caption = f"{_where(found)}: {score} by {words}{bars}"
-    slug = "".join(c if c.isascii() and c.isalnum() else "-" for c in words.lower())
-    return Drawing(f"figure-by-{slug}", f"{score[0].upper()}{score[1:]} by {words}", caption, draw, data)
+    return Drawing(f"figure-by-{slug(words)}", f"{score[0].upper()}{score[1:]} by {words}", caption, draw, data)
 
 
 def _rank(group: str) -> float:

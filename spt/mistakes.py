@@ -6,8 +6,6 @@ An item is an answer: one a row, or one a scored step. Groups are sequence lengt
 Letters: n rows, m items, K numbers of an answer, R runs (1 or 2), G groups.
 """
 
-import csv
-import io
 import json
 import math
 import re
@@ -22,11 +20,11 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
-from scipy import special
 
 from spt.run import write_text, writing
 from spt.stats import CONFIDENCE, mcnemar
 from spt.tasks.base import Classes, Reals, Split, Tokens, Values
+from spt.texts import csv_text, shortened, slug
 
 FILE = "errors.json"
 FORMAT = 1  # of errors.json; raised when a field changes its meaning
@@ -412,12 +410,10 @@ def _lines(asked: Asked, runs: Sequence[Given], first: Groups, second: Groups | 
 
 def wilson(right: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Wilson's score interval (1927) of a share: right of n independent answers."""
-    z = float(special.ndtri((1 + confidence) / 2))
-    share, more = right / n, z * z / n
-    middle, half = share + more / 2, z * (share * (1 - share) / n + more / (4 * n)) ** 0.5
-    low, high = (middle - half) / (1 + more), (middle + half) / (1 + more)
-    # Exactly 0 and 1 at the ends, where rounding would leave a little more.
-    return (0.0 if right == 0 else low), (1.0 if right == n else high)
+    from scipy.stats import binomtest  # slow to import
+
+    interval = binomtest(right, n).proportion_ci(confidence, method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def _breakdown_table(asked: Asked, runs: Sequence[Given], one: Breakdown) -> Table:
@@ -438,12 +434,7 @@ def _breakdown_table(asked: Asked, runs: Sequence[Given], one: Breakdown) -> Tab
         caption = "low and high: Wilson's 95 % interval" + (" (in the CSV)" if len(runs) == 2 else "")
         caption += ", as if steps were independent" if asked.step is not None else ""
     title = f"{'Accuracy' if asked.classes else 'Error'} by {words}"
-    return Table(f"by-{_slug(words)}", title, lines, caption)
-
-
-def _slug(text: str) -> str:
-    kept = "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower())
-    return "-".join(filter(None, kept.split("-"))) or "group"
+    return Table(f"by-{slug(words)}", title, lines, caption)
 
 
 # ------------------------------------------------------------------------------------------------------- rows
@@ -519,8 +510,8 @@ def readable(asked: Asked, i: int, longest: int = LONGEST) -> str:
     row, cuts = asked.rows.row(i), asked.rows.cuts
     if cuts is not None:
         parts = [row[: cuts[i]], row[cuts[i] :]]
-        return " | ".join(_shortened(_text(asked, part), longest // 2) for part in parts)
-    return _shortened(_text(asked, row), longest)
+        return " | ".join(shortened(_text(asked, part), longest // 2) for part in parts)
+    return shortened(_text(asked, row), longest)
 
 
 def _text(asked: Asked, row: NDArray[Any]) -> str:
@@ -528,13 +519,6 @@ def _text(asked: Asked, row: NDArray[Any]) -> str:
     found = told if told is not None else " ".join(map(str, row.tolist()))
     # What a terminal would take for a command is shown as a sign.
     return "".join(c if c.isprintable() else "�" for c in " ".join(found.split()))
-
-
-def _shortened(text: str, longest: int) -> str:
-    if len(text) <= longest:
-        return text
-    half = (longest - 3) // 2
-    return f"{text[:half]} … {text[-half:]}"
 
 
 def as_picture(asked: Asked, i: int) -> NDArray[np.float64] | None:
@@ -689,7 +673,7 @@ def write(found: Mistakes, folder: Path, draw: Callable[[Mistakes, Path], Sequen
     made = []
     for table in found.tables:
         made.append(folder / f"{table.name}.csv")
-        write_text(made[-1], to_csv(table))
+        write_text(made[-1], csv_text(table.lines))
     made += draw(found, folder)
     told = {**to_json(found), "files": [path.name for path in made]}
     write_text(folder / FILE, json.dumps(told, indent=2, allow_nan=False) + "\n")
@@ -703,11 +687,3 @@ def _left(folder: Path) -> list[str]:
         return [name for name in names if re.fullmatch(r"[a-z0-9-]+\.(csv|svg|png)", name)]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-
-
-def to_csv(table: Table) -> str:
-    file = io.StringIO()
-    writer = csv.DictWriter(file, table.columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table.lines)
-    return file.getvalue()

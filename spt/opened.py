@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spt.checkpoint import about, load_weights
 from spt.errors import CheckpointError, DataError, UsageError, brief
@@ -26,6 +27,12 @@ class Opened:
     def weights(self) -> Path:
         """The folder of the selected weights."""
         return self.path / "checkpoints" / "best"
+
+    def about(self) -> dict[str, Any]:
+        """Which run this is, for what a command prints as JSON."""
+        found = self.result
+        names = {"stage": found.stage, "task": found.task, "model": found.model, "seed": found.seed}
+        return {"run": self.path.name, **names}
 
     def untrained(self) -> SequenceModel:
         """The network as it was before any training, of the run's own seed; in evaluation mode."""

@@ -18,7 +18,7 @@ from spt import drawing, render
 from spt.drawing import Drawing
 from spt.report import Report
 from spt.sheets import Section, by_section
-from spt.texts import Sheet, csv_text
+from spt.texts import Sheet, csv_text, slug
 
 HEAVY = 100_000  # characters; curves.csv and figures/ have longer ones
 TITLE = "Self-pretraining against training from scratch"
@@ -93,9 +93,8 @@ def shown(sheet: Sheet) -> Shown:
             again = column == 0 and sheet.words > 0 and not text and bool(above) and bool(sheet.header[0])
             line.append(Cell(above if again else text, None if column < sheet.words else number(text), again))
         lines.append(line)
-    name = re.sub(r"[^a-z0-9]+", "-", sheet.title.lower()).strip("-")
     header = tuple(" ".join(text.split()) for text in sheet.header)
-    return Shown(name, sheet.title, header, sheet.words, lines, sheet.caption)
+    return Shown(slug(sheet.title), sheet.title, header, sheet.words, lines, sheet.caption)
 
 
 UNITS = {"M": 1e6, "s": 1.0, "min": 60.0, "h": 3600.0, "%": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}

@@ -6,7 +6,7 @@ from pathlib import Path
 from spt.pairs import ARMS, Record
 from spt.published import Beside, Cell, beside, changed
 from spt.rows import Told
-from spt.texts import Sheet
+from spt.texts import Sheet, few
 from spt.verdict import delta_text, metric_text, score_text
 
 
@@ -85,7 +85,7 @@ def precedent_sheet(found: Sequence[Precedent]) -> Sheet:
         (
             f"{one.label}: {metric_text(one.metric)}",
             one.source,
-            "; ".join((*one.remarks, *([f"our settings differ: {_few(one.differs)}"] if one.differs else []))) or "-",
+            "; ".join((*one.remarks, *([f"our settings differ: {few(one.differs, 6)}"] if one.differs else []))) or "-",
             score_text(one.scratch, one.metric),
             score_text(one.published_scratch, one.metric),
             score_text(one.spt, one.metric),
@@ -100,8 +100,3 @@ def precedent_sheet(found: Sequence[Precedent]) -> Sheet:
         "test. Read the remarks before comparing."
     )
     return Sheet("Beside the published numbers", header, body, 3, ((0, 3, 4, 5, 6, 7, 8),), caption)
-
-
-def _few(differs: Sequence[str], most: int = 6) -> str:
-    more = len(differs) - most
-    return ", ".join(differs[:most]) + (f" and {more} more" if more > 0 else "")

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from spt.budgets import Match
 from spt.errors import OutputError
 from spt.pairs import Plan, Record
 from spt.rows import Row, Told
 from spt.run import Result, Run
 from spt.searches import Searched
 from spt.stats import FEWEST
+from spt.texts import few
 from spt.verdict import MATCHED
 
 Answer = Literal["yes", "no", "partly", "not applicable"]
@@ -81,14 +81,12 @@ class Judged(NamedTuple):
     data: Sequence[DataUse]
     environments: Sequence[Environment]
     commands: Sequence[Command]
-    matches: Sequence[Match]
     searches: Sequence[Searched]
 
 
 def provenance(
     rows: Sequence[Told],
     studies: Sequence[tuple[Path, Plan]],
-    matches: Sequence[Match],
     searches: Sequence[Searched],
     unpaired: int = 0,
 ) -> Provenance:
@@ -104,7 +102,6 @@ def provenance(
         _data(results),
         _environments(results),
         [Command(study=folder.name, command=plan.command, created=plan.created) for folder, plan in studies],
-        matches,
         searches,
     )
     checks = tuple(check for ask in CHECKS if (check := ask(judged)) is not None)
@@ -251,7 +248,7 @@ def _trained_out(about: Judged) -> Check:
     return _check(
         "Was the last checkpoint passed by, so that more training would not obviously help?",
         "not applicable" if not arms else "partly" if open_ended else "yes",
-        "in most runs of these the best checkpoint is the last: " + _few(open_ended)
+        "in most runs of these the best checkpoint is the last: " + few(open_ended)
         if open_ended
         else "in no arm is the best checkpoint the last one in most runs",
     )
@@ -269,7 +266,7 @@ def _compute(about: Judged) -> Check:
         "Did both arms have the same compute, pretraining included?",
         answer,
         f"steps, examples and FLOPs within {MATCHED:.0%} in {len(ratios) - len(off)} of {len(ratios)} rows"
-        + (f"; not in {_few(off)}" if off else ""),
+        + (f"; not in {few(off)}" if off else ""),
     )
 
 
@@ -286,13 +283,13 @@ def _tuning(about: Judged) -> Check:
     ]
     edges = [one.label for one in about.searches if one.scratch.edges or one.spt.edges]
     said = f"{sum(one.scratch.trials + one.spt.trials for one in about.searches)} trials, "
-    said += f"other settings or seeds by arm in {_few(unequal)}" if unequal else "the same list in both arms"
+    said += f"other settings or seeds by arm in {few(unequal)}" if unequal else "the same list in both arms"
     return _check(
         "Were settings searched with equal budgets in both arms?",
         "no" if unequal else "partly" if edges or lost else "yes",
         said
-        + (f"; trials without a score in {_few(lost)}" if lost else "")
-        + (f"; a choice lies on the edge of what was tried in {_few(edges)}" if edges else ""),
+        + (f"; trials without a score in {few(lost)}" if lost else "")
+        + (f"; a choice lies on the edge of what was tried in {few(edges)}" if edges else ""),
     )
 
 
@@ -306,7 +303,7 @@ def _selection(about: Judged) -> Check:
     return _check(
         "Were checkpoints chosen on validation alone, and was test looked at once a run?",
         "no" if leaks else "yes",
-        f"validation is the test split in {_few(leaks)}"
+        f"validation is the test split in {few(leaks)}"
         if leaks
         else f"chosen by validation {', '.join(chosen)}; test scored once, after the choice",
     )
@@ -322,7 +319,7 @@ def _splits(about: Judged) -> Check:
     return _check(
         "Are the splits apart?",
         "partly" if again else "yes",
-        f"inputs that also stand in training: {_few(again)}"
+        f"inputs that also stand in training: {few(again)}"
         if again
         else "no row of validation or test has an input that also stands in training",
     )
@@ -331,10 +328,10 @@ def _splits(about: Judged) -> Check:
 def _same_data(about: Judged) -> Check:
     question = "Did both arms, and both stages, see the same data?"
     if different := [row.label for row in about.rows if row.decision == "different data"]:
-        return _check(question, "no", f"the arms' splits differ in {_few(different)}")
+        return _check(question, "no", f"the arms' splits differ in {few(different)}")
     wanted = {row.label for row in about.rows if "pretrained on" in row.factors}
     if strange := [label for label in about.strangers if label not in wanted]:
-        return _check(question, "no", f"pretraining had other training inputs than finetuning in {_few(strange)}")
+        return _check(question, "no", f"pretraining had other training inputs than finetuning in {few(strange)}")
     if about.strangers:
         return _check(
             question, "partly", "pretraining had other training inputs, as the study asks for; the arms agree"
@@ -346,12 +343,12 @@ def _code(about: Judged) -> Check:
     commits = {one.commit for one in about.environments}
     edited = sorted(str(commit) for commit in commits if commit and commit.endswith("+"))
     if edited:
-        return _check("Is the code named exactly?", "no", f"files differed from the commit: {_few(edited)}")
+        return _check("Is the code named exactly?", "no", f"files differed from the commit: {few(edited)}")
     if None in commits:
         versions = ", ".join(sorted({one.spt for one in about.environments}))
         return _check("Is the code named exactly?", "partly", f"an installed copy, version {versions}")
     answer: Answer = "yes" if len(commits) == 1 else "partly"
-    return _check("Is the code named exactly?", answer, f"commit {_few(sorted(map(str, commits)))}")
+    return _check("Is the code named exactly?", answer, f"commit {few(sorted(map(str, commits)))}")
 
 
 def _environment(about: Judged) -> Check:
@@ -359,7 +356,7 @@ def _environment(about: Judged) -> Check:
     return _check(
         "Is the environment recorded, and the same for all runs?",
         "yes" if len(about.environments) == 1 else "partly",
-        f"environments: {len(about.environments)}, on {_few(devices)}; versions below",
+        f"environments: {len(about.environments)}, on {few(devices)}; versions below",
     )
 
 
@@ -404,8 +401,3 @@ def _check(question: str, answer: Answer, evidence: str) -> Check:
 def _span(numbers: Sequence[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
-
-
-def _few(names: Sequence[str], most: int = 3) -> str:
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

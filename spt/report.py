@@ -111,7 +111,7 @@ def read(paths: Sequence[Path]) -> Report:
         spent=spent(spenders),
         precedents=precedents(rows),
         curves=curves(rows),
-        provenance=provenance(rows, list(studies.values()), balance, tuned, len(unpaired)),
+        provenance=provenance(rows, list(studies.values()), tuned, len(unpaired)),
         runs=tuple(runs.values()),
         unpaired=tuple(unpaired.values()),
         warnings=(*warnings, *equal),

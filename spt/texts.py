@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,3 +41,20 @@ def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
         writer.writeheader()
         writer.writerows(lines)
     return file.getvalue()
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """The first of them, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def slug(text: str) -> str:
+    """A name for a file or an anchor: lower-case letters, digits, hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "other"
+
+
+def shortened(text: str, most: int) -> str:
+    """A text in so many characters: where it is too long, without its middle."""
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"

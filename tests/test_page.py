@@ -187,7 +187,7 @@ def test_a_run_that_diverged_is_shown_as_far_as_it_came(tmp_path: Path) -> None:
     (tmp_path / "finetune-lost").mkdir()
     learn(tmp_path, "finetune-lost", [0.1, 0.2])
     lost = next(curve for curve in report.read([folder]).curves if curve.run == "finetune-lost")
-    assert lost.planned == 100 and lost.shares == pytest.approx((0.1, 0.2)) and lost.best_step is None
+    assert lost.planned == 100 and lost.shares == pytest.approx((0.1, 0.2))
 
 
 # --------------------------------------------------------------------------------------------------------- provenance
@@ -472,7 +472,7 @@ def test_the_checklist_sees_unequal_searches() -> None:
          "higher_is_better": True, "space": {}, "scratch": arm, "spt": arm, "trials": trials, "failures": (),
          "warnings": (), "notes": ()}
     )  # fmt: skip
-    judged = provenance.Judged([], [], [], 0, [], [], [], [], [search])
+    judged = provenance.Judged([], [], [], 0, [], [], [], [search])
     assert provenance._tuning(judged).answer == "no"
     same = [trial | {"setting": {"lr": trial["number"]}} for trial in trials]
     alike = Searched.model_validate(search.model_dump() | {"trials": same})
