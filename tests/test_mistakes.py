@@ -264,6 +264,15 @@ def test_steps_are_grouped_by_position() -> None:
     ]
 
 
+def test_pixels_have_their_intersection_over_union() -> None:
+    """Two pictures of 2 x 2; of the union's pixels, how many both have."""
+    truth, said = [0, 0, 1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0, 0, 0]
+    rows = np.repeat(np.arange(2, dtype=np.int32), 4)
+    asked = asked_classes(truth, 2, [4, 4], row_width=2)
+    asked = replace(asked, rows=rows_of([4, 4], [0, 0]), row=rows, step=np.tile(np.arange(4, dtype=np.int32), 2))
+    assert [line["IoU"] for line in table(analyse(asked, [told(said)]), "classes")] == [3 / 5, 3 / 5]
+
+
 def test_pictures() -> None:
     pixels = np.arange(24, dtype=np.uint8)
     grey = Split.from_rows(pixels.reshape(1, 24, 1), [0])
