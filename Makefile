@@ -41,7 +41,7 @@ types: wheel
 	  --cache-dir ../../.mypy_cache -p spt -m spt_cli
 
 docs: $(VENV)/.installed
-	$(BIN)/python -m spt.reference docs
+	$(BIN)/python docs/build.py
 
 wheel: $(VENV)/.installed-dev
 	rm -rf build dist

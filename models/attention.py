@@ -1,7 +1,7 @@
 """Attention and positions.
 
-Letters: B sequences, L steps, D width, H heads, G of keys and values, E width of a head (D / H unless it is said), P =
-E / 2 pairs in it, w steps of a chunk.
+Letters: B sequences, L steps, D width, H heads of queries, G heads of keys and values, E width of a head (default: D /
+H), P = E / 2 pairs in it, w steps of a chunk.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,16 +12,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spt.models.mixer import Context, Mixer, Published, Rate, Seen, linear_flops
+from spt.models.mixer import AttentionWeights, Context, Mixer, ParamGroup, ReferenceTensors, linear_flops
 from spt.models.ops import backends
 from spt.models.ops.attention import (
     Pairs,
     Rotary,
     attend,
     local_attend,
-    not_itself,
     rotary_table,
     rotate,
+    self_mask,
     sinusoids,
     weights,
 )
@@ -35,14 +35,14 @@ Position = Literal["rotary", "learned", "sinusoidal"]
 class Positions(Mixer):
     """Adds absolute positions to the stream: fixed sinusoids, a learned table, or both."""
 
-    rates: Mapping[str, Rate] = {"learned": Rate()}  # no weight decay
+    param_groups: Mapping[str, ParamGroup] = {"learned": ParamGroup()}  # no weight decay
 
     fixed: Tensor | None
 
     def __init__(self, d_model: int, max_length: int, kinds: tuple[Position, ...], std: float) -> None:
         super().__init__()
         self.learned = nn.Parameter(torch.randn(max_length, d_model) * std) if "learned" in kinds else None
-        # A buffer that is not saved: it follows from the length, and a longer one has the same beginning.
+        # Not saved: the table depends only on the length, and a longer one has the same beginning.
         fixed = sinusoids(max_length, d_model) if "sinusoidal" in kinds else None
         self.register_buffer("fixed", fixed, persistent=False)
 
@@ -59,12 +59,12 @@ class Positions(Mixer):
 class Attention(Mixer):
     """Multi-head softmax attention over the whole sequence, or with `window` among neighbouring chunks of that length.
 
-    `back`, `ahead`: neighbours on each side, 1 unless given, ahead 0 when causal. `band`: at most so many steps away.
-    `n_kv_heads`: heads of keys and values, each for a group of query heads. `xpos`: the base of xPos. `shared_qk`: one
-    map for queries and keys; keys have length 1, and a step does not look at itself unless it is all there is (Kitaev
-    et al. 2020). `temperature`: the factor of the scores, trained from E^(-1/2) on, as in the DLR repository. `tied`:
-    the four projections start as copies of one linear map. Without `mask_padding`, padded steps are looked at like any
-    others.
+    `back`, `ahead`: visible chunks on each side, 1 by default, ahead 0 if causal. `band`: largest distance in steps.
+    `n_kv_heads`: heads of keys and values, each shared by a group of query heads. `xpos`: the base of xPos.
+    `shared_qk`: one map for queries and keys; keys have length 1, and a step attends to itself only if it sees nothing
+    else (Kitaev et al. 2020). `temperature`: the factor of the scores is trained, starting at E^(-1/2), as in the DLR
+    repository. `tied`: the four projections start as copies of one linear map. Without `mask_padding`, steps attend to
+    padding.
     """
 
     def __init__(
@@ -106,36 +106,36 @@ class Attention(Mixer):
         self.rotary = Rotary(max_length, self.d_head, base, pairs, xpos) if rotary else None
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-        q, k, v = self._maps(x)
-        # Padding stands on the right, so a causal query never meets it, and a mask would only cost; flash-attn leaves
-        # it out. A row without any valid step (none is made by our batches) gives zeros.
-        hide = context.padded and self.mask_padding and (not self.causal or backends.current("attention") == "flash")
-        how: dict[str, Any] = {
+        q, k, v = self._project(x)
+        # Padding is on the right, so a causal query never sees it, and a mask would only cost time; flash-attn skips
+        # padding. A row without any valid step (our batches have none) gives zeros.
+        mask = context.padded and self.mask_padding and (not self.causal or backends.current("attention") == "flash")
+        options: dict[str, Any] = {
             "causal": self.causal,
-            "valid": context.valid if hide else None,
+            "valid": context.valid if mask else None,
             "dropout": self.dropout if self.training else 0.0,
         }
         if self.temperature is not None:
-            how["scale"] = 1.0
+            options["scale"] = 1.0
         if self.window is None:
-            y = attend(q, k, v, bias=not_itself(q, q.shape[2]) if self.shared_qk else None, **how)
+            y = attend(q, k, v, bias=self_mask(q, q.shape[2]) if self.shared_qk else None, **options)
         else:
             w, back, ahead = self.window, self.back, self.ahead
-            bias = not_itself(q, w, back, ahead) if self.shared_qk else None
-            y = local_attend(q, k, v, w, back=back, ahead=ahead, band=self.band, bias=bias, **how)
+            bias = self_mask(q, w, back, ahead) if self.shared_qk else None
+            y = local_attend(q, k, v, w, back=back, ahead=ahead, band=self.band, bias=bias, **options)
         return self.out(y.transpose(1, 2).flatten(2))
 
-    def _maps(self, x: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, L, E), times the temperature, keys and values (B, G, L, E)."""
-        q, *between, v = self.qkv(x).unflatten(-1, (-1, self.d_head)).transpose(1, 2).split(self.sizes, dim=1)
-        k = F.normalize(q, dim=-1) if self.shared_qk else between[0]
+    def _project(self, x: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, L, E), times the temperature; keys and values (B, G, L, E)."""
+        q, *keys, v = self.qkv(x).unflatten(-1, (-1, self.d_head)).transpose(1, 2).split(self.sizes, dim=1)
+        k = F.normalize(q, dim=-1) if self.shared_qk else keys[0]
         if self.rotary is not None:
             q, k = self.rotary(q, k)
         return q if self.temperature is None else q * self.temperature, k, v
 
-    def attention_weights(self, x: Float[Tensor, "B L D"], context: Context) -> Iterator[Seen]:
-        q, k, _ = self._maps(x)
-        found = weights(
+    def attention_weights(self, x: Float[Tensor, "B L D"], context: Context) -> Iterator[AttentionWeights]:
+        q, k, _ = self._project(x)
+        blocks = weights(
             q,
             k,
             w=self.window,
@@ -145,41 +145,41 @@ class Attention(Mixer):
             band=None if self.window is None else self.band,
             scale=None if self.temperature is None else 1.0,
             valid=context.valid if context.padded and self.mask_padding else None,
-            itself=not self.shared_qk,
+            mask_self=self.shared_qk,
         )
-        return (Seen(*one) for one in found)
+        return (AttentionWeights(*block) for block in blocks)
 
     def flops(self, length: int) -> Counts:
-        """Projections, q k^T and the weighted sum of v, over whole neighbouring chunks. Causal attention is counted in
-        full, as it is in the field."""
+        """Projections, q k^T and the weighted sum of v, over whole neighbouring chunks. Causal attention counts in
+        full, as is usual."""
         maps = linear_flops(self.qkv, length) + linear_flops(self.out, length)
         width = self.heads * self.d_head
-        return maps + attention(self.scores(length), width, width)
+        return maps + attention(self.pairs(length), width, width)
 
-    def scores(self, length: int) -> int:
-        """Of one head: pairs of a query and a key."""
+    def pairs(self, length: int) -> int:
+        """Pairs of a query and a key, in one head."""
         if self.window is None:
             return length**2
-        w, total = self.window, 0
+        w, pairs = self.window, 0
         for start in range(0, length, w):
-            near = min(length, start + (1 + self.ahead) * w) - max(0, start - self.back * w)
-            total += min(w, length - start) * near
-        return total
+            keys = min(length, start + (1 + self.ahead) * w) - max(0, start - self.back * w)
+            pairs += min(w, length - start) * keys
+        return pairs
 
     def import_reference(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Our parameters from a published layer: `linears.0` to `linears.3` of the SPT repository; Q, K, V, O and scale
-        of the DLR repository, if there is a temperature."""
-        given, names = Published(raw), self._published()
-        found = {
-            f"{ours}.{part}": torch.cat([given[f"{name}.{part}"] for name in theirs])
-            for ours, theirs in (("qkv", names[:3]), ("out", names[3:]))
+        """Our parameters from a published layer: `linears.0` to `linears.3` of the SPT repository; with a temperature,
+        Q, K, V, O and scale of the DLR repository."""
+        theirs, names = ReferenceTensors(raw), self._reference_names()
+        ours = {
+            f"{own}.{part}": torch.cat([theirs[f"{name}.{part}"] for name in others])
+            for own, others in (("qkv", names[:3]), ("out", names[3:]))
             for part in ("weight", "bias")
         }
-        return found if self.temperature is None else {**found, "temperature": given["scale"]}
+        return ours if self.temperature is None else {**ours, "temperature": theirs["scale"]}
 
     def export_reference(self) -> dict[str, Tensor]:
         """The other way."""
-        names, sizes = self._published(), [size * self.d_head for size in self.sizes]
+        names, sizes = self._reference_names(), [size * self.d_head for size in self.sizes]
         maps = {
             f"{name}.{part}": tensor
             for part in ("weight", "bias")
@@ -189,7 +189,7 @@ class Attention(Mixer):
         }
         return maps if self.temperature is None else {**maps, "scale": self.temperature}
 
-    def _published(self) -> tuple[str, str, str, str]:
+    def _reference_names(self) -> tuple[str, str, str, str]:
         if self.shared_qk:
             raise ValueError("no published layer has one map for queries and keys")
         if self.temperature is not None:

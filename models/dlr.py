@@ -1,17 +1,18 @@
 """DLR: a diagonal linear recurrent network, DSS without its step and scale.
 
 Gupta, Mehta, Berant 2022, "Simplifying and understanding state space models with diagonal linear RNNs". With N complex
-modes shared by all features and both directions (eq. 2 and 4),
+modes shared by all features and both directions (eqs. 2 and 4),
 
     x_t = lambda x_{t-1} + u_t,  y_t = cast <w, x_t>,      kappa[l] = sum_n W_n lambda_n^l,  K = cast kappa
     lambda_n = exp(-log_Lambda_re_n² + i log_Lambda_im_n)
 
-and the cast Re, Im, Re + Im, or Re Im: DLR-prod, whose kernel is that of a DLR with up to 4 N² modes; it has no step of
-its own. `real-prod` takes Re for the first half of the features and Re Im for the others. There is no factor two.
+and the cast Re, Im, Re + Im, or Re Im: DLR-prod, whose kernel is that of a DLR with up to 4 N² modes, and which has no
+recurrent form here. `real-prod` is Re for the first half of the features and Re Im for the others. There is no factor
+two.
 
-At the start the angles lie on the circle evenly, so that with little decay the modes are a Fourier basis and any
-kernel of length N can be expressed; |lambda| = exp(-decay / 2), with the decay log-uniform in a range. The published
-code calls the range's ends dt_min and dt_max, 1e-4 and 0.1; the paper states 5e-4 and 0.5.
+The initial angles are evenly spaced on the circle, so that with little decay the modes are a Fourier basis and can
+express any kernel of length N; |lambda| = exp(-decay / 2) with a log-uniform decay. The published code calls its range
+dt_min to dt_max, 1e-4 to 0.1; the paper states 5e-4 to 0.5.
 
 Letters: H features, K directions, N modes, B sequences.
 """
@@ -25,8 +26,9 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Counts, Rate
+from spt.models.base import Backbone, BackboneConfig, Counts, ParamGroup, new_parameter
 from spt.models.longconv import LongConvolution, Modes, ModesKernel
+from spt.models.ops.discretise import log_uniform
 from spt.models.ops.output import Kind
 from spt.models.ops.vandermonde import complex_vandermonde, times_minus_i, vandermonde, vandermonde_flops
 
@@ -39,23 +41,27 @@ PARAMETERS = 2_239_232
 
 class Config(BackboneConfig):
     d_state: int = Field(1024, ge=1, description="modes N; 4096 in the paper's synthetic tasks")
-    cast: Cast = Field("real", description="from the complex kernel to the real one; prod is DLR-prod")
+    cast: Cast = Field("real", description="from the complex kernel to a real one; prod is DLR-prod")
     version: Literal["complex", "imag", "imag_W_real", "real_W_real"] = Field(
         "complex", description="imag: |lambda| = 1; W_real: real weights; real_W_real is the paper's DLR-R"
     )
-    decay_min: float = Field(1e-4, ge=0, description="initial decay per step, drawn log-uniformly, from here")
-    decay_max: float = Field(0.1, ge=0, description="to here; it is no step size, though published as dt_max")
-    angle_init: Literal["omega", "randn"] = Field("omega", description="angles evenly on the circle, or N(0, 1)")
-    W_scale: float | None = Field(None, gt=0, description="standard deviation of the weights' parts; by default 1/N")
-    max_kernel_length: int | None = Field(None, ge=1, description="longest kernel, in steps; by default the sequence's")
+    decay_min: float = Field(1e-4, ge=0, description="initial decay per step is drawn log-uniformly, from here")
+    decay_max: float = Field(0.1, ge=0, description="to here; not a step size, though published as dt_max")
+    angle_init: Literal["omega", "randn"] = Field("omega", description="angles evenly spaced, or from N(0, 1)")
+    W_scale: float | None = Field(
+        None, gt=0, description="standard deviation of the real and imaginary weights; default: 1/N"
+    )
+    max_kernel_length: int | None = Field(
+        None, ge=1, description="longest kernel, in steps; default: as long as the sequence"
+    )
     output: Kind = Field(
         "glu",
-        description="after the convolution and its GELU; linear in the synthetic tasks, identity, which has no GELU "
-        "either, in the language models",
+        description="after the convolution and its GELU; the paper: linear in synthetic tasks, identity (no GELU "
+        "either) in language models",
     )
     ssm_lr: float | None = Field(1e-4, gt=0, description="learning rate of lambda and W; null: the recipe's")
-    slow_decay: bool = Field(
-        True, description="false: log_Lambda_re at the recipe's learning rate, as the published code trains it"
+    decay_uses_ssm_lr: bool = Field(
+        True, description="false: log_Lambda_re trains at the recipe's learning rate, as in the published code"
     )
 
     @model_validator(mode="after")
@@ -63,15 +69,15 @@ class Config(BackboneConfig):
         if self.decay_min > self.decay_max:
             raise ValueError(f"decay_min {self.decay_min} is larger than decay_max {self.decay_max}")
         if self.decay_min == 0 and not self.version.startswith("imag"):
-            raise ValueError("decay_min is 0, where decays cannot be trained; use version imag, or 1e-5")
+            raise ValueError("a decay of 0 cannot be trained, but decay_min is 0; use version imag, or 1e-5")
         if self.version == "real_W_real" and self.cast != "real":
             raise ValueError(f"version real_W_real has no imaginary part, but cast is {self.cast}; set cast: real")
         return self
 
 
 class DLRKernel(ModesKernel):
-    """Parameters: W (K, H, N, 2), or (K, H, N) where real; log_Lambda_re, the root of half the decay, and
-    log_Lambda_im, both (N,), but for the part that a version fixes."""
+    """Parameters: W (K, H, N, 2), or (K, H, N) if real; log_Lambda_re, the square root of half the decay, and
+    log_Lambda_im, both (N,), unless the version fixes that part."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -83,16 +89,16 @@ class DLRKernel(ModesKernel):
         self.register_parameter("log_Lambda_re", None)
         self.register_parameter("log_Lambda_im", None)
         if not config.version.startswith("imag"):
-            low, high = (math.log(max(end, 1e-300)) for end in (config.decay_min, config.decay_max))
-            decay = torch.empty(N, dtype=torch.float64).uniform_(low, high).exp()
-            self.log_Lambda_re = nn.Parameter(torch.sqrt(decay / 2).to(self.W.dtype))
+            decay = log_uniform(max(config.decay_min, 1e-300), max(config.decay_max, 1e-300), N)
+            self.log_Lambda_re = new_parameter(torch.sqrt(decay / 2))
         if config.version != "real_W_real":
-            even = torch.arange(N, dtype=torch.float64) * (2 * math.pi / N)
-            angle = even if config.angle_init == "omega" else torch.randn(N, dtype=torch.float64) % (2 * math.pi)
-            self.log_Lambda_im = nn.Parameter(angle.to(self.W.dtype))
-        self.rates = {name: Rate(lr=config.ssm_lr, decay=False) for name, _ in self.named_parameters()}
-        if "log_Lambda_re" in self.rates and not config.slow_decay:
-            self.rates["log_Lambda_re"] = Rate(decay=False)
+            omega = torch.arange(N, dtype=torch.float64) * (2 * math.pi / N)
+            angle = omega if config.angle_init == "omega" else torch.randn(N, dtype=torch.float64) % (2 * math.pi)
+            self.log_Lambda_im = new_parameter(angle)
+        names = [name for name, _ in self.named_parameters()]
+        self.param_groups = dict.fromkeys(names, ParamGroup(lr=config.ssm_lr, weight_decay=False))
+        if "log_Lambda_re" in names and not config.decay_uses_ssm_lr:
+            self.param_groups["log_Lambda_re"] = ParamGroup(weight_decay=False)
 
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
         length = min(length, self.limit or length)
@@ -103,7 +109,7 @@ class DLRKernel(ModesKernel):
         return torch.cat([real[:, :first], (real * imag)[:, first:]], dim=1)
 
     def _weights(self) -> Float[Tensor, "K H N 2"]:
-        """Complex, and turned so that the cast is Re; those of kappa for a cast that is not linear."""
+        """As pairs, times the number that makes the cast Re; for casts that are not linear, those of kappa."""
         W = self.W if self.W.dim() == 4 else torch.stack([self.W, torch.zeros_like(self.W)], dim=-1)
         if self.cast == "imag":
             return times_minus_i(W)
@@ -113,8 +119,7 @@ class DLRKernel(ModesKernel):
         """Real and imaginary part, in float64."""
         root: Tensor | None = self.log_Lambda_re
         angle: Tensor | None = self.log_Lambda_im
-        given = self.log_Lambda_im if root is None else root
-        zero = torch.zeros_like(given, dtype=torch.float64)
+        zero = torch.zeros(self.W.shape[2], dtype=torch.float64, device=self.W.device)
         return (zero if root is None else -(root.double() ** 2)), (zero if angle is None else angle.double())
 
     def flops(self, length: int) -> Counts:
@@ -123,20 +128,19 @@ class DLRKernel(ModesKernel):
         return vandermonde_flops((K, rows, N), min(length, self.limit or length), shared=True)
 
     def system(self) -> Modes:
-        kind = self.W.dtype.to_complex()
         A = torch.exp(torch.complex(*self._log_lambda()))
-        return Modes(A.to(kind), torch.view_as_complex(self._weights()[0].contiguous()))
+        return Modes(A.to(self.W.dtype.to_complex()), torch.view_as_complex(self._weights()[0].contiguous()))
 
-    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
-        """Of the DLR repository's `DLRKernel`, whose Lambda_log_neg_re is a root, despite its name."""
-        return {_OURS.get(name, name): tensor for name, tensor in raw.items()}
+    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
+        """From the DLR repository's `DLRKernel`, whose Lambda_log_neg_re is a square root, despite its name."""
+        ours = {theirs: name for name, theirs in _REFERENCE_NAMES.items()}
+        return {ours.get(name, name): tensor for name, tensor in raw.items()}
 
-    def export_reference(self, **how: Any) -> dict[str, Tensor]:
-        theirs = {ours: name for name, ours in _OURS.items()}
-        return {theirs.get(name, name): parameter for name, parameter in self.named_parameters()}
+    def export_reference(self, **options: Any) -> dict[str, Tensor]:
+        return {_REFERENCE_NAMES.get(name, name): parameter for name, parameter in self.named_parameters()}
 
 
-_OURS = {"Lambda_log_neg_re": "log_Lambda_re", "Lambda_im": "log_Lambda_im"}
+_REFERENCE_NAMES = {"log_Lambda_re": "Lambda_log_neg_re", "log_Lambda_im": "Lambda_im"}
 
 
 def build(config: Config) -> Backbone:

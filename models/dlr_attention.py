@@ -1,13 +1,13 @@
-"""The DLR paper's attention layer: softmax attention in the place of a linear recurrence, full or among chunks.
+"""The DLR paper's attention layer: softmax attention in place of a linear recurrence, full or among chunks.
 
-Gupta, Mehta, Berant 2022, "Simplifying and understanding state space models with diagonal linear RNNs", compare with
-it. A layer is theirs, with attention for the convolution and the layer's own input for D u:
+The baseline of Gupta, Mehta, Berant 2022, "Simplifying and understanding state space models with diagonal linear RNNs".
+Their layer has attention in place of the convolution and its own input u in place of D u:
 
     y = W (u + drop(gelu(attention(u)))) + b, or glu of twice as many numbers
 
-The attention has rotary positions and a trained temperature, which starts at E^(-1/2). With a `window`, chunks of so
-many steps see themselves and both neighbours, or only the one before if causal. For the paper's Table 6 two
-feed-forward layers stand behind the attention, within the layer: a <- a + W2 gelu(W1 norm(a)).
+The attention has rotary positions and a trained temperature that starts at E^(-1/2). With a `window`, chunks of that
+many steps see themselves and both neighbours, or only the one before if causal. In the paper's Table 6, the layer has
+two feed-forward layers after the attention: a <- a + W2 gelu(W1 norm(a)).
 
 Letters: B sequences, L steps, D width, E width of a head, c steps of a chunk (`window`; L without one).
 """
@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from spt.models.attention import Attention
-from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, Published, linear_flops
+from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, ReferenceTensors, linear_flops
 from spt.models.ops.dropout import Dropout
 
 PAPER = "Gupta, Mehta, Berant 2022"
@@ -34,16 +34,14 @@ class Config(BackboneConfig):
     window: int | None = Field(
         None,
         ge=1,
-        description="steps of a chunk, which sees itself and its neighbours; 1024 in the paper's longer tasks",
+        description="steps in a chunk, which attends to itself and its neighbours; 1024 in the paper's longer tasks",
     )
     extra_feed_forward: int = Field(
         0,
         ge=0,
-        description="inner width, in d_model, of two more feed-forward layers behind the attention; 16 in Table 6",
+        description="inner width over d_model of two more feed-forward layers after the attention; Table 6: 16",
     )
-    output: Literal["linear", "glu"] = Field(
-        "linear", description="the last map; glu in the tasks of the paper's Table 3"
-    )
+    output: Literal["linear", "glu"] = Field("linear", description="output map; glu in the paper's Table 3")
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
@@ -51,7 +49,7 @@ class Config(BackboneConfig):
             raise ValueError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}")
         if (self.d_model // self.n_heads) % 2:
             raise ValueError(
-                f"rotary positions turn pairs, but a head is {self.d_model // self.n_heads} wide (d_model / n_heads)"
+                f"rotary positions rotate pairs, but a head is {self.d_model // self.n_heads} wide (d_model / n_heads)"
             )
         return self
 
@@ -90,24 +88,24 @@ class DLRAttention(Mixer):
         return sum((linear_flops(linear, length) for linear in maps), self.attention.flops(length))
 
     def import_reference(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Our parameters from those of the DLR repository's `DSS` layer with kernel_type attn: `attn.Q.weight`,
-        `attn.scale`, `output_linear.weight` and so on."""
-        given = Published(raw)
-        own = {name.removeprefix("attn."): tensor for name, tensor in raw.items() if name.startswith("attn.")}
-        found = {f"attention.{name}": tensor for name, tensor in self.attention.import_reference(own).items()}
-        for ours, theirs in self._published().items():
-            found[ours] = given[theirs].reshape(self.get_parameter(ours).shape)
-        return found
+        """From the DLR repository's `DSS` layer with kernel_type attn: `attn.Q.weight`, `attn.scale`,
+        `output_linear.weight` and so on."""
+        theirs = ReferenceTensors(raw)
+        attention = {name.removeprefix("attn."): tensor for name, tensor in raw.items() if name.startswith("attn.")}
+        ours = {f"attention.{name}": tensor for name, tensor in self.attention.import_reference(attention).items()}
+        for own, other in self._reference_names().items():
+            ours[own] = theirs[other].reshape(self.get_parameter(own).shape)
+        return ours
 
     def export_reference(self) -> dict[str, Tensor]:
-        """The other way; the output map's bias has two axes there."""
-        found = {f"attn.{name}": tensor for name, tensor in self.attention.export_reference().items()}
-        found |= {theirs: self.get_parameter(ours) for ours, theirs in self._published().items()}
-        bias = self._published()["map.bias"]
-        return {**found, bias: found[bias][:, None]}
+        """The other way; the bias of the output map has two axes there."""
+        names = self._reference_names()
+        theirs = {f"attn.{name}": tensor for name, tensor in self.attention.export_reference().items()}
+        theirs |= {other: self.get_parameter(own) for own, other in names.items()}
+        return {**theirs, names["map.bias"]: self.map.bias[:, None]}
 
-    def _published(self) -> dict[str, str]:
-        """Our names but for the attention's, and theirs."""
+    def _reference_names(self) -> dict[str, str]:
+        """Theirs by ours, without the attention's."""
         output = "output_linear.0" if self.gated else "output_linear"
         names = {f"map.{part}": f"{output}.{part}" for part in ("weight", "bias")}
         for name, _ in self.extra.named_parameters():

@@ -4,27 +4,26 @@ Gupta, Gu, Berant 2022, "Diagonal state spaces are as effective as structured st
 all features and both directions, a step Delta_h per feature and weights W:
 
     exp           K[l] = Re sum_n W_n (e^z - 1) / Lambda_n e^(l z),  z = Delta_h Lambda_n        (DSS-EXP)
-    exp-re-im     the same, Im Lambda kept positive as an exponential
+    exp-re-im     the same, with Im Lambda an exponential and so positive
     exp-no-scale  K[l] = Re sum_n W_n e^(l z)
     softmax       exp, divided by the sum of e^(l z) over a whole length                         (DSS-SOFTMAX)
 
-There is no factor two. A softmax kernel depends on the length it is normalised over: here always `softmax_length`, the
-longest sequence unless said otherwise, so that padding never changes an answer; positions beyond it have no weight. It
-is meant for modes that grow as well, and has no recurrent form here.
+There is no factor two. A softmax kernel depends on the length it is normalised over. Here that is `softmax_length`, by
+default the longest sequence, so that padding never changes an output; positions beyond it have weight zero. Its modes
+may also grow, and it has no recurrent form here.
 
 Letters: H features, K directions, N modes.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Complex128, Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Counts, Rate
+from spt.models.base import Backbone, BackboneConfig, Counts, ParamGroup
 from spt.models.longconv import LongConvolution, Modes, ModesKernel
 from spt.models.ops.discretise import as_complex, expm1, softmax_scale
 from spt.models.ops.hippo import normal_part
@@ -41,13 +40,15 @@ class Config(BackboneConfig):
     version: Literal["exp", "exp-re-im", "exp-no-scale", "softmax"] = Field("exp", description="form of the kernel")
     Lambda_init: Literal["hippo", "lin", "randn"] = Field(
         "hippo",
-        description="-1/2 + i w, with w the positive frequencies of HiPPO-LegS of size 2N, pi n, or from N(0, 1)",
+        description="-1/2 + i w, where w are the positive frequencies of HiPPO-LegS of size 2N, pi n, or from N(0, 1)",
     )
-    dt_min: float = Field(1e-3, gt=0, description="steps are drawn from a log-uniform distribution, from here")
+    dt_min: float = Field(1e-3, gt=0, description="steps Delta are drawn log-uniformly, from here")
     dt_max: float = Field(0.1, gt=0, description="to here")
-    max_kernel_length: int | None = Field(None, ge=1, description="longest kernel, in steps; by default the sequence's")
-    softmax_length: int | None = Field(None, ge=1, description="what softmax sums over; by default the longest kernel")
-    output: Kind = Field("linear", description="after the convolution and its GELU; glu in the larger published runs")
+    max_kernel_length: int | None = Field(
+        None, ge=1, description="longest kernel, in steps; default: as long as the sequence"
+    )
+    softmax_length: int | None = Field(None, ge=1, description="length of the softmax; default: the longest kernel")
+    output: Kind = Field("linear", description="after the convolution and its GELU; glu in larger published runs")
     ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of Delta, Lambda and W; null: the recipe's")
 
     @model_validator(mode="after")
@@ -55,17 +56,17 @@ class Config(BackboneConfig):
         if self.dt_min > self.dt_max:
             raise ValueError(f"dt_min {self.dt_min} is larger than dt_max {self.dt_max}")
         if self.version == "exp-re-im" and self.Lambda_init == "randn":
-            raise ValueError("version exp-re-im keeps frequencies positive, but Lambda_init randn draws negative ones")
+            raise ValueError("version exp-re-im needs positive frequencies, but Lambda_init randn draws negative ones")
         if self.version == "exp-re-im" and self.Lambda_init == "lin":
-            raise ValueError("version exp-re-im keeps frequencies positive, but Lambda_init lin begins at zero")
+            raise ValueError("version exp-re-im needs positive frequencies, but Lambda_init lin begins at zero")
         if self.version != "softmax" and self.softmax_length is not None:
             raise ValueError(f"softmax_length is for version softmax, not {self.version}")
         return self
 
 
 class DSSKernel(ModesKernel):
-    """Parameters: log_dt (H,), W (K, H, N, 2), and Lambda_log_neg_re, the logarithm of -Re Lambda, with Lambda_im or
-    Lambda_log_im, all (N,); for softmax Lambda (N, 2)."""
+    """Parameters, named as in the DLR repository's `DSSKernel`: log_dt (H,), W (K, H, N, 2), and Lambda_log_neg_re, the
+    logarithm of -Re Lambda, with Lambda_im or Lambda_log_im, all (N,); for softmax Lambda (N, 2)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -90,7 +91,8 @@ class DSSKernel(ModesKernel):
                 self.Lambda_log_im = nn.Parameter(imag.log())
             else:
                 self.Lambda_im = nn.Parameter(imag)
-        self.rates = {name: Rate(lr=config.ssm_lr, decay=False) for name, _ in self.named_parameters()}
+        names = [name for name, _ in self.named_parameters()]
+        self.param_groups = dict.fromkeys(names, ParamGroup(lr=config.ssm_lr, weight_decay=False))
 
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
         length = min(length, self.limit or length)
@@ -121,12 +123,8 @@ class DSSKernel(ModesKernel):
 
     def system(self) -> Modes:
         W, z = self._discrete()
-        kind = self.W.dtype.to_complex()
-        return Modes(z.exp().to(kind), W[0].to(kind))
-
-    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
-        """Of the DLR repository's `DSSKernel`: the same tensors under the same names."""
-        return dict(raw)
+        dtype = self.W.dtype.to_complex()
+        return Modes(z.exp().to(dtype), W[0].to(dtype))
 
 
 def _frequencies(init: str, N: int) -> Tensor:

@@ -1,7 +1,7 @@
 """A layer that convolves with a long kernel: y = output(conv(u, kernel) + D u), as in S4, S4D, DSS, DLR and SGConv.
 
-What kernel, is the model's affair: it gives a `Kernel`. Letters: B sequences, L steps, H features, K directions (1
-causal, 2 two-sided), M kernel length.
+Each model brings its own `Kernel`. Letters: B sequences, L steps, H features, K directions (1 causal, 2 two-sided), M
+kernel length.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
-from spt.models.base import BackboneConfig, Context, Counts, Mixer, Published, Rate, Unsupported
+from spt.models.base import BackboneConfig, Context, Counts, Mixer, ParamGroup, ReferenceTensors, Unsupported
 from spt.models.ops import counts
 from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.output import Gelu, Kind, Output
@@ -23,40 +23,40 @@ class Kernel(nn.Module):
     """From parameters to a convolution kernel (K, H, M).
 
     The second direction is the reverse kernel: its lag 0 meets the next input. A shorter kernel is the beginning of a
-    longer one, so that neither padding nor the company in a batch changes an answer.
+    longer one, so that an output depends neither on padding nor on the other sequences of a batch.
     """
 
-    rates: Mapping[str, Rate] = {}  # by the parameter's name in this module
-    recurrent: bool = False  # has it a `step`?
+    param_groups: Mapping[str, ParamGroup] = {}  # by the parameter's name in this module
+    recurrent: bool = False  # does it have a `step`?
     limit: int | None = None  # the longest kernel it makes
-    continuous: bool = False  # is it that of a system in continuous time, whose step can be another?
-    rate: float = 1.0  # by how much it is
+    continuous: bool = False  # is it that of a system in continuous time, whose step size can be changed?
+    rate: float = 1.0  # step size now over step size in training
 
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
         """For sequences of `length` steps: M is the length, or the kernel's own limit where that is less."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def flops(self, length: int) -> Counts | float:
-        """Operations of one kernel, both passes (kind `kernel`); or as a number those of the forward pass, which
-        backward then takes twice. A multiply-add counts as two."""
+        """Operations of one kernel, both passes (kind `kernel`); a plain number is the forward pass, and backward then
+        counts twice as much. A multiply-add counts as two."""
         raise NotImplementedError(f"{type(self).__name__} does not state its operations")
 
     def system(self) -> Any:
-        """The discretised system that `step` follows, computed once for a sequence."""
+        """The discretised system that `step` uses, computed once for a sequence."""
         raise NotImplementedError(f"{type(self).__name__} has no recurrent form")
 
     def initial_state(self, batch: int) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} has no recurrent form")
 
     def step(self, u: Float[Tensor, "B H"], state: Tensor, system: Any) -> tuple[Float[Tensor, "B H"], Tensor]:
-        """The causal convolution's next value (without D u) and the state after it."""
+        """The next output of the causal convolution (without D u) and the state after it."""
         raise NotImplementedError(f"{type(self).__name__} has no recurrent form")
 
-    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
+    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
         """Our parameters by name, from tensors as the published code stores them; gradients pass through."""
         return dict(raw)
 
-    def export_reference(self, **how: Any) -> dict[str, Tensor]:
+    def export_reference(self, **options: Any) -> dict[str, Tensor]:
         """The other way."""
         return dict(self.named_parameters())
 
@@ -69,7 +69,7 @@ class Modes(NamedTuple):
 
 
 class ModesKernel(Kernel):
-    """A kernel whose weights W (K, H, N) or, as pairs, (K, H, N, 2) stand for all but the modes themselves."""
+    """A kernel of weights W, (K, H, N) or as pairs (K, H, N, 2), and of modes that the subclass parameterises."""
 
     W: nn.Parameter
 
@@ -94,12 +94,12 @@ class State(NamedTuple):
 class LongConvolution(Mixer):
     """Kernel, skip weight D ~ N(0, 1) per feature, and `Output`.
 
-    Kernel, spectrum and transforms are float32 (or the parameters' float64) also under autocast, where the input is
-    rounded as a matrix product's would be and the answer has autocast's type.
+    Kernel, spectrum and transforms are float32 (or float64 like the parameters) under autocast too; the input is
+    rounded to autocast's type, as for a matrix product, and the output has that type.
     """
 
     state_space = ("kernel.",)
-    uncompiled = ("contextualise",)
+    uncompiled = ("mix_sequence",)
 
     def __init__(
         self,
@@ -108,59 +108,64 @@ class LongConvolution(Mixer):
         *,
         output: Kind = "glu",
         gelu: Gelu = "exact",
-        early_dropout: bool = False,
+        pre_activation_dropout: bool = False,
     ) -> None:
         super().__init__()
         self.kernel = kernel
         self.D = nn.Parameter(torch.randn(config.d_model))
         self.output = Output(
-            config.d_model, output, gelu=gelu, dropout=config.dropout, tied=config.tie_dropout, early=early_dropout
+            config.d_model,
+            output,
+            gelu=gelu,
+            dropout=config.dropout,
+            tied=config.tie_dropout,
+            pre_activation_dropout=pre_activation_dropout,
         )
         self.two_sided = not config.causal
         self.recurrent = config.causal and kernel.recurrent and kernel.limit is None  # a recurrence has no end
-        self.rates = {"D": Rate(decay=True)}
-        self._held: _Held | None = None
+        self.param_groups = {"D": ParamGroup(weight_decay=True)}
+        self._cached_kernel: _CachedKernel | None = None
 
     def forward(self, x: Float[Tensor, "B L H"], context: Context) -> Float[Tensor, "B L H"]:
-        return self.output(self.contextualise(x))
+        return self.output(self.mix_sequence(x))
 
     def rescale(self, rate: float) -> None:
         if not self.kernel.continuous:
-            raise Unsupported(f"{type(self.kernel).__name__} has no step size that could be another")
+            raise Unsupported(f"{type(self.kernel).__name__} has no step size to change")
         self.kernel.rate = rate
 
-    def contextualise(self, u: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
+    def mix_sequence(self, u: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
         """conv(u, kernel) + D u."""
         device, length = u.device.type, u.shape[1]
         if torch.is_autocast_enabled(device):
             u = u.to(torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
-            if self._held is not None:
-                transformed, n = self._held.spectrum(length)
+            if self._cached_kernel is not None:
+                spectrum, n = self._cached_kernel.spectrum(length)
             else:
-                transformed, n = self.spectrum(self.taps(length), length)
-            return convolve(u, transformed, n)
+                spectrum, n = self.spectrum(self.taps(length), length)
+            return convolve(u, spectrum, n)
 
     def taps(self, length: int) -> Float[Tensor, "K H M"]:
         """The kernel with D added to the weight of the present."""
         kernel: Tensor = self.kernel(length)
-        here = torch.zeros_like(kernel[:1, :, :1]) + self.D[:, None]
-        rest = torch.cat([kernel[:1, :, :1] + here, kernel[:1, :, 1:]], dim=2)
-        return torch.cat([rest, kernel[1:]]) if len(kernel) > 1 else rest
+        skip = torch.zeros_like(kernel[:1, :, :1]) + self.D[:, None]
+        forward = torch.cat([kernel[:1, :, :1] + skip, kernel[:1, :, 1:]], dim=2)
+        return torch.cat([forward, kernel[1:]]) if len(kernel) > 1 else forward
 
     def spectrum(self, taps: Float[Tensor, "K H M"], length: int) -> tuple[Tensor, int]:
         n = self._transform(length)
         return spectrum(taps, n), n
 
     def convolution_kernel(self, length: int) -> Iterable[Float[Tensor, "K H M"]]:
-        """As a reverse kernel begins at the next step, its lags are one more than its places."""
+        """The reverse kernel begins at the next step: its entry l belongs to lag l + 1."""
         kernel: Tensor = self.kernel(length)
         if not self.two_sided:
             return (kernel,)
         return (torch.stack([F.pad(kernel[0], (0, 1)), F.pad(kernel[1], (1, 0))])[..., :length],)
 
     def flops(self, length: int) -> Counts:
-        """Transforms and products of every feature, and the output."""
+        """Transforms and products of every feature, and the output map."""
         return counts.convolution(self._transform(length), len(self.D)) + self.output.flops(length)
 
     def shared_flops(self, length: int) -> Counts:
@@ -178,54 +183,53 @@ class LongConvolution(Mixer):
         y, hidden = self.kernel.step(x, state.hidden, state.system)
         return self.output(y + self.D * x), State(state.system, hidden)
 
-    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
+    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
         """Our parameters from those of a whole published layer: `layer.D` or `D`, `layer.kernel.*` or `kernel.*`,
-        `output_linear.*`. Shapes of one are put right; `how` goes to the kernel."""
-        plain = Published({name.removeprefix("layer."): tensor for name, tensor in raw.items()})
-        own = {name.removeprefix("kernel."): tensor for name, tensor in plain.items() if name.startswith("kernel")}
-        kernel = Published(own)
-        found = {f"kernel.{name}": tensor for name, tensor in self.kernel.import_reference(kernel, **how).items()}
-        found["D"] = plain["D"].reshape(-1)
-        for name, tensor in plain.items():
+        `output_linear.*`, with or without axes of size one. `options` go to the kernel."""
+        layer = ReferenceTensors({name.removeprefix("layer."): tensor for name, tensor in raw.items()})
+        kernel = {name.removeprefix("kernel."): tensor for name, tensor in layer.items() if name.startswith("kernel")}
+        ours = self.kernel.import_reference(ReferenceTensors(kernel), **options)
+        state = {f"kernel.{name}": tensor for name, tensor in ours.items()} | {"D": layer["D"].reshape(-1)}
+        for name, tensor in layer.items():
             if name.startswith("output_linear") and self.output.linear is not None:
                 part = name.rpartition(".")[2]
-                found[f"output.linear.{part}"] = tensor.reshape(getattr(self.output.linear, part).shape)
-        return found
+                state[f"output.linear.{part}"] = tensor.reshape(getattr(self.output.linear, part).shape)
+        return state
 
-    def export_reference(self, **how: Any) -> dict[str, Tensor]:
+    def export_reference(self, **options: Any) -> dict[str, Tensor]:
         """`D` (1, H), `kernel.*` and `output_linear.weight`, `output_linear.bias`."""
-        found = {f"kernel.{name}": tensor for name, tensor in self.kernel.export_reference(**how).items()}
+        state = {f"kernel.{name}": tensor for name, tensor in self.kernel.export_reference(**options).items()}
         if self.output.linear is not None:
-            found |= {f"output_linear.{name}": tensor for name, tensor in self.output.linear.named_parameters()}
-        return {"D": self.D[None], **found}
+            state |= {f"output_linear.{name}": tensor for name, tensor in self.output.linear.named_parameters()}
+        return {"D": self.D[None], **state}
 
 
 @contextlib.contextmanager
-def kernels_held(model: nn.Module, length: int) -> Iterator[Callable[[], None]]:
-    """Within, every long convolution's kernel is computed once, for inputs of up to `length` steps.
+def cached_kernels(model: nn.Module, length: int) -> Iterator[Callable[[], None]]:
+    """Inside the context, every long convolution computes its kernel once, for inputs of up to `length` steps.
 
-    With gradients, those of the kernel are collected; the function that is given back has to be called before the last
-    forward pass, whose backward pass then takes them on to the parameters, so that data parallelism sees every
-    parameter's gradient come exactly there.
+    Gradients of the kernel are accumulated. Call the function that the context yields before the last forward pass:
+    the backward pass of that one then carries the sum on to the parameters, so that data parallelism sees every
+    parameter's gradient arrive exactly there.
     """
     layers = [module for module in model.modules() if isinstance(module, LongConvolution)]
 
-    def last() -> None:
+    def announce_last_pass() -> None:
         for layer in layers:
-            if layer._held is not None:
-                layer._held.last()
+            if layer._cached_kernel is not None:
+                layer._cached_kernel.announce_last_pass()
 
     try:
         for layer in layers:
-            layer._held = _Held(layer, length)
-        yield last
+            layer._cached_kernel = _CachedKernel(layer, length)
+        yield announce_last_pass
     finally:
         for layer in layers:
-            layer._held = None
+            layer._cached_kernel = None
 
 
-class _Held:
-    """One layer's kernel and its spectrum for the latest length, while several forward passes use them."""
+class _CachedKernel:
+    """The kernel of a layer, and its spectrum for the latest length, shared by several forward passes."""
 
     def __init__(self, layer: LongConvolution, length: int) -> None:
         self.layer, self.length = layer, length
@@ -233,39 +237,39 @@ class _Held:
             self.taps = layer.taps(length)
         self.leaf = self.taps.detach().requires_grad_(self.taps.requires_grad)
         self.latest: tuple[int, Tensor, Tensor, int] | None = None  # length, spectrum, the same as a leaf, transform
-        self.ending = False
+        self.last_pass = False
 
     def spectrum(self, length: int) -> tuple[Tensor, int]:
-        if length > self.length:  # nothing is held for it
+        if length > self.length:  # longer than the cached kernel
             return self.layer.spectrum(self.layer.taps(length), length)
-        if self.ending:
-            taps: Tensor = _Joined.apply(self.taps, self.leaf.grad)
+        if self.last_pass:
+            taps: Tensor = _AddGradient.apply(self.taps, self.leaf.grad)
             return self.layer.spectrum(taps[..., :length], length)
         if self.latest is None or self.latest[0] != length:
-            self._flush()
-            found, n = self.layer.spectrum(self.leaf[..., :length], length)
-            self.latest = (length, found, found.detach().requires_grad_(found.requires_grad), n)
+            self._accumulate()
+            spectrum, n = self.layer.spectrum(self.leaf[..., :length], length)
+            self.latest = (length, spectrum, spectrum.detach().requires_grad_(spectrum.requires_grad), n)
         return self.latest[2], self.latest[3]
 
-    def last(self) -> None:
-        self._flush()
-        self.ending = True
+    def announce_last_pass(self) -> None:
+        self._accumulate()
+        self.last_pass = True
 
-    def _flush(self) -> None:
-        """From the spectrum's gradient to the kernel's."""
+    def _accumulate(self) -> None:
+        """Add the gradient of the latest spectrum to that of the kernel."""
         if self.latest is not None and self.latest[2].grad is not None:
             self.latest[1].backward(self.latest[2].grad)
         self.latest = None
 
 
-class _Joined(torch.autograd.Function):
-    """The kernel, whose gradient is joined by what earlier passes have collected."""
+class _AddGradient(torch.autograd.Function):
+    """The kernel itself; backward adds the gradient that earlier passes have accumulated."""
 
     @staticmethod
-    def forward(ctx: Any, taps: Tensor, collected: Tensor | None) -> Tensor:
-        ctx.collected = collected
+    def forward(ctx: Any, taps: Tensor, accumulated: Tensor | None) -> Tensor:
+        ctx.accumulated = accumulated
         return taps.view_as(taps)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad if ctx.collected is None else grad + ctx.collected, None
+        return grad if ctx.accumulated is None else grad + ctx.accumulated, None

@@ -13,11 +13,20 @@ from jaxtyping import Complex, Complex128, Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, Published, Rate
+from spt.models.base import (
+    Backbone,
+    BackboneConfig,
+    Context,
+    Counts,
+    Mixer,
+    ParamGroup,
+    ReferenceTensors,
+    new_parameter,
+)
 from spt.models.ops import counts
-from spt.models.ops.norms import NormKind
 from spt.models.ops.output import Output
 from spt.models.ops.scan import enter, impulse_response, leave, scan
+from spt.models.options import NormKind
 
 PAPER = "Orvieto et al. 2023"
 COST = "L D (N + D)"
@@ -36,7 +45,7 @@ class Config(BackboneConfig):
     r_max: float = Field(1.0, gt=0, le=1, description="largest initial modulus of an eigenvalue")
     max_phase: float = Field(6.28, gt=0, description="largest initial angle of an eigenvalue; 2 pi / 10 for Path-X")
     ssm_lr_factor: float = Field(
-        0.5, gt=0, description="learning rate of nu, theta, gamma and B, in units of the recipe's, without decay"
+        0.5, gt=0, description="learning rate of nu, theta, gamma and B over the recipe's; these have no weight decay"
     )
 
     @model_validator(mode="after")
@@ -55,7 +64,7 @@ class System(NamedTuple):
 
 
 class State(NamedTuple):
-    """Of the recurrent form."""
+    """State of the recurrent form."""
 
     system: System
     hidden: Complex[Tensor, "B N"]
@@ -64,12 +73,12 @@ class State(NamedTuple):
 class LRU(Mixer):
     """The recurrence, then GELU and GLU; without norm and skip.
 
-    nu, theta, gamma (N,), logarithms; B (N, H, 2); C (K, H, N, 2); D (H,). The paper's model is causal. Two-sided, a
-    second C reads the same recurrence run backwards; both directions see the present, as in S5.
+    Parameters: nu, theta, gamma (N,), logarithms; B (N, H, 2); C (K, H, N, 2); D (H,). The paper's model is causal.
+    Two-sided, a second C reads the same recurrence run backwards; both directions see the present, as in S5.
     """
 
     state_space = ("nu", "theta", "gamma", "B", "C")
-    uncompiled = ("contextualise",)
+    uncompiled = ("mix_sequence",)
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -79,19 +88,20 @@ class LRU(Mixer):
         nu = torch.log(-0.5 * torch.log(u * (config.r_max**2 - config.r_min**2) + config.r_min**2))
         theta = torch.log(config.max_phase * torch.rand(N, dtype=torch.float64).clamp_min(1e-12))
         gamma = 0.5 * torch.log(-torch.expm1(-2 * torch.exp(nu)))  # sqrt(1 - |lambda|^2): states of variance one
-        self.nu, self.theta, self.gamma = _parameter(nu), _parameter(theta), _parameter(gamma)
+        self.nu, self.theta, self.gamma = new_parameter(nu), new_parameter(theta), new_parameter(gamma)
         self.B = nn.Parameter(torch.randn(N, H, 2) / math.sqrt(2 * H))
         self.C = nn.Parameter(torch.randn(K, H, N, 2) / math.sqrt(N))
         self.D = nn.Parameter(torch.randn(H))
         self.output = Output(H, "glu", gelu="tanh", dropout=config.dropout, tied=config.tie_dropout)
-        slow = Rate(scale=config.ssm_lr_factor, decay=False)
-        self.rates = {"nu": slow, "theta": slow, "gamma": slow, "B": slow, "C": Rate(decay=True), "D": Rate(decay=True)}
+        ssm = ParamGroup(lr_scale=config.ssm_lr_factor, weight_decay=False)
+        self.param_groups = dict.fromkeys(("nu", "theta", "gamma", "B"), ssm)
+        self.param_groups |= dict.fromkeys(("C", "D"), ParamGroup(weight_decay=True))
 
     def forward(self, x: Float[Tensor, "B L H"], context: Context) -> Float[Tensor, "B L H"]:
-        return self.output(self.contextualise(x))
+        return self.output(self.mix_sequence(x))
 
-    def contextualise(self, u: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
-        """y before the activation."""
+    def mix_sequence(self, u: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
+        """y, before the activation."""
         y = self.D * u
         for x, c in zip(self.states(u), self._leave(), strict=True):
             y = y + leave(x, c)
@@ -104,7 +114,7 @@ class LRU(Mixer):
         return [scan(system.a, v, reverse=bool(k)) for k in range(len(self.C))]
 
     def system(self) -> System:
-        """The recurrence, lambda in double precision because powers of it are taken."""
+        """The recurrence; lambda in double precision, because powers of it are taken."""
         exponent = torch.complex(-torch.exp(self.nu.double()), torch.exp(self.theta.double()))
         enters = torch.exp(self.gamma)[:, None] * torch.view_as_complex(self.B)
         return System(torch.exp(exponent), enters, self._leave())
@@ -131,28 +141,23 @@ class LRU(Mixer):
         hidden = system.a.to(state.hidden.dtype) * state.hidden + enter(x, system.enter)
         return self.output(self.D * x + leave(hidden, system.leave[0])), State(system, hidden)
 
-    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
-        """Our parameters from nu_log, theta_log, gamma_log, B_re, B_im, C_re, C_im and D, alone or as `seq.*` beside
-        `out1.*` and `out2.*`; a second direction, which the published code has not, from C2_re and C2_im."""
-        raw = Published({name.removeprefix("seq."): tensor for name, tensor in raw.items()})
-        found = {name: raw[f"{name}_log"] for name in ("nu", "theta", "gamma")}
-        found["B"] = torch.stack([raw["B_re"], raw["B_im"]], -1)
+    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
+        """From nu_log, theta_log, gamma_log, B_re, B_im, C_re, C_im and D, alone or as `seq.*` beside `out1.*` and
+        `out2.*`; a second direction, which the published code does not have, from C2_re and C2_im."""
+        raw = ReferenceTensors({name.removeprefix("seq."): tensor for name, tensor in raw.items()})
+        ours = {name: raw[f"{name}_log"] for name in ("nu", "theta", "gamma")}
+        ours["B"] = torch.stack([raw["B_re"], raw["B_im"]], -1)
         names = ("C", "C2")[: len(self.C)]
-        found["C"] = torch.stack([torch.stack([raw[f"{name}_re"], raw[f"{name}_im"]], -1) for name in names])
+        ours["C"] = torch.stack([torch.stack([raw[f"{name}_re"], raw[f"{name}_im"]], -1) for name in names])
         dense = {f"output.{name}": tensor for name, tensor in self.output.import_dense(raw).items()}
-        return found | {"D": raw["D"]} | dense
+        return ours | {"D": raw["D"]} | dense
 
-    def export_reference(self, **how: Any) -> dict[str, Tensor]:
-        """`seq.*`, `out1.*` and `out2.*`, as the unofficial repository minimal-LRU has them."""
-        found = {f"{name}_log": getattr(self, name) for name in ("nu", "theta", "gamma")}
+    def export_reference(self, **options: Any) -> dict[str, Tensor]:
+        """`seq.*`, `out1.*` and `out2.*`, as in the unofficial repository minimal-LRU."""
+        theirs = {f"{name}_log": getattr(self, name) for name in ("nu", "theta", "gamma")} | {"D": self.D}
         for name, tensor in (("B", self.B), *zip(("C", "C2"), self.C, strict=False)):
-            found |= {f"{name}_re": tensor[..., 0], f"{name}_im": tensor[..., 1]}
-        found = {f"seq.{name}": tensor for name, tensor in (found | {"D": self.D}).items()}
-        return found | self.output.export_dense()
-
-
-def _parameter(start: Tensor) -> nn.Parameter:
-    return nn.Parameter(start.to(torch.get_default_dtype()))
+            theirs |= {f"{name}_re": tensor[..., 0], f"{name}_im": tensor[..., 1]}
+        return {f"seq.{name}": tensor for name, tensor in theirs.items()} | self.output.export_dense()
 
 
 def build(config: Config) -> Backbone:

@@ -1,7 +1,7 @@
-"""Mega: a moving average with many decay rates, single-head attention over it, and a gate in place of the skip.
+"""Mega: exponential moving averages, single-head attention over them, and a gate in place of the skip connection.
 
 Ma, Zhou, Kong, He, Gui, Neubig, May, Zettlemoyer 2023, "Mega: moving average equipped gated attention". With the stream
-X and its normalised form x (the same where the norm stands behind), a block is, as in section 3 of the paper,
+X and its normalised form x (X itself if the norm comes after the block), a block is, as in section 3 of the paper,
 
     m = drop silu(conv(x, k) + omega x)           k[l] = n^-1/2 sum_j p_j beta_j gamma_j q_j^l
                                                   p = sigmoid(delta), q = 1 - p sigmoid(alpha)
@@ -14,11 +14,11 @@ and a feed-forward layer. Two-sided, each direction has a kernel, and both see t
 
     softmax    tau = sqrt(Z)
     laplace    (1 + erf((s - mu) / (sigma sqrt 2))) / 2;  tau is the number of keys that a query sees
-    relu2      max(s, 0)²;  tau likewise
+    relu2      max(s, 0)²;  tau as for laplace
 
 Mega-chunk: attention within chunks of c steps, so that the cost is linear in L; the moving average still spans all.
 
-Letters: B sequences, L steps, D width, K directions, N averages of a feature (n above), E hidden width, Z width of
+Letters: B sequences, L steps, D width, K directions, N averages per feature (n above), E hidden width, Z width of
 queries and keys, C = c chunk length or L, G chunks of all sequences, R queries at a time, M kernel length.
 """
 
@@ -33,12 +33,12 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from spt.models.base import Backbone, BackboneConfig, Context, Counts, Initialisation, Mixer, Published, linear_flops
-from spt.models.feedforward import Activation, FeedForwardKind
+from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, ReferenceTensors, linear_flops
 from spt.models.longconv import Kernel, LongConvolution
 from spt.models.ops import counts
 from spt.models.ops.dropout import Dropout, keep_mask
 from spt.models.ops.output import Output
+from spt.models.options import Activation, FeedForwardKind, Initialisation
 
 PAPER = "Ma et al. 2023"
 COST = "L D (N + log L + E) + L c E"
@@ -46,37 +46,38 @@ PARAMETERS = 902_140
 
 AttentionKind = Literal["softmax", "laplace", "relu2"]
 
-STD = 0.02  # of maps, queries, keys and biases at the start
+STD = 0.02  # initial standard deviation of maps, queries, keys and biases
 MU, SIGMA = 0.707107, 0.282095  # of laplace: sqrt(1 / 2) and sqrt(1 / (4 pi)), as rounded in the published code
-_IN_CACHE, _ON_GPU = 1 << 18, 1 << 25  # attention weights computed at once
+_IN_CACHE, _ON_GPU = 1 << 18, 1 << 25  # attention weights computed at a time
 
 
 class Config(BackboneConfig):
-    d_state: int = Field(16, ge=1, description="averages of each feature, with a decay rate each")
+    d_state: int = Field(16, ge=1, description="moving averages per feature, each with its own decay rate")
     d_attention: int = Field(64, ge=1, description="width of queries and keys")
-    d_hidden: int | None = Field(None, ge=1, description="width of the values; by default 2 d_model")
+    d_hidden: int | None = Field(None, ge=1, description="width of the values; default: 2 d_model")
     attention: AttentionKind = Field(
-        "softmax", description="from scores to weights: softmax (text in the paper), laplace (its images), relu2"
+        "softmax", description="from scores to weights: softmax (the paper's text tasks), laplace (its images), relu2"
     )
     relative_bias: Literal["simple", "rotary"] = Field(
-        "simple", description="of a score, by distance: a table, or two rotated vectors (any length, even d_attention)"
+        "simple",
+        description="bias by distance: a table, or two rotated vectors (any length; needs an even d_attention)",
     )
-    chunk: int | None = Field(None, ge=1, description="attend within chunks of so many steps; by default to all steps")
+    chunk: int | None = Field(
+        None, ge=1, description="attention within chunks of this many steps; default: over all steps"
+    )
     max_kernel_length: int | None = Field(
-        None, ge=1, description="longest reach of the moving average, in steps (1024 or 4096 as published)"
+        None, ge=1, description="longest reach of the moving average, in steps (published: 1024 or 4096)"
     )
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the attention weights, in training only")
     hidden_dropout: float = Field(0.0, ge=0, lt=1, description="on the values")
-    feed_forward: FeedForwardKind = Field(
-        "mlp", description="none, mlp, or switch: each step through one of several mlps"
-    )
-    d_ff: int | None = Field(None, ge=1, description="inner width of the feed-forward layer; by default d_hidden")
-    ff_activation: Activation = Field("silu", description="between the two maps of the feed-forward layer")
+    feed_forward: FeedForwardKind = Field("mlp", description="none, mlp, or switch (a mixture of mlps, one per step)")
+    d_ff: int | None = Field(None, ge=1, description="inner width of the feed-forward layer; default: d_hidden")
+    ff_activation: Activation = Field("silu", description="activation of the feed-forward layer")
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
         if self.relative_bias == "rotary" and self.d_attention % 2:
-            raise ValueError(f"relative_bias rotary turns pairs, but d_attention is {self.d_attention}")
+            raise ValueError(f"relative_bias rotary rotates pairs, but d_attention is {self.d_attention}")
         return self
 
     @property
@@ -92,7 +93,7 @@ def exponentials(W: Float[Tensor, "K D N"], log_q: Float64[Tensor, "K D N"], len
     """sum_n W_n q_n^l for l = 0, ..., length - 1, in the type of W, without a table of N x length powers.
 
     Two levels, l = aT + b with 0 <= b < T: N (M/T + T) powers, from logarithms in float64, and a product of inner size
-    N. What is kept for the backward pass is as small.
+    N. The backward pass keeps no more than these.
     """
     A, T = _blocks(length)
     steps = torch.arange(max(T, A), dtype=torch.float64, device=W.device)
@@ -102,7 +103,7 @@ def exponentials(W: Float[Tensor, "K D N"], log_q: Float64[Tensor, "K D N"], len
 
 
 def _blocks(length: int) -> tuple[int, int]:
-    """Blocks, and positions in one."""
+    """Number of blocks, and positions per block."""
     T = 1 << max(0, round(math.log2(length) / 2))
     return -(-length // T), T
 
@@ -131,8 +132,8 @@ class EMAKernel(Kernel):
         self.gamma = nn.Parameter(torch.randn(shape))
 
     def forward(self, length: int) -> Float[Tensor, "K D M"]:
-        """Two-sided: the second direction's weight of the present goes to the first, so that it begins a step later,
-        as a reverse kernel does here."""
+        """Two-sided: the second direction's weight of the present is added to the first, so that the reverse kernel
+        begins at the next step, as everywhere here."""
         length = min(length, self.limit or length)
         W, log_q = self.weights()
         if len(W) == 1:
@@ -140,18 +141,18 @@ class EMAKernel(Kernel):
         present = W[1].sum(-1, keepdim=True)
         kernel = exponentials(torch.stack([W[0], W[1] * log_q[1].exp().to(W.dtype)]), log_q, length)
         ahead, back = kernel[0] + F.pad(present, (0, length - 1)), kernel[1]
-        if length == self.limit:  # of `limit` lags, the first has been given away
+        if length == self.limit:  # the reverse kernel has one lag fewer
             back = F.pad(back[:, :-1], (0, 1))
         return torch.stack([ahead, back])
 
     def weights(self) -> tuple[Float[Tensor, "K D N"], Float64[Tensor, "K D N"]]:
-        """n^-1/2 p beta gamma and log q, the latter in float64 and through log1p: at long lags every digit counts."""
+        """n^-1/2 p beta gamma and log q, the latter in float64 by log1p: at long lags every digit counts."""
         p = torch.sigmoid(self.delta.double())
         log_q = torch.log1p(-p * torch.sigmoid(self.alpha.double()))
         return p.to(self.beta.dtype) * self.beta * self.gamma * self.beta.shape[-1] ** -0.5, log_q
 
     def flops(self, length: int) -> Counts:
-        """Two per average and step, of whole blocks; the tables' exponentials are left out."""
+        """Two per average and step, of whole blocks; the exponentials of the tables are left out."""
         A, T = _blocks(min(length, self.limit or length))
         return Counts.of("kernel", 2.0 * self.beta.numel() * A * T)
 
@@ -169,17 +170,17 @@ class EMAKernel(Kernel):
         state = system.q * state + system.enter * u[..., None]
         return (system.leave * state).sum(-1), state
 
-    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
-        """From (K D, N, 1), gamma (K D, N): one direction behind the other."""
-        return {name: raw[name].reshape(own.shape) for name, own in self.named_parameters()}
+    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
+        """From (K D, N, 1), gamma (K D, N), whose first axis holds one direction after the other."""
+        return {name: raw[name].reshape(parameter.shape) for name, parameter in self.named_parameters()}
 
-    def export_reference(self, **how: Any) -> dict[str, Tensor]:
-        flat = {name: own.flatten(0, 1) for name, own in self.named_parameters()}
-        return {name: own if name == "gamma" else own[..., None] for name, own in flat.items()}
+    def export_reference(self, **options: Any) -> dict[str, Tensor]:
+        flat = {name: parameter.flatten(0, 1) for name, parameter in self.named_parameters()}
+        return {name: tensor if name == "gamma" else tensor[..., None] for name, tensor in flat.items()}
 
 
 class _Silu(Output):
-    """What follows the moving average, where other long convolutions have GELU and gate."""
+    """SiLU after the moving average, where other long convolutions have GELU and a gate."""
 
     def forward(self, y: Float[Tensor, "B *L D"]) -> Float[Tensor, "B *L D"]:
         return F.silu(y)
@@ -197,7 +198,7 @@ class EMA(LongConvolution):
 
 
 class SimpleBias(nn.Module):
-    """One trained number for each distance, key minus query: `weight` (2 longest - 1,)."""
+    """One trained number per distance, key minus query: `weight` (2 longest - 1,)."""
 
     def __init__(self, longest: int) -> None:
         super().__init__()
@@ -208,7 +209,7 @@ class SimpleBias(nn.Module):
         longest = len(self.weight) // 2 + 1
         if length > longest:
             raise ValueError(
-                f"attention over {length} steps, but a bias is known for {longest}; set chunk or max_length"
+                f"attention over {length} steps, but there are biases for {longest}; set chunk or max_length"
             )
         return self.weight[longest - length : longest + length - 1]
 
@@ -220,9 +221,9 @@ class SimpleBias(nn.Module):
 
 
 class RotaryBias(nn.Module):
-    """<R(i) alpha, R(j) beta> for query i and key j, with R turning the pair (m, m + Z/2) by t 10000^(-2m/Z) at step t.
+    """<R(i) alpha, R(j) beta> for query i and key j; R(t) rotates the pair (m, m + Z/2) by t 10000^(-2m/Z).
 
-    Only the distance is left of it: <alpha, R(j - i) beta>.
+    It depends only on the distance: <alpha, R(j - i) beta>.
     """
 
     def __init__(self, width: int) -> None:
@@ -247,17 +248,17 @@ class RotaryBias(nn.Module):
         return {"alpha": self.alpha[None], "beta": self.beta[None]}
 
 
-def weigh(
-    scores: Float[Tensor, "*G M"], hidden: Bool[Tensor, "*#G M"] | None, kind: AttentionKind, slope: bool = False
+def attention_weights(
+    scores: Float[Tensor, "*G M"], masked: Bool[Tensor, "*#G M"] | None, kind: AttentionKind, slope: bool = False
 ) -> tuple[Float[Tensor, "*G M"], Float[Tensor, "*G M"] | None]:
-    """Attention weights, zero where `hidden`, and with `slope` their derivative; that of softmax is left out.
+    """Attention weights, zero where `masked`, and with `slope` their derivative (None for softmax).
 
-    A query without any key gives equal weights (softmax) or none. `scores` may be overwritten.
+    A query that sees no key gets equal weights (softmax) or zeros. `scores` may be overwritten.
     """
     derivative = None
     if kind == "softmax":
-        if hidden is not None:
-            scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+        if masked is not None:
+            scores = scores.masked_fill(masked, torch.finfo(scores.dtype).min)
         return scores.softmax(-1), None
     if kind == "laplace":
         scores.sub_(MU).mul_(1 / (SIGMA * math.sqrt(2)))
@@ -268,9 +269,9 @@ def weigh(
         positive = scores.relu_()
         derivative = 2 * positive if slope else None
         weights = positive.square()
-    if hidden is not None:
-        weights = weights.masked_fill_(hidden, 0.0)
-        derivative = None if derivative is None else derivative.masked_fill_(hidden, 0.0)
+    if masked is not None:
+        weights = weights.masked_fill_(masked, 0.0)
+        derivative = None if derivative is None else derivative.masked_fill_(masked, 0.0)
     return weights, derivative
 
 
@@ -278,8 +279,8 @@ class _Attend(torch.autograd.Function):
     """drop(f(q k^T + bias)) v within each of G chunks: q, k (G, C, Z); v (G, C, E); bias (2 C - 1,) by distance; valid
     (G, C) or None.
 
-    Some queries at a time, and the backward pass computes the weights again: nothing of size C² is kept but the mask
-    of the dropout. Scores and weights have the type of q, the sum over values that of v.
+    Some queries at a time, and the backward pass recomputes the weights: nothing of size C² is kept but the dropout
+    mask. Scores and weights have the type of q, the sum over values that of v.
     """
 
     @staticmethod
@@ -295,13 +296,13 @@ class _Attend(torch.autograd.Function):
         dropout: float,
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, bias, valid)
-        ctx.how, ctx.dropout, ctx.kept = (kind, causal), dropout, []
+        ctx.kind, ctx.causal, ctx.dropout, ctx.keep = kind, causal, dropout, []
         y = v.new_empty(v.shape)
-        for part in _parts(q, causal):
-            weights, _ = weigh(part.scores(q, k, bias), part.hidden(q, valid, causal), kind)
+        for part in _blocks_of_queries(q, causal):
+            weights, _ = attention_weights(part.scores(q, k, bias), part.masked(q, valid, causal), kind)
             if dropout > 0.0:
-                ctx.kept.append(keep_mask(weights, dropout, tied=False))
-                weights = weights.mul_(ctx.kept[-1]).mul_(1 / (1 - dropout))
+                ctx.keep.append(keep_mask(weights, dropout, tied=False))
+                weights = weights.mul_(ctx.keep[-1]).mul_(1 / (1 - dropout))
             y[part.g, part.i] = torch.bmm(weights.to(v.dtype), v[part.g, : part.keys])
         return y
 
@@ -309,39 +310,39 @@ class _Attend(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, valid = ctx.saved_tensors
-        kind, causal = ctx.how
         dq, dk, dv, dbias = (torch.zeros_like(x, dtype=q.dtype) for x in (q, k, v, bias))
         with torch.autocast(q.device.type, enabled=False):
-            for number, part in enumerate(_parts(q, causal)):
-                weights, slope = weigh(part.scores(q, k, bias), part.hidden(q, valid, causal), kind, slope=True)
-                there, dy = (part.g, slice(0, part.keys)), grad[part.g, part.i].to(v.dtype)
-                change = torch.bmm(dy, v[there].mT).to(q.dtype)
+            for number, part in enumerate(_blocks_of_queries(q, ctx.causal)):
+                scores, masked = part.scores(q, k, bias), part.masked(q, valid, ctx.causal)
+                weights, slope = attention_weights(scores, masked, ctx.kind, slope=True)
+                keys, dy = (part.g, slice(0, part.keys)), grad[part.g, part.i].to(v.dtype)
+                dscores = torch.bmm(dy, v[keys].mT).to(q.dtype)
                 dropped = weights
                 if ctx.dropout > 0.0:
-                    kept, scale = ctx.kept[number], 1 / (1 - ctx.dropout)
-                    change, dropped = change.mul_(kept).mul_(scale), (weights * kept).mul_(scale)
-                dv[there] += torch.bmm(dropped.to(v.dtype).mT, dy)
+                    keep, scale = ctx.keep[number], 1 / (1 - ctx.dropout)
+                    dscores, dropped = dscores.mul_(keep).mul_(scale), (weights * keep).mul_(scale)
+                dv[keys] += torch.bmm(dropped.to(v.dtype).mT, dy)
                 if slope is None:
-                    change.sub_((change * weights).sum(-1, keepdim=True))
+                    dscores.sub_((dscores * weights).sum(-1, keepdim=True))
                     slope = weights
-                change.mul_(slope)
-                dq[part.g, part.i] = torch.bmm(change, k[there])
-                dk[there] += torch.bmm(change.mT, q[part.g, part.i])
-                part.collect(change.sum(0), dbias)
+                dscores.mul_(slope)
+                dq[part.g, part.i] = torch.bmm(dscores, k[keys])
+                dk[keys] += torch.bmm(dscores.mT, q[part.g, part.i])
+                part.add_bias_gradient(dscores.sum(0), dbias)
         return dq, dk, dv.to(v.dtype), dbias, None, None, None, None
 
 
-class _Part(NamedTuple):
-    """Some chunks, some of their queries, and how many keys these may see."""
+class _QueryBlock(NamedTuple):
+    """Some chunks, some of their queries, and the number of keys that these may see."""
 
     g: slice
     i: slice
     keys: int
 
     def scores(self, q: Tensor, k: Tensor, bias: Tensor) -> Float[Tensor, "G R M"]:
-        return torch.baddbmm(self.of(bias), q[self.g, self.i], k[self.g, : self.keys].mT)
+        return torch.baddbmm(self.bias_matrix(bias), q[self.g, self.i], k[self.g, : self.keys].mT)
 
-    def hidden(self, q: Tensor, valid: Tensor | None, causal: bool) -> Tensor | None:
+    def masked(self, q: Tensor, valid: Tensor | None, causal: bool) -> Tensor | None:
         """Which keys a query does not see; broadcasts against the scores."""
         padding = None if valid is None else ~valid[self.g, None, : self.keys]
         if not causal:
@@ -350,36 +351,36 @@ class _Part(NamedTuple):
         later = torch.ones(shape, dtype=torch.bool, device=q.device).triu_(self.i.start + 1)
         return later if padding is None else padding | later
 
-    def of(self, bias: Tensor) -> Float[Tensor, "R M"]:
+    def bias_matrix(self, bias: Tensor) -> Float[Tensor, "R M"]:
         return bias[self.lags(bias)].unfold(0, self.keys, 1).flip(0)
 
     def lags(self, bias: Tensor) -> slice:
-        """Of the distances, those from the last query's first key to the first query's last key."""
+        """Distances from the last query and the first key to the first query and the last key."""
         zero = len(bias) // 2
         return slice(zero + 1 - self.i.stop, zero + self.keys - self.i.start)
 
-    def collect(self, change: Float[Tensor, "R M"], dbias: Tensor) -> None:
-        """Sums along the diagonals: cut anew into rows that are one shorter, each row stands one place further on."""
-        rows = len(change)
-        skewed = F.pad(change.flip(0), (0, rows)).flatten()[:-rows]
+    def add_bias_gradient(self, dscores: Float[Tensor, "R M"], dbias: Tensor) -> None:
+        """Sums along the diagonals; padding and reshaping shifts every row by one more place."""
+        rows = len(dscores)
+        skewed = F.pad(dscores.flip(0), (0, rows)).flatten()[:-rows]
         dbias[self.lags(dbias)] += skewed.view(rows, -1).sum(0)
 
 
-def _parts(q: Tensor, causal: bool) -> Iterator[_Part]:
+def _blocks_of_queries(q: Tensor, causal: bool) -> Iterator[_QueryBlock]:
     G, C, _ = q.shape
-    most = _IN_CACHE if q.device.type == "cpu" else _ON_GPU
-    chunks, rows = max(1, most // C**2), min(C, max(16, most // C))
+    weights = _IN_CACHE if q.device.type == "cpu" else _ON_GPU
+    chunks, rows = max(1, weights // C**2), min(C, max(16, weights // C))
     for g in range(0, G, chunks):
         for i in range(0, C, rows):
             stop = min(i + rows, C)
-            yield _Part(slice(g, min(g + chunks, G)), slice(i, stop), stop if causal else C)
+            yield _QueryBlock(slice(g, min(g + chunks, G)), slice(i, stop), stop if causal else C)
 
 
 # ----------------------------------------------------------------------------------------------------------- layer
 
 
 class GatedAttention(Mixer):
-    """All of a block but its feed-forward layer. It replaces a share u of the stream instead of adding to it.
+    """A block without its feed-forward layer. It interpolates between the stream and a candidate, by the gate u.
 
     Maps `value` (D -> E), `base` (D -> D + Z + E + D) and `out` (E -> D); gamma, beta (2, Z) for queries and keys.
     """
@@ -399,27 +400,27 @@ class GatedAttention(Mixer):
         self.ema = EMA(config)
         self.value, self.base, self.out = nn.Linear(D, E), nn.Linear(D, sum(self.widths)), nn.Linear(E, D)
         for linear in (self.value, self.base, self.out):
-            _start(linear)
+            _initialise(linear)
         self.gamma, self.beta = nn.Parameter(STD * torch.randn(2, Z)), nn.Parameter(torch.zeros(2, Z))
         longest = min(config.chunk or config.max_length, config.max_length)
         self.bias = SimpleBias(longest) if config.relative_bias == "simple" else RotaryBias(Z)
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-        """What is added to a stream that has no norm before the layer."""
+        """What is added to the stream if there is no norm before the layer."""
         gate, candidate = self.candidate(x, context)
         return gate * (candidate - x)
 
-    def join(
+    def update_stream(
         self, x: Float[Tensor, "B L D"], h: Float[Tensor, "B L D"], context: Context, dropout: nn.Module
     ) -> Float[Tensor, "B L D"]:
-        """The gate is between the stream itself and the candidate, whose dropout has come before."""
+        """The gate interpolates between the stream itself and the candidate, which already has dropout."""
         gate, candidate = self.candidate(h, context)
         return x + gate * (candidate - x)
 
     def candidate(
         self, x: Float[Tensor, "B L D"], context: Context
     ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
-        """u, and what takes the stream's place where it is one."""
+        """The gate u, and the candidate that replaces the stream where u is 1."""
         v = F.silu(self.value(x))
         u, z, r, h = self.base(self.dropout(self.ema(x, context))).split(self.widths, dim=-1)
         q, k = (F.silu(z)[..., None, :] * self.gamma + self.beta).unbind(-2)
@@ -429,18 +430,18 @@ class GatedAttention(Mixer):
     def attend(
         self, q: Float[Tensor, "B L Z"], k: Float[Tensor, "B L Z"], v: Float[Tensor, "B L E"], context: Context
     ) -> Float[Tensor, "B L E"]:
-        """S v. A sequence's last chunk may be shorter; it is computed apart, as a sequence of that length would be."""
+        """S v. The last chunk of a sequence may be shorter; it is computed separately, as a sequence of that length."""
         B, L, _ = q.shape
         C = min(self.chunk or L, L)
-        whole, pieces = L // C * C, []
-        for first, last, width in ((0, whole, C), (whole, L, L - whole)):
+        complete, outputs = L // C * C, []
+        for first, last, width in ((0, complete, C), (complete, L, L - complete)):
             if first < last:
-                a, b, c = (x[:, first:last].reshape(-1, width, x.shape[-1]) for x in (q, k, v))
+                qs, ks, vs = (x[:, first:last].reshape(-1, width, x.shape[-1]) for x in (q, k, v))
                 valid = context.valid[:, first:last].reshape(-1, width) if context.padded else None
-                pieces.append(self._within(a, b, c, valid).view(B, last - first, -1))
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+                outputs.append(self._attend_in_chunks(qs, ks, vs, valid).view(B, last - first, -1))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
-    def _within(
+    def _attend_in_chunks(
         self,
         q: Float[Tensor, "G C Z"],
         k: Float[Tensor, "G C Z"],
@@ -449,19 +450,19 @@ class GatedAttention(Mixer):
     ) -> Float[Tensor, "G C E"]:
         with torch.autocast(q.device.type, enabled=False):
             bias = self.bias.by_distance(q.shape[1])
-            q = q * q.shape[-1] ** -0.5 if self.kind == "softmax" else q / self._seen(q, valid)
+            q = q * q.shape[-1] ** -0.5 if self.kind == "softmax" else q / self._visible_keys(q, valid)
             dropout = self.attention_dropout if self.training else 0.0
             y: Tensor = _Attend.apply(q, k, v, bias, valid, self.kind, self.causal, dropout)
         return y
 
-    def _seen(self, q: Float[Tensor, "G C Z"], valid: Bool[Tensor, "G C"] | None) -> Tensor:
-        """How many keys a query sees, at least one; broadcasts against q."""
-        seen = torch.ones(1, q.shape[1], device=q.device) if valid is None else valid.to(q.dtype)
-        seen = seen.cumsum(1) if self.causal else seen.sum(1, keepdim=True)
-        return seen.clamp_min(1.0)[..., None].to(q.dtype)
+    def _visible_keys(self, q: Float[Tensor, "G C Z"], valid: Bool[Tensor, "G C"] | None) -> Tensor:
+        """The number of keys that a query sees, at least 1; broadcasts against q."""
+        keys = torch.ones(1, q.shape[1], device=q.device) if valid is None else valid.to(q.dtype)
+        count = keys.cumsum(1) if self.causal else keys.sum(1, keepdim=True)
+        return count.clamp_min(1.0)[..., None].to(q.dtype)
 
     def flops(self, length: int) -> Counts:
-        """The maps, the moving average, q k^T and S v. Causal attention is counted in full, as it is in the field."""
+        """The maps, the moving average, q k^T and S v. Causal attention counts in full, as is usual."""
         _, Z, E, _ = self.widths
         C = min(self.chunk or length, length)
         pairs = length // C * C**2 + (length % C) ** 2
@@ -471,35 +472,34 @@ class GatedAttention(Mixer):
     def shared_flops(self, length: int) -> Counts:
         return self.ema.shared_flops(length)
 
-    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
-        """Our parameters from those of the Mega repository's MovingAverageGatedAttention; its `norm.*` is the
-        stack's and left alone."""
-        raw = Published(raw)
-        ema = {f"kernel.{name}": raw[f"move.{name}"] for name in ("delta", "alpha", "beta", "gamma")}
-        ema = self.ema.import_reference({**ema, "D": raw["move.omega"]})
-        found = {f"ema.{name}": tensor for name, tensor in ema.items()}
-        for ours, theirs in _MAPS.items():
-            found |= {f"{ours}.{part}": raw[f"{theirs}.{part}"] for part in ("weight", "bias")}
-        bias = Published({name.removeprefix("rel_pos_bias."): tensor for name, tensor in raw.items()})
-        found |= {f"bias.{name}": tensor for name, tensor in self.bias.import_reference(bias).items()}
-        return found | {name: raw[name] for name in ("gamma", "beta")}
+    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
+        """From the Mega repository's MovingAverageGatedAttention; its `norm.*` belongs to the stack and is ignored."""
+        theirs = ReferenceTensors(raw)
+        ema = {f"kernel.{name}": theirs[f"move.{name}"] for name in ("delta", "alpha", "beta", "gamma")}
+        ema = self.ema.import_reference({**ema, "D": theirs["move.omega"]})
+        ours = {f"ema.{name}": tensor for name, tensor in ema.items()}
+        for own, other in _MAPS.items():
+            ours |= {f"{own}.{part}": theirs[f"{other}.{part}"] for part in ("weight", "bias")}
+        bias = ReferenceTensors({name.removeprefix("rel_pos_bias."): tensor for name, tensor in raw.items()})
+        ours |= {f"bias.{name}": tensor for name, tensor in self.bias.import_reference(bias).items()}
+        return ours | {name: theirs[name] for name in ("gamma", "beta")}
 
-    def export_reference(self, **how: Any) -> dict[str, Tensor]:
+    def export_reference(self, **options: Any) -> dict[str, Tensor]:
         """The other way."""
-        found = {f"move.{name}": tensor for name, tensor in self.ema.kernel.export_reference().items()}
-        found["move.omega"] = self.ema.D
-        for ours, theirs in _MAPS.items():
-            found |= {f"{theirs}.{part}": getattr(getattr(self, ours), part) for part in ("weight", "bias")}
-        found |= {f"rel_pos_bias.{name}": tensor for name, tensor in self.bias.export_reference().items()}
-        return found | {"gamma": self.gamma, "beta": self.beta}
+        theirs = {f"move.{name}": tensor for name, tensor in self.ema.kernel.export_reference().items()}
+        theirs["move.omega"] = self.ema.D
+        for own, other in _MAPS.items():
+            theirs |= {f"{other}.{part}": getattr(getattr(self, own), part) for part in ("weight", "bias")}
+        theirs |= {f"rel_pos_bias.{name}": tensor for name, tensor in self.bias.export_reference().items()}
+        return theirs | {"gamma": self.gamma, "beta": self.beta}
 
 
 _MAPS = {"value": "v_proj", "base": "mx_proj", "out": "h_proj"}
 
 
 @torch.no_grad()
-def _start(module: nn.Module) -> None:
-    """Maps as the published code starts them; experts' are stacked."""
+def _initialise(module: nn.Module) -> None:
+    """Linear maps as in the published code; those of experts are stacked."""
     for parameter in module.parameters():
         if parameter.ndim > 1:
             parameter.normal_(0.0, STD)
@@ -508,13 +508,13 @@ def _start(module: nn.Module) -> None:
 
 
 class Mega(Backbone):
-    """The stack, whose feed-forward layers start as the published code's."""
+    """The stack, with the published initialisation of feed-forward layers."""
 
-    def initialise(self, how: Initialisation) -> None:
+    def initialise(self, method: Initialisation) -> None:
         for mixer in self.mixers:
             if not isinstance(mixer, GatedAttention):
-                _start(mixer)
-        super().initialise(how)
+                _initialise(mixer)
+        super().initialise(method)
 
 
 def build(config: Config) -> Backbone:

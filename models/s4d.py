@@ -7,8 +7,8 @@ Gu, Gupta, Goel, Ré 2022, "On the parameterization and initialization of diagon
 with N/2 complex modes n, one of each conjugate pair, and a step dt. Letters: H features, K directions, S copies of
 (A, B) that the features take in turn (feature h the copy h mod S), z = dt A.
 
-The parameters are those of the S4 repository: A = -exp(A_real) - i A_imag, and complex numbers as pairs. The minimal
-S4D of the same repository writes A with + i A_imag and has no B; its C is the conjugate of ours.
+Parameters are those of the S4 repository: A = -exp(A_real) - i A_imag, and complex numbers as pairs. The minimal S4D
+of the same repository writes A with + i A_imag and has no B; its C is the conjugate of ours.
 """
 
 import math
@@ -18,14 +18,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from jaxtyping import Complex, Complex128, Float
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
-from spt.models.base import Backbone, Counts, Rate
+from spt.models.base import Backbone, Counts, ParamGroup, new_parameter
 from spt.models.longconv import Kernel, LongConvolution
 from spt.models.ops.discretise import (
     Transform,
     as_complex,
     bilinear,
+    log_uniform,
     parameter_for,
     positive,
     softmax_scale,
@@ -34,34 +35,36 @@ from spt.models.ops.discretise import (
 from spt.models.ops.hippo import DiagonalInit, diagonal
 from spt.models.ops.output import Kind
 from spt.models.ops.vandermonde import moments, softmax_vandermonde, vandermonde, vandermonde_flops
-from spt.models.s4kernel import PairedOptions
+from spt.models.options import ConjugatePairConfig
 
 PAPER = "Gu, Gupta, Goel, Ré 2022"
 COST = "L D (N + log L + D)"
 PARAMETERS = 265_472
 
 
-class Config(PairedOptions):
-    A_init: DiagonalInit = Field("legs", description="initial A: HiPPO's, or -1/2 with spaced frequencies, or real")
-    disc: Literal["zoh", "bilinear", "dss"] = Field(
-        "zoh", description="discretisation; dss: normalised as DSS-SOFTMAX over max_length, which has no recurrent form"
+class Config(ConjugatePairConfig):
+    A_init: DiagonalInit = Field(
+        "legs", description="initial A: from HiPPO-LegS, -1/2 with spaced frequencies, or real"
     )
-    n_ssm: int | None = Field(None, ge=1, description="independent (A, B); divides d_model, which is the default")
-    is_real: bool = Field(False, description="N real modes in place of N/2 complex ones; needs A_init: real")
-    dt_transform: Transform = Field("exp", description="from the trained number to the step")
-    dt_tie: bool = Field(True, description="one step per feature; false: one per mode")
+    disc: Literal["zoh", "bilinear", "dss"] = Field(
+        "zoh", description="discretisation; dss: softmax over max_length as in DSS-SOFTMAX, without a recurrent form"
+    )
+    n_ssm: int | None = Field(None, ge=1, description="independent copies of (A, B); divides d_model; default: d_model")
+    is_real: bool = Field(False, description="N real modes instead of N/2 complex ones; needs A_init: real")
+    dt_transform: Transform = Field("exp", description="from the trained number to dt")
+    dt_tie: bool = Field(True, description="one dt per feature; false: one per mode")
     real_transform: Transform = Field("exp", description="from the trained number to -Re A")
     bandlimit: float | None = Field(
-        None, gt=0, description="modes at or above this fraction of the Nyquist rate are cut"
+        None, gt=0, description="modes at or above this fraction of the Nyquist frequency are removed"
     )
     output: Kind = Field("glu", description="after the convolution and its GELU")
-    early_dropout: bool = Field(False, description="dropout before the GELU too, as in the S4 repository")
+    pre_activation_dropout: bool = Field(False, description="dropout before the GELU too, as in the S4 repository")
     ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of dt, A and B; null: the recipe's")
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
         if self.is_real and self.A_init != "real":
-            raise ValueError(f"is_real keeps real modes, but A_init is {self.A_init}; set A_init: real")
+            raise ValueError(f"is_real needs real modes, but A_init is {self.A_init}; set A_init: real")
         return self
 
 
@@ -87,38 +90,37 @@ class S4DKernel(Kernel):
             self.limit = self.normalised
         self.recurrent = self.continuous = config.disc != "dss"
         H, K, S = config.d_model, 1 if config.causal else 2, config.n_ssm or config.d_model
-        # A real model keeps N modes, so its initial A is that of twice the size.
+        # A real model has N modes, so its initial A is that of a complex model of twice the size.
         A, B = diagonal(config.A_init, config.d_state * (2 if config.is_real else 1), S)
         M = A.shape[1]
-        dt = torch.empty(H, 1 if config.dt_tie else M, dtype=torch.float64)
-        dt.uniform_(math.log(config.dt_min), math.log(config.dt_max)).exp_()
+        dt = log_uniform(config.dt_min, config.dt_max, H, 1 if config.dt_tie else M)
         C = torch.randn(K, H, M, dtype=torch.complex64)  # E|C|² = 1
-        self.inv_dt = _parameter(parameter_for(dt, config.dt_transform))
-        self.A_real = _parameter(parameter_for(-A.real, config.real_transform))
+        self.inv_dt = new_parameter(parameter_for(dt, config.dt_transform))
+        self.A_real = new_parameter(parameter_for(-A.real, config.real_transform))
         if config.is_real:
             self.register_parameter("A_imag", None)
-            self.B, self.C = _parameter(B.real), _parameter(C.real)
+            self.B, self.C = new_parameter(B.real), new_parameter(C.real)
         else:
-            self.A_imag = _parameter(-A.imag)
-            self.B, self.C = _parameter(torch.view_as_real(B)), _parameter(torch.view_as_real(C))
-        slow = Rate(lr=config.ssm_lr, decay=False)
-        self.rates = {
-            "inv_dt": slow if config.slow_dt else Rate(decay=False),
-            "A_real": slow,
-            **({} if config.is_real else {"A_imag": slow}),
-            "B": slow,
-            "C": Rate(lr=config.c_lr, decay=True),
+            self.A_imag = new_parameter(-A.imag)
+            self.B, self.C = new_parameter(torch.view_as_real(B)), new_parameter(torch.view_as_real(C))
+        ssm = ParamGroup(lr=config.ssm_lr, weight_decay=False)
+        self.param_groups = {
+            "inv_dt": ssm if config.dt_uses_ssm_lr else ParamGroup(weight_decay=False),
+            "A_real": ssm,
+            **({} if config.is_real else {"A_imag": ssm}),
+            "B": ssm,
+            "C": ParamGroup(lr=config.c_lr, weight_decay=True),
         }
 
     @torch.no_grad()
     def after_initialisation(self) -> None:
-        """Numbers drawn at random that stand for themselves (transform none) become positive: steps, and decays."""
+        """With transform none, steps and decay rates that were drawn at random are made positive."""
         for parameter, transform in ((self.inv_dt, "dt_transform"), (self.A_real, "real_transform")):
             if getattr(self.config, transform) == "none":
                 parameter.abs_()
 
     def forward(self, length: int, rate: float = 1.0) -> Float[Tensor, "K H M"]:
-        """`rate`: as if the signal were sampled that many times more coarsely, dt times `rate` (S4, section 3.1)."""
+        """`rate`: as for a signal sampled that many times more coarsely, dt times `rate` (S4, section 3.1)."""
         rate *= self.rate
         limit = length if self.limit is None else round(self.limit / rate)
         length = min(length, limit)
@@ -151,8 +153,8 @@ class S4DKernel(Kernel):
 
     def system(self) -> System:
         log_A, B, C = self._discrete(self.rate)
-        kind = self.C.dtype.to_complex()
-        return System(*(x.to(kind) for x in (log_A.exp(), B, C[0])))
+        dtype = self.C.dtype.to_complex()
+        return System(*(x.to(dtype) for x in (log_A.exp(), B, C[0])))
 
     def initial_state(self, batch: int) -> Complex[Tensor, "B H M"]:
         _, H, M = self.C.shape[:3]
@@ -165,7 +167,7 @@ class S4DKernel(Kernel):
         return 2 * (system.C * state).sum(-1).real, state
 
     def response(self, state: Complex[Tensor, "B H M"], length: int) -> Float[Tensor, "B H L"]:
-        """What a state before the first step adds to the answers: 2 Re sum_n C_n Abar_n^(l+1) x_n."""
+        """The contribution of the state before the first step to the outputs: 2 Re sum_n C_n Abar_n^(l+1) x_n."""
         log_A, _, C = self._discrete()
         return vandermonde(_pairs(2 * C[0] * log_A.exp() * state, self.C.dtype), log_A.real, log_A.imag, length)
 
@@ -179,8 +181,8 @@ class S4DKernel(Kernel):
             after = after + torch.exp(u.shape[-1] * log_A) * state
         return after.to(self.C.dtype.to_complex())
 
-    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
-        """Of the S4 repository's `SSMKernelDiag`, or of its minimal S4D (log_dt, log_A_real, A_imag, C)."""
+    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
+        """From the S4 repository's `SSMKernelDiag`, or its minimal S4D (log_dt, log_A_real, A_imag, C)."""
         if "log_dt" not in raw:
             return {**raw, "B": raw["B"].reshape(self.B.shape)}
         C = raw["C"][None] if raw["C"].dim() == 3 else raw["C"]
@@ -192,12 +194,8 @@ class S4DKernel(Kernel):
             "C": torch.stack([C[..., 0], -C[..., 1]], dim=-1),
         }
 
-    def export_reference(self, **how: Any) -> dict[str, Tensor]:
+    def export_reference(self, **options: Any) -> dict[str, Tensor]:
         return {**dict(self.named_parameters()), "B": self.B[None]}
-
-
-def _parameter(values: Tensor) -> nn.Parameter:
-    return nn.Parameter(values.to(torch.get_default_dtype()).contiguous())
 
 
 def _pairs(values: Complex128[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape 2"]:
@@ -206,6 +204,10 @@ def _pairs(values: Complex128[Tensor, "*shape"], dtype: torch.dtype) -> Float[Te
 
 def build(config: Config) -> Backbone:
     def block() -> list[LongConvolution]:
-        return [LongConvolution(config, S4DKernel(config), output=config.output, early_dropout=config.early_dropout)]
+        return [
+            LongConvolution(
+                config, S4DKernel(config), output=config.output, pre_activation_dropout=config.pre_activation_dropout
+            )
+        ]
 
     return Backbone(config, block)

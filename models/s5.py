@@ -1,8 +1,10 @@
 """S5: one diagonal state space for all features, computed as a scan (Smith, Warrington, Linderman 2023).
 
-Letters: B sequences, L steps, H features, P state size, P' states that are kept (P / 2 where each stands for a
-conjugate pair), J blocks of the initial state matrix, K directions. x' = Lambda x + B u and y = Re(C x) + D u (the
-system of section 3.1 in its eigenbasis), with a step size Delta for every state.
+In its eigenbasis the system of section 3.1 is x' = Lambda x + B u and y = Re(C x) + D u, with a step size Delta for
+every state.
+
+Letters: B sequences, L steps, H features, P state size, P' states that are stored (P / 2 where each represents a
+conjugate pair), J blocks of the initial state matrix, K directions.
 """
 
 import math
@@ -14,16 +16,26 @@ from jaxtyping import Complex, Complex128, Float, Float64
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, Published, Rate, Unsupported
+from spt.models.base import (
+    Backbone,
+    BackboneConfig,
+    Context,
+    Counts,
+    Mixer,
+    ParamGroup,
+    ReferenceTensors,
+    Unsupported,
+    new_parameter,
+)
 from spt.models.ops import counts, hippo
-from spt.models.ops.norms import NormKind
 from spt.models.ops.output import Kind, Output
 from spt.models.ops.scan import Discretisation, discretise, discretise_steps, enter, impulse_response, leave, scan
+from spt.models.options import NormKind
 
 StateMatrix = Literal["hippo_n", "gaussian", "antisymmetric", "s4d_lin", "s4d_inv"]
 Activation = Literal["gelu", "full_glu", "half_glu1", "half_glu2"]
 
-LARGEST_REAL = -1e-4  # of an eigenvalue, with clip_eigs
+MAX_REAL = -1e-4  # of an eigenvalue, with clip_eigs
 OUTPUTS: dict[Activation, Kind] = {
     "gelu": "none",
     "full_glu": "glu",
@@ -38,7 +50,7 @@ PARAMETERS = 462_336
 
 class Config(BackboneConfig):
     norm: NormKind = Field("batch", description="normalisation: batch or layer in the paper; rms, scalar, none")
-    norm_momentum: float = Field(0.05, gt=0, le=1, description="batch norm: share of the new batch (1 - flax's number)")
+    norm_momentum: float = Field(0.05, gt=0, le=1, description="batch norm: weight of the new batch (1 - flax's)")
     norm_unbiased: bool = Field(
         False, description="batch norm: running variance divided by n - 1 (torch), not n (flax)"
     )
@@ -46,33 +58,33 @@ class Config(BackboneConfig):
     tie_dropout: bool = Field(True, description="one dropout mask for all steps of a sequence")
     d_state: int = Field(256, ge=1, description="state size P, shared by all features")
     blocks: int = Field(8, ge=1, description="equal blocks J of the initial state matrix; divides d_state")
-    conj_sym: bool = Field(True, description="keep one state of each conjugate pair")
-    disc: Discretisation = Field("zoh", description="zoh (hold) or bilinear")
+    conj_sym: bool = Field(True, description="store one state of each conjugate pair")
+    disc: Discretisation = Field("zoh", description="discretisation: zero-order hold or bilinear")
     c_init: Literal["trunc_standard_normal", "lecun_normal", "complex_normal"] = Field(
         "trunc_standard_normal",
-        description="of the output matrix: variance 1/P before the eigenbasis, 1/(H P), or 1/2 in the eigenbasis",
+        description="output matrix: variance 1/P or 1/(H P) before the change to the eigenbasis, or 1/2 in it",
     )
     dt_min: float = Field(0.001, gt=0, description="smallest initial step size")
     dt_max: float = Field(0.1, gt=0, description="largest initial step size")
     shared_dt: bool = Field(False, description="one step size for all states instead of one each (ablation)")
-    step_rescale: float = Field(1.0, gt=0, description="step sizes times this: 2 for data at half the sampling rate")
-    clip_eigs: bool = Field(False, description="keep the real parts of the eigenvalues at or below -1e-4")
-    activation: Activation = Field("half_glu1", description="what follows the state space: gelu, or one of three gates")
+    step_rescale: float = Field(1.0, gt=0, description="factor of step sizes: 2 for data at half the sampling rate")
+    clip_eigs: bool = Field(False, description="clip the real parts of the eigenvalues at -1e-4")
+    activation: Activation = Field("half_glu1", description="after the state space: gelu, or one of three gates")
     state_matrix: StateMatrix = Field(
-        "hippo_n", description="initial state matrix: HiPPO-N, or, for ablations, random or one of S4D's"
+        "hippo_n", description="initial state matrix: HiPPO-N, or for ablations a random one or one of S4D's"
     )
     parameterisation: Literal["continuous", "discrete"] = Field(
-        "continuous", description="discrete: train the discretised system itself, without step sizes (ablation)"
+        "continuous", description="discrete: train the discretised system, without step sizes (ablation)"
     )
     ssm_lr: float | None = Field(
-        1e-3, gt=0, description="learning rate of the state space's own parameters, without decay; null: the recipe's"
+        1e-3, gt=0, description="learning rate of the state space, which has no weight decay; null: the recipe's"
     )
     opt_config: Literal["standard", "BandCdecay", "BfastandCdecay", "noBCdecay"] = Field(
         "standard",
-        description="standard: eigenvalues, B and step sizes at ssm_lr; BandCdecay: B with weight decay too; "
-        "BfastandCdecay: B trained like the rest; noBCdecay: C and D at ssm_lr too",
+        description="standard: eigenvalues, B and step sizes train at ssm_lr; BandCdecay: B also with weight decay; "
+        "BfastandCdecay: B at the recipe's learning rate; noBCdecay: C and D at ssm_lr too",
     )
-    dt_global: bool = Field(False, description="step sizes trained like the rest, with weight decay")
+    dt_global: bool = Field(False, description="step sizes train at the recipe's learning rate, with weight decay")
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
@@ -80,8 +92,8 @@ class Config(BackboneConfig):
             raise ValueError(f"d_state {self.d_state} is not a multiple of blocks {self.blocks}")
         size = self.d_state // self.blocks
         if size % 2 and (self.conj_sym or self.state_matrix.startswith("s4d")):
-            paired = "conj_sym" if self.conj_sym else f"state_matrix {self.state_matrix}"
-            raise ValueError(f"{paired} takes eigenvalues in pairs, but a block has {size} of them (d_state / blocks)")
+            option = "conj_sym" if self.conj_sym else f"state_matrix {self.state_matrix}"
+            raise ValueError(f"{option} takes eigenvalues in pairs, but a block has {size} of them (d_state / blocks)")
         if self.dt_min > self.dt_max:
             raise ValueError(f"dt_min {self.dt_min} is above dt_max {self.dt_max}")
         if self.parameterisation == "discrete":
@@ -98,11 +110,11 @@ class System(NamedTuple):
 
     a: Complex128[Tensor, " P"]
     enter: Complex[Tensor, "P H"]  # B_bar
-    leave: Complex[Tensor, "K H P"]  # C, doubled where a state stands for a pair
+    leave: Complex[Tensor, "K H P"]  # C, doubled where a state represents a pair
 
 
 class State(NamedTuple):
-    """Of the recurrent form."""
+    """State of the recurrent form."""
 
     system: System
     hidden: Complex[Tensor, "B P"]
@@ -111,12 +123,12 @@ class State(NamedTuple):
 class S5(Mixer):
     """The S5 layer without norm and skip: state space, then GELU or gate.
 
-    Lambda_re, Lambda_im (P',); B (P', H, 2); C (K, H, P', 2); D (H,); log_step (P',), or (1,) if shared. In discrete
-    time Lambda and B are those of the recurrence. Both directions share Lambda and B and see the present.
+    Parameters: Lambda_re, Lambda_im (P',); B (P', H, 2); C (K, H, P', 2); D (H,); log_step (P',), or (1,) if shared. In
+    discrete time, Lambda and B are those of the recurrence. Both directions share Lambda and B and see the present.
     """
 
     state_space = ("Lambda", "B", "C", "log_step")
-    uncompiled = ("contextualise",)
+    uncompiled = ("mix_sequence",)
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -125,64 +137,65 @@ class S5(Mixer):
         H, P, K = config.d_model, config.d_state, 1 if config.causal else 2
         Lambda, V, inverse = initial_eigenbasis(config.state_matrix, P, config.blocks, config.conj_sym)
         B = inverse @ _lecun((P, H), fan_in=P).to(V.dtype)
-        kept, steps = len(Lambda), 1 if config.shared_dt else len(Lambda)
+        steps = 1 if config.shared_dt else len(Lambda)
         log_step = torch.empty(steps, dtype=torch.float64).uniform_(math.log(config.dt_min), math.log(config.dt_max))
         if config.c_init == "complex_normal":
-            C = torch.randn(K, H, kept, 2, dtype=torch.float64) * math.sqrt(0.5)
+            C = torch.randn(K, H, len(Lambda), 2, dtype=torch.float64) * math.sqrt(0.5)
         else:
             fan_in = P if config.c_init == "trunc_standard_normal" else H * P
             C = torch.view_as_real(torch.view_as_complex(_lecun((K, H, P, 2), fan_in)) @ V)
         if config.parameterisation == "discrete":
             Lambda, f = discretise(Lambda, torch.exp(log_step), config.disc)
             B = f[:, None] * B
-        self.Lambda_re, self.Lambda_im = _parameter(Lambda.real), _parameter(Lambda.imag)
-        self.B, self.C = _parameter(torch.view_as_real(B)), _parameter(C)
+        self.Lambda_re, self.Lambda_im = new_parameter(Lambda.real), new_parameter(Lambda.imag)
+        self.B, self.C = new_parameter(torch.view_as_real(B)), new_parameter(C)
         self.D = nn.Parameter(torch.randn(H))
-        self.log_step = _parameter(log_step) if config.parameterisation == "continuous" else None
-        self.timed = self.log_step is not None
-        self.rate = 1.0  # steps' distance in time over that of training
+        self.log_step = new_parameter(log_step) if config.parameterisation == "continuous" else None
+        self.uses_step_times = self.log_step is not None
+        self.rate = 1.0  # time between steps now over that in training
         kind = OUTPUTS[config.activation]
         dropout = 0.0 if kind == "none" else config.dropout  # without a gate the stack's dropout is the only one
         self.output = Output(H, kind, gelu="tanh", dropout=dropout, tied=config.tie_dropout)
         if self.output.linear is not None:
             _lecun_(self.output.linear.weight, H)
             nn.init.zeros_(self.output.linear.bias)
-        self.rates = self._rates()
+        self.param_groups = self._param_groups()
 
-    def _rates(self) -> dict[str, Rate]:
-        """The S5 repository's `opt_config`; what is not named here is trained like the rest, with weight decay."""
-        config, own, rest = self.config, Rate(lr=self.config.ssm_lr, decay=False), Rate(decay=True)
-        names = {"Lambda_re": own, "Lambda_im": own, "B": own, "C": rest, "D": rest}
+    def _param_groups(self) -> dict[str, ParamGroup]:
+        """The S5 repository's `opt_config`; parameters without an entry have the recipe's rate and weight decay."""
+        config = self.config
+        ssm, default = ParamGroup(lr=config.ssm_lr, weight_decay=False), ParamGroup(weight_decay=True)
+        groups = {"Lambda_re": ssm, "Lambda_im": ssm, "B": ssm, "C": default, "D": default}
         if self.log_step is not None:
-            names["log_step"] = rest if config.dt_global else own
+            groups["log_step"] = default if config.dt_global else ssm
         if config.opt_config == "BandCdecay":
-            names["B"] = Rate(lr=config.ssm_lr, decay=True)
+            groups["B"] = ParamGroup(lr=config.ssm_lr, weight_decay=True)
         elif config.opt_config == "BfastandCdecay":
-            names["B"] = rest
+            groups["B"] = default
         elif config.opt_config == "noBCdecay":
-            names |= {"C": own, "D": own}
-        return names
+            groups |= {"C": ssm, "D": ssm}
+        return groups
 
     @torch.no_grad()
     def after_initialisation(self) -> None:
-        """Continuous modes that would grow, drawn at random, decay at the same rate instead."""
+        """Mirror the growing modes of a random initialisation: they decay at the same rate instead."""
         if self.log_step is not None:
             self.Lambda_re.copy_(-self.Lambda_re.abs())
 
     def rescale(self, rate: float) -> None:
         if self.log_step is None:
-            raise Unsupported("parameterisation discrete has no step size that could be another")
+            raise Unsupported("parameterisation discrete has no step size to change")
         self.rate = rate
 
     def forward(self, x: Float[Tensor, "B L H"], context: Context) -> Float[Tensor, "B L H"]:
-        return self.output(self.contextualise(x, None if context.steps is None else gaps_around(context)))
+        return self.output(self.mix_sequence(x, None if context.steps is None else gaps_around(context)))
 
-    def contextualise(
+    def mix_sequence(
         self,
         u: Float[Tensor, "B L H"],
         gaps: tuple[Float[Tensor, "B L"], Float[Tensor, "B L"]] | None = None,
     ) -> Float[Tensor, "B L H"]:
-        """y before the activation; `gaps`: the time from each step to the one before and to the one after it."""
+        """y, before the activation; `gaps`: the time from each step to the one before and to the one after it."""
         states = self.states(u, gaps)
         C = self._leave()
         y = self.D * u
@@ -204,16 +217,16 @@ class S5(Mixer):
         if self.log_step is None:
             raise ValueError("irregular steps need a step size, but parameterisation is discrete")
         v = enter(u, torch.view_as_complex(self.B))
-        found = []
+        states = []
         for k in directions:
             a, b = discretise_steps(self.Lambda, self.Delta, gaps[k].to(self.D.dtype), v, self.config.disc)
-            found.append(scan(a, b, reverse=bool(k)))
-        return found
+            states.append(scan(a, b, reverse=bool(k)))
+        return states
 
     @property
     def Lambda(self) -> Complex128[Tensor, " P"]:
-        """Eigenvalues, as trained, or clipped."""
-        real = self.Lambda_re.clamp(max=LARGEST_REAL) if self.config.clip_eigs else self.Lambda_re
+        """Eigenvalues, clipped if asked for."""
+        real = self.Lambda_re.clamp(max=MAX_REAL) if self.config.clip_eigs else self.Lambda_re
         return torch.complex(real.double(), self.Lambda_im.double())
 
     @property
@@ -222,7 +235,7 @@ class S5(Mixer):
         return self.rate * self.config.step_rescale * torch.exp(self.log_step.double())
 
     def system(self) -> System:
-        """The discretised system, in double precision where powers of it are taken."""
+        """The discretised system; the part of which powers are taken is in double precision."""
         B = torch.view_as_complex(self.B)
         if self.log_step is None:
             return System(self.Lambda, B, self._leave())
@@ -230,7 +243,7 @@ class S5(Mixer):
         return System(a, f.to(B.dtype)[:, None] * B, self._leave())
 
     def convolution_kernel(self, length: int) -> Iterable[Float[Tensor, "K C M"]]:
-        """Of steps that are equally far apart."""
+        """Of equally spaced steps."""
         system = self.system()
         return impulse_response(system.a, system.enter, system.leave, length)
 
@@ -238,7 +251,7 @@ class S5(Mixer):
         return torch.view_as_complex(self.C) * (2 if self.config.conj_sym else 1)
 
     def flops(self, length: int) -> Counts:
-        """B u once; the scan and Re C x in each direction; what irregular steps cost is left out."""
+        """B u once; the scan and Re C x in each direction; the cost of irregular steps is left out."""
         K, H, P, _ = self.C.shape
         complex_maps = counts.linear(length, H, 2 * P) + K * counts.linear(length, 2 * P, H)
         return complex_maps + K * counts.scan(length, P) + self.output.flops(length)
@@ -250,7 +263,7 @@ class S5(Mixer):
     def step(
         self, x: Float[Tensor, "B H"], state: State, gap: Float[Tensor, " B"] | None = None
     ) -> tuple[Float[Tensor, "B H"], State]:
-        """`gap`: the time since the step before, where it is not 1; 1 at the first step."""
+        """`gap`: the time since the previous step, where it is not 1; 1 at the first step."""
         system = state.system
         if gap is None:
             hidden = system.a.to(state.hidden.dtype) * state.hidden + enter(x, system.enter)
@@ -261,37 +274,37 @@ class S5(Mixer):
         y = self.D * x + leave(hidden, system.leave[0])
         return self.output(y), State(system, hidden)
 
-    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
-        """Our parameters from the S5 repository's: those of the state space, alone or as `seq.*` beside `out1.*`,
-        `out2.*` and `norm.*`, which is the stack's and left alone. C is one tensor, or C1 and C2, or both in one."""
-        plain = Published({name.removeprefix("seq."): tensor for name, tensor in raw.items()})
-        found = {name: plain[name] for name in ("Lambda_re", "Lambda_im", "B", "D")}
+    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
+        """From the S5 repository's: those of the state space, alone or as `seq.*` beside `out1.*`, `out2.*` and
+        `norm.*`, which belongs to the stack and is ignored. C is one tensor, or C1 and C2, or both in one."""
+        theirs = ReferenceTensors({name.removeprefix("seq."): tensor for name, tensor in raw.items()})
+        ours = {name: theirs[name] for name in ("Lambda_re", "Lambda_im", "B", "D")}
         if self.log_step is not None:
-            found["log_step"] = plain["log_step"].reshape(-1)
-        K, kept = len(self.C), self.C.shape[2]
-        parts = [plain["C1"], plain["C2"]] if "C1" in plain else list(plain["C"].split(kept, dim=1))
-        if len(parts) != K:
-            raise ValueError(f"these parameters are for {len(parts)} directions, the model for {K}")
-        found["C"] = torch.stack(parts)
-        return found | {f"output.{name}": tensor for name, tensor in self.output.import_dense(plain).items()}
+            ours["log_step"] = theirs["log_step"].reshape(-1)
+        K, _, states, _ = self.C.shape
+        C = [theirs["C1"], theirs["C2"]] if "C1" in theirs else list(theirs["C"].split(states, dim=1))
+        if len(C) != K:
+            raise ValueError(f"these parameters are for {len(C)} directions, the model for {K}")
+        ours["C"] = torch.stack(C)
+        return ours | {f"output.{name}": tensor for name, tensor in self.output.import_dense(theirs).items()}
 
-    def export_reference(self, **how: Any) -> dict[str, Tensor]:
-        """`seq.*`, `out1.*` and `out2.*`, as the S5 repository has them."""
-        found = {f"seq.{name}": getattr(self, name) for name in ("Lambda_re", "Lambda_im", "B", "D")}
+    def export_reference(self, **options: Any) -> dict[str, Tensor]:
+        """`seq.*`, `out1.*` and `out2.*`, as in the S5 repository."""
+        theirs = {f"seq.{name}": getattr(self, name) for name in ("Lambda_re", "Lambda_im", "B", "D")}
         if self.log_step is not None:
-            found["seq.log_step"] = self.log_step[:, None]
+            theirs["seq.log_step"] = self.log_step[:, None]
         if len(self.C) == 1 or self.config.c_init == "complex_normal":
-            found["seq.C"] = torch.cat(tuple(self.C), dim=1)
+            theirs["seq.C"] = torch.cat(tuple(self.C), dim=1)
         else:
-            found |= {"seq.C1": self.C[0], "seq.C2": self.C[1]}
-        return found | self.output.export_dense()
+            theirs |= {"seq.C1": self.C[0], "seq.C2": self.C[1]}
+        return theirs | self.output.export_dense()
 
 
 def gaps_around(context: Context) -> tuple[Float[Tensor, "B L"], Float[Tensor, "B L"]]:
     """The time from each step to the one before it and to the one after it; 1 where there is none in the sequence.
 
-    Forward states move by the first, backward states by the second (S5, appendix on irregular sampling), so that
-    neither depends on what padding claims to be.
+    Forward states use the first, backward states the second (S5, appendix on irregular sampling); neither depends on
+    the values at padding.
     """
     assert context.steps is not None
     valid, steps = context.valid, context.steps
@@ -304,23 +317,23 @@ def initial_eigenbasis(
     kind: StateMatrix, P: int, J: int, conj_sym: bool
 ) -> tuple[Complex128[Tensor, " M"], Complex128[Tensor, "P M"], Complex128[Tensor, "M P"]]:
     """Eigenvalues Lambda, eigenvectors V (columns) and the rows of V^-1 of J blocks on the diagonal; with `conj_sym`
-    the M = P / 2 of negative imaginary part, else M = P.
+    only the M = P / 2 of negative imaginary part, else M = P.
 
     HiPPO-N is repeated (section 4.3). The paper's ablations (appendix E.2, E.3) name the others without a formula.
     Here: `gaussian` has entries N(0, J / P), its growing modes mirrored into decaying ones; `antisymmetric` is
-    (G - G^T) / sqrt 2 of such a G; both are drawn anew for each block. S4D's replace the eigenvalues alone.
+    (G - G^T) / sqrt 2 of such a G; each block draws its own. S4D's replace only the eigenvalues.
     """
     size = P // J
-    kept = size // 2 if conj_sym else size
-    drawn = kind in ("gaussian", "antisymmetric")
-    found = [_block(kind, size) for _ in range(J)] if drawn else [_block(kind, size)] * J
-    Lambda = torch.cat([w[:kept] for w, _, _ in found])
-    V = torch.block_diag(*[V[:, :kept] for _, V, _ in found])
-    return Lambda, V, torch.block_diag(*[inverse[:kept] for _, _, inverse in found])
+    M = size // 2 if conj_sym else size
+    random = kind in ("gaussian", "antisymmetric")
+    blocks = [_block(kind, size) for _ in range(J)] if random else [_block(kind, size)] * J
+    Lambda = torch.cat([w[:M] for w, _, _ in blocks])
+    V = torch.block_diag(*[V[:, :M] for _, V, _ in blocks])
+    return Lambda, V, torch.block_diag(*[inverse[:M] for _, _, inverse in blocks])
 
 
 def _block(kind: StateMatrix, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Eigenvalues from the most negative imaginary part upwards, eigenvectors, and their inverse."""
+    """Eigenvalues in the order of their imaginary parts, eigenvectors, and the inverse of these."""
     if kind in ("gaussian", "antisymmetric"):
         G = torch.randn(size, size, dtype=torch.float64) / math.sqrt(size)
         if kind == "antisymmetric":
@@ -338,17 +351,13 @@ def _block(kind: StateMatrix, size: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _lecun_(tensor: Tensor, fan_in: int) -> Tensor:
-    """Normal, cut off at two standard deviations, of variance 1 / fan_in after the cut."""
+    """Normal, truncated at two standard deviations, with variance 1 / fan_in after truncation (flax)."""
     scale = 1 / (0.87962566103423978 * math.sqrt(fan_in))
     return nn.init.trunc_normal_(tensor, std=scale, a=-2 * scale, b=2 * scale)
 
 
 def _lecun(shape: tuple[int, ...], fan_in: int) -> Float64[Tensor, "*shape"]:
     return _lecun_(torch.empty(shape, dtype=torch.float64), fan_in)
-
-
-def _parameter(start: Tensor) -> nn.Parameter:
-    return nn.Parameter(start.to(torch.get_default_dtype()).clone())
 
 
 def build(config: Config) -> Backbone:

@@ -1,13 +1,13 @@
-"""SGConv: long convolutions with an explicit kernel, fine near the present and coarse and weak far from it.
+"""SGConv: long convolutions with an explicit kernel, finely resolved near the present, coarse and weak far from it.
 
 Li, Cai, Zhang, Chen, Dey 2022, "What makes convolutional models great on long sequence modeling?" A kernel is the
-concatenation of S pieces of d weights, the i-th stretched to d 2^max(0, i-1) positions by linear interpolation, times
-a factor, and divided by a norm that is measured once, when the weights have been drawn:
+concatenation of S pieces of d weights, the i-th stretched to d 2^max(0, i-1) positions by linear interpolation and
+multiplied by a factor. It is divided by its norm at initialisation:
 
-    gconv  the authors' own: weights from N(0, 1), factor m^(S-1-i) with a fixed m per feature
+    gconv  the authors' variant: weights from N(0, 1), factor m^(S-1-i) with a fixed m per feature
     dlr    the DLR repository's: weights from N(0, 1/d²), factor alpha^i with a trained alpha per feature and direction
 
-The norm is a buffer and saved with the weights. Letters: H features, K directions, S pieces, d weights of a piece.
+The norm is a buffer that is saved with the weights. Letters: H features, K directions, S pieces, d weights of a piece.
 """
 
 import math
@@ -20,7 +20,7 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Counts, Rate
+from spt.models.base import Backbone, BackboneConfig, Counts, ParamGroup
 from spt.models.longconv import Kernel, LongConvolution
 from spt.models.ops.output import Kind
 
@@ -31,10 +31,12 @@ PARAMETERS = 395_520
 
 class Config(BackboneConfig):
     variant: Literal["gconv", "dlr"] = Field("gconv", description="the authors' kernel, or the DLR repository's")
-    kernel_dim: int = Field(64, ge=1, description="weights d of one piece")
-    factor_min: float = Field(2.0, gt=0, description="gconv: a piece weighs this much less than the one before it,")
-    factor_max: float = Field(2.0, gt=0, description="from the first feature to the last")
-    alpha_min: float = Field(1.0, ge=0, description="dlr: a piece's initial factor is drawn from here (1 as published)")
+    kernel_dim: int = Field(64, ge=1, description="weights d per piece")
+    factor_min: float = Field(
+        2.0, gt=0, description="gconv: each piece is smaller than the one before by a factor, from here"
+    )
+    factor_max: float = Field(2.0, gt=0, description="(first feature) to here (last feature)")
+    alpha_min: float = Field(1.0, ge=0, description="dlr: alpha is drawn uniformly, from here (published: 1)")
     alpha_max: float = Field(1.0, ge=0, description="to here")
     output: Kind = Field("linear", description="after the convolution and its GELU")
     ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of the kernel's weights; null: the recipe's")
@@ -64,11 +66,11 @@ class SGConvKernel(Kernel):
             S = 1 + max(0, math.ceil(math.log2(self.longest / d)))
         self.limit = min(self.longest, d * 2 ** (S - 1))
         self.pieces = nn.Parameter(torch.randn(S, K, H, d) / (d if trained else 1))
-        self.rates = {"pieces": Rate(lr=config.ssm_lr, decay=True)}
+        self.param_groups = {"pieces": ParamGroup(lr=config.ssm_lr, weight_decay=True)}
         self.register_parameter("alpha", None)
         if trained:
             self.alpha = nn.Parameter(torch.empty(K, H).uniform_(config.alpha_min, config.alpha_max))
-            self.rates["alpha"] = Rate(lr=config.ssm_lr, decay=False)
+            self.param_groups["alpha"] = ParamGroup(lr=config.ssm_lr, weight_decay=False)
         else:
             factor = torch.linspace(config.factor_min, config.factor_max, H, dtype=torch.float64)
             self.register_buffer("factor", factor[:, None].to(self.pieces.dtype), persistent=False)
@@ -78,7 +80,7 @@ class SGConvKernel(Kernel):
 
     @torch.no_grad()
     def after_initialisation(self) -> None:
-        """Measure the norm; once, whatever later training does to the weights."""
+        """Measure the norm of the initial kernel; training does not change it."""
         self.norm.copy_(self._norm_of(self._stretched(self.pieces, self.alpha)))
 
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
@@ -91,38 +93,38 @@ class SGConvKernel(Kernel):
     def _stretched(
         self, pieces: Float[Tensor, "S K H d"], alpha: Float[Tensor, "K H"] | None
     ) -> Float[Tensor, "K H M"]:
-        """All pieces, d 2^(S-1) positions, more than the longest sequence may have."""
+        """All pieces, d 2^(S-1) positions, which may be more than the longest sequence has."""
         last = len(pieces) - 1
         parts = []
         for i, piece in enumerate(pieces):
-            wide = F.interpolate(piece, scale_factor=float(2 ** max(0, i - 1)), mode="linear")
+            stretched = F.interpolate(piece, scale_factor=float(2 ** max(0, i - 1)), mode="linear")
             factor = self.factor ** (last - i) if alpha is None else alpha[..., None] ** i
-            parts.append(wide * factor)
+            parts.append(stretched * factor)
         return torch.cat(parts, dim=-1)
 
     def flops(self, length: int) -> Counts:
-        """Interpolation (3), factor and norm: five a position. Backward: norm, factor, two multiply-adds for the
+        """Interpolation (3), factor and norm: five per position. Backward: norm, factor, two multiply-adds for the
         neighbours, and one for a trained factor."""
         S, K, H, d = self.pieces.shape
         positions = K * H * d * 2 ** (S - 1)
         return Counts.of("kernel", 5.0 * positions, (8.0 if self.trained else 6.0) * positions)
 
-    def import_reference(self, raw: Mapping[str, Tensor], **how: Any) -> dict[str, Tensor]:
-        """Of the authors' `GConv` (kernel_list.0, ..., kernel_norm) or the DLR repository's `SGConvKernel` (ws.0, ...,
-        alpha), which does not keep its norm: without one, it is that of the given weights."""
-        lists = [name for name in raw if name.rpartition(".")[0] in ("kernel_list", "ws")]
-        if len(lists) != len(self.pieces):
+    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
+        """From the authors' `GConv` (kernel_list.0, ..., kernel_norm) or the DLR repository's `SGConvKernel` (ws.0,
+        ..., alpha), which does not save its norm: without one, it is that of the given weights."""
+        pieces = {name: tensor for name, tensor in raw.items() if name.rpartition(".")[0] in ("kernel_list", "ws")}
+        if len(pieces) != len(self.pieces):
             raise ValueError(
-                f"the published tensors have {len(lists)} pieces of a kernel, this model {len(self.pieces)}"
+                f"the published tensors have {len(pieces)} pieces of a kernel, this model {len(self.pieces)}"
             )
-        found = {"pieces": torch.stack([raw[n] for n in sorted(lists, key=lambda n: int(n.rpartition(".")[2]))])}
+        ours = {"pieces": torch.stack([pieces[n] for n in sorted(pieces, key=lambda n: int(n.rpartition(".")[2]))])}
         if self.trained:
-            found["alpha"] = raw["alpha"]
+            ours["alpha"] = raw["alpha"]
         with torch.no_grad():
-            measured = self._norm_of(self._stretched(found["pieces"], found.get("alpha")))
-        return found | {"norm": raw.get("kernel_norm", measured)}
+            measured = self._norm_of(self._stretched(ours["pieces"], ours.get("alpha")))
+        return ours | {"norm": raw.get("kernel_norm", measured)}
 
-    def export_reference(self, **how: Any) -> dict[str, Tensor]:
+    def export_reference(self, **options: Any) -> dict[str, Tensor]:
         name = "ws" if self.trained else "kernel_list"
         pieces = {f"{name}.{i}": piece for i, piece in enumerate(self.pieces)}
         return {**pieces, **({"alpha": self.alpha} if self.trained else {"kernel_norm": self.norm})}

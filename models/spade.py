@@ -1,17 +1,17 @@
-"""SPADE: local attention, joined in the first block by an S4 state space that sees everything.
+"""SPADE: local attention, and in the first block an S4 state space that sees the whole sequence.
 
-Zuo et al. 2022, "Efficient long sequence modeling via state space augmented Transformer". In the first block, with x
-what it is handed, the sub-layer before the feed-forward layer is one of
+Zuo et al. 2022, "Efficient long sequence modeling via state space augmented Transformer". In the first block, the
+sub-layer before the feed-forward layer maps its input x to one of
 
     concat    W [norm(s4(x)), norm(local(x))] + b        weighted  w norm(s4(x)) + (1 - w) norm(local(x))
     stack     local(s4(x))
 
-and in all others local(x). S4 here is the state space alone, its convolution and D x, without GELU or output map. A
-step attends to those less than w away; the relative positions of T5 (Raffel et al. 2020) are its only ones. The
-published code has the causal language model alone.
+and in all other blocks to local(x). S4 is only the state space: its convolution and D x, without GELU or output map. A
+step attends to steps less than w away, with the relative position biases of T5 (Raffel et al. 2020) and no other
+positions. The published code has only the causal language model.
 
 Letters: B sequences, L steps, D width, H heads, N state size, w length of a block of local attention (`window`, the
-published radius plus one), K the steps it is shown: 3 w, or 2 w if causal.
+published radius plus one), K keys that a block sees: 3 w, or 2 w if causal.
 """
 
 import math
@@ -24,38 +24,39 @@ from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, Context, Counts, Mixer, Rate, Seen, linear_flops
-from spt.models.feedforward import FeedForwardKind
-from spt.models.longconv import LongConvolution
+from spt.models.base import AttentionWeights, Backbone, Context, Counts, Mixer, ParamGroup, linear_flops, new_parameter
+from spt.models.longconv import Kernel, LongConvolution
+from spt.models.ops import dplr
 from spt.models.ops.attention import local_attend, weights
 from spt.models.ops.counts import attention
-from spt.models.s4kernel import S4Kernel, S4Options
+from spt.models.ops.discretise import log_uniform, parameter_for
+from spt.models.ops.hippo import nplr
+from spt.models.options import ConjugatePairConfig, FeedForwardKind
 
-BUCKETS, FURTHEST = 32, 128  # of relative positions, as in T5 and in SPADE's published code
-FROZEN = ("inv_dt", "A_real", "A_imag", "P", "B")
+BUCKETS, MAX_DISTANCE = 32, 128  # of relative positions, as in T5 and in SPADE's published code
 
 PAPER = "Zuo et al. 2022"
 COST = "L D (N + log L + c + D)"
 PARAMETERS = 841_664
 
 
-class Config(S4Options):
+class Config(ConjugatePairConfig):
+    n_ssm: int = Field(1, ge=1, description="independent copies of (A, P, B); divides d_model")
+    dt_transform: Literal["exp", "softplus"] = Field("exp", description="from the trained number to dt")
+    ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of dt, A, P and B; null: the recipe's")
     n_heads: int = Field(4, ge=1, description="attention heads; divides d_model")
-    window: int = Field(128, ge=1, description="steps less than this far away are attended to; 512 in the paper's runs")
+    window: int = Field(128, ge=1, description="a step attends to steps less than this far away; 512 in the paper")
     combine: Literal["concat", "weighted", "stack"] = Field(
         "concat",
-        description="the first block's state space and its local attention: concat (both normalised, through one "
-        "linear map), weighted (a weighted mean of both, normalised), stack (attention to the state space's output)",
+        description="state space and local attention in the first block: concat (both normalised, then one linear "
+        "map), weighted (weighted mean of both, normalised), stack (attention on the output of the state space)",
     )
-    ssm_weight: float = Field(0.5, ge=0, le=1, description="combine: weighted: the state space's part in the mean")
+    ssm_weight: float = Field(0.5, ge=0, le=1, description="combine: weighted: weight of the state space in the mean")
     freeze_ssm: bool = Field(
-        False,
-        description="dt, A, P and B stay what they were at the start; C and D are trained, as in the published code",
+        False, description="dt, A, P and B keep their initial values; C and D are trained, as in the published code"
     )
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the attention weights, in training only")
-    feed_forward: FeedForwardKind = Field(
-        "mlp", description="none, mlp, or switch: each step through one of several mlps"
-    )
+    feed_forward: FeedForwardKind = Field("mlp", description="none, mlp, or switch (a mixture of mlps, one per step)")
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
@@ -66,25 +67,62 @@ class Config(S4Options):
         return self
 
 
-def buckets(distance: Int[Tensor, "*n"], causal: bool) -> Int[Tensor, "*n"]:
-    """Of T5's table, for a key that comes `distance` steps after its query (negative: before it).
+class S4Kernel(Kernel):
+    """The kernel of S4, a DPLR state space that starts as HiPPO-LegS (Gu, Goel, Ré 2022; s4.py), in S4's parameters:
+    inv_dt (H, 1); A_real, A_imag (S, M); P, B (S, M, 2); C (K, H, M, 2)."""
 
-    Two-sided, half of the buckets are for keys that come later. Of the 32 (or 16) of one side, half hold one distance
-    each, the others distances up to 128 in ranges that grow geometrically; what is further away is in the last one.
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.limit, self.dt_transform = config.max_kernel_length, config.dt_transform
+        H, K, S, M = config.d_model, 1 if config.causal else 2, config.n_ssm, config.d_state // 2
+        legs = nplr(config.d_state)
+        dt = log_uniform(config.dt_min, config.dt_max, H, 1)
+        state_space = {
+            "inv_dt": parameter_for(dt, config.dt_transform),
+            "A_real": (-legs.w.real).log().repeat(S, 1),
+            "A_imag": (-legs.w.imag).repeat(S, 1),
+            "P": torch.view_as_real(legs.P).repeat(S, 1, 1),
+            "B": torch.view_as_real(legs.B).repeat(S, 1, 1),
+        }
+        for name, values in state_space.items():
+            parameter = new_parameter(values)
+            parameter.requires_grad = not config.freeze_ssm
+            self.register_parameter(name, parameter)
+        self.C = new_parameter(torch.view_as_real(torch.randn(K, H, M, dtype=torch.complex64)))
+        self.param_groups = dict.fromkeys(state_space, ParamGroup(lr=config.ssm_lr, weight_decay=False))
+        self.param_groups["C"] = ParamGroup(lr=config.c_lr, weight_decay=True)
+        if not config.dt_uses_ssm_lr:
+            self.param_groups["inv_dt"] = ParamGroup(weight_decay=False)
+
+    def forward(self, length: int) -> Float[Tensor, "K H M"]:
+        state_space = dplr.state_space(dict(self.named_parameters()), self.dt_transform)
+        return dplr.dplr_kernel(state_space, min(length, self.limit or length), self.C.dtype)
+
+    def flops(self, length: int) -> Counts:
+        K, H, M, _ = self.C.shape
+        return dplr.dplr_flops(K, H, M, min(length, self.limit or length))
+
+
+def buckets(distance: Int[Tensor, "*n"], causal: bool) -> Int[Tensor, "*n"]:
+    """T5's bucket of a key that comes `distance` steps after its query (negative: before it).
+
+    Two-sided, half of the buckets are for keys after the query. Of the 32 (or 16) buckets of one side, half hold one
+    distance each, the others ranges of distances that grow geometrically; the last one holds all from 128 on.
     """
     count = BUCKETS if causal else BUCKETS // 2
     away = (-distance).clamp_min(0) if causal else distance.abs()
-    single = count // 2
-    reach = torch.log2(away.clamp_min(1).double() / single) / math.log2(FURTHEST / single)  # 1 at the furthest
-    shared = (single + (reach * (count - single)).long()).clamp_max(count - 1)
-    found = torch.where(away < single, away, shared)
-    return found if causal else found + count * (distance > 0)
+    exact = count // 2
+    fraction = torch.log2(away.clamp_min(1).double() / exact) / math.log2(MAX_DISTANCE / exact)  # 1 at MAX_DISTANCE
+    logarithmic = (exact + (fraction * (count - exact)).long()).clamp_max(count - 1)
+    bucket = torch.where(away < exact, away, logarithmic)
+    return bucket if causal else bucket + count * (distance > 0)
 
 
 class RelativeBias(nn.Module):
-    """One number a head and bucket, from N(0, 1), as additions to the scores of a block of w queries and its K keys."""
+    """T5's bias of attention scores: one number per head and bucket, from N(0, 1). Called without arguments, it gives
+    the biases of a block of w queries and its K keys."""
 
-    rates: Mapping[str, Rate] = {"weight": Rate()}  # no weight decay
+    param_groups: Mapping[str, ParamGroup] = {"weight": ParamGroup()}  # no weight decay
     bucket: Tensor  # of the distances from -(2w - 1) on
 
     def __init__(self, n_heads: int, window: int, causal: bool) -> None:
@@ -95,19 +133,19 @@ class RelativeBias(nn.Module):
         self.register_buffer("bucket", buckets(distance, causal), persistent=False)
 
     def forward(self) -> Float[Tensor, "H w K"]:
-        # Row r begins at distance -w - r: the rows are windows on one line of distances, the last one first.
+        # Row r begins at distance -w - r: the rows are windows of the list of distances, last row first.
         return self.weight[:, self.bucket].unfold(1, self.keys, 1).flip(1)
 
-    def of(self, away: Int[Tensor, "R M"]) -> Float[Tensor, "H R M"]:
-        """The same by the steps from query to key; what is too far away to be looked at gets any number."""
-        line = (away + 2 * self.window - 1).clamp(0, len(self.bucket) - 1)
-        return self.weight[:, self.bucket[line]]
+    def by_distance(self, distance: Int[Tensor, "R M"]) -> Float[Tensor, "H R M"]:
+        """The biases at the given distances; distances beyond the window get arbitrary ones."""
+        index = (distance + 2 * self.window - 1).clamp(0, len(self.bucket) - 1)
+        return self.weight[:, self.bucket[index]]
 
 
 class LocalAttention(Mixer):
-    """Softmax attention to the steps less than w away, by blocks of w; no biases in its maps.
+    """Softmax attention to the steps less than w away, by blocks of w; its linear maps have no biases.
 
-    All layers add the relative positions of the first, which alone `owns` them.
+    All layers use the same relative position biases, which are registered in the first one (`owns`).
     """
 
     def __init__(self, config: Config, positions: RelativeBias, owns: bool) -> None:
@@ -116,10 +154,10 @@ class LocalAttention(Mixer):
         self.dropout = config.attention_dropout
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
-        nn.init.xavier_uniform_(self.qkv.weight)  # of the stacked map: 1/sqrt(2) times that of each, as published
+        nn.init.xavier_uniform_(self.qkv.weight)  # of the stacked map: 1/sqrt(2) times that of each map, as published
         nn.init.xavier_uniform_(self.out.weight)
         self.positions = positions if owns else None
-        self._shared = (positions,)  # in a tuple torch does not see it: it is registered once, and copied with the rest
+        self._shared = (positions,)  # hidden from torch by the tuple, so that it is registered once; deepcopy works
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)  # each (B, H, L, E)
@@ -137,9 +175,9 @@ class LocalAttention(Mixer):
         )
         return self.out(y.transpose(1, 2).flatten(2))
 
-    def attention_weights(self, x: Float[Tensor, "B L D"], context: Context) -> Iterator[Seen]:
+    def attention_weights(self, x: Float[Tensor, "B L D"], context: Context) -> Iterator[AttentionWeights]:
         q, k, _ = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        found = weights(
+        blocks = weights(
             q,
             k,
             w=self.window,
@@ -148,12 +186,12 @@ class LocalAttention(Mixer):
             causal=self.causal,
             band=self.window - 1,
             valid=context.valid if context.padded else None,
-            bias=self._shared[0].of,
+            bias=self._shared[0].by_distance,
         )
-        return (Seen(*one) for one in found)
+        return (AttentionWeights(*block) for block in blocks)
 
     def flops(self, length: int) -> Counts:
-        """Projections, and scores and sums over all steps that a block is shown, masked or not."""
+        """Projections, and scores and sums over all keys that a block sees, masked or not."""
         w = self.window
         starts = range(0, length, w)
         pairs = sum(
@@ -165,7 +203,7 @@ class LocalAttention(Mixer):
 
 
 class Augmented(Mixer):
-    """The first block's: S4 and local attention, combined."""
+    """S4 and local attention combined, in the first block."""
 
     state_space = ("ssm.kernel.",)
 
@@ -174,22 +212,19 @@ class Augmented(Mixer):
         self.combine, self.ssm_weight = config.combine, config.ssm_weight
         self.ssm = LongConvolution(config, S4Kernel(config), output="identity")
         self.local = local
-        if config.freeze_ssm:
-            for name in FROZEN:
-                getattr(self.ssm.kernel, name).requires_grad_(False)
         if config.combine != "stack":
             self.ssm_norm, self.local_norm = nn.LayerNorm(config.d_model), nn.LayerNorm(config.d_model)
         if config.combine == "concat":
             self.map = nn.Linear(2 * config.d_model, config.d_model)
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-        far = self.ssm(x, context)
+        ssm = self.ssm(x, context)
         if self.combine == "stack":
-            return self.local(far, context)
-        far, near = self.ssm_norm(far), self.local_norm(self.local(x, context))
+            return self.local(ssm, context)
+        ssm, local = self.ssm_norm(ssm), self.local_norm(self.local(x, context))
         if self.combine == "weighted":
-            return self.ssm_weight * far + (1 - self.ssm_weight) * near
-        return self.map(torch.cat([far, near], dim=-1))
+            return self.ssm_weight * ssm + (1 - self.ssm_weight) * local
+        return self.map(torch.cat([ssm, local], dim=-1))
 
     def flops(self, length: int) -> Counts:
         combined = linear_flops(self.map, length) if self.combine == "concat" else Counts()
@@ -201,13 +236,13 @@ class Augmented(Mixer):
 
 def build(config: Config) -> Backbone:
     assert config.max_length is not None, "filled in from the task"
-    window = min(config.window, config.max_length)  # of a longer one nothing else would be seen
+    window = min(config.window, config.max_length)  # a longer one would see nothing more
     config = config.model_copy(update={"window": window})
     positions = RelativeBias(config.n_heads, window, config.causal)
-    first = chain([True], repeat(False))
+    is_first = chain([True], repeat(False))
 
     def block() -> list[Mixer]:
-        if next(first):
+        if next(is_first):
             return [Augmented(config, LocalAttention(config, positions, owns=True))]
         return [LocalAttention(config, positions, owns=False)]
 

@@ -1,9 +1,54 @@
-"""Compare sequence models fairly: self-pretrain on the task's own training inputs, finetune, report the gain."""
+"""Compare sequence models fairly: self-pretrain on the task's own training inputs, finetune, report the gain.
+
+The names below are the Python API, in `spt.api`; each is loaded when it is first asked for.
+"""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from spt.api import (
+        FinishedStudy,
+        Report,
+        Settings,
+        SptError,
+        TrainedRun,
+        compare,
+        finetune,
+        load_recipe,
+        load_run,
+        pretrain,
+        read_report,
+        run_study,
+    )
+
+__all__ = [
+    "FinishedStudy",
+    "Report",
+    "Settings",
+    "SptError",
+    "TrainedRun",
+    "compare",
+    "finetune",
+    "load_recipe",
+    "load_run",
+    "pretrain",
+    "read_report",
+    "run_study",
+]
 __version__ = "0.1.0"
-
 _root = Path(__file__).resolve().parent.parent
 if (_root / "models" / "__init__.py").is_file() and (_root / "pyproject.toml").is_file():
     __path__.append(str(_root))  # a source checkout: models/, tasks/ and recipes/ lie beside spt/
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'spt' has no attribute {name!r}")
+    from spt import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

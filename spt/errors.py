@@ -97,7 +97,7 @@ class Interrupted(Stopped):
     exit_code = 130
 
 
-def brief(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Kind and first line of somebody else's error, for a sentence of ours."""
     first = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -1,14 +1,14 @@
-"""What a task is: arrays for three splits and a word about what they mean. No torch here, no masking, no batching.
+"""What a task is: arrays for three splits and what they mean. No torch here, no masking, no batching.
 
 A task file holds `class Config(TaskConfig)` and `load(config, raw) -> TaskData`; its first docstring line is shown by
 `spt list tasks`. Everything else (caching, subsets, fingerprints, padding, objectives) is written once, elsewhere.
 
-More is used where a task file has it: `sources(config, raw)` names the files it reads, so that edited ones are read
-again; `fetch(config, raw, say)` downloads them, for `spt data prepare` alone, and `hub(config)` names a copy on the
-Hugging Face hub; `vocabulary(config, train)` makes the Tokens of the training rows in use, a subset perhaps, where the
-stored values are codes. Of generated tasks: `ADDRESSED = True` says that a row follows from its number alone, so that
-`load` makes config.limit rows of each split and no more; `sample(config, ids, epoch)` makes training rows anew for a
-later epoch, so that no row is shown twice (unless config.fresh says no).
+Optional hooks of a task file: `sources(config, raw)` names the files it reads, so that edited ones are read again;
+`fetch(config, raw, say)` downloads them, for `spt data prepare` alone; `hub(config)` names a copy on the Hugging Face
+hub; `vocabulary(config, train)` makes the Tokens of the training rows in use, perhaps a subset, where the stored values
+are codes. Of generated tasks: `INDEXABLE = True` says that a row follows from its number alone, so that `load` makes
+config.max_rows rows of each split and no more; `resample(config, ids, epoch)` makes the training rows of a later epoch,
+so that no row is shown twice (unless config.resample_each_epoch is false).
 
 Letters: n examples in a split, L steps of a sequence, C channels, K target values.
 """
@@ -26,14 +26,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TaskConfig(BaseModel):
-    """Options that every task has. They choose among a task's rows, so `load` need not look at them."""
+    """Options of every task. They choose among a task's rows, so `load` need not look at them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    fraction: float = Field(1.0, gt=0, le=1, description="share of the training split in use, in both stages")
-    subset_seed: int = Field(42, ge=0, description="which permutation of the training split a fraction is a prefix of")
-    stratified: bool = Field(False, description="a fraction has each class in the share that the whole split has")
-    limit: int | None = Field(None, ge=1, description="at most this many rows of every split (smoke runs)")
+    subset_fraction: float = Field(1.0, gt=0, le=1, description="share of the training split in use, in both stages")
+    subset_seed: int = Field(42, ge=0, description="which permutation of the training split a subset is a prefix of")
+    stratified: bool = Field(False, description="a subset has each class in the share that the whole split has")
+    max_rows: int | None = Field(None, ge=1, description="at most this many rows of every split (smoke runs)")
+
+    def smoke_sizes(self) -> dict[str, int]:
+        """Options that make the sequences of a smoke run short: each at its number or, where others forbid that, at
+        the next that they allow. An option that is smaller already stays."""
+        return {}
 
 
 MAX_CODE = 2**24  # a table of 64 MiB
@@ -91,9 +96,8 @@ class Tokens:
 class Values:
     """C numbers a step, shown to a model as (value - mean) / std.
 
-    `levels` is the number of distinct values when they are integers in [0, levels) (256 for bytes), which is what
-    cross-entropy on continuous inputs needs. `frame`: a step's channels are a picture of so many rows and columns, row
-    by row.
+    `levels` is the number of distinct values when they are integers in [0, levels) (256 for bytes), as cross-entropy on
+    continuous inputs needs it. `frame`: a step's channels are a picture, row by row, with this height and width.
     """
 
     channels: int
@@ -126,7 +130,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Classes:
-    """One of `count` classes; of every step, with IGNORED where none is asked for, or of the sequence."""
+    """One of `count` classes; of every step, with IGNORED where it is not scored, or of the sequence."""
 
     count: int
     per_step: bool = False
@@ -138,7 +142,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Reals:
-    """`size` real numbers; of every step, with NaN where none are asked for, or of the sequence."""
+    """`size` real numbers; of every step, with NaN where it is not scored, or of the sequence."""
 
     size: int = 1
     per_step: bool = False
@@ -149,7 +153,7 @@ class Reals:
 
 
 def describe(part: Tokens | Values | Classes | Reals) -> dict[str, Any]:
-    """Its kind and fields, for a JSON file; what a plain one leaves out is not mentioned."""
+    """Its kind and fields, for a JSON file; without optional fields that are not set."""
     fields = asdict(part)
     for name in ("codes", "unknown", "frame", "per_step"):
         if name in fields and (fields[name] is None or fields[name] is False):
@@ -161,8 +165,8 @@ def describe(part: Tokens | Values | Classes | Reals) -> dict[str, Any]:
 class Split:
     """n examples in one long array; example i is values[starts[i]:stops[i]]. Arrays may be memory maps.
 
-    An example is a sequence, or a pair of sequences one behind the other. What belongs to steps (targets of every step,
-    time) stands in arrays beside `values`, of the same length and order.
+    An example is a sequence, or a pair of sequences one after the other. Arrays of steps (per-step targets, times) have
+    the length and order of `values`.
     """
 
     values: NDArray[Any]  # (total,) tokens (or codes) or (total, C) values, in storage type (uint8, int16, float32)
@@ -193,17 +197,17 @@ class Split:
 
     @property
     def sequences(self) -> int:
-        """Of an example."""
+        """Sequences of an example."""
         return 1 if self.cuts is None else 2
 
     @property
     def seen(self) -> NDArray[np.uint64]:
-        """A fingerprint of every sequence: (n,), or of pairs (2n,)."""
+        """A fingerprint of every sequence: (n,), for pairs (2n,)."""
         return self.fingerprints if self.halves is None else self.halves.reshape(-1)
 
     @property
     def contiguous(self) -> bool:
-        """Do the rows follow each other without a gap, from the first value to the last?"""
+        """Whether the rows follow each other without a gap, from the first value to the last."""
         ends = np.concatenate([np.zeros(1, np.int64), self.stops])
         return bool((ends[:-1] == self.starts).all()) and int(ends[-1]) == len(self.values)
 
@@ -211,16 +215,16 @@ class Split:
         return self.values[self.starts[i] : self.stops[i]]
 
     def counts(self) -> NDArray[np.int64]:
-        """How often each stored number 0, 1, 2, … occurs in these rows, of tokens, codes or levels."""
+        """How often each token, code or level 0, 1, 2, … occurs in these rows."""
         total = np.zeros(0, np.int64)
         for piece in self.pieces():
-            found = np.bincount(piece.reshape(-1))
-            total = np.pad(total, (0, max(0, len(found) - len(total))))
-            total[: len(found)] += found
+            numbers = np.bincount(piece.reshape(-1))
+            total = np.pad(total, (0, max(0, len(numbers) - len(total))))
+            total[: len(numbers)] += numbers
         return total
 
     def pieces(self, steps: int = 2**20) -> Iterator[NDArray[Any]]:
-        """The rows' values in order, some steps at a time."""
+        """The rows' values in order, in chunks of about this many steps."""
         if self.contiguous:
             yield from (self.values[i : i + steps] for i in range(0, len(self.values), steps))
             return
@@ -250,7 +254,7 @@ class Split:
         )
 
     def unlabelled(self) -> "Split":
-        """The inputs alone: what pretraining is given, so that no label can reach it. A pair becomes two examples."""
+        """The inputs alone, for pretraining: no label can reach it. A pair becomes two examples."""
         bare = replace(self, targets=None, per_step=False, text_bytes=None, answers=None)
         if self.cuts is None:
             return bare
@@ -301,6 +305,12 @@ class Split:
         return Split(values, starts, stops, np.asarray(targets), names, cuts=cuts)
 
 
+def row_ids(split: str, rows: int | NDArray[np.int64]) -> NDArray[Any]:
+    """train-0, train-1, …: of this number of rows, or of the rows with these numbers."""
+    numbers = np.arange(rows) if isinstance(rows, int) else rows
+    return np.char.add(f"{split}-", numbers.astype(str))
+
+
 def _joined(rows: Iterable[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Sequences end to end, and their lengths; one array (n, L[, C]) is not copied."""
     if isinstance(rows, np.ndarray) and rows.ndim in (2, 3) and rows.size:
@@ -323,8 +333,8 @@ class TaskData:
     length: int = 0  # longest sequence of the whole task, in steps; a subset of its rows keeps it. 0: found out
     notes: tuple[str, ...] = ()  # what a reader of the numbers must know of the data
     interval: float = 1.0  # time between steps, in a unit of the task's own, such as seconds
-    future: bool = False  # targets are inputs of later steps: a model that looks ahead would see them
-    fresh: Callable[[NDArray[np.int64], int], Split] | None = None  # training rows by (ids, epoch), where none repeats
+    future: bool = False  # targets are inputs of later steps, which a non-causal model would see
+    resample: Callable[[NDArray[np.int64], int], Split] | None = None  # training rows by (ids, epoch), if none repeats
     row_width: int | None = None  # steps of a row of pixels, where a sequence is a picture read row by row
 
     def __post_init__(self) -> None:
@@ -337,7 +347,7 @@ class TaskData:
         return {"train": self.train, "val": self.val, "test": self.test}
 
     def mapped(self, change: Callable[[Split], Split]) -> "TaskData":
-        """The same task with every split changed alike."""
+        """The same task with a function applied to every split."""
         return replace(self, train=change(self.train), val=change(self.val), test=change(self.test))
 
     def chance(self) -> float | None:
@@ -348,7 +358,7 @@ class TaskData:
         return float(test[train.argmax()] / test.sum())
 
     def check(self) -> None:
-        """Raise ValueError, in words, unless the arrays are what `input` and `target` say."""
+        """Raise ValueError unless the arrays are what `input` and `target` say."""
         for name, split in self.splits.items():
             _check(len(split) > 0, f"the {name} split has no rows")
             inside = (split.starts >= 0).all() and (split.stops <= len(split.values)).all()
@@ -386,8 +396,8 @@ class TaskData:
             _check(values.dtype.kind in "iu", f"the {name} split's tokens are {values.dtype}; integers are expected")
             top = self.input.vocab if self.input.codes is None else MAX_CODE
         else:
-            wanted = (len(values), self.input.channels)
-            _check(values.shape == wanted, f"the {name} split's values have shape {values.shape}, not {wanted}")
+            expected = (len(values), self.input.channels)
+            _check(values.shape == expected, f"the {name} split's values have shape {values.shape}, not {expected}")
             _check(values.dtype.kind in "iuf", f"the {name} split's values are {values.dtype}; numbers are expected")
             _check(_fits(values), f"the {name} split has values that are not finite in float32")
             top = self.input.levels
@@ -410,15 +420,15 @@ class TaskData:
             )
             _check(high >= 0, f"the {name} split has no step with a label")
         else:
-            wanted = (n, self.target.size)
-            _check(targets.shape == wanted, f"the {name} split's targets have shape {targets.shape}, not {wanted}")
+            expected = (n, self.target.size)
+            _check(targets.shape == expected, f"the {name} split's targets have shape {targets.shape}, not {expected}")
             _check(targets.dtype.kind in "iuf", f"the {name} split's targets are {targets.dtype}; numbers are expected")
             if self.target.per_step:
-                asked = np.isfinite(targets)
-                sound = not np.isinf(targets).any() and bool((asked == asked[:, :1]).all())
-                _check(sound, f"the {name} split has targets that are infinite, or NaN in a part of a step")
-                _check(bool(asked.any()), f"the {name} split has no step with a target")
-                targets = targets[asked]
+                scored = np.isfinite(targets)
+                valid = not np.isinf(targets).any() and bool((scored == scored[:, :1]).all())
+                _check(valid, f"the {name} split has targets that are infinite, or NaN in a part of a step")
+                _check(bool(scored.any()), f"the {name} split has no step with a target")
+                targets = targets[scored]
             _check(_fits(targets), f"the {name} split has targets that are not finite in float32")
 
 
@@ -453,6 +463,6 @@ def _whole(owner: object, name: str) -> None:
         raise ValueError(f"{type(owner).__name__}.{name} is {value!r}; a whole number is expected") from None
 
 
-def _check(condition: bool, complaint: str) -> None:
+def _check(condition: bool, message: str) -> None:
     if not condition:
-        raise ValueError(complaint)
+        raise ValueError(message)

@@ -2,11 +2,11 @@
 
 Windows of `length` samples at 125 Hz, two channels (ppg, ecg lead II), start every `stride` seconds in each of 53
 recordings of 8 minutes; they overlap, and are stored once. The target is the mean of the monitor's numerics, which come
-once a second, at the seconds t with start <= t < start + length / 125; what happens to windows where some were not
-measured is an option. The default split is by patient: 53 recordings are 46 people, and windows that overlap never lie
-in two splits. The published numbers refer to an archive of such windows (7,949, drawn anew at random: overlapping
-windows lie in training and test, so errors are tiny): `split: windows` does the same to our windows, and
-`source: archive` reads the archive's files themselves.
+once a second, at the seconds t with start <= t < start + length / 125; `missing` says what happens to windows where
+some were not measured. The default split is by patient: 53 recordings are 46 people, and windows that overlap never lie
+in two splits. The published numbers refer to an archive of such windows (7,949, split at random: overlapping windows
+lie in training and test, so errors are tiny): `split: windows` does the same to our windows, and `source: archive`
+reads the archive's files themselves.
 
 Sources: Pimentel et al., IEEE TBME 64(8), 2016 (physionet.org/content/bidmc/1.0.0, ODC-BY); Tan et al., "Time series
 extrinsic regression", DMKD 2021 (zenodo.org, records 4001463, 4001456, 4001464). Letters: L steps, C = 2 channels. See
@@ -24,9 +24,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from spt.rng import generator
 from spt.tasks.base import Reals, Split, TaskConfig, TaskData, Values
-from spt.tasks.files import Say, batches, first, missing, places, published_thirds, unzipped
-from spt.tasks.generators.workers import generator, room
+from spt.tasks.files import (
+    Say,
+    data_folders,
+    data_not_found,
+    find_file,
+    published_thirds,
+    read_batches,
+    read_unzipped,
+)
+from spt.tasks.parallel import allocate
 
 RATE = 125  # samples a second
 CHANNELS = ("ppg", "ecg")
@@ -108,18 +117,18 @@ def sources(config: Config, raw: Path) -> list[Path]:
     bidmc_01_Numerics.csv and so on; or recordings.parquet with columns record, subject, ppg, ecg, and hr, rr or spo2.
     Archive: BIDMC32HR_TRAIN.ts and BIDMC32HR_TEST.ts (RR, SpO2), also .gz.
     """
-    near = places(raw, "bidmc")
+    folders = data_folders(raw, "bidmc")
     if config.source == "archive":
-        return _archive(config, near)
-    folder = _folder(near)
+        return _archive(config, folders)
+    folder = _folder(folders)
     if folder is not None:
         return [path for number in _numbers(folder) for path in _pair(folder, number)]
-    parquet = first(near, "recordings.parquet")
+    parquet = find_file(folders, "recordings.parquet")
     return [] if parquet is None else [parquet]
 
 
 def fetch(config: Config, raw: Path, say: Say) -> None:
-    """Say where the files are to be had: no checksum of a single archive is published."""
+    """Nothing is downloaded, as no checksums are published: raise ValueError that says where the files are."""
     if sources(config, raw):
         return
     if config.source == "archive":
@@ -127,23 +136,23 @@ def fetch(config: Config, raw: Path, say: Say) -> None:
         what = f"{name}_TRAIN.ts and {name}_TEST.ts from https://zenodo.org/records/{record}"
     else:
         what = "the folder bidmc_csv from https://physionet.org/content/bidmc/1.0.0/"
-    raise ValueError(f"BIDMC is not downloaded for you, as no checksum is known: put {what} into {raw / 'bidmc'}")
+    raise ValueError(f"BIDMC is not downloaded, as no checksum is known: put {what} into {raw / 'bidmc'}")
 
 
 def load(config: Config, raw: Path) -> TaskData:
-    near = places(raw, "bidmc")
+    folders = data_folders(raw, "bidmc")
     if config.source == "archive":
-        paths = _archive(config, near)
+        paths = _archive(config, folders)
         name = ARCHIVED[config.target][0]
         if len(paths) < 2:
-            wanted = [f"bidmc/{name}_TRAIN.ts and {name}_TEST.ts"]
-            raise missing(
-                "BIDMC's archive", raw, wanted, f"spt data prepare bidmc source=archive target={config.target}"
+            files = [f"bidmc/{name}_TRAIN.ts and {name}_TEST.ts"]
+            raise data_not_found(
+                "BIDMC's archive", raw, files, f"spt data prepare bidmc source=archive target={config.target}"
             )
         windows, notes = _read_archive(paths, config), [LEAK]
         rows = _drawn(len(windows.starts))
     else:
-        recordings = _read(config, near, raw)
+        recordings = _read(config, folders, raw)
         notes = (
             [] if len(recordings) == RECORDINGS else [f"{len(recordings)} recordings, not the {RECORDINGS} published"]
         )
@@ -153,8 +162,8 @@ def load(config: Config, raw: Path) -> TaskData:
             notes.append(LEAK)
         else:
             return _by_subject(recordings, config, notes)
-        notes.append("windows cut anew from the recordings, not those of the archive that published numbers refer to")
-    return _data(config, {part: windows.take(own) for part, own in rows.items()}, notes)
+        notes.append("windows cut from the recordings, not those of the archive that published numbers refer to")
+    return _data(config, {part: windows.take(chosen) for part, chosen in rows.items()}, notes)
 
 
 LEAK = "windows of validation and test overlap with windows of training (as published): scores are far too good"
@@ -164,8 +173,8 @@ def _by_subject(recordings: list[Recording], config: Config, notes: list[str]) -
     splits = {}
     for part, chosen in _patients(recordings, config.split_seed).items():
         windows = _cut(chosen, config)
-        mixed = generator(config.split_seed, "bidmc", part)  # so that the first rows are not all of one patient
-        splits[part] = windows.take(mixed.permutation(len(windows.starts)))
+        order = generator(config.split_seed, "bidmc", part).permutation(len(windows.starts))
+        splits[part] = windows.take(order)  # shuffled: the first rows are not all of one patient
     notes.append("split by patient: published numbers refer to windows drawn at random, which overlap")
     return _data(config, splits, notes)
 
@@ -177,13 +186,13 @@ def _data(config: Config, splits: dict[str, Split], notes: Sequence[str]) -> Tas
 
 
 def _scale(train: Split, kind: Literal["unit", "standard", "none"]) -> Values:
-    """Of the steps that training windows hold, each counted once."""
+    """Statistics of the steps in training windows, each counted once."""
     if kind == "none":
         return Values(len(CHANNELS))
-    held = np.zeros(len(train.values) + 1, np.int64)
-    np.add.at(held, train.starts, 1)
-    np.add.at(held, train.stops, -1)
-    steps = train.values[np.cumsum(held)[:-1] > 0].astype(np.float64)
+    changes = np.zeros(len(train.values) + 1, np.int64)  # in how many windows overlap
+    np.add.at(changes, train.starts, 1)
+    np.add.at(changes, train.stops, -1)
+    steps = train.values[np.cumsum(changes)[:-1] > 0].astype(np.float64)
     if kind == "standard":
         mean, std = steps.mean(0), steps.std(0)
     else:
@@ -199,9 +208,9 @@ def _scale(train: Split, kind: Literal["unit", "standard", "none"]) -> Values:
 
 
 def _cut(recordings: Sequence[Recording], config: Config) -> Windows:
-    """All windows of some recordings, whose signals lie one behind the other."""
+    """All windows of some recordings, whose signals are stored end to end."""
     total = sum(len(recording.signals) for recording in recordings)
-    values = room((total, len(CHANNELS)), np.float32)
+    values = allocate((total, len(CHANNELS)), np.float32)
     starts, targets, ids = [], [], []
     place = 0
     for recording in recordings:
@@ -209,10 +218,10 @@ def _cut(recordings: Sequence[Recording], config: Config) -> Windows:
         last = (len(recording.signals) - config.length) // RATE
         for second in range(0, last + 1, config.stride):
             numerics = recording.numerics[second : second + config.length // RATE].astype(np.float64)
-            there = np.isfinite(numerics)
-            if there.all() or (config.missing == "all" and there.any()):
+            measured = np.isfinite(numerics)
+            if measured.all() or (config.missing == "all" and measured.any()):
                 starts.append(place + second * RATE)
-                targets.append(numerics[there].mean())
+                targets.append(numerics[measured].mean())
                 ids.append(f"{recording.number:02d}-{second}")
         place += len(recording.signals)
     if not starts:
@@ -222,21 +231,21 @@ def _cut(recordings: Sequence[Recording], config: Config) -> Windows:
 
 
 def _patients(recordings: Sequence[Recording], seed: int) -> dict[str, list[Recording]]:
-    """Recordings of each split: patients in a seeded order, as long as they fit into the test split, validation's."""
+    """By split: patients, in a seeded order, go to test if they fit, else to validation, else to training."""
     patients = sorted({recording.patient for recording in recordings})
     if len(patients) < 3:
         raise ValueError(f"{len(patients)} patients cannot be split; three or more are needed")
-    room_left = {part: max(1, round(SHARE * len(recordings))) for part in ("test", "val")}
-    found: dict[str, list[Recording]] = {"train": [], "val": [], "test": []}
+    space = {part: max(1, round(SHARE * len(recordings))) for part in ("test", "val")}
+    splits: dict[str, list[Recording]] = {"train": [], "val": [], "test": []}
     for patient in generator(seed, "bidmc", "patients").permutation(np.array(patients)).tolist():
-        own = [recording for recording in recordings if recording.patient == patient]
-        part = next((part for part, left in room_left.items() if len(own) <= left), "train")
+        theirs = [recording for recording in recordings if recording.patient == patient]
+        part = next((part for part, left in space.items() if len(theirs) <= left), "train")
         if part != "train":
-            room_left[part] -= len(own)
-        found[part] += own
-    if not all(found.values()):
+            space[part] -= len(theirs)
+        splits[part] += theirs
+    if not all(splits.values()):
         raise ValueError("the patients have too many recordings each to be split 70/15/15")
-    return {part: sorted(own, key=lambda recording: recording.number) for part, own in found.items()}
+    return {part: sorted(theirs, key=lambda recording: recording.number) for part, theirs in splits.items()}
 
 
 def _drawn(n: int) -> Rows:
@@ -249,19 +258,19 @@ def _drawn(n: int) -> Rows:
 # ------------------------------------------------------------------------------------------------- recordings
 
 
-def _read(config: Config, near: Sequence[Path], raw: Path) -> list[Recording]:
-    folder, parquet = _folder(near), first(near, "recordings.parquet")
+def _read(config: Config, folders: Sequence[Path], raw: Path) -> list[Recording]:
+    folder, parquet = _folder(folders), find_file(folders, "recordings.parquet")
     if folder is not None:
-        found = [_from_csv(folder, number, config.target) for number in _numbers(folder)]
+        recordings = [_from_csv(folder, number, config.target) for number in _numbers(folder)]
     elif parquet is not None:
-        found = list(_from_parquet(parquet, config.target))
+        recordings = list(_from_parquet(parquet, config.target))
     else:
-        wanted = ["bidmc/bidmc_csv/", "bidmc/recordings.parquet"]
-        raise missing("BIDMC", raw, wanted, "spt data prepare bidmc")
+        files = ["bidmc/bidmc_csv/", "bidmc/recordings.parquet"]
+        raise data_not_found("BIDMC", raw, files, "spt data prepare bidmc")
     where = folder or parquet
-    if len({recording.number for recording in found}) < len(found):
+    if len({recording.number for recording in recordings}) < len(recordings):
         raise ValueError(f"{where} has a recording twice")
-    for recording in found:
+    for recording in recordings:
         if len(recording.signals) != RATE * (len(recording.numerics) - 1) + 1:
             raise ValueError(
                 f"{where}: recording {recording.number} has {len(recording.signals):,} samples at {RATE} Hz and "
@@ -271,18 +280,18 @@ def _read(config: Config, near: Sequence[Path], raw: Path) -> list[Recording]:
             raise ValueError(f"{where}: recording {recording.number} has samples that are not finite numbers")
         if np.isinf(recording.numerics).any():
             raise ValueError(f"{where}: recording {recording.number} has an infinite {config.target}")
-    return sorted(found)
+    return sorted(recordings)
 
 
-def _folder(near: Sequence[Path]) -> Path | None:
+def _folder(parents: Sequence[Path]) -> Path | None:
     names = ("bidmc_csv", "bidmc-ppg-and-respiration-dataset-1.0.0/bidmc_csv")
-    folders = [place / name for place in near for name in names] + list(near)
+    folders = [place / name for place in parents for name in names] + list(parents)
     return next((folder for folder in folders if folder.is_dir() and _numbers(folder)), None)
 
 
 def _numbers(folder: Path) -> list[int]:
-    found = (re.fullmatch(r"bidmc_(\d\d)_Signals\.csv", path.name) for path in folder.iterdir())
-    return sorted(int(match[1]) for match in found if match)
+    matches = (re.fullmatch(r"bidmc_(\d\d)_Signals\.csv", path.name) for path in folder.iterdir())
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def _pair(folder: Path, number: int) -> tuple[Path, Path]:
@@ -290,7 +299,7 @@ def _pair(folder: Path, number: int) -> tuple[Path, Path]:
 
 
 def _from_csv(folder: Path, number: int, target: str) -> Recording:
-    """Columns are found by name: their order differs from file to file. Fields without a number are not measured."""
+    """Columns are found by name, as their order differs from file to file. Empty fields were not measured."""
     signals, numerics = _pair(folder, number)
     if not numerics.is_file():
         raise FileNotFoundError(f"{numerics} is missing; {signals.name} is there")
@@ -305,14 +314,14 @@ def _from_csv(folder: Path, number: int, target: str) -> Recording:
 
 def _table(path: Path, names: Sequence[str], rate: int) -> NDArray[np.float32]:
     """(rows, names) numbers of a csv file with a header and rows at equal times; NaN where a field is empty or NaN."""
-    text = unzipped(path, 2**27).decode("utf-8", "replace")
+    text = read_unzipped(path, 2**27).decode("utf-8", "replace")
     rows = csv.reader(io.StringIO(text))
     header = [name.strip() for name in next(rows, [])]
-    lacking = [name for name in ("Time [s]", *names) if header.count(name) != 1]
-    if lacking:
-        raise ValueError(f"{path} has no column {lacking[0]!r}, or more than one; it has {', '.join(header) or 'none'}")
+    absent = [name for name in ("Time [s]", *names) if header.count(name) != 1]
+    if absent:
+        raise ValueError(f"{path} has no column {absent[0]!r}, or more than one; it has {', '.join(header) or 'none'}")
     places = [header.index(name) for name in ("Time [s]", *names)]
-    found = np.empty((text.count("\n") + 1, len(names)), np.float32)
+    table = np.empty((text.count("\n") + 1, len(names)), np.float32)
     count = 0
     for row in rows:
         if not row:
@@ -325,15 +334,15 @@ def _table(path: Path, names: Sequence[str], rate: int) -> NDArray[np.float32]:
             raise ValueError(f"{path}, line {rows.line_num}: {error}; {len(header)} numbers are expected") from None
         if abs(time * rate - count) > 0.5:  # times are rounded
             raise ValueError(f"{path}, line {rows.line_num}: the time is {time} s; {count / rate} s is expected")
-        found[count] = numbers
+        table[count] = numbers
         count += 1
-    return found[:count]
+    return table[:count]
 
 
 def _from_parquet(path: Path, target: str) -> Iterator[Recording]:
     names = [("record",), ("subject",), *((channel,) for channel in CHANNELS), (target,)]
     patients: dict[Any, int] = {}
-    for where, table in batches([path], names, numbers=RATE * MAX_SECONDS, rows=8):
+    for where, table in read_batches([path], names, numbers=RATE * MAX_SECONDS, rows=8):
         numbers, subjects = table["record"].to_pylist(), table["subject"].to_pylist()
         columns = [_lists(table[name], f"{where}, column {name}") for name in (*CHANNELS, target)]
         for number, subject, ppg, ecg, numerics in zip(numbers, subjects, *columns, strict=True):
@@ -362,18 +371,18 @@ def _lists(column: Any, where: str) -> list[NDArray[np.float32]]:
 # ---------------------------------------------------------------------------------------------------- archive
 
 
-def _archive(config: Config, near: Sequence[Path]) -> list[Path]:
+def _archive(config: Config, folders: Sequence[Path]) -> list[Path]:
     name = ARCHIVED[config.target][0]
     files = [f"{name}_{part}.ts" for part in ("TRAIN", "TEST")]
-    found = [first(near, file) or first(near, f"{file}.gz") for file in files]
-    return [path for path in found if path is not None]
+    paths = [find_file(folders, file) or find_file(folders, f"{file}.gz") for file in files]
+    return [path for path in paths if path is not None]
 
 
 def _read_archive(paths: Sequence[Path], config: Config) -> Windows:
     """Both files joined, training windows first."""
-    contents = [unzipped(path, MAX_FILE) for path in paths]
+    contents = [read_unzipped(path, MAX_FILE) for path in paths]
     counts = [sum(1 for _ in _cases(content, path)) for content, path in zip(contents, paths, strict=True)]
-    values = room((sum(counts), WINDOW, len(CHANNELS)), np.float32)
+    values = allocate((sum(counts), WINDOW, len(CHANNELS)), np.float32)
     targets = np.empty((sum(counts), 1))
     row = 0
     for path, content in zip(paths, contents, strict=True):
@@ -392,7 +401,7 @@ def _read_archive(paths: Sequence[Path], config: Config) -> Windows:
 
 
 def _cases(content: bytes, path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines of data of a .ts file, with their numbers, once its header has been found to be as expected."""
+    """Numbered data lines of a .ts file, whose header has to be as expected."""
     expected = {"timestamps": "false", "missing": "false", "univariate": "false", "equallength": "true"}
     expected |= {"dimensions": str(len(CHANNELS)), "serieslength": str(WINDOW), "targetlabel": "true"}
     begun = False
@@ -419,9 +428,9 @@ def _numbers_of(fields: Sequence[bytes], count: int, where: str) -> NDArray[np.f
     if len(fields) != count:
         raise ValueError(f"{where} has a series of {len(fields):,} numbers; {count:,} are expected")
     try:
-        found = np.array([float(field) for field in fields])
+        numbers = np.array([float(field) for field in fields])
     except ValueError:
         raise ValueError(f"{where} has a field that is no number") from None
-    if not np.isfinite(found).all():
+    if not np.isfinite(numbers).all():
         raise ValueError(f"{where} has a number that is missing or not finite")
-    return found
+    return numbers

@@ -1,7 +1,7 @@
 """Whole books, as one stream of bytes or T5 tokens: which comes next? PG-19 language modelling in chunks of 4,096.
 
 The texts of a split are joined in order and cut into chunks. A step's target is the next token; that of a chunk's last
-step is the first token of the next chunk. What is left at the end is dropped. The model has to be causal. Bits per byte
+step is the first token of the next chunk. The rest at the end is dropped. The model has to be causal. Bits per byte
 count the UTF-8 bytes of the texts, so they compare models with different tokens. See `sources` for the files.
 """
 
@@ -16,8 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens
-from spt.tasks.files import missing, parquets, places, plain, unzipped
+from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens, row_ids
+from spt.tasks.files import (
+    check_regular,
+    data_folders,
+    data_not_found,
+    decode_text,
+    parquet_files,
+    read_batches,
+    read_unzipped,
+)
 
 SPLITS = {"train": ("train",), "val": ("validation", "val"), "test": ("test",)}  # and their folders' names
 OFFICIAL = {"train": 28_602, "val": 50, "test": 100}  # books
@@ -27,8 +35,8 @@ MAX_BOOK = 2**28  # bytes
 MAX_TOKENIZER = 2**27  # bytes
 SLICE = 2**22  # tokens
 BATCH = 2**23  # characters that are tokenised at once
-SENTINELS = 100  # T5's <extra_id_…>, behind the pieces
-END = 256  # behind the bytes
+SENTINELS = 100  # T5's <extra_id_…>, after the pieces
+END = 256  # after the bytes
 LOG = logging.getLogger("spt.tasks")
 
 
@@ -38,7 +46,7 @@ class Config(TaskConfig):
     tokenizer: str | None = Field(
         None, description="t5: its tokenizer.json or spiece.model; a relative path is one in the data folder"
     )
-    end_of_text: bool = Field(False, description="a token of its own behind every book: 256, or the tokenizer's </s>")
+    end_of_text: bool = Field(False, description="a token of its own after every book: 256, or the tokenizer's </s>")
     path: str | None = Field(
         None, description="folder with the splits; null: books or pg19 in the data folder; relative paths likewise"
     )
@@ -62,8 +70,8 @@ def sources(config: Config, raw: Path) -> list[Path]:
     train.parquet, validation.parquet and test.parquet (or the hub's train-00000-of-00023.parquet) with a column text.
     And the tokenizer's file.
     """
-    found = [path for files in _files(config, raw).values() for path in files]
-    return found + ([_tokenizer_path(config, raw)] if found and config.tokens == "t5" else [])
+    texts = [path for files in _files(config, raw).values() for path in files]
+    return texts + ([_tokenizer_path(config, raw)] if texts and config.tokens == "t5" else [])
 
 
 def hub(config: Config) -> tuple[str, str]:
@@ -74,18 +82,18 @@ def hub(config: Config) -> tuple[str, str]:
 def load(config: Config, raw: Path) -> TaskData:
     files = _files(config, raw)
     if not any(files.values()):
-        there = config.path or "books/ or pg19/"
-        raise missing(
+        place = config.path or "books/ or pg19/"
+        raise data_not_found(
             "PG-19, or other books,",
             raw,
-            [f"{there} with train/, validation/ and test/ of .txt files ({BUCKET})", "train.parquet and so on"],
+            [f"{place} with train/, validation/ and test/ of .txt files ({BUCKET})", "train.parquet and so on"],
             "spt data prepare books --hub",
         )
-    for name, found in files.items():
-        if not found:
+    for name, texts in files.items():
+        if not texts:
             raise FileNotFoundError(f"{next(iter(filter(None, files.values())))[0].parent}: there are no {name} texts")
     coder = Bytes(config.end_of_text) if config.tokens == "bytes" else Pieces(_tokenizer_path(config, raw), config)
-    streams = {name: _stream(found, coder, config.chunk) for name, found in files.items()}
+    streams = {name: _stream(texts, coder, config.chunk) for name, texts in files.items()}
     train, val, test = (_split(stream, config.chunk, name) for name, stream in streams.items())
     notes = []
     if any(stream.books != OFFICIAL[name] for name, stream in streams.items()):
@@ -119,12 +127,12 @@ class Bytes:
 
     def encode(self, texts: list[str]) -> Iterator[Coded]:
         for text in texts:
-            found = np.frombuffer(text.encode("utf-8"), np.uint8)
-            widths = np.ones(len(found) + self.end, np.uint8)
+            tokens = np.frombuffer(text.encode("utf-8"), np.uint8)
+            widths = np.ones(len(tokens) + self.end, np.uint8)
             if self.end:
-                found = np.append(found.astype(np.uint16), np.uint16(END))
+                tokens = np.append(tokens.astype(np.uint16), np.uint16(END))
                 widths[-1] = 0
-            yield found, widths
+            yield tokens, widths
 
 
 class Pieces:
@@ -142,13 +150,13 @@ class Pieces:
             raise ValueError(f"{path} has no token </s> to end a text with; set end_of_text: false")
 
     def encode(self, texts: list[str]) -> Iterator[Coded]:
-        for text, found in zip(texts, self.tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
-            ids = list(found.ids) + ([] if self.end is None else [self.end])
+        for text, encoding in zip(texts, self.tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
+            ids = list(encoding.ids) + ([] if self.end is None else [self.end])
             characters = np.frombuffer(text.encode("utf-32-le"), "<u4")
             sizes = 1 + (characters >= 0x80) + (characters >= 0x800) + (characters >= 0x10000)
             before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
-            # What lies between two tokens, and behind the last, belongs to the one before: no byte is lost.
-            starts = np.array([start for start, _ in found.offsets], np.int64)
+            # Bytes between two tokens, and after the last, belong to the token before: none is lost.
+            starts = np.array([start for start, _ in encoding.offsets], np.int64)
             ends = before[np.append(np.maximum.accumulate(starts)[1:], len(characters))] if len(starts) else before[:0]
             widths = np.diff(ends, prepend=0)
             yield np.array(ids, self.type), np.append(widths, np.zeros(len(ids) - len(widths), np.int64))
@@ -158,7 +166,7 @@ def _tokenizer_path(config: Config, raw: Path) -> Path:
     path = raw / Path(str(config.tokenizer)).expanduser()
     if not path.is_file():
         raise FileNotFoundError(
-            f"the tokenizer's file {path} is not there; put tokenizer.json or spiece.model of a T5 model there "
+            f"there is no tokenizer {path}; put tokenizer.json or spiece.model of a T5 model there "
             "(huggingface.co/google-t5/t5-base), or set tokens: bytes"
         )
     return path
@@ -167,7 +175,7 @@ def _tokenizer_path(config: Config, raw: Path) -> Path:
 def _tokenizer(path: Path) -> Any:
     from tokenizers import Tokenizer
 
-    content = unzipped(path, MAX_TOKENIZER)
+    content = read_unzipped(path, MAX_TOKENIZER)
     if path.suffix == ".json":
         try:
             return Tokenizer.from_str(content.decode("utf-8"))
@@ -223,14 +231,14 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
     def number() -> int:
         nonlocal place
-        found = shift = 0
+        value = shift = 0
         while True:
             byte = message[place]
             place += 1
-            found |= (byte & 127) << shift
+            value |= (byte & 127) << shift
             shift += 7
             if byte < 128:
-                return found
+                return value
             if shift > 63:
                 raise ValueError("number without end")
 
@@ -264,10 +272,10 @@ class Stream(NamedTuple):
 
 
 def _stream(files: list[Path], coder: Bytes | Pieces, chunk: int) -> Stream:
-    """Tokens go to a temporary file, gone with the array: PG-19 has 11 GB."""
+    """Tokens go to a temporary file, removed with the array: PG-19 has 11 GB."""
     total = books = size = words = 0
     sums = np.zeros(0, np.int64)
-    said = time.monotonic()
+    logged = time.monotonic()
     with tempfile.TemporaryFile() as file:
         for texts in _batches(files):
             for text, (tokens, widths) in zip(texts, coder.encode(texts), strict=True):
@@ -279,9 +287,9 @@ def _stream(files: list[Path], coder: Bytes | Pieces, chunk: int) -> Stream:
                 books += 1
                 size += int(widths.sum(dtype=np.int64))
                 words += sum(len(line.split()) for line in text.splitlines())
-            if time.monotonic() - said > 10:
+            if time.monotonic() - logged > 10:
                 LOG.info("books: %s texts, %s MB", f"{books:,}", f"{size / 1e6:,.0f}")
-                said = time.monotonic()
+                logged = time.monotonic()
         if total <= chunk:
             raise ValueError(
                 f"{files[0].parent}: {total:,} tokens in {books:,} texts ({files[0].name} …); a row of {chunk:,} steps "
@@ -302,13 +310,13 @@ def _write(file: Any, tokens: NDArray[Any]) -> None:
 
 
 def _added(sums: NDArray[np.int64], widths: NDArray[Any], first: int, chunk: int) -> NDArray[np.int64]:
-    """Bytes of each row's targets, with those of some more tokens. Token i > 0 is a target of row (i - 1) // chunk."""
+    """Bytes of each row's targets, some more tokens included. Token i > 0 is a target of row (i - 1) // chunk."""
     if first == 0:
         widths, first = widths[1:], 1
     begin = (first - 1) // chunk
-    found = np.bincount((first - 1 + np.arange(len(widths))) // chunk - begin, widths).astype(np.int64)
-    sums = np.pad(sums, (0, max(0, begin + len(found) - len(sums))))
-    sums[begin : begin + len(found)] += found
+    added = np.bincount((first - 1 + np.arange(len(widths))) // chunk - begin, widths).astype(np.int64)
+    sums = np.pad(sums, (0, max(0, begin + len(added) - len(sums))))
+    sums[begin : begin + len(added)] += added
     return sums
 
 
@@ -316,13 +324,12 @@ def _split(stream: Stream, chunk: int, name: str) -> Split:
     rows = (len(stream.tokens) - 1) // chunk
     used = rows * chunk
     stops = np.arange(1, rows + 1) * chunk
-    names = np.char.add(f"{name}-", np.arange(rows).astype(str))
     return Split(
         stream.tokens[:used],
         stops - chunk,
         stops,
         stream.tokens[1 : used + 1],
-        names,
+        row_ids(name, rows),
         per_step=True,
         text_bytes=stream.bytes,
     )
@@ -336,20 +343,20 @@ def _files(config: Config, raw: Path) -> dict[str, list[Path]]:
     if config.path is not None:
         folders = [raw / Path(config.path).expanduser()]
     else:
-        folders = [place for name in ("books", "pg19") for place in places(raw, name)[:-1]]
+        folders = [place for name in ("books", "pg19") for place in data_folders(raw, name)[:-1]]
     for folder in folders:
-        found = {name: _texts(folder, names) for name, names in SPLITS.items()}
-        if any(found.values()):
-            return found
-        found = {name: [p for each in names for p in parquets([folder], each)] for name, names in SPLITS.items()}
-        if any(found.values()):
-            return found
+        splits = {name: _texts(folder, names) for name, names in SPLITS.items()}
+        if any(splits.values()):
+            return splits
+        splits = {name: [p for each in names for p in parquet_files([folder], each)] for name, names in SPLITS.items()}
+        if any(splits.values()):
+            return splits
     return {name: [] for name in SPLITS}
 
 
 def _texts(folder: Path, names: tuple[str, ...]) -> list[Path]:
-    found = [path for name in names for path in (folder / name).glob("*.txt")]
-    return sorted(found, key=lambda path: (path.stem.isdecimal() and int(path.stem), path.stem))
+    paths = [path for name in names for path in (folder / name).glob("*.txt")]
+    return sorted(paths, key=lambda path: (path.stem.isdecimal() and int(path.stem), path.stem))
 
 
 def _batches(files: list[Path]) -> Iterator[list[str]]:
@@ -368,35 +375,20 @@ def _batches(files: list[Path]) -> Iterator[list[str]]:
 
 
 def _text(path: Path) -> str:
-    plain(path)
+    check_regular(path)
     if path.stat().st_size > MAX_BOOK:
         raise ValueError(f"{path} has more than {MAX_BOOK:,} bytes; it is no book")
-    try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text (byte {error.start:,})") from None
+    return decode_text(path.read_bytes(), str(path))
 
 
 def _parquet(path: Path) -> Iterator[str]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    plain(path)
     row = 0
     try:
-        with pq.ParquetFile(path) as file:
-            there = file.schema_arrow.names
-            if "text" not in there:
-                raise ValueError(f"{path} has no column text; it has {', '.join(there)}")
-            for batch in file.iter_batches(batch_size=16, columns=["text"]):
-                for text in batch.column(0).to_pylist():
-                    if not isinstance(text, str):
-                        raise ValueError(f"{path}, row {row}: the text is {text!r:.40}; text is expected")
-                    yield text
-                    row += 1
+        for _, columns in read_batches([path], [("text",)], rows=16):
+            for text in columns["text"].to_pylist():
+                if not isinstance(text, str):
+                    raise ValueError(f"{path}, row {row}: the text is {text!r:.40}; text is expected")
+                yield text
+                row += 1
     except UnicodeDecodeError:
         raise ValueError(f"{path}, rows from {row} on: there is a text that is not UTF-8") from None
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, PermissionError):
-            raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-        raise ValueError(f"{path} is damaged or no Parquet file ({type(error).__name__}); get it again") from error

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from spt.tasks.base import Split, TaskData, Tokens
 from spt.tasks.files import Say
-from spt.tasks.own import arrays, places, rows, steps, whole
-from spt.tasks.own import findings as found
-from spt.tasks.own import hub as copies
+from spt.tasks.own import arrays, assembly, diagnostics, discovery
+from spt.tasks.own import hub as hub_copies
+from spt.tasks.own.examples import ExampleReader
+from spt.tasks.own.long import LongReader
 from spt.tasks.own.options import Options
 
 
@@ -28,9 +29,9 @@ class Config(Options):
 
 def sources(config: Config, raw: Path) -> list[Path]:
     """The tables and, where these name files, all array files in their folders."""
-    if config.hub is not None and not places.hub_folder(config, raw).is_dir():
+    if config.hub is not None and not discovery.hub_folder(config, raw).is_dir():
         return []
-    tables = [path for paths in places.tables(config, raw).values() for path in paths]
+    tables = _tables(config, raw)
     if config.file_column is None:
         return tables
     roots = dict.fromkeys(path.parent for path in tables)
@@ -40,30 +41,26 @@ def sources(config: Config, raw: Path) -> list[Path]:
 def fetch(config: Config, raw: Path, say: Say) -> None:
     """Copy a data set from the hub into the data folder; files of one's own are where they are."""
     if config.hub is not None:
-        copies.copy(config, raw, say)
+        hub_copies.copy(config, raw, say)
 
 
 def load(config: Config, raw: Path) -> TaskData:
-    tables = places.tables(config, raw)
-    given = set(tables)
-    if config.split_column is not None:
-        given = places.splits_of_column(config, tables["train"][0])
-    files = [path for paths in tables.values() for path in paths]
-    reading = (steps if config.kind == "long" else rows).Reading(config, files, given)
-    for split, paths in tables.items():
+    files = _tables(config, raw)
+    reader = (LongReader if config.kind == "long" else ExampleReader)(config, files)
+    for split, paths in discovery.find_tables(config, raw).items():
         for path in paths:
-            reading.read(split, path)
-    return reading.task()
+            reader.read(split, path)
+    return assembly.assemble(config, files, reader.examples())
 
 
 def vocabulary(config: Config, train: Split) -> Tokens:
     """The unknown token, then the characters or words that these rows hold often enough, or the most frequent."""
-    return whole.vocabulary(config, train)
+    return assembly.vocabulary(config, train)
 
 
 def findings(config: Config, raw: Path) -> list[str]:
     """What a reader should know of the files, a sentence each: gaps, mixed types, unused columns, leaked labels."""
-    return found.look(config, [path for paths in places.tables(config, raw).values() for path in paths])
+    return diagnostics.diagnose(config, _tables(config, raw))
 
 
 def readable(config: Config, row: NDArray[Any]) -> str | None:
@@ -73,3 +70,7 @@ def readable(config: Config, row: NDArray[Any]) -> str | None:
     if config.tokens == "bytes":
         return row.astype(np.uint8).tobytes().decode("utf-8", "replace")
     return "".join(map(chr, row.tolist()))
+
+
+def _tables(config: Config, raw: Path) -> list[Path]:
+    return [path for paths in discovery.find_tables(config, raw).values() for path in paths]

@@ -1,7 +1,7 @@
-"""What tasks that read files share: finding, downloading, archives, pickles of arrays, Parquet, the published split.
+"""What tasks that read files share: finding, downloading, archives, pickles of arrays, Parquet, published splits.
 
-Whatever is wrong with a file becomes one sentence, as ValueError or FileNotFoundError. Nothing in a file is trusted:
-archives are read by name and never unpacked, pickles may hold arrays and plain values only.
+Every error is one sentence, a ValueError or FileNotFoundError. Nothing in a file is trusted: archives are read by name
+and never unpacked, pickles may hold arrays and plain values only.
 """
 
 import gzip
@@ -11,6 +11,7 @@ import os
 import pickle
 import tarfile
 import time
+import tokenize
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ from numpy.typing import NDArray
 MAX_BYTES = 2**31  # of a download or an unpacked archive, where a task says nothing else
 CHUNK = 2**18
 TIMEOUT = 60.0  # seconds without a byte
+DAMAGES = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)  # what reading damaged archives raises
+NPY_ERRORS = (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError, tokenize.TokenError)
+MAX_HEADER = 10_000  # characters of an array's description
 
 # The Long Range Arena's archive, a tar.gz in spite of its name; it has no published checksum.
 LRA_ARCHIVE = "lra_release.gz"
@@ -38,39 +42,42 @@ Say = Callable[[str], None]
 # -------------------------------------------------------------------------------------------------- finding
 
 
-def places(raw: Path, name: str) -> list[Path]:
-    """Where a data set's files are looked for: the folder of its name in the data folder, and that folder itself."""
+def data_folders(raw: Path, name: str) -> list[Path]:
+    """Where to look for a data set's files: the folder of its name in the data folder, then the data folder itself."""
     try:
         os.scandir(raw).close()
     except FileNotFoundError:
         return []
     except NotADirectoryError:
         raise ValueError(f"the data folder {raw} is a file; set --data-dir or SPT_DATA_DIR to a folder") from None
-    return [place for place in (raw / name, raw) if place.is_dir()]
+    return [folder for folder in (raw / name, raw) if folder.is_dir()]
 
 
-def first(folders: Sequence[Path], name: str) -> Path | None:
+def find_file(folders: Sequence[Path], name: str) -> Path | None:
     """The first folder's file or folder of this name."""
     return next((folder / name for folder in folders if (folder / name).exists()), None)
 
 
-def missing(what: str, raw: Path, wanted: Sequence[str], fetch: str) -> FileNotFoundError:
+def data_not_found(what: str, raw: Path, files: Sequence[str], fetch: str) -> FileNotFoundError:
     """`fetch`: the command that downloads it."""
     there = "" if raw.is_dir() else ", which does not exist"
     return FileNotFoundError(
-        f"{what} is not in the data folder {raw}{there}: get it with `{fetch}`, or put {' or '.join(wanted)} there "
+        f"{what} is not in the data folder {raw}{there}: get it with `{fetch}`, or put {' or '.join(files)} there "
         "(another folder: --data-dir or SPT_DATA_DIR)"
     )
 
 
-def plain(path: Path) -> None:
-    """Raise ValueError for what is there but no file: reading a pipe would wait for ever."""
+def check_regular(path: Path) -> None:
+    """Raise ValueError for a path that exists but is not a file: reading a pipe would never end."""
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no plain file; remove it")
+        raise ValueError(f"{path} is not a regular file; remove it")
 
 
-def cut_short(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} is damaged or cut short ({type(error).__name__}); get it again")
+def decode_text(content: bytes, source: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source} is not UTF-8 text (byte {error.start:,})") from None
 
 
 # ---------------------------------------------------------------------------------------------- downloading
@@ -81,7 +88,7 @@ class Download(NamedTuple):
 
     urls: tuple[str, ...]
     checksum: str  # "md5:…" or "sha256:…"
-    limit: int | None = None  # not more bytes are received; MAX_BYTES
+    max_bytes: int | None = None  # to receive; None: MAX_BYTES
 
     @property
     def name(self) -> str:
@@ -95,37 +102,37 @@ def checksum(path: Path, kind: str) -> str:
 
 def verify(path: Path, expected: str) -> None:
     """Raise ValueError unless the file has this checksum."""
-    plain(path)
+    check_regular(path)
     kind = expected.partition(":")[0]
-    found = checksum(path, kind)
-    if found != expected:
+    actual = checksum(path, kind)
+    if actual != expected:
         raise ValueError(
-            f"{path} is not the published file: its {kind} is {found.partition(':')[2]}, expected is "
+            f"{path} is not the published file: its {kind} is {actual.partition(':')[2]}, expected is "
             f"{expected.partition(':')[2]}; remove it and get it again"
         )
 
 
-def download(wanted: Download, folder: Path, say: Say) -> Path:
-    """Get a file into a folder, checked, under its name only when complete; one that is there already is checked.
+def download(file: Download, folder: Path, say: Say) -> Path:
+    """Download into a folder and verify; the file gets its name when it is complete. An existing one is verified.
 
-    Raises ValueError when no address gives it, OSError when it cannot be written.
+    Raises ValueError when no address provides it, OSError when it cannot be written.
     """
-    path = folder / wanted.name
+    path = folder / file.name
     if path.exists():
-        verify(path, wanted.checksum)
+        verify(path, file.checksum)
         say(f"{path} is there already, and whole")
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / f".{wanted.name}.part"
+    beside = folder / f".{file.name}.part"
     reasons = []
     try:
-        for url in wanted.urls:
+        for url in file.urls:
             try:
-                _receive(url, beside, say, wanted.limit or MAX_BYTES)
-                found = checksum(beside, wanted.checksum.partition(":")[0])
-                if found != wanted.checksum:
-                    raise _Failed(f"what arrives has {found}, expected is {wanted.checksum}")
-            except _Failed as error:
+                _receive(url, beside, say, file.max_bytes or MAX_BYTES)
+                actual = checksum(beside, file.checksum.partition(":")[0])
+                if actual != file.checksum:
+                    raise _DownloadError(f"what arrives has {actual}, expected is {file.checksum}")
+            except _DownloadError as error:
                 reasons.append(f"{url}: {error}")
                 continue
             beside.replace(path)
@@ -133,87 +140,89 @@ def download(wanted: Download, folder: Path, say: Say) -> Path:
     finally:
         beside.unlink(missing_ok=True)
     raise ValueError(
-        f"{wanted.name} cannot be downloaded ({'; '.join(reasons)}); repeat later, or put it into {folder}"
+        f"{file.name} cannot be downloaded ({'; '.join(reasons)}); try again later, or put it into {folder}"
     )
 
 
-class _Failed(Exception):
-    """The other side's fault, in words."""
+class _DownloadError(Exception):
+    """The server's or the network's fault."""
 
 
-def _receive(url: str, path: Path, say: Say, limit: int) -> None:
+def _receive(url: str, path: Path, say: Say, max_bytes: int) -> None:
     with path.open("wb") as file:
         try:
             response = urlopen(Request(url, headers={"User-Agent": "spt"}), timeout=TIMEOUT)
         except (OSError, HTTPException) as error:  # URLError and HTTPError among them
-            raise _Failed(str(getattr(error, "reason", None) or error)) from error
+            raise _DownloadError(str(getattr(error, "reason", None) or error)) from error
         with response:
             length = response.headers.get("Content-Length")
             total = int(length) if length and length.isdigit() else None
             name = url.rpartition("/")[2]
             say(f"getting {url}" + (f", {total / 1e6:,.1f} MB" if total else ""))
-            done, said = 0, time.monotonic()
+            done, logged = 0, time.monotonic()
             while True:
                 try:
                     chunk = response.read(CHUNK)
                 except (OSError, HTTPException) as error:
-                    raise _Failed(f"the connection broke after {done:,} bytes ({type(error).__name__})") from error
+                    raise _DownloadError(
+                        f"the connection broke after {done:,} bytes ({type(error).__name__})"
+                    ) from error
                 if not chunk:
                     break
                 file.write(chunk)
                 done += len(chunk)
-                if done > limit:
-                    raise _Failed(f"more than {limit:,} bytes arrive")
-                if time.monotonic() - said > 10:
+                if done > max_bytes:
+                    raise _DownloadError(f"more than {max_bytes:,} bytes arrive")
+                if time.monotonic() - logged > 10:
                     share = f" of {total / 1e6:,.1f} MB" if total else " MB"
                     say(f"{name}: {done / 1e6:,.1f}{share}")
-                    said = time.monotonic()
+                    logged = time.monotonic()
         if total is not None and done < total:
-            raise _Failed(f"the connection ended after {done:,} of {total:,} bytes")
+            raise _DownloadError(f"the connection ended after {done:,} of {total:,} bytes")
 
 
 # ------------------------------------------------------------------------------------------------- archives
 
 
-def unzipped(path: Path, limit: int) -> bytes:
+def read_unzipped(path: Path, limit: int) -> bytes:
     """A file's content, of at most `limit` bytes, unpacked when its name ends in .gz."""
-    plain(path)
+    check_regular(path)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = bytes(file.read(limit + 1))
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise cut_short(path, error) from error
+    except DAMAGES as error:
+        raise _damaged(path, error) from error
     if len(content) > limit:
         raise ValueError(f"{path} holds more than the {limit:,} bytes that are expected")
     return content
 
 
-def members(path: Path, wanted: Callable[[str], bool], limit: int | None = None) -> Iterator[tuple[str, bytes]]:
-    """Name and content of a tar archive's wanted plain files, in its order. Nothing is unpacked to disk."""
-    with sound(path):
-        for name, file, size in streams(path, wanted, limit):
+def read_members(path: Path, select: Callable[[str], bool], limit: int | None = None) -> Iterator[tuple[str, bytes]]:
+    """Name and content of a tar archive's selected files, in its order. Nothing is unpacked to disk."""
+    with reading_archive(path):
+        for name, file, size in open_members(path, select, limit):
             content = file.read()
             if len(content) != size:
                 raise EOFError
             yield name, content
 
 
-def streams(
-    path: Path, wanted: Callable[[str], bool], limit: int | None = None
+def open_members(
+    path: Path, select: Callable[[str], bool], limit: int | None = None
 ) -> Iterator[tuple[str, IO[bytes], int]]:
-    """Name, open file and size of a tar archive's wanted plain files, for those too large for the memory.
+    """Name, open file and size of a tar archive's selected files, for those too large for the memory.
 
-    A file can be read until the next one is asked for, under `sound`. The archive may unpack to `limit` bytes, by
-    default MAX_BYTES.
+    A file can be read until the next one is asked for, under `reading_archive`; all of them have at most `limit` bytes,
+    by default MAX_BYTES.
     """
     total, limit = 0, limit or MAX_BYTES
-    plain(path)
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
+    check_regular(path)
+    with path.open("rb") as head:
+        packed = head.read(2) == b"\x1f\x8b"
     # Unpacked by gzip, which notices when a file ends early; tarfile takes that for the archive's end.
     with (
         gzip.open(path) if packed else path.open("rb") as content,
-        sound(path),
+        reading_archive(path),
         tarfile.open(fileobj=content, mode="r|" if packed else "r|*") as archive,
     ):
         for member in archive:  # a stream: each byte is unpacked once
@@ -224,30 +233,47 @@ def streams(
             if total > limit:
                 raise ValueError(f"{path} unpacks to more than {limit:,} bytes; it is not used")
             archive.members = []  # type: ignore[attr-defined]  # it would remember all of a hundred thousand
-            if not wanted(str(name)):
+            if not select(str(name)):
                 continue
-            held = archive.extractfile(member) if member.isfile() else None
-            if held is None:
-                raise ValueError(f"{path}: its member {name} is no plain file; it is not used")
-            yield str(name), held, member.size
+            file = archive.extractfile(member) if member.isfile() else None
+            if file is None:
+                raise ValueError(f"{path}: its member {name} is not a regular file; it is not used")
+            yield str(name), file, member.size
         while content.read(CHUNK):
             pass
 
 
 @contextmanager
-def sound(path: Path) -> Iterator[None]:
-    """What reading an archive raises when it is damaged becomes a ValueError, in words."""
+def reading_archive(path: Path) -> Iterator[None]:
+    """Turn the errors of a damaged archive into one sentence, as ValueError."""
     try:
         yield
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise cut_short(path, error) from error
+    except DAMAGES as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} is damaged or cut short ({type(error).__name__}); get it again")
+
+
+# --------------------------------------------------------------------------------------------------- arrays
+
+
+def read_npy(file: io.BufferedIOBase | IO[bytes], source: str) -> NDArray[Any]:
+    """An array in NumPy's format, not pickled. Memory that a false header asks for is reserved, but not used."""
+    try:
+        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False, max_header_size=MAX_HEADER)
+    except (*DAMAGES, *NPY_ERRORS) as error:
+        reason = str(error).partition("\n")[0][:80] or type(error).__name__
+        raise ValueError(f"{source} cannot be read as an array: {reason}") from error
+    return array
 
 
 # -------------------------------------------------------------------------------------------------- pickles
 
 
 class _Array:
-    """Stands for a NumPy array in a pickle: shape and bytes, nothing else."""
+    """Stands in for a NumPy array in a pickle: shape and bytes, nothing else."""
 
     def __init__(self, *ignored: Any) -> None:
         self.state: Any = None
@@ -257,7 +283,7 @@ class _Array:
 
 
 class _Buffer(_Array):
-    """The same as NumPy writes it with pickle protocol 5: (bytes, dtype, shape, order)."""
+    """The same, as NumPy writes it with pickle protocol 5: (bytes, dtype, shape, order)."""
 
     def __init__(self, raw: Any, dtype: Any, shape: Any, order: Any) -> None:
         self.state = (1, shape, dtype, order == "F", raw)
@@ -311,89 +337,96 @@ def unpickle(content: bytes, source: str) -> Any:
         raise ValueError(f"{source} is damaged: it is no pickle of arrays ({type(error).__name__})") from error
 
 
-def bytes_of(value: Any, shape: tuple[int, ...], source: str) -> NDArray[np.uint8]:
-    """An unpickled array as what it must be: unsigned bytes of this shape."""
+def byte_array(value: Any, shape: tuple[int, ...], source: str) -> NDArray[np.uint8]:
+    """An unpickled array, which has to be of unsigned bytes and of this shape."""
     try:
-        _, found, kind, fortran, raw = value.state
-        sound = tuple(found) == shape and kind.code in ("u1", "uint8") and not fortran
-        array = np.frombuffer(raw, np.uint8).reshape(shape) if sound else None
+        _, actual, kind, fortran, raw = value.state
+        valid = tuple(actual) == shape and kind.code in ("u1", "uint8") and not fortran
+        array = np.frombuffer(raw, np.uint8).reshape(shape) if valid else None
     except (AttributeError, TypeError, ValueError):
-        found, array = "?", None
+        actual, array = "?", None
     if array is None:
-        raise ValueError(f"{source}: an array of bytes of shape {shape} is expected; found is shape {found}")
+        raise ValueError(f"{source}: an array of bytes of shape {shape} is expected; found is shape {actual}")
     return array
 
 
 # -------------------------------------------------------------------------------------------------- Parquet
 
 
-def parquets(folders: Sequence[Path], split: str) -> list[Path]:
+def parquet_files(folders: Sequence[Path], split: str) -> list[Path]:
     """A split's Parquet files in the first folder that has any: train.parquet, or the hub's train-00000-of-00002."""
     for folder in folders:
-        found = [folder / f"{split}.parquet"] if (folder / f"{split}.parquet").exists() else []
-        found = found or sorted(folder.glob(f"{split}-*-of-*.parquet"))
-        if found:
-            return found
+        paths = [folder / f"{split}.parquet"] if (folder / f"{split}.parquet").exists() else []
+        paths = paths or sorted(folder.glob(f"{split}-*-of-*.parquet"))
+        if paths:
+            return paths
     return []
 
 
-def columns(
-    paths: Sequence[Path], rows: int, wanted: Sequence[Sequence[str]], optional: Collection[str] = ()
+def parquet_pair(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """The Parquet files of train and of test; none of either, or FileNotFoundError where one of them is missing."""
+    train, test = (parquet_files(folders, split) for split in ("train", "test"))
+    if bool(train) != bool(test):
+        there = (train or test)[0]
+        raise FileNotFoundError(f"{there} is there, but no {'test' if train else 'train'}.parquet beside it")
+    return train, test
+
+
+def read_columns(
+    paths: Sequence[Path], rows: int, names: Sequence[Sequence[str]], optional: Collection[str] = ()
 ) -> dict[str, list[Any]]:
     """Columns of Parquet files that together have this many rows.
 
-    Each entry of `wanted` lists the names one column may have, and is called by the first of them in the answer.
+    Each entry of `names` lists the names that one column may have; the first of them is its name in the result.
     """
-    counted = 0
-    found: dict[str, list[Any]] = {name: [] for name in (*(names[0] for names in wanted), *optional)}
+    count = 0
+    result: dict[str, list[Any]] = {name: [] for name in (*(either[0] for either in names), *optional)}
     for path in paths:
-        with _parquet(path) as file:
-            taken = _taken(path, file, wanted, optional)
-            counted += file.metadata.num_rows
-            if counted > rows:
+        with _open_parquet(path) as file:
+            columns = _find_columns(path, file, names, optional)
+            count += file.metadata.num_rows
+            if count > rows:
                 break
-            table = file.read(columns=list(taken.values()))
-        for name, column in taken.items():
-            found[name] += table.column(column).to_pylist()
-    if counted != rows:
-        raise ValueError(f"{', '.join(map(str, paths))}: {counted:,} rows; {rows:,} are expected")
-    return {name: values for name, values in found.items() if values or name not in optional}
+            table = file.read(columns=list(columns.values()))
+        for name, column in columns.items():
+            result[name] += table.column(column).to_pylist()
+    if count != rows:
+        raise ValueError(f"{', '.join(map(str, paths))}: {count:,} rows; {rows:,} are expected")
+    return {name: values for name, values in result.items() if values or name not in optional}
 
 
-def batches(
+def read_batches(
     paths: Sequence[Path],
-    wanted: Sequence[Sequence[str]],
+    names: Sequence[Sequence[str]],
     optional: Collection[str] = (),
+    *,
     numbers: int = 2**20,
     rows: int = 64,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Columns of Parquet files, as Arrow arrays of some rows at a time, with a name of their place for complaints.
+    """Columns of Parquet files, as Arrow arrays of some rows at a time, each with its place for messages.
 
-    For columns of lists, which as Python objects would fill the memory. Names are as in `columns`. Raises ValueError
-    when a file's row group has more than `numbers` numbers a row on average: lists are not read before that is known.
+    For columns of lists, which as Python objects would fill the memory. Names are as in `read_columns`. Raises
+    ValueError when a file's row group has more than `numbers` numbers a row on average, before lists are read.
     """
     for path in paths:
-        with _parquet(path) as file:
-            taken = _taken(path, file, wanted, optional)
-            about = file.metadata
-            for group in map(about.row_group, range(about.num_row_groups)):
+        with _open_parquet(path) as file:
+            columns, meta = _find_columns(path, file, names, optional), file.metadata
+            for group in map(meta.row_group, range(meta.num_row_groups)):
                 for column in map(group.column, range(group.num_columns)):
                     if column.num_values > numbers * max(group.num_rows, 1):
-                        raise ValueError(
-                            f"{path}: column {column.path_in_schema} has absurdly long lists; it is not used"
-                        )
+                        raise ValueError(f"{path}: the lists of column {column.path_in_schema} are too long")
             first = 0
-            for batch in file.iter_batches(rows, columns=list(taken.values())):
-                yield f"{path}, rows from {first}", {name: batch.column(column) for name, column in taken.items()}
+            for batch in file.iter_batches(rows, columns=list(columns.values())):
+                yield f"{path}, rows from {first}", {name: batch.column(column) for name, column in columns.items()}
                 first += batch.num_rows
 
 
 @contextmanager
-def _parquet(path: Path) -> Iterator[Any]:
+def _open_parquet(path: Path) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    plain(path)
+    check_regular(path)
     try:
         with pq.ParquetFile(path) as file:
             yield file
@@ -403,19 +436,19 @@ def _parquet(path: Path) -> Iterator[Any]:
         raise ValueError(f"{path} is damaged or no Parquet file ({type(error).__name__}); get it again") from error
 
 
-def _taken(path: Path, file: Any, wanted: Sequence[Sequence[str]], optional: Collection[str]) -> dict[str, str]:
-    """The file's name of each column, by our own."""
-    there = file.schema_arrow.names
-    taken = {}
-    for names in wanted:
-        name = next((name for name in names if name in there), None)
+def _find_columns(path: Path, file: Any, names: Sequence[Sequence[str]], optional: Collection[str]) -> dict[str, str]:
+    """Each column's name in the file, by the first of its possible names."""
+    present = file.schema_arrow.names
+    result = {}
+    for either in names:
+        name = next((name for name in either if name in present), None)
         if name is None:
-            raise ValueError(f"{path} has no column {' or '.join(names)}; it has {', '.join(there)}")
-        taken[names[0]] = name
-    return taken | {name: name for name in optional if name in there}
+            raise ValueError(f"{path} has no column {' or '.join(either)}; it has {', '.join(present)}")
+        result[either[0]] = name
+    return result | {name: name for name in optional if name in present}
 
 
-def classes(labels: Sequence[Any], count: int, source: str) -> NDArray[np.int64]:
+def class_numbers(labels: Sequence[Any], count: int, source: str) -> NDArray[np.int64]:
     """Labels as whole numbers in [0, count)."""
     for i, label in enumerate(labels):
         if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < count:
@@ -427,8 +460,8 @@ def classes(labels: Sequence[Any], count: int, source: str) -> NDArray[np.int64]
 
 
 def published_split(n: int, held: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows torch's random_split gives to parts of n - held and held rows: how published splits were drawn."""
-    import torch  # here alone: NumPy draws other permutations
+    """n - held and held rows, as torch's random_split draws them for the published splits."""
+    import torch  # its permutations are not NumPy's
 
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
     return order[: n - held], order[n - held :]
@@ -438,7 +471,7 @@ def published_thirds(
     n: int, classes: NDArray[np.int64] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """70, 15 and 15 % of n rows as the S4 code draws them with scikit-learn (seeds 0 and 1), by classes if given."""
-    from sklearn.model_selection import train_test_split  # here alone: it takes a second
+    from sklearn.model_selection import train_test_split  # in the function: importing it takes a second
 
     train, rest = train_test_split(np.arange(n), train_size=0.7, random_state=0, stratify=classes)
     strata = None if classes is None else classes[rest]

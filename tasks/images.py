@@ -2,7 +2,7 @@
 
 Pixels are read row by row, 1,024 (CIFAR-10) or 784 (MNIST) steps; a pixel is one of 256 levels. Conventions are those
 of the S4 and SPT code: grey by ITU-R 601 rounded as Pillow does, CIFAR-10 standardised by fixed published means and
-deviations, MNIST divided by 255, a tenth of the training images held out for validation by torch's random_split with
+deviations, MNIST divided by 255, a tenth of the training images drawn for validation by torch's random_split with
 seed 42; the permutation of MNIST is the bit reversal. See `sources` for the files.
 """
 
@@ -16,22 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens, Values
+from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens, Values, row_ids
 from spt.tasks.files import (
     Download,
     Say,
-    bytes_of,
-    classes,
-    columns,
+    byte_array,
+    class_numbers,
+    data_folders,
+    data_not_found,
     download,
-    first,
-    members,
-    missing,
-    parquets,
-    places,
+    find_file,
+    parquet_files,
+    parquet_pair,
     published_split,
+    read_columns,
+    read_members,
+    read_unzipped,
     unpickle,
-    unzipped,
     verify,
 )
 
@@ -39,7 +40,7 @@ Dataset = Literal["cifar10", "mnist"]
 
 
 class Known(NamedTuple):
-    """What is published of a data set."""
+    """Published facts of a data set."""
 
     title: str
     side: int  # pixels
@@ -149,9 +150,9 @@ def fetch(config: Config, raw: Path, say: Say) -> None:
     if any(_parquet(config.dataset, raw)) or (config.dataset == "cifar10" and _official("cifar10", raw)):
         return
     there = {path.name.removesuffix(".gz") for path in _official(config.dataset, raw)}
-    for wanted in known.downloads:
-        if wanted.name.removesuffix(".gz") not in there:
-            download(wanted, raw / config.dataset, say)
+    for file in known.downloads:
+        if file.name.removesuffix(".gz") not in there:
+            download(file, raw / config.dataset, say)
 
 
 def hub(config: Config) -> tuple[str, str]:
@@ -184,7 +185,7 @@ def load(config: Config, raw: Path) -> TaskData:
             pixels = grey(pixels)
         pixels = box_average(pixels, side)
         steps = pixels.reshape(len(pixels), side * side, -1)[chosen][:, order]
-        ids = np.char.add(f"{name}-", chosen.astype(str))
+        ids = row_ids(name, chosen)
         return Split.from_rows(steps[..., 0] if config.pixels == "tokens" else steps, part.labels[chosen], ids=ids)
 
     every = np.arange(len(test.labels))
@@ -221,11 +222,11 @@ def picture(config: Config, row: NDArray[Any]) -> NDArray[Any]:
 
 def grey(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """(n, H, W, 3) -> (n, H, W, 1), luma of ITU-R 601 in 16 bits, as Pillow's conversion to mode L rounds it."""
-    found = np.empty((*pixels.shape[:-1], 1), np.uint8)
+    luma = np.empty((*pixels.shape[:-1], 1), np.uint8)
     for i in range(0, len(pixels), 1000):  # 32-bit numbers of all images at once would take four times the memory
         red, green, blue = np.moveaxis(pixels[i : i + 1000].astype(np.uint32), -1, 0)
-        found[i : i + 1000, ..., 0] = (19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16
-    return found
+        luma[i : i + 1000, ..., 0] = (19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16
+    return luma
 
 
 def box_average(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
@@ -253,34 +254,31 @@ def bit_reversal(n: int) -> NDArray[np.int64]:
 
 def _official(dataset: Dataset, raw: Path) -> list[Path]:
     if dataset == "mnist":
-        folders = [place for near in places(raw, dataset) for place in (near, near / "MNIST" / "raw")]
-        found = [first(folders, name) or first(folders, f"{name}.gz") for name in IDX_SUMS]
-        return [path for path in found if path is not None]
-    folders = places(raw, dataset)
-    unpacked = first(folders, FOLDER)
+        folders = [place for folder in data_folders(raw, dataset) for place in (folder, folder / "MNIST" / "raw")]
+        paths = [find_file(folders, name) or find_file(folders, f"{name}.gz") for name in IDX_SUMS]
+        return [path for path in paths if path is not None]
+    folders = data_folders(raw, dataset)
+    unpacked = find_file(folders, FOLDER)
     if unpacked is not None:
         return [unpacked / name for name in BATCHES]
-    archive = first(folders, CIFAR.name)
+    archive = find_file(folders, CIFAR.name)
     return [] if archive is None else [archive]
 
 
 def _parquet(dataset: Dataset, raw: Path) -> tuple[list[Path], list[Path]]:
-    folders = places(raw, dataset)
-    return parquets(folders, "train"), parquets(folders, "test")
+    folders = data_folders(raw, dataset)
+    return parquet_files(folders, "train"), parquet_files(folders, "test")
 
 
 def _read(dataset: Dataset, raw: Path) -> tuple[Images, Images]:
-    known, official, parquet = KNOWN[dataset], _official(dataset, raw), _parquet(dataset, raw)
+    known, official = KNOWN[dataset], _official(dataset, raw)
     if official:
         return _read_idx(official) if dataset == "mnist" else _read_batches(official)
-    if not any(parquet):
+    train, test = parquet_pair(data_folders(raw, dataset))
+    if not train:
         names = {"cifar10": [f"{FOLDER}/", CIFAR.name], "mnist": ["the four files train-images-idx3-ubyte.gz …"]}
-        wanted = [*names[dataset], f"{dataset}/train.parquet and test.parquet"]
-        raise missing(known.title, raw, wanted, f"spt data prepare images dataset={dataset}")
-    train, test = parquet
-    if not (train and test):
-        there = (train or test)[0]
-        raise FileNotFoundError(f"{there} is there, but no {'test' if train else 'train'}.parquet beside it")
+        files = [*names[dataset], f"{dataset}/train.parquet and test.parquet"]
+        raise data_not_found(known.title, raw, files, f"spt data prepare images dataset={dataset}")
     return _decode(train, known, known.rows[0]), _decode(test, known, known.rows[1])
 
 
@@ -290,17 +288,17 @@ def _read_batches(paths: Sequence[Path]) -> tuple[Images, Images]:
     if len(paths) == 1:
         archive = paths[0]
         verify(archive, CIFAR.checksum)
-        wanted = {f"{FOLDER}/{name}": name for name in BATCHES}
-        contents = {wanted[name]: content for name, content in members(archive, wanted.__contains__)}
-        lacking = [name for name in BATCHES if name not in contents]
-        if lacking:
-            raise ValueError(f"{archive} has no member {FOLDER}/{lacking[0]}; it is not the published archive")
+        members = {f"{FOLDER}/{name}": name for name in BATCHES}
+        contents = {members[name]: content for name, content in read_members(archive, members.__contains__)}
+        absent = [name for name in BATCHES if name not in contents]
+        if absent:
+            raise ValueError(f"{archive} has no member {FOLDER}/{absent[0]}; it is not the published archive")
         where = f"{archive}, member {FOLDER}/"
     else:
         lost = [path for path in paths if not path.is_file()]
         if lost:
             raise FileNotFoundError(f"{lost[0]} is missing; {FOLDER} has six batches: unpack {CIFAR.name} again")
-        contents = {path.name: unzipped(path, 2**26) for path in paths}
+        contents = {path.name: read_unzipped(path, 2**26) for path in paths}
         where = f"{paths[0].parent}/"
     rows = {**dict.fromkeys(BATCHES[:-1], known.rows[0] // 5), BATCHES[-1]: known.rows[1]}
     parts = [_batch(contents[name], f"{where}{name}", rows[name]) for name in BATCHES]
@@ -315,23 +313,23 @@ def _batch(content: bytes, source: str, rows: int) -> Images:
     data, labels = (batch.get(key.encode(), batch.get(key)) for key in ("data", "labels"))
     if data is None or not isinstance(labels, list):
         raise ValueError(f"{source} has no data and labels; it is no batch of CIFAR-10")
-    planes = bytes_of(data, (rows, 3072), source)
+    planes = byte_array(data, (rows, 3072), source)
     if len(labels) != rows:
         raise ValueError(f"{source} has {len(labels):,} labels; {rows:,} are expected")
-    return Images(planes.reshape(rows, 3, 32, 32).transpose(0, 2, 3, 1), classes(labels, 10, source))
+    return Images(planes.reshape(rows, 3, 32, 32).transpose(0, 2, 3, 1), class_numbers(labels, 10, source))
 
 
 def _read_idx(paths: Sequence[Path]) -> tuple[Images, Images]:
     """MNIST as published: a header of big-endian numbers, then bytes."""
     known = KNOWN["mnist"]
     there = {path.name.removesuffix(".gz"): path for path in paths}
-    lacking = [name for name in IDX_SUMS if name not in there]
-    if lacking:
-        raise FileNotFoundError(f"{paths[0].parent}/{lacking[0]} is missing, plain or .gz; MNIST has four such files")
+    absent = [name for name in IDX_SUMS if name not in there]
+    if absent:
+        raise FileNotFoundError(f"{paths[0].parent}/{absent[0]} is missing, plain or .gz; MNIST has four such files")
     shapes = [shape for n in known.rows for shape in ((n, known.side, known.side), (n,))]
     arrays = [_idx(there[name], name, shape) for name, shape in zip(IDX_SUMS, shapes, strict=True)]
     train, test = (
-        Images(arrays[i][..., None], classes(arrays[i + 1].tolist(), 10, str(there[list(IDX_SUMS)[i + 1]])))
+        Images(arrays[i][..., None], class_numbers(arrays[i + 1].tolist(), 10, str(there[list(IDX_SUMS)[i + 1]])))
         for i in (0, 2)
     )
     return train, test
@@ -342,23 +340,25 @@ def _idx(path: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
     head = bytes((0, 0, 8, len(shape))) + np.array(shape, ">u4").tobytes()
     size = len(head) + math.prod(shape)
-    content = unzipped(path, size)
+    content = read_unzipped(path, size)
     if len(content) != size or not content.startswith(head):
         raise ValueError(
             f"{path} is not the published file: {size:,} bytes with the shape {shape} are expected; found are "
             f"{len(content):,}, of shape {tuple(np.frombuffer(content[4 : len(head)], '>u4').tolist())}"
         )
-    found = hashlib.md5(content).hexdigest()
-    if found != IDX_SUMS[name]:
-        raise ValueError(f"{path} is not the published file: its md5 (unpacked) is {found}, expected {IDX_SUMS[name]}")
+    checksum = hashlib.md5(content).hexdigest()
+    if checksum != IDX_SUMS[name]:
+        raise ValueError(
+            f"{path} is not the published file: its md5 (unpacked) is {checksum}, expected {IDX_SUMS[name]}"
+        )
     return np.frombuffer(content, np.uint8, offset=len(head)).reshape(shape)
 
 
 def _decode(paths: Sequence[Path], known: Known, rows: int) -> Images:
     """Images from Parquet files."""
-    table = columns(paths, rows, [("image", "img"), ("label",)], optional=("index",))
+    table = read_columns(paths, rows, [("image", "img"), ("label",)], optional=("index",))
     where = ", ".join(map(str, paths))
-    labels = classes(table["label"], 10, where)
+    labels = class_numbers(table["label"], 10, where)
     shape = (known.side, known.side, known.channels)
     pixels = np.empty((rows, *shape), np.uint8)
     lossy = False
@@ -386,9 +386,9 @@ def _picture(content: bytes, shape: tuple[int, int, int], where: str) -> NDArray
 
     try:
         with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
-            found: Any = image.size
-            if found == shape[:2]:  # not decoded before its size is known
+            size: Any = image.size
+            if size == shape[:2]:  # not decoded before its size is known
                 return np.asarray(image.convert("RGB" if shape[2] == 3 else "L")).reshape(shape)
     except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise ValueError(f"{where}: the image cannot be decoded ({type(error).__name__})") from error
-    raise ValueError(f"{where}: the image has {found[0]}x{found[1]} pixels; {shape[0]}x{shape[1]} are expected")
+    raise ValueError(f"{where}: the image has {size[0]}x{size[1]} pixels; {shape[0]}x{shape[1]} are expected")

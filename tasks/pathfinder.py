@@ -9,8 +9,6 @@ The S4 family (S4, S5, DLR, SPT) shows a model (grey / 255 - 0.5) / 0.5, the Lon
 """
 
 import io
-import math
-import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -19,24 +17,25 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens, Values
+from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens, Values, row_ids
 from spt.tasks.files import (
     LRA_ADDRESS,
     LRA_ARCHIVE,
     LRA_BYTES,
     LRA_FOLDER,
     Say,
-    first,
-    members,
-    missing,
-    places,
-    plain,
+    check_regular,
+    data_folders,
+    data_not_found,
+    find_file,
     published_split,
+    read_members,
+    read_npy,
 )
-from spt.tasks.generators.pathfinder import made, pathfinder
-from spt.tasks.generators.workers import chunks, room
+from spt.tasks.generators.pathfinder import generate, pathfinder
+from spt.tasks.parallel import allocate, map_chunks
 
-ADDRESSED = True
+INDEXABLE = True
 FOLDERS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
 ARCHIVES = (LRA_ARCHIVE, "lra_release.tar.gz")
 ROWS = 200_000  # of an archive: what is published
@@ -101,7 +100,7 @@ def sources(config: Config, raw: Path) -> list[Path]:
 
 
 def fetch(config: Config, raw: Path, say: Say) -> None:
-    """Nothing is downloaded: no checksum of the archive is published. Raises FileNotFoundError where it is wanted."""
+    """Nothing is downloaded: no checksum of the archive is published. Raises FileNotFoundError where it is needed."""
     if config.source == "generated" or (config.source == "auto" and not sources(config, raw)):
         say("pathfinder is generated; nothing to download")
     elif not sources(config, raw):
@@ -109,7 +108,7 @@ def fetch(config: Config, raw: Path, say: Say) -> None:
 
 
 def load(config: Config, raw: Path) -> TaskData:
-    """Raises FileNotFoundError when released pictures are wanted but not there, ValueError when they are damaged."""
+    """Raises FileNotFoundError when released pictures are not there, ValueError when they are damaged."""
     if config.source == "generated" or not sources(config, raw):
         if config.source == "released":
             raise _absent(config, raw)
@@ -143,8 +142,8 @@ def _generated(config: Config) -> TaskData:
     law = pathfinder(config.resolution, config.difficulty, config.distractors)
     splits = []
     for name, size in (("train", config.train), ("val", config.val), ("test", config.test)):
-        rows = made(law, config.seed, name, min(size, config.limit or size), f"pathfinder {law.side}")
-        splits.append(_split(config, rows.pixels, rows.labels, [f"{name}-{i}" for i in range(len(rows.labels))]))
+        rows = generate(law, config.seed, name, min(size, config.max_rows or size), f"pathfinder {law.side}")
+        splits.append(_split(config, rows.pixels, rows.labels, row_ids(name, len(rows.labels))))
     note = f"pictures generated here by the published law, seed {config.seed}: not those of the released archive"
     return _data(config, splits, (note,))
 
@@ -167,7 +166,7 @@ class Entry(NamedTuple):
 def _folder(config: Config, raw: Path) -> Path | None:
     """The folder with metadata/ and imgs/."""
     name = f"pathfinder{config.resolution}"
-    for place in places(raw, "pathfinder"):
+    for place in data_folders(raw, "pathfinder"):
         for base in (place / LRA_FOLDER, place, place / "lra_release"):
             folder = base / name / FOLDERS[config.difficulty]
             if (folder / "metadata").is_dir():
@@ -176,20 +175,22 @@ def _folder(config: Config, raw: Path) -> Path | None:
 
 
 def _archive(config: Config, raw: Path) -> Path | None:
-    folders = [*places(raw, "lra"), *places(raw, "pathfinder")]
-    return next((found for name in ARCHIVES if (found := first(folders, name))), None)
+    folders = [*data_folders(raw, "lra"), *data_folders(raw, "pathfinder")]
+    return next((path for name in ARCHIVES if (path := find_file(folders, name))), None)
 
 
 def _absent(config: Config, raw: Path) -> FileNotFoundError:
     name = f"pathfinder{config.resolution}/{FOLDERS[config.difficulty]}/ with imgs/ and metadata/"
-    sentence = missing("the released Pathfinder", raw, [f"{ARCHIVES[0]} (8.2 GB)", name], f"curl -LO {LRA_ADDRESS}")
+    sentence = data_not_found(
+        "the released Pathfinder", raw, [f"{ARCHIVES[0]} (8.2 GB)", name], f"curl -LO {LRA_ADDRESS}"
+    )
     return FileNotFoundError(f"{sentence}; source: generated makes pictures of the same law")
 
 
 def _listings(folder: Path) -> list[Path]:
     """Metadata files by number."""
-    found = [path for path in (folder / "metadata").glob("*.npy") if path.stem.isdigit()]
-    return sorted(found, key=lambda path: (int(path.stem), path.name))
+    paths = [path for path in (folder / "metadata").glob("*.npy") if path.stem.isdigit()]
+    return sorted(paths, key=lambda path: (int(path.stem), path.name))
 
 
 def entries(content: bytes, source: str) -> list[Entry]:
@@ -203,7 +204,7 @@ def entries(content: bytes, source: str) -> list[Entry]:
         except UnicodeDecodeError:
             raise ValueError(f"{source} is neither text nor an array of NumPy; it is no metadata") from None
         table = [line.split() for line in lines if line.strip()]
-    found = []
+    listed = []
     for i, fields in enumerate(table):
         if len(fields) != FIELDS:
             raise ValueError(f"{source}, line {i + 1}: {len(fields)} fields; metadata have {FIELDS}")
@@ -213,27 +214,15 @@ def entries(content: bytes, source: str) -> list[Entry]:
             raise ValueError(f"{source}, line {i + 1}: {folder}/{name} leads outside the folder of the pictures")
         if label not in ("0", "1"):
             raise ValueError(f"{source}, line {i + 1}: the label is {label!r}; 0 or 1 is expected")
-        found.append(Entry(f"{folder}/{name}", int(label)))
-    return found
+        listed.append(Entry(f"{folder}/{name}", int(label)))
+    return listed
 
 
 def _strings(content: bytes, source: str) -> list[list[str]]:
-    """An array of strings, whose shape is held against the file's size before memory is taken."""
-    stream = io.BytesIO(content)
-    try:
-        version = np.lib.format.read_magic(stream)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-        shape, fortran, dtype = read(stream)
-    except (ValueError, KeyError, EOFError, TypeError, SyntaxError, tokenize.TokenError) as error:
-        raise ValueError(f"{source} is damaged: its header cannot be read ({type(error).__name__})") from error
-    if dtype.hasobject:
-        raise ValueError(f"{source} holds Python objects, which are not read; save an array of strings instead")
-    sound = len(shape) == 2 and dtype.kind in "US" and not fortran
-    if not sound or math.prod(shape) * dtype.itemsize != len(content) - stream.tell():
-        raise ValueError(f"{source}: {dtype} of shape {shape} is no table of strings as large as the file says")
-    if not math.prod(shape):
-        return []
-    table = np.frombuffer(content, dtype, offset=stream.tell()).reshape(shape)
+    """An array of strings in NumPy's format."""
+    table = read_npy(io.BytesIO(content), source)
+    if table.ndim != 2 or table.dtype.kind not in "US":
+        raise ValueError(f"{source}: {table.dtype} of shape {table.shape} is no table of strings")
     try:
         return [[str(field) for field in row] for row in table.astype(np.str_).tolist()]
     except (UnicodeDecodeError, ValueError):
@@ -279,7 +268,7 @@ def _released(config: Config, raw: Path) -> TaskData:
     values = pixels.reshape(-1) if config.pixels == "tokens" else pixels.reshape(-1, 1)
     splits = []
     for rows in divided(len(listed), config.split):
-        rows = rows[: config.limit]
+        rows = rows[: config.max_rows]
         starts = order[rows] * length
         splits.append(Split(values, starts, starts + length, labels[rows], names[rows]))
     notes = [f"{empty} picture file(s) empty and left out"] if empty else []
@@ -296,14 +285,14 @@ def _read_folder(config: Config, folder: Path) -> Read:
     paths = _listings(folder)
     listed: list[Entry] = []
     for path in paths:
-        plain(path)
+        check_regular(path)
         if path.stat().st_size > LISTING:
             raise ValueError(f"{path} has more than {LISTING:,} bytes; it is no metadata")
         listed += entries(path.read_bytes(), str(path))
     full = []
     for entry in listed:
         path = folder / entry.picture
-        plain(path)
+        check_regular(path)
         try:
             size = path.stat().st_size
         except FileNotFoundError:
@@ -313,15 +302,15 @@ def _read_folder(config: Config, folder: Path) -> Read:
         if size:
             full.append(entry)
     _enough(full, str(folder))
-    needed = np.unique(np.concatenate([rows[: config.limit] for rows in divided(len(full), config.split)]))
-    pixels = room((len(needed), config.resolution**2), np.uint8)
+    needed = np.unique(np.concatenate([rows[: config.max_rows] for rows in divided(len(full), config.split)]))
+    pixels = allocate((len(needed), config.resolution**2), np.uint8)
 
     def read(start: int, stop: int) -> None:
         for i in range(start, stop):
             path = folder / full[needed[i]].picture
             decoded(path.read_bytes(), config.resolution, str(path), pixels[i])
 
-    for _ in chunks(read, len(needed), 1000, f"pathfinder {config.resolution}, files"):
+    for _ in map_chunks(read, len(needed), 1000, f"pathfinder {config.resolution}, files"):
         pass
     order = np.zeros(len(full), np.int64)
     order[needed] = np.arange(len(needed))
@@ -331,19 +320,19 @@ def _read_folder(config: Config, folder: Path) -> Read:
 def _read_archive(config: Config, archive: Path) -> Read:
     """In one pass, in the archive's order; nothing is unpacked to disk."""
     prefix = "/".join((LRA_FOLDER, f"pathfinder{config.resolution}", FOLDERS[config.difficulty], ""))
-    plain(archive)
+    check_regular(archive)
 
-    def wanted(name: str) -> bool:
+    def select(name: str) -> bool:
         inside = name.removeprefix(prefix)
         kind = inside.partition("/")[0]
         ending = {"imgs": ".png", "metadata": ".npy"}.get(kind)
         return inside != name and ending is not None and inside.endswith(ending)
 
-    pixels = room((ROWS, config.resolution**2), np.uint8)
+    pixels = allocate((ROWS, config.resolution**2), np.uint8)
     where: dict[str, int] = {}
     empty: set[str] = set()
     listings: dict[int, list[Entry]] = {}
-    for name, content in _small(archive, members(archive, wanted, LRA_BYTES)):
+    for name, content in _small(archive, read_members(archive, select, LRA_BYTES)):
         inside = name.removeprefix(prefix)
         if inside.endswith(".npy"):
             stem = Path(inside).stem

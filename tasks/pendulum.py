@@ -6,9 +6,9 @@ error over all frames in use. The time since the previous frame in use, in frame
 given to models that take it (S5); `times: drop` withholds it (the ablation S5-drop; S5-append puts it behind the
 encoded picture, which is the encoder's to do, since a step here is the picture alone).
 
-The simulator was written anew from its rules: simulation and noise have the published law but not the published
-numbers, as a row here follows from the seed, its split and its number alone, while the official code draws all rows in
-turn (training and test from seed 42, validation from 43). Which frames of row i are kept is as published.
+The simulator follows the published rules: simulation and noise have the published law but not the published numbers, as
+a row here follows from the seed, its split and its number alone, while the official code draws all rows in turn
+(training and test from seed 42, validation from 43). Which frames of row i are kept is as published.
 
 Letters: B rows, F `frames`, K `kept`; angles in radians, 0 where the pendulum hangs (in the pictures, downwards).
 """
@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from spt.tasks.base import Reals, Split, TaskConfig, TaskData, Values
-from spt.tasks.generators.chance import keys, normals, uniforms
-from spt.tasks.generators.workers import chunks, room
+from spt.rng import keys, normals, uniforms
+from spt.tasks.base import Reals, Split, TaskConfig, TaskData, Values, row_ids
+from spt.tasks.parallel import allocate, fill
 
-ADDRESSED = True
+INDEXABLE = True
 MOST = 4096  # frames of a sequence
 CHUNK = 1000  # rows at once: the simulation takes each of its steps for all of them together
 SIDE, CANVAS = 24, 128  # pixels of a picture, and of the canvas that it is shrunk from
@@ -82,18 +82,14 @@ def load(config: Config, raw: Path) -> TaskData:
 
 
 def _split(config: Config, name: str, size: int) -> Split:
-    n = size if config.limit is None else min(size, config.limit)
-    pictures = room((n, config.kept, SIDE * SIDE), np.uint8)
+    n = size if config.max_rows is None else min(size, config.max_rows)
+    pictures = allocate((n, config.kept, SIDE * SIDE), np.uint8)
     targets = np.empty((n, config.kept, 2), np.float32)
     steps = np.empty((n, config.kept), np.float32)
-    place = 0
-    for part in chunks(functools.partial(make, config, name), n, CHUNK, f"pendulum, {name}"):
-        end = place + len(part[0])
-        pictures[place:end], targets[place:end], steps[place:end] = part
-        place = end
-    ids = np.char.add(f"{name}-", np.arange(n).astype(str))
-    told = steps if config.times == "steps" else None
-    return Split.from_rows(pictures, targets, ids=ids, per_step=True, steps=told)
+    fill((pictures, targets, steps), functools.partial(make, config, name), n, CHUNK, f"pendulum, {name}")
+    ids = row_ids(name, n)
+    times = steps if config.times == "steps" else None
+    return Split.from_rows(pictures, targets, ids=ids, per_step=True, steps=times)
 
 
 # -------------------------------------------------------------------------------------------------- sequences
@@ -132,8 +128,8 @@ def simulate(config: Config, split: str, rows: NDArray[np.int64]) -> NDArray[np.
     pushes = TORQUE * normals(keys(seed, "pendulum", "torque", split, rows=rows), frames).astype(np.float64)
     velocity = np.zeros_like(angle)
     pull = STEP * GRAVITY * LENGTH * MASS / INERTIA
-    found = np.empty((len(rows), frames))
-    found[:, 0] = angle
+    angles = np.empty((len(rows), frames))
+    angles[:, 0] = angle
     change, slowed = np.empty_like(angle), np.empty_like(angle)
     for frame in range(1, frames):
         for _ in range(STEPS):
@@ -146,8 +142,8 @@ def simulate(config: Config, split: str, rows: NDArray[np.int64]) -> NDArray[np.
             angle += change
         velocity += pushes[:, frame - 1]
         np.mod(angle, 2 * np.pi, out=angle)
-        found[:, frame] = angle
-    return found - np.pi
+        angles[:, frame] = angle
+    return angles - np.pi
 
 
 def clearness(config: Config, split: str, rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -159,9 +155,9 @@ def clearness(config: Config, split: str, rows: NDArray[np.int64]) -> NDArray[np
     walk[:, 0] = chance[:, 2]
     for frame in range(1, frames):
         walk[:, frame] = np.clip(walk[:, frame - 1] + DRIFT * (2 * chance[:, frame + 2] - 1), 0, 1)
-    found = np.clip((walk - low) / (high - low), 0, 1)
-    found[:, :CLEAR] = 1
-    return found
+    clear = np.clip((walk - low) / (high - low), 0, 1)
+    clear[:, :CLEAR] = 1
+    return clear
 
 
 def spoil(pictures: NDArray[np.uint8], clear: NDArray[np.float64], key: NDArray[np.uint64]) -> None:

@@ -5,12 +5,12 @@ b'...', and are kept so), at most `max_length` - 1 of a document, then `<eos>`; 
 `<eos>` and every character of the training documents in use, as they were cut, the commonest first. `units: bytes` is
 LRA's own form: bytes, no `<eos>`. An example is a pair of sequences; label 1: the first paper cites the second.
 
-`dataset: imdb_movies` is a task of the same kind on real texts that are at hand: do two film reviews speak of the same
-film? (label 1: they do). Films of the three splits are disjoint: test films are those of the official test reviews, a
-tenth of the training films is held out for validation. A film's reviews, in a seeded order, are paired each with the
-next, the last with the first. For every such pair there is one of two films that has the same first text and another
-pair's second text, of the same two verdicts: so neither one document alone nor whether both praise gives the answer
-away. Repeated texts are used once. See `sources` for the files.
+`dataset: imdb_movies` is a similar task on freely available texts: are two film reviews about the same film? (label 1:
+yes). Films of the three splits are disjoint: test films are those of the official test reviews, a tenth of the training
+films is drawn for validation. A film's reviews, in a seeded order, are paired each with the next, the last with the
+first. For every such pair there is a pair of two films with the same first text, another pair's second text and the
+same two verdicts: so neither a single document nor the two verdicts give the answer away. Repeated texts are used once.
+See `sources` for the files.
 """
 
 import csv
@@ -24,23 +24,24 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
+from spt.rng import generator
 from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens
 from spt.tasks.files import (
     LRA_ADDRESS,
     LRA_ARCHIVE,
     LRA_BYTES,
     Say,
-    classes,
-    columns,
-    first,
-    missing,
-    parquets,
-    places,
-    plain,
-    sound,
-    streams,
+    check_regular,
+    class_numbers,
+    data_folders,
+    data_not_found,
+    find_file,
+    open_members,
+    parquet_files,
+    read_columns,
+    reading_archive,
 )
-from spt.tasks.generators.workers import generator, room
+from spt.tasks.parallel import allocate
 from spt.tasks.waves import Reel
 
 FILES = {part: f"new_aan_pairs.{name}.tsv" for part, name in (("train", "train"), ("val", "eval"), ("test", "test"))}
@@ -90,34 +91,35 @@ def sources(config: Config, raw: Path) -> list[Path]:
     with columns text, label and movie.
     """
     if config.dataset == "imdb_movies":
-        return [path for split in ("train", "test") for path in parquets(places(raw, "imdb"), split)]
+        return [path for split in ("train", "test") for path in parquet_files(data_folders(raw, "imdb"), split)]
     folder = _folder(raw)
     if folder is not None:
         return [folder / name for name in FILES.values() if (folder / name).exists()]
-    archive = first(places(raw, "aan"), LRA_ARCHIVE)
+    archive = find_file(data_folders(raw, "aan"), LRA_ARCHIVE)
     return [] if archive is None else [archive]
 
 
 def fetch(config: Config, raw: Path, say: Say) -> None:
-    """Say where the files are to be had, unless they are there: nothing can be held against a known checksum."""
+    """Nothing is downloaded, as no checksums are known: unless the files are there, an error says where they are."""
     if sources(config, raw):
         return
     if config.dataset == "imdb_movies":
-        raise ValueError("the reviews with their films have no published address: put a Parquet copy into imdb/")
+        raise ValueError("the reviews with their films are published nowhere: put a Parquet copy into imdb/")
     raise ValueError(
-        f"AAN is not downloaded for you, as no checksum of the 8.2 GB is known: get {LRA_ADDRESS} and put it, or "
+        f"AAN is not downloaded, as no checksum of the 8.2 GB is known: get {LRA_ADDRESS} and put it, or "
         f"its folder tsv_data, into {raw}"
     )
 
 
 def load(config: Config, raw: Path) -> TaskData:
     if config.dataset == "imdb_movies":
-        found, notes = {part: Pairs(own, config) for part, own in _films(raw).items()}, [STAND_IN]
+        by_split = {part: Pairs(pairs, config) for part, pairs in _films(raw).items()}
+        notes = [STAND_IN]
     else:
-        found, notes = _papers(raw, config)
-    top = max(pairs.top for pairs in found.values())
+        by_split, notes = _papers(raw, config)
+    top = max(pairs.top for pairs in by_split.values())
     kind = np.uint8 if top < 2**8 else np.uint16 if top < 2**16 else np.uint32  # one type for all splits
-    splits = {part: pairs.split(kind) for part, pairs in found.items()}
+    splits = {part: pairs.split(kind) for part, pairs in by_split.items()}
     train, val, test = splits.values()
     return TaskData(vocabulary(config, train), Classes(2), train, val, test, notes=tuple(notes))
 
@@ -131,8 +133,8 @@ def vocabulary(config: Config, train: Split) -> Tokens:
         return Tokens(257, (-1, *range(256)), 0)  # every byte is known
     counts = train.counts()
     counts[END] = 0
-    there = np.flatnonzero(counts)
-    codes = (*SPECIAL, *there[np.argsort(-counts[there], kind="stable")].tolist())
+    present = np.flatnonzero(counts)
+    codes = (*SPECIAL, *present[np.argsort(-counts[present], kind="stable")].tolist())
     return Tokens(len(codes), codes, UNKNOWN)
 
 
@@ -146,7 +148,7 @@ class Pair(NamedTuple):
 
 
 class Pairs:
-    """A split's pairs, cut, in a temporary file: published ones would fill a small machine's memory."""
+    """A split's pairs, cut, in a temporary file: the published ones would fill a small machine's memory."""
 
     def __init__(self, pairs: Iterable[Pair], config: Config) -> None:
         self.config = config
@@ -178,7 +180,7 @@ class Pairs:
         lengths = np.array(self.lengths, np.int64)
         stops = np.cumsum(lengths)
         starts = stops - lengths
-        values = room((int(stops[-1]),), kind)
+        values = allocate((int(stops[-1]),), kind)
         for start, stop, cut in zip(starts.tolist(), stops.tolist(), self._cut.clips(), strict=True):
             steps = values[start:stop]
             if self.config.units == "bytes":
@@ -197,38 +199,38 @@ class Pairs:
 
 
 def _papers(raw: Path, config: Config) -> tuple[dict[str, Pairs], list[str]]:
-    folder, archive = _folder(raw), first(places(raw, "aan"), LRA_ARCHIVE)
-    found: dict[str, Pairs] = {}
+    folder, archive = _folder(raw), find_file(data_folders(raw, "aan"), LRA_ARCHIVE)
+    splits: dict[str, Pairs] = {}
     tally = Tally()
     if folder is not None:
         for part, name in FILES.items():
             path = folder / name
             if not path.exists():
                 raise FileNotFoundError(f"{path} is missing; {folder} has others of the three files of pairs")
-            plain(path)
+            check_regular(path)
             with path.open("rb") as file:
-                found[part] = Pairs(_rows(file.readline, str(path), part, config, tally), config)
+                splits[part] = Pairs(_rows(file.readline, str(path), part, config, tally), config)
     elif archive is not None:
         parts = {name: part for part, name in FILES.items()}
-        with sound(archive):
-            for name, member, _ in streams(archive, lambda name: MEMBER.fullmatch(name) is not None, LRA_BYTES):
+        with reading_archive(archive):
+            for name, member, _ in open_members(archive, lambda name: MEMBER.fullmatch(name) is not None, LRA_BYTES):
                 part = parts[name.rpartition("/")[2]]
-                found[part] = Pairs(_rows(member.readline, f"{archive}, member {name}", part, config, tally), config)
-                if len(found) == len(FILES):
+                splits[part] = Pairs(_rows(member.readline, f"{archive}, member {name}", part, config, tally), config)
+                if len(splits) == len(FILES):
                     break  # what follows is other tasks'
-        if len(found) < len(FILES):
-            lacking = next(name for part, name in FILES.items() if part not in found)
-            raise ValueError(f"{archive} has no member lra_release/lra_release/tsv_data/{lacking}")
+        if len(splits) < len(FILES):
+            absent = next(name for part, name in FILES.items() if part not in splits)
+            raise ValueError(f"{archive} has no member lra_release/lra_release/tsv_data/{absent}")
     else:
-        raise missing("AAN", raw, [f"{LRA_ARCHIVE} (or its folder tsv_data)"], "spt data prepare retrieval")
+        raise data_not_found("AAN", raw, [f"{LRA_ARCHIVE} (or its folder tsv_data)"], "spt data prepare retrieval")
     notes = []
     if tally.quoted and config.quoting == "none":
         notes.append(f'{tally.quoted:,} documents begin with a ", which the published reader takes for quoting')
-    sizes = {part: len(found[part].labels) for part in FILES}
+    sizes = {part: len(splits[part].labels) for part in FILES}
     if sizes != PUBLISHED:
-        told, wanted = (", ".join(f"{n:,}" for n in counts.values()) for counts in (sizes, PUBLISHED))
-        notes.append(f"{told} pairs, not the {wanted} that published numbers refer to")
-    return {part: found[part] for part in FILES}, notes
+        ours, theirs = (", ".join(f"{n:,}" for n in counts.values()) for counts in (sizes, PUBLISHED))
+        notes.append(f"{ours} pairs, not the {theirs} that published numbers refer to")
+    return {part: splits[part] for part in FILES}, notes
 
 
 class Tally:
@@ -274,7 +276,7 @@ def _lines(readline: Callable[[int], bytes], where: str) -> Iterator[str]:
 
 @contextmanager
 def _fields_of(most: int) -> Iterator[None]:
-    """The csv module's limit, which is one for all of a process, raised for a while."""
+    """Raise the csv module's limit, which is one for the whole process, for a while."""
     before = csv.field_size_limit(most)
     try:
         yield
@@ -284,7 +286,7 @@ def _fields_of(most: int) -> Iterator[None]:
 
 def _folder(raw: Path) -> Path | None:
     names = ("", "tsv_data", "lra_release/lra_release/tsv_data", "lra_release/tsv_data")
-    folders = [place / name for place in places(raw, "aan") for name in names]
+    folders = [place / name for place in data_folders(raw, "aan") for name in names]
     return next((folder for folder in folders if any((folder / name).exists() for name in FILES.values())), None)
 
 
@@ -299,13 +301,13 @@ class Review(NamedTuple):
 
 
 def _films(raw: Path) -> dict[str, list[Pair]]:
-    folders = places(raw, "imdb")
+    folders = data_folders(raw, "imdb")
     reviews, seen = {}, set[str]()
     for split in ("train", "test"):
-        paths = parquets(folders, split)
+        paths = parquet_files(folders, split)
         if not paths:
-            wanted = ["imdb/train.parquet and test.parquet with columns text, label and movie"]
-            raise missing("IMDb with its films", raw, wanted, "spt data prepare retrieval dataset=imdb_movies")
+            files = ["imdb/train.parquet and test.parquet with columns text, label and movie"]
+            raise data_not_found("IMDb with its films", raw, files, "spt data prepare retrieval dataset=imdb_movies")
         reviews[split] = [review for review in _reviews(paths, split) if review.text not in seen]
         first_of = {review.text: review.name for review in reversed(reviews[split])}
         reviews[split] = [review for review in reviews[split] if first_of[review.text] == review.name]
@@ -319,19 +321,19 @@ def _films(raw: Path) -> dict[str, list[Pair]]:
         "val": [review for review in reviews["train"] if review.film in held],
         "test": [review for review in reviews["test"] if review.film not in seen_films],
     }
-    return {part: _paired(part, own) for part, own in chosen.items()}
+    return {part: _paired(part, split) for part, split in chosen.items()}
 
 
 def _reviews(paths: Sequence[Path], split: str) -> list[Review]:
-    table = columns(paths, REVIEWS, [("text",), ("label",), ("movie",)])
+    table = read_columns(paths, REVIEWS, [("text",), ("label",), ("movie",)])
     where = ", ".join(map(str, paths))
-    labels = classes(table["label"], 2, where)
-    found = []
+    labels = class_numbers(table["label"], 2, where)
+    reviews = []
     for i, (text, film) in enumerate(zip(table["text"], table["movie"], strict=True)):
         if not (isinstance(text, str) and text and isinstance(film, str) and film):
             raise ValueError(f"{where}, row {i}: the text is {text!r:.40} and the film {film!r:.40}; text is expected")
-        found.append(Review(f"{split}{i}", film, int(labels[i]), text))
-    return found
+        reviews.append(Review(f"{split}{i}", film, int(labels[i]), text))
+    return reviews
 
 
 def _paired(part: str, reviews: list[Review]) -> list[Pair]:
@@ -343,19 +345,19 @@ def _paired(part: str, reviews: list[Review]) -> list[Pair]:
     same: dict[tuple[int, int], list[tuple[Review, Review]]] = defaultdict(list)  # by verdicts, a film's together
     names = sorted(films)
     for f in rng.permutation(len(names)):
-        own = [films[names[f]][i] for i in rng.permutation(len(films[names[f]]))]
-        following = own[1:] + own[:1] if len(own) > 2 else own[1:]
-        for one, other in zip(own, following, strict=False):
-            same[one.good, other.good].append((one, other))
+        shuffled = [films[names[f]][i] for i in rng.permutation(len(films[names[f]]))]
+        following = shuffled[1:] + shuffled[:1] if len(shuffled) > 2 else shuffled[1:]
+        for first, second in zip(shuffled, following, strict=False):
+            same[first.good, second.good].append((first, second))
     pairs = []
-    for _, alike in sorted(same.items()):
-        most = max(np.unique([one.film for one, _ in alike], return_counts=True)[1])
-        if len(alike) < 2 * most:
+    for _, group in sorted(same.items()):
+        most = max(np.unique([first.film for first, _ in group], return_counts=True)[1])
+        if len(group) < 2 * most:
             continue  # not enough films to be mixed
-        shift = int(rng.integers(most, len(alike) - most + 1))  # so far apart that the films differ
-        for (one, other), (_, stranger) in zip(alike, alike[shift:] + alike[:shift], strict=True):
-            pairs.append(Pair(f"{part}-{one.name}-{other.name}", 1, (one.text, other.text)))
-            pairs.append(Pair(f"{part}-{one.name}-{stranger.name}", 0, (one.text, stranger.text)))
+        shift = int(rng.integers(most, len(group) - most + 1))  # so far apart that the films differ
+        for (first, second), (_, stranger) in zip(group, group[shift:] + group[:shift], strict=True):
+            pairs.append(Pair(f"{part}-{first.name}-{second.name}", 1, (first.text, second.text)))
+            pairs.append(Pair(f"{part}-{first.name}-{stranger.name}", 0, (first.text, stranger.text)))
     if not pairs:
         raise ValueError(f"the {part} split has too few films with two reviews or more to make pairs of")
     return [pairs[i] for i in rng.permutation(len(pairs))]

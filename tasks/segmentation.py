@@ -1,11 +1,11 @@
 """Pathfinder-Segmentation of the DLR paper: which pixels are on a long path, and on the one with discs at both ends?
 
 Every pixel has a class: 0 elsewhere, 1 on a long path, 2 on the long path with both discs, where the picture has one.
-Short paths have a disc each, so that discs alone tell nothing. A pixel counts as on a path as soon as drawing the path
-leaves a trace there in 8 bits: a halo of faint ringing belongs to it, gaps and discs do not. Pictures are made by the
-published law (see tasks/generators/pathfinder.py), a row from the seed, its split and its number alone. The published
-pictures themselves were never released. Loss and metrics there: cross-entropy with weights 1 / count in the batch;
-macro F1 and balanced accuracy.
+Short paths have a disc each, so that discs alone give nothing away. A pixel counts as on a path as soon as drawing the
+path leaves a trace there in 8 bits: a halo of faint ringing belongs to it, gaps and discs do not. Pictures are made by
+the published law (see tasks/generators/pathfinder.py), a row from the seed, its split and its number alone. The
+published pictures themselves were never released. Loss and metrics there: cross-entropy with weights 1 / count in the
+batch; macro F1 and balanced accuracy.
 """
 
 from pathlib import Path
@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens, Values
-from spt.tasks.generators.pathfinder import SEGMENTATION, made
+from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens, Values, row_ids
+from spt.tasks.generators.pathfinder import SEGMENTATION, generate
 
-ADDRESSED = True
+INDEXABLE = True
 SIZES = {"paper": (96_000, 2_000, 2_000), "code": (80_000, 10_000, 10_000)}
 
 
@@ -44,11 +44,11 @@ def load(config: Config, raw: Path) -> TaskData:
         law = law._replace(distractors=config.distractors)
     names = ("train", "val", "test")
     splits = []
-    for name, own, published in zip(names, (config.train, config.val, config.test), SIZES[config.sizes], strict=True):
-        n = min(own or published, config.limit or own or published)
-        rows = made(law, config.seed, name, n, f"segmentation {law.side}")
+    for name, size, published in zip(names, (config.train, config.val, config.test), SIZES[config.sizes], strict=True):
+        n = min(size or published, config.max_rows or size or published)
+        rows = generate(law, config.seed, name, n, f"segmentation {law.side}")
         pixels = rows.pixels if config.pixels == "tokens" else rows.pixels[..., None]
-        ids = [f"{name}-{i}" for i in range(n)]
+        ids = row_ids(name, n)
         splits.append(Split.from_rows(pixels, rows.classes, ids=ids, per_step=True))
     train, val, test = splits
     grey = Values(1, (127.5,), (127.5,), levels=256)

@@ -29,11 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from spt.tasks.base import Reals, Split, TaskConfig, TaskData, Values
-from spt.tasks.generators.chance import below, keys, normals, uniforms
-from spt.tasks.generators.workers import chunks, compiled, jit, room
+from spt.rng import below, keys, normals, uniforms
+from spt.tasks.base import Reals, Split, TaskConfig, TaskData, Values, row_ids
+from spt.tasks.generators.compiled import is_compiled, jit
+from spt.tasks.parallel import allocate, fill
 
-ADDRESSED = True
+INDEXABLE = True
 Skill = Literal[
     "shift",
     "cumsum",
@@ -56,10 +57,10 @@ OWN |= {"rule": ("context_shift", "solve", "solve_fixed"), "fixed_seed": ("selec
 class Config(TaskConfig):
     skill: Skill = Field(
         "shift",
-        description="what is asked for: copies shifted right by 0, L/C, …; running sum or maximum; the row backwards; "
-        "sorted by distance from its first value; marked values (marks drawn anew for each row, or once); the value "
+        description="the answer: copies shifted right by 0, L/C, …; running sum or maximum; the row backwards; "
+        "sorted by distance from its first value; marked values (marks drawn for each row, or once); the value "
         "of the key nearest to each query; the row shifted by what its first two values say; the solution of A x = b "
-        "(A drawn anew for each row, or once)",
+        "(A drawn for each row, or once)",
     )
     length: int = Field(
         512, ge=4, le=2**20, description="L of the paper's Table 1: 512 or 4096 (of Table 2, shift: 256 to 1048576)"
@@ -77,13 +78,15 @@ class Config(TaskConfig):
         ge=1,
         le=2**32,
         description="training rows an epoch; the paper's code says 14,400, but its 4 workers make 57,600 of that. With "
-        "fresh rows this is a unit of counting alone: say how many steps (published: 11,000 at L = 512 with batches of "
-        "64, 40,000 at 4096 with 16)",
+        "other rows in every epoch this only counts epochs: say how many steps (published: 11,000 at L = 512 with "
+        "batches of 64, 40,000 at 4096 with 16)",
     )
     held: int = Field(
         1000, ge=1, le=2**24, description="validation rows, and test rows; the paper does not say how many"
     )
-    fresh: bool = Field(True, description="other training rows in every epoch, as published; or the same ones again")
+    resample_each_epoch: bool = Field(
+        True, description="other training rows in every epoch, as published; or the same ones again"
+    )
     seed: int = Field(0, ge=0, description="of all rows")
     fixed_seed: int = Field(0, ge=0, description="select_fixed: of the positions; solve_fixed: of the matrix")
 
@@ -138,19 +141,21 @@ Made = tuple[NDArray[np.float32], NDArray[np.float32]]  # inputs (B, T, channels
 def load(config: Config, raw: Path) -> TaskData:
     shape = config.shape
     sizes = {name: config.rows if name == "train" else config.held for name in SPLITS}
-    if config.limit is not None:
-        sizes = {name: min(size, config.limit) for name, size in sizes.items()}
+    if config.max_rows is not None:
+        sizes = {name: min(size, config.max_rows) for name, size in sizes.items()}
     train, val, test = (_split(config, name, size) for name, size in sizes.items())
     return TaskData(Values(shape.channels), Reals(shape.size, per_step=True), train, val, test)
 
 
-def sample(config: Config, ids: NDArray[np.int64], epoch: int) -> Split:
-    """Training rows of an epoch, B of any numbers in [0, rows); epoch 0 is what `load` gives. Raises ValueError."""
+def resample(config: Config, ids: NDArray[np.int64], epoch: int) -> Split:
+    """Training rows of an epoch, with any B numbers in [0, rows); those of epoch 0 are `load`'s. Raises ValueError."""
     numbers = np.asarray(ids)
     if numbers.dtype.kind not in "iu" or numbers.ndim != 1 or not len(numbers):
-        raise ValueError(f"rows are asked for by {numbers.dtype} of shape {numbers.shape}; give a list of row numbers")
+        raise ValueError(
+            f"rows are given as {numbers.dtype} of shape {numbers.shape}; a list of row numbers is expected"
+        )
     if numbers.min() < 0 or numbers.max() >= config.rows:
-        raise ValueError(f"rows {numbers.min()} to {numbers.max()} are asked for; there are {config.rows:,} an epoch")
+        raise ValueError(f"rows {numbers.min()} to {numbers.max()} do not exist; an epoch has {config.rows:,}")
     if epoch < 0:
         raise ValueError(f"the epoch is {epoch}; epochs count from 0")
     inputs, targets = make(config, "train", numbers, epoch)
@@ -161,7 +166,7 @@ def sample(config: Config, ids: NDArray[np.int64], epoch: int) -> Split:
 
 
 def make(config: Config, split: str, rows: NDArray[np.int64], epoch: int = 0) -> Made:
-    """Inputs (B, T, channels) and targets (B, T, K) of the rows with these numbers, float32, NaN where none is asked.
+    """Inputs (B, T, channels) and targets (B, T, K) of the rows with these numbers, float32; NaN: no target.
 
     `split` is train, val or test.
     """
@@ -180,13 +185,10 @@ def make(config: Config, split: str, rows: NDArray[np.int64], epoch: int = 0) ->
 
 def _split(config: Config, name: str, n: int) -> Split:
     steps, channels, _, size = config.shape
-    values, targets = room((n, steps, channels), np.float32), room((n, steps, size), np.float32)
+    values, targets = allocate((n, steps, channels), np.float32), allocate((n, steps, size), np.float32)
     at_once = max(1, CHUNK // (steps * (channels + size)))
-    place = 0
-    for inputs, answers in chunks(functools.partial(_part, config, name), n, at_once, f"{config.skill}, {name}"):
-        values[place : place + len(inputs)], targets[place : place + len(inputs)] = inputs, answers
-        place += len(inputs)
-    ids = np.arange(n) if name == "train" else np.char.add(f"{name}-", np.arange(n).astype(str))
+    fill((values, targets), functools.partial(_part, config, name), n, at_once, f"{config.skill}, {name}")
+    ids = np.arange(n) if name == "train" else row_ids(name, n)
     return Split.from_rows(values, targets, ids=ids, per_step=True)
 
 
@@ -206,9 +208,9 @@ def _normalised(key: NDArray[np.uint64], length: int) -> NDArray[np.float32]:
 
 def _padded(x: NDArray[np.float32], steps: int) -> NDArray[np.float32]:
     """(B, L) -> (B, steps, 1), zeros at the end."""
-    found = np.zeros((len(x), steps, 1), np.float32)
-    found[:, : x.shape[1], 0] = x
-    return found
+    padded = np.zeros((len(x), steps, 1), np.float32)
+    padded[:, : x.shape[1], 0] = x
+    return padded
 
 
 def _shift(config: Config, key: Key) -> Made:
@@ -270,15 +272,15 @@ def _select(config: Config, key: Key) -> Made:
 
 def subsets(key: NDArray[np.uint64], size: int, n: int) -> NDArray[np.int64]:
     """(B, size) distinct numbers of 0 … n-1 in ascending order, all subsets alike likely (Floyd's algorithm)."""
-    found = np.empty((len(key), size), np.int64)
+    chosen = np.empty((len(key), size), np.int64)
     draws = uniforms(key, size)
     for k in range(size):
         top = n - size + k
         drawn = (draws[:, k] * (top + 1)).astype(np.int64)
-        taken = (found[:, :k] == drawn[:, None]).any(axis=1)
-        found[:, k] = np.where(taken, top, drawn)
-    found.sort(axis=1)
-    return found
+        taken = (chosen[:, :k] == drawn[:, None]).any(axis=1)
+        chosen[:, k] = np.where(taken, top, drawn)
+    chosen.sort(axis=1)
+    return chosen
 
 
 def _mips(config: Config, key: Key) -> Made:
@@ -286,24 +288,24 @@ def _mips(config: Config, key: Key) -> Made:
     L, D = config.length, config.width
     x = normals(key("x"), L * 3 * D).reshape(-1, L, 3, D)
     x /= np.sqrt((x * x).sum(axis=3, keepdims=True))
-    found = nearest(x[:, :, 0], x[:, :, 1])
-    return x.reshape(-1, L, 3 * D), np.take_along_axis(x[:, :, 2], found[..., None], axis=1)
+    keys_found = nearest(x[:, :, 0], x[:, :, 1])
+    return x.reshape(-1, L, 3 * D), np.take_along_axis(x[:, :, 2], keys_found[..., None], axis=1)
 
 
 def nearest(q: NDArray[np.float32], k: NDArray[np.float32]) -> NDArray[np.int64]:
     """(B, L) the first j <= i with the largest q[i] · k[j] in float64, summed from the left; (B, L, D) of norm 1 each.
 
-    By search among keys near the query where numba is installed, else by all products, a block of them at a time. Both
-    give the same.
+    By search among keys near the query where numba is installed, else by all products, block by block, with the same
+    result.
     """
     q, k = np.ascontiguousarray(q, np.float64), np.ascontiguousarray(k, np.float64)
-    found = np.zeros(q.shape[:2], np.int64)
-    if compiled():
-        _compiled_search()(q, k, _cells(q.shape[1]), found)
+    indices = np.zeros(q.shape[:2], np.int64)
+    if is_compiled():
+        _compiled_search()(q, k, _cells(q.shape[1]), indices)
     else:
         for row in range(len(q)):
-            _compare(q[row], k[row], found[row])
-    return found
+            _compare(q[row], k[row], indices[row])
+    return indices
 
 
 def _cells(length: int) -> int:

@@ -26,24 +26,24 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from spt.rng import generator
 from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Values
 from spt.tasks.files import (
     Download,
     Say,
-    batches,
+    data_folders,
+    data_not_found,
     download,
-    first,
-    missing,
-    parquets,
-    places,
-    plain,
+    find_file,
+    open_members,
+    parquet_files,
     published_thirds,
-    sound,
-    streams,
-    unzipped,
+    read_batches,
+    read_unzipped,
+    reading_archive,
     verify,
 )
-from spt.tasks.generators.workers import generator, room
+from spt.tasks.parallel import allocate
 from spt.tasks.waves import Reel, read_wav
 
 # fmt: off
@@ -58,7 +58,7 @@ DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 ARCHIVE = Download(
     ("https://download.tensorflow.org/data/speech_commands_v0.02.tar.gz",),
     "sha256:af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
-    limit=2_428_923_189,
+    max_bytes=2_428_923_189,
 )
 OLDER = Download(
     ("https://download.tensorflow.org/data/speech_commands_v0.01.tar.gz",),
@@ -80,7 +80,7 @@ Rows = dict[str, NDArray[np.int64]]  # by split
 
 
 class Known(NamedTuple):
-    """What is published of a data set."""
+    """Published facts of a data set."""
 
     title: str
     rate: int  # samples a second
@@ -131,7 +131,7 @@ class Config(TaskConfig):
 
     @property
     def uneven(self) -> Literal["pad", "drop", "keep"]:
-        """What `short` means."""
+        """`short`, or its default for the data set."""
         return self.short or ("pad" if self.dataset == "commands" else "keep")
 
     @model_validator(mode="after")
@@ -186,7 +186,7 @@ def sources(config: Config, raw: Path) -> list[Path]:
         if config.dataset == "digits":
             return [folder]
         lists = [folder / name for name in LISTS if (folder / name).exists()]
-        return [*lists, *(folder / word for word in _wanted(config) if (folder / word).exists())]
+        return [*lists, *(folder / word for word in _words(config) if (folder / word).exists())]
     archive = _archive(config, raw)
     return [archive[0]] if archive else [path for paths in _parquet(config, raw).values() for path in paths]
 
@@ -229,19 +229,19 @@ def load(config: Config, raw: Path) -> TaskData:
 
 
 def class_names(config: Config) -> list[str]:
-    return _wanted(config)
+    return _words(config)
 
 
 def _notes(config: Config, clips: Clips, rows: Rows) -> Iterator[str]:
-    found = tuple(len(rows[part]) for part in PARTS)
+    sizes = tuple(len(rows[part]) for part in PARTS)
     if config.dataset == "digits":
         yield "spoken digits (FSDD), not Speech Commands: no published number refers to them"
         yield "the speakers of validation and test speak in training too"
     elif clips.words not in (WORDS, TEN):
         words = ", ".join(clips.words) if len(clips.words) <= 10 else f"{len(clips.words)} words"
         yield f"{words}, not the 35 or 10 words of Speech Commands that published numbers refer to"
-    elif clips.words == WORDS and config.split != "random" and config.uneven != "drop" and found != PUBLISHED:
-        counts = ", ".join(f"{n:,}" for n in found)
+    elif clips.words == WORDS and config.split != "random" and config.uneven != "drop" and sizes != PUBLISHED:
+        counts = ", ".join(f"{n:,}" for n in sizes)
         yield f"{counts} clips, not the {', '.join(f'{n:,}' for n in PUBLISHED)} of version 0.02"
     if config.dataset == "commands" and config.split == "random":
         yield "clips are split at random, so speakers of validation and test speak in training too"
@@ -271,8 +271,8 @@ def _parted(clips: Clips, rule: str) -> Rows:
     parts = np.array([hashed_part(c.name) if rule == "hash" else c.part for c in clips.about])
     rows: Rows = {}
     for part in ("train", "val", "test"):
-        there = np.flatnonzero(parts == part)
-        rows[part] = there[generator(SEED, "speech", part).permutation(len(there))]
+        members = np.flatnonzero(parts == part)
+        rows[part] = members[generator(SEED, "speech", part).permutation(len(members))]
     return rows
 
 
@@ -329,7 +329,7 @@ def _split(clips: Clips, rows: NDArray[np.int64], length: int, pad: bool, every:
     lengths = -(-lengths // every)
     stops = np.cumsum(lengths)
     starts = stops - lengths
-    values = room((int(stops[-1]), 1), scale.dtype)
+    values = allocate((int(stops[-1]), 1), scale.dtype)
     for i, start, stop in zip(rows.tolist(), starts.tolist(), stops.tolist(), strict=True):
         clip = clips.samples[i][:length]
         if pad and len(clip) < length:
@@ -343,7 +343,7 @@ def _split(clips: Clips, rows: NDArray[np.int64], length: int, pad: bool, every:
 # ------------------------------------------------------------------------------------------------------ files
 
 
-def _wanted(config: Config) -> list[str]:
+def _words(config: Config) -> list[str]:
     if isinstance(config.words, tuple):
         return list(config.words)
     return list(TEN if config.words == "ten" else KNOWN[config.dataset].words)
@@ -351,13 +351,13 @@ def _wanted(config: Config) -> list[str]:
 
 def _folder(config: Config, raw: Path) -> Path | None:
     """Of the unpacked official files. In the data folder itself, a folder `house` or `recordings` may be anything."""
-    near = places(raw, KNOWN[config.dataset].folder)
+    folders = data_folders(raw, KNOWN[config.dataset].folder)
     if config.dataset == "digits":
-        inside = [place / "free-spoken-digit-dataset/recordings" for place in near]
-        inside += [place / "recordings" for place in near if place.name in ("fsdd", "free-spoken-digit-dataset")]
+        inside = [place / "free-spoken-digit-dataset/recordings" for place in folders]
+        inside += [place / "recordings" for place in folders if place.name in ("fsdd", "free-spoken-digit-dataset")]
         return next((folder for folder in inside if folder.is_dir()), None)
     names = ("speech_commands_v0.02", "SpeechCommands/speech_commands_v0.02", "speech_commands_v0.01", "")
-    for folder in (place / name for place in near for name in names):
+    for folder in (place / name for place in folders for name in names):
         marks = LISTS if folder == raw else (*LISTS, *WORDS)
         if any((folder / mark).exists() for mark in marks):
             return folder
@@ -367,53 +367,53 @@ def _folder(config: Config, raw: Path) -> Path | None:
 def _archive(config: Config, raw: Path) -> tuple[Path, Download] | None:
     if config.dataset == "digits":
         return None
-    near = places(raw, KNOWN["commands"].folder)
-    found = [(first(near, wanted.name), wanted) for wanted in (ARCHIVE, OLDER)]
-    return next(((path, wanted) for path, wanted in found if path is not None), None)
+    folders = data_folders(raw, KNOWN["commands"].folder)
+    archives = [(find_file(folders, archive.name), archive) for archive in (ARCHIVE, OLDER)]
+    return next(((path, archive) for path, archive in archives if path is not None), None)
 
 
 def _parquet(config: Config, raw: Path) -> dict[str, list[Path]]:
-    near = places(raw, KNOWN[config.dataset].folder)
-    if config.dataset == "commands" and near:  # a part of the words, such as speech_commands_3
-        near = [*near[:-1], *sorted(path for path in raw.glob("speech_commands_*") if path.is_dir()), raw]
-    folder = next((place for place in near if parquets([place], "train")), None)
+    folders = data_folders(raw, KNOWN[config.dataset].folder)
+    if config.dataset == "commands" and folders:  # a part of the words, such as speech_commands_3
+        folders = [*folders[:-1], *sorted(path for path in raw.glob("speech_commands_*") if path.is_dir()), raw]
+    folder = next((place for place in folders if parquet_files([place], "train")), None)
     if folder is None:
         return {}
     names = {"train": "train", "val": "validation", "test": "test"}
-    return {part: parquets([folder], name) for part, name in names.items() if parquets([folder], name)}
+    return {part: parquet_files([folder], name) for part, name in names.items() if parquet_files([folder], name)}
 
 
 def _read(config: Config, raw: Path) -> tuple[Clips, list[str]]:
-    """The chosen words' clips, and what is to be said of them."""
+    """The chosen words' clips, and notes about them."""
     notes, about, reel = list[str](), list[Clip](), Reel(np.int16)
     folder, archive, parquet = _folder(config, raw), _archive(config, raw), _parquet(config, raw)
     if folder is not None:
         where = str(folder)
-        found = _digit_files(folder) if config.dataset == "digits" else _word_files(config, folder)
+        clips_read = _digit_files(folder) if config.dataset == "digits" else _word_files(config, folder)
     elif archive is not None:
         where = str(archive[0])
         verify(archive[0], archive[1].checksum)
         if archive[1] is OLDER:
             notes.append("Speech Commands version 0.01: published numbers are for version 0.02")
-        found = _archived(config, archive[0])
+        clips_read = _archived(config, archive[0])
     elif parquet:
         where = str(next(iter(parquet.values()))[0].parent)
-        found = _digit_rows(parquet) if config.dataset == "digits" else _word_rows(config, parquet)
+        clips_read = _digit_rows(parquet) if config.dataset == "digits" else _word_rows(config, parquet)
     elif config.dataset == "digits":
-        wanted = ["fsdd/recordings/", "fsdd/train.parquet and test.parquet"]
-        raise missing("FSDD", raw, wanted, "spt data prepare speech dataset=digits")
+        files = ["fsdd/recordings/", "fsdd/train.parquet and test.parquet"]
+        raise data_not_found("FSDD", raw, files, "spt data prepare speech dataset=digits")
     else:
-        wanted = ["speech_commands/ with a folder a word", ARCHIVE.name, "speech_commands/train.parquet, …"]
-        raise missing("Speech Commands", raw, wanted, "spt data prepare speech")
-    for clip, samples in found:
-        if clip.word in _wanted(config):
+        files = ["speech_commands/ with a folder a word", ARCHIVE.name, "speech_commands/train.parquet, …"]
+        raise data_not_found("Speech Commands", raw, files, "spt data prepare speech")
+    for clip, samples in clips_read:
+        if clip.word in _words(config):
             about.append(clip)
             reel.add(samples)
-    there = {clip.word for clip in about}
-    words = [word for word in _wanted(config) if word in there]
-    lacking = [word for word in _wanted(config) if word not in there]
-    if lacking and config.words != "all":
-        raise ValueError(f"{where} has no clips of {', '.join(lacking)}")
+    words_present = {clip.word for clip in about}
+    words = [word for word in _words(config) if word in words_present]
+    absent = [word for word in _words(config) if word not in words_present]
+    if absent and config.words != "all":
+        raise ValueError(f"{where} has no clips of {', '.join(absent)}")
     if len(words) < 2:
         raise ValueError(f"{where} has clips of {' and '.join(words) or 'no known word'}; two words or more are needed")
     order = sorted(range(len(about)), key=lambda i: (words.index(about[i].word), about[i].name))
@@ -438,29 +438,28 @@ def _word_files(config: Config, folder: Path) -> Found:
         for name in LISTS:
             if not (folder / name).exists():
                 raise FileNotFoundError(f"{folder / name} is missing: get it, or use split: hash (the same rule)")
-        listed = _listed({name: unzipped(folder / name, 2**24) for name in LISTS}, str(folder))
-    words = {word for word in _wanted(config) if (folder / word).is_dir()}
+        listed = _listed({name: read_unzipped(folder / name, 2**24) for name in LISTS}, str(folder))
+    words = {word for word in _words(config) if (folder / word).is_dir()}
     for word in sorted(words):
         for path in sorted((folder / word).iterdir()):
             if CLIP.fullmatch(path.name):
-                plain(path)
-                yield _named(word, path.name, listed), _clip(unzipped(path, MAX_FILE), str(path), "commands")
-    _all_used(listed, words, str(folder))
+                yield _named(word, path.name, listed), _clip(read_unzipped(path, MAX_FILE), str(path), "commands")
+    _check_all_found(listed, words, str(folder))
 
 
 def _archived(config: Config, archive: Path) -> Found:
-    """The same in an archive, as a stream: what split a clip is of may be told after it."""
-    words, lists = set(_wanted(config)), dict[str, bytes]()
+    """The same from an archive, as a stream: the lists of splits may come after the clips."""
+    words, lists = set(_words(config)), dict[str, bytes]()
     reel, names = Reel(np.int16), list[str]()
 
-    def wanted(name: str) -> bool:
+    def select(name: str) -> bool:
         word, _, clip = name.partition("/")
         return name in LISTS or (word in words and CLIP.fullmatch(clip) is not None)
 
-    with sound(archive):
-        for name, file, size in streams(archive, wanted, UNPACKED):
+    with reading_archive(archive):
+        for name, file, size in open_members(archive, select, UNPACKED):
             if size > (2**24 if name in LISTS else MAX_FILE):
-                raise ValueError(f"{archive}: its member {name} has {size:,} bytes, absurdly many; it is not used")
+                raise ValueError(f"{archive}: its member {name} has {size:,} bytes, more than such a file can have")
             content = file.read()
             if len(content) != size:
                 raise EOFError
@@ -475,7 +474,7 @@ def _archived(config: Config, archive: Path) -> Found:
     for name, samples in zip(names, reel.clips(), strict=True):
         word, _, clip = name.partition("/")
         yield _named(word, clip, listed), samples
-    _all_used(listed, {name.partition("/")[0] for name in names}, str(archive))
+    _check_all_found(listed, {name.partition("/")[0] for name in names}, str(archive))
 
 
 def _listed(lists: dict[str, bytes], where: str) -> dict[str, str]:
@@ -493,13 +492,13 @@ def _listed(lists: dict[str, bytes], where: str) -> dict[str, str]:
 
 
 def _named(word: str, file: str, listed: dict[str, str] | None) -> Clip:
-    """Takes what it uses out of `listed`."""
+    """Removes the clip from `listed`."""
     part = None if listed is None else listed.pop(f"{word}/{file}", "train")
     return Clip(f"{word}/{file.removesuffix('.wav')}", word, part)
 
 
-def _all_used(listed: dict[str, str] | None, words: set[str], where: str) -> None:
-    """Complain of listed clips that are lacking, of words of which there are others."""
+def _check_all_found(listed: dict[str, str] | None, words: set[str], where: str) -> None:
+    """Raise ValueError for listed clips that are missing, of words that have other clips."""
     left = [name for name in listed or () if name.partition("/")[0] in words]
     if left:
         raise ValueError(f"{where}: {len(left):,} listed clips are not there, such as {left[0]}; get it again")
@@ -509,8 +508,10 @@ def _digit_files(folder: Path) -> Found:
     for path in sorted(folder.iterdir()):
         match = DIGIT.fullmatch(path.name)
         if match:
-            plain(path)
-            yield _digit(int(match[1]), match[2], int(match[3])), _clip(unzipped(path, MAX_FILE), str(path), "digits")
+            yield (
+                _digit(int(match[1]), match[2], int(match[3])),
+                _clip(read_unzipped(path, MAX_FILE), str(path), "digits"),
+            )
 
 
 def _digit(digit: int, speaker: str, index: int) -> Clip:
@@ -527,7 +528,9 @@ def _word_rows(config: Config, files: dict[str, list[Path]]) -> Found:
     known = set(WORDS)
     for part, paths in files.items():
         row = 0
-        for where, table in batches(paths, [("audio",), ("word",)], ("file", "sampling_rate"), MAX_SAMPLES):
+        for where, table in read_batches(
+            paths, [("audio",), ("word",)], ("file", "sampling_rate"), numbers=MAX_SAMPLES
+        ):
             _rate(table, where, "commands")
             words = table["word"].to_pylist()
             names = table["file"].to_pylist() if "file" in table else [None] * len(words)
@@ -544,21 +547,21 @@ def _word_rows(config: Config, files: dict[str, list[Path]]) -> Found:
 def _digit_rows(files: dict[str, list[Path]]) -> Found:
     names = [("audio",), ("label",), ("speaker",), ("index",)]
     for paths in files.values():
-        for where, table in batches(paths, names, ("sampling_rate",), MAX_SAMPLES):
+        for where, table in read_batches(paths, names, ("sampling_rate",), numbers=MAX_SAMPLES):
             _rate(table, where, "digits")
             columns = [table[name].to_pylist() for name in ("label", "speaker", "index")]
             for label, speaker, index, samples in zip(*columns, _sounds(table["audio"], where, "digits"), strict=True):
                 if not (isinstance(label, int) and 0 <= label < 10 and isinstance(index, int) and index >= 0):
                     raise ValueError(
-                        f"{where}: the label is {label!r} and the index {index!r}; 0 to 9 and 0 or more go"
+                        f"{where}: the label is {label!r} and the index {index!r}; 0 to 9, and 0 or more, are expected"
                     )
                 yield _digit(label, str(speaker), index), samples
 
 
 def _rate(table: dict[str, Any], where: str, dataset: str) -> None:
     rates = set(table["sampling_rate"].to_pylist()) if "sampling_rate" in table else set()
-    for found in rates - {KNOWN[dataset].rate}:
-        raise ValueError(f"{where}: the sampling rate is {found}; {KNOWN[dataset].rate:,} is expected")
+    for rate in rates - {KNOWN[dataset].rate}:
+        raise ValueError(f"{where}: the sampling rate is {rate}; {KNOWN[dataset].rate:,} is expected")
 
 
 def _sounds(column: Any, where: str, dataset: str) -> list[NDArray[np.int16]]:
@@ -570,7 +573,7 @@ def _sounds(column: Any, where: str, dataset: str) -> list[NDArray[np.int16]]:
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         flat = column.flatten()
         if not pa.types.is_integer(flat.type) or flat.null_count:
-            raise ValueError(f"{where}: audio holds {flat.type}; 16-bit samples are expected, none of them missing")
+            raise ValueError(f"{where}: audio holds {flat.type}; 16-bit samples without gaps are expected")
         numbers = flat.to_numpy(zero_copy_only=False)
         if len(numbers) and not -FULL_SCALE <= int(numbers.min()) <= int(numbers.max()) < FULL_SCALE:
             raise ValueError(f"{where}: audio has samples beyond 16 bits")
@@ -580,7 +583,9 @@ def _sounds(column: Any, where: str, dataset: str) -> list[NDArray[np.int16]]:
         for cell in column.to_pylist():
             content = cell.get("bytes") if isinstance(cell, dict) else cell
             if not isinstance(content, bytes):
-                raise ValueError(f"{where}: audio is {column.type}; lists of 16-bit samples, or WAV files as bytes, go")
+                raise ValueError(
+                    f"{where}: audio is {column.type}; lists of 16-bit samples, or WAV files as bytes, are expected"
+                )
             clips.append(_clip(content, where, dataset))
     if not all(map(len, clips)):
         raise ValueError(f"{where}: a clip has no samples")

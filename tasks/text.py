@@ -3,7 +3,7 @@
 Conventions are those of the S4 and SPT code: characters as they stand, case and `<br />` included, at most
 `max_length` - 1 of them, then `<eos>`; the vocabulary is `<pad>`, `<unk>`, `<eos>` and the characters that occur at
 least 15 times in the training texts in use, as they were cut, the commonest first. The data set has no validation
-split: by default a tenth of the training reviews is held out; `validation: test` is the published protocol. Its
+split: by default a tenth of the training reviews is drawn; `validation: test` is the published protocol. Its
 duplicates (96 within training, 199 within test, 123 texts in both) are left as they are. See `sources` for the files.
 """
 
@@ -16,19 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens
+from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens, row_ids
 from spt.tasks.files import (
     Download,
     Say,
-    classes,
-    columns,
+    check_regular,
+    class_numbers,
+    data_folders,
+    data_not_found,
+    decode_text,
     download,
-    first,
-    members,
-    missing,
-    parquets,
-    places,
-    plain,
+    find_file,
+    parquet_files,
+    parquet_pair,
+    read_columns,
+    read_members,
     verify,
 )
 
@@ -70,7 +72,8 @@ def sources(config: Config, raw: Path) -> list[Path]:
     aclImdb/ (by its four folders), aclImdb_v1.tar.gz; train.parquet and test.parquet (or the hub's
     train-00000-of-00001.parquet) with columns text and label (0 against, 1 for).
     """
-    return _official(raw) or [path for split in ("train", "test") for path in parquets(places(raw, "imdb"), split)]
+    folders = data_folders(raw, "imdb")
+    return _official(raw) or [path for split in ("train", "test") for path in parquet_files(folders, split)]
 
 
 def fetch(config: Config, raw: Path, say: Say) -> None:
@@ -131,7 +134,7 @@ def _order(texts: list[str]) -> NDArray[np.int64]:
 
 def _split(part: Reviews, name: str, rows: NDArray[np.int64], max_length: int) -> Split:
     coded = [encode(part.texts[row], max_length) for row in rows]
-    return Split.from_rows(coded, part.labels[rows], ids=np.char.add(f"{name}-", rows.astype(str)))
+    return Split.from_rows(coded, part.labels[rows], ids=row_ids(name, rows))
 
 
 def encode(text: str, max_length: int) -> NDArray[np.uint32]:
@@ -144,11 +147,11 @@ def encode(text: str, max_length: int) -> NDArray[np.uint32]:
 
 
 def _official(raw: Path) -> list[Path]:
-    folders = places(raw, "imdb")
-    unpacked = first(folders, FOLDER)
+    folders = data_folders(raw, "imdb")
+    unpacked = find_file(folders, FOLDER)
     if unpacked is not None:
         return [unpacked / split / kind for split in ("train", "test") for kind in KINDS]
-    archive = first(folders, ARCHIVE.name)
+    archive = find_file(folders, ARCHIVE.name)
     return [] if archive is None else [archive]
 
 
@@ -156,33 +159,30 @@ def _read(raw: Path) -> tuple[Reviews, Reviews]:
     official = _official(raw)
     if official:
         return _read_official(official)
-    train, test = (parquets(places(raw, "imdb"), split) for split in ("train", "test"))
-    if not train and not test:
-        wanted = [f"{FOLDER}/", ARCHIVE.name, "imdb/train.parquet and test.parquet"]
-        raise missing("IMDb", raw, wanted, "spt data prepare text")
-    if not (train and test):
-        there = (train or test)[0]
-        raise FileNotFoundError(f"{there} is there, but no {'test' if train else 'train'}.parquet beside it")
+    train, test = parquet_pair(data_folders(raw, "imdb"))
+    if not train:
+        files = [f"{FOLDER}/", ARCHIVE.name, "imdb/train.parquet and test.parquet"]
+        raise data_not_found("IMDb", raw, files, "spt data prepare text")
     return _read_parquet(train), _read_parquet(test)
 
 
 def _read_parquet(paths: list[Path]) -> Reviews:
-    table = columns(paths, ROWS, [("text",), ("label",)])
+    table = read_columns(paths, ROWS, [("text",), ("label",)])
     where = ", ".join(map(str, paths))
     for i, text in enumerate(table["text"]):
         if not isinstance(text, str):
             raise ValueError(f"{where}, row {i}: the text is {text!r:.40}; text is expected")
-    return Reviews(table["text"], classes(table["label"], len(KINDS), where))
+    return Reviews(table["text"], class_numbers(table["label"], len(KINDS), where))
 
 
 def _read_official(paths: list[Path]) -> tuple[Reviews, Reviews]:
     """One file a review, named <number>_<stars>.txt, in four folders or an archive; in the order of the numbers."""
-    found: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    reviews: dict[tuple[str, str], list[tuple[int, str]]] = {}
     if len(paths) == 1:
         verify(paths[0], ARCHIVE.checksum)
-        for name, content in members(paths[0], lambda name: _place(name) is not None):
+        for name, content in read_members(paths[0], lambda name: _place(name) is not None):
             split, kind, number = _place(name) or ("", "", 0)
-            found.setdefault((split, kind), []).append((number, _text(content, f"{paths[0]}, member {name}")))
+            reviews.setdefault((split, kind), []).append((number, decode_text(content, f"{paths[0]}, member {name}")))
     else:
         for folder in paths:
             if not folder.is_dir():
@@ -190,13 +190,13 @@ def _read_official(paths: list[Path]) -> tuple[Reviews, Reviews]:
             for path in folder.iterdir():
                 place = _place(f"{FOLDER}/{folder.parent.name}/{folder.name}/{path.name}")
                 if place is not None:
-                    plain(path)
-                    found.setdefault(place[:2], []).append((place[2], _text(path.read_bytes(), str(path))))
+                    check_regular(path)
+                    reviews.setdefault(place[:2], []).append((place[2], decode_text(path.read_bytes(), str(path))))
     parts = []
     for split in ("train", "test"):
         texts: list[str] = []
         for kind in KINDS:
-            rows = sorted(found.get((split, kind), []))
+            rows = sorted(reviews.get((split, kind), []))
             if len(rows) != ROWS // 2:
                 raise ValueError(
                     f"{paths[0] if len(paths) == 1 else paths[0].parent.parent}: {split}/{kind} holds {len(rows):,} "
@@ -211,10 +211,3 @@ def _place(name: str) -> tuple[str, str, int] | None:
     """(split, kind, number) of a review's file."""
     match = re.fullmatch(rf"{FOLDER}/(train|test)/(neg|pos)/(\d+)_\d+\.txt", name)
     return (match[1], match[2], int(match[3])) if match else None
-
-
-def _text(content: bytes, where: str) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is not UTF-8 text (byte {error.start:,})") from None

@@ -1,7 +1,7 @@
 """What tasks that read sound share: a strict reader of WAV files (PCM of 8, 16, 24, 32 bits, and 32-bit floats).
 
 L frames (one sample of every channel), C channels. Layout: Microsoft's RIFF specification, "New Multimedia Data Types"
-(1994), and its WAVEFORMATEXTENSIBLE. Whatever is wrong with a file becomes one sentence, as ValueError.
+(1994), and its WAVEFORMATEXTENSIBLE. Every error is one sentence, a ValueError.
 """
 
 import itertools
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from spt.tasks.files import plain, unzipped
+from spt.tasks.files import check_regular, read_unzipped
 
 MAX_CHANNELS = 256
 MAX_RATE = 10_000_000  # frames a second
-CODECS = {  # what else is met; the names of the RIFF registry
+CODECS = {  # others that occur; names of the RIFF registry
     2: "Microsoft ADPCM",
     6: "A-law",
     7: "mu-law",
@@ -35,7 +35,7 @@ def read_wav(content: bytes, where: str, limit: int) -> tuple[NDArray[Any], int]
     """Samples (L, C) of a WAV file's content, 1 <= L <= limit, and its sampling rate in frames a second.
 
     uint8 (128 is silence), int16, int32 or float32, as in the file; 24 bits are the upper ones of int32, so that full
-    scale follows from the type (see `unit`). `where` names the file in complaints, all ValueError.
+    scale follows from the type (see `unit`). `where` names the file in errors, all ValueError.
     """
     if len(content) < 12:
         raise ValueError(f"{where} is no WAV file: it has {len(content)} bytes")
@@ -63,8 +63,8 @@ def wav_file(path: Path, limit: int) -> tuple[NDArray[Any], int]:
 
     Raises ValueError, and OSError when it cannot be opened.
     """
-    plain(path)
-    return read_wav(unzipped(path, 32 * limit + 2**20), str(path), limit)
+    check_regular(path)
+    return read_wav(read_unzipped(path, 32 * limit + 2**20), str(path), limit)
 
 
 def unit(samples: NDArray[Any]) -> NDArray[np.float32]:
@@ -77,7 +77,7 @@ def unit(samples: NDArray[Any]) -> NDArray[np.float32]:
 
 
 class Reel:
-    """One-channel clips of many files one behind the other, in a temporary file: they may be more than memory holds."""
+    """One-channel clips of many files end to end, in a temporary file: they may be more than memory holds."""
 
     def __init__(self, dtype: DTypeLike) -> None:
         self.dtype = np.dtype(dtype)
@@ -141,7 +141,7 @@ def _samples(
         wide[:, 1:] = np.frombuffer(content, np.uint8, size, place).reshape(-1, 3)
         return wide.view("<i4").astype(np.int32, copy=False).reshape(frames, channels)
     kind = {8: "u1", 16: "<i2", 32: "<f4" if codec == FLOAT else "<i4"}[bits]
-    found = np.frombuffer(content, kind, size // (bits // 8), place).reshape(frames, channels)
-    if codec == FLOAT and not np.isfinite(found).all():
+    samples = np.frombuffer(content, kind, size // (bits // 8), place).reshape(frames, channels)
+    if codec == FLOAT and not np.isfinite(samples).all():
         raise ValueError(f"{where} has a sample that is not a finite number")
-    return found.astype(found.dtype.newbyteorder("="), copy=False)
+    return samples.astype(samples.dtype.newbyteorder("="), copy=False)

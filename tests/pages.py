@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import typer
 from tiny import ROOT, environment, spt
 
-from spt.recipe import packaged, parse_yaml
+from spt.config.load import packaged
+from spt.config.yaml import parse_yaml
 from spt_cli import app
 
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -51,12 +52,12 @@ OWN = {("docs/running.md", "mine.yaml"): "quickstart"}
 # What a fragment of Python on a page presumes, by its first line.
 PRESUMED = {
     "backbone.eval()": (
-        "import torch\nfrom spt.components import find\nfrom spt.contract import tiny\n"
-        "backbone = tiny(find('models', 's4'), causal=True, d_model=16)\nstream = torch.randn(3, 8, 16)\n"
+        "import torch\nfrom spt.config.plugins import find_plugin\nfrom spt.checks.model_contract import tiny\n"
+        "backbone = tiny(find_plugin('models', 's4'), causal=True, d_model=16)\nstream = torch.randn(3, 8, 16)\n"
     ),
     "layer = backbone.mixers[0]": (
-        "from spt.components import find\nfrom spt.contract import tiny\n"
-        "backbone = tiny(find('models', 's5'), causal=True)\npublished = backbone.mixers[0].export_reference()\n"
+        "from spt.config.plugins import find_plugin\nfrom spt.checks.model_contract import tiny\n"
+        "backbone = tiny(find_plugin('models', 's5'), causal=True)\npublished = backbone.mixers[0].export_reference()\n"
     ),
 }
 

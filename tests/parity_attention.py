@@ -9,7 +9,7 @@ from torch.func import functional_call
 from spt.models import dlr_attention
 from spt.models.attention import Attention
 from spt.models.base import Context
-from spt.models.ops.attention import local_attend, not_itself, rotary_table, rotate, xpos_scale
+from spt.models.ops.attention import local_attend, rotary_table, rotate, self_mask, xpos_scale
 
 
 def attn_dlr(case: Case) -> dict[str, Found]:
@@ -80,7 +80,7 @@ def heads(case: Case) -> dict[str, Found]:
         ahead=ahead,
         causal=causal,
         band=w if config.get("exact_windowsize") else None,
-        bias=not_itself(q, w, 1, ahead) if shared else None,
+        bias=self_mask(q, w, 1, ahead) if shared else None,
     )[:, :, : config["L"]]
     return {"y": y, **gradients((y * case.array("g")).sum(), given)}
 

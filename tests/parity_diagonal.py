@@ -38,7 +38,7 @@ def with_parameters(layer: LongConvolution, parameters: Mapping[str, Tensor], co
 
 def outputs(layer: LongConvolution, u: Tensor) -> dict[str, Tensor]:
     """u (B, H, L), as the reference lays it out, and so the answers."""
-    ctx = layer.contextualise(u.mT)
+    ctx = layer.mix_sequence(u.mT)
     return {
         "y_ctx": ctx.mT,
         "y_conv_noD": (ctx - layer.D * u.mT).mT,

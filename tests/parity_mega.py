@@ -51,7 +51,7 @@ def moving_average(case: Case) -> dict[str, Found]:
     return found
 
 
-class Seen(GatedAttention):
+class RecordingAttention(GatedAttention):
     """Keeps its attention weights: what it makes of values that are the unit vectors."""
 
     weights: Tensor
@@ -84,14 +84,14 @@ def layer(case: Case) -> dict[str, Found]:
         n_layers=1,
         max_length=config["max_positions"],
     )
-    seen = Seen(options)
-    stack = Backbone(options, lambda: [seen]).to(case.dtype)
+    attention = RecordingAttention(options)
+    stack = Backbone(options, lambda: [attention]).to(case.dtype)
     raw, u = case.raw(), case.array("u").requires_grad_()
-    given = {f"mixers.0.{name}": tensor for name, tensor in seen.import_reference(raw).items()}
+    given = {f"mixers.0.{name}": tensor for name, tensor in attention.import_reference(raw).items()}
     given |= norm_of(raw)
     x = u.transpose(0, 1)
     y = functional_call(stack, given, (x, every(x))).transpose(0, 1)
-    found: dict[str, Found] = {"y_layer": y, "attn_weights": seen.weights}
+    found: dict[str, Found] = {"y_layer": y, "attn_weights": attention.weights}
     found["attn_mask_is_causal"] = torch.tensor([float(options.causal)], dtype=case.dtype)
     return found | gradients((y * case.array("g")).sum(), {**raw, "u": u}, "grad_layer.")
 

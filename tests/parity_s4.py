@@ -101,7 +101,7 @@ def resampled(case: Case, layer: LongConvolution, raw: dict[str, Tensor], tuned:
 def matrices(layer: LongConvolution) -> dict[str, Tensor]:
     """The recurrent form as the reference's modes `dense` and `linear` write it."""
     kernel = layer.kernel
-    system, dt = kernel.system(), kernel._modes(kernel._own())[0].to(layer.D.dtype)[:, None]
+    system, dt = kernel.system(), kernel.state_space().dt.to(layer.D.dtype)[:, None]
     P, B = (torch.view_as_complex(x).repeat(len(dt) // len(x), 1) for x in (kernel.P, kernel.B))
     d = (system.F + 1) / 2
     full, g, r = (torch.cat([x, x.conj()], -1) for x in (system.F, system.g, system.r))

@@ -55,7 +55,7 @@ def s5(case: Case) -> dict[str, Found]:
     if "integration_timesteps" in case:
         steps = torch.cat([torch.full((1,), 7.0, dtype=case.dtype), case.array("integration_timesteps")])[None]
         gaps = s5_file.gaps_around(Context(torch.ones_like(steps, dtype=torch.bool), padded=False, steps=steps))
-    y = methods.call("contextualise", u[None], gaps)[0]
+    y = methods.call("mix_sequence", u[None], gaps)[0]
     found: dict[str, Found] = {"y": y, **gradients((y * case.array("g")).sum(), {**raw, "u": u})}
     with torch.no_grad():
         found["states"] = torch.cat([x[0] for x in methods.call("states", u[None], gaps)], 1)
@@ -138,7 +138,7 @@ def lru(case: Case) -> dict[str, Found]:
     layer = lru_file.LRU(lru_file.Config(d_model=config["H"], d_state=config["N"], causal=True, **ring)).to(case.dtype)
     raw, u = case.raw(), case.array("u").requires_grad_()
     methods = Methods(layer, layer.import_reference(raw))
-    y = methods.call("contextualise", u[None])[0]
+    y = methods.call("mix_sequence", u[None])[0]
     found: dict[str, Found] = {"y": y, **gradients((y * case.array("g")).sum(), {**raw, "u": u})}
     with torch.no_grad():
         return {**found, "states": recurrent_states(methods, u)}

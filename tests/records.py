@@ -7,10 +7,12 @@ from typing import Any
 
 from rich.console import Console
 
-from spt import render, report
-from spt.report import Report
-from spt.rows import Row
-from spt.run import Ledger, Result, Run, SplitRecord, write_json
+from spt.report import collect, terminal
+from spt.report.arms import Row
+from spt.report.collect import Report
+from spt.runs.files import write_json
+from spt.runs.folder import RunFolder
+from spt.runs.result import Ledger, Result, SplitRecord
 
 MIB = 2**20
 PRETRAINING = Ledger(steps=60, examples=600, positions=38400, flops=6e9, seconds=6.0, peak_bytes=3 * MIB)
@@ -25,7 +27,7 @@ Cell = dict[str, Any]
 
 def start(root: Path, name: str, **status: Any) -> None:
     root.mkdir(parents=True, exist_ok=True)
-    run = Run(root, name)
+    run = RunFolder(root, name)
     run.create("task: digits\n", {}, {})
     run.set_status(**status or {"state": "running"})
 
@@ -73,10 +75,10 @@ def finish(root: Path, arm: str, seed: int, score: float, run: str = "", **chang
             "own": PRETRAINING,
             "total": PRETRAINING,
         }
-        Run(root, f"pretrain-{fields['parent']}").path.mkdir(exist_ok=True)
-        Run(root, f"pretrain-{fields['parent']}").finish(Result(**{**fields, **before}))
-    Run(root, name).path.mkdir(exist_ok=True)
-    Run(root, name).finish(Result(**fields))
+        RunFolder(root, f"pretrain-{fields['parent']}").path.mkdir(exist_ok=True)
+        RunFolder(root, f"pretrain-{fields['parent']}").finish(Result(**{**fields, **before}))
+    RunFolder(root, name).path.mkdir(exist_ok=True)
+    RunFolder(root, name).finish(Result(**fields))
     return {
         "row": 0,
         "arm": arm,
@@ -127,12 +129,12 @@ def arms(root: Path, row: int, name: str, scratch: Sequence[float], spt: Sequenc
 
 
 def row_of(folder: Path) -> Row:
-    (row,) = report.read([folder]).rows
+    (row,) = collect.read_report([folder]).rows
     return row
 
 
 def shown(made: Report, width: int = 80) -> str:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(render.terminal(made))
+    console.print(terminal.terminal(made))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

@@ -9,20 +9,23 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score
 from tiny import environment, loaded, recipe_file, run, spt, weights
 
-from spt.batch import NOBODY, collate
+from spt.analysis.reevaluate import reevaluate
+from spt.config.job import Job
+from spt.config.recipe import EncoderConfig, HeadConfig, Part
+from spt.data.batching import NOBODY, collate
+from spt.data.dataset import open_task
+from spt.data.fingerprints import split_record
 from spt.errors import DataError, RecipeError, UsageError
-from spt.losses import LEAST_VARIANCE, answers, metrics, per_answer, sums
 from spt.models.base import Context
-from spt.network import Encoder, Frames, Head
-from spt.objectives import Inputs, Output, Supervised, Targets
-from spt.plan import Job
-from spt.recipe import EncoderConfig, HeadConfig, Part
-from spt.rescore import rescore
-from spt.runtime import Runtime, Settings
-from spt.seeding import Draw
-from spt.stages import bind
-from spt.store import open_task, record
+from spt.rng import Draw
+from spt.runtime.distributed import Runtime
+from spt.runtime.settings import Settings
 from spt.tasks.base import IGNORED, Classes, Reals, Split, TaskData, Tokens, Values
+from spt.training.build import build_stage
+from spt.training.losses import LEAST_VARIANCE, answers, per_answer
+from spt.training.metrics import metrics, sums
+from spt.training.network import Encoder, Frames, Head
+from spt.training.objectives import Inputs, Output, Supervised, Targets
 
 # 24 rows of 6 to 12 tokens; what is asked is the option `ask`.
 TASK = '''
@@ -30,13 +33,13 @@ TASK = '''
 import numpy as np
 from spt.tasks.base import IGNORED, Classes, Reals, Split, TaskConfig, TaskData, Tokens, Values
 
-ADDRESSED = True
+INDEXABLE = True
 LOADED = []
 
 class Config(TaskConfig):
     ask: str = "tags"
     rows: int = 24
-    fresh: bool = False
+    resample_each_epoch: bool = False
     interval: float = 1.0
 
 def one(seed, ask):
@@ -73,13 +76,13 @@ def split(config, name, n, epoch=0, ids=None):
     return found
 
 def load(config, raw):
-    n = min(config.rows, config.limit or config.rows)
+    n = min(config.rows, config.max_rows or config.rows)
     target = {"tags": Classes(3, per_step=True), "numbers": Reals(2, per_step=True), "next": Classes(7, per_step=True)}
     parts = [split(config, name, n) for name in ("train", "val", "test")]
     return TaskData(Tokens(7), target.get(config.ask, Classes(2)), *parts, interval=config.interval,
                     future=config.ask == "next")
 
-def sample(config, ids, epoch):
+def resample(config, ids, epoch):
     return split(config, "train", 0, epoch, ids)
 '''
 
@@ -96,9 +99,9 @@ def data_of(one):
 @pytest.mark.parametrize("ask", ["tags", "numbers", "pairs", "times", "next"])
 def test_the_store_gives_back_what_belongs_to_steps_and_pairs(ask, tmp_path):
     one = asking(tmp_path, ask)
-    from spt.components import find
+    from spt.config.plugins import find_plugin
 
-    component = find("tasks", one.recipe.task.name)
+    component = find_plugin("tasks", one.recipe.task.name)
     given = component.module.load(component.module.Config(ask=ask), tmp_path)
     kept = data_of(one)
     assert kept.target == given.target and kept.length == given.length and kept.future == given.future
@@ -110,31 +113,31 @@ def test_the_store_gives_back_what_belongs_to_steps_and_pairs(ask, tmp_path):
             mine, theirs = getattr(stored, field), getattr(split, field)
             assert (mine is None) == (theirs is None) and (mine is None or np.array_equal(mine, theirs))
         some = stored.take(np.array([5, 2]))
-        assert np.array_equal(some.row(1), split.row(2)) and record(some) != record(stored)
+        assert np.array_equal(some.row(1), split.row(2)) and split_record(some) != split_record(stored)
 
 
 def test_other_targets_of_steps_or_times_are_other_data(tmp_path):
     rows = [np.arange(5, dtype=np.uint8)] * 4
-    from spt.store import _printed
+    from spt.data.fingerprints import with_fingerprints
 
     def prints(steps=None, targets=0, cut=None):
         if cut is not None:
-            return _printed(Split.from_pairs([(row[:cut], row[cut:]) for row in rows], [0, 1, 0, 1]))
+            return with_fingerprints(Split.from_pairs([(row[:cut], row[cut:]) for row in rows], [0, 1, 0, 1]))
         y = [np.full(5, targets, np.int8)] * 4
         times = None if steps is None else [np.full(5, steps, np.float32)] * 4
-        return _printed(Split.from_rows(rows, y, per_step=True, steps=times))
+        return with_fingerprints(Split.from_rows(rows, y, per_step=True, steps=times))
 
-    assert record(prints()) == record(prints())
-    assert record(prints()).targets != record(prints(targets=1)).targets
-    assert len({record(prints(steps=s)).inputs for s in (None, 1.0, 2.0)}) == 3
-    assert len({record(prints(cut=c)).inputs for c in (1, 2, 3)}) == 3
+    assert split_record(prints()) == split_record(prints())
+    assert split_record(prints()).targets != split_record(prints(targets=1)).targets
+    assert len({split_record(prints(steps=s)).inputs for s in (None, 1.0, 2.0)}) == 3
+    assert len({split_record(prints(cut=c)).inputs for c in (1, 2, 3)}) == 3
 
 
 def test_targets_of_steps_are_scored_where_they_are_asked(tmp_path):
     for ask in ("tags", "numbers"):
         data = data_of(asking(tmp_path, ask))
         batch = collate(data.train, np.array([0, 1, NOBODY]), data.input, data.target)
-        inputs, targets = Supervised().pose(batch, Draw(0, "x", 0))
+        inputs, targets = Supervised().make_inputs(batch, Draw(0, "x", 0))
         for i in range(3):
             start, stop = data.train.starts[i % 3], data.train.stops[i % 3]
             y = np.asarray(data.train.targets[start:stop])
@@ -206,7 +209,8 @@ def test_classes_weigh_alike_over_the_whole_batch_however_it_is_cut(tmp_path):
 
     def loss(parts):
         posed = [
-            objective.pose(collate(data.train, part, data.input, data.target), Draw(0, "x", 0))[1] for part in parts
+            objective.make_inputs(collate(data.train, part, data.input, data.target), Draw(0, "x", 0))[1]
+            for part in parts
         ]
         weighed = objective.weighed(posed, lambda numbers: numbers)
         total = sum(float(targets.weight.sum()) for targets in weighed)
@@ -221,7 +225,7 @@ def test_classes_weigh_alike_over_the_whole_batch_however_it_is_cut(tmp_path):
     assert classes == pytest.approx(3)
     assert loss([rows[:5], rows[5:6], rows[6:]])[0] == pytest.approx(whole, rel=1e-5)
     batch = collate(data.train, rows, data.input, data.target)
-    _, targets = objective.pose(batch, Draw(0, "x", 0))
+    _, targets = objective.make_inputs(batch, Draw(0, "x", 0))
     asked = targets.weight > 0
     plain = per_answer(output, logits, targets.values)[asked]
     truth = targets.values[..., 0][asked]
@@ -287,8 +291,8 @@ def test_pretraining_takes_the_sequences_of_a_pair_one_by_one(tmp_path):
 
 
 def test_rows_of_a_leaking_pair_are_found(tmp_path):
+    from spt.data.fingerprints import refuse_leak
     from spt.errors import CheckpointError
-    from spt.store import refuse_leak
 
     data = data_of(asking(tmp_path, "pairs"))
     leaked = data.test.seen[7:8]  # the second of pair 3
@@ -355,13 +359,13 @@ def test_what_a_task_asks_and_a_model_cannot_is_refused(tmp_path):
         ("plain", {"finetune__train__select": "bits_per_byte"}, "no metric of this stage"),
     ):
         with pytest.raises(UsageError, match=said):
-            bind(Job(asking(tmp_path, ask, **changes), "finetune", 0))
+            build_stage(Job(asking(tmp_path, ask, **changes), "finetune", 0))
 
 
 def test_times_reach_a_model_that_reads_them(tmp_path):
     model = {"name": "s5", "d_model": 8, "n_layers": 1, "d_state": 8, "blocks": 1, "causal": True}
     one = asking(tmp_path, "times", model=model)
-    bound = bind(Job(one, "finetune", 0))
+    bound = build_stage(Job(one, "finetune", 0))
     data = bound.data
     batch = collate(data.train, np.array([0, 1]), data.input, data.target)
     steps = batch.context.steps
@@ -374,28 +378,30 @@ def test_times_reach_a_model_that_reads_them(tmp_path):
 
 
 def test_a_limit_makes_no_more_rows_than_are_asked_for(tmp_path, monkeypatch):
-    from spt.components import find
+    from spt.config.plugins import find_plugin
 
     monkeypatch.setenv("SPT_CACHE_DIR", str(tmp_path / "cache"))
     whole = data_of(asking(tmp_path, "plain"))
-    some = data_of(asking(tmp_path, "plain", task__limit=5))
-    made = find("tasks", str(tmp_path / "ask.py")).module.LOADED
+    some = data_of(asking(tmp_path, "plain", task__max_rows=5))
+    made = find_plugin("tasks", str(tmp_path / "ask.py")).module.LOADED
     assert made == [24] * 3 + [5] * 3
     assert all(np.array_equal(some.train.row(i), whole.train.row(i)) for i in range(5)) and len(some.test) == 5
-    data_of(asking(tmp_path, "plain", task__limit=5, task__fraction=0.5))
+    data_of(asking(tmp_path, "plain", task__max_rows=5, task__subset_fraction=0.5))
     assert made[6:] == []  # a fraction is one of all rows, which are there
 
 
 def test_fresh_rows_are_new_every_epoch_and_the_same_after_an_interruption(tmp_path, monkeypatch):
-    one = asking(tmp_path, "tags", task__fresh=True, finetune__train__epochs=3, finetune__train__steps=None)
+    one = asking(
+        tmp_path, "tags", task__resample_each_epoch=True, finetune__train__epochs=3, finetune__train__steps=None
+    )
     seen = []
-    original = Supervised.pose
+    original = Supervised.make_inputs
 
-    def pose(self, batch, draw):
+    def make_inputs(self, batch, draw):
         seen.append((draw.epoch, batch.rows.tolist(), batch.x.tolist()))
         return original(self, batch, draw)
 
-    monkeypatch.setattr(Supervised, "pose", pose)
+    monkeypatch.setattr(Supervised, "make_inputs", make_inputs)
     job = Job(one, "finetune", 0)
     run(job, tmp_path / "a")
     shown = {}
@@ -405,15 +411,15 @@ def test_fresh_rows_are_new_every_epoch_and_the_same_after_an_interruption(tmp_p
     assert len({min(shown[epoch, 3]) for epoch in range(3)}) == 3
     monkeypatch.undo()
 
-    from spt.checkpoint import save_state
     from spt.errors import Stopped
+    from spt.training.checkpoint import save_state
 
     def stop(run, runtime, position):
         save_state(run, runtime, position)
         raise Stopped("enough")
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr("spt.train.save_state", stop)
+        patch.setattr("spt.training.loop.save_state", stop)
         run(job, tmp_path / "b", save_every=0.0)
     run(job, tmp_path / "b")
     best = [weights(tmp_path / side / job.name / "checkpoints" / "best") for side in "ab"]
@@ -429,34 +435,34 @@ def test_evaluate_tells_a_model_of_another_rate(tmp_path):
     result = run(job, tmp_path / "runs")
     runtime = Runtime(Settings(quiet=True, cpu=True))
     folder = tmp_path / "runs" / job.name
-    assert rescore(folder, [], "test", runtime)["scores"] == pytest.approx(result.test)
-    assert rescore(folder, [], "val", runtime)["scores"] == pytest.approx(result.val)
-    found = rescore(folder, ["task.interval=2.0"], "test", runtime)
+    assert reevaluate(folder, [], "test", runtime)["scores"] == pytest.approx(result.test)
+    assert reevaluate(folder, [], "val", runtime)["scores"] == pytest.approx(result.val)
+    found = reevaluate(folder, ["task.interval=2.0"], "test", runtime)
     assert found["rate"] == 2 and found["scores"]["loss"] != pytest.approx(result.test["loss"], rel=1e-6)
     for changes, said in (
         (["model.d_model=3"], "no change to the task"),
         (["task.ask=numbers"], "other inputs or targets"),
     ):
         with pytest.raises(UsageError, match=said):
-            rescore(folder, changes, "test", runtime)
+            reevaluate(folder, changes, "test", runtime)
     with pytest.raises(RecipeError, match="no file"):
-        rescore(folder, ["task.name=./nowhere.py"], "test", runtime)
+        reevaluate(folder, ["task.name=./nowhere.py"], "test", runtime)
     (tmp_path / "ask.py").write_text(TASK.replace('"test": 20_000', '"test": 30_000'))
     with pytest.raises(DataError, match=r"not those that .* was trained on"):
-        rescore(folder, [], "test", runtime)
+        reevaluate(folder, [], "test", runtime)
     plain = Job(asking(tmp_path, "plain"), "finetune", 0)
     run(plain, tmp_path / "runs")
     with pytest.raises(UsageError, match="cannot be told another step size"):
-        rescore(tmp_path / "runs" / plain.name, ["task.interval=2.0"], "test", runtime)
+        reevaluate(tmp_path / "runs" / plain.name, ["task.interval=2.0"], "test", runtime)
 
 
 @pytest.mark.parametrize("model", ["s4", "s4d", "dss", "s5"])
 def test_a_rescaled_model_reads_every_second_sample_alike(model):
     """Of a slow signal: twice the step on half the samples gives nearly what all samples give at these places."""
-    from spt.components import find
-    from spt.contract import tiny
+    from spt.checks.model_contract import tiny
+    from spt.config.plugins import find_plugin
 
-    backbone = tiny(find("models", model), True).eval()
+    backbone = tiny(find_plugin("models", model), True).eval()
     length, width = 512, 16
     time = torch.arange(length) / length
     x = torch.sin(2 * math.pi * (1 + torch.arange(width)) * time[:, None] / 4)[None]
@@ -547,23 +553,23 @@ def test_evaluate_never_scores_what_was_trained_on(tmp_path):
     job = Job(loaded(tmp_path, task=task), "finetune", 0)
     result = run(job, tmp_path / "runs")
     folder, runtime = tmp_path / "runs" / job.name, Runtime(Settings(quiet=True, cpu=True))
-    assert rescore(folder, [], "test", runtime)["scores"] == pytest.approx(result.test)
+    assert reevaluate(folder, [], "test", runtime)["scores"] == pytest.approx(result.test)
     for change in ("task.split_seed=3", "task.test_fraction=0.5"):
         with pytest.raises(UsageError, match="are rows that the run was trained on"):
-            rescore(folder, [change], "test", runtime)
+            reevaluate(folder, [change], "test", runtime)
     (tmp_path / "rows.csv").write_text("\n".join(["x,y", *[r[:-1] + "ba"[r[-1] == "b"] for r in rows]]) + "\n")
     with pytest.raises(DataError, match="files or code have changed since"):
-        rescore(folder, [], "test", runtime)
+        reevaluate(folder, [], "test", runtime)
 
 
-def test_what_sample_returns_is_checked(tmp_path, monkeypatch):
+def test_what_resample_returns_is_checked(tmp_path, monkeypatch):
     from dataclasses import replace
 
-    from spt import store
+    from spt.data import dataset
 
-    data = data_of(asking(tmp_path, "tags", task__fresh=True))
+    data = data_of(asking(tmp_path, "tags", task__resample_each_epoch=True))
     ids = data.train.ids[[3, 1]]
-    good = data.fresh(ids, 1)
+    good = data.resample(ids, 1)
     assert good.ids.tolist() == ids.tolist() and not np.array_equal(
         good.values, data.train.take(np.array([3, 1])).values
     )
@@ -578,20 +584,20 @@ def test_what_sample_returns_is_checked(tmp_path, monkeypatch):
         (replace(good, values=good.values + 9), "outside"),
         (longer, "a row of 50 steps"),
     ):
-        monkeypatch.setattr(store, "call", lambda *_, wrong=wrong: wrong)
+        monkeypatch.setattr(dataset, "call_hook", lambda *_, wrong=wrong: wrong)
         with pytest.raises(DataError, match=said):
-            data.fresh(ids, 1)
+            data.resample(ids, 1)
 
 
 def test_a_task_says_how_long_its_rows_can_be(tmp_path):
-    one, two = (open_task(Part(name="listops", limit=n)) for n in (2, 3))
+    one, two = (open_task(Part(name="listops", max_rows=n)) for n in (2, 3))
     assert one.length == two.length == 2000
-    assert open_task(Part(name="subtrees", variant="short", limit=1)).length == 1999
+    assert open_task(Part(name="subtrees", variant="short", max_rows=1)).length == 1999
 
 
 def test_batch_means_of_scaled_targets():
     """R² of the numbers together, whatever each target's scale in training (the published code's way)."""
-    from spt.losses import batch_means
+    from spt.training.metrics import batch_means
 
     y = torch.tensor([[0.0, 100], [1, 101], [2, 99], [1, 103]])
     found = []

@@ -17,24 +17,25 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from typer.testing import CliRunner
 
-from spt import contract
-from spt.components import find
-from spt.contract import counted_flops, difference, full, sequence, tiny
+from spt.checks import model_contract
+from spt.checks.model_contract import all_valid, counted_flops, difference, sequence, tiny
+from spt.config.plugins import find_plugin
+from spt.config.recipe import EncoderConfig, HeadConfig, Part
 from spt.errors import BackendError, UsageError
 from spt.models.attention import Attention, rotary_table, rotate, sinusoids
 from spt.models.base import Context
 from spt.models.ops import attention, backends
-from spt.models.ops.attention import Rotary, attend, local_attend, not_itself, segments, xpos_scale
+from spt.models.ops.attention import Rotary, attend, local_attend, segments, self_mask, xpos_scale
 from spt.models.transformer import Config
-from spt.network import Encoder, Head
-from spt.objectives import Output
-from spt.recipe import EncoderConfig, HeadConfig, Part
-from spt.runtime import Runtime, Settings
-from spt.stages import build_backbone
+from spt.runtime.distributed import Runtime
+from spt.runtime.settings import Settings
 from spt.tasks.base import Tokens, Values
+from spt.training.build import build_backbone
+from spt.training.network import Encoder, Head
+from spt.training.objectives import Output
 from spt_cli import app
 
-TRANSFORMER = find("models", "transformer")
+TRANSFORMER = find_plugin("models", "transformer")
 
 
 @pytest.fixture(autouse=True)
@@ -287,7 +288,7 @@ def test_attention_to_other_steps(L, more, G, causal, backend):
 
 def test_a_causal_query_has_a_key():
     q = torch.randn(1, 2, 5, 4)
-    with pytest.raises(ValueError, match="4 keys for 5 queries: the first would look at nothing"):
+    with pytest.raises(ValueError, match="4 keys for 5 queries: the first query would see no key"):
         attend(q, q[:, :, :4], q[:, :, :4], causal=True)
 
 
@@ -343,12 +344,12 @@ def test_no_step_looks_ahead():
 
 def test_no_step_looks_at_itself_but_the_first():
     q, k, v = (torch.randn(1, 2, 9, 4, dtype=torch.float64) for _ in range(3))
-    y = local_attend(q, k, v, 4, ahead=0, causal=True, bias=not_itself(q, 4, 1, 0))
+    y = local_attend(q, k, v, 4, ahead=0, causal=True, bias=self_mask(q, 4, 1, 0))
     torch.testing.assert_close(y[:, :, 0], v[:, :, 0])
     torch.testing.assert_close(y[:, :, 1], v[:, :, 0])
     weights = (q[:, :, 2:3] @ k[:, :, :2].mT / 2).softmax(-1)
     torch.testing.assert_close(y[:, :, 2:3], weights @ v[:, :, :2])
-    whole = attend(q, k, v, bias=not_itself(q, 9))
+    whole = attend(q, k, v, bias=self_mask(q, 9))
     others = (q @ k.mT / 2).masked_fill(torch.eye(9, dtype=torch.bool), -torch.inf).softmax(-1)
     torch.testing.assert_close(whole, others @ v)
 
@@ -400,13 +401,13 @@ def test_what_is_kept_grows_with_the_length_alone(causal, masked):
 
 MEMORY = """
 import torch, sys
-from spt.bench import _growth
+from spt.bench.timing import memory_growth
 from spt.models.ops.attention import local_attend
 def once(L):
     given = [torch.randn(1, 2, L, 16, requires_grad=True) for _ in range(3)]
     local_attend(*given, 128, ahead=int(sys.argv[2] == "two-sided"), causal=sys.argv[2] == "causal").sum().backward()
 once(1024)
-print(_growth(torch.device("cpu"), lambda: once(int(sys.argv[1]))))
+print(memory_growth(torch.device("cpu"), lambda: once(int(sys.argv[1]))))
 """
 
 
@@ -457,8 +458,8 @@ def test_flash_is_tried_before_it_is_used():
         backward = staticmethod(lambda ctx, grad: grad + 1)
 
     assert backends._try_flash(works, "cpu") is None
-    assert "is wrong" in backends._try_flash(lambda *given, causal: works(*given, causal=False), "cpu")
-    assert "is wrong" in backends._try_flash(
+    assert "gave a wrong result" in backends._try_flash(lambda *given, causal: works(*given, causal=False), "cpu")
+    assert "gave a wrong result" in backends._try_flash(
         lambda q, *rest, causal: works(Crooked.apply(q), *rest, causal=True), "cpu"
     )
     assert "on cpu failed (ZeroDivisionError" in backends._try_flash(lambda *given, causal: 1 / 0, "cpu")
@@ -469,7 +470,7 @@ def test_flash_takes_half_precision_only(monkeypatch):
     monkeypatch.setitem(backends._PROBES, "flash", lambda device: None)
     monkeypatch.setattr(backends, "flash", lambda: plain_varlen)
     x, runtime = torch.randn(1, 2, 6, 8), Runtime(Settings(attention="flash", cpu=True, quiet=True))
-    said = "half precision, and these are float32 numbers; use precision: bf16"
+    said = "half precision, but its input is float32; use precision: bf16"
     with pytest.raises(BackendError, match=said), runtime.kernels():
         attend(x, x, x)
     assert backends.current("attention") == "auto"
@@ -610,7 +611,7 @@ def test_tied_projections_start_alike_and_are_trained_apart():
     assert torch.equal(layers[1].out.weight, [m for m in free.mixers if isinstance(m, Attention)][1].out.weight)
     assert sum(p.numel() for p in tied.parameters()) == sum(p.numel() for p in free.parameters())
     x = sequence(2, 7)
-    (tied(x, full(x)) * sequence(2, 7, seed=2)).sum().backward()
+    (tied(x, all_valid(x)) * sequence(2, 7, seed=2)).sum().backward()
     q, k, v = layers[0].qkv.weight.grad.chunk(3)
     assert not torch.allclose(q, v) and not torch.allclose(k, layers[0].out.weight.grad)
 
@@ -641,7 +642,7 @@ def test_a_layer_is_its_parts(name, causal):
         with torch.no_grad():
             layer.temperature.fill_(0.3)
     x = torch.randn(1, 20, 8).double()
-    y = layer(x, full(x))
+    y = layer(x, all_valid(x))
     table = rotary_table(20, E, options.get("base", 1e4), dtype=torch.float64)
     parts = layer.qkv(x)[0].split([4 * E, G * E, G * E] if not shared else [4 * E, 4 * E], dim=-1)
     q, k, v = (part.unflatten(-1, (-1, E)).transpose(0, 1) for part in (parts if not shared else (parts[0], *parts)))
@@ -692,7 +693,7 @@ SAME = '"""Attention."""\nfrom spt.models.transformer import Config as Base, bui
 def test_the_contract_of_local_attention(tmp_path, fields):
     path = tmp_path / "mine.py"
     path.write_text(SAME + fields)
-    assert [check for check in contract.check(find("models", str(path))) if not check.ok] == []
+    assert [check for check in model_contract.check_contract(find_plugin("models", str(path))) if not check.ok] == []
 
 
 @torch.no_grad()
@@ -700,8 +701,8 @@ def test_a_window_as_long_as_the_sequence_is_no_window():
     x = sequence(2, 63)
     for causal in (False, True):
         whole, windowed = (tiny(TRANSFORMER, causal=causal, **how) for how in ({}, {"window": 63}))
-        torch.testing.assert_close(windowed(x, full(x)), whole(x, full(x)))
-        assert difference(tiny(TRANSFORMER, causal=causal, window=8)(x, full(x)), whole(x, full(x))) > 1e-3
+        torch.testing.assert_close(windowed(x, all_valid(x)), whole(x, all_valid(x)))
+        assert difference(tiny(TRANSFORMER, causal=causal, window=8)(x, all_valid(x)), whole(x, all_valid(x))) > 1e-3
 
 
 @torch.no_grad()
@@ -713,10 +714,10 @@ def test_xpos_in_a_model():
     )
     long.load_state_dict(short.state_dict())
     assert not torch.equal(short.rotary.queries, long.rotary.queries[:60])
-    torch.testing.assert_close(short(x.double(), full(x)), long(x.double(), full(x)))
+    torch.testing.assert_close(short(x.double(), all_valid(x)), long(x.double(), all_valid(x)))
     plain = Attention(16, 4, 60, causal=True, rotary=True, window=16).double()
     plain.load_state_dict(short.state_dict())
-    assert difference(plain(x.double(), full(x)), short(x.double(), full(x))) > 1e-3
+    assert difference(plain(x.double(), all_valid(x)), short(x.double(), all_valid(x))) > 1e-3
 
 
 def test_recomputing_activations_changes_nothing():
@@ -725,7 +726,7 @@ def test_recomputing_activations_changes_nothing():
     for again in (False, True):
         model.recompute = again
         torch.manual_seed(3)
-        (model(x, full(x)) * sequence(2, 63, seed=2)).sum().backward()
+        (model(x, all_valid(x)) * sequence(2, 63, seed=2)).sum().backward()
         found.append([p.grad.clone() for p in model.parameters()])
         model.zero_grad()
     for one, other in zip(*found, strict=True):
@@ -762,7 +763,7 @@ def test_shared_maps_are_not_published():
         ({"look_back": 2}, "look_back has no effect without a window"),
         ({"look_ahead": 0}, "look_ahead has no effect without a window"),
         ({"exact_window": True}, "exact_window has no effect without a window"),
-        ({"causal": True, "window": 4, "look_ahead": 1}, "looks at no window ahead, but look_ahead is 1"),
+        ({"causal": True, "window": 4, "look_ahead": 1}, "sees no window ahead, but look_ahead is 1"),
         ({"n_kv_heads": 3}, "n_heads 4 is not a multiple of n_kv_heads 3"),
         ({"d_head": 5}, "a head is 5 wide"),
         ({"positions": [], "rotary_base": 500.0}, "rotary_base has no effect without rotary positions"),
@@ -783,7 +784,7 @@ def test_options_that_contradict_are_refused(options, complaint):
 
 def test_xpos_that_leaves_the_range_of_numbers():
     part = Part(name="transformer", causal=True, xpos=4.0)
-    with pytest.raises(UsageError, match="xpos 4 leaves float32's range within 4,096 steps"):
+    with pytest.raises(UsageError, match="xpos 4 exceeds the range of float32 within 4,096 steps"):
         build_backbone(part, 4096)
     build_backbone(part, 500)
 

@@ -196,7 +196,7 @@ def test_data_that_cannot_be_used(folder, name):
 SETTINGS = {
     "more rows in a batch than there are": ({"task": TOY, "pretrain__train__batch_size": 41}, "choose at most 40"),
     "a batch larger than the fraction": (
-        {"task": {**TOY, "fraction": 0.1}, "pretrain__train__batch_size": 8},
+        {"task": {**TOY, "subset_fraction": 0.1}, "pretrain__train__batch_size": 8},
         "4 training rows are in use",
     ),
     "next with a model that looks ahead": ({"task": TOY, "pretrain__objective": {"name": "next"}}, "model.causal=true"),
@@ -324,7 +324,7 @@ def test_a_text_checkpoint_of_another_vocabulary(folder):
     ]
     rows(folder, "body,stars,split", *lines, *[f"ab {i},{i % 2},{s}" for i in range(9) for s in ("val", "test")])
     task = {**SPLIT, "min_count": 1}
-    code, _, errors = call(folder, "pretrain", recipe(folder, task={**task, "fraction": 0.3}))
+    code, _, errors = call(folder, "pretrain", recipe(folder, task={**task, "subset_fraction": 0.3}))
     assert code == 0, errors
     (run,) = (folder / "runs").glob("pretrain-*")
     said = refused(folder, 6, "another vocabulary", "finetune", recipe(folder, task=task), "--from", run)
@@ -373,7 +373,7 @@ def test_a_file_system_without_locks(folder, monkeypatch):
     def none(self, *_, **__):
         raise NotImplementedError
 
-    monkeypatch.setattr("spt.run.FileLock.acquire", none)
+    monkeypatch.setattr("spt.runs.folder.FileLock.acquire", none)
     refused(folder, 7, "has no locks", "pretrain", recipe(folder, task=TOY))
 
 

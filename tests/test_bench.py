@@ -9,12 +9,16 @@ from tiny import ROOT, model_file, spt
 from torch import nn
 from typer.testing import CliRunner
 
-from spt import bench
-from spt.bench import Case, Measured, Step, Times, Trial, Variant, alternate, chosen_models, chosen_operations, shares
-from spt.components import listing
+from spt.bench import models, operations, parts, tables, timing
+from spt.bench.cases import OPERATIONS
+from spt.bench.models import parse_models
+from spt.bench.operations import Case, Trial, parse_operations
+from spt.bench.parts import shares
+from spt.bench.timing import Measured, Times, alternate
+from spt.bench.training_step import Step, Variant
+from spt.config.plugins import listing
 from spt.errors import BackendError
 from spt.models.base import Backbone
-from spt.operations import OPERATIONS
 from spt_cli import app
 
 SECONDS = {"type": "object", "additionalProperties": {"type": ["number", "null"], "minimum": 0}}
@@ -44,8 +48,8 @@ ROWS = {
         "failed": {"type": ["string", "null"]},
         "shares": {
             "type": "object",
-            "properties": dict.fromkeys(bench.PARTS, SHARE),
-            "required": list(bench.PARTS),
+            "properties": dict.fromkeys(timing.PARTS, SHARE),
+            "required": list(timing.PARTS),
             "additionalProperties": False,
         },
     },
@@ -82,11 +86,12 @@ def here(monkeypatch):
 
     def peak(job):
         try:
-            return bench.peak_of_step(Variant(**job)) if "model" in job else bench.peak_of_operation(Case(**job))
+            return models.peak_of_step(Variant(**job)) if "model" in job else operations.peak_of_operation(Case(**job))
         except Exception:
             return None
 
-    monkeypatch.setattr(bench, "_elsewhere", lambda jobs: [peak(job) for job in jobs])
+    for module in (models, operations):
+        monkeypatch.setattr(module, "peaks_in_subprocess", lambda jobs: [peak(job) for job in jobs])
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +143,7 @@ def test_what_is_printed(here):
 @pytest.mark.parametrize("name", [row.name for row in listing("models")])
 def test_every_model_can_be_measured(name, here):
     """And what makes a kernel, a scan or attention is seen to."""
-    (variant,) = chosen_models([name], length="70", batch="2", layers=1, width=8, cpu=True)
+    (variant,) = parse_models([name], length="70", batch="2", layers=1, width=8, cpu=True)
     step = Step(variant)
     found = shares(step, step().step)
     assert sum(found.values()) == pytest.approx(1) and found["linear"] > 0 and found["optimiser"] > 0
@@ -152,7 +157,7 @@ def test_every_model_can_be_measured(name, here):
 
 def test_a_step_does_the_same_work_every_time():
     """Learning rates are 0: the weights stay, AdamW's state does not."""
-    (variant,) = chosen_models(["transformer"], quick=True, cpu=True)
+    (variant,) = parse_models(["transformer"], quick=True, cpu=True)
     step = Step(variant)
     before = [p.detach().clone() for p in step.parameters]
     step(optimise=False)
@@ -189,9 +194,9 @@ def recorded(function, model=None):
     """Operations and their parts, of forward and backward pass."""
     from torch.profiler import profile
 
-    with bench._kernels_marked(model or nn.Module()), profile() as events:
+    with parts.marked_kernels(model or nn.Module()), profile() as events:
         function().sum().backward()
-    finder = bench._Finder(events.events())
+    finder = parts._PartFinder(events.events())
     return {(event.name, finder.part(event)) for event in events.events()}
 
 
@@ -254,21 +259,21 @@ def test_a_variant_without_memory_is_a_row(here, monkeypatch):
 def test_a_killed_process_is_told(tmp_path):
     """As the system does where memory is short: it ends the process that measures the peak, and that alone."""
     file = model_file(tmp_path)
-    kill = "import os, sys; sys.argv[0].endswith('bench.py') and os.kill(os.getpid(), 9)"
+    kill = "import os, sys; sys.argv[0].endswith('measure_peaks.py') and os.kill(os.getpid(), 9)"
     file.write_text(file.read_text().replace("x = self.map(x)", f"{kill}; x = self.map(x)"))
-    variants = chosen_models([str(file)], quick=True, cpu=True)
+    variants = parse_models([str(file)], quick=True, cpu=True)
     with pytest.raises(BackendError, match="killed"):
-        bench.bench_models(variants, 1, lambda text: None, apart=False)
+        models.bench_models(variants, 1, lambda text: None, apart=False)
 
 
 def test_gradient_checkpointing_and_compilation(here, monkeypatch):
     """Options of a row; without a compiler, that is said and the rest is measured."""
-    variants = chosen_models(["transformer"], compile=True, recompute=True, quick=True, cpu=True)
+    variants = parse_models(["transformer"], compile=True, recompute=True, quick=True, cpu=True)
     assert [variant.compiled for variant in variants] == [False, True]
     assert Step(variants[0]).model.recompute
-    monkeypatch.setattr(bench, "compiler_problem", lambda device: "no compiler")
+    monkeypatch.setattr(models, "compiler_problem", lambda device: "no compiler")
     said = []
-    found = bench.bench_models(variants, 1, said.append, apart=False)
+    found = models.bench_models(variants, 1, said.append, apart=False)
     assert len(found["rows"]) == 1 and "no compiler" in said[0]
 
 
@@ -304,8 +309,8 @@ def test_peaks_are_those_of_the_work():
     """64 MiB more, whatever was in use and given back before."""
     torch.zeros(2**24).sum()
     device = torch.device("cpu")
-    assert 0.9 * 2**26 < bench._growth(device, lambda: torch.ones(2**24).sum()) < 1.2 * 2**26
-    assert bench._growth(device, lambda: None) < 2**22
+    assert 0.9 * 2**26 < timing.memory_growth(device, lambda: torch.ones(2**24).sum()) < 1.2 * 2**26
+    assert timing.memory_growth(device, lambda: None) < 2**22
 
 
 # --------------------------------------------------------------------------------------------------------- operations
@@ -329,7 +334,7 @@ def test_an_operation_is_its_formula(name, letter):
     """In double precision, result and gradients; also where a size is 1."""
     sizes = {**OPERATIONS[name].small, **({letter: 1} if letter else {})}
     ours, plain = (Trial(Case(name, sizes, backend, cpu=True), double=True).answers() for backend in ("torch", "plain"))
-    error, gradient_error = bench._errors(ours, plain)
+    error, gradient_error = operations._errors(ours, plain)
     assert error < 1e-9 and gradient_error < 1e-9
 
 
@@ -337,14 +342,14 @@ def test_an_error_is_seen(monkeypatch):
     wrong = OPERATIONS["scan"]._replace(ours=lambda sizes, inputs: 1.01 * inputs[1] * inputs[0])
     monkeypatch.setitem(OPERATIONS, "scan", wrong)
     ours, plain = (Trial(Case("scan", wrong.small, backend, cpu=True)).answers() for backend in ("torch", "plain"))
-    assert min(bench._errors(ours, plain)) > 0.01
+    assert min(operations._errors(ours, plain)) > 0.01
 
 
 def test_sizes_of_operations():
-    cases = chosen_operations(["convolution", "scan", "L=7", "H=2"], quick=True)
+    cases = parse_operations(["convolution", "scan", "L=7", "H=2"], quick=True)
     assert [case.sizes["L"] for case in cases] == [7] * 4 and cases[0].sizes["H"] == 2 and "H" not in cases[2].sizes
-    assert {case.operation for case in chosen_operations([])} == set(OPERATIONS)
-    assert [case.operation for case in chosen_operations([], backend="keops")] == [
+    assert {case.operation for case in parse_operations([])} == set(OPERATIONS)
+    assert [case.operation for case in parse_operations([], backend="keops")] == [
         name for name, operation in OPERATIONS.items() if operation.keops
     ]
 
@@ -353,7 +358,7 @@ def test_sizes_of_operations():
 
 
 def test_task(tmp_path, monkeypatch):
-    found = json.loads(call("task", "digits", "fraction=0.1", "--quick", "--json").stdout)
+    found = json.loads(call("task", "digits", "subset_fraction=0.1", "--quick", "--json").stdout)
     assert found["kind"] == "task" and found["rows"]["train"] == 100 and found["batch"] == 64
     assert found["seconds"]["generate"] > 0 and found["seconds"]["open"] > 0
     for kind in ("batch", "masked"):
@@ -395,7 +400,7 @@ def test_task(tmp_path, monkeypatch):
         (("op", "scan", "--backend", "keops"), 2, "cannot be computed that way"),
         (("task", "digts"), 2, "did you mean digits?"),
         (("task", "digits", "--batch", "0"), 2, "--batch"),
-        (("task", "digits", "limt=3"), 2, "did you mean limit?"),
+        (("task", "digits", "max_row=3"), 2, "did you mean max_rows?"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, code, words, tmp_path, monkeypatch):
@@ -421,8 +426,8 @@ def test_without_keops(tmp_path):
 
 def test_the_commands_of_the_page(monkeypatch):
     """docs/performance.md: their options are understood; what they measure has tests of its own."""
-    monkeypatch.setattr(bench, "bench_models", lambda variants, *_, **__: [variant.model for variant in variants])
-    monkeypatch.setattr(bench, "bench_operations", lambda cases, *_: [case.operation for case in cases])
+    monkeypatch.setattr(models, "bench_models", lambda variants, *_, **__: [variant.model for variant in variants])
+    monkeypatch.setattr(operations, "bench_operations", lambda cases, *_: [case.operation for case in cases])
     lines = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").splitlines()
     commands = [line.split()[3:] for line in lines if line.startswith("$ spt bench ")]
     assert {command[0] for command in commands} == {"model", "op", "task"}
@@ -432,5 +437,7 @@ def test_the_commands_of_the_page(monkeypatch):
 
 def test_the_page_names_every_operation_and_part():
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    for name in [f"`{name}`" for name in OPERATIONS] + [f"\n| {bench.SHORT.get(part, part)} |" for part in bench.PARTS]:
+    for name in [f"`{name}`" for name in OPERATIONS] + [
+        f"\n| {tables.SHORT.get(part, part)} |" for part in timing.PARTS
+    ]:
         assert name in page, name

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from records import SCRATCH, arms, finish, study
 
-from spt import figures, report, report_files
-from spt.run import Run
+from spt.report import collect, figures, write
+from spt.runs.folder import RunFolder
 
 pytestmark = pytest.mark.browser
 
@@ -49,12 +49,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for cell in cells:
         for name in filter(None, (cell["run"], cell["parent"])):
             for step in range(10, 101, 10):
-                Run(root, name).log("train", step, loss=2 - step / 100)
-                Run(root, name).log("val", step, loss=2 - step / 100, accuracy=step / 110)
+                RunFolder(root, name).log("train", step, loss=2 - step / 100)
+                RunFolder(root, name).log("val", step, loss=2 - step / 100, accuracy=step / 110)
     cells.append({"row": 0, "arm": "spt", "seed": 3, "run": "finetune-lost", "parent": None})
     cells.append(finish(root, "scratch", 3, 0.7, run="finetune-kept", own=SCRATCH) | {"row": 0})
     made = study(root, "compute", rows, cells, seeds=[0, 1, 2])
-    report_files.write(report.read([made]), made)
+    write.write_report(collect.read_report([made]), made)
     return made
 
 
@@ -106,7 +106,7 @@ def test_figures_are_there_and_say_what_they_show(page: Any, folder: Path) -> No
         "return [...document.querySelectorAll('figure svg')].map(s => [s.getBoundingClientRect().width,"
         " s.getBoundingClientRect().height, s.querySelector('title').textContent, s.querySelector('desc').textContent])"
     )
-    drawn = figures.drawings(report.read([folder]))
+    drawn = figures.all_figures(collect.read_report([folder]))
     assert [title for _, _, title, _ in found] == [one.title for one in sorted(drawn, key=lambda d: order(d.name))]
     assert all(width > 200 and height > 80 and text for width, height, _, text in found)
     ids = page.execute_script("return [...document.querySelectorAll('[id]')].map(e => e.id)")

@@ -11,12 +11,12 @@ from records import FINETUNING, PRETRAINING, arms, compared, finish, plan, start
 from rich.console import Console
 from typer.testing import CliRunner
 
-from spt import changes as module
-from spt import report, report_files
-from spt.changes import Changes, changes
+from spt.analysis import diff_reports as module
+from spt.analysis.diff_reports import ReportDiff, diff_reports
 from spt.errors import DataError, UsageError
-from spt.render import FORMAT, to_json
-from spt.rows import Row
+from spt.report import collect, write
+from spt.report.arms import Row
+from spt.report.machine import FORMAT, to_json
 from spt_cli import app
 
 
@@ -27,7 +27,7 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def kept(folder: Path, path: Path) -> Path:
     """The report of a folder as a file."""
-    path.write_text(json.dumps(to_json(report.read([folder]))))
+    path.write_text(json.dumps(to_json(collect.read_report([folder]))))
     return path
 
 
@@ -37,7 +37,7 @@ def edit(folder: Path, run: str, **scores: float) -> None:
     path.write_text(json.dumps(result | {"test": scores}))
 
 
-def shown(found: Changes, width: int = 80) -> str:
+def shown(found: ReportDiff, width: int = 80) -> str:
     console = Console(width=width, file=io.StringIO(), color_system=None)
     console.print(module.render(found))
     assert isinstance(console.file, io.StringIO)
@@ -48,7 +48,7 @@ def test_nothing_changed(tmp_path):
     folder = compared(tmp_path / "runs", [0.7, 0.72, 0.74], [0.8, 0.81, 0.85])
     file = kept(folder, tmp_path / "a.json")
     for a, b in ((folder, folder), (file, folder), (folder, file), (file, file)):
-        found = changes(a, b)
+        found = diff_reports(a, b)
         assert (found.sentence, found.changed) == ("nothing changed", False)
         assert found.warnings == found.only_a == found.only_b == found.said_a == found.said_b == ()
         (row,) = found.rows
@@ -61,7 +61,7 @@ def test_a_verdict_turns_with_more_seeds(tmp_path):
     scratch, spt = [0.70, 0.72, 0.74, 0.71, 0.73], [0.80, 0.81, 0.85, 0.80, 0.84]
     a = compared(tmp_path / "a", scratch[:2], spt[:2])
     b = compared(tmp_path / "b", scratch, spt)
-    found = changes(a, b)
+    found = diff_reports(a, b)
     assert found.sentence == (
         "0 of 1 row says the same; digits / transformer changed from 'too few seeds' to 'SPT beats scratch'"
     )
@@ -78,7 +78,7 @@ def test_a_verdict_turns_with_more_seeds(tmp_path):
     for words in ("VERDICT CHANGED", "seeds added: 2, 3, 4", "not over the same seeds: 0, 1 in A, 0, 1, 2, 3, 4 in B"):
         assert words in text
     assert "Nothing here is tested" in text
-    back = changes(b, a)
+    back = diff_reports(b, a)
     assert back.rows[0].seeds_lost == (2, 3, 4) and "seeds lost: 2, 3, 4" in shown(back)
 
 
@@ -86,7 +86,7 @@ def test_the_same_run_with_another_score_is_a_warning(tmp_path):
     folder = compared(tmp_path / "runs", [0.7, 0.72, 0.74], [0.8, 0.81, 0.85])
     before = kept(folder, tmp_path / "a.json")
     edit(folder, "finetune-spt1", accuracy=0.91)
-    found = changes(before, folder)
+    found = diff_reports(before, folder)
     (warning,) = found.warnings
     assert "finetune-spt1 (SPT, seed 1) had 81.00, now 91.00; results were edited" in warning
     (one,) = found.rows[0].seeds
@@ -98,7 +98,7 @@ def test_the_same_run_with_another_score_is_a_warning(tmp_path):
 def test_other_runs_of_a_seed_are_no_warning(tmp_path):
     a = compared(tmp_path / "a", [0.7, 0.72], [0.8, 0.81])
     cells = arms(tmp_path / "b", 0, "other", [0.7, 0.73], [0.8, 0.81])
-    found = changes(a, plan(tmp_path / "b", cells))
+    found = diff_reports(a, plan(tmp_path / "b", cells))
     assert found.warnings == ()
     assert "other runs than before, so other settings, data or pretraining: seeds 0, 1" in shown(found, 120)
 
@@ -109,12 +109,12 @@ def test_failures_then_and_now(tmp_path):
     start(tmp_path / "runs", "finetune-spt2", state="diverged", reason="loss is nan", exit_code=5)
     before = kept(folder, tmp_path / "a.json")
     finish(tmp_path / "runs", "spt", 2, 0.85)
-    (row,) = changes(before, folder).rows
+    (row,) = diff_reports(before, folder).rows
     assert [(one.arm, one.seed, one.state) for one in row.failures_gone] == [("spt", 2, "diverged")]
     assert row.failures_new == () and row.seeds_added == ()
     assert (row.a.n, row.b.n) == (2, 3)
-    assert "failed in A, not in B: SPT, seed 2 (diverged: loss is nan)" in shown(changes(before, folder))
-    (back,) = changes(folder, before).rows
+    assert "failed in A, not in B: SPT, seed 2 (diverged: loss is nan)" in shown(diff_reports(before, folder))
+    (back,) = diff_reports(folder, before).rows
     assert back.failures_gone == () and len(back.failures_new) == 1
 
 
@@ -124,7 +124,7 @@ def test_costs_are_told_above_five_percent(tmp_path):
     totals = {"own": slower, "total": slower + PRETRAINING}
     cells = [finish(tmp_path / "b", "scratch", seed, score) for seed, score in enumerate([0.7, 0.72])]
     cells += [finish(tmp_path / "b", "spt", seed, score, **totals) for seed, score in enumerate([0.8, 0.81])]
-    found = changes(a, plan(tmp_path / "b", cells))
+    found = diff_reports(a, plan(tmp_path / "b", cells))
     (cost,) = found.rows[0].costs
     assert (cost.arm, cost.axis, cost.a, cost.b) == ("spt", "seconds", 10.0, 12.0)
     assert cost.ratio == pytest.approx(1.2)
@@ -141,7 +141,7 @@ def test_rows_are_matched_by_what_they_are_about(tmp_path):
         return study(root, "compute", [{"factors": {"share": level}} for level in levels], cells)
 
     a, b = made(tmp_path / "a", [0.2, 0.4, 0.6], 0.0), made(tmp_path / "b", [0.6, 0.8, 0.4], 0.1)
-    found = changes(a, b)
+    found = diff_reports(a, b)
     assert [row.label for row in found.rows] == [f"digits / transformer, share {level}" for level in (0.4, 0.6)]
     assert all(row.verdict_changed for row in found.rows)
     assert [side.label for side in found.only_a] == ["digits / transformer, share 0.2"]
@@ -149,7 +149,7 @@ def test_rows_are_matched_by_what_they_are_about(tmp_path):
     assert found.sentence.startswith("0 of 2 rows say the same; digits / transformer, share 0.4 changed from ")
     assert found.sentence.endswith("; rows: 1 only in A, 1 only in B")
     assert "Only in A" in shown(found) and "Only in B" in shown(found)
-    none = changes(a, compared(tmp_path / "c", [0.7], [0.8]))
+    none = diff_reports(a, compared(tmp_path / "c", [0.7], [0.8]))
     assert none.sentence == "the reports have no row in common: 3 only in A, 1 only in B"
 
 
@@ -159,7 +159,7 @@ def test_changed_verdicts_come_first(tmp_path):
         cells += arms(root, 1, "y", [0.7, 0.72, 0.74], [0.70 + second, 0.73 + second, 0.735 + second], task="images")
         return study(root, "compare", [{"task": "digits"}, {"task": "images"}], cells)
 
-    found = changes(made(tmp_path / "a", 0.0), made(tmp_path / "b", 0.2))
+    found = diff_reports(made(tmp_path / "a", 0.0), made(tmp_path / "b", 0.2))
     assert [(row.label, row.verdict_changed) for row in found.rows] == [
         ("images / transformer", True),
         ("digits / transformer", False),
@@ -173,7 +173,7 @@ def test_a_row_that_had_no_result_yet_is_found_again(tmp_path):
     folder = compared(tmp_path / "runs", [0.7, 0.72], [0.8, 0.81])
     (tmp_path / "empty").mkdir()
     shutil.copytree(folder, tmp_path / "empty" / folder.name)
-    found = changes(tmp_path / "empty" / folder.name, folder)
+    found = diff_reports(tmp_path / "empty" / folder.name, folder)
     (row,) = found.rows
     assert (row.a.decision, row.metric) == ("no pair", "accuracy") and row.verdict_changed
     assert len(row.failures_gone) == 4
@@ -182,7 +182,7 @@ def test_a_row_that_had_no_result_yet_is_found_again(tmp_path):
 
 def test_every_field_of_a_row_is_compared(tmp_path):
     folder = compared(tmp_path / "runs", [0.7, 0.72, 0.74], [0.8, 0.81, 0.85])
-    raw = to_json(report.read([folder]))
+    raw = to_json(collect.read_report([folder]))
     path = tmp_path / "b.json"
     unsaid = {"label", "source", "command", "verdict", "compute", "ratios", "detectable", "favour_spt"}
     apart = {"task", "model", "recipe", "factors", "kind", "metric"}
@@ -205,12 +205,12 @@ def test_every_field_of_a_row_is_compared(tmp_path):
         if new is None:
             continue
         path.write_text(json.dumps(raw | {"rows": [raw["rows"][0] | {name: new}]}))
-        found = changes(folder, path)
+        found = diff_reports(folder, path)
         assert found.changed, name
         assert bool(found.only_a) == (name in apart), name
     path.write_text(json.dumps(raw | {"warnings": ["odd"]}))
-    assert changes(folder, path).said_b == ("WARNING: odd",)
-    assert "WARNING: odd" in shown(changes(folder, path))
+    assert diff_reports(folder, path).said_b == ("WARNING: odd",)
+    assert "WARNING: odd" in shown(diff_reports(folder, path))
 
 
 @pytest.mark.parametrize(
@@ -231,38 +231,38 @@ def test_files_that_are_no_reports(tmp_path, text, words):
     path = tmp_path / "report.json"
     path.write_text(text)
     with pytest.raises(DataError) as error:
-        changes(folder, path)
+        diff_reports(folder, path)
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_reports_without_rows(tmp_path):
     finish(tmp_path, "scratch", 0, 0.7)
     run = tmp_path / "finetune-scratch0"
-    with pytest.raises(UsageError, match="no rows to compare; spt diff compares two runs"):
-        changes(run, run)
     with pytest.raises(UsageError, match="no rows to compare"):
-        changes(kept(run, tmp_path / "a.json"), run)
+        diff_reports(run, run)
+    with pytest.raises(UsageError, match="no rows to compare"):
+        diff_reports(kept(run, tmp_path / "a.json"), run)
     with pytest.raises(UsageError, match="does not exist"):
-        changes(tmp_path / "no", run)
+        diff_reports(tmp_path / "no", run)
 
 
 def test_the_command(tmp_path):
     folder = compared(tmp_path / "runs", [0.7, 0.72, 0.74], [0.8, 0.81, 0.85])
     before = kept(folder, tmp_path / "a.json")
     edit(folder, "finetune-scratch0", accuracy=0.69)
-    done = CliRunner().invoke(app, ["report", "--compare", str(before), str(folder), "--json"])
+    done = CliRunner().invoke(app, ["diff", str(before), str(folder), "--json"])
     assert done.exit_code == 0
     found = json.loads(done.stdout)
     assert found["changed"] and found["sentence"].startswith("1 of 1 row says the same")
-    done = CliRunner().invoke(app, ["report", "--compare", str(before), str(folder)])
+    done = CliRunner().invoke(app, ["diff", str(before), str(folder)])
     assert done.stdout.startswith("1 of 1 row says the same")
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     assert not (folder / "report.json").exists()  # only compared, not written
-    done = CliRunner().invoke(app, ["report", "--compare", str(before)])
-    assert done.exit_code == 2 and "--compare takes two reports" in done.stderr
+    done = CliRunner().invoke(app, ["diff", str(before)])
+    assert done.exit_code == 2 and "Missing argument" in done.stderr
 
 
 def test_a_folder_that_a_report_was_written_to_is_that_report(tmp_path: Path) -> None:
     folder = compared(tmp_path / "runs", [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
-    report_files.write(report.read([folder]), tmp_path / "out")
-    assert changes(tmp_path / "out", folder).sentence == changes(folder, folder).sentence
+    write.write_report(collect.read_report([folder]), tmp_path / "out")
+    assert diff_reports(tmp_path / "out", folder).sentence == diff_reports(folder, folder).sentence

@@ -9,17 +9,17 @@ import pytest
 from test_answers import asking, data_of
 from tiny import spt
 
-from spt.data import _conflicts, _findings, check, render
-from spt.probe import probe
-from spt.recipe import Part
-from spt.store import _printed
+from spt.config.recipe import Part
+from spt.data.fingerprints import with_fingerprints
+from spt.data.linear_probe import linear_probe
+from spt.data.summary import _conflicts, _findings, render, summarise
 from spt.tasks.base import Classes, Reals, Split, TaskData, Tokens, Values
 
 
 def task(rows, targets, input, target, **extra):
     n = len(rows)
     cut = [slice(0, n // 2), slice(n // 2, 3 * n // 4), slice(3 * n // 4, n)]
-    parts = [_printed(Split.from_rows(rows[c], targets[c], ids=np.arange(n)[c], **extra)) for c in cut]
+    parts = [with_fingerprints(Split.from_rows(rows[c], targets[c], ids=np.arange(n)[c], **extra)) for c in cut]
     return TaskData(input, target, *parts)
 
 
@@ -27,38 +27,38 @@ def test_a_probe_finds_what_needs_no_order():
     rng = np.random.default_rng(0)
     counts = [rng.integers(0, 5, 40).astype(np.uint8) for _ in range(400)]
     often = [int((row == 3).sum() > 8) for row in counts]
-    assert probe(task(counts, often, Tokens(5), Classes(2)))["test"]["accuracy"] > 0.9
+    assert linear_probe(task(counts, often, Tokens(5), Classes(2)))["test"]["accuracy"] > 0.9
     order = [int(row[7] > row[8]) for row in counts]
-    assert probe(task(counts, order, Tokens(5), Classes(2)))["test"]["accuracy"] < 0.75
+    assert linear_probe(task(counts, order, Tokens(5), Classes(2)))["test"]["accuracy"] < 0.75
 
     waves = rng.normal(size=(400, 30, 2)).astype(np.float32)
     place = waves[:, 4, 1:2] * 3 + 7
-    found = probe(task(waves, place, Values(2), Reals(1)))
+    found = linear_probe(task(waves, place, Values(2), Reals(1)))
     assert found["test"]["r2"] > 0.95 and found["features"] == "all numbers of a row"
     long = rng.normal(size=(300, 3000, 1)).astype(np.float32) * rng.uniform(1, 3, (300, 1, 1)).astype(np.float32)
     loud = long.std(axis=1)
-    found = probe(task(long, loud, Values(1), Reals(1)))
+    found = linear_probe(task(long, loud, Values(1), Reals(1)))
     assert found["test"]["r2"] > 0.95 and found["features"].startswith("moments")
     noise = rng.normal(size=(300, 1))
-    assert probe(task(long, noise, Values(1), Reals(1)))["test"]["r2"] < 0.2
+    assert linear_probe(task(long, noise, Values(1), Reals(1)))["test"]["r2"] < 0.2
 
 
 def test_a_probe_of_steps_and_pairs(tmp_path):
     tags = data_of(asking(tmp_path, "tags", task__rows=200))
-    assert probe(tags)["test"]["accuracy"] > 0.95  # the token itself decides
+    assert linear_probe(tags)["test"]["accuracy"] > 0.95  # the token itself decides
     numbers = data_of(asking(tmp_path, "numbers", task__rows=200))
-    assert 0.5 < probe(numbers)["test"]["r2"] <= 1  # one of two is the token, the other a running sum
+    assert 0.5 < linear_probe(numbers)["test"]["r2"] <= 1  # one of two is the token, the other a running sum
     pairs = data_of(asking(tmp_path, "pairs", task__rows=200))
-    found = probe(pairs)
+    found = linear_probe(pairs)
     assert "both sequences" in found["features"] and found["test"]["accuracy"] > 0.6
     one_class = replace(tags, train=replace(tags.train, targets=np.zeros_like(tags.train.targets)))
-    assert probe(one_class) is None
+    assert linear_probe(one_class) is None
 
 
 def test_a_probe_sees_neither_validation_nor_padding(tmp_path):
     data = data_of(asking(tmp_path, "tags", task__rows=50))
     other = replace(data, val=replace(data.val, targets=np.zeros_like(data.val.targets)))
-    assert probe(other) == probe(data)
+    assert linear_probe(other) == linear_probe(data)
 
 
 def test_odd_rows_are_found():
@@ -83,7 +83,7 @@ def test_odd_rows_are_found():
 @pytest.mark.parametrize("ask", ["tags", "numbers", "pairs", "times", "next", "plain"])
 def test_the_page_of_every_kind_of_task(ask, tmp_path):
     one = asking(tmp_path, ask, task__rows=40, task__interval=0.5)
-    found = json.loads(json.dumps(check(one.recipe.task), allow_nan=False))
+    found = json.loads(json.dumps(summarise(one.recipe.task), allow_nan=False))
     page = render(found)
     assert sum(found["lengths"]["train"]["histogram"]) == (80 if ask == "pairs" else 40)
     assert ("pairs of sequences" in page) == (ask == "pairs")
@@ -95,11 +95,11 @@ def test_the_page_of_every_kind_of_task(ask, tmp_path):
 @pytest.mark.slow
 def test_the_command_shows_it(tmp_path):
     env = {"SPT_CACHE_DIR": str(tmp_path / "cache"), "SPT_WORKERS": "1"}
-    done = spt("data", "check", "skills", "limit=8", "length=16", cwd=tmp_path, env=env)
+    done = spt("data", "check", "skills", "max_rows=8", "length=16", cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
-    assert "training rows are made anew for every epoch" in done.stdout and "r2" in done.stdout
+    assert "training rows are drawn again for every epoch" in done.stdout and "r2" in done.stdout
     for workers, said in (("0", "workers"), ("many", "workers")):
-        done = spt("data", "prepare", "listops", "limit=3", "--workers", workers, cwd=tmp_path, env=env)
+        done = spt("data", "prepare", "listops", "max_rows=3", "--workers", workers, cwd=tmp_path, env=env)
         assert done.returncode == 2 and said in done.stderr, done.stderr
     env["SPT_WORKERS"] = "-3"
     done = spt("compare", "quickstart", "task.name=listops", "--smoke", "--seeds", "1", cwd=tmp_path, env=env)
@@ -109,30 +109,30 @@ def test_the_command_shows_it(tmp_path):
 def test_long_work_says_how_far_it_is(monkeypatch, caplog):
     import time
 
-    from spt.tasks.generators.workers import chunks
+    from spt.tasks.parallel import map_chunks
 
     clock = iter(range(0, 10_000, 6))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     with caplog.at_level("INFO", "spt.tasks"):
-        assert list(chunks(lambda first, last: last - first, 10, 2, "pictures")) == [2] * 5
+        assert list(map_chunks(lambda first, last: last - first, 10, 2, "pictures")) == [2] * 5
     assert any("pictures: " in line and " of 10 rows" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize("by", ["threads", "processes"])
 def test_workers_keep_the_order_and_pass_errors_on(by, monkeypatch):
-    from spt.tasks.generators.workers import chunks
+    from spt.tasks.parallel import map_chunks
 
     monkeypatch.setenv("SPT_WORKERS", "2")
-    assert list(chunks(range, 20, 3, "x", by=by)) == [range(i, min(i + 3, 20)) for i in range(0, 20, 3)]
+    assert list(map_chunks(range, 20, 3, "x", by=by)) == [range(i, min(i + 3, 20)) for i in range(0, 20, 3)]
     with pytest.raises(ValueError, match=r"math domain|positive"):
-        list(chunks(math.log, 20, 3, "x", by=by))  # of 0
+        list(map_chunks(math.log, 20, 3, "x", by=by))  # of 0
 
 
 def test_a_tasks_own_findings_are_shown(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from spt.tasks.digits import Config, load\ndef findings(config, raw):\n    return ['column x gives it away']\n"
     )
-    found = check(Part(name=str(tmp_path / "mine.py"), limit=20))
+    found = summarise(Part(name=str(tmp_path / "mine.py"), max_rows=20))
     assert "column x gives it away" in found["findings"] and "column x gives it away" in render(found)
 
 
@@ -140,19 +140,19 @@ def test_rows_of_many_lengths_or_words_are_probed():
     rng = np.random.default_rng(0)
     lengths = [20] * 30 + [int(n) for n in rng.integers(10, 20, 30)]  # training rows alone are equally long
     rows = [rng.normal(size=(n, 1)).astype(np.float32) for n in lengths]
-    found = probe(task(np.array(rows, object), rng.integers(0, 2, 60), Values(1), Classes(2)))
+    found = linear_probe(task(np.array(rows, object), rng.integers(0, 2, 60), Values(1), Classes(2)))
     assert found["features"].startswith("moments")
     words = [rng.integers(0, 100_000, 30).astype(np.int32) for _ in range(60)]
-    assert probe(task(np.array(words), rng.integers(0, 2, 60), Tokens(100_000), Classes(2))) is not None
+    assert linear_probe(task(np.array(words), rng.integers(0, 2, 60), Tokens(100_000), Classes(2))) is not None
 
 
 def test_rows_of_which_nothing_is_asked_are_shown(tmp_path):
     data = data_of(asking(tmp_path, "numbers"))
-    assert probe(replace(data, test=replace(data.test, targets=np.full_like(data.test.targets, np.nan)))) is None
+    assert linear_probe(replace(data, test=replace(data.test, targets=np.full_like(data.test.targets, np.nan)))) is None
 
 
 def test_the_median_of_much_is_that_of_a_part():
-    from spt.data import _median
+    from spt.data.summary import _median
 
     rng = np.random.default_rng(0)
     values = rng.normal([0, 5], size=(3000, 100, 2)).astype(np.float32)
@@ -162,7 +162,7 @@ def test_the_median_of_much_is_that_of_a_part():
 
 
 def test_functions_are_compiled_where_nothing_can_be_kept(monkeypatch):
-    from spt.tasks.generators import workers
+    from spt.tasks.generators import compiled
 
     class Numba:
         @staticmethod
@@ -174,7 +174,7 @@ def test_functions_are_compiled_where_nothing_can_be_kept(monkeypatch):
     def plain():
         return None
 
-    monkeypatch.setattr(workers, "_numba", lambda: Numba)
-    assert workers.jit(plain)() == "compiled"
-    monkeypatch.setattr(workers, "_numba", lambda: None)
-    assert workers.jit(plain) is plain
+    monkeypatch.setattr(compiled, "_numba", lambda: Numba)
+    assert compiled.jit(plain)() == "compiled"
+    monkeypatch.setattr(compiled, "_numba", lambda: None)
+    assert compiled.jit(plain) is plain

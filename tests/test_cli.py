@@ -9,7 +9,8 @@ import pytest
 from tiny import RECIPE, TASK, changed, environment, recipe_file, spt
 from typer.testing import CliRunner
 
-from spt.run import Result, Run
+from spt.runs.folder import RunFolder
+from spt.runs.result import Result
 from spt_cli import app
 
 
@@ -192,11 +193,11 @@ def test_a_users_model_and_task_work_from_outside(tmp_path):
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]
     assert (row["task"], row["model"], row["n"]) == ("toy", "gru", 2)
-    done = spt("doctor", "--model", home / "gru.py", "--json", cwd=tmp_path / "work")
+    done = spt("check", "model", home / "gru.py", "--json", cwd=tmp_path / "work")
     checks = json.loads(done.stdout)
     assert done.returncode == 0 and all(check["ok"] for check in checks) and len(checks) == 18
     (home / "gru.py").write_text(MODEL.replace("self.gru(x)[0]", "self.gru(x.flip(1))[0]"))
-    done = spt("doctor", "--model", home / "gru.py", cwd=tmp_path / "work")
+    done = spt("check", "model", home / "gru.py", cwd=tmp_path / "work")
     assert done.returncode == 2 and "FAIL never looks ahead (causal)" in done.stdout
 
 
@@ -236,7 +237,7 @@ def test_a_users_model_and_task_work_from_outside(tmp_path):
         (("report", "."), 3, ""),
         (("frobnicate",), 2, "frobnicate"),
         (("pretrain", "tiny.yaml", "--frobnicate"), 2, "frobnicate"),
-        (("doctor", "--model", "nope"), 2, "unknown model"),
+        (("check", "model", "nope"), 2, "unknown model"),
     ],
 )
 def test_mistakes_are_one_sentence_with_the_right_code_and_leave_nothing(tmp_path, monkeypatch, arguments, code, words):
@@ -289,11 +290,11 @@ def test_a_bug_of_ours_is_code_1_and_told_in_the_run(tmp_path, monkeypatch):
     def broken(*_):
         raise RuntimeError("something of ours")
 
-    monkeypatch.setattr("spt.stages.fit", broken)
+    monkeypatch.setattr("spt.training.stage.fit", broken)
     result = call("pretrain", "tiny.yaml", "--out", "runs", code=1)
     assert "a bug in spt: RuntimeError: something of ours" in result.stderr and "Traceback" not in result.stderr
     (folder,) = (tmp_path / "runs").glob("pretrain-*")
-    assert Run(tmp_path / "runs", folder.name).status()["state"] == "failed"
+    assert RunFolder(tmp_path / "runs", folder.name).status()["state"] == "failed"
     assert "something of ours" in (folder / "traceback.txt").read_text()
 
 
@@ -334,7 +335,7 @@ def test_whatever_prints_json_stays_alone_on_stdout(tmp_path):
     (tmp_path / "gru.py").write_text(MODEL.replace("class Config", noise + "class Config", 1))
     (tmp_path / "toy.py").write_text(TASK.replace("    rng = ", "    print('loading')\n    rng = "))
     recipe = recipe_file(tmp_path, task={"name": "./toy.py"}, model={"name": "./gru.py", "d_model": 16, "n_layers": 1})
-    for arguments in (("pretrain", recipe), ("show", recipe), ("doctor", "--model", tmp_path / "gru.py")):
+    for arguments in (("pretrain", recipe), ("show", recipe), ("check", "model", tmp_path / "gru.py")):
         done = spt(*arguments, "--json", cwd=tmp_path)
         assert done.returncode == 0 and json.loads(done.stdout), done.stderr
         assert "noise" in done.stderr

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from tiny import loaded, own_task, run, spt_job
 from torch import nn
 
-from spt.compute import example_count, expected_longest, peak_memory, reset_peak_memory, total_steps
-from spt.models.base import Rate
-from spt.optim import adamw, factor, groups, set_rates
-from spt.plan import Job
-from spt.recipe import Train
-from spt.run import Ledger
-from spt.stages import bind
+from spt.config.budget import example_count, expected_longest, total_steps
+from spt.config.job import Job
+from spt.config.recipe import Train
+from spt.models.base import ParamGroup
+from spt.runs.result import Ledger
+from spt.runtime.memory import peak_memory, reset_peak_memory
+from spt.training.build import build_stage
+from spt.training.optimizer import adamw, factor, optimizer_groups, set_rates
 
 
 def train(**options):
@@ -62,9 +63,9 @@ def test_the_ledger_counts_what_was_done(tmp_path):
     one = own_task(tmp_path, finetune__train__steps=6, finetune__train__batch_size=16)
     job = Job(one, "finetune", 0)
     result = run(job, tmp_path / "runs")
-    from spt.batch import training_rows
+    from spt.data.batching import training_rows
 
-    bound = bind(job)
+    bound = build_stage(job)
     lengths, model = bound.data.train.lengths, bound.model
     batches = [rows for _, (_, rows) in zip(range(6), training_rows(40, 16, 0, 0), strict=False)]
     assert result.own.steps == 6 and result.own.examples == 80 == sum(map(len, batches))
@@ -121,7 +122,7 @@ def test_schedules():
 
 
 class Declared(nn.Module):
-    rates: ClassVar = {"special": Rate(lr=1e-4), "slow": Rate(scale=0.5, decay=True)}
+    param_groups: ClassVar = {"special": ParamGroup(lr=1e-4), "slow": ParamGroup(lr_scale=0.5, weight_decay=True)}
 
     def __init__(self):
         super().__init__()
@@ -132,7 +133,7 @@ class Declared(nn.Module):
 def test_groups_are_what_the_model_declares():
     model = nn.ModuleDict({"a": Declared(), "b": nn.LayerNorm(4)})
     made = {}
-    for group in groups(model, train(steps=1, weight_decay=0.3)):
+    for group in optimizer_groups(model, train(steps=1, weight_decay=0.3)):
         made |= dict.fromkeys(group.names, (group.learning_rate, group.weight_decay))
     assert made == {
         "a.special": (1e-4, 0.0),
@@ -142,13 +143,13 @@ def test_groups_are_what_the_model_declares():
         "b.weight": (0.1, 0.0),
         "b.bias": (0.1, 0.0),
     }
-    everything = groups(model, train(steps=1, weight_decay=0.3, decay="all"))
+    everything = optimizer_groups(model, train(steps=1, weight_decay=0.3, decay="all"))
     assert {name for group in everything if group.weight_decay == 0 for name in group.names} == {"a.special"}
 
 
 def test_every_parameter_is_in_one_group(tmp_path):
-    model = bind(spt_job(loaded(tmp_path))).model
-    names = [name for group in groups(model, train(steps=1)) for name in group.names]
+    model = build_stage(spt_job(loaded(tmp_path))).model
+    names = [name for group in optimizer_groups(model, train(steps=1)) for name in group.names]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
 
 

@@ -27,20 +27,22 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-from tiny import ROOT, environment, own_task, recipe_file, run, spt, spt_job
+from tiny import ROOT, environment, load, own_task, recipe_file, run, spt, spt_job
 from typer.testing import CliRunner
 
 import spt_cli
-from spt import store
-from spt.batch import collate
-from spt.checkpoint import spec
+from spt.config.job import Job
+from spt.config.recipe import Part
+from spt.data import cache, fingerprints
+from spt.data.batching import collate
+from spt.data.dataset import open_task
+from spt.data.fingerprints import overlap, rows_hash
+from spt.data.source import cache_dir
 from spt.errors import CheckpointError, SptError
-from spt.plan import Job
-from spt.recipe import Part, load
-from spt.store import cache_dir, open_task, overlap, rows_hash
 from spt.tasks import files, images, text
 from spt.tasks.base import Classes, Reals, Split, TaskData, Tokens, Values, describe
 from spt.tasks.files import Download
+from spt.training.checkpoint import spec
 
 CIFAR_ROWS, MNIST_ROWS, REVIEWS = (50, 20), (40, 10), 20
 
@@ -385,8 +387,8 @@ def test_reviews_are_cut_and_ended(raw: Path) -> None:
 def test_the_vocabulary_is_of_the_training_rows_in_use(raw: Path) -> None:
     imdb_folder(raw)
     whole = open_task(Part(name="text", min_count=2))
-    part = open_task(Part(name="text", min_count=2, fraction=0.2))
-    few = open_task(Part(name="text", min_count=2, limit=4))
+    part = open_task(Part(name="text", min_count=2, subset_fraction=0.2))
+    few = open_task(Part(name="text", min_count=2, max_rows=4))
     for data in (whole, part, few):
         counted: dict[str, int] = {}
         for i in range(len(data.train)):
@@ -411,7 +413,7 @@ def test_batches_hold_tokens_of_the_vocabulary() -> None:
 
 def test_limits_hold_both_classes(raw: Path) -> None:
     imdb_folder(raw)
-    data = open_task(Part(name="text", min_count=1, limit=8))
+    data = open_task(Part(name="text", min_count=1, max_rows=8))
     assert all(len(set(split.targets.tolist())) == 2 for split in (data.train, data.test))
 
 
@@ -463,7 +465,7 @@ def test_weights_of_another_vocabulary_are_refused_in_short(raw: Path, tmp_path:
     imdb_folder(raw)
     task = {"name": "text", "min_count": 3, "max_length": 40}
     one = load(str(recipe_file(tmp_path, task=task)))
-    other = load(str(recipe_file(tmp_path, task={**task, "fraction": 0.5})))
+    other = load(str(recipe_file(tmp_path, task={**task, "subset_fraction": 0.5})))
     assert open_task(one.recipe.task).input != open_task(other.recipe.task).input
     job = spt_job(one)
     run(job, runs_dir)
@@ -540,7 +542,7 @@ def test_real_reviews(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_real_reviews_carved(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPT_DATA_DIR", str(data_dir))
-    data = open_task(Part(name="text", limit=200))
+    data = open_task(Part(name="text", max_rows=200))
     assert all(60 < np.bincount(split.targets)[0] < 140 for split in data.splits.values())
     whole = open_task(Part(name="text"))
     assert (len(whole.train), len(whole.val)) == (22_500, 2_500) and overlap(whole)["val"] > 0  # its own duplicates
@@ -660,7 +662,7 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[Path, pytest.MonkeyPatch], object
     "an archive with a link": (
         IMAGES,
         lambda raw, m: archived(raw, tar({}, link=f"{images.FOLDER}/test_batch"), m),
-        "test_batch is no plain file",
+        "test_batch is not a regular file",
     ),
     "an archive of other things": (
         IMAGES,
@@ -754,16 +756,16 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[Path, pytest.MonkeyPatch], object
     "a pipe for an idx file": (
         MNIST,
         lambda raw, m: (mnist_folder(raw, "train-images-idx3-ubyte"), os.mkfifo(raw / "train-images-idx3-ubyte")),
-        "train-images-idx3-ubyte is no plain file; remove it",
+        "train-images-idx3-ubyte is not a regular file; remove it",
     ),
-    "a pipe for an archive": (IMAGES, lambda raw, m: os.mkfifo(raw / images.CIFAR.name), "is no plain file"),
+    "a pipe for an archive": (IMAGES, lambda raw, m: os.mkfifo(raw / images.CIFAR.name), "is not a regular file"),
     "a pipe for a Parquet file": (
         IMAGES,
         lambda raw, m: (
             (cifar_parquet(raw) / "test.parquet").unlink(),
             os.mkfifo(raw / "cifar10" / "test.parquet"),
         ),
-        "test.parquet is no plain file",
+        "test.parquet is not a regular file",
     ),
     "a pipe for a review": (
         TEXT,
@@ -771,7 +773,7 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[Path, pytest.MonkeyPatch], object
             (imdb_folder(raw) / "train/pos/3_7.txt").unlink(),
             os.mkfifo(raw / "aclImdb/train/pos/3_7.txt"),
         ),
-        "3_7.txt is no plain file",
+        "3_7.txt is not a regular file",
     ),
     "a review is missing": (
         TEXT,
@@ -801,7 +803,7 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[Path, pytest.MonkeyPatch], object
         "lower min_count",
     ),
     "none in the subset": (
-        {"name": "text", "min_count": 40, "fraction": 0.05},
+        {"name": "text", "min_count": 40, "subset_fraction": 0.05},
         lambda raw, m: imdb_folder(raw),
         "no character occurs 40 times in the 1? ?training rows in use|no character occurs 40 times in the 1 training",
     ),
@@ -820,7 +822,7 @@ def test_bad_files_are_one_sentence(name: str, raw: Path, monkeypatch: pytest.Mo
     assert re.search(complaint, line), line
     assert not os.path.exists("/tmp/spt-was-here")
     left = [path for path in (cache_dir() / "tasks").glob("*") if path.is_dir()]
-    assert not left or task.get("fraction")  # nothing is prepared, unless only a subset is wrong
+    assert not left or task.get("subset_fraction")  # nothing is prepared, unless only a subset is wrong
     assert not (raw.parent / "evil").exists() and not Path("/tmp/evil").exists()
 
 
@@ -866,8 +868,11 @@ def test_an_unreadable_folder_is_told(raw: Path, monkeypatch: pytest.MonkeyPatch
         (["text", "images"], "one recipe or task is expected, not text, images"),
         (["nothing.yaml"], "no recipe file nothing.yaml"),
         (["nothing.py"], "no file .*nothing.py"),
-        (["quickstart", "tsak.fraction=0.1"], "tsak.fraction: unknown key; did you mean task?"),
-        (["quickstart", "task.fraction=2"], "quickstart: task.fraction: input should be less than or equal to 1"),
+        (["quickstart", "tsak.subset_fraction=0.1"], "tsak.subset_fraction: unknown key; did you mean task?"),
+        (
+            ["quickstart", "task.subset_fraction=2"],
+            "quickstart: task.subset_fraction: input should be less than or equal to 1",
+        ),
         (["no.such.module"], "unknown task 'no.such.module'"),
     ],
 )
@@ -1161,17 +1166,17 @@ def test_preparing_copies_no_values(tmp_path: Path) -> None:
     """Checking and writing 80 MB takes a few MB more, whatever the number of rows."""
     import tracemalloc
 
-    store._write(tmp_path / "warm", large(4, 8))
+    cache._write(tmp_path / "warm", large(4, 8))
     data = large(10_000, 8192)
     assert data.train.contiguous
     tracemalloc.start()
     data.check()
-    store._write(tmp_path / "cold", data)
+    cache._write(tmp_path / "cold", data)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < data.train.values.nbytes / 8
     assert pa.total_allocated_bytes() < data.train.values.nbytes / 8
-    kept = store._read(tmp_path / "cold")
+    kept = cache.read_prepared(tmp_path / "cold")
     assert np.array_equal(kept.train.values, data.train.values)
 
 
@@ -1182,14 +1187,14 @@ def test_rows_in_any_order_are_kept_in_theirs(tmp_path: Path) -> None:
     assert not any(part.contiguous for part in parts) and whole.contiguous
     data = TaskData(Values(2), Reals(3), *parts, notes=("one", "two"))
     data.check()
-    store._write(tmp_path / "kept", data)
-    kept = store._read(tmp_path / "kept")
+    cache._write(tmp_path / "kept", data)
+    kept = cache.read_prepared(tmp_path / "kept")
     assert kept.notes == data.notes and kept.length == 4
     for name, split in data.splits.items():
         stored = kept.splits[name]
         assert np.array_equal(stored.targets, split.targets) and stored.contiguous
         assert all(np.array_equal(stored.row(i), split.row(i)) for i in range(len(split)))
-        assert np.array_equal(stored.fingerprints, store.fingerprints(split))
+        assert np.array_equal(stored.fingerprints, fingerprints.fingerprints(split))
 
 
 @pytest.mark.parametrize("order", [None, [2, 0], [1, 1, 1]])
@@ -1211,7 +1216,7 @@ def test_what_killed_preparations_left_is_removed(tmp_path: Path, monkeypatch: p
     for folder in (dead, busy):
         folder.mkdir(parents=True)
         (folder / "train.arrow").write_bytes(b"half")
-    with store._lock(tasks, "toy-4567"):
+    with cache._lock(tasks, "toy-4567"):
         open_task(Part(name="digits"))
         assert not dead.exists() and busy.exists()
     open_task(Part(name="digits", split_seed=1))
@@ -1222,15 +1227,15 @@ def test_what_killed_preparations_left_is_removed(tmp_path: Path, monkeypatch: p
 def test_killed_while_preparing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals) -> None:
     slow = tmp_path / "slow.py"
     slow.write_text(
-        "import numpy as np\nfrom spt import store\nfrom spt.tasks.base import *\n"
+        "import numpy as np\nfrom spt.tasks.base import *\n"
         "class Config(TaskConfig):\n    pass\n"
         "def load(config, raw):\n    s = Split.from_rows(np.ones((9, 4), np.uint8), np.arange(9) % 2)\n"
         "    return TaskData(Tokens(2), Classes(2), s, s, s)\n"
     )
     cache = tmp_path / "cache"
     program = (
-        "import time, spt_cli\nfrom spt import store\nkept = store.fingerprints\n"
-        "def wait(split):\n    time.sleep(60)\nstore.fingerprints = wait\nspt_cli.main()"
+        "import time, spt_cli\nfrom spt.data import cache\n"
+        "def wait(split):\n    time.sleep(60)\ncache.with_fingerprints = wait\nspt_cli.main()"
     )
     env = environment({"SPT_CACHE_DIR": str(cache)})
     command = [sys.executable, "-c", program, "data", "prepare", str(slow)]
@@ -1281,7 +1286,7 @@ def test_a_users_hooks_fail_in_words(tmp_path: Path, raw: Path) -> None:
     ):
         path = tmp_path / "mine.py"
         path.write_text(body + hook)
-        code, _, err = cli("data", "prepare", str(path), "fraction=0.5")
+        code, _, err = cli("data", "prepare", str(path), "subset_fraction=0.5")
         assert code == 3 and complaint in err and len(err.splitlines()) == 1, (hook, err)
 
 
@@ -1299,5 +1304,5 @@ def test_an_archive_that_ends_early_is_never_taken_for_a_whole_one(keep, wanted,
     path = tmp_path / "cut.tar.gz"
     path.write_bytes(packed[: int(keep * len(packed))])
     with pytest.raises(ValueError, match="damaged or cut short"):
-        list(files.members(path, lambda name: wanted == "all" or name == "part/0"))
-    assert len(list(files.members(tmp_path / "whole.tar.gz", lambda name: True))) == 12
+        list(files.read_members(path, lambda name: wanted == "all" or name == "part/0"))
+    assert len(list(files.read_members(tmp_path / "whole.tar.gz", lambda name: True))) == 12

@@ -5,14 +5,14 @@ import os
 import re
 
 import pytest
-from tiny import MODEL, ROOT, loaded, model_file, own_task, recipe_file, spt
+from tiny import MODEL, ROOT, load, loaded, model_file, own_task, recipe_file, spt
 
-from spt import contract
-from spt.components import find, listing
+from spt.checks import model_contract
+from spt.config.job import Job
+from spt.config.plugins import find_plugin, listing
+from spt.config.recipe import Part
 from spt.errors import UsageError
-from spt.plan import Job
-from spt.recipe import Part, load
-from spt.stages import bind, build_backbone
+from spt.training.build import build_backbone, build_stage
 
 LENGTH = 1024
 MODELS = [row for row in listing("models") if row.source == "spt"]
@@ -52,42 +52,44 @@ CAUSAL_ONLY = "if not config.causal: raise Unsupported('it only looks back; set 
 
 
 def test_a_model_that_is_causal_only(tmp_path):
-    found = contract.check(find("models", str(declaring(tmp_path, CAUSAL_ONLY))))
+    found = model_contract.check_contract(find_plugin("models", str(declaring(tmp_path, CAUSAL_ONLY))))
     assert all(check.ok for check in found)
     (said,) = [check for check in found if check.name == "can be built (two-sided)"]
     assert "it only looks back" in said.detail
-    assert len(found) == 1 + len(contract.PROMISES)
+    assert len(found) == 1 + len(model_contract.PROMISES)
     one = {"name": "./mine.py", "d_model": 16}
     with pytest.raises(UsageError, match=r"mine.py: it only looks back; set model.causal=true"):
-        bind(Job(loaded(tmp_path, model=one), "pretrain", 0))
-    bind(Job(loaded(tmp_path, model={**one, "causal": True}), "pretrain", 0))
+        build_stage(Job(loaded(tmp_path, model=one), "pretrain", 0))
+    build_stage(Job(loaded(tmp_path, model={**one, "causal": True}), "pretrain", 0))
 
 
 def test_a_model_that_is_nothing_is_no_model(tmp_path):
-    found = contract.check(find("models", str(declaring(tmp_path, "raise Unsupported('not today')"))))
+    found = model_contract.check_contract(
+        find_plugin("models", str(declaring(tmp_path, "raise Unsupported('not today')")))
+    )
     assert not all(check.ok for check in found)
 
 
 def test_a_model_that_sees_padding(tmp_path):
     """Refused where a task pads, accepted where it does not, and not held to what it does not promise."""
-    path = declaring(tmp_path, "backbone.padding = False")
+    path = declaring(tmp_path, "backbone.ignores_padding = False")
     path.write_text(path.read_text().replace("return x\n", "return x + x.mean(1, keepdim=True)\n"))
-    found = {check.name: check for check in contract.check(find("models", str(path)))}
+    found = {check.name: check for check in model_contract.check_contract(find_plugin("models", str(path)))}
     assert found["never sees padding (two-sided)"].ok and not found["never looks ahead (causal)"].ok
     one = {"name": "./mine.py", "d_model": 16}
     with pytest.raises(UsageError, match=r"cannot leave padding out of account, but .* have 3 to 12 steps"):
-        bind(Job(own_task(tmp_path, model=one), "finetune", 0))
-    bind(Job(loaded(tmp_path, model=one), "finetune", 0))
+        build_stage(Job(own_task(tmp_path, model=one), "finetune", 0))
+    build_stage(Job(loaded(tmp_path, model=one), "finetune", 0))
 
 
 def test_a_model_that_takes_multiples(tmp_path):
-    path = declaring(tmp_path, "backbone.multiple = 8")
+    path = declaring(tmp_path, "backbone.length_multiple = 8")
     path.write_text(path.read_text().replace("x = self.map(x)", "assert x.shape[1] % 8 == 0\n        x = self.map(x)"))
-    assert all(check.ok for check in contract.check(find("models", str(path))))
+    assert all(check.ok for check in model_contract.check_contract(find_plugin("models", str(path))))
     one = {"name": "./mine.py", "d_model": 16}
     with pytest.raises(UsageError, match=r"a multiple of 8, but this task has some of 3 steps"):
-        bind(Job(own_task(tmp_path, model=one), "finetune", 0))
-    bind(Job(loaded(tmp_path, model=one), "finetune", 0))
+        build_stage(Job(own_task(tmp_path, model=one), "finetune", 0))
+    build_stage(Job(loaded(tmp_path, model=one), "finetune", 0))
 
 
 SHARED = "one = Map(config.d_model)\n    return Backbone(config.model_copy(update={'n_layers': 2}), lambda: [one])"
@@ -112,8 +114,8 @@ IDENTITY = "def identity(config):\n    return {}['nothing']\n\ndef build(config)
         ("def forward", "def run", "Map has no forward"),
         ("def forward(self, x, context)", "def forward(self, x)", "takes 2 positional arguments but 3 were given"),
         ("        super().__init__()\n", "", "before Module.__init__() call"),
-        ("return FORWARD", "return x[..., :1]", "Map answered (8, 64, 1) to (8, 64, 16)"),
-        ("return FORWARD", "return x, None", "Map answered with a tuple, not a tensor"),
+        ("return FORWARD", "return x[..., :1]", "Map returned (8, 64, 1) for an input of (8, 64, 16)"),
+        ("return FORWARD", "return x, None", "Map returned a tuple, not a tensor"),
         ("return Backbone(config, lambda: [Map(config.d_model)])", SHARED, "are one parameter under two names"),
         ("def build(config)", IDENTITY, "identity fails with KeyError"),
     ],
@@ -198,9 +200,7 @@ def test_a_package_that_cannot_be_imported(tmp_path, source, words):
     (package / "__init__.py").write_text("")
     if source is not None:
         (package / "linear.py").write_text(source)
-    done = spt(
-        "doctor", "--model", "mine_too.linear", cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    )
+    done = spt("check", "model", "mine_too.linear", cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
@@ -216,9 +216,9 @@ def test_a_model_that_fails_in_training_is_named(tmp_path):
 
 @pytest.mark.parametrize("multiple", ["0", "7.5", "'x'"])
 def test_a_multiple_that_is_none(tmp_path, multiple):
-    declaring(tmp_path, f"backbone.multiple = {multiple}")
-    with pytest.raises(UsageError, match=f"its multiple is {multiple}, not a number of steps"):
-        bind(Job(loaded(tmp_path, model={"name": "./mine.py", "d_model": 16}), "finetune", 0))
+    declaring(tmp_path, f"backbone.length_multiple = {multiple}")
+    with pytest.raises(UsageError, match=f"its length_multiple is {multiple}, not a number of steps"):
+        build_stage(Job(loaded(tmp_path, model={"name": "./mine.py", "d_model": 16}), "finetune", 0))
 
 
 def test_a_feed_forward_layer_where_there_is_no_stack(tmp_path):
@@ -228,4 +228,4 @@ def test_a_feed_forward_layer_where_there_is_no_stack(tmp_path):
     path.write_text(f"{text}{own}\ndef build(config):\n    return Own(config, lambda: [])\n")
     one = {"name": "./own.py", "d_model": 16, "feed_forward": "switch"}
     with pytest.raises(UsageError, match="feed_forward is a part of residual stacks, which this model is not"):
-        bind(Job(loaded(tmp_path, model=one), "finetune", 0))
+        build_stage(Job(loaded(tmp_path, model=one), "finetune", 0))

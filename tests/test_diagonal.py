@@ -208,15 +208,15 @@ def test_there_and_back_to_the_published_parameters(name):
 def test_training_of_the_parameters(name):
     """Rates name what is there; the state space does not decay, but for C of S4D and SGConv's weights."""
     kernel = kernel_of(name)
-    assert set(kernel.rates) == {name for name, _ in kernel.named_parameters()}
-    decays = {name for name, rate in kernel.rates.items() if rate.decay}
+    assert set(kernel.param_groups) == {name for name, _ in kernel.named_parameters()}
+    decays = {name for name, group in kernel.param_groups.items() if group.weight_decay}
     assert decays == ({"C"} if name.startswith("s4d") else {"pieces"} if name.startswith("sgconv") else set())
 
 
 def test_the_published_quirk_of_the_decay():
-    rates = kernel_of("dlr", slow_decay=False).rates
-    assert rates["log_Lambda_re"].lr is None and not rates["log_Lambda_re"].decay
-    assert rates["log_Lambda_im"].lr == rates["W"].lr == 1e-4 == kernel_of("dlr").rates["log_Lambda_re"].lr
+    groups = kernel_of("dlr", decay_uses_ssm_lr=False).param_groups
+    assert groups["log_Lambda_re"].lr is None and not groups["log_Lambda_re"].weight_decay
+    assert groups["log_Lambda_im"].lr == groups["W"].lr == 1e-4 == kernel_of("dlr").param_groups["log_Lambda_re"].lr
 
 
 @pytest.mark.parametrize("cast", ["real", "imag", "sum", "prod", "real-prod"])

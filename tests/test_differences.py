@@ -12,11 +12,13 @@ from records import FINETUNING, SPLITS, finish
 from rich.console import Console
 from typer.testing import CliRunner
 
-from spt import differences
-from spt.differences import Differences, difference
+from spt.analysis import diff_runs as module
+from spt.analysis.diff_runs import RunDiff, diff_runs
+from spt.config.job import digest
 from spt.errors import DataError, UsageError
-from spt.plan import digest
-from spt.run import Run, SplitRecord, write_json
+from spt.runs.files import write_json
+from spt.runs.folder import RunFolder
+from spt.runs.result import SplitRecord
 from spt_cli import app
 
 TRAIN = {"epochs": 4.0, "learning_rate": 0.01, "milestones": [0.5]}
@@ -35,7 +37,7 @@ ENVIRONMENT = {
 def recipe_of(**changes: Any) -> dict[str, Any]:
     """A resolved recipe; changes as `finetune__train__epochs=8`."""
     recipe: dict[str, Any] = {  # YAML would write one list in two places as an alias
-        "task": {"name": "digits", "fraction": 0.3, "data": "/here"},
+        "task": {"name": "digits", "subset_fraction": 0.3, "data": "/here"},
         "model": {"name": "transformer", "d_model": 32, "n_heads": 4},
         "encoder": {"std": 0.3},
         "pretrain": {
@@ -88,7 +90,7 @@ def run(
     key = digest(job)
     folder = root / f"{stage}-{key}"
     root.mkdir(parents=True, exist_ok=True)
-    made = Run(root, folder.name)
+    made = RunFolder(root, folder.name)
     made.create(yaml.safe_dump(recipe, sort_keys=False), {**job, "recipe": "quickstart"}, environment)
     if score is None:
         made.set_status("stopped", "by hand", 75)
@@ -98,7 +100,7 @@ def run(
         fields |= {"test": None, "data": unlabelled()} if arm == "pretrain" else {}
         finish(root, "scratch", seed, score, run=folder.name, **fields)
     if parent is not None:
-        Run(root, f"pretrain-{job['parent']}").create(yaml.safe_dump(parent, sort_keys=False), {}, {})
+        RunFolder(root, f"pretrain-{job['parent']}").create(yaml.safe_dump(parent, sort_keys=False), {}, {})
     return folder
 
 
@@ -106,13 +108,13 @@ def unlabelled() -> dict[str, SplitRecord]:
     return {name: split.model_copy(update={"targets": None}) for name, split in SPLITS.items()}
 
 
-def keys(entries: tuple[differences.Entry, ...]) -> list[str]:
+def keys(entries: tuple[module.ValueDiff, ...]) -> list[str]:
     return [entry.key for entry in entries]
 
 
-def shown(found: Differences, width: int = 80, everything: bool = False) -> str:
+def shown(found: RunDiff, width: int = 80, everything: bool = False) -> str:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(differences.render(found, everything))
+    console.print(module.render(found, everything))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -120,7 +122,7 @@ def shown(found: Differences, width: int = 80, everything: bool = False) -> str:
 def test_a_run_and_itself(tmp_path):
     a = run(tmp_path / "x")
     b = run(tmp_path / "y")
-    found = difference(a, b)
+    found = diff_runs(a, b)
     assert found.sentence == "same computation: keys equal; data equal; code equal; scores equal"
     assert found.same_key and found.warnings == found.notes == ()
     for part in (found.settings, found.stages, found.data, found.code, found.environment, found.training):
@@ -130,7 +132,7 @@ def test_a_run_and_itself(tmp_path):
 
 
 def test_another_seed(tmp_path):
-    found = difference(run(tmp_path), run(tmp_path, seed=3, score=0.75))
+    found = diff_runs(run(tmp_path), run(tmp_path, seed=3, score=0.75))
     assert found.sentence == "same settings, other seed (0, 3); data equal; code equal"
     assert found.same_key is False
     test = next(score for score in found.scores if (score.split, score.metric) == ("test", "accuracy"))
@@ -139,7 +141,7 @@ def test_another_seed(tmp_path):
 
 
 def test_the_same_key_with_another_score_is_a_warning(tmp_path):
-    found = difference(run(tmp_path / "x"), run(tmp_path / "y", score=0.9))
+    found = diff_runs(run(tmp_path / "x"), run(tmp_path / "y", score=0.9))
     assert found.sentence.endswith("; scores differ")
     (warning,) = found.warnings
     assert warning.startswith("the same computation gave another score (test accuracy)")
@@ -151,7 +153,7 @@ def test_settings_and_what_they_concern(tmp_path):
         finetune__train__epochs=8.0, pretrain__objective__ratio=0.7, encoder__std=1.0, scratch__train__milestones=[0.2]
     )
     a, b = run(tmp_path), run(tmp_path, recipe=changed)
-    found = difference(a, b)
+    found = diff_runs(a, b)
     assert {(entry.key, entry.concerns) for entry in found.settings} == {
         ("encoder.std", "both"),
         ("pretrain.objective.ratio", "neither"),
@@ -166,7 +168,7 @@ def test_settings_and_what_they_concern(tmp_path):
     assert "finetune.train.epochs" not in text
     assert "finetune.train.epochs      4.0     8.0     used by neither" in whole
     assert "scratch.train.milestones   [0.5]   [0.2]" in text
-    spt = difference(run(tmp_path, "spt"), run(tmp_path, "spt", recipe=changed))
+    spt = diff_runs(run(tmp_path, "spt"), run(tmp_path, "spt", recipe=changed))
     assert {entry.key: entry.concerns for entry in spt.settings}["finetune.train.epochs"] == "both"
     assert {entry.key: entry.concerns for entry in spt.settings}["scratch.train.milestones"] == "neither"
     assert {entry.key: entry.concerns for entry in spt.settings}["pretrain.objective.ratio"] == "both"
@@ -175,14 +177,14 @@ def test_settings_and_what_they_concern(tmp_path):
 def test_scratch_without_a_section_of_its_own_is_finetune(tmp_path):
     recipe = recipe_of(scratch=False) | {"scratch": None}
     changed = recipe_of(finetune__train__epochs=8.0) | {"scratch": None}
-    found = difference(run(tmp_path, recipe=recipe), run(tmp_path, recipe=changed))
+    found = diff_runs(run(tmp_path, recipe=recipe), run(tmp_path, recipe=changed))
     assert [(entry.key, entry.concerns) for entry in found.settings] == [("finetune.train.epochs", "both")]
     assert found.sentence.startswith("settings differ in 1 key (finetune.train.epochs);")
 
 
 def test_another_model_counts_what_both_have(tmp_path):
     other = recipe_of(model__name="dlr", model__n_heads=None, model__d_state=8)
-    found = difference(run(tmp_path), run(tmp_path, recipe=other))
+    found = diff_runs(run(tmp_path), run(tmp_path, recipe=other))
     assert found.sentence.startswith("settings differ in 1 key (model.name), and 2 are there in one of them alone; ")
     assert {entry.key: entry.there for entry in found.settings} == {
         "model.name": "both",
@@ -194,7 +196,7 @@ def test_another_model_counts_what_both_have(tmp_path):
 
 def test_both_arms_of_a_recipe(tmp_path):
     a, b = run(tmp_path), run(tmp_path, "spt", parent=recipe_of())
-    found = difference(a, b)
+    found = diff_runs(a, b)
     assert found.settings == ()
     assert [(entry.key, entry.a, entry.b) for entry in found.stages] == [("train.epochs", 5.0, 4.0)]
     assert found.sentence == (
@@ -208,7 +210,7 @@ def test_both_arms_of_a_recipe(tmp_path):
 def test_pretraining_and_finetuning(tmp_path):
     before = run(tmp_path, "pretrain")
     after = run(tmp_path, "spt", parent_key=before.name.removeprefix("pretrain-"))
-    found = difference(before, after)
+    found = diff_runs(before, after)
     assert found.sentence.startswith("different stages, pretraining and SPT; same recipe; the stages' own settings ")
     assert found.data == ()
     assert "labels were given to B alone; inputs are compared" in found.notes
@@ -219,14 +221,14 @@ def test_pretraining_and_finetuning(tmp_path):
 
 
 def test_a_pretraining_run_of_another_recipe(tmp_path):
-    other = recipe_of(task__fraction=1.0, pretrain__train__epochs=9.0)
-    found = difference(run(tmp_path, "spt", parent=recipe_of()), run(tmp_path, "spt", seed=1, parent=other))
+    other = recipe_of(task__subset_fraction=1.0, pretrain__train__epochs=9.0)
+    found = diff_runs(run(tmp_path, "spt", parent=recipe_of()), run(tmp_path, "spt", seed=1, parent=other))
     assert [(entry.key, entry.a, entry.b) for entry in found.settings] == [
         ("pretrain.train.epochs", 4.0, 9.0),
-        ("parent.task.fraction", None, 1.0),
+        ("parent.task.subset_fraction", None, 1.0),
     ]
     assert found.settings[1].concerns == "b"
-    alone = difference(run(tmp_path / "y", "spt"), run(tmp_path / "y", "spt", parent_key="zz"))
+    alone = diff_runs(run(tmp_path / "y", "spt"), run(tmp_path / "y", "spt", parent_key="zz"))
     assert alone.sentence.startswith("same settings, other pretraining run;")
     assert any("pretrain-zz, from which B started, is not beside it" in note for note in alone.notes)
 
@@ -234,12 +236,12 @@ def test_a_pretraining_run_of_another_recipe(tmp_path):
 def test_paths_and_contents(tmp_path):
     a = run(tmp_path)
     b = run(tmp_path, seed=1, recipe=recipe_of(task__data="/there"))
-    found = difference(a, b)
+    found = diff_runs(a, b)
     assert [(entry.key, entry.place) for entry in found.settings] == [("task.data", True)]
     assert found.sentence.startswith("same settings, other seed")
     assert "a path, no part of the key" in shown(found, everything=True)
     c = run(tmp_path, job={"model": {"name": "transformer@12ab", "d_model": 32, "n_heads": 4}, "data": "v2"})
-    found = difference(a, c)
+    found = diff_runs(a, c)
     assert keys(found.settings) == ["model.name, its content", "task, version of its data"]
     assert found.sentence.startswith("settings differ in 2 keys")
 
@@ -250,7 +252,7 @@ def test_data_code_and_machine(tmp_path):
     environment = ENVIRONMENT | {"commit": "def", "packages": {"torch": "2.9", "numpy": "2.1"}, "device": "H200"}
     own = FINETUNING.model_copy(update={"steps": 80})
     b = run(tmp_path, seed=1, data=data, environment=environment, own=own, stop="patience")
-    found = difference(a, b)
+    found = diff_runs(a, b)
     assert found.sentence == (
         "same settings, other seed (0, 1); data differ (train rows and inputs); code differs (commit abc vs def); "
         "environment differs (torch, device)"
@@ -264,13 +266,13 @@ def test_data_code_and_machine(tmp_path):
     assert "steps 100 80 ×0.80" in " ".join(text.split())
     assert "device seconds" in text  # of one run they are not its seconds
     dirty = ENVIRONMENT | {"commit": "abc+"}
-    same = difference(run(tmp_path / "y", environment=dirty), run(tmp_path / "y", seed=1, environment=dirty))
+    same = diff_runs(run(tmp_path / "y", environment=dirty), run(tmp_path / "y", seed=1, environment=dirty))
     assert "same commit, but with changes that no commit holds" in same.sentence
 
 
 def test_unfinished_runs_and_missing_files(tmp_path):
     a, b = run(tmp_path), run(tmp_path, seed=1, score=None)
-    found = difference(a, b)
+    found = diff_runs(a, b)
     assert found.sentence == (
         "same settings, other seed (0, 1); data are known of finished runs only; code equal; "
         "B is not finished (stopped)"
@@ -278,14 +280,14 @@ def test_unfinished_runs_and_missing_files(tmp_path):
     assert found.b.reason == "by hand"
     assert all(score.b is None for score in found.scores) and all(cost.ratio is None for cost in found.costs)
     assert "stopped: by hand" in shown(found)
-    both = difference(b, b)
+    both = diff_runs(b, b)
     assert both.scores == both.costs == () and both.sentence.startswith("same computation: keys equal;")
     for name in ("recipe.yaml", "job.json", "env.json"):
         (a / name).unlink()
-    found = difference(a, b)
+    found = diff_runs(a, b)
     assert "settings not known: a recipe.yaml is missing" in found.sentence
     assert [note.partition(":")[0] for note in found.notes] == ["A has no recipe.yaml", "A has no job.json"]
-    found = difference(a, a)
+    found = diff_runs(a, a)
     assert found.sentence.startswith("same computation")
 
 
@@ -294,12 +296,12 @@ def test_an_edited_job_is_told(tmp_path):
     job = json.loads((a / "job.json").read_text())
     write_json(a / "job.json", job | {"seed": 7})
     assert "job.json of B is not what its result was computed from: a file was changed by hand" in (
-        difference(run(tmp_path / "y"), a).warnings
+        diff_runs(run(tmp_path / "y"), a).warnings
     )
     b = run(tmp_path, seed=2, score=None)
     job = json.loads((b / "job.json").read_text())
     write_json(b / "job.json", job | {"seed": 7})
-    assert "job.json of B is not what its folder is named by" in difference(a, b).warnings[-1]
+    assert "job.json of B is not what its folder is named by" in diff_runs(a, b).warnings[-1]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +315,7 @@ def test_an_edited_job_is_told(tmp_path):
         ("result.json", '{"format": 1, "val": {"accuracy": NaN}}', "result.json is no JSON"),
         ("result.json", '{"format": 1, "val": {"accuracy": 1e999}}', "1e999 is no number to reckon with"),
         ("env.json", '{"command": ["spt"]}', "env.json is not what a run writes: command: Input should be"),
-        ("recipe.yaml", "task: {limit: .inf}", "recipe.yaml holds what no recipe does"),
+        ("recipe.yaml", "task: {max_rows: .inf}", "recipe.yaml holds what no recipe does"),
         ("result.json", '{"format": 99}', "result.json has the form 99 of another version of spt"),
         ("result.json", '{"format": 1}', "result.json is not the result of a run: key: Field required"),
     ],
@@ -322,7 +324,7 @@ def test_damaged_files(tmp_path, name, text, words):
     a, b = run(tmp_path), run(tmp_path, seed=1)
     (b / name).write_text(text + "\n")
     with pytest.raises(DataError) as error:
-        difference(a, b)
+        diff_runs(a, b)
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
@@ -334,12 +336,12 @@ def test_what_is_no_run(tmp_path):
     for path, words in (
         (tmp_path / "nothing", "does not exist; name a run folder"),
         (a / "result.json", "is a file, not a folder"),
-        (tmp_path / "study", "is a study, not a run; spt report --compare"),
+        (tmp_path / "study", "is a study, not a run; to compare reports"),
         (tmp_path / "empty", "is no run"),
         (tmp_path, "it holds runs: name one of them"),
     ):
         with pytest.raises(UsageError, match=words):
-            difference(a, path)
+            diff_runs(a, path)
 
 
 def test_the_command(tmp_path):

@@ -1,4 +1,4 @@
-"""The attention weights shown are those that layers use; what is counted of them; and `spt attention`."""
+"""The attention weights shown are those that layers use; what is counted of them; and `spt inspect attention`."""
 
 import csv
 import json
@@ -10,12 +10,12 @@ import torch
 from tiny import loaded, own_task, run, spt_job
 from typer.testing import CliRunner
 
-from spt import contract
-from spt.components import find
-from spt.distance import WITH_ATTENTION, distances, watched
+from spt.analysis.attention import WITH_ATTENTION, attention_distances, recorded_attention
+from spt.checks import model_contract
+from spt.config.job import Job
+from spt.config.plugins import find_plugin
 from spt.models.attention import Attention
 from spt.models.base import Context, Mixer
-from spt.plan import Job
 from spt_cli import app
 
 VARIANTS = {
@@ -79,7 +79,7 @@ def test_weights_times_values_are_the_answer(variant, causal):
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "two-sided"])
 @torch.no_grad()
 def test_those_of_spade(causal):
-    made = contract.tiny(find("models", "spade"), causal, window=6, d_state=8).double()
+    made = model_contract.tiny(find_plugin("models", "spade"), causal, window=6, d_state=8).double()
     layer = made.mixers[2].mixers if hasattr(made.mixers[2], "mixers") else made.mixers[2]
     for length, valid in ((23, (23, 23)), (23, (23, 9)), (300, (300, 277))):
         x, context = batch(length, layer.qkv.in_features, *valid)
@@ -90,13 +90,13 @@ def test_those_of_spade(causal):
 def test_what_is_counted(monkeypatch):
     """Against every pair written out; padding left out, pieces of a few queries."""
     monkeypatch.setattr("spt.models.ops.attention.ROWS", 4)
-    made = contract.tiny(find("models", "transformer"), False, n_heads=2).double()
-    x, context = batch(11, contract.WIDTH, 11, 6)
+    made = model_contract.tiny(find_plugin("models", "transformer"), False, n_heads=2).double()
+    x, context = batch(11, model_contract.WIDTH, 11, 6)
     layers = [part for part in made.modules() if isinstance(part, Attention)]
     inputs = []
     for layer in layers:
         layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
-    with watched(made) as found:
+    with recorded_attention(made) as found:
         made(x, context)
         made(x[:1, :5], Context(torch.ones(1, 5, dtype=torch.bool), padded=False))
     assert list(found) == ["mixers.0", "mixers.2"]
@@ -124,12 +124,12 @@ def test_what_is_counted(monkeypatch):
 
 def test_the_models_named_are_those_that_can_be_shown():
     for name in WITH_ATTENTION:
-        made = contract.tiny(find("models", name), True)
-        with torch.no_grad(), watched(made) as found:
-            x = contract.sequence(1, 9)
-            made(x, contract.full(x))
+        made = model_contract.tiny(find_plugin("models", name), True)
+        with torch.no_grad(), recorded_attention(made) as found:
+            x = model_contract.sequence(1, 9)
+            made(x, model_contract.all_valid(x))
         assert len(found) == 2
-    mega = contract.tiny(find("models", "mega"), True)
+    mega = model_contract.tiny(find_plugin("models", "mega"), True)
     assert all(type(part).attention_weights is Mixer.attention_weights for part in mega.mixers)
 
 
@@ -141,7 +141,7 @@ def test_runs_of_both_stages(tmp_path):
     job = spt_job(loaded(tmp_path))
     run(job, tmp_path)
     for name, last in ((job.parent.name, "after pretraining"), (job.name, "after finetuning")):
-        done = command("attention", tmp_path / name, "--rows", "3", "--split", "val", "--json")
+        done = command("inspect", "attention", tmp_path / name, "--rows", "3", "--split", "val", "--json")
         assert done.exit_code == 0, done.output
         told = json.loads(done.stdout)
         assert (told["rows"], told["split"], len(told["heads"])) == (3, "val", 2)
@@ -155,10 +155,10 @@ def test_runs_of_both_stages(tmp_path):
             rows = list(csv.DictReader(file))
         assert [float(row["trained_distance"]) for row in rows] == [h["trained"]["distance"] for h in told["heads"]]
         assert last in (tmp_path / name / "figures" / "attention.svg").read_text()
-    shown = command("attention", tmp_path / job.name, "--out", tmp_path / "else")
+    shown = command("inspect", "attention", tmp_path / job.name, "--out", tmp_path / "else")
     assert shown.exit_code == 0 and (tmp_path / "else" / "attention.png").is_file()
     assert max(map(len, shown.stdout.splitlines())) <= 80
-    found = distances(tmp_path / job.name, rows=10**9)
+    found = attention_distances(tmp_path / job.name, rows=10**9)
     assert found.rows == 24
 
 
@@ -166,7 +166,7 @@ def test_rows_of_unlike_lengths_in_a_causal_model(tmp_path):
     model = {"name": "dlr_attention", "d_model": 8, "n_layers": 1, "n_heads": 2, "window": 4, "causal": True}
     job = Job(own_task(tmp_path, model=model), "finetune", 0)
     run(job, tmp_path)
-    found = distances(tmp_path / job.name, rows=5)
+    found = attention_distances(tmp_path / job.name, rows=5)
     split = found.opened.bound.data.test
     lengths = split.lengths[:5].tolist()
     away = [q - k for n in lengths for q in range(n) for k in [np.arange(max(0, q // 4 - 1) * 4, q + 1)]]

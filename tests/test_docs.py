@@ -28,10 +28,11 @@ from pages import (
 from tiny import ROOT
 from typer.testing import CliRunner
 
-from spt.components import find, listing
-from spt.objectives import OBJECTIVES
-from spt.recipe import Pretrain, Recipe, Train, anchor_paths, resolve
-from spt.study import KINDS, check, read
+from spt.config.load import anchor_paths, resolve
+from spt.config.plugins import find_plugin, listing
+from spt.config.recipe import Pretrain, Recipe, Train
+from spt.studies.schema import KINDS, read, validate
+from spt.training.objectives import OBJECTIVES
 from spt_cli import app
 
 BLOCKS, COMMANDS = all_blocks(), all_commands()
@@ -116,7 +117,7 @@ def test_every_yaml_block_is_what_it_says(block, tmp_path):
     write_files(block.page, tmp_path)
     for raw in documents(block):
         if "kind" in raw:
-            assert check({**raw, "set": {}}, str(block)).kind == raw["kind"]
+            assert validate({**raw, "set": {}}, str(block)).kind == raw["kind"]
             continue
         anchor_paths(raw, tmp_path)
         if {"task", "model", "pretrain", "finetune"} <= raw.keys():
@@ -129,7 +130,7 @@ def parts(block: Block, raw):
     assert raw.keys() <= Recipe.model_fields.keys(), block
     for place, kind in (("task", "tasks"), ("model", "models")):
         if part := dict(raw.get(place, {})):
-            find(kind, part.pop("name")).module.Config(**part)
+            find_plugin(kind, part.pop("name")).module.Config(**part)
     if "encoder" in raw:
         Recipe.model_fields["encoder"].annotation(**raw["encoder"])
     for place in ("pretrain", "finetune", "scratch"):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,20 +18,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import environment, loaded, own_task, spt_job, weights
 
-from spt import workers
+from spt.config.job import Job, PretrainedWeights
+from spt.config.recipe import Loaded
 from spt.errors import BackendError, Interrupted, OutputError, Stopped, UsageError
-from spt.execute import ORPHANED, Failed, Wanted, here, ordered, shard
-from spt.plan import Job, Weights
-from spt.recipe import Loaded
-from spt.run import Run
-from spt.runtime import Runtime, Settings
-from spt.workers import local
+from spt.execution import local
+from spt.execution.local import run_locally
+from spt.execution.queue import PARENT_FAILED, FailedRun, RunRequest, in_order, run_here, shard
+from spt.runs.folder import RunFolder
+from spt.runtime.distributed import Runtime
+from spt.runtime.settings import Settings
 
 SETTINGS = Settings(quiet=True, cpu=True)
 
 
-def wanted(*jobs: Job) -> list[Wanted]:
-    return [Wanted(job, f"[{i}]") for i, job in enumerate(jobs, 1)]
+def wanted(*jobs: Job) -> list[RunRequest]:
+    return [RunRequest(job, f"[{i}]") for i, job in enumerate(jobs, 1)]
 
 
 def family(one: Loaded, seed: int = 0) -> list[Job]:
@@ -43,7 +45,7 @@ def tuned(one: Loaded, rate: float) -> Loaded:
     finetune = one.recipe.finetune
     train = finetune.train.model_copy(update={"learning_rate": rate})
     recipe = one.recipe.model_copy(update={"finetune": finetune.model_copy(update={"train": train})})
-    return Loaded(one.name, recipe, one.origins, one.identities, one.notes, one.smoke)
+    return replace(one, recipe=recipe)
 
 
 def diverging(tmp_path: Path) -> Loaded:
@@ -51,12 +53,12 @@ def diverging(tmp_path: Path) -> Loaded:
     return loaded(tmp_path, pretrain__train__learning_rate=1e30, pretrain__train__max_grad_norm=None)
 
 
-def reasons(failed: list[Failed]) -> dict[str, str]:
+def reasons(failed: list[FailedRun]) -> dict[str, str]:
     return {failure.job.name: failure.reason for failure in failed}
 
 
 def state(root: Path, job: Job) -> str:
-    return (Run(root, job.name).status() or {}).get("state", "nothing")
+    return (RunFolder(root, job.name).status() or {}).get("state", "nothing")
 
 
 def same_runs(one: Path, two: Path) -> None:
@@ -80,11 +82,11 @@ def test_every_job_once_and_parents_first(one):
     scratch, spt = family(one)
     again, pretraining = spt_job(one), spt.parent
     other = spt_job(tuned(one, 0.5))
-    weighted = Job(one, "finetune", 3, Weights(Path("x"), "abc"))
-    found = ordered(wanted(scratch, spt, again, other, pretraining, weighted))
+    weighted = Job(one, "finetune", 3, PretrainedWeights(Path("x"), "abc"))
+    found = in_order(wanted(scratch, spt, again, other, pretraining, weighted))
     assert [job.name for job, _ in found] == [j.name for j in (scratch, pretraining, spt, other, weighted)]
     assert [label for _, label in found] == ["[1]", "[2]", "[2]", "[4]", "[6]"]
-    assert ordered(found) == found
+    assert in_order(found) == found
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +104,7 @@ def test_shards_are_disjoint_complete_and_hold_whole_families(jobs, data, count)
     everything = wanted(*data.draw(st.lists(st.sampled_from(list(jobs.values())), max_size=20)))
     parts = [shard(everything, index, count) for index in range(1, count + 1)]
     assert sorted(one.label for part in parts for one in part) == sorted(one.label for one in everything)
-    names = [{job.name for job, _ in ordered(part)} for part in parts]  # with the pretrainings
+    names = [{job.name for job, _ in in_order(part)} for part in parts]  # with the pretrainings
     assert sum(map(len, names)) == len(set().union(*names))
     labels = [[one.label for one in part] for part in parts]
     assert all([one.label for one in everything if one.label in part] == part for part in labels)  # in the same order
@@ -124,11 +126,11 @@ def test_a_failed_pretraining_fails_its_children_alone(tmp_path):
     bad, good = diverging(tmp_path), loaded(tmp_path)
     jobs, said = [*family(bad), spt_job(tuned(bad, 0.5)), spt_job(good, 1)], []
     for words in ("finite", "diverged before"):
-        failed = here(wanted(*jobs), tmp_path / "runs", Runtime(SETTINGS), said.append)
+        failed = run_here(wanted(*jobs), tmp_path / "runs", Runtime(SETTINGS), said.append)
         found = reasons(failed)
         assert list(found) == [jobs[1].parent.name, jobs[1].name, jobs[2].name]
         first, *children = found.values()
-        assert children == [f"{ORPHANED} {first}"] * 2
+        assert children == [f"{PARENT_FAILED} {first}"] * 2
         assert words in first
         assert state(tmp_path / "runs", jobs[1].parent) == "diverged"
     assert state(tmp_path / "runs", jobs[0]) == state(tmp_path / "runs", jobs[3]) == "done"
@@ -138,23 +140,23 @@ def test_a_failed_pretraining_fails_its_children_alone(tmp_path):
 def test_a_finished_run_does_not_need_its_pretraining(tmp_path):
     job = spt_job(loaded(tmp_path))
     runs = tmp_path / "runs"
-    assert here(wanted(job), runs, Runtime(SETTINGS), print) == []
+    assert run_here(wanted(job), runs, Runtime(SETTINGS), print) == []
     (runs / job.parent.name).rename(tmp_path / "elsewhere")
-    assert here(wanted(job), runs, Runtime(SETTINGS), print) == []
+    assert run_here(wanted(job), runs, Runtime(SETTINGS), print) == []
     assert not (runs / job.parent.name).exists()
     (runs / job.name / "result.json").write_text("{")
-    (failure,) = here(wanted(job), runs, Runtime(SETTINGS), print)
+    (failure,) = run_here(wanted(job), runs, Runtime(SETTINGS), print)
     assert "cannot be read as a result" in failure.reason
-    (failure,) = local(wanted(job), runs, SETTINGS, 1, print, tmp_path)
+    (failure,) = run_locally(wanted(job), runs, SETTINGS, 1, print, tmp_path)
     assert "cannot be read as a result" in failure.reason
 
 
 def make_here(jobs, runs, settings, folder):
-    return here(jobs, runs, Runtime(settings), lambda text: None)
+    return run_here(jobs, runs, Runtime(settings), lambda text: None)
 
 
 def make_local(jobs, runs, settings, folder):
-    return local(jobs, runs, settings, 2, lambda text: None, folder)
+    return run_locally(jobs, runs, settings, 2, lambda text: None, folder)
 
 
 @pytest.mark.parametrize("make", [make_here, pytest.param(make_local, marks=pytest.mark.slow)])
@@ -175,9 +177,9 @@ def test_a_full_disk_ends_everything(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OutputError("full", hopeless=True)
 
-    monkeypatch.setattr("spt.execute.ensure", full)
+    monkeypatch.setattr("spt.execution.queue.run_stage", full)
     with pytest.raises(OutputError):
-        here(wanted(*family(loaded(tmp_path))), tmp_path / "runs", Runtime(SETTINGS), print)
+        run_here(wanted(*family(loaded(tmp_path))), tmp_path / "runs", Runtime(SETTINGS), print)
 
 
 # ------------------------------------------------------------------------------------------------------- by workers
@@ -195,31 +197,31 @@ def test_workers_do_what_one_process_does(tmp_path, threads):
     bad = diverging(tmp_path)
     jobs = wanted(*family(one), spt_job(bad), spt_job(one, 1))
     said: list[str] = []
-    found = reasons(local(jobs, tmp_path / "two", SETTINGS, 2, said.append, tmp_path / "study"))
-    failed = reasons(here(jobs, tmp_path / "one", Runtime(SETTINGS), lambda text: None))
+    found = reasons(run_locally(jobs, tmp_path / "two", SETTINGS, 2, said.append, tmp_path / "study"))
+    failed = reasons(run_here(jobs, tmp_path / "one", Runtime(SETTINGS), lambda text: None))
     assert found == failed and len(found) == 2
     same_runs(tmp_path / "one", tmp_path / "two")
     assert len(list((tmp_path / "two").glob("*/result.json"))) == 5
     assert sum("weights from pretrain-" in text for text in said) == 2
     assert [text for text in said if text.startswith("[3] failed: ")]
-    assert local(wanted(*family(one)), tmp_path / "two", SETTINGS, 2, said.append, tmp_path / "study") == []
+    assert run_locally(wanted(*family(one)), tmp_path / "two", SETTINGS, 2, said.append, tmp_path / "study") == []
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_workers_that_cannot_start_end_it(tmp_path, monkeypatch, attempts):
-    monkeypatch.setattr(workers, "ATTEMPTS", attempts)
+    monkeypatch.setattr(local, "ATTEMPTS", attempts)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(BackendError, match=f"{attempts} workers in a row ended at their start .exit code 1."):
-        local(wanted(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 2, print, tmp_path)
+        run_locally(wanted(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 2, print, tmp_path)
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(BackendError, match="no worker could be started"):
-        local(wanted(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 2, print, tmp_path)
+        run_locally(wanted(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 2, print, tmp_path)
 
 
 def test_what_a_worker_cannot_do_is_said_in_its_words(tmp_path):
     settings = Settings(quiet=True, cpu=True, tracker="nonesuch")
     with pytest.raises(BackendError, match="unknown tracker 'nonesuch'"):
-        local(wanted(*family(loaded(tmp_path))), tmp_path / "runs", settings, 1, print, tmp_path)
+        run_locally(wanted(*family(loaded(tmp_path))), tmp_path / "runs", settings, 1, print, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -232,22 +234,22 @@ def test_each_worker_has_one_gpu_in_turn(monkeypatch, visible, count, expected):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    assert [workers._slot(i, cpu=False).get("CUDA_VISIBLE_DEVICES") for i in range(len(expected))] == expected
-    assert workers._slot(0, cpu=True) == {}
+    assert [local._slot(i, cpu=False).get("CUDA_VISIBLE_DEVICES") for i in range(len(expected))] == expected
+    assert local._slot(0, cpu=True) == {}
 
 
 def test_a_launcher_and_workers_do_not_go_together(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="workers are started by spt"):
-        local([], tmp_path, SETTINGS, 2, print, tmp_path)
+        run_locally([], tmp_path, SETTINGS, 2, print, tmp_path)
 
 
 CONDUCTOR = """
 import os, pickle, signal, sys
 from pathlib import Path
 from spt.errors import SptError, Stopped
-from spt.runtime import Settings
-from spt.workers import local
+from spt.runtime.settings import Settings
+from spt.execution.local import run_locally
 
 def stop(number, frame):
     raise Stopped("stopped")
@@ -258,7 +260,7 @@ Path("pid").write_text(str(os.getpid()))
 jobs, settings, workers = pickle.loads(Path("jobs.pkl").read_bytes())
 say = lambda text: print(text, file=sys.stderr, flush=True)
 try:
-    failed = local(jobs, Path("runs"), settings, workers, say, Path("study"))
+    failed = run_locally(jobs, Path("runs"), settings, workers, say, Path("study"))
 except SptError as error:
     say(str(error))
     sys.exit(error.exit_code)
@@ -273,7 +275,7 @@ LONG = {
 
 
 @contextlib.contextmanager
-def conductor(folder: Path, jobs: list[Wanted], count: int, pipe: str = "") -> Iterator[subprocess.Popen[str]]:
+def conductor(folder: Path, jobs: list[RunRequest], count: int, pipe: str = "") -> Iterator[subprocess.Popen[str]]:
     """A process that has runs made by workers with as many threads as this one has; a checkpoint after every step."""
     settings = Settings(quiet=True, cpu=True, save_every=0.0)
     (folder / "jobs.pkl").write_bytes(pickle.dumps((jobs, settings, count)))
@@ -307,7 +309,7 @@ def alive(folder: Path) -> list[int]:
         with contextlib.suppress(OSError):
             if (
                 entry.name.isdigit()
-                and b"spt.workers" in (entry / "cmdline").read_bytes()
+                and b"spt.execution.local" in (entry / "cmdline").read_bytes()
                 and os.readlink(entry / "cwd") == str(folder)
             ):
                 found.append(int(entry.name))
@@ -349,13 +351,13 @@ def test_a_worker_that_ends_takes_one_run_with_it(tmp_path, number, words, then)
         output, _ = process.communicate(timeout=100)
     assert process.returncode == 0, output
     pretraining = jobs[0].job.parent
-    assert f"{pretraining.name} {words}" in output and f"{jobs[0].job.name} {ORPHANED} {words}" in output
+    assert f"{pretraining.name} {words}" in output and f"{jobs[0].job.name} {PARENT_FAILED} {words}" in output
     runs = tmp_path / "runs"
     assert [state(runs, job) for job, _ in jobs[1:]] == ["done", "done"]
     assert state(runs, pretraining) == then and training(tmp_path, pretraining)()
 
 
-def finish(folder: Path, jobs: list[Wanted]) -> None:
+def finish(folder: Path, jobs: list[RunRequest]) -> None:
     with conductor(folder, jobs, 2) as process:
         output, _ = process.communicate(timeout=200)
         assert process.returncode == 0, output
@@ -384,7 +386,7 @@ def test_a_stop_loses_nothing_and_leaves_nobody(tmp_path, number):
     states = {json.loads(path.read_text())["state"] for path in (tmp_path / "runs").glob("*/status.json")}
     assert "stopped" in states and states <= {"stopped", "done"}, output
     finish(tmp_path, jobs)
-    assert here(jobs, tmp_path / "whole", Runtime(SETTINGS), lambda text: None) == []
+    assert run_here(jobs, tmp_path / "whole", Runtime(SETTINGS), lambda text: None) == []
     same_runs(tmp_path / "whole", tmp_path / "runs")
 
 
@@ -395,14 +397,14 @@ def test_a_stop_at_the_start_is_orderly_too(tmp_path, number, error):
     said: list[str] = []
     before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
 
-    def start(conductor: workers._Conductor) -> None:
+    def start(conductor: local._Scheduler) -> None:
         real(conductor)
         signal.raise_signal(number)
 
-    real = workers._Conductor._start
+    real = local._Scheduler._start
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers._Conductor, "_start", start)
+        patch.setattr(local._Scheduler, "_start", start)
         with pytest.raises(error):
-            local(wanted(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 1, said.append, folder)
+            run_locally(wanted(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 1, said.append, folder)
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
     assert not list((tmp_path / "runs").glob("*/result.json"))

@@ -7,14 +7,14 @@ import torch
 from tiny import held_to_table, loaded, recipe_file, run, spt
 from typer.testing import CliRunner
 
-from spt.components import find
-from spt.contract import full, sequence, tiny
+from spt.analysis.resolved import resolve_overview
+from spt.checks.model_contract import all_valid, sequence, tiny
+from spt.config.job import Job
+from spt.config.plugins import find_plugin
+from spt.config.recipe import Train
 from spt.models.base import randomise
-from spt.optim import groups
-from spt.plan import Job
-from spt.recipe import Train
-from spt.show import overview
-from spt.stages import bind
+from spt.training.build import build_stage
+from spt.training.optimizer import optimizer_groups
 from spt_cli import app
 
 SMALL = {  # a model of every family, small
@@ -71,11 +71,11 @@ TABLE = {
 
 @pytest.mark.parametrize("name", SMALL)
 def test_optimiser_groups_are_the_published_ones(name):
-    held_to_table(tiny(find("models", name), causal=False, **SMALL[name]), TABLE[name])
+    held_to_table(tiny(find_plugin("models", name), causal=False, **SMALL[name]), TABLE[name])
 
 
 def test_show_names_the_groups(tmp_path):
-    found = overview(loaded(tmp_path, model=model("s4")))
+    found = resolve_overview(loaded(tmp_path, model=model("s4")))
     lines = {kind: (g["learning rate"], g["weight decay"]) for g in found["stages"][0]["groups"] for kind in g["of"]}
     assert lines["kernel.A_imag"] == (1e-3, 0.0) and lines["kernel.C"][0] == 0.01
 
@@ -91,7 +91,7 @@ STATE_SPACE = {  # but for the long convolutions, where it is the kernel
 def test_random_priors(name, tmp_path):
     """random: every parameter of the network from N(0, 0.1²), head and encoder too; random_ssm: the state space."""
     structured, random, ssm = (
-        bind(Job(loaded(tmp_path, model=model(name, initialisation=how)), "finetune", 0)).model
+        build_stage(Job(loaded(tmp_path, model=model(name, initialisation=how)), "finetune", 0)).model
         for how in ("structured", "random", "random_ssm")
     )
     flat = torch.cat([p.detach().flatten() for p in random.parameters()])
@@ -106,9 +106,9 @@ def test_random_priors(name, tmp_path):
 @pytest.mark.parametrize("name", SMALL)
 def test_a_random_layer_trains(name):
     """Finite answers and gradients from the random prior, whose steps and decays lie far from the structured ones."""
-    backbone = tiny(find("models", name), causal=False, initialisation="random", **SMALL[name]).train()
+    backbone = tiny(find_plugin("models", name), causal=False, initialisation="random", **SMALL[name]).train()
     x = sequence(2, 63)
-    (backbone(x, full(x)) * sequence(2, 63, seed=2)).sum().backward()
+    (backbone(x, all_valid(x)) * sequence(2, 63, seed=2)).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in backbone.parameters())
 
 
@@ -130,9 +130,9 @@ def test_randomise_follows_the_seed():
 @pytest.mark.parametrize("name", [name for name in SMALL if name not in ("lru", "mega")])
 def test_a_state_space_never_decays(name):
     """With the recipe's own rate, and where the recipe lets everything else decay."""
-    backbone = tiny(find("models", name), causal=False, ssm_lr=None, **SMALL[name])
+    backbone = tiny(find_plugin("models", name), causal=False, ssm_lr=None, **SMALL[name])
     train = Train(steps=1, batch_size=1, learning_rate=0.01, weight_decay=0.05, decay="all")
-    decaying = {name for group in groups(backbone, train) if group.weight_decay for name in group.names}
+    decaying = {name for group in optimizer_groups(backbone, train) if group.weight_decay for name in group.names}
     never = {"s4": "inv_dt", "s4d": "A_real", "dss": "W", "dlr": "log_Lambda_re", "s5": "log_step"}
     for key in decaying:
         assert name == "sgconv" or not key.endswith(never[name]), key
@@ -141,14 +141,14 @@ def test_a_state_space_never_decays(name):
 
 def test_rates_that_can_be_chosen():
     def rate(name, parameter, **options):
-        made = groups(tiny(find("models", name), causal=False, **SMALL[name], **options), train)
+        made = optimizer_groups(tiny(find_plugin("models", name), causal=False, **SMALL[name], **options), train)
         return next((g.learning_rate, g.weight_decay) for g in made if any(n.endswith(parameter) for n in g.names))
 
     train = Train(steps=1, batch_size=1, learning_rate=0.01, weight_decay=0.05)
     for name in ("s4", "s4d"):
         assert rate(name, "kernel.C", c_lr=2e-3) == (2e-3, 0.05)
-        assert rate(name, "inv_dt", slow_dt=False) == (0.01, 0.0)
-    assert rate("dlr", "log_Lambda_re", slow_decay=False) == (0.01, 0.0)
+        assert rate(name, "inv_dt", dt_uses_ssm_lr=False) == (0.01, 0.0)
+    assert rate("dlr", "log_Lambda_re", decay_uses_ssm_lr=False) == (0.01, 0.0)
     assert rate("lru", "nu", ssm_lr_factor=0.2) == (pytest.approx(0.002), 0.0)
 
 
@@ -157,7 +157,7 @@ def test_rates_that_can_be_chosen():
 def test_dropout_within_a_layer(name, tied):
     """It is there, and drawn once for all steps where it is tied."""
     torch.manual_seed(0)
-    backbone = tiny(find("models", name), causal=False, dropout=0.5, tie_dropout=tied, **SMALL[name]).train()
+    backbone = tiny(find_plugin("models", name), causal=False, dropout=0.5, tie_dropout=tied, **SMALL[name]).train()
     answer = backbone.mixers[0].output(torch.ones(1, 8, 16))
     assert bool((answer == answer[:, :1]).all()) == tied
     assert not torch.equal(answer, backbone.mixers[0].output(torch.ones(1, 8, 16)))
@@ -167,33 +167,37 @@ def test_dropout_within_a_layer(name, tied):
 
 def test_dropout_where_the_published_code_has_it():
     for name in ("s4", "s4d"):
-        assert tiny(find("models", name), causal=False, early_dropout=True, **SMALL[name]).mixers[0].output.early
-    s5 = tiny(find("models", "s5"), causal=False, dropout=0.5, activation="gelu", **SMALL["s5"]).train()
+        assert (
+            tiny(find_plugin("models", name), causal=False, pre_activation_dropout=True, **SMALL[name])
+            .mixers[0]
+            .output.pre_activation_dropout
+        )
+    s5 = tiny(find_plugin("models", "s5"), causal=False, dropout=0.5, activation="gelu", **SMALL["s5"]).train()
     y = torch.ones(1, 8, 16)
     assert torch.equal(s5.mixers[0].output(y), s5.mixers[0].output(y))  # the stack's alone
 
 
 def test_lru_is_made_as_flax_makes_it():
-    lru = tiny(find("models", "lru"), causal=False, **SMALL["lru"])
+    lru = tiny(find_plugin("models", "lru"), causal=False, **SMALL["lru"])
     assert lru.norms[0].unbiased is False and lru.mixers[0].output.approximate == "tanh"
 
 
 @pytest.mark.parametrize("name", ["s4", "s4d", "dss", "dlr", "s5", "lru"])
 @torch.no_grad()
 def test_stepping_with_the_norm_behind_the_sum(name):
-    backbone = tiny(find("models", name), causal=True, prenorm=False, norm="layer", **SMALL[name])
+    backbone = tiny(find_plugin("models", name), causal=True, prenorm=False, norm="layer", **SMALL[name])
     x = sequence(2, 17)
     state, answers = backbone.initial_state(2), []
     for t in range(17):
         answer, state = backbone.step(x[:, t], state)
         answers.append(answer)
-    torch.testing.assert_close(torch.stack(answers, 1), backbone(x, full(x)), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.stack(answers, 1), backbone(x, all_valid(x)), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["s4", "s4d", "dss", "dlr"])
 def test_a_kernel_that_ends_is_no_recurrence(name):
-    assert tiny(find("models", name), causal=True, **SMALL[name]).recurrent
-    assert not tiny(find("models", name), causal=True, max_kernel_length=7, **SMALL[name]).recurrent
+    assert tiny(find_plugin("models", name), causal=True, **SMALL[name]).recurrent
+    assert not tiny(find_plugin("models", name), causal=True, max_kernel_length=7, **SMALL[name]).recurrent
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -201,28 +205,30 @@ def test_a_kernel_that_ends_is_no_recurrence(name):
 @torch.no_grad()
 def test_published_tensors_and_back(name, causal):
     """Out of one layer and into another, as docs/models.md has it: the same function."""
-    one, other = (tiny(find("models", name), causal, **SMALL[name]).mixers[0] for _ in range(2))
+    one, other = (tiny(find_plugin("models", name), causal, **SMALL[name]).mixers[0] for _ in range(2))
     for parameter in one.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
     how = {"length": 0} if name == "s4" else {}  # C itself, not C~
     loaded_ = other.load_state_dict(other.import_reference(one.export_reference(**how), **how), strict=False)
     assert loaded_.unexpected_keys == [] and loaded_.missing_keys == []
     x = sequence(2, 31)
-    torch.testing.assert_close(other(x, full(x)), one(x, full(x)))
+    torch.testing.assert_close(other(x, all_valid(x)), one(x, all_valid(x)))
     with pytest.raises(ValueError, match="published tensors have"):
         other.import_reference({"nothing": torch.zeros(1)}, **how)
 
 
 @pytest.mark.parametrize("option", ["real_transform", "dt_transform"])
 def test_numbers_that_stand_for_themselves_stay_positive(option):
-    backbone = tiny(find("models", "s4d"), causal=False, initialisation="random", **SMALL["s4d"], **{option: "none"})
+    backbone = tiny(
+        find_plugin("models", "s4d"), causal=False, initialisation="random", **SMALL["s4d"], **{option: "none"}
+    )
     x = sequence(1, 1024)
-    assert backbone(x, full(x)).isfinite().all()
+    assert backbone(x, all_valid(x)).isfinite().all()
 
 
 def test_kernels_are_made_once_a_step(tmp_path, monkeypatch):
     """Six steps of three micro-batches, two evaluations of training and one of the result."""
-    kernel, calls = find("models", "s4").module.S4Kernel, []
+    kernel, calls = find_plugin("models", "s4").module.S4Kernel, []
     forward = kernel.forward
     monkeypatch.setattr(kernel, "forward", lambda self, length: calls.append(length) or forward(self, length))
     job = Job(loaded(tmp_path, model=model("s4")), "finetune", 0)

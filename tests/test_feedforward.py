@@ -8,14 +8,14 @@ from tiny import loaded, recipe_file
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from spt import contract
-from spt.components import find
-from spt.contract import full, sequence, tiny
+from spt.analysis.resolved import resolve_overview
+from spt.checks import model_contract
+from spt.checks.model_contract import all_valid, sequence, tiny
+from spt.config.plugins import find_plugin
+from spt.config.recipe import Train
 from spt.models.base import Context, Unsupported
 from spt.models.feedforward import ACTIVATIONS, FeedForward, SwitchFeedForward
-from spt.optim import groups
-from spt.recipe import Train
-from spt.show import overview
+from spt.training.optimizer import optimizer_groups
 from spt_cli import app
 
 D, F, X = 6, 10, 4
@@ -80,7 +80,7 @@ def test_steps_are_routed_at_all(routing):
     mixer, x = layer(routing), torch.randn(3, 13, D, dtype=torch.float64)
     choice = mixer.probabilities(x).argmax(-1)
     assert len(set(choice.flatten().tolist())) == X
-    y = mixer.train()(x, full(x))
+    y = mixer.train()(x, all_valid(x))
     assert bool((y == 0).all(-1).any()) == (routing == "expert"), "an expert's choice leaves steps out"
 
 
@@ -89,9 +89,9 @@ def test_equal_steps_are_taken_in_their_order(routing):
     """Where steps are alike, padding must not decide which of them an expert takes."""
     mixer, x = layer(routing).eval(), torch.ones(1, 11, D, dtype=torch.float64)
     padded = torch.cat([x, torch.zeros(1, 40, D, dtype=torch.float64)], dim=1)
-    torch.testing.assert_close(mixer(padded, lengths(11, longest=51))[:, :11], mixer(x, full(x)))
+    torch.testing.assert_close(mixer(padded, lengths(11, longest=51))[:, :11], mixer(x, all_valid(x)))
     if routing == "expert":
-        assert (mixer(x, full(x)) != 0).any(-1).nonzero()[:, 1].tolist() == list(range(6))  # 2/4 of 11, the first
+        assert (mixer(x, all_valid(x)) != 0).any(-1).nonzero()[:, 1].tolist() == list(range(6))  # 2/4 of 11, the first
 
 
 @pytest.mark.parametrize("routing", ["token", "expert"])
@@ -110,7 +110,7 @@ def test_one_expert_is_the_plain_layer(routing):
     weights = {"up": plain.up.weight.T[None], "up_bias": plain.up.bias, "down": plain.down.weight.T[None]}
     one.load_state_dict({**weights, "down_bias": plain.down.bias, "router.weight": one.router.weight})
     x = torch.randn(2, 7, D, dtype=torch.float64)
-    torch.testing.assert_close(one(x, full(x)), plain(x, full(x)))
+    torch.testing.assert_close(one(x, all_valid(x)), plain(x, all_valid(x)))
 
 
 def test_experts_start_as_linear_maps_do():
@@ -138,7 +138,7 @@ def test_memory_does_not_grow_with_the_experts(routing):
 
         x = torch.randn(2, 512, 64)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            mixer(x, full(x))
+            mixer(x, all_valid(x))
         return sum(sizes.values())
 
     plain = kept(FeedForward(64, 256))
@@ -150,7 +150,7 @@ def test_operations_by_hand_and_by_count(routing):
     mixer, x = SwitchFeedForward(8, 24, 4, routing), torch.randn(1, 64, 8)
     assert mixer.flops(64).forward == 2 * 64 * 8 * 4 + 4 * 64 * 8 * 24
     with FlopCounterMode(display=False) as counter:
-        mixer(x, full(x))
+        mixer(x, all_valid(x))
     assert counter.get_total_flops() == mixer.flops(64).forward
     ceiling = {"token": 63, "expert": 64}[routing]  # 63 / 4 steps an expert, rounded up
     assert mixer.flops(63).forward == 2 * 63 * 8 * 4 + 4 * ceiling * 8 * 24
@@ -169,19 +169,19 @@ def test_halves_are_routed_by_whole_numbers(routing):
     torch.manual_seed(0)
     mixer, x = SwitchFeedForward(16, 32, 4, routing), torch.randn(2, 40, 16)
     with torch.autocast("cpu", torch.bfloat16):
-        p, y = mixer.probabilities(x), mixer(x, full(x))
+        p, y = mixer.probabilities(x), mixer(x, all_valid(x))
         from_halves = mixer.probabilities(x.bfloat16())
     assert p.dtype == torch.float32 and torch.equal(p, mixer.probabilities(x))
     assert torch.equal(from_halves, mixer.probabilities(x.bfloat16().float()))
     assert y.dtype == torch.bfloat16
-    torch.testing.assert_close(y.float(), mixer(x, full(x)), atol=0.02, rtol=0.02)
+    torch.testing.assert_close(y.float(), mixer(x, all_valid(x)), atol=0.02, rtol=0.02)
 
 
 def test_dropout_within_an_expert():
     for routing in ("token", "expert"):
         mixer, x = layer(routing, dropout=0.5), torch.randn(1, 9, D, dtype=torch.float64)
-        assert not torch.equal(mixer.train()(x, full(x)), mixer(x, full(x)))
-        assert torch.equal(mixer.eval()(x, full(x)), mixer(x, full(x)))
+        assert not torch.equal(mixer.train()(x, all_valid(x)), mixer(x, all_valid(x)))
+        assert torch.equal(mixer.eval()(x, all_valid(x)), mixer(x, all_valid(x)))
 
 
 # ------------------------------------------------------------------------------------------------------- in any stack
@@ -192,8 +192,9 @@ STACKS = {"transformer": {}, "dlr": {"d_state": 8}, "s4": {"d_state": 8}}
 PROMISES = [
     (routing, causal, promise)
     for routing, causal in (("token", False), ("token", True), ("expert", False))
-    for promise in contract.PROMISES
-    if routing == "token" or promise is not contract.states_its_operations  # in evaluation there are more, see above
+    for promise in model_contract.PROMISES
+    if routing == "token"
+    or promise is not model_contract.states_its_operations  # in evaluation there are more, see above
 ]
 
 
@@ -202,33 +203,33 @@ PROMISES = [
 def test_contract(name, routing, promise, causal, monkeypatch):
     """The contract of all models, with experts; those that take their steps look ahead."""
     options = {**STACKS[name], **SWITCH, "routing": routing}
-    monkeypatch.setattr(contract, "tiny", lambda *where, **more: tiny(*where, **options, **more))
-    assert promise(find("models", name), causal) is None
+    monkeypatch.setattr(model_contract, "tiny", lambda *where, **more: tiny(*where, **options, **more))
+    assert promise(find_plugin("models", name), causal) is None
 
 
 @pytest.mark.parametrize("name", STACKS)
 def test_experts_that_look_ahead_are_asked_for_by_name(name):
     options = {**STACKS[name], **SWITCH, "routing": "expert"}
-    config = find("models", name).module.Config
+    config = find_plugin("models", name).module.Config
     with pytest.raises(Unsupported, match=r"looks ahead.*routing: token or causal: false"):
-        find("models", name).module.build(config(causal=True, max_length=63, d_model=16, **options))
-    ahead = tiny(find("models", name), causal=True, route_ahead=True, **options)
+        find_plugin("models", name).module.build(config(causal=True, max_length=63, d_model=16, **options))
+    ahead = tiny(find_plugin("models", name), causal=True, noncausal_routing=True, **options)
     x = sequence(1, 63)
     other = torch.cat([x[:, :30], sequence(1, 33, seed=1)], dim=1)
     assert not ahead.recurrent
-    assert not torch.allclose(ahead(x, full(x))[:, :30], ahead(other, full(x))[:, :30], atol=1e-3)
+    assert not torch.allclose(ahead(x, all_valid(x))[:, :30], ahead(other, all_valid(x))[:, :30], atol=1e-3)
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
         ({"n_experts": 4}, "n_experts has no effect without a feed-forward layer"),
-        ({"route_ahead": True}, "route_ahead has no effect without a feed-forward layer"),
+        ({"noncausal_routing": True}, "noncausal_routing has no effect without a feed-forward layer"),
         ({"feed_forward": "mlp", "n_experts": 4}, "n_experts has no effect with feed_forward: mlp"),
         ({"feed_forward": "mlp", "routing": "expert"}, "routing has no effect with feed_forward: mlp"),
-        ({"feed_forward": "switch", "route_ahead": True}, "unless the model is causal and routing is expert"),
+        ({"feed_forward": "switch", "noncausal_routing": True}, "unless the model is causal and routing is expert"),
         (
-            {"feed_forward": "switch", "routing": "expert", "route_ahead": True},
+            {"feed_forward": "switch", "routing": "expert", "noncausal_routing": True},
             "unless the model is causal and routing is expert",
         ),
         ({"feed_forward": "switch", "n_experts": 0}, "n_experts"),
@@ -236,10 +237,10 @@ def test_experts_that_look_ahead_are_asked_for_by_name(name):
 )
 def test_settings_without_effect_are_refused(options, complaint):
     with pytest.raises(ValueError, match=complaint):
-        find("models", "dlr").module.Config.model_validate_json(json.dumps(options))
+        find_plugin("models", "dlr").module.Config.model_validate_json(json.dumps(options))
 
 
-EXPERTS = {"feed_forward": "switch", "n_experts": 16, "routing": "expert", "route_ahead": True}
+EXPERTS = {"feed_forward": "switch", "n_experts": 16, "routing": "expert", "noncausal_routing": True}
 
 
 @pytest.mark.parametrize(
@@ -253,9 +254,11 @@ EXPERTS = {"feed_forward": "switch", "n_experts": 16, "routing": "expert", "rout
 def test_the_language_models_of_the_dlr_paper_are_as_large_as_published(name, millions, options):
     """Its Table 5: 16 layers of width 384; vectors of 128 for T5's 32,128 tokens, tied, stand before and behind. The
     experts' inner width is not told; four times the layers' gives all three sizes to 0.7 per cent."""
-    config = find("models", name).module.Config(d_model=384, n_layers=16, causal=True, max_length=4096, **options)
+    config = find_plugin("models", name).module.Config(
+        d_model=384, n_layers=16, causal=True, max_length=4096, **options
+    )
     with torch.device("meta"):
-        backbone = find("models", name).module.build(config)
+        backbone = find_plugin("models", name).module.build(config)
     size = sum(p.numel() for p in backbone.parameters()) + 32_128 * 128 + 2 * 128 * 384
     assert size / 1e6 == pytest.approx(millions, rel=0.007)
 
@@ -264,10 +267,10 @@ def test_the_language_models_of_the_dlr_paper_are_as_large_as_published(name, mi
 def test_gradient_checkpointing_routes_alike(routing):
     found = []
     for recompute in (False, True):
-        model = tiny(find("models", "dlr"), causal=False, d_state=8, **SWITCH, routing=routing).train()
+        model = tiny(find_plugin("models", "dlr"), causal=False, d_state=8, **SWITCH, routing=routing).train()
         model.recompute = recompute
         x = sequence(2, 63)
-        (model(x, full(x)) * sequence(2, 63, seed=2)).sum().backward()
+        (model(x, all_valid(x)) * sequence(2, 63, seed=2)).sum().backward()
         found.append([p.grad for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
@@ -275,7 +278,7 @@ def test_gradient_checkpointing_routes_alike(routing):
 def test_biases_are_biases_to_weight_decay():
     train = Train(steps=1, batch_size=1, learning_rate=0.01, weight_decay=0.05)
     for name, decaying in (("s4", False), ("dlr", True)):  # the DLR repository decays them
-        made = groups(tiny(find("models", name), causal=False, **STACKS[name], **SWITCH), train)
+        made = optimizer_groups(tiny(find_plugin("models", name), causal=False, **STACKS[name], **SWITCH), train)
         decay = {name: bool(group.weight_decay) for group in made for name in group.names}
         assert decay["mixers.1.up_bias"] == decay["mixers.1.down_bias"] == decaying
         assert decay["mixers.1.up"] and decay["mixers.1.down"] and decay["mixers.1.router.weight"]
@@ -285,9 +288,9 @@ def test_biases_are_biases_to_weight_decay():
 def test_show_counts_experts_without_numbers(tmp_path, routing):
     """Sequences of equal length, and of different ones; memory near that of the plain layer."""
     one = {"name": "s4", "d_model": 16, "n_layers": 1, "d_state": 8, "d_ff": 64}
-    plain = overview(loaded(tmp_path, model={**one, "feed_forward": "mlp"}))["stages"][0]
+    plain = resolve_overview(loaded(tmp_path, model={**one, "feed_forward": "mlp"}))["stages"][0]
     switch = {"feed_forward": "switch", "n_experts": 4, "routing": routing}
-    found = overview(loaded(tmp_path, model={**one, **switch}))["stages"][0]
+    found = resolve_overview(loaded(tmp_path, model={**one, **switch}))["stages"][0]
     kept = [stage["memory estimate"]["activations"] for stage in (plain, found)]
     assert kept[0] < kept[1] < 1.5 * kept[0]
     assert found["parameters"]["backbone"] > plain["parameters"]["backbone"] + 2 * 3 * 16 * 64

@@ -18,24 +18,26 @@ import torch
 from huggingface_hub import errors
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
-from tiny import loaded, own_task, recipe_file, run, spt_job
+from tiny import load, loaded, own_task, recipe_file, run, spt_job
 from torch import Tensor
 from transformers import AutoModel, BertConfig, BertModel, GPTNeoXConfig, GPTNeoXForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from typer.testing import CliRunner
 
-from spt import contract
-from spt.components import find
+from spt.analysis.resolved import _saved_bytes
+from spt.checks import model_contract
+from spt.config.job import Job
+from spt.config.plugins import find_plugin
+from spt.config.recipe import Train
 from spt.models import hf
 from spt.models.base import Context, Unsupported
+from spt.models.hf import costs, trial, weights
+from spt.models.hf.sizes import round_up
 from spt.models.ops import backends
-from spt.network import SequenceModel
-from spt.optim import groups
-from spt.plan import Job
-from spt.recipe import Train, load
-from spt.seeding import seeded
-from spt.show import _saved_bytes
-from spt.stages import bind
+from spt.training.build import build_stage
+from spt.training.network import SequenceModel
+from spt.training.optimizer import optimizer_groups
+from spt.training.seeding import seeded
 from spt_cli import app
 
 
@@ -131,7 +133,7 @@ def hold_to_the_contract(name: str, folder: Path) -> None:
     path.write_text(
         PLUG_IN.replace("NAME", repr(name)).replace("OPTIONS", repr(kind.options)).replace("FIXED", repr(fixed))
     )
-    found = contract.check(find("models", str(path)))
+    found = model_contract.check_contract(find_plugin("models", str(path)))
     assert [(check.name, check.detail) for check in found if not check.ok] == []
     refused = {check.name for check in found if "it says not" in check.detail}
     expected = {"can be built (causal)": kind.causal, "can be built (two-sided)": kind.two_sided}
@@ -166,13 +168,13 @@ def test_relative_attention(name):
 def test_padding_is_masked_where_that_works(name, fixed):
     """Elsewhere every sequence has as many steps."""
     model = built(name)
-    assert model.padding and model.fixed == fixed
-    assert model.whole(9) == (72 if fixed else model.grain * -(-9 // model.grain))
+    assert model.ignores_padding and model.fixed_length == fixed
+    assert model.padded_length(9) == (72 if fixed else round_up(9, model.pad_to_multiple_of))
 
 
 def test_without_options_it_is_a_small_llama():
     model = hf.build(hf.Config(max_length=64))
-    assert model.kind == "llama" and model.config.hidden_size == 128 and model.config.intermediate_size == 512
+    assert model.model_type == "llama" and model.config.hidden_size == 128 and model.config.intermediate_size == 512
     assert (model.config.num_attention_heads, model.config.num_key_value_heads, model.config.head_dim) == (4, 4, 32)
     eight = hf.build(config(options={"num_attention_heads": 8})).config
     assert (eight.num_key_value_heads, eight.head_dim) == (8, 2), "what follows from the heads follows them"
@@ -205,7 +207,7 @@ def test_windows_that_hold_padding_alone(name):
     x = x_of(2, 70)
     y = answer(model, x, torch.arange(70).expand(2, -1) < 20)
     assert y[:, :20].isfinite().all()
-    assert contract.difference(y[:, :20], answer(model, x[:, :20])) < 1e-4
+    assert model_contract.difference(y[:, :20], answer(model, x[:, :20])) < 1e-4
 
 
 # ------------------------------------------------------------------------------------------------ chance, and its seeds
@@ -218,11 +220,11 @@ def test_building_and_answering_leave_chance_alone(name):
     for _ in range(2):
         numpy = np.random.get_state()[1].copy()
         torch.manual_seed(5)
-        weights = hf.build(config(architecture=name, options=KINDS[name].options)).state_dict()
-        states.append((torch.get_rng_state(), weights))
+        state = hf.build(config(architecture=name, options=KINDS[name].options)).state_dict()
+        states.append((torch.get_rng_state(), state))
         assert np.array_equal(numpy, np.random.get_state()[1])
         if not states[1:]:
-            hf._FOUND.clear()
+            trial._CACHE.clear()
     assert torch.equal(states[0][0], states[1][0])
     assert all(torch.equal(states[0][1][key], states[1][1][key]) for key in states[0][1])
     model = built(name).eval()
@@ -230,7 +232,7 @@ def test_building_and_answering_leave_chance_alone(name):
     answer(model, x_of())
     assert torch.equal(before, torch.get_rng_state()) and np.array_equal(numpy, np.random.get_state()[1])
     assert huggingface_hub.constants.HF_HUB_OFFLINE is True  # as the tests have it, and it is put back
-    with hf._offline():
+    with weights._offline():
         pass
     assert huggingface_hub.constants.HF_HUB_OFFLINE is True
 
@@ -262,7 +264,7 @@ def test_hashing_is_drawn_anew_in_training_and_follows_the_seed():
 def test_random_blocks_are_those_of_training():
     """transformers looks at the first block instead in evaluation, which the model was never trained with."""
     model, x = built("big_bird"), x_of(2, 72)
-    assert model.config.attention_type == "block_sparse" and model.fixed
+    assert model.config.attention_type == "block_sparse" and model.fixed_length
     with torch.no_grad():
         trained, evaluated = answer(model.train(), x), answer(model.eval(), x)
     torch.testing.assert_close(trained, evaluated)
@@ -275,7 +277,7 @@ def test_landmarks_keep_examples_apart():
     x = x_of(3)
     x[2] *= 50
     with torch.no_grad():
-        assert contract.difference(answer(model, x)[:2], answer(model, x[:2])) < 1e-5
+        assert model_contract.difference(answer(model, x)[:2], answer(model, x[:2])) < 1e-5
 
 
 def test_gates_by_name_only_start_like_gates_no_more():
@@ -355,7 +357,7 @@ def test_weights_are_saved_and_loaded_strictly(name, tmp_path):
     assert set(one.state_dict()) == {key for key, _ in one.named_parameters()}
     copied = copy.deepcopy(two)
     for model in (two, copied):
-        assert contract.difference(answer(model.eval(), x_of()), answer(one.eval(), x_of())) > 1e-3
+        assert model_contract.difference(answer(model.eval(), x_of()), answer(one.eval(), x_of())) > 1e-3
         model.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
         assert torch.equal(answer(model, x_of()), answer(one, x_of()))
 
@@ -369,7 +371,7 @@ def test_who_decays():
         ("rwkv", ("time_mix_key", "time_decay"), "receptance.weight"),
     ):
         model = built(name, causal=not (KINDS | MORE)[name].two_sided)
-        decaying = [key for group in groups(model, train) if group.weight_decay for key in group.names]
+        decaying = [key for group in optimizer_groups(model, train) if group.weight_decay for key in group.names]
         assert any(key.endswith(ever) for key in decaying) and not any(key.endswith(never) for key in decaying)
 
 
@@ -387,7 +389,7 @@ def test_operations_are_those_that_torch_counts(name):
     kind = (KINDS | MORE)[name]
     model = built(name, causal=not kind.two_sided, max_length=200).eval()
     for length in (5, 64, 199):
-        assert model.flops(length).forward == pytest.approx(contract.counted_flops(model, length), rel=1e-6)
+        assert model.flops(length).forward == pytest.approx(model_contract.counted_flops(model, length), rel=1e-6)
 
 
 def test_operations_that_torch_does_not_see():
@@ -396,9 +398,9 @@ def test_operations_that_torch_does_not_see():
     attention = 2 * (8 * 50 * 16**2 + 4 * 50**2 * 16)
     assert built("mixtral").flops(50).forward == attention + 2 * 2 * 50 * 16 * (8 + 2 * 3 * 64)
     mamba = built("mamba", causal=True)
-    assert mamba.flops(50).forward - contract.counted_flops(mamba, 50) == 2 * 6 * 50 * 32 * 16
+    assert mamba.flops(50).forward - model_contract.counted_flops(mamba, 50) == 2 * 6 * 50 * 32 * 16
     fnet = built("fnet")
-    assert fnet.flops(50).forward - contract.counted_flops(fnet, 50) == pytest.approx(
+    assert fnet.flops(50).forward - model_contract.counted_flops(fnet, 50) == pytest.approx(
         2 * 5 * 72 * 16 * math.log2(72 * 16)
     )
 
@@ -407,8 +409,8 @@ def test_operations_that_torch_does_not_see():
 def test_long_sequences_are_not_gone_through_to_be_counted(name, monkeypatch):
     """Their code is a loop over steps or chunks."""
     lengths = []
-    counted = hf._counted
-    monkeypatch.setattr(hf, "_counted", lambda model, length: lengths.append(length) or counted(model, length))
+    count = costs.count
+    monkeypatch.setattr(costs, "count", lambda model, length: lengths.append(length) or count(model, length))
     model = built(name, causal=True, max_length=16_384)
     assert 1.9 < model.flops(16_384).forward / model.flops(8_192).forward < 4
     assert max(lengths) <= 1_300 and len(lengths) <= 12
@@ -427,7 +429,7 @@ def test_shown_without_values(name, tmp_path):
         "nystromformer": {"num_landmarks": 4, "conv_kernel_size": 3},
     }
     one = {"name": "hf", "architecture": name, "d_model": 16, "n_layers": 2, "options": small.get(name, {})}
-    bound = bind(Job(own_task(tmp_path, model={**one, "causal": name == "jamba"}), "pretrain", 0))
+    bound = build_stage(Job(own_task(tmp_path, model={**one, "causal": name == "jamba"}), "pretrain", 0))
     assert _saved_bytes(bound, 8) > 0
 
 
@@ -495,7 +497,7 @@ def test_a_local_checkpoint_is_loaded_as_it_is(tmp_path, capfd):
         expected = theirs.gpt_neox(inputs_embeds=x).last_hidden_state
         torch.testing.assert_close(answer(ours.eval(), x), expected)
         random = from_folder(folder, pretrained=False).eval()
-        assert contract.difference(answer(random, x), expected) > 0.01
+        assert model_contract.difference(answer(random, x), expected) > 0.01
     assert {k: v.shape for k, v in random.state_dict().items()} == {k: v.shape for k, v in ours.state_dict().items()}
     assert capfd.readouterr() == ("", "")
 
@@ -520,7 +522,7 @@ def test_a_decoder_with_weights_can_be_two_sided(tmp_path):
     model = from_folder(folder, causal=False).eval()
     x = x_of()
     with torch.no_grad():
-        assert contract.difference(answer(model, x)[:, :9], answer(model, x[:, :9])) > 1e-3
+        assert model_contract.difference(answer(model, x)[:, :9], answer(model, x[:, :9])) > 1e-3
 
 
 def test_dropout_is_the_recipes(tmp_path):
@@ -569,7 +571,7 @@ def test_efficient_transformers_with_weights(name, tmp_path):
     (answer(ours, x) * x_of(2, 50, seed=1)).sum().backward()
     assert all(p.grad is not None for p in ours.parameters() if p.requires_grad)
     with torch.no_grad():
-        assert contract.difference(answer(ours.eval(), x)[:1], answer(ours, x[:1])) < 1e-4
+        assert model_contract.difference(answer(ours.eval(), x)[:1], answer(ours, x[:1])) < 1e-4
     assert ours.flops(50).forward > 0
     with pytest.raises(ValueError, match=r"positions for 64 steps, but max_length is 65|is made for 64 steps"):
         from_folder(tmp_path / name, causal=False, max_length=65)
@@ -628,7 +630,7 @@ def test_a_run_is_known_by_the_weights_it_starts_from(tmp_path):
 def test_finetuning_starts_from_the_weights(tmp_path):
     _, theirs = saved(tmp_path / "here")
     one = {"name": "hf", "checkpoint": "./here", "d_model": 16, "n_layers": 2, "causal": True}
-    model = bind(Job(loaded(tmp_path, model=one), "finetune", 0)).model
+    model = build_stage(Job(loaded(tmp_path, model=one), "finetune", 0)).model
     assert isinstance(model, SequenceModel)
     key = "layers.1.mlp.dense_h_to_4h.weight"
     assert torch.equal(model.state_dict()[f"backbone.model.{key}"], theirs.state_dict()[f"gpt_neox.{key}"])
@@ -645,12 +647,12 @@ def test_fetching_asks_for_settings_and_safetensors_alone(tmp_path, cache, monke
         asked.append((name, revision, allow_patterns))
         return str(snapshot(cache, name, folder))
 
-    monkeypatch.setattr(hf, "snapshot_download", download)
+    monkeypatch.setattr(weights, "snapshot_download", download)
     said: list[str] = []
     one = config(checkpoint="somebody/pythia", causal=True)
     hf.fetch(one, said.append)
-    weights = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
-    assert asked == [("somebody/pythia", None, ["config.json", *weights])] and len(said) == 1
+    patterns = ["config.json", "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
+    assert asked == [("somebody/pythia", None, patterns)] and len(said) == 1
     hf.fetch(one, said.append)
     hf.fetch(config(checkpoint=str(folder), causal=True), said.append)
     hf.fetch(config(), said.append)
@@ -668,8 +670,8 @@ def unanswered(kind: type[Exception]) -> Exception:
         (unanswered(errors.GatedRepoError), "is gated: ask for access"),
         (unanswered(errors.RepositoryNotFoundError), "the hub has no model somebody/pythia, or it is private"),
         (unanswered(errors.RevisionNotFoundError), "has no revision first"),
-        (errors.LocalEntryNotFoundError("no connection"), "the Hugging Face hub is out of reach"),
-        (errors.OfflineModeIsEnabled("offline"), "the Hugging Face hub is out of reach"),
+        (errors.LocalEntryNotFoundError("no connection"), "the Hugging Face hub cannot be reached"),
+        (errors.OfflineModeIsEnabled("offline"), "the Hugging Face hub cannot be reached"),
         (OSError("No space left on device"), "cannot be fetched: No space left on device"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
@@ -678,18 +680,18 @@ def test_what_can_go_wrong_is_said_in_words(error, words, cache, monkeypatch):
     def download(*_, **__):
         raise error
 
-    monkeypatch.setattr(hf, "snapshot_download", download)
+    monkeypatch.setattr(weights, "snapshot_download", download)
     with pytest.raises(ValueError, match=words):
         hf.fetch(config(checkpoint="somebody/pythia", revision="first", causal=True), lambda text: None)
 
 
 def test_without_a_network_it_says_so(cache, tmp_path):
     """The real client, offline; and the command that fetches, in one sentence."""
-    with pytest.raises(ValueError, match="the Hugging Face hub is out of reach"):
+    with pytest.raises(ValueError, match="the Hugging Face hub cannot be reached"):
         hf.fetch(config(checkpoint="somebody/pythia", causal=True), lambda text: None)
     recipe = recipe_file(tmp_path, model={"name": "hf", "checkpoint": "somebody/pythia", "causal": True})
     done = CliRunner().invoke(app, ["data", "prepare", str(recipe)])
-    assert done.exit_code == 3 and "out of reach" in done.stderr, done.stderr
+    assert done.exit_code == 3 and "cannot be reached" in done.stderr, done.stderr
     done = CliRunner().invoke(app, ["show", str(recipe)])
     assert done.exit_code == 2 and "get it with: spt data prepare RECIPE" in done.stderr, done.stderr
 
@@ -697,7 +699,7 @@ def test_without_a_network_it_says_so(cache, tmp_path):
 def test_a_repository_of_pickles_is_no_source(tmp_path, cache, monkeypatch):
     folder, _ = saved(tmp_path / "pythia")
     (folder / "model.safetensors").unlink()
-    monkeypatch.setattr(hf, "snapshot_download", lambda name, **_: str(snapshot(cache, name, folder)))
+    monkeypatch.setattr(weights, "snapshot_download", lambda name, **_: str(snapshot(cache, name, folder)))
     with pytest.raises(ValueError, match=r"somebody/pythia lacks model\.safetensors"):
         hf.fetch(config(checkpoint="somebody/pythia", causal=True), lambda text: None)
 
@@ -713,9 +715,9 @@ def test_a_repository_of_pickles_is_no_source(tmp_path, cache, monkeypatch):
         ({"architecture": "bert", "checkpoint": "./x"}, "give one of them"),
         ({"architecture": None}, "give one of them"),
         ({"checkpoint": None}, "give one of them"),
-        ({"architecture": "t5"}, "is an encoder with a decoder"),
-        ({"architecture": "bart"}, "is an encoder with a decoder"),
-        ({"architecture": "clip"}, "is no model of one sequence of embeddings"),
+        ({"architecture": "t5"}, "is an encoder-decoder model"),
+        ({"architecture": "bart"}, "is an encoder-decoder model"),
+        ({"architecture": "clip"}, "does not take one sequence of embeddings"),
         ({"architecture": "mra"}, "are not run here"),
         ({"architecture": "bert", "options": {"num_heads": 2}}, "bert has no num_heads; did you mean num_attention"),
         ({"architecture": "gpt2", "options": {"n_embd": 8}}, "options.n_embd is not set here: model.d_model says it"),
@@ -732,7 +734,7 @@ def test_a_repository_of_pickles_is_no_source(tmp_path, cache, monkeypatch):
         ({"pretrained": True}, "pretrained has no effect without a checkpoint"),
         ({"revision": "main"}, "revision has no effect without a checkpoint"),
         ({"checkpoint": "./a", "revision": "main"}, "revision has no effect on a folder"),
-        ({"checkpoint": "a/b/c"}, "is no model on the hub (owner/name) and no folder"),
+        ({"checkpoint": "a/b/c"}, "is neither a model on the hub (owner/name) nor a folder"),
         ({"architecture": "big_bird", "options": {"attention_type": "block_sparse"}}, "needs more than 704 steps"),
     ],
 )  # fmt: skip
@@ -745,14 +747,14 @@ def test_mistakes_in_a_recipe(options, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"architecture": "vit"}, "is no model of one sequence of embeddings"),
+        ({"architecture": "vit"}, "does not take one sequence of embeddings"),
         ({"architecture": "mamba2", "causal": True, "dropout": 0.1}, "dropout has no effect on architecture mamba2"),
         ({"architecture": "mamba2"}, "has layers that only look back; set model.causal=true"),
         ({"architecture": "rwkv"}, "only looks back; set model.causal=true"),
         ({"architecture": "longformer", "causal": True}, "looks ahead; set model.causal=false"),
-        ({"architecture": "reformer", "causal": True}, "where later steps fall decides what a step sees"),
+        ({"architecture": "reformer", "causal": True}, "the hashes of later steps decide what a step sees"),
         ({"architecture": "modernbert", "causal": True}, "looks ahead; set model.causal=false"),
-        ({"checkpoint": "./nowhere"}, "the checkpoint ./nowhere is no folder"),
+        ({"checkpoint": "./nowhere"}, "the checkpoint ./nowhere is not a folder"),
     ],
 )
 def test_what_is_found_when_it_is_built(options, words):
@@ -779,7 +781,7 @@ def test_what_is_found_when_it_is_built(options, words):
         (lambda folder: edit(folder, quantization_config={"bits": 4}), {}, "quantised weights"),
         (lambda folder: edit(folder, num_attention_heads=3), {}, "is not divisible by the number of attention heads"),
         (lambda folder: (folder / "model.safetensors").unlink(), {}, "lacks model.safetensors; set pretrained: false"),
-        (lambda folder: pickled(folder), {}, "in a form that can hold programs, which is never opened"),
+        (lambda folder: pickled(folder), {}, "in a format that can contain programs, which is never opened"),
         (lambda folder: cut(folder), {}, "model.safetensors cannot be read"),
         (lambda folder: lessen(folder), {}, "the checkpoint lacks weights of this model, among them layers.1"),
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), {}, "is an adapter"),

@@ -14,16 +14,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from spt import contract
-from spt.components import find
-from spt.contract import full, sequence, tiny
+from spt.checks import model_contract
+from spt.checks.model_contract import all_valid, sequence, tiny
+from spt.config.job import Job
+from spt.config.plugins import find_plugin
+from spt.config.recipe import Train
 from spt.errors import UsageError
 from spt.models.base import Context
-from spt.models.spade import BUCKETS, FROZEN, buckets
-from spt.optim import groups
-from spt.plan import Job
-from spt.recipe import Train
-from spt.stages import bind
+from spt.models.spade import BUCKETS, buckets
+from spt.training.build import build_stage
+from spt.training.optimizer import optimizer_groups
 from spt_cli import app
 
 SMALL = {
@@ -34,7 +34,7 @@ SMALL = {
 
 def model(name: str, causal: bool = False, **options):
     """Two blocks, d_model 16, in double precision, every parameter away from where it starts."""
-    made = tiny(find("models", name), causal, **{**SMALL[name], **options}).double()
+    made = tiny(find_plugin("models", name), causal, **{**SMALL[name], **options}).double()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
@@ -154,13 +154,13 @@ def test_spade_by_definition(combine, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("promise", contract.PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("promise", model_contract.PROMISES, ids=lambda promise: promise.__name__)
 @pytest.mark.parametrize("combine", ["concat", "weighted", "stack"])
 def test_contract_with_many_blocks(combine, promise, causal, monkeypatch):
     """The default's window is longer than the contract's sequences."""
     options = {**SMALL["spade"], "window": 5, "combine": combine}
-    monkeypatch.setattr(contract, "tiny", lambda *where, **more: tiny(*where, **options, **more))
-    assert promise(find("models", "spade"), causal) is None
+    monkeypatch.setattr(model_contract, "tiny", lambda *where, **more: tiny(*where, **options, **more))
+    assert promise(find_plugin("models", "spade"), causal) is None
 
 
 def test_relative_positions_are_one_parameter():
@@ -173,13 +173,13 @@ def test_relative_positions_are_one_parameter():
     shared = [mixer._shared[0] for mixer in (twin.mixers[0].local, twin.mixers[2])]
     assert shared[0] is shared[1] is twin.mixers[0].local.positions is not spade.mixers[0].local.positions
     for net in (spade, twin):
-        assert (net.mixers[2](x, full(x)) - spade.mixers[2](x, full(x))).abs().max() == 0
+        assert (net.mixers[2](x, all_valid(x)) - spade.mixers[2](x, all_valid(x))).abs().max() == 0
     with torch.no_grad():
         twin.get_parameter(name).add_(torch.randn(2, BUCKETS))
-    assert not torch.allclose(twin.mixers[2](x, full(x)), spade.mixers[2](x, full(x)), atol=1e-3)
+    assert not torch.allclose(twin.mixers[2](x, all_valid(x)), spade.mixers[2](x, all_valid(x)), atol=1e-3)
     for mixer in (spade.mixers[0], spade.mixers[2]):
         spade.zero_grad()
-        (mixer(x, full(x)) * sequence(2, 13, seed=1)).sum().backward()
+        (mixer(x, all_valid(x)) * sequence(2, 13, seed=1)).sum().backward()
         assert spade.get_parameter(name).grad.abs().sum() > 0
 
 
@@ -189,10 +189,10 @@ def test_relative_positions_under_data_parallelism():
     plain = copy.deepcopy(spade)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        nn.parallel.DistributedDataParallel(spade)(x, full(x)).square().sum().backward()
+        nn.parallel.DistributedDataParallel(spade)(x, all_valid(x)).square().sum().backward()
     finally:
         torch.distributed.destroy_process_group()
-    plain(x, full(x)).square().sum().backward()
+    plain(x, all_valid(x)).square().sum().backward()
     for ours, theirs in zip(spade.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
 
@@ -200,27 +200,27 @@ def test_relative_positions_under_data_parallelism():
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_frozen_state_space(frozen):
     """dt, A, P and B are no optimiser's and get no gradient; what the published code trains all the same, does."""
-    spade, x = tiny(find("models", "spade"), False, freeze_ssm=frozen, **SMALL["spade"]).train(), sequence(2, 13)
-    (spade(x, full(x)) * sequence(2, 13, seed=1)).sum().backward()
-    made = groups(spade, Train(steps=1, batch_size=1, learning_rate=0.01))
+    spade, x = tiny(find_plugin("models", "spade"), False, freeze_ssm=frozen, **SMALL["spade"]).train(), sequence(2, 13)
+    (spade(x, all_valid(x)) * sequence(2, 13, seed=1)).sum().backward()
+    made = optimizer_groups(spade, Train(steps=1, batch_size=1, learning_rate=0.01))
     trained = {name for group in made for name in group.names}
     for name, parameter in spade.named_parameters():
-        still = frozen and name in {f"mixers.0.ssm.kernel.{part}" for part in FROZEN}
+        still = frozen and name in {f"mixers.0.ssm.kernel.{part}" for part in ("inv_dt", "A_real", "A_imag", "P", "B")}
         assert (parameter.grad is None, name not in trained) == (still, still), name
     assert "mixers.0.ssm.kernel.C" in trained and "mixers.0.ssm.D" in trained
-    free = tiny(find("models", "spade"), False, **SMALL["spade"])
-    torch.testing.assert_close(free(x, full(x)), spade.eval()(x, full(x)))
+    free = tiny(find_plugin("models", "spade"), False, **SMALL["spade"])
+    torch.testing.assert_close(free(x, all_valid(x)), spade.eval()(x, all_valid(x)))
 
 
 def test_only_the_first_block_has_a_state_space():
-    spade = tiny(find("models", "spade"), False, **SMALL["spade"], n_layers=4)
+    spade = tiny(find_plugin("models", "spade"), False, **SMALL["spade"], n_layers=4)
     kinds = [type(mixer).__name__ for mixer in spade.mixers]
     assert kinds == ["Augmented", "FeedForward", *["LocalAttention", "FeedForward"] * 3]
 
 
 def test_projections_start_as_published():
     """Each of q, k and v uniform with a bound of sqrt(6 / 2D) / sqrt(2), the output map sqrt(2) times that."""
-    spade = tiny(find("models", "spade"), False, d_model=128, n_heads=2)
+    spade = tiny(find_plugin("models", "spade"), False, d_model=128, n_heads=2)
     bound = math.sqrt(1.5 / 128)
     for weight, times in ((spade.mixers[2].qkv.weight, 1), (spade.mixers[2].out.weight, 2**0.5)):
         assert 0.99 * times * bound < float(weight.detach().abs().max()) <= times * bound
@@ -228,25 +228,25 @@ def test_projections_start_as_published():
 
 
 def test_attention_dropout_is_for_training():
-    mixer = tiny(find("models", "spade"), False, **SMALL["spade"], attention_dropout=0.5).mixers[2]
+    mixer = tiny(find_plugin("models", "spade"), False, **SMALL["spade"], attention_dropout=0.5).mixers[2]
     x = sequence(2, 13)
-    assert torch.equal(mixer.eval()(x, full(x)), mixer(x, full(x)))
-    assert not torch.equal(mixer.train()(x, full(x)), mixer(x, full(x)))
+    assert torch.equal(mixer.eval()(x, all_valid(x)), mixer(x, all_valid(x)))
+    assert not torch.equal(mixer.train()(x, all_valid(x)), mixer(x, all_valid(x)))
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_operations_of_local_attention_by_count(causal):
-    mixer = tiny(find("models", "spade"), causal, **SMALL["spade"]).mixers[2]
+    mixer = tiny(find_plugin("models", "spade"), causal, **SMALL["spade"]).mixers[2]
     for length in (1, 3, 4, 11, 63):
         x = sequence(1, length)
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            mixer(x, full(x))
+            mixer(x, all_valid(x))
         assert mixer.flops(length).forward == counter.get_total_flops(), length
 
 
 def test_the_kernel_within_a_block_is_made_once_a_step(tmp_path, monkeypatch):
     """As those of other long convolutions: six steps of three micro-batches, two evaluations and the result's."""
-    kernel, calls = find("models", "s4").module.S4Kernel, []
+    kernel, calls = find_plugin("models", "spade").module.S4Kernel, []
     forward = kernel.forward
     monkeypatch.setattr(kernel, "forward", lambda self, length: calls.append(length) or forward(self, length))
     one = {"name": "spade", "d_model": 16, "n_layers": 1, **SMALL["spade"]}
@@ -269,7 +269,7 @@ def test_the_kernel_within_a_block_is_made_once_a_step(tmp_path, monkeypatch):
 )
 def test_contradictions_are_refused(name, options, complaint):
     with pytest.raises(ValueError, match=complaint):
-        find("models", name).module.Config.model_validate_json(json.dumps(options))
+        find_plugin("models", name).module.Config.model_validate_json(json.dumps(options))
 
 
 # ------------------------------------------------------------------------------------- the DLR paper's attention block
@@ -325,15 +325,15 @@ def test_dlr_attention_by_definition(options, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("promise", contract.PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("promise", model_contract.PROMISES, ids=lambda promise: promise.__name__)
 def test_contract_of_dlr_attention_among_chunks(promise, causal, monkeypatch):
     options = {**SMALL["dlr_attention"], "output": "glu"}
-    monkeypatch.setattr(contract, "tiny", lambda *where, **more: tiny(*where, **options, **more))
-    assert promise(find("models", "dlr_attention"), causal) is None
+    monkeypatch.setattr(model_contract, "tiny", lambda *where, **more: tiny(*where, **options, **more))
+    assert promise(find_plugin("models", "dlr_attention"), causal) is None
 
 
 def test_the_temperature_starts_at_the_usual_scale():
-    mixer = tiny(find("models", "dlr_attention"), False, d_model=64, n_heads=4).mixers[0]
+    mixer = tiny(find_plugin("models", "dlr_attention"), False, d_model=64, n_heads=4).mixers[0]
     assert mixer.attention.temperature.tolist() == [0.25]
     assert not mixer.extra and mixer.map.weight.shape == (64, 64)
 
@@ -354,7 +354,7 @@ def test_published_tensors_and_back(output, expansion):
     found = other.load_state_dict(other.import_reference(raw), strict=False)
     assert found.missing_keys == [] == found.unexpected_keys
     x = sequence(2, 13).double()
-    torch.testing.assert_close(other(x, full(x)), one(x, full(x)))
+    torch.testing.assert_close(other(x, all_valid(x)), one(x, all_valid(x)))
     with pytest.raises(ValueError, match="published tensors have"):
         other.import_reference({"nothing": torch.zeros(1)})
 
@@ -362,11 +362,11 @@ def test_published_tensors_and_back(output, expansion):
 @pytest.mark.parametrize("tied", [False, True])
 def test_dropout_behind_the_activation(tied):
     """Of the activation alone, not of the layer's input."""
-    made = tiny(find("models", "dlr_attention"), False, dropout=0.5, tie_dropout=tied, **SMALL["dlr_attention"])
+    made = tiny(find_plugin("models", "dlr_attention"), False, dropout=0.5, tie_dropout=tied, **SMALL["dlr_attention"])
     mixer, x = made.mixers[0].train(), sequence(1, 13)
     seen = []
     mixer.map.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0] - x))
-    mixer(x, full(x)), mixer.eval()(x, full(x))
+    mixer(x, all_valid(x)), mixer.eval()(x, all_valid(x))
     dropped = seen[0].abs() < 1e-6
     assert 0.2 < float(dropped.float().mean()) < 0.8
     torch.testing.assert_close(seen[0][~dropped], 2 * seen[1][~dropped])
@@ -382,12 +382,12 @@ LONG = {"s4": {"d_state": 8}, "s4d": {"d_state": 8}, "dss": {"d_state": 8}, "dlr
 @pytest.mark.parametrize("name", LONG)
 def test_an_identity_output_leaves_the_convolution(name, causal):
     """y is linear in u, without parameters of its own, step by step too; dropout is the stack's alone."""
-    made = tiny(find("models", name), causal, output="identity", dropout=0.5, n_layers=1, **LONG[name])
+    made = tiny(find_plugin("models", name), causal, output="identity", dropout=0.5, n_layers=1, **LONG[name])
     mixer, x = made.mixers[0], sequence(2, 13)
     assert [name for name, _ in mixer.named_parameters() if not name.startswith("kernel.")] == ["D"]
-    y = mixer.train()(x, full(x))
-    assert torch.equal(y, mixer.contextualise(x))
-    torch.testing.assert_close(mixer(2 * x, full(x)), 2 * y)
+    y = mixer.train()(x, all_valid(x))
+    assert torch.equal(y, mixer.mix_sequence(x))
+    torch.testing.assert_close(mixer(2 * x, all_valid(x)), 2 * y)
     if causal and name != "sgconv":
         state, steps = mixer.initial_state(2), []
         for t in range(13):
@@ -397,10 +397,12 @@ def test_an_identity_output_leaves_the_convolution(name, causal):
 
 
 @pytest.mark.parametrize("name", ["s4", "s4d"])
-def test_an_identity_output_has_no_early_dropout(name, tmp_path):
-    one = {"name": name, "d_model": 16, "output": "identity", "early_dropout": True}
-    with pytest.raises(UsageError, match=rf"model {name}: output: identity has no GELU .* early_dropout"):
-        bind(Job(loaded(tmp_path, model=one), "finetune", 0))
+def test_an_identity_output_has_no_pre_activation_dropout(name, tmp_path):
+    one = {"name": name, "d_model": 16, "output": "identity", "pre_activation_dropout": True}
+    with pytest.raises(
+        UsageError, match=rf"model {name}: output: identity has no GELU, so pre_activation_dropout has no effect"
+    ):
+        build_stage(Job(loaded(tmp_path, model=one), "finetune", 0))
 
 
 # ---------------------------------------------------------------------------------------------------- in the pipeline
@@ -417,13 +419,13 @@ TABLE = {  # rate and decay at a recipe's 0.01 and 0.05
 
 @pytest.mark.parametrize("name", SMALL)
 def test_optimiser_groups(name):
-    held_to_table(tiny(find("models", name), False, **SMALL[name]), TABLE[name])
+    held_to_table(tiny(find_plugin("models", name), False, **SMALL[name]), TABLE[name])
 
 
 def test_the_random_prior_of_a_state_space_within_a_block(tmp_path):
     one = {"name": "spade", "d_model": 16, "n_layers": 2, **SMALL["spade"]}
     plain, random = (
-        bind(Job(loaded(tmp_path, model={**one, "initialisation": how}), "finetune", 0)).model.backbone
+        build_stage(Job(loaded(tmp_path, model={**one, "initialisation": how}), "finetune", 0)).model.backbone
         for how in ("structured", "random_ssm")
     )
     for (name, a), (_, b) in zip(plain.named_parameters(), random.named_parameters(), strict=True):
@@ -433,9 +435,9 @@ def test_the_random_prior_of_a_state_space_within_a_block(tmp_path):
 @pytest.mark.parametrize("name", SMALL)
 def test_a_random_layer_trains(name):
     """Finite answers and gradients where every parameter is drawn from N(0, 0.1²)."""
-    made = tiny(find("models", name), False, initialisation="random", **SMALL[name]).train()
+    made = tiny(find_plugin("models", name), False, initialisation="random", **SMALL[name]).train()
     x = sequence(2, 63)
-    (made(x, full(x)) * sequence(2, 63, seed=2)).sum().backward()
+    (made(x, all_valid(x)) * sequence(2, 63, seed=2)).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in made.parameters())
 
 

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spt.aggregate import Aggregate, aggregate, iqm, normalised
-from spt.items import Items, NoItems, compare_items
-from spt.stats import Interval, bootstrap_items, mcnemar
+from spt.report.across_tasks import TaskAggregate, aggregate, interquartile_mean, normalised
+from spt.report.per_example import ExampleComparison, compare_examples
+from spt.report.stats import Interval, bootstrap_examples, mcnemar
+from spt.runs.predictions import NotComparable
 
 TASK = tuple[list[float], list[float]]
 
@@ -34,15 +35,15 @@ def classes(folder: Path, said: Any, label: Any, ids: Any = None) -> Path:
     return predictions(folder, {"id": ids, "label": label, "prediction": said, "margin": margin})
 
 
-def compared(*arguments: Any, **options: Any) -> Items:
-    found = compare_items(*arguments, **options)
-    assert isinstance(found, Items), found
+def compared(*arguments: Any, **options: Any) -> ExampleComparison:
+    found = compare_examples(*arguments, **options)
+    assert isinstance(found, ExampleComparison), found
     return found
 
 
 def refused(*arguments: Any) -> str:
-    found = compare_items(*arguments)
-    assert isinstance(found, NoItems), found
+    found = compare_examples(*arguments)
+    assert isinstance(found, NotComparable), found
     return found.reason
 
 
@@ -58,7 +59,7 @@ def test_classes(tmp_path: Path) -> None:
     assert (got.scratch, got.spt) == pytest.approx((right[0].mean(), right[1].mean()))
     assert got.difference == pytest.approx(got.spt - got.scratch)
     assert got.p == mcnemar(*only)
-    interval = bootstrap_items(right[0].astype(float), right[1].astype(float), np.random.default_rng(3))
+    interval = bootstrap_examples(right[0].astype(float), right[1].astype(float), np.random.default_rng(3))
     assert (got.low, got.high) == (interval.low, interval.high)
     assert got == compared(scratch, spt, 3) != compared(scratch, spt, 4)
     assert got.higher_is_better
@@ -142,7 +143,7 @@ def test_no_damage_is_fatal(tmp_path: Path) -> None:
         for place in random.integers(len(content), size=3):
             damaged[place] = random.integers(256)
         (bad / "predictions.parquet").write_bytes(damaged)
-        assert isinstance(compare_items(good, bad, 0), Items | NoItems)
+        assert isinstance(compare_examples(good, bad, 0), ExampleComparison | NotComparable)
 
 
 def test_a_folder_named_like_a_setting_adds_no_column(tmp_path: Path) -> None:
@@ -219,14 +220,14 @@ def test_interquartile_mean(runs: tuple[int, ...]) -> None:
     from scipy import stats
 
     scores = [np.random.default_rng(n).normal(size=n) for n in runs]
-    assert iqm(scores) == pytest.approx(stats.trim_mean(np.concatenate(scores), 0.25))
+    assert interquartile_mean(scores) == pytest.approx(stats.trim_mean(np.concatenate(scores), 0.25))
 
 
 def test_interquartile_mean_leaves_out_the_extremes() -> None:
-    assert iqm([[1.0, 2.0, 3.0, -1e9], [4.0, 5.0, 6.0, 1e9]]) == pytest.approx(3.5)
+    assert interquartile_mean([[1.0, 2.0, 3.0, -1e9], [4.0, 5.0, 6.0, 1e9]]) == pytest.approx(3.5)
     for scores in ([[]], [[0.1, math.nan]]):
         with pytest.raises(ValueError, match="finite"):
-            iqm(scores)
+            interquartile_mean(scores)
 
 
 def tasks(seeds: tuple[int, ...], shift: float = 0.05, spread: float = 0.02, seed: int = 0) -> list[TASK]:
@@ -324,7 +325,7 @@ def test_one_task_is_no_aggregate() -> None:
     assert aggregate(tasks((5,))) is None
     assert aggregate([*tasks((5,)), ([], [])]) is None
     with_empty = aggregate([*tasks((5, 3)), ([], [])])
-    assert isinstance(with_empty, Aggregate)
+    assert isinstance(with_empty, TaskAggregate)
     assert with_empty == aggregate(tasks((5, 3)))
 
 
@@ -349,7 +350,7 @@ def test_exchanging_the_arms_mirrors_the_aggregate(scores: list[list[float]]) ->
 
 def test_import_is_light() -> None:
     code = (
-        "import sys, spt.aggregate, spt.items;"
+        "import sys, spt.report.across_tasks, spt.report.per_example;"
         "print(*(sys.modules.keys() & {'scipy.stats', 'pandas', 'pyarrow', 'torch'}))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

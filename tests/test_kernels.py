@@ -1,4 +1,4 @@
-"""The kernels shown are those that layers convolve with; and `spt kernels` on runs of both stages."""
+"""The kernels shown are those that layers convolve with; and `spt inspect kernels` on runs of both stages."""
 
 import csv
 import json
@@ -11,14 +11,14 @@ from tiny import loaded, model_file, run, spt_job
 from torch import nn
 from typer.testing import CliRunner
 
-from spt import contract
-from spt.components import find
-from spt.kernels import WITH_KERNELS, Curve, curves, kernels, summary
+from spt.analysis.kernels import WITH_KERNELS, KernelCurve, curves, layer_kernels, summary
+from spt.checks import model_contract
+from spt.config.job import Job
+from spt.config.plugins import find_plugin
 from spt.models.base import Backbone, BackboneConfig, Context, Mixer
 from spt.models.longconv import Kernel, LongConvolution
-from spt.plan import Job
-from spt.run import Run
-from spt.stages import bind
+from spt.runs.folder import RunFolder
+from spt.training.build import build_stage
 from spt_cli import app
 
 LENGTH = 37
@@ -46,7 +46,7 @@ def convolving(model: nn.Module) -> dict[str, Mixer]:
 def test_the_kernel_is_the_answer_to_an_impulse(name, causal):
     name, _, short = name.partition("-")
     options = {**OPTIONS[name], **(SHORT[name] if short else {})}
-    made = contract.tiny(find("models", name), causal, **options).double()
+    made = model_contract.tiny(find_plugin("models", name), causal, **options).double()
     shown = curves(made, LENGTH)
     assert list(shown) == list(convolving(made)) and len(shown) == (1 if name == "spade" else 2)
     at = 0 if causal else LENGTH // 2
@@ -57,7 +57,7 @@ def test_the_kernel_is_the_answer_to_an_impulse(name, causal):
         impulses = torch.zeros(width, LENGTH, width, dtype=torch.float64)
         impulses[torch.arange(width), at, torch.arange(width)] = 1.0
         with torch.no_grad():
-            answers = layer.contextualise(impulses)  # (input, L, answer)
+            answers = layer.mix_sequence(impulses)  # (input, L, answer)
         peaks = answers.abs().amax(dim=(0, 2)).numpy()
         curve = shown[place]
         np.testing.assert_allclose(curve.before[: LENGTH - at], peaks[at:], rtol=1e-9, atol=1e-12)
@@ -75,7 +75,7 @@ def test_the_kernel_is_the_answer_to_an_impulse(name, causal):
 
 
 def test_pieces_of_an_impulse_response_join(monkeypatch):
-    made = contract.tiny(find("models", "s5"), False, **OPTIONS["s5"]).double()
+    made = model_contract.tiny(find_plugin("models", "s5"), False, **OPTIONS["s5"]).double()
     whole = curves(made, LENGTH)
     monkeypatch.setattr("spt.models.ops.scan._RESPONSES", 5 * 2 * 16**2)
     layer = next(iter(convolving(made).values()))
@@ -87,7 +87,7 @@ def test_pieces_of_an_impulse_response_join(monkeypatch):
 def test_every_model_that_convolves_is_named():
     assert set(WITH_KERNELS) == set(OPTIONS)
     for name in ("transformer", "dlr_attention"):
-        assert curves(contract.tiny(find("models", name), False), 8) == {}
+        assert curves(model_contract.tiny(find_plugin("models", name), False), 8) == {}
 
 
 class Ramp(Kernel):
@@ -126,9 +126,9 @@ def test_a_users_layers_are_found_once():
 
 def test_reach_is_the_furthest_lag_above_a_share():
     values = np.array([0.5, 1.0, 0.2, 0.05, 0.02, 0.001])
-    told = summary(Curve(values, None))
+    told = summary(KernelCurve(values, None))
     assert (told["peak_lag"], told["reach_10_percent"], told["reach_1_percent"]) == (1, 2, 4)
-    broken = summary(Curve(np.array([1.0, np.inf]), None))
+    broken = summary(KernelCurve(np.array([1.0, np.inf]), None))
     assert set(broken.values()) == {None}
 
 
@@ -155,7 +155,7 @@ def read(path):
 
 def test_a_finetuned_run_beside_its_parent(finished):
     folder, job, _ = finished
-    done = command("kernels", folder / job.name, "--json")
+    done = command("inspect", "kernels", folder / job.name, "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert (told["stage"], told["lags"], told["row_width"], told["two_sided"]) == ("finetune", 64, 8, True)
@@ -164,9 +164,9 @@ def test_a_finetuned_run_beside_its_parent(finished):
     assert sorted(told["files"]) == [str(path) for path in files]
     rows = read(files[0])
     assert [row["lag"] for row in rows] == [str(lag) for lag in range(64)]
-    initial = curves(bind(job).model.backbone, 64)["mixers.0"]
-    parent = kernels(folder / job.parent.name).layers[0].curves["trained"]
-    trained = kernels(folder / job.name).layers[0].curves["trained"]
+    initial = curves(build_stage(job).model.backbone, 64)["mixers.0"]
+    parent = layer_kernels(folder / job.parent.name).layers[0].curves["trained"]
+    trained = layer_kernels(folder / job.name).layers[0].curves["trained"]
     for name, curve in (("initial", initial), ("pretrained", parent), ("trained", trained)):
         columns = {name: curve.largest, f"{name}_before": curve.before, f"{name}_after": curve.after}
         for column, values in columns.items():
@@ -181,7 +181,7 @@ def test_a_pretraining_run_and_one_from_scratch(finished, tmp_path):
     folder, job, scratch = finished
     begun = {}
     for name, last in ((job.parent.name, "after pretraining"), (scratch.name, "trained")):
-        done = command("kernels", folder / name, "--out", tmp_path / name, "--lags", "20", "--log")
+        done = command("inspect", "kernels", folder / name, "--out", tmp_path / name, "--lags", "20", "--log")
         assert done.exit_code == 0, done.output
         assert last in done.stdout and "at the start" in done.stdout
         rows = read(tmp_path / name / "kernels.csv")
@@ -190,7 +190,7 @@ def test_a_pretraining_run_and_one_from_scratch(finished, tmp_path):
         assert begun[name] != [row["trained"] for row in rows]
     assert begun[job.parent.name] == begun[scratch.name]  # both start from the seed's
     assert not (folder / scratch.name / "figures").exists()
-    refused = command("kernels", folder / scratch.name, "--lags", "65")
+    refused = command("inspect", "kernels", folder / scratch.name, "--lags", "65")
     assert refused.exit_code == 2 and "1 to 64 lags" in refused.output
 
 
@@ -198,21 +198,21 @@ def test_a_parent_that_is_gone_and_damage(finished, tmp_path):
     folder, job, _ = finished
     alone = tmp_path / job.name
     shutil.copytree(folder / job.name, alone)
-    done = command("kernels", alone, "--json")
+    done = command("inspect", "kernels", alone, "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert f"{job.parent.name} is not beside" in told["notes"][0] and "pretrained" not in told["layers"][0]
     shutil.copytree(folder / job.parent.name, tmp_path / job.parent.name)
     shutil.rmtree(tmp_path / job.parent.name / "checkpoints")
-    assert "it is not there" in kernels(alone).notes[0]
+    assert "it is not there" in layer_kernels(alone).notes[0]
     weights = alone / "checkpoints" / "best" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    refused = command("kernels", alone)
+    refused = command("inspect", "kernels", alone)
     assert refused.exit_code == 6 and "model.safetensors is damaged" in refused.output
     (alone / "result.json").unlink()
-    refused = command("kernels", alone)
+    refused = command("inspect", "kernels", alone)
     assert refused.exit_code == 6 and "is not finished" in refused.output
-    refused = command("kernels", tmp_path / "nowhere")
+    refused = command("inspect", "kernels", tmp_path / "nowhere")
     assert refused.exit_code == 2 and "no run folder" in refused.output
 
 
@@ -228,7 +228,7 @@ def test_other_data_and_another_model_are_refused(finished, tmp_path, monkeypatc
         copy = tmp_path / change[1].replace(": ", "-") / job.name
         shutil.copytree(folder / job.name, copy)
         (copy / "recipe.yaml").write_text(recipe.replace(*change))
-        refused = command("kernels", copy)
+        refused = command("inspect", "kernels", copy)
         assert refused.exit_code == code and said in refused.output, refused.output
 
 
@@ -236,10 +236,10 @@ def test_a_model_without_a_kernel(tmp_path):
     one = loaded(tmp_path, model={"name": str(model_file(tmp_path)), "d_model": 8, "n_layers": 1})
     job = Job(one, "pretrain", 0)
     run(job, tmp_path)
-    refused = command("kernels", tmp_path / job.name)
+    refused = command("inspect", "kernels", tmp_path / job.name)
     assert refused.exit_code == 2
     assert "has no convolution kernel; dlr, dss, lru, mega, s4, s4d, s5, sgconv and spade have" in refused.output
-    assert not (Run(tmp_path, job.name).path / "figures").exists()
-    refused = command("attention", tmp_path / job.name)
+    assert not (RunFolder(tmp_path, job.name).path / "figures").exists()
+    refused = command("inspect", "attention", tmp_path / job.name)
     assert refused.exit_code == 2
     assert "has no softmax attention that can be shown; dlr_attention, spade and transformer have" in refused.output

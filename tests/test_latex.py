@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import compared, finish, plan, start
 
-from spt import latex, report
-from spt.latex import MATHS, ROWS, SPECIAL, escape
-from spt.sheets import sheets
-from spt.texts import Sheet
+from spt.report import collect, latex
+from spt.report.format import ReportTable
+from spt.report.latex import MATHS, ROWS, SPECIAL, escape
+from spt.report.tables import all_tables
 
 NASTY = [*SPECIAL, *MATHS, "--", "---", "\\\\", "\n", "\x00", "\ud800", "中", "é", "Ż", "Δ", "ς", "$x_1$", "-1", " - "]
 CELLS = st.one_of(st.text(max_size=12), st.lists(st.sampled_from(NASTY), max_size=8).map("".join))
@@ -70,7 +70,7 @@ def check(text: str) -> None:
     assert balanced(re.sub(r"(?m)^%.*$", "", text).replace(r"{!}{%", "{!}{"))
 
 
-def report_of(tmp_path: Path) -> report.Report:
+def report_of(tmp_path: Path) -> collect.Report:
     compared(tmp_path, [0.70, 0.72, 0.74], [0.80, 0.81, 0.85])
     odd = {"task": "my_task & 50 %", "model": r"C:\x{1}", "recipe": "a<b>_$~^"}
     cells = [finish(tmp_path, "scratch", 0, 0.5, run="finetune-oddscratch", **odd)]
@@ -78,14 +78,14 @@ def report_of(tmp_path: Path) -> report.Report:
     cells.append({"row": 0, "arm": "spt", "seed": 0, "run": "finetune-oddspt0", "parent": None})
     rows = [{"name": odd["recipe"], "task": odd["task"], "model": odd["model"]}]
     plan(tmp_path, cells, "compare-2", rows=rows)
-    return report.read([tmp_path])
+    return collect.read_report([tmp_path])
 
 
 def test_every_sheet_is_a_table_and_the_words_are_comments(tmp_path):
     made = report_of(tmp_path)
     text = latex.latex(made)
     check(text)
-    shown = sheets(made)
+    shown = all_tables(made)
     assert len(shown) > 4
     assert text.count(r"\begin{table}") == text.count(r"\toprule") == text.count(r"\bottomrule") == len(shown)
     for sheet in shown:
@@ -102,7 +102,7 @@ def test_every_sheet_is_a_table_and_the_words_are_comments(tmp_path):
 
 def test_a_run_alone_has_no_header_and_needs_no_graphicx(tmp_path):
     finish(tmp_path, "scratch", 0, 0.7)
-    text = latex.latex(report.read([tmp_path / "finetune-scratch0"]))
+    text = latex.latex(collect.read_report([tmp_path / "finetune-scratch0"]))
     check(text)
     assert r"\midrule" not in text and "graphicx" not in text and r"\usepackage{booktabs}" in text
     assert "\\caption{finetune-scratch0}\n\\label{tab:finetune-scratch0}" in text
@@ -120,7 +120,7 @@ def test_signs():
 
 def test_missing_values_are_dashes_and_brackets_are_no_options():
     assert latex._cell("-") == "--"
-    sheet = Sheet("T", ("a", "b\n> c"), [("[1, 2]", "-"), ("*", "")], 1)
+    sheet = ReportTable("T", ("a", "b\n> c"), [("[1, 2]", "-"), ("*", "")], 1)
     text = "\n".join(latex._tables(sheet, set()))
     assert r"a & \shortstack[r]{b\\\textgreater{} c} \\" in text
     assert "{[}1, 2{]} & -- \\\\\n{*} &  \\\\" in text
@@ -128,7 +128,7 @@ def test_missing_values_are_dashes_and_brackets_are_no_options():
 
 def test_long_tables_are_cut_and_wide_ones_are_scaled():
     body = [(str(number), "word " * 20) for number in range(2 * ROWS + 1)]
-    made = list(latex._tables(Sheet("Many", ("n", "words"), body, 2, None, "All of them."), {"many"}))
+    made = list(latex._tables(ReportTable("Many", ("n", "words"), body, 2, None, "All of them."), {"many"}))
     assert [part.count(r" \\") - 1 for part in made] == [ROWS, ROWS, 1]
     assert [re.findall(r"\\(?:caption|label)\{(.*?)\}", part) for part in made] == [
         ["Many. All of them.", "tab:many-2"],
@@ -136,9 +136,9 @@ def test_long_tables_are_cut_and_wide_ones_are_scaled():
         ["Many, continued", "tab:many-2-part3"],
     ]
     assert r"\begin{tabular}{@{}lp{0.45\linewidth}@{}}" in made[0]
-    wide = list(latex._tables(Sheet("Wide", tuple("abcdefghi"), [tuple("123456789")], 1), set()))
+    wide = list(latex._tables(ReportTable("Wide", tuple("abcdefghi"), [tuple("123456789")], 1), set()))
     assert r"\resizebox{\linewidth}{!}{%" in wide[0] and r"\end{tabular}}" in wide[0]
-    eight = list(latex._tables(Sheet("Wide", tuple("abcdefgh"), [tuple("12345678")], 1), set()))
+    eight = list(latex._tables(ReportTable("Wide", tuple("abcdefgh"), [tuple("12345678")], 1), set()))
     assert "resizebox" not in eight[0]
     for part in (*made, *wide, *eight):
         check(part)
@@ -147,7 +147,7 @@ def test_long_tables_are_cut_and_wide_ones_are_scaled():
 @settings(max_examples=60)
 @given(st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=2), CELLS, CELLS)
 def test_no_text_breaks_a_table(body, title, caption):
-    sheet = Sheet(title, ("a", f"{title}\n{title}", "c"), body, 2, None, caption)
+    sheet = ReportTable(title, ("a", f"{title}\n{title}", "c"), body, 2, None, caption)
     for part in latex._tables(sheet, set()):
         check(part)
 
@@ -156,7 +156,9 @@ def test_no_text_breaks_a_table(body, title, caption):
 def test_pdflatex_takes_it(tmp_path):
     letters = [chr(code) for code in (*range(0x20, 0x250), *range(0x370, 0x400))] + NASTY
     body = [(letter, f"x{letter}", letter * 2) for letter in letters]
-    odd = "\n".join(latex._tables(Sheet("All [letters] %", ("a [*]", "b\n> c", "d"), body, 2, None, "É \\ $"), set()))
+    odd = "\n".join(
+        latex._tables(ReportTable("All [letters] %", ("a [*]", "b\n> c", "d"), body, 2, None, "É \\ $"), set())
+    )
     lines = [r"\documentclass{article}", r"\usepackage{booktabs,graphicx}", r"\extrafloats{100}", r"\begin{document}"]
     text = "\n".join([*lines, latex.latex(report_of(tmp_path / "runs")), odd, r"\end{document}"])
     (tmp_path / "a.tex").write_text(text, encoding="ascii")

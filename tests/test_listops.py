@@ -133,7 +133,7 @@ def test_every_value_in_real_files(data_dir):
 
 
 def test_every_generated_value():
-    data = listops.load(listops.Config(source="generated", limit=100), NOWHERE)
+    data = listops.load(listops.Config(source="generated", max_rows=100), NOWHERE)
     for split in data.splits.values():
         for i in range(len(split)):
             words = read_back(split, i, LISTOPS_WORDS)
@@ -143,8 +143,8 @@ def test_every_generated_value():
 
 def test_every_generated_subtree():
     words = ["<pad>", "<unk>", *LISTOPS_WORDS[3:]]
-    values_10 = subtrees.load(subtrees.Config(source="generated", limit=4), NOWHERE)
-    values_17 = subtrees.load(subtrees.Config(source="generated", limit=4, classes="vocabulary"), NOWHERE)
+    values_10 = subtrees.load(subtrees.Config(source="generated", max_rows=4), NOWHERE)
+    values_17 = subtrees.load(subtrees.Config(source="generated", max_rows=4, classes="vocabulary"), NOWHERE)
     assert (values_10.target.count, values_17.target.count) == (10, 17)
     for one, two in zip(values_10.splits.values(), values_17.splits.values(), strict=True):
         for i in range(len(one)):
@@ -318,10 +318,10 @@ def test_a_limit_gives_the_first_rows(monkeypatch):
     for module, options in ((listops, tiny), (subtrees, {**tiny, "min_tokens": 4, "unique": "trees"})):
         whole = module.load(module.Config(**options, **sizes), NOWHERE)
         assert [len(split) for split in whole.splits.values()] == [300, 40, 20]
-        for limit in (1, 7, 30, 200):
-            part = module.load(module.Config(**options, **sizes, limit=limit), NOWHERE)
+        for max_rows in (1, 7, 30, 200):
+            part = module.load(module.Config(**options, **sizes, max_rows=max_rows), NOWHERE)
             for mine, theirs in zip(part.splits.values(), whole.splits.values(), strict=True):
-                assert len(mine) == min(limit, len(theirs))
+                assert len(mine) == min(max_rows, len(theirs))
                 assert rows_of(mine) == rows_of(theirs)[: len(mine)]
                 assert mine.ids.tolist() == theirs.ids[: len(mine)].tolist()
 
@@ -371,11 +371,11 @@ def test_the_same_rows_without_numba():
     script = (
         "import sys, hashlib, pathlib\n"
         "if sys.argv[1] == 'plain': sys.modules['numba'] = None\n"
-        "from spt.tasks.generators import workers, listops as g\n"
+        "from spt.tasks.generators import compiled, listops as g\n"
         "from spt.tasks import listops, subtrees\n"
-        "assert workers.compiled() == (sys.argv[1] != 'plain')\n"
-        "a = listops.load(listops.Config(source='generated', limit=20), pathlib.Path('nowhere'))\n"
-        "b = subtrees.load(subtrees.Config(source='generated', variant='short', limit=5), pathlib.Path('nowhere'))\n"
+        "assert compiled.is_compiled() == (sys.argv[1] != 'plain')\n"
+        "a = listops.load(listops.Config(source='generated', max_rows=20), pathlib.Path('nowhere'))\n"
+        "b = subtrees.load(subtrees.Config(source='generated', variant='short', max_rows=5), pathlib.Path('nowhere'))\n"
         "for split in (*a.splits.values(), *b.splits.values()):\n"
         "    print(hashlib.sha256(split.values.tobytes() + split.targets.tobytes()).hexdigest())\n"
     )
@@ -412,9 +412,9 @@ def test_conventions_of_s4_and_lra(data_dir):
     assert s4.train.targets.tolist() == [row["target"] for row in rows]
     words = [word for word in rows[3]["source"].split() if word not in "()"]
     assert read_back(s4.train, 3, LISTOPS_WORDS) == [*words, "<eos>"]
-    cut = listops.load(listops.Config(source="released", max_length=600, limit=20), data_dir)
+    cut = listops.load(listops.Config(source="released", max_length=600, max_rows=20), data_dir)
     assert read_back(cut.train, 3, LISTOPS_WORDS) == [*words[:599], "<eos>"] and cut.length == 600
-    lra = listops.load(listops.Config(source="released", convention="lra", max_length=600, limit=20), data_dir)
+    lra = listops.load(listops.Config(source="released", convention="lra", max_length=600, max_rows=20), data_dir)
     bare = [word for word in LISTOPS_WORDS if word != "<eos>"]
     assert read_back(lra.train, 3, bare) == words[:600] and lra.input.vocab == 17
     assert listops.Config(convention="lra").steps == 2000 and listops.Config().steps == 2048
@@ -464,7 +464,7 @@ def test_released_tables(tmp_path, place):
     data = listops.load(listops.Config(), tmp_path)
     assert [len(split) for split in data.splits.values()] == [3, 2, 1]
     assert read_back(data.test, 0, LISTOPS_WORDS) == ["[MAX", "2", "9", "]", "<eos>"] and data.test.targets[0] == 9
-    assert len(listops.load(listops.Config(limit=2), tmp_path).train) == 2
+    assert len(listops.load(listops.Config(max_rows=2), tmp_path).train) == 2
     assert not listops.sources(listops.Config(source="generated"), tmp_path)
 
 

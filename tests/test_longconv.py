@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from spt.models.base import Backbone, BackboneConfig, Context
-from spt.models.longconv import Kernel, LongConvolution, kernels_held
+from spt.models.longconv import Kernel, LongConvolution, cached_kernels
 from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.dropout import Dropout
 from spt.models.ops.norms import BatchNorm, ScalarNorm
@@ -95,7 +95,7 @@ def test_many_features_are_cut_into_blocks():
 def test_the_skip_weight_counts_once(causal):
     mixer, u = layer(causal), torch.randn(2, 12, 3).double()
     expected = by_sums(u, mixer.kernel(12)) + mixer.D * u
-    torch.testing.assert_close(mixer.contextualise(u), expected)
+    torch.testing.assert_close(mixer.mix_sequence(u), expected)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -119,7 +119,7 @@ def test_held_kernels_give_the_gradients_of_one_batch(lengths, recompute):
     kernels = [mixer.kernel for mixer in backbone.mixers]
     for kernel in kernels:
         kernel.calls = 0
-    with kernels_held(backbone, 12) as last:
+    with cached_kernels(backbone, 12) as last:
         for i, part in enumerate(parts):
             if i == len(parts) - 1:
                 last()
@@ -127,25 +127,25 @@ def test_held_kernels_give_the_gradients_of_one_batch(lengths, recompute):
     for name, parameter in backbone.named_parameters():
         torch.testing.assert_close(parameter.grad, plain[name])
     assert [kernel.calls for kernel in kernels] == [1, 1]
-    assert all(mixer._held is None for mixer in backbone.mixers)
+    assert all(mixer._cached_kernel is None for mixer in backbone.mixers)
 
 
 @torch.no_grad()
 def test_held_kernels_without_gradients():
     mixer, u = layer(), torch.randn(2, 12, 3).double()
-    expected = [mixer.contextualise(u[:, :length]) for length in (12, 7, 12)]
+    expected = [mixer.mix_sequence(u[:, :length]) for length in (12, 7, 12)]
     mixer.kernel.calls = 0
-    with kernels_held(mixer, 12):
+    with cached_kernels(mixer, 12):
         for length, plain in zip((12, 7, 12), expected, strict=True):
-            torch.testing.assert_close(mixer.contextualise(u[:, :length]), plain)
+            torch.testing.assert_close(mixer.mix_sequence(u[:, :length]), plain)
     assert mixer.kernel.calls == 1
 
 
 def test_more_than_was_held_is_computed_anew():
     mixer, u = layer(limit=30), torch.randn(2, 30, 3).double()
-    expected = mixer.contextualise(u)
-    with kernels_held(mixer, 20):
-        torch.testing.assert_close(mixer.contextualise(u), expected)
+    expected = mixer.mix_sequence(u)
+    with cached_kernels(mixer, 20):
+        torch.testing.assert_close(mixer.mix_sequence(u), expected)
 
 
 class Product(Taps):
@@ -160,9 +160,9 @@ def test_autocast_rounds_no_kernel(held):
     torch.manual_seed(0)
     mixer = LongConvolution(BackboneConfig(d_model=3), Product(2, 3, 9))
     u = torch.randn(2, 9, 3).bfloat16()
-    exact = mixer.contextualise(u.float())
-    with torch.autocast("cpu", torch.bfloat16), kernels_held(mixer, 9) if held else contextlib.nullcontext():
-        found = mixer.contextualise(u.float())
+    exact = mixer.mix_sequence(u.float())
+    with torch.autocast("cpu", torch.bfloat16), cached_kernels(mixer, 9) if held else contextlib.nullcontext():
+        found = mixer.mix_sequence(u.float())
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found, exact.bfloat16(), atol=0, rtol=0)
 
@@ -173,7 +173,7 @@ def test_autocast_rounds_no_kernel(held):
 def test_output_maps_are_what_they_say(kind, gelu, early):
     """Against the same in plain torch with the same masks: values, and gradients of everything."""
     torch.manual_seed(0)
-    output = Output(4, kind, gelu=gelu, dropout=0.3, early=early).double().train()
+    output = Output(4, kind, gelu=gelu, dropout=0.3, pre_activation_dropout=early).double().train()
     y = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
     g = torch.randn(2, 5, 4, dtype=torch.float64)
     torch.manual_seed(1)

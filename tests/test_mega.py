@@ -8,14 +8,14 @@ from pydantic import ValidationError
 from tiny import loaded, run, spt
 from torch.nn import functional as F
 
-from spt.components import find
-from spt.contract import full, tiny
+from spt.checks.model_contract import all_valid, tiny
+from spt.config.job import Job
+from spt.config.plugins import find_plugin
 from spt.models import mega
 from spt.models.base import BackboneConfig, Context
-from spt.models.longconv import kernels_held
+from spt.models.longconv import cached_kernels
 from spt.models.mega import EMA, Config, EMAKernel, GatedAttention, RotaryBias, SimpleBias, build
-from spt.models.ops.norms import make_norm
-from spt.plan import Job
+from spt.models.ops.norms import ScaleNorm
 
 KINDS = ("softmax", "laplace", "relu2")
 
@@ -79,7 +79,7 @@ def by_recurrence(layer, u, longest=None):
 def test_the_convolution_is_the_recurrence(causal, length, longest):
     layer = ema(causal=causal, max_kernel_length=longest)
     (u,) = streams(6, length=length)
-    torch.testing.assert_close(layer.contextualise(u), by_recurrence(layer, u, longest))
+    torch.testing.assert_close(layer.mix_sequence(u), by_recurrence(layer, u, longest))
 
 
 @pytest.mark.parametrize("longest", [None, 5])
@@ -195,7 +195,7 @@ def test_gradients_of_attention(kind, causal, dropout, monkeypatch):
         return layer.attend(q, k, v, context)[context.valid]
 
     assert torch.autograd.gradcheck(attended, (q, k, v, bias), fast_mode=True)
-    part = list(mega._parts(q, causal))
+    part = list(mega._blocks_of_queries(q, causal))
     assert [p.i.stop for p in part] == [16, 19, 16, 19], "otherwise this test shows less than it says"
 
 
@@ -322,7 +322,7 @@ def test_held_kernels_give_the_gradients_of_one_batch(recompute):
         return [p.grad.clone() for p in stack.parameters()]
 
     plain = gradients(lambda: None)
-    with kernels_held(stack, 12) as last:
+    with cached_kernels(stack, 12) as last:
         held = gradients(last)
     for one, other in zip(plain, held, strict=True):
         torch.testing.assert_close(one, other)
@@ -330,7 +330,7 @@ def test_held_kernels_give_the_gradients_of_one_batch(recompute):
 
 def test_kernels_are_made_once_a_step(tmp_path, monkeypatch):
     """Six steps of three micro-batches, two evaluations of training and one of the result."""
-    kernel, calls = find("models", "mega").module.EMAKernel, []
+    kernel, calls = find_plugin("models", "mega").module.EMAKernel, []
     forward = kernel.forward
     monkeypatch.setattr(kernel, "forward", lambda self, length: calls.append(length) or forward(self, length))
     one = loaded(tmp_path, model={"name": "mega", "d_model": 16, "n_layers": 1, "d_state": 4})
@@ -341,13 +341,13 @@ def test_kernels_are_made_once_a_step(tmp_path, monkeypatch):
 def test_dropout_where_the_published_code_has_it():
     """On the moving average, the values, the weights and the candidate: none of them twice, and not on the gate."""
     torch.manual_seed(0)
-    context, ones = full(torch.ones(1, 400, 6)), torch.ones(1, 400, 6)
+    context, ones = all_valid(torch.ones(1, 400, 6)), torch.ones(1, 400, 6)
     for name in ("dropout", "hidden_dropout", "attention_dropout"):
         layer = GatedAttention(config(max_length=400, **{name: 0.5})).train()
         assert not torch.equal(layer(ones, context), layer(ones, context)), name
         assert torch.equal(layer.eval()(ones, context), layer(ones, context)), name
     layer = GatedAttention(config(dropout=0.5, tie_dropout=True)).train()
-    gate, candidate = layer.candidate(ones[:, :40], full(ones[:, :40]))
+    gate, candidate = layer.candidate(ones[:, :40], all_valid(ones[:, :40]))
     dropped = candidate == 0
     assert (gate > 0).all() and dropped.any() and (dropped == dropped[:, :1]).all()
     stack = build(config(n_layers=1, dropout=0.5, feed_forward="none", last_norm=False, max_length=400)).train()
@@ -395,20 +395,20 @@ def test_it_starts_as_published():
 
 @pytest.mark.parametrize("eps", [None, 0.5])
 def test_scale_norm(eps):
-    x, norm = torch.randn(3, 5, 6), make_norm("scale", 6, eps)
+    x, norm = torch.randn(3, 5, 6), ScaleNorm() if eps is None else ScaleNorm(eps)
     assert [(name, p.shape) for name, p in norm.named_parameters()] == [("g", (1,))]
     with torch.no_grad():
         norm.g.fill_(3.0)
     expected = F.rms_norm(x, (6,), torch.full((6,), 3.0), 1e-5 if eps is None else eps)
     torch.testing.assert_close(norm(x), expected)
     assert norm(torch.zeros(2, 6)).isfinite().all()
-    assert type(tiny(find("models", "mega"), causal=False, norm="scale").norms[0]) is type(norm)
+    assert type(tiny(find_plugin("models", "mega"), causal=False, norm="scale").norms[0]) is type(norm)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"relative_bias": "rotary", "d_attention": 5}, "rotary turns pairs, but d_attention is 5"),
+        ({"relative_bias": "rotary", "d_attention": 5}, "rotary rotates pairs, but d_attention is 5"),
         ({"attention": "linear"}, "laplace"),
         ({"chunk": 0}, "greater than or equal to 1"),
         ({"feed_forward": "none", "ff_dropout": 0.1}, "ff_dropout has no effect without a feed-forward layer"),
@@ -442,6 +442,6 @@ def test_show_and_the_quick_start(tmp_path):
 def test_a_simple_bias_ends_at_its_longest():
     bias = SimpleBias(4)
     assert torch.equal(bias.by_distance(4), bias.weight) and torch.equal(bias.by_distance(1), bias.weight[3:4])
-    with pytest.raises(ValueError, match="attention over 5 steps, but a bias is known for 4"):
+    with pytest.raises(ValueError, match="attention over 5 steps, but there are biases for 4"):
         bias.by_distance(5)
     assert len(RotaryBias(4).by_distance(500)) == 999

@@ -5,16 +5,16 @@ import pytest
 import torch
 from tiny import loaded, own_task, run, spt, spt_job, weights
 
+from spt.config.job import Job
 from spt.errors import BackendError
 from spt.models.base import Backbone, Context
-from spt.plan import Job
-from spt.run import Run
-from spt.runtime import compiler_problem
-from spt.train import _Learner
+from spt.runs.folder import RunFolder
+from spt.runtime.environment import compiler_problem
+from spt.training.step import Learner
 
 
 def losses(root, job):
-    rows = Run(root, job.name).metrics()
+    rows = RunFolder(root, job.name).metrics()
     return np.array([row["loss"] for row in rows])
 
 
@@ -34,9 +34,9 @@ def test_gradient_checkpointing_gives_the_same_weights(tmp_path, stage):
 
 def test_gradient_checkpointing_keeps_fewer_activations(tmp_path):
     def kept(recompute: bool) -> int:
-        from spt.stages import bind
+        from spt.training.build import build_stage
 
-        model = bind(Job(loaded(tmp_path, model__n_layers=4), "pretrain", 0)).model
+        model = build_stage(Job(loaded(tmp_path, model__n_layers=4), "pretrain", 0)).model
         model.backbone.recompute = recompute
         sizes = []
         x = torch.zeros(4, 64, 16)
@@ -135,7 +135,7 @@ def test_no_memory_for_one_sequence_is_said(tmp_path):
     job = Job(own_task(tmp_path), "pretrain", 0)
     with memory_for(0), pytest.raises(BackendError, match="no memory for a single sequence; --gradient-checkpointing"):
         run(job, tmp_path / "runs")
-    assert Run(tmp_path / "runs", job.name).status()["exit_code"] == 4
+    assert RunFolder(tmp_path / "runs", job.name).status()["exit_code"] == 4
 
 
 @pytest.mark.slow
@@ -168,12 +168,13 @@ def test_a_micro_batch_is_sought_before_gpus_wait_for_each_other(tmp_path):
     """What several GPUs do first, here with the answers of the others made up: another one holds only 2."""
     from types import SimpleNamespace
 
-    from spt.checkpoint import Position
-    from spt.runtime import Runtime, Settings
-    from spt.stages import bind
+    from spt.runtime.distributed import Runtime
+    from spt.runtime.settings import Settings
+    from spt.training.build import build_stage
+    from spt.training.checkpoint import TrainingState
 
     job = Job(own_task(tmp_path), "pretrain", 0)
-    bound = bind(job)
+    bound = build_stage(job)
 
     class Two(Runtime):
         world, rank = 2, 0
@@ -189,7 +190,7 @@ def test_a_micro_batch_is_sought_before_gpus_wait_for_each_other(tmp_path):
         return machine.seen[-1]
 
     runtime = Two(Settings(cpu=True))
-    learner = _Learner(
+    learner = Learner(
         bound.model,
         bound.model,
         torch.optim.SGD(bound.model.parameters(), 0.1),
@@ -202,7 +203,7 @@ def test_a_micro_batch_is_sought_before_gpus_wait_for_each_other(tmp_path):
     )
     said = []
     with memory_for(4) as machine:
-        assert learner.fitting(Position(), 10, said.append) == 2
+        assert learner.fitting(TrainingState(), 10, said.append) == 2
     assert machine.seen == [8, 4, 2] and len(said) == 2
     assert all(p.grad is None for p in bound.model.parameters())
 
@@ -248,7 +249,7 @@ def test_compiled_and_not_compiled_agree(tmp_path):
 
 def test_compile_is_used_when_asked_for(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("spt.runtime.compiler_problem", lambda device: None)
+    monkeypatch.setattr("spt.runtime.distributed.compiler_problem", lambda device: None)
     monkeypatch.setattr(Backbone, "compile", lambda self: asked.append(self))
     job = Job(own_task(tmp_path), "pretrain", 0)
     run(job, tmp_path / "runs", compile=True)

@@ -16,14 +16,14 @@ from scipy.stats import binomtest
 from typer.testing import CliRunner
 
 import spt_cli
-from spt import answers
-from spt.mistake_figures import drawings
-from spt.mistakes import (
+from spt.analysis import predictions
+from spt.analysis.error_figures import error_figures
+from spt.analysis.errors import (
     FEW,
-    Asked,
-    Given,
-    Mistakes,
-    analyse,
+    ErrorAnalysis,
+    EvaluationRows,
+    RunAnswers,
+    analyse_errors,
     as_picture,
     confusion,
     groups,
@@ -32,7 +32,7 @@ from spt.mistakes import (
     to_json,
     wilson,
 )
-from spt.plan import Job
+from spt.config.job import Job
 from spt.tasks import images, listops, segmentation, subtrees
 from spt.tasks.base import Classes, Reals, Split, Tokens, Values
 from spt.tasks.generators.listops import DRAWN, OPERATORS, tokenize, tokens
@@ -49,24 +49,24 @@ def rows_of(lengths: list[int], targets: Any, **options: Any) -> Split:
     return Split.from_rows([np.arange(n, dtype=np.uint8) for n in lengths], targets, **options)
 
 
-def asked_classes(truth: list[int], count: int = 3, lengths: list[int] | None = None, **fields: Any) -> Asked:
+def asked_classes(truth: list[int], count: int = 3, lengths: list[int] | None = None, **fields: Any) -> EvaluationRows:
     labels = np.array(truth)
     rows = rows_of(lengths or [4] * len(labels), labels, ids=[f"r{i}" for i in range(len(labels))])
-    return Asked(
+    return EvaluationRows(
         "toy", "test", Tokens(9), Classes(count), rows, np.arange(len(labels), dtype=np.int32), None, labels, **fields
     )
 
 
-def told(said: list[int], margin: list[float] | None = None, label: str = "scratch") -> Given:
-    return Given(label, f"finetune-{label}", np.array(said), None if margin is None else np.array(margin))
+def told(said: list[int], margin: list[float] | None = None, label: str = "scratch") -> RunAnswers:
+    return RunAnswers(label, f"finetune-{label}", np.array(said), None if margin is None else np.array(margin))
 
 
-def table(found: Mistakes, name: str) -> list[dict[str, Any]]:
+def table(found: ErrorAnalysis, name: str) -> list[dict[str, Any]]:
     (one,) = [table for table in found.tables if table.name == name]
     return [dict(line) for line in one.lines]
 
 
-def names(found: Mistakes) -> list[str]:
+def names(found: ErrorAnalysis) -> list[str]:
     return [table.name for table in found.tables]
 
 
@@ -77,7 +77,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, ma
 @given(PAIRS)
 def test_class_scores_against_counting(pairs: list[tuple[int, int]]) -> None:
     truth, said = map(list, zip(*pairs, strict=True))
-    found = analyse(asked_classes(truth, 4), [told(said)])
+    found = analyse_errors(asked_classes(truth, 4), [told(said)])
     for k, line in enumerate(table(found, "classes")):
         hits = sum(t == s == k for t, s in pairs)
         true, answered = truth.count(k), said.count(k)
@@ -101,28 +101,30 @@ def test_class_scores_against_counting(pairs: list[tuple[int, int]]) -> None:
 
 
 def test_the_first_sentence() -> None:
-    found = analyse(asked_classes([0, 0, 0, 1, 2]), [told([0, 1, 1, 1, 0])])
+    found = analyse_errors(asked_classes([0, 0, 0, 1, 2]), [told([0, 1, 1, 1, 0])])
     assert found.sentence == "40.0 % of 5 test rows right; the commonest confusion is 0 taken for 1, 2 of 3."
 
 
 def test_one_class_and_answers_that_are_no_class() -> None:
-    found = analyse(asked_classes([1, 1], 3), [told([1, 4])])  # a head may have more outputs than there are classes
+    found = analyse_errors(
+        asked_classes([1, 1], 3), [told([1, 4])]
+    )  # a head may have more outputs than there are classes
     lines = table(found, "classes")
     assert [line["recall"] for line in lines] == [None, 0.5, None, None, None]
     assert [line["precision"] for line in lines] == [None, 1.0, None, None, 0.0]
     assert "- where" in next(one.caption for one in found.tables if one.name == "classes")
     json.dumps(to_json(found), allow_nan=False)
-    assert drawings(found)
+    assert error_figures(found)
 
 
 def test_names_and_many_classes() -> None:
-    found = analyse(asked_classes([0, 1, 2], names=("ant", "bee", "cow")), [told([0, 2, 2])])
+    found = analyse_errors(asked_classes([0, 1, 2], names=("ant", "bee", "cow")), [told([0, 2, 2])])
     assert table(found, "confusions")[0]["truth"] == "bee"
-    many = analyse(asked_classes([0, 400, 400, 299], 500), [told([0, 7, 7, 299])])
+    many = analyse_errors(asked_classes([0, 400, 400, 299], 500), [told([0, 7, 7, 299])])
     assert many.matrix is None
     assert names(many)[:1] == ["confusions"]
     assert "400 taken for 7, 2 of 2" in many.sentence
-    assert drawings(many)[0].title == "Largest confusions"
+    assert error_figures(many)[0].title == "Largest confusions"
 
 
 @settings(max_examples=20)
@@ -160,7 +162,7 @@ def test_groups_against_counting() -> None:
     truth, said = chance.integers(0, 3, 90), chance.integers(0, 3, 90)
     kind, depth = np.array([b"a", b"b"])[chance.integers(0, 2, 90)], chance.integers(1, 5, 90)
     asked = asked_classes(truth.tolist(), attributes={"depth": depth, "kind": kind}, lengths=(3 + depth).tolist())
-    found = analyse(asked, [told(said.tolist())])
+    found = analyse_errors(asked, [told(said.tolist())])
     right = truth == said
     for line in table(found, "by-depth"):
         inside = depth == int(line["depth"])
@@ -180,33 +182,33 @@ def test_the_surest_mistake_comes_first() -> None:
     asked = asked_classes([0, 1, 2, 0])
     one = told([1, 1, 0, 2], [0.1, 9.0, 3.0, 0.7])
     assert hardest_rows(asked, one).tolist() == [2, 3, 0]
-    lines = table(analyse(asked, [one], 2), "hardest")
+    lines = table(analyse_errors(asked, [one], 2), "hardest")
     assert [line["id"] for line in lines] == ["r2", "r3"]
     assert (lines[0]["label"], lines[0]["answer"], lines[0]["margin"]) == ("2", "0", 3.0)
     assert lines[0]["row"] == "0 1 2 3"
-    without = analyse(asked, [one], samples=False)
+    without = analyse_errors(asked, [one], samples=False)
     assert "row" not in table(without, "hardest")[0]
-    assert to_json(analyse(asked, [one]))["samples"]
+    assert to_json(analyse_errors(asked, [one]))["samples"]
     assert not to_json(without)["samples"]
 
 
 def test_margins_that_are_no_numbers_come_last() -> None:
     one = told([1, 1, 0], [np.nan, 0.1, np.nan])
-    found = analyse(asked_classes([0, 0, 1]), [one])
+    found = analyse_errors(asked_classes([0, 0, 1]), [one])
     assert [(line["id"], line["margin"]) for line in table(found, "hardest")] == [
         ("r1", 0.1),
         ("r0", None),
         ("r2", None),
     ]
     json.dumps(to_json(found), allow_nan=False)
-    assert answers._unsure(one) == ["2 of 3 answers of finetune-scratch have no finite margin"]
-    assert answers._unsure(told([1], [0.0])) == answers._unsure(told([1])) == []
+    assert predictions._ambiguity_note(one) == ["2 of 3 answers of finetune-scratch have no finite margin"]
+    assert predictions._ambiguity_note(told([1], [0.0])) == predictions._ambiguity_note(told([1])) == []
 
 
 def test_two_runs_side_by_side() -> None:
     asked = asked_classes([0, 0, 1, 1, 2])
     runs = [told([0, 1, 1, 0, 1], label="scratch"), told([0, 0, 0, 0, 2], label="SPT")]
-    found = analyse(asked, runs)
+    found = analyse_errors(asked, runs)
     assert found.sentence == "scratch 40.0 %, SPT 60.0 % of 5 test rows right; 1 in scratch alone, 2 in SPT alone."
     assert [line["n"] for line in table(found, "between")] == [1, 1, 2, 1]
     assert [(line["id"], line["right"]) for line in table(found, "only")] == [
@@ -218,11 +220,13 @@ def test_two_runs_side_by_side() -> None:
     assert (first["truth"], first["answer"], first["count scratch"], first["count SPT"]) == ("1", "0", 1, 2)
 
 
-def asked_numbers(truth: Any) -> Asked:
+def asked_numbers(truth: Any) -> EvaluationRows:
     numbers = np.asarray(truth, np.float32)
     n = len(numbers)
     rows = rows_of([4] * n, numbers)
-    return Asked("toy", "test", Tokens(9), Reals(numbers.shape[1]), rows, np.arange(n, dtype=np.int32), None, numbers)
+    return EvaluationRows(
+        "toy", "test", Tokens(9), Reals(numbers.shape[1]), rows, np.arange(n, dtype=np.int32), None, numbers
+    )
 
 
 def test_numbers_against_formulas() -> None:
@@ -231,7 +235,7 @@ def test_numbers_against_formulas() -> None:
     truth[:, 1] = 3.0
     said = (truth + chance.normal(0.2, 0.5, (50, 2))).astype(np.float32)
     asked = asked_numbers(truth)
-    found = analyse(asked, [Given("scratch", "r", said)], 3)
+    found = analyse_errors(asked, [RunAnswers("scratch", "r", said)], 3)
     first, second = table(found, "outputs")
     error = said[:, 0].astype(float) - truth[:, 0]
     assert first["bias"] == pytest.approx(error.mean())
@@ -241,8 +245,8 @@ def test_numbers_against_formulas() -> None:
     assert second["R²"] is None
     squared = np.square(said.astype(float) - truth).mean(1)
     assert [line["id"] for line in table(found, "hardest")] == [str(i) for i in np.argsort(-squared)[:3]]
-    other = Given("SPT", "s", truth)
-    between = table(analyse(asked, [Given("scratch", "r", said), other]), "between")
+    other = RunAnswers("SPT", "s", truth)
+    between = table(analyse_errors(asked, [RunAnswers("scratch", "r", said), other]), "between")
     assert [line["n"] for line in between] == [0, 50, 0]
 
 
@@ -250,8 +254,8 @@ def test_steps_are_grouped_by_position() -> None:
     truth = np.array([0, 1, 1, 0, 1])  # rows of 3 and 4 steps, of which 2 and 3 are scored
     row, step = np.array([0, 0, 1, 1, 1], np.int32), np.array([0, 2, 0, 2, 3], np.int32)
     rows = rows_of([3, 4], [np.zeros(3, np.int8), np.zeros(4, np.int8)], per_step=True)
-    asked = Asked("toy", "test", Tokens(9), Classes(2, per_step=True), rows, row, step, truth)
-    found = analyse(asked, [told([0, 0, 0, 1, 1])])
+    asked = EvaluationRows("toy", "test", Tokens(9), Classes(2, per_step=True), rows, row, step, truth)
+    found = analyse_errors(asked, [told([0, 0, 0, 1, 1])])
     assert found.sentence.startswith("40.0 % of 5 scored steps in 2 test rows right;")
     assert [(line["position"], line["n"], line["accuracy"]) for line in table(found, "by-position")] == [
         ("0", 2, 0.5),
@@ -270,7 +274,7 @@ def test_pixels_have_their_intersection_over_union() -> None:
     rows = np.repeat(np.arange(2, dtype=np.int32), 4)
     asked = asked_classes(truth, 2, [4, 4], row_width=2)
     asked = replace(asked, rows=rows_of([4, 4], [0, 0]), row=rows, step=np.tile(np.arange(4, dtype=np.int32), 2))
-    assert [line["IoU"] for line in table(analyse(asked, [told(said)]), "classes")] == [3 / 5, 3 / 5]
+    assert [line["IoU"] for line in table(analyse_errors(asked, [told(said)]), "classes")] == [3 / 5, 3 / 5]
 
 
 def test_pictures() -> None:
@@ -356,7 +360,7 @@ def test_subtrees_against_recursion(trees: list[Any]) -> None:
 def test_listops_against_recursion(trees: list[Any]) -> None:
     config = listops.Config(source="generated")
     made = tokenize([written(tree).encode() for tree in trees])
-    part = listops.Part(made, np.zeros(len(trees), np.int64), np.arange(len(trees)))
+    part = listops.Expressions(made, np.zeros(len(made.codes), np.int8), np.arange(len(trees)))
     rows = listops._split(part, listops._table(config), config)
     found = listops.breakdown(config, rows)
     assert found["depth"].tolist() == [height(tree) for tree in trees]
@@ -369,7 +373,7 @@ def test_listops_against_recursion(trees: list[Any]) -> None:
 def test_listops_rows_that_were_cut(convention: str) -> None:
     config = listops.Config(source="generated", convention=convention, max_length=5)
     made = tokenize([b"[MAX 1 [MIN 2 [SM 3 4 ] ] ]", b"7"])
-    part = listops.Part(made, np.zeros(2, np.int64), np.arange(2))
+    part = listops.Expressions(made, np.zeros(len(made.codes), np.int8), np.arange(2))
     rows = listops._split(part, listops._table(config), config)
     found = listops.breakdown(config, rows)
     kept = 4 if convention == "s4" else 5
@@ -410,7 +414,7 @@ def test_segmentation_pixels() -> None:
 
 
 def errors(*arguments: str | Path) -> tuple[int, str, str]:
-    done = CliRunner().invoke(spt_cli.app, ["errors", *map(str, arguments), "--cpu"])
+    done = CliRunner().invoke(spt_cli.app, ["inspect", "errors", *map(str, arguments), "--cpu"])
     return done.exit_code, done.stdout, done.stderr
 
 
@@ -433,7 +437,7 @@ def made(folder: Path, spt: bool = False, own: bool = False, **changes: Any) -> 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are named, but drawn in other tests."""
-    monkeypatch.setattr("spt.mistake_figures.save", lambda drawing, folder: [folder / f"{drawing.name}.png"])
+    monkeypatch.setattr("spt.analysis.error_figures.save", lambda drawing, folder: [folder / f"{drawing.name}.png"])
 
 
 @pytest.fixture(scope="module")

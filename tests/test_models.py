@@ -6,32 +6,32 @@ import pytest
 import torch
 from tiny import loaded, model_file
 
-from spt import contract
-from spt.components import find, listing
-from spt.contract import counted_flops, tiny
+from spt.checks import model_contract
+from spt.checks.model_contract import counted_flops, tiny
+from spt.config.job import Job
+from spt.config.plugins import find_plugin, listing
 from spt.errors import UsageError
 from spt.models.base import Context
-from spt.plan import Job
-from spt.stages import bind
+from spt.training.build import build_stage
 
 MODELS = [row.name for row in listing("models")]
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["two-sided", "causal"])
-@pytest.mark.parametrize("promise", contract.PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("promise", model_contract.PROMISES, ids=lambda promise: promise.__name__)
 @pytest.mark.parametrize("name", MODELS)
 def test_contract(name, promise, causal):
-    assert promise(find("models", name), causal) is None
+    assert promise(find_plugin("models", name), causal) is None
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_computing_again_changes_nothing(name):
     """Gradient checkpointing, where nothing else holds a kernel."""
-    one, two = (tiny(find("models", name), causal=True).train() for _ in range(2))
+    one, two = (tiny(find_plugin("models", name), causal=True).train() for _ in range(2))
     two.recompute = True
-    x, weight = contract.sequence(2, 9), contract.sequence(2, 9, seed=1)
+    x, weight = model_contract.sequence(2, 9), model_contract.sequence(2, 9, seed=1)
     for model in (one, two):
-        (model(x, contract.full(x)) * weight).sum().backward()
+        (model(x, model_contract.all_valid(x)) * weight).sum().backward()
     for (key, a), (_, b) in zip(one.named_parameters(), two.named_parameters(), strict=True):
         if a.requires_grad:
             torch.testing.assert_close(a.grad, b.grad, msg=lambda text, key=key: f"{key}: {text}")
@@ -47,10 +47,10 @@ def test_computing_again_changes_nothing(name):
     ],
 )
 def test_a_reach_beyond_the_longest_sequence_costs_nothing(name, reach, more):
-    far, near = (tiny(find("models", name), causal=False, **{reach: size}, **more) for size in (10**12, 72))
+    far, near = (tiny(find_plugin("models", name), causal=False, **{reach: size}, **more) for size in (10**12, 72))
     assert sum(p.numel() for p in far.parameters()) == sum(p.numel() for p in near.parameters())
-    x = contract.sequence(2, 63)
-    torch.testing.assert_close(far(x, contract.full(x)), near(x, contract.full(x)))
+    x = model_contract.sequence(2, 63)
+    torch.testing.assert_close(far(x, model_contract.all_valid(x)), near(x, model_contract.all_valid(x)))
 
 
 def test_every_model_is_described():
@@ -72,7 +72,9 @@ def test_every_model_is_described():
 def test_the_contract_catches_a_broken_model(tmp_path, change, complaint):
     """Each check must be able to fail: a model that breaks one promise is caught by it."""
     path = model_file(tmp_path, forward=change)
-    problems = [check.detail for check in contract.check(find("models", str(path))) if not check.ok]
+    problems = [
+        check.detail for check in model_contract.check_contract(find_plugin("models", str(path))) if not check.ok
+    ]
     if complaint is None:  # causal and well-behaved, but padded steps are behind, so nothing is wrong with it
         assert problems == []
     else:
@@ -82,9 +84,12 @@ def test_the_contract_catches_a_broken_model(tmp_path, change, complaint):
 @pytest.mark.parametrize(
     ("edit", "complaint"),
     [
-        ("rates = {'nosuch': Rate(lr=1e-3)}", "names nosuch, which it does not have"),
-        ("rates = {'map.weight': Rate(lr=float('nan'))}", "not a Rate that trains"),
-        ("rates = {'map.weight': 0.1}", "not a Rate that trains"),
+        ("param_groups = {'nosuch': ParamGroup(lr=1e-3)}", "names nosuch, which it does not have"),
+        (
+            "param_groups = {'map.weight': ParamGroup(lr=float('nan'))}",
+            "not a ParamGroup with a positive learning rate",
+        ),
+        ("param_groups = {'map.weight': 0.1}", "not a ParamGroup with a positive learning rate"),
         ("flops = lambda self, length: float('nan')", "flops"),
         ("flops = lambda self, length: -1.0", "flops"),
         ("flops = lambda self, length: None", "flops"),
@@ -92,13 +97,13 @@ def test_the_contract_catches_a_broken_model(tmp_path, change, complaint):
 )
 def test_wrong_declarations_are_refused_before_training_and_by_the_contract(tmp_path, edit, complaint):
     path = model_file(tmp_path, extra=edit)
-    assert any(not check.ok for check in contract.check(find("models", str(path))))
+    assert any(not check.ok for check in model_contract.check_contract(find_plugin("models", str(path))))
     with pytest.raises(UsageError, match=complaint):
-        bind(Job(loaded(tmp_path, model={"name": "./mine.py", "d_model": 16}), "pretrain", 0))
+        build_stage(Job(loaded(tmp_path, model={"name": "./mine.py", "d_model": 16}), "pretrain", 0))
 
 
 def test_understated_operations_are_caught():
-    component = find("models", "transformer")
+    component = find_plugin("models", "transformer")
     model = tiny(component, causal=False)
     assert model.flops(63).forward == pytest.approx(counted_flops(model, 63), rel=1e-6)
 
@@ -107,7 +112,7 @@ def test_flops_by_hand():
     # D = 16, H = 4, d_ff = 64, L = 10: qkv 2·10·16·48, out 2·10·16·16, q k^T and its product with v 2·2·10·10·16,
     # feed-forward 2 · 2·10·16·64; two blocks.
     by_hand = 2 * (15360 + 5120 + 6400 + 40960)
-    assert tiny(find("models", "transformer"), causal=False).flops(10).forward == by_hand
+    assert tiny(find_plugin("models", "transformer"), causal=False).flops(10).forward == by_hand
 
 
 @pytest.mark.parametrize(
@@ -116,41 +121,41 @@ def test_flops_by_hand():
 def test_positions_break_the_symmetry_of_order(positions):
     """Without positions attention cannot tell an order from its reverse; with any of them it can."""
     std = {"position_std": 1.0} if "learned" in positions else {}
-    model = tiny(find("models", "transformer"), causal=False, positions=positions, **std)
-    x = contract.sequence(1, 7)
-    forwards, backwards = model(x, contract.full(x)), model(x.flip(1), contract.full(x)).flip(1)
+    model = tiny(find_plugin("models", "transformer"), causal=False, positions=positions, **std)
+    x = model_contract.sequence(1, 7)
+    forwards, backwards = model(x, model_contract.all_valid(x)), model(x.flip(1), model_contract.all_valid(x)).flip(1)
     assert torch.allclose(forwards, backwards, atol=1e-4) == (positions == [])
 
 
 @torch.no_grad()
 def test_padding_is_looked_at_only_when_asked_for():
     """Without mask_padding, padded steps are steps like any others: the published code's convention."""
-    x = contract.sequence(2, 9)
+    x = model_contract.sequence(2, 9)
     padded = Context(torch.arange(9) < torch.tensor([[9], [4]]), padded=True)
-    component = find("models", "transformer")
+    component = find_plugin("models", "transformer")
     plain, open_ = (tiny(component, causal=False, mask_padding=mask) for mask in (True, False))
-    torch.testing.assert_close(open_(x, padded), open_(x, contract.full(x)))
-    torch.testing.assert_close(open_(x, contract.full(x)), plain(x, contract.full(x)))
+    torch.testing.assert_close(open_(x, padded), open_(x, model_contract.all_valid(x)))
+    torch.testing.assert_close(open_(x, model_contract.all_valid(x)), plain(x, model_contract.all_valid(x)))
     assert not torch.allclose(plain(x, padded)[1, :4], open_(x, padded)[1, :4], atol=1e-3)
     other = x.clone()
     other[1, 4:] = x[1, 4:].flip(-1)
-    assert contract.difference(open_(other, padded)[1, :4], open_(x, padded)[1, :4]) > 1e-3
-    assert contract.difference(plain(other, padded)[1, :4], plain(x, padded)[1, :4]) < contract.TOLERANCE
+    assert model_contract.difference(open_(other, padded)[1, :4], open_(x, padded)[1, :4]) > 1e-3
+    assert model_contract.difference(plain(other, padded)[1, :4], plain(x, padded)[1, :4]) < model_contract.TOLERANCE
 
 
 def test_dropout_changes_training_only():
-    model = tiny(find("models", "transformer"), causal=False, dropout=0.5, attention_dropout=0.5)
-    x = contract.sequence(1, 7)
-    assert torch.equal(model(x, contract.full(x)), model(x, contract.full(x)))
+    model = tiny(find_plugin("models", "transformer"), causal=False, dropout=0.5, attention_dropout=0.5)
+    x = model_contract.sequence(1, 7)
+    assert torch.equal(model(x, model_contract.all_valid(x)), model(x, model_contract.all_valid(x)))
     model.train()
-    assert not torch.equal(model(x, contract.full(x)), model(x, contract.full(x)))
+    assert not torch.equal(model(x, model_contract.all_valid(x)), model(x, model_contract.all_valid(x)))
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
         ({"d_model": 10, "n_heads": 4}, "not a multiple"),
-        ({"d_model": 6, "n_heads": 2}, "turn pairs"),
+        ({"d_model": 6, "n_heads": 2}, "rotate pairs"),
         ({"positions": ["rotary", "rotary"]}, "twice"),
         ({"positions": "rotor"}, "positions"),
         ({"n_heads": 2.5}, "n_heads"),
@@ -158,4 +163,4 @@ def test_dropout_changes_training_only():
 )
 def test_contradictions_are_refused(options, complaint):
     with pytest.raises(ValueError, match=complaint):
-        find("models", "transformer").module.Config.model_validate_json(json.dumps(options))
+        find_plugin("models", "transformer").module.Config.model_validate_json(json.dumps(options))

@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import own_task, run
 
-from spt.batch import NOBODY, collate, pieces, share, training_rows
+from spt.config.job import Job
+from spt.config.recipe import Train
+from spt.data.batching import NOBODY, collate, pieces, share, training_rows
 from spt.errors import DataError, UsageError
-from spt.losses import answers, batch_means, metrics, per_answer, sums, weighted_sum
-from spt.objectives import Masked, Next, Output, Supervised, Targets, evaluation_draw
-from spt.plan import Job
-from spt.recipe import Train
-from spt.seeding import Draw, generator, order
+from spt.rng import Draw, generator, order
 from spt.tasks.base import Classes, Reals, Split, TaskData, Tokens, Values
+from spt.training.losses import answers, per_answer, weighted_sum
+from spt.training.metrics import batch_means, metrics, sums
+from spt.training.objectives import Masked, Next, Output, Supervised, Targets, evaluation_draw
 
 
 def tokens(n=64, vocab=9, longest=40):
@@ -59,7 +60,7 @@ def test_draws_are_uniform_and_independent_of_batching():
 def test_masking_ratio_and_placement():
     data = tokens(n=400)
     batch = batch_of(data)
-    inputs, targets = Masked(ratio=0.3).pose(batch, Draw(0, "corruption", 0))
+    inputs, targets = Masked(ratio=0.3).make_inputs(batch, Draw(0, "corruption", 0))
     share_hidden = inputs.hidden.sum() / batch.context.valid.sum()
     assert abs(float(share_hidden) - 0.3) < 0.02
     assert not (inputs.hidden & ~batch.context.valid).any()  # padding is never hidden, nor scored
@@ -73,28 +74,28 @@ def test_nothing_hidden_reaches_the_inputs():
     """Change every hidden value: what is shown stays the same, bit for bit."""
     for data in (tokens(), values()):
         batch, objective = batch_of(data), Masked(ratio=0.5)
-        inputs, _ = objective.pose(batch, Draw(0, "corruption", 0))
+        inputs, _ = objective.make_inputs(batch, Draw(0, "corruption", 0))
         other = batch._replace(x=batch.x + inputs.hidden.reshape(inputs.hidden.shape + (1,) * (batch.x.ndim - 2)) * 3)
         assert not torch.equal(other.x, batch.x)
-        shown, _ = objective.pose(other, Draw(0, "corruption", 0))
+        shown, _ = objective.make_inputs(other, Draw(0, "corruption", 0))
         assert torch.equal(shown.x, inputs.x) and torch.equal(shown.hidden, inputs.hidden)
 
 
 def test_masks_follow_the_example_not_the_batch():
     data, draw = tokens(), Draw(1, "corruption", 2)
-    whole = Masked(ratio=0.5).pose(batch_of(data), draw)[0].hidden
-    some, _ = Masked(ratio=0.5).pose(batch_of(data, [9, 4]), draw)
+    whole = Masked(ratio=0.5).make_inputs(batch_of(data), draw)[0].hidden
+    some, _ = Masked(ratio=0.5).make_inputs(batch_of(data, [9, 4]), draw)
     width = some.hidden.shape[1]
     assert torch.equal(some.hidden, whole[[9, 4], :width])
-    assert not torch.equal(whole, Masked(ratio=0.5).pose(batch_of(data), Draw(1, "corruption", 3))[0].hidden)
+    assert not torch.equal(whole, Masked(ratio=0.5).make_inputs(batch_of(data), Draw(1, "corruption", 3))[0].hidden)
 
 
 def test_continuous_targets_are_normalised_or_levels():
     data = values(levels=256)
     batch = batch_of(data)
-    _, l1 = Masked(ratio=0.5).pose(batch, Draw(0, "c", 0))
+    _, l1 = Masked(ratio=0.5).make_inputs(batch, Draw(0, "c", 0))
     assert torch.equal(l1.values, batch.x)
-    _, levels = Masked(ratio=0.5, loss="cross_entropy").pose(batch, Draw(0, "c", 0))
+    _, levels = Masked(ratio=0.5, loss="cross_entropy").make_inputs(batch, Draw(0, "c", 0))
     row = torch.from_numpy(np.asarray(data.train.row(1)).astype(np.int64))
     assert torch.equal(levels.values[1], row)
     assert Masked(loss="cross_entropy").output(data) == Output("cross_entropy", True, 2, 256)
@@ -122,7 +123,7 @@ def test_losses_that_do_not_fit_are_refused(objective, data):
 def test_next_is_the_step_after_and_nothing_is_hidden():
     data = tokens()
     batch = batch_of(data, [5, NOBODY, 9, 2])
-    inputs, targets = Next().pose(batch, Draw(0, "corruption", 0))
+    inputs, targets = Next().make_inputs(batch, Draw(0, "corruption", 0))
     assert inputs.hidden is None and torch.equal(inputs.x, batch.x)
     scored = 0
     for i, row in ((0, 5), (2, 9), (3, 2)):
@@ -143,7 +144,7 @@ def test_losses_on_values_by_hand(objective, loss):
     data = values(levels=256)
     objective = objective.model_copy(update={"loss": loss})
     output, batch = objective.output(data), batch_of(data)
-    inputs, targets = objective.pose(batch, Draw(4, "corruption", 0))
+    inputs, targets = objective.make_inputs(batch, Draw(4, "corruption", 0))
     logits = torch.randn(*batch.x.shape[:2], output.width, generator=torch.Generator().manual_seed(0))
     total, scored = 0.0, 0
     for i in range(3):
@@ -170,7 +171,7 @@ def test_a_batch_with_nothing_to_predict():
     split = Split.from_rows([np.array([3]), np.array([1])], [0, 1])
     longer = Split.from_rows([np.array([3]), np.array([1, 2])], [0, 1])
     data = TaskData(Tokens(9), Classes(2), longer, split, split)
-    inputs, targets = Next().pose(batch_of(data, [0]), Draw(0, "corruption", 0))
+    inputs, targets = Next().make_inputs(batch_of(data, [0]), Draw(0, "corruption", 0))
     logits = torch.randn(1, 1, 9, requires_grad=True)
     weighted_sum(Next().output(data), logits, targets).backward()
     assert inputs.x.tolist() == [[3]] and targets.weight.sum() == 0 and not logits.grad.any()
@@ -304,16 +305,16 @@ def test_evaluations_draw_alike_or_anew():
     draws = [evaluation_draw(redrawn, seed, step) for seed, step in ((3, 10), (3, 20), (4, 10))]
     assert len({*draws, evaluation_draw(fixed, 3, 10)}) == 4
     assert draws[0] == evaluation_draw(redrawn, 3, 10)  # a resumed run draws the same
-    hidden = [Masked(ratio=0.5).pose(batch_of(tokens()), draw)[0].hidden for draw in draws]
+    hidden = [Masked(ratio=0.5).make_inputs(batch_of(tokens()), draw)[0].hidden for draw in draws]
     assert not torch.equal(hidden[0], hidden[1])
 
 
 def test_nobody_weighs_nothing():
     data = tokens()
     batch = batch_of(data, [3, NOBODY])
-    _, targets = Supervised().pose(batch, Draw(0, "c", 0))
+    _, targets = Supervised().make_inputs(batch, Draw(0, "c", 0))
     assert targets.weight.tolist() == [1, 0]
-    _, targets = Masked(ratio=0.9).pose(batch, Draw(0, "c", 0))
+    _, targets = Masked(ratio=0.9).make_inputs(batch, Draw(0, "c", 0))
     assert targets.weight[1].sum() == 0 and targets.weight[0].sum() > 0
 
 

@@ -18,21 +18,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from spt.components import find, listing
-from spt.contract import states_its_operations, tiny
-from spt.models import hf
+from spt.checks.model_contract import states_its_operations, tiny
+from spt.config.plugins import find_plugin, listing
+from spt.config.recipe import EncoderConfig, HeadConfig
 from spt.models.base import Context, linear_flops
 from spt.models.feedforward import SwitchFeedForward
+from spt.models.hf import costs
 from spt.models.mega import exponentials
 from spt.models.ops import dplr
 from spt.models.ops import vandermonde as diagonal
 from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.counts import KINDS, Counts, as_counts, convolution, linear
 from spt.models.ops.counts import spectrum as spectrum_counts
-from spt.network import Encoder, Head
-from spt.objectives import Output
-from spt.recipe import EncoderConfig, HeadConfig
 from spt.tasks.base import Tokens, Values
+from spt.training.network import Encoder, Head
+from spt.training.objectives import Output
 
 ATEN = torch.ops.aten
 D, LAYERS, LONGEST = 16, 2, 150
@@ -149,7 +149,7 @@ NAMES = [found.name for found in listing("models")]
 @pytest.mark.parametrize("causal", [False, True], ids=["two-sided", "causal"])
 @pytest.mark.parametrize("name", NAMES)
 def test_models_state_what_is_counted(name, causal):
-    model = tiny(find("models", name), causal, max_length=LONGEST)
+    model = tiny(find_plugin("models", name), causal, max_length=LONGEST)
     blocks = 1 if name == "spade" else LAYERS
     for length in LENGTHS:
         stated = as_counts(model.flops(length)) + as_counts(model.shared_flops(length))
@@ -165,11 +165,8 @@ SOME = {"bert", "mamba2", "convbert", "longformer", "xlstm", "squeezebert"}
 def test_models_of_transformers_state_what_is_counted(name):
     kind = (FAMILIES | MORE)[name]
     model = built(name, causal=not kind.two_sided, max_length=200)
-    length = model.whole(20)
-    stated, (forward, backward) = (
-        hf._counted(model, length),
-        counted(model, length),
-    )
+    length = model.padded_length(20)
+    stated, (forward, backward) = costs.count(model, length), counted(model, length)
     assert (stated.forward, stated.backward) == pytest.approx((forward, backward), rel=0.01)
 
 
@@ -180,7 +177,7 @@ def test_transforms_and_scans_of_transformers_by_hand():
     forward, backward = counted(fnet, 72)
     assert (fnet.flops(72).forward, fnet.flops(72).backward) == pytest.approx((forward, backward), rel=0.01)
     mamba = built("mamba", causal=True)
-    stated, (forward, backward) = hf._counted(mamba, 20), counted(mamba, 20)
+    stated, (forward, backward) = costs.count(mamba, 20), counted(mamba, 20)
     assert stated.forward == forward + 2 * 6 * 20 * 32 * 16
     assert stated.backward == backward + 2 * 2 * 6 * 20 * 32 * 16
     experts = built("mixtral").flops(50)
@@ -284,7 +281,7 @@ def test_convolutions_do_what_is_stated():
 
 def test_moving_averages_do_what_is_stated():
     """Products alone: tables of real exponentials are left out."""
-    model = tiny(find("models", "mega"), causal=False, max_length=1000)
+    model = tiny(find_plugin("models", "mega"), causal=False, max_length=1000)
     kernel = model.mixers[0].ema.kernel
     with FlopCounterMode(display=False) as counter:
         y = exponentials(*kernel.weights(), 1000)
@@ -299,7 +296,7 @@ def test_moving_averages_do_what_is_stated():
 
 def one_block(name, length, **options):
     """A block's operations at D = 16, both passes by kind."""
-    model = tiny(find("models", name), n_layers=1, max_length=LONGEST, **options)
+    model = tiny(find_plugin("models", name), n_layers=1, max_length=LONGEST, **options)
     return (model.flops(length) + model.shared_flops(length)).by_pass()
 
 
@@ -421,4 +418,4 @@ def test_a_backward_pass_without_operations_is_caught(tmp_path, backward):
         f"    def flops(self, length):\n        return Counts.of('linear', 512.0 * length, {backward})\n"
         "def build(config):\n    return Backbone(config, lambda: [Map(config.d_model)])\n"
     )
-    assert "for the backward pass" in states_its_operations(find("models", str(path)), causal=False)
+    assert "for the backward pass" in states_its_operations(find_plugin("models", str(path)), causal=False)

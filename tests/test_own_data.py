@@ -12,7 +12,7 @@ from test_custom import npy, npz, sounds, wav, write
 from spt.tasks import custom
 from spt.tasks.base import IGNORED, Classes, Reals, Tokens
 from spt.tasks.own.options import Options
-from spt.tasks.own.splits import Draw
+from spt.tasks.own.splits import Splitter
 
 LONG = {"id_column": "p", "time_column": "t", "value_columns": ["v", "w"], "label_column": "y"}
 HALF = {"validation_fraction": 0.25, "test_fraction": 0.25}
@@ -241,12 +241,12 @@ def test_stratified_groups_are_whole_and_balanced(tmp_path):
 
 
 def test_a_class_of_one_goes_to_training_whatever_the_shares():
-    draw = Draw(
+    splitter = Splitter(
         Options(path=Path("a"), list_column="x", label_column="y", validation_fraction=0.4, test_fraction=0.4), ()
     )
     n = 40
-    homes = draw.stratify(np.arange(n, dtype=np.uint64), np.arange(n), np.arange(n), np.ones(n, np.int64))
-    assert (homes == 0).all()
+    splits = splitter.stratified(np.arange(n, dtype=np.uint64), np.arange(n), np.arange(n), np.ones(n, np.int64))
+    assert (splits == 0).all()
 
 
 # ------------------------------------------------------------------------------------------------------------- the hub
@@ -338,6 +338,19 @@ def test_findings_of_real_targets_and_inputs(tmp_path):
     found = custom.findings(options, tmp_path)
     assert found[0] == "the input column 'v1' gives the label 'y' away: their correlation is -1"
     assert not any("'v2'" in one for one in found) and found[-1] == "not used: column 'w'"
+
+
+def test_findings_where_rows_have_other_columns(tmp_path):
+    rows = [{"v1": i * 7919 % 101, "y": i % 2, **({"note": "x"} if i % 3 else {})} for i in range(60)]
+    found = custom.findings(config(write(tmp_path / "a.jsonl", rows), value_prefix="v", label_column="y"), tmp_path)
+    assert found == ["column 'note': 20 of 60 cells are empty (33.3%)", "not used: column 'note'"]
+
+
+def test_stratified_sequences_without_a_label_go_somewhere(tmp_path):
+    """Where steps have labels, all of a sequence's cells may be empty."""
+    rows = [{**row, "y": "" if row["p"] in ("p3", "p17", "p39") else "ab"[int(-row["w"]) % 2]} for row in signals(40)]
+    data = opened(write(tmp_path / "a.csv", rows), per_step=True, split="stratified", **HALF, **LONG)
+    assert sum(map(len, data.splits.values())) == 40
 
 
 def test_a_clean_table_has_no_findings(tmp_path):

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from matplotlib import rc_context
 from records import SCRATCH, SPLITS, arms, compared, finish, plan, study
 
-from spt import drawing, figures, page, provenance, report, report_files
-from spt.drawing import DARK, LIGHT, Drawing, Palette
 from spt.errors import UsageError
-from spt.report import Report
-from spt.run import Run, SplitRecord
-from spt.searches import Searched
-from spt.texts import Sheet
+from spt.report import collect, figures, html, plotting, provenance, write
+from spt.report.collect import Report
+from spt.report.format import ReportTable
+from spt.report.plotting import DARK, LIGHT, Palette, Plot
+from spt.report.search import SearchResult
+from spt.runs.folder import RunFolder
+from spt.runs.result import SplitRecord
 
 
 @pytest.fixture(autouse=True)
@@ -38,16 +39,16 @@ def by_share(root: Path) -> Path:
 
 def learn(root: Path, name: str, values: list[float], every: int = 10) -> None:
     for number, value in enumerate(values, start=1):
-        Run(root, name).log("train", every * number, loss=1 / number)
-        Run(root, name).log("val", every * number, loss=1 / number, accuracy=value)
+        RunFolder(root, name).log("train", every * number, loss=1 / number)
+        RunFolder(root, name).log("val", every * number, loss=1 / number, accuracy=value)
 
 
 def whole(made: Report) -> str:
-    return page.page(made, figures.drawings(made))
+    return html.page(made, figures.all_figures(made))
 
 
-def drawn(made: Report) -> dict[str, Drawing]:
-    return {one.name: one for one in figures.drawings(made)}
+def drawn(made: Report) -> dict[str, Plot]:
+    return {one.name: one for one in figures.all_figures(made)}
 
 
 # ------------------------------------------------------------------------------------------------------------ drawing
@@ -73,7 +74,7 @@ def test_colours_are_told_from_their_paper(palette: Palette) -> None:
 
 
 def picture(palette: Palette) -> Any:
-    made = drawing.figure(3.0, 2.0)
+    made = plotting.new_figure(3.0, 2.0)
     axes = made.subplots()
     axes.plot([1, 2], [1, 3], color=palette.spt, label="a < b & c")
     axes.scatter([1], [2], color=palette.series[2])
@@ -82,9 +83,9 @@ def picture(palette: Palette) -> Any:
 
 
 def test_an_svg_has_variables_for_colours_and_names_of_its_own() -> None:
-    one = Drawing("one", "A <title>", "said & done", picture, [{"x": 1}])
-    inline, whole = drawing.svg(one, inline=True), drawing.svg(one)
-    assert inline == drawing.svg(one, inline=True) and whole == drawing.svg(one)
+    one = Plot("one", "A <title>", "said & done", picture, [{"x": 1}])
+    inline, whole = plotting.svg(one, inline=True), plotting.svg(one)
+    assert inline == plotting.svg(one, inline=True) and whole == plotting.svg(one)
     assert "var(--spt)" in inline and "var(--series-2)" in inline and "var(--ink)" in inline
     assert not re.search(r"#01\d\d\d\d", inline) and "<style>:root" not in inline
     assert LIGHT.spt in whole and DARK.spt in whole and "prefers-color-scheme:dark" in whole
@@ -95,19 +96,19 @@ def test_an_svg_has_variables_for_colours_and_names_of_its_own() -> None:
 
 
 def test_a_figure_is_saved_three_times(tmp_path: Path) -> None:
-    paths = drawing.save(Drawing("one", "t", "c", picture, [{"x": 1, "y": None}, {"x": 2, "y": "a,b"}]), tmp_path)
+    paths = plotting.save(Plot("one", "t", "c", picture, [{"x": 1, "y": None}, {"x": 2, "y": "a,b"}]), tmp_path)
     assert [path.name for path in paths] == ["one.svg", "one.png", "one.csv"]
     assert paths[1].read_bytes().startswith(b"\x89PNG") and paths[0].read_text().startswith("<svg")
     assert list(csv.DictReader(io.StringIO(paths[2].read_text()))) == [{"x": "1", "y": ""}, {"x": "2", "y": "a,b"}]
     with pytest.raises(UsageError):
-        drawing.save(Drawing("../one", "t", "c", picture, []), tmp_path)
+        plotting.save(Plot("../one", "t", "c", picture, []), tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------------ figures
 
 
 def test_every_number_that_is_drawn_is_in_the_figures_table(tmp_path: Path) -> None:
-    found = drawn(report.read([by_share(tmp_path)]))
+    found = drawn(collect.read_report([by_share(tmp_path)]))
     assert list(found) == ["forest", "seeds", "levels-compute", "compute"]
     forest = found["forest"].data
     assert [(line["label"], line["delta"]) for line in forest] == [
@@ -123,7 +124,7 @@ def test_every_number_that_is_drawn_is_in_the_figures_table(tmp_path: Path) -> N
 
 
 def test_points_of_the_forest_lie_where_its_table_says(tmp_path: Path) -> None:
-    found = drawn(report.read([by_share(tmp_path)]))["forest"]
+    found = drawn(collect.read_report([by_share(tmp_path)]))["forest"]
     (axes,) = found.draw(LIGHT).axes
     marks = [line for line in axes.lines if line.get_marker() == "s"]
     assert [line.get_xdata()[0] for line in marks] == pytest.approx([5, 15])
@@ -132,24 +133,24 @@ def test_points_of_the_forest_lie_where_its_table_says(tmp_path: Path) -> None:
 
 def test_what_is_not_decided_is_hollow(tmp_path: Path) -> None:
     folder = compared(tmp_path, [0.70, 0.80, 0.75], [0.75, 0.70, 0.90])
-    (axes,) = drawn(report.read([folder]))["forest"].draw(LIGHT).axes
+    (axes,) = drawn(collect.read_report([folder]))["forest"].draw(LIGHT).axes
     (mark,) = [line for line in axes.lines if line.get_marker() == "s"]
     assert mark.get_markerfacecolor() == LIGHT.paper
 
 
 def test_no_pair_is_no_figure_and_one_seed_has_no_interval(tmp_path: Path) -> None:
     lost = plan(tmp_path / "a", [finish(tmp_path / "a", "scratch", 0, 0.5)])
-    assert drawn(report.read([lost])) == {}
-    one = drawn(report.read([compared(tmp_path / "b", [0.5], [0.6])]))
+    assert drawn(collect.read_report([lost])) == {}
+    one = drawn(collect.read_report([compared(tmp_path / "b", [0.5], [0.6])]))
     assert one["forest"].data[0]["low"] is None
     for figure in one.values():
-        assert drawing.svg(figure)
+        assert plotting.svg(figure)
 
 
 def test_each_metric_has_figures_of_its_own(tmp_path: Path) -> None:
     cells = arms(tmp_path, 0, "a", [0.7, 0.8], [0.8, 0.9])
     cells += arms(tmp_path, 1, "b", [1.5, 1.4], [1.1, 1.2], metric="mse", higher_is_better=False, task="pendulum")
-    found = drawn(report.read([study(tmp_path, "compare", [{}, {"task": "pendulum"}], cells)]))
+    found = drawn(collect.read_report([study(tmp_path, "compare", [{}, {"task": "pendulum"}], cells)]))
     assert {"forest-accuracy", "forest-mse", "seeds-accuracy", "seeds-mse", "compute-mse"} <= found.keys()
     (axes,) = found["forest-mse"].draw(LIGHT).axes
     assert "below 0: SPT is better" in axes.get_xlabel() and axes.lines[0].get_color() == LIGHT.spt
@@ -165,14 +166,14 @@ def test_learning_curves_follow_each_stage(tmp_path: Path) -> None:
     learn(tmp_path, "pretrain-for-spt0", [0.1], every=60)
     with (tmp_path / "finetune-spt0" / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "val", "step": 40, "accuracy": NaN}\n{"kind": "val", "st')
-    made = report.read([folder])
+    made = collect.read_report([folder])
     found = {curve.stage: curve for curve in made.curves}
     assert set(found) == {"scratch", "finetuning", "pretraining"} and len(made.curves) == 3
     assert found["scratch"].shares == pytest.approx((0.3, 0.6, 0.9))  # of 100 steps
     assert found["finetuning"].shares == pytest.approx((0.5, 1.0)) and found["finetuning"].values == (0.5, 0.7)
     assert found["pretraining"].shares == (1.0,)
     assert {"learning", "pretraining"} <= drawn(made).keys()
-    report_files.write(made, folder)
+    write.write_report(made, folder)
     lines = list(csv.DictReader(io.StringIO((folder / "curves.csv").read_text())))
     assert [(line["stage"], line["step"], line["training_loss"]) for line in lines[:2]] == [
         ("pretraining", "60", "1.0"),
@@ -186,7 +187,7 @@ def test_a_run_that_diverged_is_shown_as_far_as_it_came(tmp_path: Path) -> None:
     learn(tmp_path, "finetune-scratch0", [0.5])
     (tmp_path / "finetune-lost").mkdir()
     learn(tmp_path, "finetune-lost", [0.1, 0.2])
-    lost = next(curve for curve in report.read([folder]).curves if curve.run == "finetune-lost")
+    lost = next(curve for curve in collect.read_report([folder]).curves if curve.run == "finetune-lost")
     assert lost.planned == 100 and lost.shares == pytest.approx((0.1, 0.2))
 
 
@@ -213,7 +214,7 @@ CLEAN = {
 
 
 def test_the_checklist_of_a_clean_comparison_has_no_no(tmp_path: Path) -> None:
-    made = report.read([compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86], environment=CLEAN)])
+    made = collect.read_report([compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86], environment=CLEAN)])
     assert set(answers(made).values()) <= {"yes", "not applicable"}, answers(made)
     (use,) = [use for use in made.provenance.data if use.split == "train"]
     assert (use.rows, use.inputs, use.pretraining, use.finetuning) == (400, "aa", 3, 6)
@@ -244,13 +245,13 @@ def test_the_checklist_sees(tmp_path: Path, case: str) -> None:
     changes, scores, words, answer = ONE_NO[case]
     scratch = scores or [0.70, 0.75, 0.80]
     folder = compared(tmp_path, scratch, [score + 0.05 + score / 100 for score in scratch], **changes)
-    assert about(report.read([folder]), words) == answer
+    assert about(collect.read_report([folder]), words) == answer
 
 
 def test_the_checklist_sees_failures_other_data_and_other_costs(tmp_path: Path) -> None:
     cells = [finish(tmp_path, "scratch", seed, 0.7, data={"train": SPLITS["test"]}) for seed in range(3)]
     cells += [finish(tmp_path, "spt", seed, 0.8, own=SCRATCH) for seed in range(2)]
-    made = report.read([plan(tmp_path, cells)])
+    made = collect.read_report([plan(tmp_path, cells)])
     assert about(made, "every planned run") == "partly"
     assert about(made, "same data") == "no"
     assert about(made, "same compute") == "no"
@@ -291,7 +292,7 @@ class Outline(HTMLParser):
 def test_the_page_is_whole_and_asks_for_nothing(tmp_path: Path) -> None:
     folder = by_share(tmp_path)
     learn(tmp_path, "finetune-aspt0", [0.5, 0.7])
-    text = whole(report.read([folder]))
+    text = whole(collect.read_report([folder]))
     outline = Outline()
     outline.feed(text)
     assert not outline.open and not outline.unbalanced
@@ -305,7 +306,7 @@ def test_the_page_is_whole_and_asks_for_nothing(tmp_path: Path) -> None:
 
 def test_a_single_run_has_a_page_too(tmp_path: Path) -> None:
     finish(tmp_path, "scratch", 0, 0.7)
-    text = whole(report.read([tmp_path / "finetune-scratch0"]))
+    text = whole(collect.read_report([tmp_path / "finetune-scratch0"]))
     assert "<h3" in text and "finetune-scratch0" in text and "<svg" not in text
 
 
@@ -313,13 +314,13 @@ def test_words_of_users_stay_words(tmp_path: Path) -> None:
     evil = '<img src=x onerror="alert(1)">'
     cells = arms(tmp_path, 0, "a", [0.7, 0.8], [0.8, 0.9], task=evil, recipe=evil)
     folder = study(tmp_path, "compare", [{"task": evil, "name": evil}], cells, command=f"spt compare {evil}")
-    text = whole(report.read([folder]))
+    text = whole(collect.read_report([folder]))
     assert "<img" not in text and "&lt;img src=x" in text
 
 
 def test_labels_that_repeat_are_filled_in(tmp_path: Path) -> None:
-    sheet = Sheet("Costs", ("task", "arm", "n"), [("a", "scratch", "1"), ("", "SPT", "2"), ("b", "", "3")], 2)
-    lines = page.shown(sheet).lines
+    sheet = ReportTable("Costs", ("task", "arm", "n"), [("a", "scratch", "1"), ("", "SPT", "2"), ("b", "", "3")], 2)
+    lines = html.html_table(sheet).lines
     assert [(line[0].text, line[0].again) for line in lines] == [("a", False), ("a", True), ("b", False)]
     assert lines[2][1].text == ""
 
@@ -333,23 +334,25 @@ def test_labels_that_repeat_are_filled_in(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_column_is_sorted_by_its_numbers(text: str, value: float | None) -> None:
-    assert page.number(text) == (None if value is None else pytest.approx(value))
+    assert html.number(text) == (None if value is None else pytest.approx(value))
 
 
 @given(st.floats(-1e12, 1e12, allow_nan=False))
 def test_plain_numbers_are_read_as_they_are(value: float) -> None:
-    assert page.number(f"{value:.6e}") == pytest.approx(value, rel=1e-5)
-    assert page.number(f"{value:+,.2f}") == pytest.approx(value, abs=0.006)
+    assert html.number(f"{value:.6e}") == pytest.approx(value, rel=1e-5)
+    assert html.number(f"{value:+,.2f}") == pytest.approx(value, abs=0.006)
 
 
 def test_a_report_as_files(tmp_path: Path) -> None:
     folder = by_share(tmp_path)
-    paths = report_files.write(report.read([folder]), tmp_path / "out", with_figures=True)
+    paths = write.write_report(collect.read_report([folder]), tmp_path / "out", with_figures=True)
     names = {path.relative_to(tmp_path / "out").as_posix() for path in paths}
     assert "![What self-pretraining gains](figures/forest.svg)" in (tmp_path / "out" / "report.md").read_text()
     assert {"report.html", "report.tex", "report.md", "figures/forest.svg", "figures/forest.png"} <= names
     before = [path.read_bytes() for path in paths]
-    assert [path.read_bytes() for path in report_files.write(report.read([folder]), tmp_path / "out", True)] == before
+    assert [
+        path.read_bytes() for path in write.write_report(collect.read_report([folder]), tmp_path / "out", True)
+    ] == before
     value = json.loads((tmp_path / "out" / "report.json").read_text())
     assert value["provenance"]["checklist"] and value["precedents"] == []
 
@@ -361,26 +364,26 @@ def test_names_may_hold_anything(tmp_path: Path) -> None:
     """$ is no formula, a leading underscore no reason to leave an entry out, a control character no broken SVG."""
     rows = [{"task": "a$x_{$b", "model": "_own.net"}, {"task": "c\x07d #010100 url(#x)", "model": "名前"}]
     cells = [*arms(tmp_path, 0, "a", [0.7, 0.8], [0.8, 0.9]), *arms(tmp_path, 1, "b", [0.7, 0.8], [0.8, 0.9])]
-    found = drawn(report.read([study(tmp_path, "compare", rows, cells)]))
-    forest, compute = drawing.svg(found["forest"]), drawing.svg(found["compute"])
+    found = drawn(collect.read_report([study(tmp_path, "compare", rows, cells)]))
+    forest, compute = plotting.svg(found["forest"]), plotting.svg(found["compute"])
     ElementTree.fromstring(forest)
     assert "a$x_{$b / _own.net" in forest and "#010100 url(#x)" in forest
     assert "_own.net, SPT" in compute
-    assert drawing.png(found["seeds"])
+    assert plotting.png(found["seeds"])
 
 
 def test_long_names_stay_inside(tmp_path: Path) -> None:
     long = "/a/very/long/path/" + "x" * 200 + ".py"
     cells = arms(tmp_path, 0, "a", [0.7, 0.8], [0.8, 0.9])
-    found = drawn(report.read([study(tmp_path, "compare", [{"task": long, "model": long}], cells)]))
-    assert "…" in drawing.svg(found["forest"]) and max(map(len, figures._wrapped(long, 20).splitlines())) <= 20
+    found = drawn(collect.read_report([study(tmp_path, "compare", [{"task": long, "model": long}], cells)]))
+    assert "…" in plotting.svg(found["forest"]) and max(map(len, figures._wrapped(long, 20).splitlines())) <= 20
 
 
 def test_a_users_matplotlib_settings_do_not_matter(tmp_path: Path) -> None:
-    (one,) = [d for d in figures.drawings(report.read([by_share(tmp_path)])) if d.name == "forest"]
-    before = drawing.svg(one), drawing.png(one)
+    (one,) = [d for d in figures.all_figures(collect.read_report([by_share(tmp_path)])) if d.name == "forest"]
+    before = plotting.svg(one), plotting.png(one)
     with rc_context({"font.size": 30, "savefig.bbox": "tight", "text.usetex": True, "lines.linewidth": 9}):
-        assert (drawing.svg(one), drawing.png(one)) == before
+        assert (plotting.svg(one), plotting.png(one)) == before
 
 
 @pytest.mark.parametrize(
@@ -397,7 +400,7 @@ def test_levels_within_a_decade_have_their_names(
     cells = []
     for row, size in enumerate(sizes):
         cells += arms(tmp_path, row, f"r{row}", [0.7, 0.8], [0.8, 0.9], parameters={"total": size})
-    made = report.read([study(tmp_path, kind, [{"factors": one} for one in factors], cells)])
+    made = collect.read_report([study(tmp_path, kind, [{"factors": one} for one in factors], cells)])
     (axes,) = drawn(made)[f"levels-{kind}"].draw(LIGHT).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ticks
 
@@ -405,7 +408,7 @@ def test_levels_within_a_decade_have_their_names(
 def test_two_studies_of_one_recipe_have_panels_of_their_own(tmp_path: Path) -> None:
     folders = [by_share(tmp_path / name) for name in ("a", "b")]
     folders[1].rename(tmp_path / "b" / "compute-2")
-    found = drawn(report.read([folders[0], tmp_path / "b" / "compute-2"]))["levels-compute"]
+    found = drawn(collect.read_report([folders[0], tmp_path / "b" / "compute-2"]))["levels-compute"]
     assert {line["label"] for line in found.data} == {
         "digits / transformer, compute-1",
         "digits / transformer, compute-2",
@@ -414,7 +417,7 @@ def test_two_studies_of_one_recipe_have_panels_of_their_own(tmp_path: Path) -> N
 
 
 def test_equal_costs_look_equal(tmp_path: Path) -> None:
-    (axes,) = drawn(report.read([by_share(tmp_path)]))["compute"].draw(LIGHT).axes
+    (axes,) = drawn(collect.read_report([by_share(tmp_path)]))["compute"].draw(LIGHT).axes
     low, high = axes.get_xlim()
     assert low < 0.95e10 and high > 1.05e10
 
@@ -422,17 +425,17 @@ def test_equal_costs_look_equal(tmp_path: Path) -> None:
 def test_a_link_to_a_study_is_that_study(tmp_path: Path) -> None:
     folder = compared(tmp_path / "runs", [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
     (tmp_path / "link").symlink_to(folder)
-    assert report.read([tmp_path / "link"]).rows == report.read([folder]).rows
+    assert collect.read_report([tmp_path / "link"]).rows == collect.read_report([folder]).rows
 
 
 def test_figures_of_an_earlier_report_do_not_stay(tmp_path: Path) -> None:
     folder = by_share(tmp_path)
-    report_files.write(report.read([folder]), folder, with_figures=True)
+    write.write_report(collect.read_report([folder]), folder, with_figures=True)
     assert (folder / "figures" / "levels-compute.svg").exists()
     (folder / "figures" / "mine.svg").touch()
     value = json.loads((folder / "study.json").read_text())
     (folder / "study.json").write_text(json.dumps(value | {"cells": [c for c in value["cells"] if c["row"] == 0]}))
-    report_files.write(report.read([folder]), folder)
+    write.write_report(collect.read_report([folder]), folder)
     assert not (folder / "figures" / "levels-compute.svg").exists() and (folder / "figures" / "mine.svg").exists()
     assert len((folder / "figures" / "forest.csv").read_text().splitlines()) == 2
 
@@ -441,7 +444,7 @@ def test_the_checklist_sees_a_pretraining_on_other_data(tmp_path: Path) -> None:
     folder = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
     for path in tmp_path.glob("pretrain-*/result.json"):
         path.write_text(path.read_text().replace('"aa"', '"other"'))
-    made = report.read([folder])
+    made = collect.read_report([folder])
     assert about(made, "same data") == "no"
     assert {(use.inputs, use.pretraining, use.finetuning) for use in made.provenance.data if use.split == "train"} == {
         ("aa", 0, 6),
@@ -453,13 +456,13 @@ def test_labels_that_differ_are_two_lines(tmp_path: Path) -> None:
     cells = [finish(tmp_path, "scratch", seed, 0.7) for seed in range(3)]
     other = {name: held.model_copy(update={"targets": "zz"}) for name, held in SPLITS.items()}
     cells += [finish(tmp_path, "spt", seed, 0.8, data=other) for seed in range(3)]
-    made = report.read([plan(tmp_path, cells)])
+    made = collect.read_report([plan(tmp_path, cells)])
     assert {use.targets for use in made.provenance.data if use.split == "train"} == {"bb", "zz"}
 
 
 def test_the_checklist_of_nothing_says_yes_to_nothing(tmp_path: Path) -> None:
     lost = {"row": 0, "arm": "spt", "seed": 0, "run": "finetune-lost", "parent": None}
-    assert "yes" not in answers(report.read([plan(tmp_path, [lost])])).values()
+    assert "yes" not in answers(collect.read_report([plan(tmp_path, [lost])])).values()
 
 
 def test_the_checklist_sees_unequal_searches() -> None:
@@ -467,13 +470,13 @@ def test_the_checklist_sees_unequal_searches() -> None:
            "expected": ()}  # fmt: skip
     trials = [{"arm": one, "number": n, "seed": 0, "setting": {"lr": n + (one == "spt")}, "value": 1.0,
                "state": "done", "run": "r"} for one in ("scratch", "spt") for n in (0, 1)]  # fmt: skip
-    search = Searched.model_validate(
+    search = SearchResult.model_validate(
         {"study": "s", "label": "l", "task": "t", "model": "m", "recipe": "r", "metric": "accuracy",
          "higher_is_better": True, "space": {}, "scratch": arm, "spt": arm, "trials": trials, "failures": (),
          "warnings": (), "notes": ()}
     )  # fmt: skip
-    judged = provenance.Judged([], [], [], 0, [], [], [], [search])
+    judged = provenance.ChecklistInput([], [], [], 0, [], [], [], [search])
     assert provenance._tuning(judged).answer == "no"
     same = [trial | {"setting": {"lr": trial["number"]}} for trial in trials]
-    alike = Searched.model_validate(search.model_dump() | {"trials": same})
+    alike = SearchResult.model_validate(search.model_dump() | {"trials": same})
     assert provenance._tuning(judged._replace(searches=[alike])).answer == "yes"

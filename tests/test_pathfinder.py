@@ -18,7 +18,7 @@ from scipy import ndimage
 
 from spt.tasks import pathfinder, segmentation
 from spt.tasks.base import IGNORED
-from spt.tasks.generators import workers
+from spt.tasks.generators import compiled
 from spt.tasks.generators.pathfinder import PATHFINDER, SEGMENTATION, Law, Painter, Picture, pictures
 from spt.tasks.generators.pathfinder import pathfinder as law_of
 
@@ -282,7 +282,7 @@ def test_a_row_follows_from_seed_split_and_number(monkeypatch: pytest.MonkeyPatc
     one = pathfinder.load(config, tmp_path)
     monkeypatch.setenv("SPT_WORKERS", "2")
     two = pathfinder.load(config, tmp_path)
-    few = pathfinder.load(pathfinder.Config(train=50, val=10, test=12, limit=7), tmp_path)
+    few = pathfinder.load(pathfinder.Config(train=50, val=10, test=12, max_rows=7), tmp_path)
     other = pathfinder.load(pathfinder.Config(train=10, val=10, test=10, seed=1), tmp_path)
     for name, split in one.splits.items():
         same, prefix = two.splits[name], few.splits[name]
@@ -308,7 +308,7 @@ def test_segmentation_rows(tmp_path: Path) -> None:
     data.check()
     assert data.target.per_step and data.train.targets.shape == (6 * 128**2,)
     assert data.train.targets.min() == 0 > IGNORED
-    few = segmentation.load(segmentation.Config(limit=1), tmp_path)
+    few = segmentation.load(segmentation.Config(max_rows=1), tmp_path)
     assert np.array_equal(few.train.values, data.train.values[: 128**2])
     assert np.array_equal(few.train.targets, data.train.targets[: 128**2])
 
@@ -324,7 +324,7 @@ def test_difficulties_and_counts() -> None:
 
 
 def test_without_a_compiler_the_rows_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_numba", lambda: None)
+    monkeypatch.setattr(compiled, "_numba", lambda: None)
     source = Path(sys.modules[Painter.__module__].__file__ or "")
     spec = importlib.util.spec_from_file_location("plain_pathfinder", source)
     assert spec is not None and spec.loader is not None
@@ -402,7 +402,7 @@ def test_released_pictures(place: Any, tmp_path: Path, files: Any) -> None:
         assert np.array_equal(np.array([split.row(i)[:, 0] for i in range(len(split))]), pixels[rows])
         assert np.array_equal(split.targets, labels[rows])
     assert "1 picture" in data.notes[0] and "30 pictures" in data.notes[1]
-    lra = pathfinder.load(pathfinder.Config(split="lra", pixels="tokens", limit=3), raw)
+    lra = pathfinder.load(pathfinder.Config(split="lra", pixels="tokens", max_rows=3), raw)
     assert np.array_equal(lra.train.row(2), pixels[2]) and np.array_equal(lra.test.row(0), pixels[26])
     assert lra.test.ids[0] == "2/sample_7" and len(lra.train) == 3
 
@@ -437,11 +437,15 @@ def saved(array: NDArray[Any], **options: Any) -> bytes:
 
 LINE = b"imgs/0 sample_0.png 0 1 1.0 14 4 2 0.5 1 1\n"
 SPOILT: dict[str, tuple[str, bytes, str]] = {
-    "objects": ("metadata/9.npy", saved(np.array([["a", 1]], object), allow_pickle=True), "objects"),
+    "objects": ("metadata/9.npy", saved(np.array([["a", 1]], object), allow_pickle=True), "Object arrays"),
     "numbers": ("metadata/9.npy", saved(np.zeros((3, 11))), "no table of strings"),
-    "cut": ("metadata/11.npy", saved(np.full((5, 11), "1"))[:-8], "no table of strings"),
-    "huge": ("metadata/9.npy", saved(np.full((1, 11), "1")).replace(b"(1, 11)", b"(9999999999, 11)"), "header|table"),
-    "header": ("metadata/9.npy", b"\x93NUMPY\x01\x00\x04\x00{'a'", "header"),
+    "cut": ("metadata/11.npy", saved(np.full((5, 11), "1"))[:-8], "cannot be read as an array"),
+    "huge": (
+        "metadata/9.npy",
+        saved(np.full((1, 11), "1")).replace(b"(1, 11)", b"(9999999999, 11)"),
+        "cannot be read as an array",
+    ),
+    "header": ("metadata/9.npy", b"\x93NUMPY\x01\x00\x04\x00{'a'", "cannot be read as an array"),
     "binary": ("metadata/9.npy", b"\xff\xfe\x00\x01", "neither text"),
     "fields": ("metadata/9.npy", b"imgs/0 sample_0.png 0 1\n", "line 1: 4 fields"),
     "label": ("metadata/9.npy", LINE.replace(b" 0 1 1.0", b" 0 7 1.0"), "label is '7'"),

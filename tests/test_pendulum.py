@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 from scipy import stats
 
+from spt.rng import keys, normals, uniforms
 from spt.tasks import pendulum
 from spt.tasks.base import Reals
-from spt.tasks.generators.chance import keys, normals, uniforms
 from spt.tasks.pendulum import Config, clearness, kept_frames, load, make, render, simulate, spoil
 
 
@@ -226,15 +226,15 @@ def test_splits_are_determined_disjoint_and_prefixes(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pendulum, "CHUNK", 7)  # other chunks, by several workers
     monkeypatch.setenv("SPT_WORKERS", "3")
-    for limit in (None, 5):
-        again = load(options.model_copy(update={"limit": limit}), tmp_path)
+    for max_rows in (None, 5):
+        again = load(options.model_copy(update={"max_rows": max_rows}), tmp_path)
         for name, split in again.splits.items():
             whole = data.splits[name]
-            assert len(split) == (limit or len(whole))
+            assert len(split) == (max_rows or len(whole))
             n = len(split.values)
             assert np.array_equal(split.values, whole.values[:n]) and np.array_equal(split.ids, whole.ids[: len(split)])
             assert np.array_equal(split.targets, whole.targets[:n]) and np.array_equal(split.steps, whole.steps[:n])
-    other = load(options.model_copy(update={"seed": 1, "limit": 5}), tmp_path)
+    other = load(options.model_copy(update={"seed": 1, "max_rows": 5}), tmp_path)
     assert not np.array_equal(other.train.targets, data.train.targets[:40])
     assert np.array_equal(other.train.steps, data.train.steps[:40])  # published, whatever the seed
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from tiny import MODEL, RECIPE, ROOT, TASK, changed, environment, spt
 
-from spt import launch
 from spt.errors import UsageError
+from spt.runtime import launch
 
 SMALL = {
     "task": {"name": "./toy.py"},
@@ -276,7 +276,7 @@ def test_another_number_than_was_formed_is_refused(folder):
     missing = spt("pretrain", "small.yaml", "--accelerate-config", "none.yaml", cwd=folder)
     assert missing.returncode == 2 and "no accelerate config file none.yaml" in missing.stderr
     with pytest.raises(UsageError, match="this machine alone"):
-        launch.check(1000, None)
+        launch.check_request(1000, None)
 
 
 # A model that has no memory in one process alone, in training or in evaluation.
@@ -392,15 +392,20 @@ def test_slurm_variables_outside_a_step_are_no_group():
     batch = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}
     before = dict(batch)
     launch.join_slurm(batch)
-    assert batch == before and launch.world(batch) == 1
+    assert batch == before and launch.world_size(batch) == 1
     step = {**batch, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[1-2]"}
     launch.join_slurm(step)
-    assert (launch.world(step), launch.rank(step), step["MASTER_ADDR"], step["LOCAL_WORLD_SIZE"]) == (4, 0, "n1", "2")
+    assert (launch.world_size(step), launch.rank(step), step["MASTER_ADDR"], step["LOCAL_WORLD_SIZE"]) == (
+        4,
+        0,
+        "n1",
+        "2",
+    )
     assert 20000 <= int(step["MASTER_PORT"]) < 40000
 
 
 def test_importing_the_launcher_needs_no_torch():
-    program = "import sys, spt.launch; sys.exit('torch' in sys.modules)"
+    program = "import sys, spt.runtime.launch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment()).returncode == 0
 
 

@@ -7,19 +7,22 @@ from pathlib import Path
 import pytest
 import yaml
 from pydantic import ValidationError
+from recipes_page import recipes_page
 from test_reference import ROWS, asked, header, resolved
 from tiny import changed as altered
 
-from spt import published
-from spt.losses import default_metric
-from spt.published import Published, beside, cells, load
-from spt.recipe import LOWER_IS_BETTER, packaged, parse_yaml
-from spt.recipe import load as load_recipe
+from spt.config.load import load as load_recipe
+from spt.config.load import packaged
+from spt.config.recipe import LOWER_IS_BETTER
+from spt.config.yaml import parse_yaml
+from spt.report import published_numbers
+from spt.report.published_numbers import PublishedNumbers, cells, load_published, published_arms
+from spt.training.metrics import default_metric
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE = ROOT / "spt" / "published.yaml"
-TABLES = {(key, name): table for key, paper in load().papers.items() for name, table in paper.tables.items()}
-TOLD = list(load().told())
+FILE = ROOT / "spt" / "report" / "published.yaml"
+TABLES = {(key, name): table for key, paper in load_published().papers.items() for name, table in paper.tables.items()}
+TOLD = list(load_published().told())
 NUMBER = re.compile(r"(?<![\w.,/])(?:\d+\.\d+|\.\d+|\d+)(?:e-\d+)?(?!\w|[.,]\d)")
 
 
@@ -31,7 +34,10 @@ def raw():
 
 
 def test_no_key_stands_twice():
-    assert parse_yaml(FILE.read_text(encoding="utf-8"), "published.yaml")["papers"].keys() == load().papers.keys()
+    assert (
+        parse_yaml(FILE.read_text(encoding="utf-8"), "published.yaml")["papers"].keys()
+        == load_published().papers.keys()
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,12 +63,12 @@ def test_mistakes_in_the_file_are_found(place, value, words):
         node = node[int(step)] if isinstance(node, list) else node[step]
     node[int(last) if isinstance(node, list) else last] = value
     with pytest.raises(ValidationError, match=words):
-        Published.model_validate(whole)
+        PublishedNumbers.model_validate(whole)
 
 
 def test_a_measure_points_the_way_of_its_metric():
     with pytest.raises(ValidationError, match="higher_is_better"):
-        Published.model_validate(altered(raw(), measures__accuracy__higher_is_better="false"))
+        PublishedNumbers.model_validate(altered(raw(), measures__accuracy__higher_is_better="false"))
 
 
 def averages():
@@ -76,7 +82,7 @@ def test_an_average_recomputes_or_is_doubted(paper, name, row):
     table = TABLES[paper, name]
     average, chance = table.average, Decimal(str(table.average.chance))
     values = [table.cells[row, column] for column in average.of]
-    mean = sum(chance if published.number(value) is None else Decimal(value) for value in values) / len(values)
+    mean = sum(chance if published_numbers.number(value) is None else Decimal(value) for value in values) / len(values)
     printed = Decimal(table.cells[row, average.column])
     doubts = [one for one in table.doubts if (one.row, one.column) == (row, average.column)]
     if abs(mean - printed) > Decimal("0.005"):
@@ -94,7 +100,7 @@ def test_these_averages_do_not_recompute():
 
 
 def test_numbers_that_stand_in_two_tables_are_equal():
-    at = {(cell.paper, cell.table, cell.row, cell.column): cell.printed for cell in load().cells()}
+    at = {(cell.paper, cell.table, cell.row, cell.column): cell.printed for cell in load_published().cells()}
     for column in ("ListOps", "Text", "Image", "PathX"):
         assert at["spt", "2", "S4", column] == at["spt", "7", "S4", column]
         assert at["spt", "2", "S4 + Masked SPT", column] == at["spt", "7", "S4 + SPT", column]
@@ -144,11 +150,15 @@ def test_a_header_has_the_numbers_of_the_file_and_no_other(name):
     found = NUMBER.findall(source(name))
     told = {float(number) for number in found}
     tables = {(cell.paper, cell.table) for one in cells(name) for cell in one[3:] if cell}
-    known = {float(cell.printed) for cell in load().cells() if (cell.paper, cell.table) in tables and not cell.missing}
+    known = {
+        float(cell.printed)
+        for cell in load_published().cells()
+        if (cell.paper, cell.table) in tables and not cell.missing
+    }
     assert {float(number) for number in found if "." in number} <= known
     own = [cell for one in cells(name) if not one.settings and not one.factors for cell in one[3:] if cell]
     for cell in own:
-        assert cell.missing or published.number(cell.printed) in told, f"{cell.printed} is not in the header"
+        assert cell.missing or published_numbers.number(cell.printed) in told, f"{cell.printed} is not in the header"
     assert [cell for cell in own if not cell.missing] or "infeasible" in source(name)
 
 
@@ -178,7 +188,7 @@ def test_every_level_of_a_packaged_study_has_its_published_pair(name):
         )
         assert levels
         for level in levels:
-            found = beside(recipe, level, "accuracy")
+            found = published_arms(recipe, level, "accuracy")
             assert found and found.scratch and found.spt and found.spt.table == name[-1], (recipe, level)
 
 
@@ -207,7 +217,7 @@ def test_every_level_of_a_packaged_study_has_its_published_pair(name):
     ],
 )
 def test_what_stands_beside_a_row(recipe, factors, metric, scratch, spt, table, page):
-    found = beside(recipe, factors, metric)
+    found = published_arms(recipe, factors, metric)
     assert found.scratch.value == scratch and (found.spt.value if found.spt else None) == spt
     assert (found.scratch.table, found.scratch.page) == (table, page) and found.scratch.arm == "scratch"
     assert found.spt is None or found.spt.arm == "spt"
@@ -229,22 +239,22 @@ def test_what_stands_beside_a_row(recipe, factors, metric, scratch, spt, table, 
     ],
 )
 def test_nothing_is_published_for_another_recipe_level_or_metric(recipe, factors, metric):
-    assert beside(recipe, factors, metric) is None
+    assert published_arms(recipe, factors, metric) is None
 
 
 def test_a_cell_says_where_it_is_from_and_what_is_doubtful():
-    pair = beside("lra/image-s4", {}, "accuracy")
+    pair = published_arms("lra/image-s4", {}, "accuracy")
     assert pair.scratch.quoted and not pair.spt.quoted and pair.spt.objective == "masked"
     assert pair.spt.source == "SPT, Table 2, p. 5" and pair.spt.printed == "89.36"
-    retrained = beside("lra/image-s4", {"share": 0.4}, "accuracy").scratch
+    retrained = published_arms("lra/image-s4", {"share": 0.4}, "accuracy").scratch
     assert not retrained.quoted and "88.65" in retrained.doubt
-    assert beside("lra/image-transformer", {"size": "300K"}, "accuracy").scratch.doubt
-    assert beside("lra/pathx256-s4", {}, "accuracy").scratch.quoted is False
-    assert beside("bidmc/hr-s4", {}, "r2").scratch.quoted is False
-    nothing = beside("lra/pathx256-transformer", {}, "accuracy").scratch
+    assert published_arms("lra/image-transformer", {"size": "300K"}, "accuracy").scratch.doubt
+    assert published_arms("lra/pathx256-s4", {}, "accuracy").scratch.quoted is False
+    assert published_arms("bidmc/hr-s4", {}, "r2").scratch.quoted is False
+    nothing = published_arms("lra/pathx256-transformer", {}, "accuracy").scratch
     assert nothing.value is None and nothing.missing == "infeasible"
-    assert beside("lra/text-s5", {}, "accuracy").scratch.note == "as others quote it"
-    assert beside("lra/text-s5", {}, "accuracy").scratch.printed == "89.31"
+    assert published_arms("lra/text-s5", {}, "accuracy").scratch.note == "as others quote it"
+    assert published_arms("lra/text-s5", {}, "accuracy").scratch.printed == "89.31"
 
 
 def test_a_recipes_own_numbers_come_first_and_other_settings_last():
@@ -258,7 +268,7 @@ def test_a_recipes_own_numbers_come_first_and_other_settings_last():
 
 def run_with(tmp_path, text):
     (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
-    return published.changed(tmp_path, "quickstart")
+    return published_numbers.changed(tmp_path, "quickstart")
 
 
 def test_an_unchanged_run_has_no_changed_settings(tmp_path):
@@ -267,12 +277,12 @@ def test_an_unchanged_run_has_no_changed_settings(tmp_path):
 
 
 def test_changed_settings_are_listed_in_order_with_both_values(tmp_path):
-    overrides = ["pretrain.train.learning_rate=0.5", "model.d_model=64", "model.causal=true", "task.limit=50"]
+    overrides = ["pretrain.train.learning_rate=0.5", "model.d_model=64", "model.causal=true", "task.max_rows=50"]
     found = run_with(tmp_path, load_recipe("quickstart", overrides).to_yaml())
     assert [line.partition(" ")[0] for line in found] == [
-        "model.causal", "model.d_model", "pretrain.train.learning_rate", "task.limit",
+        "model.causal", "model.d_model", "pretrain.train.learning_rate", "task.max_rows",
     ]  # fmt: skip
-    assert found[0] == "model.causal (true, recipe false)" and found[3] == "task.limit (50, recipe null)"
+    assert found[0] == "model.causal (true, recipe false)" and found[3] == "task.max_rows (50, recipe null)"
     assert found[1].startswith("model.d_model (64, recipe ")
 
 
@@ -293,10 +303,10 @@ def test_another_model_differs_in_its_options_too(tmp_path):
 
 @pytest.mark.parametrize("text", [None, "", "a: [1", "- a\n", "modle: {name: x}\n", "1: 2\n"])
 def test_what_cannot_be_compared_is_said_in_a_sentence(tmp_path, text):
-    found = [published.changed(tmp_path, "quickstart")] if text is None else [run_with(tmp_path, text)]
+    found = [published_numbers.changed(tmp_path, "quickstart")] if text is None else [run_with(tmp_path, text)]
     assert len(found[0]) == 1 and found[0][0].startswith("settings were not compared with those of quickstart: ")
     assert "\n" not in found[0][0] and "Errno" not in found[0][0]
-    assert published.changed(tmp_path / "another", "quickstart") == [
+    assert published_numbers.changed(tmp_path / "another", "quickstart") == [
         "settings were not compared with those of quickstart: of some runs there is no recipe.yaml"
     ]
 
@@ -304,14 +314,16 @@ def test_what_cannot_be_compared_is_said_in_a_sentence(tmp_path, text):
 def test_a_recipe_is_resolved_once_for_all_runs_that_have_its_text(tmp_path, monkeypatch):
     text = load_recipe("quickstart", ["model.d_model=48"]).to_yaml()
     found = run_with(tmp_path, text)
-    monkeypatch.setattr(published, "_settings", None)
+    monkeypatch.setattr(published_numbers, "_settings", None)
     assert run_with(tmp_path, text) == found
 
 
 def test_bytes_and_unknown_recipes_are_said_in_a_sentence(tmp_path):
     (tmp_path / "recipe.yaml").write_bytes(b"\xff\xfe")
-    assert published.changed(tmp_path, "quickstart")[0].startswith("settings were not compared")
-    assert published.changed(tmp_path, "mine") == ["mine is no packaged recipe, so its settings were not compared"]
+    assert published_numbers.changed(tmp_path, "quickstart")[0].startswith("settings were not compared")
+    assert published_numbers.changed(tmp_path, "mine") == [
+        "mine is no packaged recipe, so its settings were not compared"
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------------- the page
@@ -319,11 +331,11 @@ def test_bytes_and_unknown_recipes_are_said_in_a_sentence(tmp_path):
 
 def test_the_page_of_recipes_is_the_one_that_is_made():
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    assert page == published.recipes_page(), "make docs writes it anew"
+    assert page == recipes_page(), "make docs writes it anew"
 
 
 def test_the_page_has_every_recipe_and_every_footnote():
-    page = published.recipes_page()
+    page = recipes_page()
     assert set(re.findall(r"^\| `([\w/-]+)` \|", page, re.M)) == set(ROWS)
     assert set(re.findall(r"\[\^(\d+)\](?!:)", page)) == set(re.findall(r"^\[\^(\d+)\]:", page, re.M))
     assert "| `lra/image-s4` | *88.65* | 89.36 | accuracy, % | SPT, Table 2, p. 5 |" in page

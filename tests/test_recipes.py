@@ -7,12 +7,14 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import RECIPE, changed, loaded, recipe_file, run, spt_job
+from tiny import RECIPE, changed, load, loaded, recipe_file, run, spt_job
 
+from spt.config.job import Job
+from spt.config.load import packaged, read, schema
+from spt.config.overrides import flatten, split_arguments
+from spt.config.yaml import parse_yaml
 from spt.errors import RecipeError, UsageError
-from spt.plan import Job
-from spt.recipe import flatten, load, packaged, parse_yaml, read, schema, split_arguments
-from spt.stages import bind
+from spt.training.build import build_stage
 
 EMBEDDED = [name for name in packaged() if "/" not in name]  # those in folders need data: tests/test_reference.py
 
@@ -21,7 +23,7 @@ EMBEDDED = [name for name in packaged() if "/" not in name]  # those in folders 
 def test_every_shipped_recipe_loads_and_builds(name):
     one = load(name)
     for job in (spt_job(one), Job(one, "pretrain", 0), Job(one, "finetune", 0)):
-        assert bind(job).model.parameter_counts()["total"] > 0
+        assert build_stage(job).model.parameter_counts()["total"] > 0
     assert read(name)[1].startswith("# "), "a recipe begins by saying what it is"
 
 
@@ -200,7 +202,7 @@ def test_wrong_overrides(tmp_path, overrides, words):
 def test_a_warm_up_longer_than_the_epochs_is_refused(tmp_path):
     one = loaded(tmp_path, pretrain__train={"epochs": 2, "batch_size": 8, "learning_rate": 0.1, "warmup_steps": 100})
     with pytest.raises(UsageError, match="warmup_steps is 100, but the budget is 6 steps"):
-        bind(Job(one, "pretrain", 0))
+        build_stage(Job(one, "pretrain", 0))
 
 
 def test_arguments_are_told_apart():

@@ -6,19 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import loaded, own_task, run, spt_job
+from tiny import load, loaded, own_task, run, spt_job
 
-from spt.components import find
+from spt.config.job import Job
+from spt.config.load import packaged, resolve
+from spt.config.plugins import find_plugin
+from spt.config.recipe import HeadConfig, Recipe, StepHeadConfig, Train
+from spt.config.yaml import parse_yaml
 from spt.errors import RecipeError, UsageError
 from spt.models.base import Context
-from spt.network import Encoder, Head, SequenceModel, headed
-from spt.objectives import OBJECTIVES, Output
-from spt.optim import factor, reduces, set_rates
-from spt.plan import Job
-from spt.recipe import HeadConfig, Recipe, StepHeadConfig, Train, load, packaged, parse_yaml, resolve
-from spt.run import Run
-from spt.stages import bind, build_backbone, recipe_width
+from spt.runs.folder import RunFolder
 from spt.tasks.base import Tokens, Values
+from spt.training.build import build_backbone, build_stage, model_width
+from spt.training.network import Encoder, Head, SequenceModel, output_of_head
+from spt.training.objectives import OBJECTIVES, Output
+from spt.training.optimizer import factor, reduces_rate, set_rates
 
 SMALL = {name: text for name, text in packaged().items() if name.startswith("small/")}
 ROWS = {name: text for name, text in packaged().items() if "/" in name and name not in SMALL}
@@ -49,11 +51,11 @@ def test_a_plateau_is_that_of_torch(patience):
     for step, loss in enumerate(losses):
         theirs.step(loss)
         best, waited = (loss, 0) if loss < best else (best, waited + 1)
-        reductions += reduces(waited, options)
+        reductions += reduces_rate(waited, options)
         ours = 0.1 * factor(step, len(losses), options, reductions)
         assert ours == pytest.approx(optimizer.param_groups[0]["lr"]), f"evaluation {step}"
     assert reductions >= 2
-    assert not reduces(waited=patience + 1, train=train())
+    assert not reduces_rate(waited=patience + 1, train=train())
 
 
 def test_a_plateau_after_warm_up():
@@ -106,7 +108,7 @@ def test_a_plateau_schedule_in_a_run(tmp_path, monkeypatch):
     job = Job(own_task(tmp_path, scratch={"train": settings}), "finetune", 0)
 
     def rates(root):
-        lines = [line for line in Run(root, job.name).metrics() if line["kind"] == "train"]
+        lines = [line for line in RunFolder(root, job.name).metrics() if line["kind"] == "train"]
         return [line["learning_rate"] for line in lines]
 
     run(job, tmp_path / "whole")
@@ -119,7 +121,7 @@ def test_a_plateau_schedule_in_a_run(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("spt.train.set_rates", dies)
+        patch.setattr("spt.training.loop.set_rates", dies)
         run(job, tmp_path / "parts", save_every=0.0)
     run(job, tmp_path / "parts")
     assert rates(tmp_path / "parts") == whole
@@ -130,13 +132,13 @@ def test_a_plateau_schedule_in_a_run(tmp_path, monkeypatch):
 
 def test_an_identity_head_scores_by_the_last_norm():
     config = StepHeadConfig(identity=True)
-    output = headed(Output("cross_entropy", True, 1, 9), 16, config)
+    output = output_of_head(Output("cross_entropy", True, 1, 9), 16, config)
     assert output == Output("cross_entropy", True, 1, 16)
     head, x = Head(16, output, config), torch.randn(2, 5, 16)
     context = Context(torch.ones(2, 5, dtype=torch.bool), padded=False)
     assert torch.equal(head(x, context), x) and not list(head.parameters()) and head.flops(7).total == 0.0
     plain = Output("cross_entropy", True, 1, 9)
-    assert headed(plain, 16, StepHeadConfig()) == plain == headed(plain, 16, HeadConfig())
+    assert output_of_head(plain, 16, StepHeadConfig()) == plain == output_of_head(plain, 16, HeadConfig())
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_an_identity_head_scores_by_the_last_norm():
 )
 def test_an_identity_head_that_cannot_be(output, words):
     with pytest.raises(UsageError, match=f"pretrain.head.identity: .*{words}.*identity=false"):
-        headed(output, 16, StepHeadConfig(identity=True))
+        output_of_head(output, 16, StepHeadConfig(identity=True))
 
 
 def test_identity_is_for_steps_and_has_no_layer(tmp_path):
@@ -163,7 +165,7 @@ def test_identity_is_for_steps_and_has_no_layer(tmp_path):
 
 def test_pretraining_without_a_head_and_a_new_one_afterwards(tmp_path):
     one = own_task(tmp_path, pretrain__head={"identity": True}, model__d_model=16)
-    pretrain = bind(Job(one, "pretrain", 0))
+    pretrain = build_stage(Job(one, "pretrain", 0))
     assert pretrain.output.classes == 16 and pretrain.model.parameter_counts()["head"] == 0
     result = run(spt_job(one), tmp_path / "runs")
     assert result.parameters["head"] > 0 and result.test is not None
@@ -174,8 +176,8 @@ def test_pretraining_without_a_head_and_a_new_one_afterwards(tmp_path):
 
 def test_a_model_that_looks_ahead_cannot_predict_the_next_step(tmp_path):
     with pytest.raises(UsageError, match=r"this model looks ahead; set model\.causal=true"):
-        bind(Job(loaded(tmp_path, pretrain__objective={"name": "next"}), "pretrain", 0))
-    bind(Job(loaded(tmp_path, pretrain__objective={"name": "next"}, model__causal=True), "pretrain", 0))
+        build_stage(Job(loaded(tmp_path, pretrain__objective={"name": "next"}), "pretrain", 0))
+    build_stage(Job(loaded(tmp_path, pretrain__objective={"name": "next"}, model__causal=True), "pretrain", 0))
 
 
 CONVENTIONS = {
@@ -210,7 +212,7 @@ def test_every_convention_at_once(tmp_path, kind, objective):
     assert result.test is not None
     eighths = result.test["accuracy"] * 16  # 19 test rows: two batches of 8, and three rows left out
     assert eighths == pytest.approx(round(eighths))
-    pretrained = Run(tmp_path / "runs", Job(one, "pretrain", 0).name).result()
+    pretrained = RunFolder(tmp_path / "runs", Job(one, "pretrain", 0).name).result()
     assert pretrained is not None and 0 < pretrained.val["loss"] < 10
 
 
@@ -310,7 +312,7 @@ def asked(recipe: Recipe) -> tuple[Tokens | Values, Output, int]:
         case "pendulum":
             return Values(576, frame=(24, 24)), Output("gaussian", True, 2), 50
         case "skills":
-            shape = find("tasks", "skills").module.Config.model_validate_json(json.dumps(options)).shape
+            shape = find_plugin("tasks", "skills").module.Config.model_validate_json(json.dumps(options)).shape
             return Values(shape.channels), Output("l2", True, shape.size), shape.steps
     raise AssertionError(f"what does task {recipe.task.name} ask for?")
 
@@ -324,7 +326,7 @@ def test_a_row_builds_at_full_size_with_the_parameters_it_states(name):
     """On the meta device. Numbers in the headers are those of the papers and of the published configurations."""
     recipe = resolved(name)
     input, output, length = asked(recipe)
-    width = recipe_width(recipe.model)
+    width = model_width(recipe.model)
     with torch.device("meta"):
         encoder, backbone = Encoder(input, width, recipe.encoder), build_backbone(recipe.model, length)
         head = Head(width, output, recipe.finetune.head)
@@ -434,7 +436,7 @@ def test_a_row_builds_and_runs_on_real_data(name, tmp_path, data_dir, monkeypatc
         stand_in(tmp_path / "hub", monkeypatch)
     one = load(name, smoke=True) if name not in HUGE else None
     for job in (spt_job(one), Job(one, "pretrain", 0)) if one else ():
-        assert bind(job).model.parameter_counts()["total"] > 10_000
+        assert build_stage(job).model.parameter_counts()["total"] > 10_000
     if name.endswith("pythia"):  # of one size, and that is large; tests/test_hf.py runs a small one
         return
     goes(name, tmp_path, shrunk(name))

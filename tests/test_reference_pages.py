@@ -1,6 +1,7 @@
 """The pages that `make docs` makes: up to date, complete, and the same everywhere."""
 
 import ast
+import importlib.util
 import inspect
 import os
 import re
@@ -8,20 +9,29 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+import reference_pages
 import typer
+from reference_pages import VARIABLES, commands
 from tiny import ROOT
 
-from spt import components, errors, reference
-from spt.components import find, listing
-from spt.doctor import VARIABLES as SHOWN
-from spt.objectives import OBJECTIVES
-from spt.recipe import Recipe, schema
-from spt.reference import VARIABLES, commands, pages
-from spt.study import KINDS, Range
+from spt import errors
+from spt.checks.installation import VARIABLES as SHOWN
+from spt.config import plugins
+from spt.config.load import schema
+from spt.config.plugins import find_plugin, listing
+from spt.config.recipe import Recipe
+from spt.studies.schema import KINDS, Range
+from spt.training.objectives import OBJECTIVES
 from spt_cli import app
 
+# Not `import build`: that is what packages are built with.
+_spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
+docs = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(docs)
+pages = docs.pages
+
 SOURCES = [*(path for name in ("spt", "models", "tasks") for path in (ROOT / name).rglob("*.py")), ROOT / "spt_cli.py"]
-STATES = {"BOOT_FAIL", "NODE_FAIL", "OUT_OF_MEMORY"}  # of Slurm's jobs, written like variables
+CONSTANTS = {"BOOT_FAIL", "NODE_FAIL", "OUT_OF_MEMORY", "FEED_FORWARD_OPTIONS"}  # states of Slurm's jobs, an export
 
 
 def page(name):
@@ -35,15 +45,15 @@ def test_a_page_is_what_the_code_says(name, monkeypatch):
         monkeypatch.setenv(variable, "/elsewhere")
     monkeypatch.setenv("COLUMNS", "40")
     plug_in = EntryPoint("another", "somebody.another", "spt.models")._for(type("Dist", (), {"name": "somebody"}))
-    monkeypatch.setattr(components, "_plugins", lambda kind: [plug_in])
+    monkeypatch.setattr(plugins, "_plugins", lambda kind: [plug_in])
     assert page(name) == pages()[name](), f"docs/{name} is not what the code says; run make docs"
 
 
-def test_writing_changes_what_differs_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(reference, "pages", lambda: {"a/b.md": lambda: "one\n", "c.md": lambda: "two\n"})
-    assert reference.write(tmp_path) == [tmp_path / "a" / "b.md", tmp_path / "c.md"]
+def test_writing_changes_what_differs_alone(tmp_path):
+    made = {"a/b.md": lambda: "one\n", "c.md": lambda: "two\n"}
+    assert docs.write(tmp_path, made) == [tmp_path / "a" / "b.md", tmp_path / "c.md"]
     (tmp_path / "c.md").write_text("old\n")
-    assert reference.write(tmp_path) == [tmp_path / "c.md"] and (tmp_path / "c.md").read_text() == "two\n"
+    assert docs.write(tmp_path, made) == [tmp_path / "c.md"] and (tmp_path / "c.md").read_text() == "two\n"
 
 
 @pytest.mark.parametrize("name", pages())
@@ -67,7 +77,7 @@ def models(kind, seen):
 
 def test_every_key_has_a_description():
     seen = set()
-    parts = [find(kind, row.name).module.Config for kind in ("models", "tasks") for row in listing(kind)]
+    parts = [find_plugin(kind, row.name).module.Config for kind in ("models", "tasks") for row in listing(kind)]
     for kind in (Recipe, Range, *KINDS.values(), *OBJECTIVES.values(), *parts):
         models(kind, seen)
     bare = [f"{kind.__name__}.{name}" for kind in seen for name, f in kind.model_fields.items() if not f.description]
@@ -102,7 +112,7 @@ def test_commands_and_options_are_typers_own():
     assert whole.keys() == dict(commands()).keys()
     text = page("reference/commands.md")
     for name, callback in commands():
-        shown = reference._options(callback)
+        shown = reference_pages._options(callback)
         assert [option.field for option in shown] == [parameter.name for parameter in whole[name].params]
         for option, parameter in zip(shown, whole[name].params, strict=True):
             flags = [*parameter.opts, *parameter.secondary_opts]
@@ -110,7 +120,7 @@ def test_commands_and_options_are_typers_own():
                 assert option.name.split()[0].split("/") == flags, (name, option)
             assert (option.default == "required") == parameter.required, (name, option)
             plain = option.field in ("as_json", "debug")  # in the line behind the table
-            shown_as = f"`{option.name}`" if plain else f"\n| {reference._cell(f'`{option.name}`')} |"
+            shown_as = f"`{option.name}`" if plain else f"\n| {reference_pages._cell(f'`{option.name}`')} |"
             assert shown_as in text, (name, option)
             assert option.meaning, f"spt {name}: {option.name} says nothing"
         assert f"\n## spt {name}\n" in text
@@ -132,7 +142,7 @@ def test_every_variable_is_listed():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    named = {one for one in constants if re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|RANK|PYTHONPATH", one)} - STATES
+    named = {one for one in constants if re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|RANK|PYTHONPATH", one)} - CONSTANTS
     listed = [variable.name for variable in VARIABLES]
     assert named == set(listed) and len(listed) == len(set(listed))
     assert set(SHOWN) <= set(listed), "what spt env shows"
@@ -159,4 +169,4 @@ def test_values_in_words(annotation, values):
     bounds = {"ge": 1, "le": 1000} if "None" in annotation else {}
     kind = {"int | None": int | None, "tuple[float, ...]": tuple[float, ...], "dict[str, int]": dict[str, int]}
     field = Field(description="x", **bounds)
-    assert reference._values(kind[annotation], field.metadata) == values
+    assert reference_pages._values(kind[annotation], field.metadata) == values

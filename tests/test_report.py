@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from records import FINETUNING, MIB, SPLITS, compared, finish, plan, row_of, shown, start
 
-from spt import curves, precedents, render, report, report_files
 from spt.errors import DataError, OutputError, UsageError
-from spt.report import Report
-from spt.run import LARGEST, Ledger, Run, write_json
+from spt.report import collect, curves, machine, markdown, published, write
+from spt.report.collect import Report
+from spt.runs.files import write_json
+from spt.runs.folder import RunFolder
+from spt.runs.result import LARGEST, Ledger
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +131,7 @@ def test_different_data_is_no_comparison(tmp_path: Path) -> None:
         "not comparable: the arms did not see the same data",
     )
     assert row.warnings == ("the arms have different data in the test split (seed 1)",)
-    assert "WARNING: the arms have different data in the test split (seed 1)" in shown(report.read([folder]))
+    assert "WARNING: the arms have different data in the test split (seed 1)" in shown(collect.read_report([folder]))
 
 
 def test_smoke_runs_mean_nothing(tmp_path: Path) -> None:
@@ -236,7 +238,7 @@ def undo(root: Path, name: str) -> None:
 
 def fail(root: Path, name: str, state: Any, reason: str, code: int) -> None:
     undo(root, name)
-    Run(root, name).set_status(state, reason, code)
+    RunFolder(root, name).set_status(state, reason, code)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +267,7 @@ def test_a_run_without_a_score_is_listed_and_its_pair_left_out(
             (tmp_path / name / "status.json").unlink()
     else:
         fail(tmp_path, name, state, "" if state == "running" else reason, code or 0)
-    made = report.read([folder])
+    made = collect.read_report([folder])
     (row,) = made.rows
     assert (row.n, row.planned) == (3, 4)
     assert (row.scratch, row.delta) == pytest.approx((0.75, 0.05))  # of the complete pairs
@@ -278,7 +280,7 @@ def test_a_run_without_a_score_is_listed_and_its_pair_left_out(
     assert last.delta is None
     assert (last.scratch is None, last.spt is None) == (arm == "scratch", arm == "spt")
     assert (last.scratch_state, last.spt_state) == ((state, "done") if arm == "scratch" else ("done", state))
-    for text in (shown(made), render.markdown(made)):
+    for text in (shown(made), markdown.markdown(made)):
         assert state in text and "3 of 4" in text
 
 
@@ -294,7 +296,7 @@ def test_a_failed_pretraining_run_explains_the_missing_finetuning_run(tmp_path: 
 def test_no_pair_finished(tmp_path: Path) -> None:
     cells = [finish(tmp_path, "scratch", seed, 0.7) for seed in range(3)]
     cells += [{"arm": "spt", "seed": seed, "run": f"finetune-s{seed}", "row": 0} for seed in range(3)]
-    made = report.read([plan(tmp_path, cells)])
+    made = collect.read_report([plan(tmp_path, cells)])
     (row,) = made.rows
     assert (row.decision, row.verdict) == ("no pair", "no pair of runs finished (0 of 3)")
     assert (row.n, row.scratch, row.spt, row.delta, row.low) == (0, None, None, None, None)
@@ -347,7 +349,7 @@ def test_a_runs_folder_gives_every_comparison_and_pairs_the_rest(tmp_path: Path)
         finish(tmp_path, "spt", seed, 0.6 + seed / 100, run=f"finetune-b{seed}", task="image")
     (tmp_path / "finetune-b3").rename(tmp_path / "finetune-b3.old1")
     start(tmp_path, "pretrain-x", state="failed", reason="out of memory", exit_code=1)
-    made = report.read([tmp_path])
+    made = collect.read_report([tmp_path])
     assert [(row.label, row.n, row.planned) for row in made.rows] == [
         ("digits / transformer", 3, 3),
         ("image / transformer", 3, 4),
@@ -368,7 +370,7 @@ def test_configurations_that_could_be_paired_in_two_ways_are_rows_of_their_own(t
         finish(tmp_path, "spt", seed, 0.6, run=f"finetune-s{seed}", settings="small")
         finish(tmp_path, "spt", seed, 0.7, run=f"finetune-l{seed}", settings="large")
     finish(tmp_path, "spt", 9, 0.9, settings="lonely")
-    rows = report.read([tmp_path]).rows
+    rows = collect.read_report([tmp_path]).rows
     assert {row.source: (row.n, row.spt) for row in rows} == {
         "scratch plain / spt small+before": (3, pytest.approx(0.6)),
         "scratch plain / spt large+before": (3, pytest.approx(0.7)),
@@ -383,7 +385,7 @@ def test_two_runs_that_cannot_be_told_apart_are_not_mixed(tmp_path: Path) -> Non
         finish(tmp_path, "scratch", seed, 0.5)
         finish(tmp_path, "spt", seed, 0.6)
     finish(tmp_path, "spt", 0, 0.9, run="finetune-zzz", parent="another")
-    made = report.read([tmp_path])
+    made = collect.read_report([tmp_path])
     assert [row.spt for row in made.rows] == [pytest.approx(0.6)]
     assert made.warnings == ("finetune-zzz is left out: it has the settings and the seed of finetune-spt0",)
     assert "finetune-zzz" in shown(made)
@@ -394,14 +396,14 @@ def test_rows_of_several_comparisons_can_be_told_apart(tmp_path: Path) -> None:
     cells = json.loads((first / "study.json").read_text())["cells"]
     names = [{"name": name, "task": "digits", "model": "transformer"} for name in ("mask-15", "mask-50")]
     second = plan(tmp_path, cells + [cell | {"row": 1} for cell in cells], "compare-2", rows=names)
-    assert [row.label for row in report.read([first, second, first]).rows] == [
+    assert [row.label for row in collect.read_report([first, second, first]).rows] == [
         "digits / transformer, quickstart",
         "digits / transformer, mask-15",
         "digits / transformer, mask-50",
     ]
-    assert len(report.read([first, tmp_path]).rows) == 3  # a comparison inside another argument counts once
+    assert len(collect.read_report([first, tmp_path]).rows) == 3  # a comparison inside another argument counts once
     plan(tmp_path, cells, "compare-3")
-    assert [row.label for row in report.read([tmp_path]).rows][::3] == [
+    assert [row.label for row in collect.read_report([tmp_path]).rows][::3] == [
         "digits / transformer, quickstart, compare-1",
         "digits / transformer, quickstart, compare-3",
     ]
@@ -411,7 +413,7 @@ def test_a_damaged_comparison_does_not_hide_the_others(tmp_path: Path) -> None:
     compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
     (tmp_path / "compare-2").mkdir()
     (tmp_path / "compare-2" / "study.json").write_text("{")
-    made = report.read([tmp_path])
+    made = collect.read_report([tmp_path])
     assert len(made.rows) == 1
     (warning,) = made.warnings
     assert "compare-2" in warning and "is not a study" in warning
@@ -420,35 +422,35 @@ def test_a_damaged_comparison_does_not_hide_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", ["finetune-spt0", "finetune-scratch0", "pretrain-for-spt0"])
 def test_a_single_run_is_shown_by_itself(tmp_path: Path, folder: str) -> None:
     compared(tmp_path, [0.7], [0.8])
-    made = report.read([tmp_path / folder])
+    made = collect.read_report([tmp_path / folder])
     assert (made.rows, [run.name for run in made.runs]) == ((), [folder])
     text = shown(made)
     assert folder in text and "validation accuracy (%)" in text
     assert ("80.00" in text, "70.00" in text) == (folder == "finetune-spt0", folder == "finetune-scratch0")
     assert ("pretraining included" in text) == (folder == "finetune-spt0")
-    assert render.to_json(made)["results"][0]["result"]["seed"] == 0
+    assert machine.to_json(made)["results"][0]["result"]["seed"] == 0
 
 
 def test_a_single_failed_run_says_why(tmp_path: Path) -> None:
     start(tmp_path, "finetune-x", state="diverged", reason="the loss became nan at step 12", exit_code=5)
-    assert "diverged: the loss became nan at step 12" in shown(report.read([tmp_path / "finetune-x"]))
+    assert "diverged: the loss became nan at step 12" in shown(collect.read_report([tmp_path / "finetune-x"]))
 
 
 def test_folders_without_anything_to_report(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
-        report.read([tmp_path / "nowhere"])
+        collect.read_report([tmp_path / "nowhere"])
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is a file"):
-        report.read([tmp_path / "file"])
+        collect.read_report([tmp_path / "file"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no study and no finished finetuning run; name a folder"):
-        report.read([tmp_path / "empty"])
+        collect.read_report([tmp_path / "empty"])
     compared(tmp_path / "runs", [0.7], [0.8])
     damage(tmp_path / "runs", "finetune-spt0")
     with pytest.raises(DataError, match="cannot be read as a result"):
-        report.read([tmp_path / "runs" / "finetune-spt0"])
+        collect.read_report([tmp_path / "runs" / "finetune-spt0"])
     with pytest.raises(DataError):
-        report.read([tmp_path / "runs", tmp_path / "empty"])
+        collect.read_report([tmp_path / "runs", tmp_path / "empty"])
 
 
 @pytest.mark.parametrize(
@@ -465,7 +467,7 @@ def test_folders_without_anything_to_report(tmp_path: Path) -> None:
 )
 def test_a_wrong_comparison_is_refused_in_one_sentence(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(DataError, match=complaint) as caught:
-        report.read([plan(tmp_path, [], **changes)])
+        collect.read_report([plan(tmp_path, [], **changes)])
     assert "\n" not in str(caught.value)
 
 
@@ -474,7 +476,7 @@ def test_text_that_is_no_comparison_is_refused(tmp_path: Path) -> None:
     for content in (b"", b"[]", b"\xff\xfe"):
         (folder / "study.json").write_bytes(content)
         with pytest.raises(DataError, match="is not a study"):
-            report.read([folder])
+            collect.read_report([folder])
 
 
 def test_the_working_folder_can_be_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,7 +502,7 @@ def several(root: Path) -> Report:
             task="image",
             recipe="[bold]lra/image",
         )
-    return report.read([root])
+    return collect.read_report([root])
 
 
 def test_terminal_fits_80_columns_and_puts_the_verdict_first(tmp_path: Path) -> None:
@@ -518,7 +520,7 @@ def test_terminal_fits_80_columns_and_puts_the_verdict_first(tmp_path: Path) -> 
 
 
 def test_markdown_tables_hold_every_column(tmp_path: Path) -> None:
-    text = render.markdown(several(tmp_path))
+    text = markdown.markdown(several(tmp_path))
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert "loss \\| nan [red]" in text
     columns = 0
@@ -533,7 +535,7 @@ def test_markdown_tables_hold_every_column(tmp_path: Path) -> None:
 
 def test_csv_holds_the_metrics_own_units(tmp_path: Path) -> None:
     made = several(tmp_path)
-    rows = list(csv.DictReader(io.StringIO(render.rows_csv(made))))
+    rows = list(csv.DictReader(io.StringIO(machine.rows_csv(made))))
     assert [(row["task"], row["n"], row["planned"], row["failures"]) for row in rows] == [
         ("digits", "2", "3", "1"),
         ("image", "5", "5", "0"),
@@ -541,14 +543,14 @@ def test_csv_holds_the_metrics_own_units(tmp_path: Path) -> None:
     assert float(rows[0]["scratch"]) == pytest.approx(0.725)
     assert (rows[0]["spt_total_steps"], rows[0]["spt_pretraining_steps"]) == ("100.0", "60.0")
     assert rows[0]["ratio_seconds"] == "1.25"
-    seeds = list(csv.DictReader(io.StringIO(render.seeds_csv(made))))
+    seeds = list(csv.DictReader(io.StringIO(machine.seeds_csv(made))))
     assert len(seeds) == 8
     assert (seeds[2]["scratch"], seeds[2]["spt"], seeds[2]["spt_state"]) == ("0.8", "", "diverged")
     assert seeds[1]["spt_run"] == "finetune-spt1"
 
 
 def test_json_holds_what_a_script_needs(tmp_path: Path) -> None:
-    value = json.loads(json.dumps(render.to_json(several(tmp_path)), allow_nan=False))
+    value = json.loads(json.dumps(machine.to_json(several(tmp_path)), allow_nan=False))
     for row in value["rows"]:
         assert row.keys() >= {"task", "model", "scratch", "spt", "delta", "low", "high", "n"}
         assert row["low"] <= row["delta"] <= row["high"]
@@ -563,29 +565,29 @@ def test_json_holds_what_a_script_needs(tmp_path: Path) -> None:
 
 def test_files_are_the_same_bytes_for_the_same_results(tmp_path: Path) -> None:
     folder = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
-    paths = report_files.write(report.read([folder]), folder)
+    paths = write.write_report(collect.read_report([folder]), folder)
     names = ["report.html", "report.md", "report.tex", "report.csv", "seeds.csv", "report.json"]
     assert [path.name for path in paths] == names
     before = [path.read_bytes() for path in paths]
     value = json.loads((folder / "study.json").read_text())
     write_json(folder / "study.json", value | {"cells": value["cells"][::-1]})
     for run in tmp_path.glob("finetune-*"):
-        Run(tmp_path, run.name).set_status("done")  # with another time and process
+        RunFolder(tmp_path, run.name).set_status("done")  # with another time and process
         os.utime(run / "result.json", (0, 0))
-    assert [path.read_bytes() for path in report_files.write(report.read([folder]), folder)] == before
+    assert [path.read_bytes() for path in write.write_report(collect.read_report([folder]), folder)] == before
     assert not list(folder.glob("*.tmp")) and not list(folder.glob(".*"))
 
 
 def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    made = report.read([compared(tmp_path, [0.7], [0.8])])
+    made = collect.read_report([compared(tmp_path, [0.7], [0.8])])
     (tmp_path / "file").touch()
     with pytest.raises(OutputError):
-        report_files.write(made, tmp_path / "file")
+        write.write_report(made, tmp_path / "file")
 
 
 def test_import_is_light() -> None:
     heavy = "{'torch', 'pandas', 'pyarrow', 'scipy.stats', 'matplotlib', 'accelerate'}"
-    code = f"import sys, spt.report, spt.render; print(*(sys.modules.keys() & {heavy}))"
+    code = f"import sys, spt.report.collect, spt.report.terminal; print(*(sys.modules.keys() & {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 
@@ -594,7 +596,7 @@ def test_repeated_rows_other_batches_and_other_code_are_warned_of(tmp_path):
         finish(tmp_path, "scratch", 0, 0.5, batch_size=64, environment={"device": "cpu", "commit": "a"}),
         finish(tmp_path, "spt", 0, 0.6, repeated={"val": 0, "test": 7}, environment={"device": "cpu", "commit": "b"}),
     ]
-    (row,) = report.read([plan(tmp_path, cells)]).rows
+    (row,) = collect.read_report([plan(tmp_path, cells)]).rows
     said = " ".join(row.warnings)
     assert "7 test rows have the same input as a training row" in said and "validation rows" not in said
     assert "different batch sizes" in said and "different versions of spt" in said and "precisions" not in said
@@ -629,11 +631,11 @@ def test_a_result_that_cannot_be_reckoned_with_is_unreadable(
         at = at[name]
     at[place[-1]] = "HERE"
     path.write_text(json.dumps(raw).replace('"HERE"', value))
-    made = report.read([folder])
+    made = collect.read_report([folder])
     (failure,) = made.rows[0].failures
     assert (failure.run, failure.state) == ("finetune-spt1", "unreadable")
     assert "cannot be read as a result" in failure.reason
-    json.dumps(render.to_json(made), allow_nan=False)
+    json.dumps(machine.to_json(made), allow_nan=False)
 
 
 def test_costs_of_many_results_add_up_beyond_what_one_may_say() -> None:
@@ -658,7 +660,7 @@ def test_a_run_of_the_other_arm_or_from_another_pretraining_is_unusable(tmp_path
 
 def test_damaged_lines_of_metrics_are_skipped(tmp_path: Path) -> None:
     start(tmp_path, "finetune-x")
-    run = Run(tmp_path, "finetune-x")
+    run = RunFolder(tmp_path, "finetune-x")
     good = ['{"kind": "val", "step": 1, "loss": NaN}', '{"kind": "val", "step": 2, "loss": 0.5}']
     big = "9" * 400
     bad = [
@@ -683,9 +685,9 @@ def beside(root: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[
              for seed in (0, 1)]  # fmt: skip
     for cell in cells:
         (root / cell["run"] / "recipe.yaml").write_text(f"{cell['arm']} {cell['seed']}")
-    monkeypatch.setattr(precedents, "changed", lambda path, recipe: [(path / "recipe.yaml").read_text(), recipe])
+    monkeypatch.setattr(published, "changed", lambda path, recipe: [(path / "recipe.yaml").read_text(), recipe])
     rows = [{"name": "lra/listops-dlr", "task": "listops", "model": "dlr"}]
-    return [one.differs for one in report.read([plan(root, cells, rows=rows, **changes)]).precedents]
+    return [one.differs for one in collect.read_report([plan(root, cells, rows=rows, **changes)]).precedents]
 
 
 def test_published_numbers_stand_beside_every_run_but_no_smoke_run(

@@ -18,10 +18,12 @@ import pytest
 from records import FINETUNING, PRETRAINING, SCRATCH, SPLITS, Cell, arms, compared, finish, plan, row_of, shown, study
 from scipy import special
 
-from spt import render, report, report_files
-from spt.report import Report
-from spt.rows import Row
-from spt.run import Ledger, Run, SplitRecord, write_json
+from spt.report import collect, machine, markdown, write
+from spt.report.arms import Row
+from spt.report.collect import Report
+from spt.runs.files import write_json
+from spt.runs.folder import RunFolder
+from spt.runs.result import Ledger, SplitRecord
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +71,7 @@ THREE = {
 
 
 def test_holm_counts_every_row_and_verdicts_allow_for_it(tmp_path: Path) -> None:
-    made = report.read([tasks(tmp_path, THREE)])
+    made = collect.read_report([tasks(tmp_path, THREE)])
     p = [t_test(minus(spt, scratch))[0] for scratch, spt in THREE.values()]
     assert [row.p for row in made.rows] == pytest.approx(p)
     assert [row.holm for row in made.rows] == pytest.approx(holm(p))
@@ -82,10 +84,10 @@ def test_holm_counts_every_row_and_verdicts_allow_for_it(tmp_path: Path) -> None
         f"this report it is not decided (Holm p {holm(p)[1]:.3f})"
     )
     assert "alone" not in made.rows[0].verdict
-    for text in (shown(made), render.markdown(made)):
+    for text in (shown(made), markdown.markdown(made)):
         assert "Holm p" in text and f"{holm(p)[1]:.3f}" in text
-    assert f"| +0.52 to +5.48 | {p[1]:.3f} | {holm(p)[1]:.3f} | " in render.markdown(made)
-    lines = list(csv.DictReader(io.StringIO(render.rows_csv(made))))
+    assert f"| +0.52 to +5.48 | {p[1]:.3f} | {holm(p)[1]:.3f} | " in markdown.markdown(made)
+    lines = list(csv.DictReader(io.StringIO(machine.rows_csv(made))))
     assert [float(line["holm"]) for line in lines] == pytest.approx(holm(p))
 
 
@@ -97,7 +99,7 @@ def test_alone_a_row_is_decided_by_its_interval(tmp_path: Path) -> None:
 
 def test_scratch_can_win_alone_too(tmp_path: Path) -> None:
     swapped = {task: scores[::-1] for task, scores in THREE.items()}
-    row = report.read([tasks(tmp_path, swapped)]).rows[1]
+    row = collect.read_report([tasks(tmp_path, swapped)]).rows[1]
     assert row.decision == "scratch alone"
     assert row.verdict.startswith("scratch beats SPT by 3.00 points") and "it is not decided" in row.verdict
 
@@ -105,7 +107,7 @@ def test_scratch_can_win_alone_too(tmp_path: Path) -> None:
 def test_equal_rows_are_one_comparison(tmp_path: Path) -> None:
     cells = arms(tmp_path, 0, "a", *THREE["thin"])
     same = [cell | {"row": 1} for cell in cells]
-    made = report.read([study(tmp_path, "compare", [{"name": "one"}, {"name": "two"}], [*cells, *same])])
+    made = collect.read_report([study(tmp_path, "compare", [{"name": "one"}, {"name": "two"}], [*cells, *same])])
     assert made.warnings == (
         "digits / transformer, one and digits / transformer, two are the same runs; they count as one comparison",
     )
@@ -122,7 +124,7 @@ def test_rows_that_are_no_comparison_are_not_counted(tmp_path: Path) -> None:
     finish(tmp_path, "spt", 1, 0.79, run="finetune-cspt1", data=other)
     cells += [{"row": 3, "arm": "spt", "seed": 0, "run": "finetune-never"}]
     rows = [{"name": name} for name in "abcd"]
-    made = report.read([study(tmp_path, "compare", rows, cells)]).rows
+    made = collect.read_report([study(tmp_path, "compare", rows, cells)]).rows
     assert [row.decision for row in made] == ["spt", "smoke", "different data", "no pair"]
     assert [row.tests for row in made] == [1, 0, 0, 0]
     assert [row.holm for row in made[1:]] == [None] * 3
@@ -142,7 +144,7 @@ def arm_of(row: Row, arm: str) -> Any:
 
 
 def test_one_seed_is_held_against_chance_by_its_test_rows(tmp_path: Path) -> None:
-    made = report.read([compared(tmp_path, [45 / 360], [60 / 360])])
+    made = collect.read_report([compared(tmp_path, [45 / 360], [60 / 360])])
     (row,) = made.rows
     for arm, correct, above in (("scratch", 45, False), ("spt", 60, True)):
         found = arm_of(row, arm)
@@ -150,7 +152,7 @@ def test_one_seed_is_held_against_chance_by_its_test_rows(tmp_path: Path) -> Non
         assert found.chance_p == pytest.approx(binomial_tail(correct, 360, 0.1))
     p = binomial_tail(45, 360, 0.1)
     assert f"scratch is not shown to be above chance (10.00; one-sided p {p:.3f})" in row.notes
-    for text in (shown(made), render.markdown(made)):
+    for text in (shown(made), markdown.markdown(made)):
         assert f"{p:.3f} (items)" in text and "< 0.001 (items)" in text.replace("&lt;", "<")
 
 
@@ -181,16 +183,16 @@ def answers(root: Path, run: str, right: Sequence[bool]) -> None:
 
 def test_items_are_compared_seed_by_seed(tmp_path: Path) -> None:
     folder = compared(tmp_path, [0.5, 0.5], [0.75, 0.75])
-    before = report.read([folder])
+    before = collect.read_report([folder])
     assert "test items not compared at seeds 0, 1 (seed 0: finetune-scratch0/predictions.parquet is missing)" in (
         before.rows[0].notes
     )
     assert before.rows[0].items == () and "Test items" not in shown(before)
-    report_files.write(before, folder)
+    write.write_report(before, folder)
     assert not (folder / "items.csv").exists()
     answers(tmp_path, "finetune-scratch0", [True] * 10 + [False] * 10)
     answers(tmp_path, "finetune-spt0", [True] * 8 + [False] * 2 + [True] * 7 + [False] * 3)
-    made = report.read([folder])
+    made = collect.read_report([folder])
     (row,) = made.rows
     (item,) = row.items
     assert (item.seed, item.n, item.only_scratch, item.only_spt) == (0, 20, 2, 7)
@@ -198,15 +200,15 @@ def test_items_are_compared_seed_by_seed(tmp_path: Path) -> None:
     assert item.difference == pytest.approx(0.25)
     assert item.low is not None and item.high is not None and item.low < 0.25 < item.high
     assert any(note.startswith("test items not compared at seed 1: finetune-scratch1") for note in row.notes)
-    for text in (shown(made), render.markdown(made)):
+    for text in (shown(made), markdown.markdown(made)):
         assert "Test items, seed by seed" in text and "0.180" in text
         assert "it says nothing about networks of other seeds" in " ".join(text.split())
-    report_files.write(made, folder)
+    write.write_report(made, folder)
     (line,) = csv.DictReader(io.StringIO((folder / "items.csv").read_text()))
     assert (line["label"], line["seed"], line["only_spt"]) == ("digits / transformer", "0", "7")
     (tmp_path / "finetune-spt0" / "predictions.parquet").write_bytes(b"half a fi")
-    assert report.read([folder]).rows[0].items == ()  # and no error
-    report_files.write(report.read([folder]), folder)
+    assert collect.read_report([folder]).rows[0].items == ()  # and no error
+    write.write_report(collect.read_report([folder]), folder)
     assert not (folder / "items.csv").exists()
 
 
@@ -219,7 +221,7 @@ def iqm(scores: Sequence[float]) -> float:
 
 
 def test_tasks_are_pooled_on_one_scale(tmp_path: Path) -> None:
-    made = report.read([tasks(tmp_path, THREE)])
+    made = collect.read_report([tasks(tmp_path, THREE)])
     (pooled,) = made.pooled
     scratch, spt = ([(score - 0.1) / 0.9 for pair in THREE.values() for score in pair[arm]] for arm in (0, 1))
     assert (pooled.tasks, pooled.model, pooled.pairs) == (("clear", "thin", "open"), "transformer", 9)
@@ -229,7 +231,7 @@ def test_tasks_are_pooled_on_one_scale(tmp_path: Path) -> None:
     assert pooled.probability.value == pytest.approx(np.mean(better))
     for one in (pooled.difference, pooled.probability):
         assert one.low is not None and one.high is not None and one.low <= one.value <= one.high
-    for text in (shown(made), render.markdown(made)):
+    for text in (shown(made), markdown.markdown(made)):
         flat = " ".join(text.split())
         assert f"{pooled.difference.value:+.3f} ({pooled.difference.low:+.3f} to {pooled.difference.high:+.3f})" in flat
         assert "Over tasks" in flat and "not other tasks" in flat
@@ -238,7 +240,7 @@ def test_tasks_are_pooled_on_one_scale(tmp_path: Path) -> None:
 
 def test_few_seeds_give_no_interval_over_tasks(tmp_path: Path) -> None:
     two = {task: (scratch[:2], spt[:2]) for task, (scratch, spt) in THREE.items()}
-    (pooled,) = report.read([tasks(tmp_path, two)]).pooled
+    (pooled,) = collect.read_report([tasks(tmp_path, two)]).pooled
     assert (pooled.difference.low, pooled.probability.high) == (None, None)
     assert "no interval: too few seeds" in pooled.verdict
 
@@ -253,7 +255,7 @@ def test_tasks_without_a_scale_or_with_missing_runs_are_left_out(tmp_path: Path)
     value["rows"].append({"name": "error", "task": "error", "model": "transformer"})
     value["cells"] += error
     write_json(folder / "study.json", value)
-    (pooled,) = report.read([folder]).pooled
+    (pooled,) = collect.read_report([folder]).pooled
     assert pooled.tasks == ("clear", "thin", "open")
     assert pooled.left_out == ("half / transformer", "error / transformer")
 
@@ -265,7 +267,7 @@ def test_levels_and_models_are_not_pooled_as_tasks(tmp_path: Path) -> None:
             model = "s4" if task == "open" else "transformer"
             cells += arms(tmp_path, len(rows), f"{task}{fraction}", *pair, task=task, model=model)
             rows.append({"name": task, "task": task, "model": model, "factors": {"fraction": fraction}})
-    made = report.read([study(tmp_path, "data", rows, cells)])
+    made = collect.read_report([study(tmp_path, "data", rows, cells)])
     assert [(one.label, one.tasks) for one in made.pooled] == [
         ("transformer, fraction 0.1", ("clear", "thin")),
         ("transformer, fraction 1", ("clear", "thin")),
@@ -276,7 +278,7 @@ def test_two_rows_of_one_task_are_not_pooled(tmp_path: Path) -> None:
     cells = arms(tmp_path, 0, "a", *THREE["thin"]) + arms(tmp_path, 1, "b", *THREE["clear"])
     cells += arms(tmp_path, 2, "c", *THREE["open"], task="image")
     rows = [{"name": "a"}, {"name": "b"}, {"name": "c", "task": "image"}]
-    made = report.read([study(tmp_path, "compare", rows, cells)])
+    made = collect.read_report([study(tmp_path, "compare", rows, cells)])
     assert made.pooled == ()
     assert made.notes == (
         "not pooled over tasks with transformer: a task has several rows, which do not count as tasks",
@@ -286,7 +288,7 @@ def test_two_rows_of_one_task_are_not_pooled(tmp_path: Path) -> None:
 def test_equal_rows_are_pooled_once(tmp_path: Path) -> None:
     first = tasks(tmp_path, THREE)
     shutil.copytree(first, tmp_path / "compare-2")
-    (pooled,) = report.read([tmp_path]).pooled
+    (pooled,) = collect.read_report([tmp_path]).pooled
     assert (pooled.tasks, pooled.pairs) == (("clear", "thin", "open"), 9)
 
 
@@ -303,7 +305,7 @@ def init(root: Path, **changes: Any) -> Path:
 
 
 def test_initialisations_are_contrasted_in_each_arm_and_in_the_gain(tmp_path: Path) -> None:
-    made = report.read([init(tmp_path)])
+    made = collect.read_report([init(tmp_path)])
     assert [row.label for row in made.rows] == [
         "digits / transformer, initialisation structured",
         "digits / transformer, initialisation random",
@@ -328,7 +330,7 @@ def test_initialisations_are_contrasted_in_each_arm_and_in_the_gain(tmp_path: Pa
     assert made.contrasts[0].verdict.startswith("structured beats random by 20.00 points")
     assert made.contrasts[2].verdict.startswith("random beats structured by ")
     assert made.rows[0].tests == 2  # contrasts are a family of their own
-    for text in (shown(made), render.markdown(made)):
+    for text in (shown(made), markdown.markdown(made)):
         assert "Contrasts" in text and "structured - random" in " ".join(text.split())
         assert "structured beats random by 20.00 points" in " ".join(text.split())
 
@@ -337,7 +339,7 @@ def test_a_contrast_that_holds_only_alone_says_so(tmp_path: Path) -> None:
     cells = arms(tmp_path, 0, "s", [0.72, 0.73, 0.74], [0.8, 0.83, 0.81])
     cells += arms(tmp_path, 1, "r", [0.70, 0.70, 0.70], [0.8, 0.81, 0.82])
     rows = [{"factors": {"initialisation": name}} for name in ("structured", "random")]
-    one = report.read([study(tmp_path, "init", rows, cells)]).contrasts[0]
+    one = collect.read_report([study(tmp_path, "init", rows, cells)]).contrasts[0]
     assert one.decision == "first alone"
     assert "taken alone; among the 3 contrasts of this study it is not decided (Holm p" in one.verdict
 
@@ -346,11 +348,11 @@ def test_contrasts_need_the_same_data_and_real_runs(tmp_path: Path) -> None:
     other = {**SPLITS, "test": SPLITS["test"].model_copy(update={"inputs": "xx"})}
     cells = arms(tmp_path, 0, "s", *STRUCTURED) + arms(tmp_path, 1, "r", *RANDOM, data=other)
     rows = [{"factors": {"initialisation": name}} for name in ("structured", "random")]
-    made = report.read([study(tmp_path, "init", rows, cells)])
+    made = collect.read_report([study(tmp_path, "init", rows, cells)])
     assert [row.decision for row in made.rows] == ["spt", "spt"]
     assert {one.decision for one in made.contrasts} == {"different data"}
     assert {one.holm for one in made.contrasts} == {None}
-    assert {one.decision for one in report.read([init(tmp_path / "smoke", smoke=True)]).contrasts} == {"smoke"}
+    assert {one.decision for one in collect.read_report([init(tmp_path / "smoke", smoke=True)]).contrasts} == {"smoke"}
 
 
 def test_recipes_of_one_study_are_contrasted_apart(tmp_path: Path) -> None:
@@ -359,7 +361,7 @@ def test_recipes_of_one_study_are_contrasted_apart(tmp_path: Path) -> None:
         for name, pair in (("structured", STRUCTURED), ("random", RANDOM)):
             cells += arms(tmp_path, len(rows), recipe + name, *pair)
             rows.append({"name": recipe, "factors": {"initialisation": name}})
-    made = report.read([study(tmp_path, "init", rows, cells)])
+    made = collect.read_report([study(tmp_path, "init", rows, cells)])
     assert [one.label for one in made.contrasts] == ["digits / transformer, short"] * 3 + [
         "digits / transformer, long"
     ] * 3
@@ -374,15 +376,15 @@ def test_levels_stand_side_by_side_with_their_change(tmp_path: Path) -> None:
         rows.append({"factors": {"size": size}})
     folder = study(tmp_path, "size", rows, cells)
     (tmp_path / "finetune-1Mspt1" / "result.json").unlink()
-    made = report.read([folder])
+    made = collect.read_report([folder])
     assert [level.factors for level in made.levels] == [{"size": size} for size in scores]
     assert [level.n for level in made.levels] == [2, 1, 2]
     assert [level.scratch_change for level in made.levels] == [None, pytest.approx(0.1), pytest.approx(-0.05)]
     assert [level.spt_change for level in made.levels] == [None, pytest.approx(0.25), pytest.approx(-0.1)]
     assert made.contrasts == made.best == ()
-    for text in (shown(made), render.markdown(made)):
+    for text in (shown(made), markdown.markdown(made)):
         assert "Scores by level" in text and "size 100K" in text and "+25.00" in text
-    assert "Scores by level" not in shown(report.read([compared(tmp_path / "other", [0.5], [0.6])]))
+    assert "Scores by level" not in shown(collect.read_report([compared(tmp_path / "other", [0.5], [0.6])]))
 
 
 # Shares of a budget
@@ -403,7 +405,7 @@ CLOSE = {0.2: [0.80, 0.81, 0.82], 0.4: [0.81, 0.80, 0.84], 0.6: [0.71, 0.72, 0.7
 
 @pytest.mark.parametrize("scores", [CLEAR, CLOSE], ids=["decided", "not decided"])
 def test_the_best_share_is_tested_against_all_others(tmp_path: Path, scores: dict[float, list[float]]) -> None:
-    made = report.read([shares(tmp_path, scores)])
+    made = collect.read_report([shares(tmp_path, scores)])
     (best,) = made.best
     assert (best.best, best.n, best.label) == ("share 0.4", 3, "digits / transformer")
     assert best.score == pytest.approx(statistics.fmean(scores[0.4]))
@@ -417,20 +419,20 @@ def test_the_best_share_is_tested_against_all_others(tmp_path: Path, scores: dic
         else f"the best share is not decided: {said}, but it is not shown to be better than share 0.2 "
         f"(Holm p {holm(p)[0]:.3f})"
     )
-    for text in (shown(made), render.markdown(made)):
+    for text in (shown(made), markdown.markdown(made)):
         assert said in " ".join(text.split())
     assert [level.factors["share"] for level in made.levels] == [0.2, 0.4, 0.6]
 
 
 def test_the_best_share_needs_runs_and_seeds(tmp_path: Path) -> None:
-    (best,) = report.read([shares(tmp_path / "two", {share: spt[:2] for share, spt in CLEAR.items()})]).best
+    (best,) = collect.read_report([shares(tmp_path / "two", {share: spt[:2] for share, spt in CLEAR.items()})]).best
     assert best.verdict.startswith("the best share cannot be decided with 2 seeds: share 0.4 has") and not best.decided
     folder = shares(tmp_path / "none", CLEAR)
     for seed in range(3):
         shutil.rmtree(tmp_path / "none" / f"finetune-s0.6spt{seed}")
-    (best,) = report.read([folder]).best
+    (best,) = collect.read_report([folder]).best
     assert best.verdict == "the best share is not known: no finished SPT run at share 0.6"
-    assert report.read([shares(tmp_path / "one", {0.2: [0.8] * 3})]).best == ()
+    assert collect.read_report([shares(tmp_path / "one", {0.2: [0.8] * 3})]).best == ()
 
 
 def test_a_share_of_nothing_is_no_share_of_spt(tmp_path: Path) -> None:
@@ -440,7 +442,7 @@ def test_a_share_of_nothing_is_no_share_of_spt(tmp_path: Path) -> None:
     value["cells"] += [cell | {"row": 3} for cell in value["cells"][:3]]
     assert {cell["arm"] for cell in value["cells"][-3:]} == {"scratch"}
     write_json(folder / "study.json", value)
-    assert report.read([folder]).best[0].decided
+    assert collect.read_report([folder]).best[0].decided
 
 
 def test_lower_is_better_among_shares_too(tmp_path: Path) -> None:
@@ -448,20 +450,20 @@ def test_lower_is_better_among_shares_too(tmp_path: Path) -> None:
     for row, (share, spt) in enumerate(CLEAR.items()):
         cells += arms(tmp_path, row, f"s{share}", [0.9] * 3, spt, metric="mse", higher_is_better=False, chance=1.0)
         rows.append({"factors": {"share": share}})
-    (best,) = report.read([study(tmp_path, "compute", rows, cells)]).best
+    (best,) = collect.read_report([study(tmp_path, "compute", rows, cells)]).best
     assert (best.best, best.decided) == ("share 0.6", True)
 
 
 def test_matched_budgets_are_held_against_the_total(tmp_path: Path) -> None:
-    made = report.read([shares(tmp_path, {0.2: CLEAR[0.2]})])
+    made = collect.read_report([shares(tmp_path, {0.2: CLEAR[0.2]})])
     (match,) = made.matches
     assert (match.total.axis, match.total.amount, match.scratch, match.spt) == ("examples", 1000, 1000, 1000)
     assert (match.mismatch["examples"], match.mismatch["steps"], match.mismatch["flops"]) == (0, 0, 0)
     assert match.mismatch["epochs"] == 0 and match.mismatch["time"] is None  # device time was not recorded
     assert match.warnings == () == made.rows[0].warnings
-    for text in (shown(made), render.markdown(made)):
+    for text in (shown(made), markdown.markdown(made)):
         assert "Matched budgets" in text and "1,000" in text and "+0.0 %" in text
-    (line,) = csv.DictReader(io.StringIO(render.rows_csv(made)))
+    (line,) = csv.DictReader(io.StringIO(machine.rows_csv(made)))
     assert (line["factor_share"], line["matched_axis"], line["matched_total"]) == ("0.2", "examples", "1000.0")
 
 
@@ -475,7 +477,7 @@ def test_a_residual_mismatch_is_warned_of(tmp_path: Path, axis: str, amount: flo
     cells = [finish(tmp_path, "scratch", 0, 0.7, own=SCRATCH.model_copy(update={"device_seconds": 8.0}))]
     cells += [finish(tmp_path, "spt", 0, 0.8, own=own, total=total)]
     rows = [{"factors": {"share": 0.6}, "total": {"axis": axis, "amount": amount}}]
-    made = report.read([study(tmp_path, "compute", rows, cells)])
+    made = collect.read_report([study(tmp_path, "compute", rows, cells)])
     (match,) = made.matches
     assert match.mismatch[axis] == pytest.approx(mismatch)  # type: ignore[index]
     assert match.scratch == pytest.approx(amount) and match.spt == pytest.approx(amount * (1 + mismatch))
@@ -485,16 +487,16 @@ def test_a_residual_mismatch_is_warned_of(tmp_path: Path, axis: str, amount: flo
     )
     assert match.warnings == made.rows[0].warnings == wanted
     assert f"WARNING: {wanted[1]}" in " ".join(shown(made).split())
-    assert f"+{100 * mismatch:.1f} %" in render.markdown(made)
+    assert f"+{100 * mismatch:.1f} %" in markdown.markdown(made)
 
 
 def test_a_total_that_neither_arm_reached_is_warned_of(tmp_path: Path) -> None:
-    made = report.read([shares(tmp_path, {0.2: CLEAR[0.2]}, amount=1100)])
+    made = collect.read_report([shares(tmp_path, {0.2: CLEAR[0.2]}, amount=1100)])
     assert made.rows[0].warnings == (
         "scratch has -9.1% examples of the total it should have",
         "SPT has -9.1% examples of the total it should have",
     )
-    close = report.read([shares(tmp_path / "close", {0.2: CLEAR[0.2]}, amount=1040)])
+    close = collect.read_report([shares(tmp_path / "close", {0.2: CLEAR[0.2]}, amount=1040)])
     assert close.rows[0].warnings == ()
 
 
@@ -502,7 +504,7 @@ def test_a_total_that_neither_arm_reached_is_warned_of(tmp_path: Path) -> None:
 
 
 def test_shared_runs_are_paid_for_once(tmp_path: Path) -> None:
-    made = report.read([shares(tmp_path, CLEAR)])
+    made = collect.read_report([shares(tmp_path, CLEAR)])
     spent = {(one.arm, one.part): one for one in made.spent}
     assert {key: one.runs for key, one in spent.items()} == {
         ("scratch", "finetuning"): 3,
@@ -513,7 +515,7 @@ def test_shared_runs_are_paid_for_once(tmp_path: Path) -> None:
     assert spent["spt", "pretraining"].ledger.examples == 9 * PRETRAINING.examples
     assert spent["spt", "finetuning"].ledger.flops == pytest.approx(9 * FINETUNING.flops)
     assert spent["spt", "finetuning"].ledger.positions == 9 * FINETUNING.positions
-    text = render.markdown(made)
+    text = markdown.markdown(made)
     assert "| compute-1 | scratch, finetuning | 3 | 300 | 3,000 | 192,000 | 3.00e10 | 0.0 s | 24.0 s |" in text
     assert "|  | SPT, total | 18 | 900 | 9,000 | 576,000 | 9.00e10 | 0.0 s | 90.0 s |" in text
     assert "Spent" in shown(made)
@@ -522,19 +524,19 @@ def test_shared_runs_are_paid_for_once(tmp_path: Path) -> None:
 def test_runs_that_gave_nothing_are_counted_apart(tmp_path: Path) -> None:
     folder = compared(tmp_path, [0.7, 0.8], [0.8, 0.9])
     (tmp_path / "finetune-scratch1" / "result.json").unlink()
-    Run(tmp_path, "finetune-scratch1").set_status("diverged", "the loss became nan", 5)
+    RunFolder(tmp_path, "finetune-scratch1").set_status("diverged", "the loss became nan", 5)
     shutil.rmtree(tmp_path / "finetune-spt1")
-    made = report.read([folder])
+    made = collect.read_report([folder])
     found = {(one.arm, one.part): (one.runs, one.unknown) for one in made.spent}
     assert found == {("scratch", "finetuning"): (1, 1), ("spt", "pretraining"): (2, 0), ("spt", "finetuning"): (1, 0)}
-    assert "1 + 1 ?" in render.markdown(made)
+    assert "1 + 1 ?" in markdown.markdown(made)
 
 
 def test_runs_without_a_study_are_summed_too(tmp_path: Path) -> None:
     for seed in range(2):
         finish(tmp_path, "scratch", seed, 0.5)
         finish(tmp_path, "spt", seed, 0.6)
-    assert {(one.study, one.arm, one.part, one.runs) for one in report.read([tmp_path]).spent} == {
+    assert {(one.study, one.arm, one.part, one.runs) for one in collect.read_report([tmp_path]).spent} == {
         ("", "scratch", "finetuning", 2),
         ("", "spt", "pretraining", 2),
         ("", "spt", "finetuning", 2),
@@ -542,20 +544,22 @@ def test_runs_without_a_study_are_summed_too(tmp_path: Path) -> None:
 
 
 def test_operations_are_summed_by_kind(tmp_path: Path) -> None:
-    assert "by kind" not in shown(report.read([compared(tmp_path / "old", [0.5], [0.6])]))
+    assert "by kind" not in shown(collect.read_report([compared(tmp_path / "old", [0.5], [0.6])]))
     own = SCRATCH.model_copy(update={"operations": {"linear": 6e9, "attention": 2e9}})
-    made = report.read([plan(tmp_path, [finish(tmp_path, "scratch", seed, 0.5, own=own) for seed in range(2)])])
+    made = collect.read_report([plan(tmp_path, [finish(tmp_path, "scratch", seed, 0.5, own=own) for seed in range(2)])])
     assert made.spent[0].ledger.operations == {"linear": 1.2e10, "attention": 4e9}
-    text = render.markdown(made)
+    text = markdown.markdown(made)
     assert "| compare-1 | scratch | linear | 1.20e10 | 75.0 % |" in text
     assert "|  | scratch | attention | 4.00e9 | 25.0 % |" in text
 
 
 def test_parameters_are_shown_with_and_without_encoder_and_head(tmp_path: Path) -> None:
-    made = report.read([compared(tmp_path, [0.7], [0.8])])
-    assert "| digits / transformer | both | 115 | 100 | 10 | 5 |" in render.markdown(made)
+    made = collect.read_report([compared(tmp_path, [0.7], [0.8])])
+    assert "| digits / transformer | both | 115 | 100 | 10 | 5 |" in markdown.markdown(made)
     cells = [finish(tmp_path / "b", "scratch", 0, 0.5, parameters={"total": 9, "backbone": 9})]
-    text = render.markdown(report.read([plan(tmp_path / "b", [*cells, finish(tmp_path / "b", "spt", 0, 0.6)])]))
+    text = markdown.markdown(
+        collect.read_report([plan(tmp_path / "b", [*cells, finish(tmp_path / "b", "spt", 0, 0.6)])])
+    )
     assert "| digits / transformer | scratch | 9 | 9 | - | - |" in text
 
 
@@ -605,7 +609,7 @@ def subsets(values: Sequence[float], k: int) -> float:
 
 
 def test_a_search_shows_trials_choice_and_edges(tmp_path: Path) -> None:
-    made = report.read([tuned(tmp_path, SCRATCH_TRIALS, SPT_TRIALS, FOUND)])
+    made = collect.read_report([tuned(tmp_path, SCRATCH_TRIALS, SPT_TRIALS, FOUND)])
     (search,) = made.searches
     assert (search.label, search.metric, search.higher_is_better) == ("digits / transformer", "accuracy", True)
     assert (search.scratch.settings, search.scratch.trials, search.scratch.done) == (4, 8, 8)
@@ -619,18 +623,18 @@ def test_a_search_shows_trials_choice_and_edges(tmp_path: Path) -> None:
     assert [one.settings for one in search.scratch.expected] == [1, 2, 4]
     assert [one.value for one in search.scratch.expected] == pytest.approx([subsets(means, k) for k in (1, 2, 4)])
     assert made.rows[0].decision == "spt" and made.rows[0].n == 3
-    for text in (shown(made), render.markdown(made)):
+    for text in (shown(made), markdown.markdown(made)):
         flat = " ".join(text.split())
         assert "Search" in flat and "Expected best on validation" in flat and "widen" in flat
         assert "learning_rate 0.001, 0.003, 0.01, 0.03; name adamw" in flat
         assert "62.00" in flat and "72.00" in flat
     assert (
         "| digits / transformer: accuracy (%) | scratch | learning_rate 0.003, name adamw | 8 | 0 | 62.00 | no |"
-        in render.markdown(made)
+        in markdown.markdown(made)
     )
-    assert "|  | SPT | learning_rate 0.03, name adamw | 8 | 0 | 72.00 | learning_rate |" in render.markdown(made)
-    assert "| digits / transformer | SPT | 3 | learning_rate 0.03, name adamw | 1 | 74.00 |" in render.markdown(made)
-    lines = list(csv.DictReader(io.StringIO(render.searches_csv(made))))
+    assert "|  | SPT | learning_rate 0.03, name adamw | 8 | 0 | 72.00 | learning_rate |" in markdown.markdown(made)
+    assert "| digits / transformer | SPT | 3 | learning_rate 0.03, name adamw | 1 | 74.00 |" in markdown.markdown(made)
+    lines = list(csv.DictReader(io.StringIO(machine.searches_csv(made))))
     assert len(lines) == 16
     assert [line["space_learning_rate"] for line in lines if line["chosen"] == "True"] == ["0.003"] * 2 + ["0.03"] * 2
     assert (lines[0]["validation"], lines[0]["state"], lines[0]["run"]) == ("0.5", "done", "finetune-tscratch0-0")
@@ -648,9 +652,9 @@ def test_lost_trials_count_and_missing_ones_are_listed(tmp_path: Path) -> None:
     one_seed = [[scores[0]] for scores in SCRATCH_TRIALS]
     folder = tuned(tmp_path, one_seed, one_seed, finals=False)
     (tmp_path / "finetune-tscratch1-0" / "result.json").unlink()
-    Run(tmp_path, "finetune-tscratch1-0").set_status("diverged", "the loss became nan", 5)
+    RunFolder(tmp_path, "finetune-tscratch1-0").set_status("diverged", "the loss became nan", 5)
     shutil.rmtree(tmp_path / "finetune-tspt2-0")
-    made = report.read([folder])
+    made = collect.read_report([folder])
     assert made.rows == ()  # nothing is chosen yet
     (search,) = made.searches
     assert (search.scratch.done, search.scratch.lost, search.spt.done, search.spt.lost) == (3, 1, 3, 0)
@@ -668,27 +672,31 @@ def test_lost_trials_count_and_missing_ones_are_listed(tmp_path: Path) -> None:
     ]
     text = shown(made)
     assert "not chosen yet" in " ".join(text.split()) and "trial of setting 1" in " ".join(text.split())
-    assert "nothing chosen yet" in " ".join(render.markdown(made).split())
+    assert "nothing chosen yet" in " ".join(markdown.markdown(made).split())
 
 
 def test_lower_can_be_better_on_validation(tmp_path: Path) -> None:
     options = {"metric": "mse", "higher_is_better": False, "chance": 1.0}
     losses = [[0.3], [0.1], [0.2], [0.4]]
-    (search,) = report.read([tuned(tmp_path, losses, losses, {"scratch": 1, "spt": 0}, **options)]).searches
+    (search,) = collect.read_report([tuned(tmp_path, losses, losses, {"scratch": 1, "spt": 0}, **options)]).searches
     assert not search.higher_is_better
     assert [one.value for one in search.scratch.expected] == pytest.approx([0.25, 1 / 6, 0.1])
     assert search.warnings == ("the setting chosen for SPT is not the best on validation (0.3; best 0.1)",)
     by_loss = {"val": {"loss": 0.3, "accuracy": 0.5}, "selected_by": "loss"}
     folder = tuned(tmp_path / "loss", [[0.0]], [[0.0]], {"scratch": 0, "spt": 0}, **by_loss)
-    (search,) = report.read([folder]).searches
+    (search,) = collect.read_report([folder]).searches
     assert (search.metric, search.higher_is_better, search.scratch.value) == ("loss", False, 0.3)
     assert search.scratch.edges == ()  # one value has no edge
 
 
 def test_unequal_searches_are_warned_of(tmp_path: Path) -> None:
-    (search,) = report.read([tuned(tmp_path, SCRATCH_TRIALS, SPT_TRIALS[:3], {"scratch": 1, "spt": 1})]).searches
+    (search,) = collect.read_report(
+        [tuned(tmp_path, SCRATCH_TRIALS, SPT_TRIALS[:3], {"scratch": 1, "spt": 1})]
+    ).searches
     assert search.warnings == ("the arms were not tuned alike: scratch has 4 settings in 8 trials, SPT 3 in 6",)
-    assert "WARNING: the arms were not tuned alike" in " ".join(shown(report.read([tmp_path / "tune-1"])).split())
+    assert "WARNING: the arms were not tuned alike" in " ".join(
+        shown(collect.read_report([tmp_path / "tune-1"])).split()
+    )
     folder = tuned(tmp_path / "b", SCRATCH_TRIALS[:3], SPT_TRIALS[:3])
     value = json.loads((folder / "study.json").read_text())
     value["searches"][0]["trials"] = [
@@ -697,7 +705,7 @@ def test_unequal_searches_are_warned_of(tmp_path: Path) -> None:
         if (trial["arm"], trial["number"]) not in (("spt", 2), ("scratch", 2))
     ]
     write_json(folder / "study.json", value)
-    (search,) = report.read([folder]).searches
+    (search,) = collect.read_report([folder]).searches
     assert search.warnings == ("the arms were not tuned alike: they tried different settings",)
 
 
@@ -709,7 +717,7 @@ def test_a_trial_that_is_also_the_final_run_is_paid_for_once(tmp_path: Path) -> 
         for trial in value["searches"][0]["trials"]
     ]
     write_json(folder / "study.json", value)
-    assert {(one.arm, one.part): one.runs for one in report.read([folder]).spent} == {
+    assert {(one.arm, one.part): one.runs for one in collect.read_report([folder]).spent} == {
         ("scratch", "tuning"): 1,
         ("spt", "pretraining"): 1,
         ("spt", "tuning"): 1,
@@ -739,27 +747,27 @@ KINDS = {
 
 def complete(made: Report) -> None:
     """Every form of it can be written."""
-    assert shown(made) and render.markdown(made)
-    json.dumps(render.to_json(made), allow_nan=False)
-    assert all(isinstance(text, str) for text in (render.rows_csv(made), render.seeds_csv(made)))
+    assert shown(made) and markdown.markdown(made)
+    json.dumps(machine.to_json(made), allow_nan=False)
+    assert all(isinstance(text, str) for text in (machine.rows_csv(made), machine.seeds_csv(made)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_study_that_is_only_partly_there_is_reported(tmp_path: Path, kind: str) -> None:
     folder = KINDS[kind](tmp_path)
-    complete(report.read([folder]))
+    complete(collect.read_report([folder]))
     runs = sorted(path for path in tmp_path.iterdir() if path.name.startswith(("finetune-", "pretrain-")))
-    planned = len(report.read([folder]).folders)
+    planned = len(collect.read_report([folder]).folders)
     assert planned == len(runs)
     order = np.random.default_rng(0).permutation(len(runs))
     for count, index in enumerate(order, 1):
         shutil.rmtree(runs[index])
         if count % 4 and count != len(runs):
             continue
-        made = report.read([folder])
+        made = collect.read_report([folder])
         complete(made)
         assert len(made.folders) == planned - count
-    made = report.read([folder])
+    made = collect.read_report([folder])
     assert {row.decision for row in made.rows} <= {"no pair"} and made.spent == ()
     assert {failure.state for _, failure in made.failures} == {"missing"}
 
@@ -767,18 +775,22 @@ def test_a_study_that_is_only_partly_there_is_reported(tmp_path: Path, kind: str
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_of_runs_holds_its_study(tmp_path: Path, kind: str) -> None:
     folder = KINDS[kind](tmp_path)
-    assert report.read([tmp_path]).rows == report.read([folder, tmp_path]).rows == report.read([folder]).rows
+    assert (
+        collect.read_report([tmp_path]).rows
+        == collect.read_report([folder, tmp_path]).rows
+        == collect.read_report([folder]).rows
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lines_fit_80_columns(tmp_path: Path, kind: str) -> None:
-    assert max(map(len, shown(report.read([KINDS[kind](tmp_path)])).splitlines())) <= 80
+    assert max(map(len, shown(collect.read_report([KINDS[kind](tmp_path)])).splitlines())) <= 80
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path, kind: str) -> None:
     folder = KINDS[kind](tmp_path)
-    paths = report_files.write(report.read([folder]), folder)
+    paths = write.write_report(collect.read_report([folder]), folder)
     names = ["report.html", "report.md", "report.tex", "report.csv", "seeds.csv"]
     names += [*(["searches.csv"] if kind == "tune" else []), "report.json"]
     assert [path.name for path in paths] == names
@@ -786,19 +798,19 @@ def test_the_same_runs_give_the_same_bytes(tmp_path: Path, kind: str) -> None:
     value = json.loads((folder / "study.json").read_text())
     value["cells"] = value["cells"][::-1]
     write_json(folder / "study.json", value)
-    assert [path.read_bytes() for path in report_files.write(report.read([folder]), folder)] == before
+    assert [path.read_bytes() for path in write.write_report(collect.read_report([folder]), folder)] == before
 
 
 def test_notes_of_planning_are_passed_on(tmp_path: Path) -> None:
-    made = report.read([data(tmp_path)])
+    made = collect.read_report([data(tmp_path)])
     assert made.notes == ("data-1: the subsets are nested",)
-    for text in (shown(made), render.markdown(made)):
+    for text in (shown(made), markdown.markdown(made)):
         assert "data-1: the subsets are nested" in text
 
 
 def test_csv_has_a_column_for_each_factor(tmp_path: Path) -> None:
     first, second = data(tmp_path / "a"), init(tmp_path / "b")
-    lines = list(csv.DictReader(io.StringIO(render.rows_csv(report.read([first, second])))))
+    lines = list(csv.DictReader(io.StringIO(machine.rows_csv(collect.read_report([first, second])))))
     assert [(line["factor_fraction"], line["factor_initialisation"]) for line in lines] == [
         ("0.05", ""),
         ("1.0", ""),
@@ -813,7 +825,7 @@ def test_csv_has_a_column_for_each_factor(tmp_path: Path) -> None:
 
 def test_json_has_these_keys(tmp_path: Path) -> None:
     """Scripts read them: a change here is a change of `render.FORMAT`."""
-    value = render.to_json(report.read([shares(tmp_path / "a", CLEAR), init(tmp_path / "b"),
+    value = machine.to_json(collect.read_report([shares(tmp_path / "a", CLEAR), init(tmp_path / "b"),
                                         tasks(tmp_path / "c", THREE),
                                         tuned(tmp_path / "d", SCRATCH_TRIALS, SPT_TRIALS, FOUND)]))  # fmt: skip
     assert value["format"] == 2

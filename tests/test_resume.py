@@ -20,7 +20,7 @@ import pytest
 import yaml
 from tiny import RECIPE, TASK, changed, environment, weights
 
-from spt.pairs import Plan
+from spt.runs.plan import StudyPlan
 
 SAVING = ("--save-every", "0")  # a checkpoint after every step
 COMPARE = ("compare", "small.yaml", "--seeds", "2", "--json")
@@ -214,4 +214,4 @@ def test_a_stop_while_nothing_trains_is_orderly_too(quiet_day, number):
 
 def test_the_plan_of_a_comparison_survives(quiet_day):
     (plan,) = (quiet_day / "whole").glob("compare-*/study.json")
-    assert Plan.model_validate_json(plan.read_text()).seeds == (0, 1)
+    assert StudyPlan.model_validate_json(plan.read_text()).seeds == (0, 1)

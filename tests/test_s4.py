@@ -32,7 +32,7 @@ def kernel(causal: bool = False, seed: int = 0, dtype: torch.dtype = torch.float
 
 def by_recurrence(made: S4Kernel, length: int) -> Tensor:
     """The bilinear rule with a dense inverse, and x <- Abar x."""
-    dt, A, P, B, C = made._modes(made._own())
+    dt, A, P, B, C = made.state_space()
     A, P, B, C = (torch.cat([x, x.conj()], -1) for x in (A, P, B, C))
     matrix = torch.diag_embed(A) - P[..., :, None] * P.conj()[..., None, :]
     half, one = dt[:, None, None] / 2, torch.eye(A.shape[-1])
@@ -70,7 +70,7 @@ def test_kernel_is_the_response_of_the_recurrence(pairs, length, copies, turns, 
     expected = by_recurrence(made, length)
     for algorithm in ("krylov", "cauchy"):
         with plan(small, cache):
-            found = dplr.dplr_kernel(*made._modes(made._own()), length, torch.float64, algorithm)
+            found = dplr.dplr_kernel(made.state_space(), length, torch.float64, algorithm)
         torch.testing.assert_close(found, expected, atol=1e-10 * float(expected.detach().abs().max()), rtol=1e-8)
 
 
@@ -80,18 +80,23 @@ def test_kernel_is_the_response_of_the_recurrence(pairs, length, copies, turns, 
 def test_gradients(length, small, doublings):
     """Of the whole kernel, numerically."""
     made = kernel(d_model=2, d_state=4, n_ssm=2)
-    leaves = [x.detach().requires_grad_() for x in made._modes(made._own())]
+    leaves = [x.detach().requires_grad_() for x in made.state_space()]
     with plan(small):
         assert dplr._Plan.of(length).doublings == doublings
-        assert torch.autograd.gradcheck(lambda *x: dplr.dplr_kernel(*x, length, torch.float64, "krylov"), leaves)
+
+        def response(*leaves):
+            return dplr.dplr_kernel(dplr.StateSpace(*leaves), length, torch.float64, "krylov")
+
+        assert torch.autograd.gradcheck(response, leaves)
 
 
 def test_the_algorithms_have_the_same_gradients():
     made = kernel(d_model=4, d_state=16)
-    leaves = [x.detach().requires_grad_() for x in made._modes(made._own())]
+    leaves = [x.detach().requires_grad_() for x in made.state_space()]
+    space = dplr.StateSpace(*leaves)
     weights = torch.randn(2, 4, 100, dtype=torch.float64)
     found = [
-        torch.autograd.grad((dplr.dplr_kernel(*leaves, 100, torch.float64, name) * weights).sum(), leaves)
+        torch.autograd.grad((dplr.dplr_kernel(space, 100, torch.float64, name) * weights).sum(), leaves)
         for name in ("krylov", "cauchy")
     ]
     for krylov, cauchy in zip(*found, strict=True):
@@ -258,11 +263,13 @@ def test_initialisation(initialisation):
 
 
 def test_optimiser_groups():
-    rates = S4Kernel(Config(d_model=2)).rates
-    assert {name for name, rate in rates.items() if rate.lr == 1e-3 and not rate.decay} == set(rates) - {"C"}
-    assert rates["C"].lr is None and rates["C"].decay
-    other = S4Kernel(Config(d_model=2, ssm_lr=None, c_lr=1e-3)).rates
-    assert other["inv_dt"].lr is None and not other["inv_dt"].decay and other["C"].lr == 1e-3
+    groups = S4Kernel(Config(d_model=2)).param_groups
+    assert {name for name, group in groups.items() if group.lr == 1e-3 and not group.weight_decay} == set(groups) - {
+        "C"
+    }
+    assert groups["C"].lr is None and groups["C"].weight_decay
+    other = S4Kernel(Config(d_model=2, ssm_lr=None, c_lr=1e-3)).param_groups
+    assert other["inv_dt"].lr is None and not other["inv_dt"].weight_decay and other["C"].lr == 1e-3
 
 
 @pytest.mark.parametrize(

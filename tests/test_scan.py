@@ -9,12 +9,12 @@ from hypothesis import strategies as some
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from spt.config.recipe import Train
 from spt.models import lru, s5
-from spt.models.base import Context, Rate
+from spt.models.base import Context, ParamGroup
 from spt.models.ops import hippo
 from spt.models.ops.scan import discretise, discretise_steps, scan, sequential
-from spt.optim import groups
-from spt.recipe import Train
+from spt.training.optimizer import optimizer_groups
 
 DOUBLE = torch.float64
 LENGTHS = some.sampled_from([1, 2, 3, 7, 16, 31, 32, 33, 48, 49, 100, 257, 529, 1000])
@@ -209,7 +209,7 @@ def test_s5_is_the_dense_system_it_diagonalises(rule):
         for t in range(L):
             x = A_bar @ x + B_bar @ u[0, t]
             y.append(C @ x + layer.D * u[0, t])
-        torch.testing.assert_close(layer.contextualise(u)[0], torch.stack(y), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(layer.mix_sequence(u)[0], torch.stack(y), rtol=1e-9, atol=1e-9)
 
 
 def test_one_state_stands_for_a_conjugate_pair():
@@ -223,7 +223,7 @@ def test_one_state_stands_for_a_conjugate_pair():
         whole.C.copy_(torch.cat([half.C, half.C * mirror], 2))
         whole.D.copy_(half.D)
     u = torch.randn(2, 30, 5, dtype=DOUBLE)
-    torch.testing.assert_close(whole.contextualise(u), half.contextualise(u), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(whole.mix_sequence(u), half.mix_sequence(u), rtol=1e-10, atol=1e-10)
 
 
 def test_gaps_are_those_before_and_after():
@@ -240,7 +240,7 @@ def test_activations_are_those_of_the_paper(activation):
     """With flax's GELU, the tanh approximation."""
     layer = small(activation=activation)
     u = torch.randn(2, 9, 5, dtype=DOUBLE)
-    y = layer.contextualise(u)
+    y = layer.mix_sequence(u)
     z = torch.nn.functional.gelu(y, approximate="tanh")
     wanted = z
     if layer.output.linear is not None:
@@ -264,10 +264,10 @@ def test_two_sided_is_forward_and_reversed(irregular):
         for name in ("Lambda_re", "Lambda_im", "B", "D", "log_step"):
             getattr(one, name).copy_(getattr(layer, name))
         one.C.copy_(layer.C[:1])
-        y = one.contextualise(u, gaps)
+        y = one.mix_sequence(u, gaps)
         one.C.copy_(layer.C[1:])
-        y = y + one.contextualise(u.flip(1), turned).flip(1) - one.D * u
-        torch.testing.assert_close(layer.contextualise(u, gaps), y, rtol=1e-10, atol=1e-10)
+        y = y + one.mix_sequence(u.flip(1), turned).flip(1) - one.D * u
+        torch.testing.assert_close(layer.mix_sequence(u, gaps), y, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("options", [{}, {"disc": "bilinear"}, {"shared_dt": True, "conj_sym": False}])
@@ -411,7 +411,7 @@ def test_irregular_steps_need_a_step_size():
 def test_optimiser_groups_of_s5(options, own, own_decayed):
     model = s5.build(s5.Config(d_model=6, d_state=8, blocks=2, n_layers=1, ssm_lr=1e-4, **options))
     train = Train(steps=1, batch_size=1, learning_rate=4e-3, weight_decay=0.05)
-    found = {(group.learning_rate, group.weight_decay): set(group.names) for group in groups(model, train)}
+    found = {(group.learning_rate, group.weight_decay): set(group.names) for group in optimizer_groups(model, train)}
     assert found.pop((1e-4, 0.0)) == {f"mixers.0.{name}" for name in own}
     if own_decayed:
         assert found.pop((1e-4, 0.05)) == {f"mixers.0.{name}" for name in own_decayed}
@@ -501,7 +501,7 @@ def test_lru_is_its_equation():
             for t in order:
                 x = a * x + v[:, t]
                 y[:, t] += (x @ C[k].T).real
-        torch.testing.assert_close(layer.contextualise(u), y, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(layer.mix_sequence(u), y, rtol=1e-10, atol=1e-10)
 
 
 def test_lru_goes_step_by_step():
@@ -536,7 +536,7 @@ def test_lru_trains(causal, initialisation):
     (model(x, context) * torch.randn(2, 1000, 6)).sum().backward()
     assert all(parameter.grad.isfinite().all() and parameter.grad.any() for parameter in model.parameters())
     train = Train(steps=1, batch_size=1, learning_rate=1e-2, weight_decay=0.05)
-    slow, rest = sorted(groups(model, train), key=lambda group: group.learning_rate)
+    slow, rest = sorted(optimizer_groups(model, train), key=lambda group: group.learning_rate)
     assert (slow.learning_rate, slow.weight_decay, rest.learning_rate, rest.weight_decay) == (5e-3, 0.0, 1e-2, 0.05)
     assert set(slow.names) == {f"mixers.0.{name}" for name in ("nu", "theta", "gamma", "B")}
 
@@ -555,6 +555,6 @@ def test_an_empty_ring_is_refused():
 
 
 def test_rates_name_what_is_there():
-    assert recurrent_unit().rates["nu"] == Rate(scale=0.5, decay=False)
+    assert recurrent_unit().param_groups["nu"] == ParamGroup(lr_scale=0.5, weight_decay=False)
     for layer in (small(), small(parameterisation="discrete"), recurrent_unit()):
-        assert set(layer.rates) <= {name for name, _ in layer.named_parameters()}
+        assert set(layer.param_groups) <= {name for name, _ in layer.named_parameters()}

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from scipy import stats
 from scipy.special import ndtri
 
+from spt import rng
 from spt.tasks import skills
 from spt.tasks.base import Reals, Values
-from spt.tasks.generators import chance
-from spt.tasks.skills import Config, Skill, load, make, sample
+from spt.tasks.skills import Config, Skill, load, make, resample
 
 SKILLS = get_args(Skill)
 SMALL = {"length": 24, "rows": 12, "held": 5}
@@ -195,14 +195,14 @@ def test_all_ways_to_the_nearest_key_agree(width, ties, monkeypatch):
         skills.search(q.astype(np.float64), k.astype(np.float64), cells, plain)  # as it stands, not compiled
         assert np.array_equal(plain, expected)
     assert np.array_equal(skills.nearest(q, k), expected)
-    monkeypatch.setattr(skills, "compiled", lambda: False)
+    monkeypatch.setattr(skills, "is_compiled", lambda: False)
     assert np.array_equal(skills.nearest(q, k), expected)
 
 
 def test_the_search_agrees_with_all_products_at_length(monkeypatch):
     options = Config(skill="mips", length=3000)
     one = make(options, "train", np.arange(2))
-    monkeypatch.setattr(skills, "compiled", lambda: False)
+    monkeypatch.setattr(skills, "is_compiled", lambda: False)
     two = make(options, "train", np.arange(2))
     assert np.array_equal(one[0], two[0]) and np.array_equal(one[1], two[1])
 
@@ -240,7 +240,7 @@ def test_selected_positions_are_uniform_and_fixed_ones_fixed():
 
 
 def test_all_positions_can_be_selected():
-    found = skills.subsets(chance.keys(0, "all", rows=np.arange(50)), 7, 7)
+    found = skills.subsets(rng.keys(0, "all", rows=np.arange(50)), 7, 7)
     assert (found == np.arange(7)).all()
 
 
@@ -257,7 +257,7 @@ def test_context_shifts_are_uniform(rule, shifts):
 
 
 def test_matrices_are_haar():
-    A = skills.orthonormal(chance.keys(3, "haar", rows=np.arange(4000)), 6)
+    A = skills.orthonormal(rng.keys(3, "haar", rows=np.arange(4000)), 6)
     assert np.allclose(A @ A.transpose(0, 2, 1), np.eye(6), atol=1e-12)
     assert np.abs(A.mean(axis=0)).max() < 0.03  # 4 deviations of 1/sqrt(6 * 4000); Q without signs fails by far
     trace = np.trace(A, axis1=1, axis2=2)
@@ -296,24 +296,24 @@ def test_a_row_follows_from_its_address_alone(skill, tmp_path):
     data = load(options, tmp_path)
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 12, "val": 5, "test": 5}
     assert data.input == Values(options.shape.channels) and data.target == Reals(options.shape.size, per_step=True)
-    again = sample(options, data.train.ids, 0)
+    again = resample(options, data.train.ids, 0)
     assert np.array_equal(again.values, data.train.values)
     assert np.array_equal(again.targets, data.train.targets, equal_nan=True)
     assert np.array_equal(again.ids, data.train.ids)
 
     rows = np.array([7, 2, 11])
     for epoch in (0, 3):
-        whole = sample(options, np.arange(12), epoch)
-        some = sample(options, rows, epoch)
+        whole = resample(options, np.arange(12), epoch)
+        some = resample(options, rows, epoch)
         for place, row in enumerate(rows.tolist()):
-            alone = sample(options, np.array([row]), epoch)
+            alone = resample(options, np.array([row]), epoch)
             for one, at in ((some, place), (alone, 0)):
                 assert np.array_equal(one.row(at), whole.row(row))
                 T = options.shape.steps
                 there = one.targets[at * T : (at + 1) * T]
                 assert np.array_equal(there, whole.targets[row * T : (row + 1) * T], equal_nan=True)
 
-    short = load(options.model_copy(update={"limit": 4}), tmp_path)
+    short = load(options.model_copy(update={"max_rows": 4}), tmp_path)
     for name, split in short.splits.items():
         assert len(split) == 4
         assert np.array_equal(split.values, data.splits[name].values[: len(split.values)])
@@ -325,8 +325,8 @@ def test_epochs_splits_and_seeds_differ(skill, tmp_path):
     options = config(skill)
     data = load(options, tmp_path)
     other = options.model_copy(update={"seed": 1})
-    parts = [*data.splits.values(), *(sample(options, data.train.ids, epoch) for epoch in (1, 2))]
-    parts.append(sample(other, data.train.ids, 0))
+    parts = [*data.splits.values(), *(resample(options, data.train.ids, epoch) for epoch in (1, 2))]
+    parts.append(resample(other, data.train.ids, 0))
     inputs = [part.row(i).tobytes() for part in parts for i in range(len(part))]
     answers = [answer.tobytes() for part in parts for _, answer in rows_of(part)]
     assert len(set(inputs)) == len(inputs)
@@ -347,11 +347,11 @@ def test_many_workers_and_chunks_make_the_same_rows(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("ids", "epoch", "words"),
-    [([12], 0, "12 an epoch"), ([-1], 0, "12 an epoch"), ([], 0, "list"), ([1], -1, "epoch is -1")],
+    [([12], 0, "an epoch has 12"), ([-1], 0, "an epoch has 12"), ([], 0, "list"), ([1], -1, "epoch is -1")],
 )
 def test_rows_that_are_not_there(ids, epoch, words):
     with pytest.raises(ValueError, match=words):
-        sample(config("shift"), np.array(ids, np.int64), epoch)
+        resample(config("shift"), np.array(ids, np.int64), epoch)
 
 
 @pytest.mark.parametrize(
@@ -381,17 +381,17 @@ def test_more_than_the_disk_holds_is_refused(tmp_path):
 
 
 def test_quantiles_are_those_of_the_normal_distribution():
-    rng = np.random.default_rng(0)
+    draw = np.random.default_rng(0).integers
     ends = np.array([0, 1, 2, 2**31 - 2, 2**31 - 1], np.uint32)
-    lower = np.concatenate([ends, (rng.integers(0, 2**31, 200_000) >> rng.integers(0, 30, 200_000)).astype(np.uint32)])
-    found = chance.quantiles(lower)
+    lower = np.concatenate([ends, (draw(0, 2**31, 200_000) >> draw(0, 30, 200_000)).astype(np.uint32)])
+    found = rng.quantiles(lower)
     assert np.allclose(found, ndtri((lower + 0.5) / 2**32), rtol=5e-7, atol=0)
-    assert np.allclose(chance.quantiles(~lower), -found, rtol=5e-7, atol=0)
+    assert np.allclose(rng.quantiles(~lower), -found, rtol=5e-7, atol=0)
 
 
 def test_normals_are_normal_and_of_their_own_row():
-    key = chance.keys(0, "test", rows=np.arange(300))
-    numbers = chance.normals(key, 2000)
+    key = rng.keys(0, "test", rows=np.arange(300))
+    numbers = rng.normals(key, 2000)
     assert stats.kstest(numbers.reshape(-1)[:200_000].astype(np.float64), "norm").pvalue > 1e-4
     joint = np.corrcoef(numbers)  # rows
     assert np.abs(joint - np.eye(300)).max() < 6 / math.sqrt(2000)
@@ -400,13 +400,13 @@ def test_normals_are_normal_and_of_their_own_row():
     assert abs((numbers.astype(np.float64) ** 4).mean() - 3) < 0.06
 
 
-@pytest.mark.parametrize("draw", [chance.normals, chance.uniforms, lambda key, length: chance.below(key, length, 97)])
+@pytest.mark.parametrize("draw", [rng.normals, rng.uniforms, lambda key, length: rng.below(key, length, 97)])
 def test_numbers_depend_on_nothing_but_key_and_place(draw, monkeypatch):
-    key = chance.keys(5, "place", rows=np.array([0, 1, 2**40, 17]))
+    key = rng.keys(5, "place", rows=np.array([0, 1, 2**40, 17]))
     whole = draw(key, 40_001)  # more than a block
     for length in (1, 2, 7, 1000, 32_769):
         assert np.array_equal(draw(key[2:], length), whole[2:, :length])
-    monkeypatch.setattr(chance, "BLOCK", 64)
+    monkeypatch.setattr(rng, "BLOCK", 64)
     assert np.array_equal(draw(key, 999), whole[:, :999])
     assert not np.array_equal(whole[0], whole[1])
     assert draw(key, 0).shape == (4, 0) and draw(key[:0], 5).shape == (0, 5)
@@ -414,24 +414,24 @@ def test_numbers_depend_on_nothing_but_key_and_place(draw, monkeypatch):
 
 def test_purposes_have_streams_of_their_own():
     rows = np.arange(100)
-    streams = [chance.keys(*address, rows=rows) for address in ((0, "a"), (0, "b"), (1, "a"), (0, "a", 1))]
+    streams = [rng.keys(*address, rows=rows) for address in ((0, "a"), (0, "b"), (1, "a"), (0, "a", 1))]
     assert len(np.unique(np.concatenate(streams))) == 400
 
 
 def test_uniforms_and_whole_numbers_are_uniform():
-    key = chance.keys(1, "uniform", rows=np.arange(100))
-    numbers = chance.uniforms(key, 1001)
+    key = rng.keys(1, "uniform", rows=np.arange(100))
+    numbers = rng.uniforms(key, 1001)
     assert numbers.min() >= 0 and numbers.max() < 1
     assert stats.kstest(numbers.reshape(-1), "uniform").pvalue > 1e-4
-    assert stats.chisquare(np.bincount(chance.below(key, 1001, 13).reshape(-1), minlength=13)).pvalue > 1e-4
+    assert stats.chisquare(np.bincount(rng.below(key, 1001, 13).reshape(-1), minlength=13)).pvalue > 1e-4
 
 
 def test_the_same_bits_on_every_machine():
     """Rows in a cache, and results, are named by these bits: only IEEE 754 arithmetic may stand behind them."""
-    key = chance.keys(0, "bits", rows=np.arange(64))
-    found = chance.normals(key, 4096)
+    key = rng.keys(0, "bits", rows=np.arange(64))
+    found = rng.normals(key, 4096)
     assert hashlib.sha256(found.astype("<f4").tobytes()).hexdigest()[:16] == BITS
-    assert hashlib.sha256(chance.uniforms(key, 100).astype("<f8").tobytes()).hexdigest()[:16] == UNIFORM_BITS
+    assert hashlib.sha256(rng.uniforms(key, 100).astype("<f8").tobytes()).hexdigest()[:16] == UNIFORM_BITS
 
 
 BITS, UNIFORM_BITS = "9a4237a83debdb59", "9d9b6f74c8ba0190"

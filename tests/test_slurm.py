@@ -17,13 +17,24 @@ from hypothesis import strategies as st
 from test_execute import SETTINGS, diverging, family, make_here, reasons, same_runs, state, tuned, wanted
 from tiny import loaded, own_task, spt_job
 
-from spt import slurm
+from spt.config.job import Job
 from spt.errors import BackendError, Interrupted, OutputError, Stopped, UsageError
-from spt.execute import ORPHANED, ordered
-from spt.plan import Job
-from spt.run import Run
-from spt.runtime import Runtime, Settings
-from spt.slurm import Batch, Element, Lone, Slurm, after, arrays, listed, on_slurm, parameters
+from spt.execution import slurm
+from spt.execution.queue import PARENT_FAILED, in_order
+from spt.execution.slurm import (
+    ArrayElement,
+    JobArray,
+    SingleJob,
+    Slurm,
+    after,
+    arrays,
+    parameters,
+    run_on_slurm,
+    unfinished_jobs,
+)
+from spt.runs.folder import RunFolder
+from spt.runtime.distributed import Runtime
+from spt.runtime.settings import Settings
 
 # -------------------------------------------------------------------------------------------------------- options
 
@@ -67,10 +78,10 @@ def test_an_option_stands_once():
 def test_what_cannot_be_had_is_said_at_once(tmp_path, monkeypatch):
     for options, words in ((Slurm(gpus=2), "one GPU at most"), (Slurm(time=5), "choose at least 10")):
         with pytest.raises(UsageError, match=words):
-            on_slurm([], tmp_path, SETTINGS, options, tmp_path, print)
+            run_on_slurm([], tmp_path, SETTINGS, options, tmp_path, print)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(BackendError, match="there is no sbatch here"):
-        on_slurm([], tmp_path, SETTINGS, Slurm(), tmp_path, print)
+        run_on_slurm([], tmp_path, SETTINGS, Slurm(), tmp_path, print)
 
 
 def test_sbatch_gets_what_was_asked_for():
@@ -132,12 +143,12 @@ def test_what_comes_behind_what_is_behind_something_goes_alone():
     first = Named("a", "pretrain")
     second = Named("b", "pretrain", first)
     third = Named("c", "finetune", second)
-    assert arrays([first, second, third]) == ([Batch((first,)), Batch((second,), 0)], [Lone(third, "b")])
+    assert arrays([first, second, third]) == ([JobArray((first,)), JobArray((second,), 0)], [SingleJob(third, "b")])
 
 
 def test_a_parent_that_is_done_is_no_parent():
     child = Named("b", "finetune", Named("a", "pretrain"))
-    assert arrays([child]) == ([Batch((child,))], [])
+    assert arrays([child]) == ([JobArray((child,))], [])
 
 
 def test_dependencies_go_element_by_element():
@@ -153,7 +164,7 @@ def test_what_scontrol_lists():
         "JobId=14 ArrayJobId=12 ArrayTaskId=2 JobName=x JobState=COMPLETED\n"
         "JobId=20 JobName=z JobState=COMPLETING\n"
     )
-    assert listed(text) == {"12_3", "12_4", "12_5", "12_8", "12_1", "20"}
+    assert unfinished_jobs(text) == {"12_3", "12_4", "12_5", "12_8", "12_1", "20"}
 
 
 # ----------------------------------------------------------------------------------------------------- submission
@@ -163,14 +174,14 @@ class Cluster:
     """Slurm, as far as the conductor sees it: takes arrays, runs an element at every look, keeps dependencies."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lose: str = "") -> None:
-        self.arrays: list[tuple[str | None, list[Element]]] = []
-        self.waiting: dict[str, tuple[Element, str | None]] = {}
+        self.arrays: list[tuple[str | None, list[ArrayElement]]] = []
+        self.waiting: dict[str, tuple[ArrayElement, str | None]] = {}
         self.ok: set[str] = set()
         self.lose = lose  # a run that vanishes
         self.folder = Path()
         monkeypatch.setattr(shutil, "which", lambda name: name)
         monkeypatch.setattr(slurm, "make_executor", self.executor)
-        monkeypatch.setattr(slurm, "queue", self.look)
+        monkeypatch.setattr(slurm, "queued_jobs", self.look)
 
     def executor(self, folder: Path, options: Slurm, dependency: str | None) -> Any:
         cluster, self.folder = self, folder
@@ -181,7 +192,7 @@ class Cluster:
         class Executor:
             @contextlib.contextmanager
             def batch(self) -> Any:
-                self.sent: list[tuple[Sent, Element]] = []
+                self.sent: list[tuple[Sent, ArrayElement]] = []
                 yield
                 number = str(len(cluster.arrays) + 100)
                 cluster.arrays.append((dependency, [element for _, element in self.sent]))
@@ -193,7 +204,7 @@ class Cluster:
                         behind = f"{on}_{i}" if kind == "aftercorr" else on
                     cluster.waiting[sent.job_id] = (pickle.loads(pickle.dumps(element)), behind)
 
-            def submit(self, element: Element) -> Sent:
+            def submit(self, element: ArrayElement) -> Sent:
                 self.sent.append((Sent(), element))
                 return self.sent[-1][0]
 
@@ -229,7 +240,7 @@ def test_runs_are_made_in_arrays_and_failures_told(tmp_path, monkeypatch):
     broken = loaded(tmp_path, finetune__train__batch_size=1000)
     jobs = wanted(spt_job(good), spt_job(bad), spt_job(tuned(good, 0.5)), Job(broken, "finetune", 0))
     cluster = Cluster(monkeypatch)
-    failed = on_slurm(jobs, tmp_path / "slurm", SETTINGS, QUICK, tmp_path / "study", lambda text: None)
+    failed = run_on_slurm(jobs, tmp_path / "slurm", SETTINGS, QUICK, tmp_path / "study", lambda text: None)
     behind = [dependency for dependency, _ in cluster.arrays]
     assert behind == [None, "aftercorr:100", "afterok:100_0"]
     assert [len(elements) for _, elements in cluster.arrays] == [3, 2, 1]
@@ -238,16 +249,16 @@ def test_runs_are_made_in_arrays_and_failures_told(tmp_path, monkeypatch):
     same_runs(tmp_path / "here", tmp_path / "slurm")
     # What is done is not submitted again, what failed is.
     cluster.arrays.clear()
-    on_slurm(jobs, tmp_path / "slurm", SETTINGS, QUICK, tmp_path / "study", lambda text: None)
+    run_on_slurm(jobs, tmp_path / "slurm", SETTINGS, QUICK, tmp_path / "study", lambda text: None)
     assert sorted(element.job.name for _, found in cluster.arrays for element in found) == sorted(reasons(failed))
 
 
 def test_an_element_that_vanishes_is_told(tmp_path, monkeypatch):
     job = spt_job(loaded(tmp_path))
     Cluster(monkeypatch, lose=job.parent.name)
-    found = reasons(on_slurm(wanted(job), tmp_path / "runs", SETTINGS, QUICK, tmp_path, print))
+    found = reasons(run_on_slurm(wanted(job), tmp_path / "runs", SETTINGS, QUICK, tmp_path, print))
     lost = "its Slurm job 100 left the queue before it began"
-    assert found == {job.parent.name: lost, job.name: f"{ORPHANED} {lost}"}
+    assert found == {job.parent.name: lost, job.name: f"{PARENT_FAILED} {lost}"}
 
 
 def test_a_stop_leaves_the_queue_and_the_same_call_waits(tmp_path, monkeypatch):
@@ -258,11 +269,11 @@ def test_a_stop_leaves_the_queue_and_the_same_call_waits(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(slurm, "_watch", lambda *_: signal.raise_signal(signal.SIGINT))
         with pytest.raises(Interrupted, match=r"3 jobs stay in Slurm's queue: .* scancel 100 101 ends them"):
-            on_slurm(jobs, runs, SETTINGS, QUICK, tmp_path, said.append)
+            run_on_slurm(jobs, runs, SETTINGS, QUICK, tmp_path, said.append)
     book = json.loads((tmp_path / "slurm.json").read_text())["jobs"]
-    assert len(cluster.arrays) == 2 and set(book) == {job.name for job, _ in ordered(jobs)}
+    assert len(cluster.arrays) == 2 and set(book) == {job.name for job, _ in in_order(jobs)}
     more = [*jobs, *wanted(spt_job(tuned(one, 0.5)))]
-    assert on_slurm(more, runs, SETTINGS, QUICK, tmp_path, said.append) == []
+    assert run_on_slurm(more, runs, SETTINGS, QUICK, tmp_path, said.append) == []
     assert [dependency for dependency, _ in cluster.arrays[2:]] == [f"afterok:{book[jobs[1].job.parent.name]}"]
     assert any("jobs are in Slurm's queue already" in text for text in said)
     assert len(list(runs.glob("*/result.json"))) == 4
@@ -273,7 +284,7 @@ def test_anew_means_once(tmp_path, monkeypatch):
     Cluster(monkeypatch)
     never = Settings(quiet=True, cpu=True, resume="never")
     for _ in range(2):
-        assert on_slurm(wanted(job), runs, never, QUICK, tmp_path, lambda text: None) == []
+        assert run_on_slurm(wanted(job), runs, never, QUICK, tmp_path, lambda text: None) == []
     assert sorted(path.name for path in runs.glob("*.old*")) == sorted([f"{job.name}.old1", f"{job.parent.name}.old1"])
 
 
@@ -281,7 +292,7 @@ def test_a_book_that_cannot_be_read_is_told(tmp_path, monkeypatch):
     Cluster(monkeypatch)
     (tmp_path / "slurm.json").write_text("[]")
     with pytest.raises(OutputError, match="it is not known which jobs"):
-        on_slurm([], tmp_path, SETTINGS, QUICK, tmp_path, print)
+        run_on_slurm([], tmp_path, SETTINGS, QUICK, tmp_path, print)
 
 
 def test_slurm_refuses_in_words(tmp_path, monkeypatch):
@@ -293,7 +304,7 @@ def test_slurm_refuses_in_words(tmp_path, monkeypatch):
     executor.submit = refuse
     monkeypatch.setattr(slurm, "make_executor", lambda *_: executor)
     with pytest.raises(BackendError, match=r"Slurm does not take the jobs: .*Invalid partition$"):
-        on_slurm(wanted(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, QUICK, tmp_path, print)
+        run_on_slurm(wanted(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, QUICK, tmp_path, print)
 
 
 # -------------------------------------------------------------------------------------------------------- signals
@@ -308,7 +319,7 @@ def test_signals_save_the_state_and_then_mean_what_slurm_means(tmp_path, monkeyp
     """submitit queues an element again unless Slurm is requeueing or cancelling it."""
     got: list[int] = []
     before = [signal.signal(signal.SIGUSR2, lambda n, _: got.append(n)), signal.getsignal(signal.SIGTERM)]
-    monkeypatch.setattr(slurm, "_ask", lambda *_: slurm_says)
+    monkeypatch.setattr(slurm, "_query", lambda *_: slurm_says)
     job = Job(loaded(tmp_path), "finetune", 0)
 
     class Signalled(Runtime):
@@ -321,7 +332,7 @@ def test_signals_save_the_state_and_then_mean_what_slurm_means(tmp_path, monkeyp
     monkeypatch.setattr(slurm, "Runtime", Signalled)
     try:
         with pytest.raises(SystemExit) as ended:
-            Element(job, tmp_path / "runs", SETTINGS)()
+            ArrayElement(job, tmp_path / "runs", SETTINGS)()
         assert ended.value.code == Stopped.exit_code
         assert got == [signal.SIGUSR2] * handed_over
         assert state(tmp_path / "runs", job) == "stopped"
@@ -359,15 +370,15 @@ def submit(jobs: list[Any], root: Path, folder: Path) -> dict[str, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slurm, "_watch", lambda *_: signal.raise_signal(signal.SIGINT))
         with pytest.raises(Interrupted):
-            on_slurm(jobs, root, Settings(quiet=True, cpu=True, save_every=0.0), REAL, folder, lambda text: None)
+            run_on_slurm(jobs, root, Settings(quiet=True, cpu=True, save_every=0.0), REAL, folder, lambda text: None)
     return json.loads((folder / "slurm.json").read_text())["jobs"]
 
 
-def steps(run: Run) -> set[int]:
+def steps(run: RunFolder) -> set[int]:
     return {int(path.name[5:]) for path in run.checkpoints.glob("step-*")}
 
 
-def saved(run: Run) -> int:
+def saved(run: RunFolder) -> int:
     return max(steps(run), default=0)
 
 
@@ -379,7 +390,7 @@ def logs(folder: Path) -> str:
 def test_a_cluster_does_what_one_process_does(tmp_path, cluster):
     good, bad = own_task(tmp_path), diverging(tmp_path)
     jobs = wanted(*family(good), spt_job(bad), spt_job(good, 1), spt_job(tuned(good, 0.5), 1))
-    failed = on_slurm(jobs, tmp_path / "slurm", SETTINGS, REAL, tmp_path / "study", lambda text: None)
+    failed = run_on_slurm(jobs, tmp_path / "slurm", SETTINGS, REAL, tmp_path / "study", lambda text: None)
     here = make_here(jobs, tmp_path / "here", SETTINGS, tmp_path)
     assert reasons(failed) == reasons(here), logs(tmp_path / "study")
     assert len(failed) == 2
@@ -393,7 +404,7 @@ def test_an_element_that_is_requeued_goes_on_at_the_saved_step(tmp_path, cluster
     one = own_task(tmp_path, **LONG)
     jobs = wanted(*family(one), spt_job(one, 1))
     ids = submit(jobs, tmp_path / "runs", tmp_path / "study")
-    run = Run(tmp_path / "runs", jobs[1].job.parent.name)
+    run = RunFolder(tmp_path / "runs", jobs[1].job.parent.name)
     until(lambda: saved(run) > 20)
     with subprocess.Popen([*how.split(), ids[run.name]]) as asking:  # goes on asking while the element ends
         until(lambda: (run.status() or {}).get("state") == "stopped")
@@ -401,7 +412,7 @@ def test_an_element_that_is_requeued_goes_on_at_the_saved_step(tmp_path, cluster
     there, step = steps(run), saved(run)
     assert 20 < step < 600
     assert min(until(lambda: steps(run) - there)) > step
-    assert on_slurm(jobs, tmp_path / "runs", SETTINGS, REAL, tmp_path / "study", lambda text: None) == [], logs(
+    assert run_on_slurm(jobs, tmp_path / "runs", SETTINGS, REAL, tmp_path / "study", lambda text: None) == [], logs(
         tmp_path / "study"
     )
     assert make_here(jobs, tmp_path / "here", SETTINGS, tmp_path) == []
@@ -414,10 +425,10 @@ def test_a_cancelled_element_stays_cancelled(tmp_path, cluster):
     one = own_task(tmp_path, **LONG)
     jobs = wanted(*family(one), spt_job(one, 1))
     ids = submit(jobs, tmp_path / "runs", tmp_path / "study")
-    run = Run(tmp_path / "runs", jobs[1].job.parent.name)
+    run = RunFolder(tmp_path / "runs", jobs[1].job.parent.name)
     until(lambda: saved(run) > 20)
     subprocess.run(["scancel", ids[run.name]], check=True, timeout=60)
-    found = reasons(on_slurm(jobs, tmp_path / "runs", SETTINGS, REAL, tmp_path / "study", lambda text: None))
+    found = reasons(run_on_slurm(jobs, tmp_path / "runs", SETTINGS, REAL, tmp_path / "study", lambda text: None))
     assert list(found) == [run.name, jobs[1].job.name], logs(tmp_path / "study")
     assert "ended without a word" in found[run.name]
     assert state(tmp_path / "runs", jobs[1].job.parent) == "stopped" and 20 < saved(run) < 600

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spt.stats import (
+from spt.report.stats import (
     Chance,
     Interval,
     Paired,
     above_chance,
-    bootstrap_items,
+    bootstrap_examples,
     correct_above_chance,
     expected_best,
     holm,
@@ -84,7 +84,7 @@ def test_smallest_detectable_difference_by_simulation() -> None:
 
 def test_smallest_detectable_difference_without_the_noncentral_t(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = smallest_detectable(5, deviation=1.0)
-    monkeypatch.setattr("spt.stats.special.nctdtrinc", lambda *_: math.nan)
+    monkeypatch.setattr("spt.report.stats.special.nctdtrinc", lambda *_: math.nan)
     assert smallest_detectable(5, deviation=1.0) == pytest.approx(exact, rel=0.02)
 
 
@@ -296,7 +296,7 @@ def test_bootstrap_intervals_over_items_cover_the_truth(kind: str) -> None:
         else:
             first = random.normal(0, 1, 200)  # what the arms share drops out
             second = first + random.normal(0.05, 0.3, 200)
-        got = bootstrap_items(first, second, random, resamples=400)
+        got = bootstrap_examples(first, second, random, resamples=400)
         assert got.low is not None and got.high is not None
         covered += got.low <= 0.05 <= got.high
     assert covered / 500 == pytest.approx(0.945, abs=0.035)
@@ -310,7 +310,7 @@ def test_bootstrap_has_the_width_of_the_normal_interval() -> None:
     classes = (first > 0).astype(float), (second > 0).astype(float)
     for one, other in [(first, second), classes]:
         error = float(stats.sem(other - one))
-        got = bootstrap_items(one, other, np.random.default_rng(0))
+        got = bootstrap_examples(one, other, np.random.default_rng(0))
         assert got.mean == pytest.approx((other - one).mean())
         assert got.low is not None and got.high is not None
         assert (got.low - got.mean, got.high - got.mean) == pytest.approx((-1.96 * error, 1.96 * error), rel=0.1)
@@ -320,9 +320,9 @@ def test_kinds_of_items_are_drawn_as_items_are(monkeypatch: pytest.MonkeyPatch) 
     """Right and wrong answers take a shorter way than reals do; a shift too small to see sends them the longer one."""
     random = np.random.default_rng(6)
     first, second = (random.random((2, 400)) > 0.5).astype(float)
-    short = bootstrap_items(first, second, np.random.default_rng(0))
-    monkeypatch.setattr("spt.stats.DRAWS", 5000)  # and in several pieces
-    long = bootstrap_items(first, second + 1e-12 * np.arange(400), np.random.default_rng(0))
+    short = bootstrap_examples(first, second, np.random.default_rng(0))
+    monkeypatch.setattr("spt.report.stats.DRAWS", 5000)  # and in several pieces
+    long = bootstrap_examples(first, second + 1e-12 * np.arange(400), np.random.default_rng(0))
     assert short.low is not None and short.high is not None
     assert (long.mean, long.low, long.high) == pytest.approx((short.mean, short.low, short.high), abs=0.012)
     assert (long.low, long.high) != (short.low, short.high)
@@ -330,21 +330,23 @@ def test_kinds_of_items_are_drawn_as_items_are(monkeypatch: pytest.MonkeyPatch) 
 
 def test_weights_count_an_item_as_often() -> None:
     first, second, weights = np.array([0.0, 1.0, 0.5]), np.array([1.0, 1.0, 0.0]), np.array([1.0, 2.0, 5.0])
-    got = bootstrap_items(first, second, np.random.default_rng(0), weights)
+    got = bootstrap_examples(first, second, np.random.default_rng(0), weights)
     assert got.mean == pytest.approx((1 * 1 - 5 * 0.5) / 8)
     assert got.low is not None and got.high is not None
     assert -0.5 <= got.low < got.mean < got.high <= 1.0  # never beyond the extreme items
     many = np.tile(weights, 40)
-    equal = bootstrap_items(np.zeros(120), np.ones(120), np.random.default_rng(0), many)  # whichever weights are drawn
+    equal = bootstrap_examples(
+        np.zeros(120), np.ones(120), np.random.default_rng(0), many
+    )  # whichever weights are drawn
     assert (equal.mean, equal.low, equal.high) == pytest.approx((1.0, 1.0, 1.0))
 
 
 def test_bootstrap_is_repeatable_and_takes_equal_and_single_items() -> None:
     first, second = np.random.default_rng(7).normal(size=(2, 50))
-    one, same, other = (bootstrap_items(first, second, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    one, same, other = (bootstrap_examples(first, second, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert one == same != other
-    assert bootstrap_items([0.0] * 20, [1.0] * 20, np.random.default_rng(0)) == Interval(20, 1.0, 1.0, 1.0)
-    assert bootstrap_items([0.0], [1.0], np.random.default_rng(0)) == Interval(1, 1.0, None, None)
+    assert bootstrap_examples([0.0] * 20, [1.0] * 20, np.random.default_rng(0)) == Interval(20, 1.0, 1.0, 1.0)
+    assert bootstrap_examples([0.0], [1.0], np.random.default_rng(0)) == Interval(1, 1.0, None, None)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +355,7 @@ def test_bootstrap_is_repeatable_and_takes_equal_and_single_items() -> None:
 )
 def test_items_that_cannot_be_compared(first: list[float], second: list[float], weights: list[float] | None) -> None:
     with pytest.raises(ValueError, match=r"score for each item|finite"):
-        bootstrap_items(first, second, np.random.default_rng(0), weights)
+        bootstrap_examples(first, second, np.random.default_rng(0), weights)
 
 
 @settings(max_examples=60)
@@ -382,5 +384,5 @@ def test_expected_best_of_many_trials() -> None:
 
 
 def test_import_is_light() -> None:
-    code = "import sys, spt.stats; print(*(sys.modules.keys() & {'scipy.stats', 'pandas', 'torch'}))"
+    code = "import sys, spt.report.stats; print(*(sys.modules.keys() & {'scipy.stats', 'pandas', 'torch'}))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

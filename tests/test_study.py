@@ -12,24 +12,26 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import own_task, recipe_file
+from tiny import load, own_task, recipe_file
 
-from spt import tuning
-from spt.compute import example_count
-from spt.conduct import Place, conduct, folder_of, plan_of
+from spt.config.budget import example_count
+from spt.config.job import Job
+from spt.config.recipe import Part
+from spt.data.dataset import open_task
 from spt.errors import OutputError, RecipeError, UsageError
-from spt.estimate import Meter
-from spt.pairs import Plan, read_plan, run_names
-from spt.plan import Job
-from spt.recipe import Part, load
-from spt.run import Run
-from spt.runtime import Runtime, Settings
-from spt.stages import bind, ensure
-from spt.status import state, status
-from spt.store import open_task
-from spt.studies import lay_out, settings
-from spt.study import KINDS, anchored, check, packaged, read, to_yaml
-from spt.train import plan_steps
+from spt.execution.estimate import MeasuredCosts
+from spt.execution.run_study import ExecutionTarget, make_plan, run_study, study_folder
+from spt.runs.folder import RunFolder
+from spt.runs.plan import StudyPlan, read_plan, run_names
+from spt.runtime.distributed import Runtime
+from spt.runtime.settings import Settings
+from spt.studies import selection
+from spt.studies.grid import expand, settings
+from spt.studies.schema import KINDS, packaged, read, to_yaml, validate, with_absolute_paths
+from spt.studies.status import run_state, study_status
+from spt.training.budget import plan_steps
+from spt.training.build import build_stage
+from spt.training.stage import run_stage
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,7 @@ def runtime():
 
 @pytest.fixture
 def meter(tmp_path, runtime):
-    return Meter(tmp_path / "runs", runtime, lambda text: None)
+    return MeasuredCosts(tmp_path / "runs", runtime, lambda text: None)
 
 
 EPOCHS = {"epochs": 2, "batch_size": 8, "learning_rate": 0.01}
@@ -52,7 +54,7 @@ EPOCHS = {"epochs": 2, "batch_size": 8, "learning_rate": 0.01}
 
 def laid(tmp_path, meter, kind, smoke=False, recipe=None, **options):
     path = recipe_file(tmp_path, **(recipe or {}))
-    return lay_out(check({"kind": kind, "recipes": [str(path)], "seeds": 2, **options}, "here"), smoke, meter)
+    return expand(validate({"kind": kind, "recipes": [str(path)], "seeds": 2, **options}, "here"), smoke, meter)
 
 
 def by_epochs(**changes):
@@ -74,7 +76,7 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_study_is_what_its_file_says(kind, tmp_path):
-    study = check({"kind": kind, "recipes": ["quickstart"], "set": {"model.d_model": 16}, **EXAMPLES[kind]}, "here")
+    study = validate({"kind": kind, "recipes": ["quickstart"], "set": {"model.d_model": 16}, **EXAMPLES[kind]}, "here")
     path = tmp_path / "study.yaml"
     path.write_text(to_yaml(study, tmp_path))
     assert read(str(path)).study == study
@@ -119,18 +121,18 @@ def test_a_study_is_what_its_file_says(kind, tmp_path):
 )
 def test_a_wrong_study_is_refused(raw, complaint):
     with pytest.raises(UsageError, match=complaint):
-        check(raw, "here")
+        validate(raw, "here")
 
 
 def test_every_mistake_is_told_at_once():
     with pytest.raises(RecipeError) as caught:
-        check({"kind": "compute", "recipes": ["a"], "match": "hours", "share": 1}, "x.yaml")
+        validate({"kind": "compute", "recipes": ["a"], "match": "hours", "share": 1}, "x.yaml")
     assert len(caught.value.problems) == 2
 
 
 @pytest.mark.parametrize("name", packaged())
 def test_packaged_studies_name_recipes_that_exist(name):
-    from spt.recipe import packaged as recipes
+    from spt.config.load import packaged as recipes
 
     assert set(read(name).study.recipes) <= set(recipes())
     assert not set(packaged()) & {one.rpartition("/")[2] for one in recipes()}
@@ -153,7 +155,7 @@ def test_recipes_are_found_from_the_studys_own_folder(tmp_path, monkeypatch):
 
 def cost(job, axis, meter):
     """What a job's own stage comes to on this axis, from its data and network."""
-    bound = bind(job)
+    bound = build_stage(job)
     steps, n = plan_steps(bound.model, bound.data, job.train), len(bound.data.train)
     examples = example_count(steps, n, job.train.batch_size)
     if axis == "epochs":
@@ -163,7 +165,7 @@ def cost(job, axis, meter):
 
 @pytest.mark.parametrize("axis", ["epochs", "examples", "flops", "time"])
 def test_shares_of_a_budget_add_up_to_it(axis, tmp_path, meter, monkeypatch):
-    monkeypatch.setattr(Meter, "seconds_per_step", lambda self, job: 0.03 if job.stage == "pretrain" else 0.01)
+    monkeypatch.setattr(MeasuredCosts, "seconds_per_step", lambda self, job: 0.03 if job.stage == "pretrain" else 0.01)
     recipe = {"pretrain__train": {**EPOCHS, "epochs": 40}, "finetune__train": {**EPOCHS, "epochs": 60}}
     layout = laid(tmp_path, meter, "compute", recipe=recipe, match=axis, shares=[0, 0.2, 0.6])
     assert [row.factors["share"] for row in layout.rows] == [0.2, 0.6]
@@ -207,8 +209,8 @@ def test_a_step_is_measured_once(tmp_path, runtime):
     """The same budgets are found again, or a continued study would not find its runs."""
     said = []
     job = Job(load(str(recipe_file(tmp_path))), "pretrain", 0)
-    first = Meter(tmp_path / "runs", runtime, said.append).seconds_per_step(job)
-    again = Meter(tmp_path / "runs", runtime, said.append)
+    first = MeasuredCosts(tmp_path / "runs", runtime, said.append).seconds_per_step(job)
+    again = MeasuredCosts(tmp_path / "runs", runtime, said.append)
     assert 0 < first == again.seconds_per_step(replace(job, seed=1)) and len(said) == 1
     other = Job(load(str(recipe_file(tmp_path)), ["model.d_model=32"]), "pretrain", 0)
     again.seconds_per_step(other)
@@ -235,10 +237,10 @@ def test_subsets_are_nested_and_the_same_in_both_stages(tmp_path, meter):
 
 @given(st.lists(st.integers(0, 3), min_size=5, max_size=200), st.floats(0.05, 1))
 def test_stratified_prefixes_have_every_class_in_its_share(classes, fraction):
-    from spt.store import _spread
+    from spt.data.dataset import _spread_classes
 
     classes = np.asarray(classes)
-    order = _spread(classes)
+    order = _spread_classes(classes)
     assert sorted(order) == list(range(len(classes)))
     keep = max(1, int(fraction * len(classes)))
     for kind in range(4):
@@ -247,13 +249,13 @@ def test_stratified_prefixes_have_every_class_in_its_share(classes, fraction):
 
 
 def test_stratified_subsets_are_those_of_the_task(tmp_path):
-    part = Part(name="digits", fraction=0.1, stratified=True)
-    some, more = open_task(part).train, open_task(Part(name="digits", fraction=0.2, stratified=True)).train
+    part = Part(name="digits", subset_fraction=0.1, stratified=True)
+    some, more = open_task(part).train, open_task(Part(name="digits", subset_fraction=0.2, stratified=True)).train
     assert set(some.ids) < set(more.ids)
     counts = np.bincount(some.targets, minlength=10)
     assert counts.max() - counts.min() <= 2
     with pytest.raises(Exception, match="stratified needs one class"):
-        bind(Job(own_task(tmp_path, task={"name": "./toy.py", "target": "reals", "fraction": 0.5,
+        build_stage(Job(own_task(tmp_path, task={"name": "./toy.py", "target": "reals", "subset_fraction": 0.5,
                                           "stratified": True}), "finetune", 0))  # fmt: skip
 
 
@@ -266,8 +268,8 @@ def test_pretraining_on_all_inputs(tmp_path, meter):
     assert {row.factors["pretrained on"] for row in layout.rows} == {"all inputs"}
     for cell in layout.cells:
         if cell.arm == "spt":
-            assert cell.job.parent.loaded.recipe.task.options["fraction"] == 1
-            assert cell.job.loaded.recipe.task.options["fraction"] < 1
+            assert cell.job.parent.loaded.recipe.task.options["subset_fraction"] == 1
+            assert cell.job.loaded.recipe.task.options["subset_fraction"] < 1
             assert cell.job.parent.train.steps == 6
 
 
@@ -278,16 +280,16 @@ def test_recipes_of_one_name_are_told_apart(tmp_path, meter):
         (tmp_path / place).mkdir()
         paths.append(str(recipe_file(tmp_path / place, task={"name": "digits"}, model__d_model=width)))
     raw = {"kind": "data", "recipes": paths, "seeds": 1, "fractions": [0.1], "pretrain_on": "all"}
-    for cell in lay_out(check(raw, "here"), False, meter).cells:
+    for cell in expand(validate(raw, "here"), False, meter).cells:
         if cell.job.parent:
             widths = {job.loaded.recipe.model.options["d_model"] for job in (cell.job, cell.job.parent)}
             assert len(widths) == 1
 
 
 def test_a_vocabulary_of_the_rows_in_use_does_not_fit_all_inputs(tmp_path, meter, monkeypatch):
-    both = [load(str(recipe_file(tmp_path)), [f"task.limit={n}"]) for n in (8, 24)]
+    both = [load(str(recipe_file(tmp_path)), [f"task.max_rows={n}"]) for n in (8, 24)]
     assert meter.same_input(*both)
-    monkeypatch.setattr(Meter, "same_input", lambda *_: False)
+    monkeypatch.setattr(MeasuredCosts, "same_input", lambda *_: False)
     with pytest.raises(UsageError, match="use --pretrain-on subset"):
         laid(tmp_path, meter, "data", fractions=[0.4], pretrain_on="all")
 
@@ -314,7 +316,7 @@ def test_a_limit_comes_before_a_fraction(tmp_path, meter):
 
 def test_rows_that_are_made_anew_have_no_fractions(tmp_path, meter):
     recipe = {"task": {"name": "skills", "skill": "reverse", "length": 16}}
-    with pytest.raises(UsageError, match=r"new rows in every epoch.*task\.fresh=false"):
+    with pytest.raises(UsageError, match=r"new rows in every epoch.*task\.resample_each_epoch=false"):
         laid(tmp_path, meter, "data", recipe=recipe, fractions=[0.5])
 
 
@@ -343,12 +345,14 @@ def test_sizes_initialisations_and_objectives(tmp_path, meter):
     assert layout.rows[0].loaded.recipe.pretrain.objective.options["ratio"] == 0.5, "the recipe's"
     assert layout.rows[0].factors == {"objective": "masked ratio=0.5 span=4"}
     with pytest.raises(UsageError, match="span is 100, but this task's sequences have at most 64 steps"):
-        bind(laid(tmp_path, meter, "objective", objectives=[{"name": "masked", "span": 100}]).cells[0].job.parent)
+        build_stage(
+            laid(tmp_path, meter, "objective", objectives=[{"name": "masked", "span": 100}]).cells[0].job.parent
+        )
 
 
 def test_spans_hide_the_ratio_they_promise():
-    from spt.objectives import Masked
-    from spt.seeding import Draw
+    from spt.rng import Draw
+    from spt.training.objectives import Masked
 
     rows = np.arange(2000)
     for span in (1, 3, 10):
@@ -369,20 +373,20 @@ def test_spans_hide_the_ratio_they_promise():
 
 
 def test_a_grid_and_a_random_list(tmp_path):
-    grid = check({"kind": "tune", "recipes": ["a"], **EXAMPLES["tune"]}, "here")
+    grid = validate({"kind": "tune", "recipes": ["a"], **EXAMPLES["tune"]}, "here")
     assert settings(grid) == [{"learning_rate": rate, "batch_size": size} for rate in (0.1, 0.01) for size in (4, 8)]
     space = {"learning_rate": {"low": 1e-4, "high": 1e-1}, "batch_size": [4, 8], "warmup_steps": {"low": 1, "high": 9}}
-    random = check({"kind": "tune", "recipes": ["a"], "space": space, "trials": 40}, "here")
+    random = validate({"kind": "tune", "recipes": ["a"], "space": space, "trials": 40}, "here")
     drawn = settings(random)
     assert drawn == settings(random) and len({json.dumps(one) for one in drawn}) == 40
     assert drawn != settings(random.model_copy(update={"search_seed": 1}))
     rates = [math.log10(one["learning_rate"]) for one in drawn]
     assert -4 <= min(rates) < -3.2 and -1.8 < max(rates) <= -1
     assert all(type(one["warmup_steps"]) is int and one["batch_size"] in (4, 8) for one in drawn)
-    few = check({"kind": "tune", "recipes": ["a"], "space": {"batch_size": [4, 8]}, "trials": 9}, "here")
+    few = validate({"kind": "tune", "recipes": ["a"], "space": {"batch_size": [4, 8]}, "trials": 9}, "here")
     assert len(settings(few)) == 2, "no setting is tried twice"
     space = {"batch_size": {"low": 1, "high": 3, "scale": "linear"}}
-    narrow = check({"kind": "tune", "recipes": ["a"], "space": space, "trials": 9}, "here")
+    narrow = validate({"kind": "tune", "recipes": ["a"], "space": space, "trials": 9}, "here")
     assert sorted(one["batch_size"] for one in settings(narrow)) == [1, 2, 3], "there are no others"
 
 
@@ -411,12 +415,12 @@ def test_the_choice_is_made_on_validation_alone(tmp_path, meter, runtime):
     """The best validation score wins in each arm, whatever the test scores are."""
     root = tmp_path / "runs"
     layout = laid(tmp_path, meter, "tune", space={"learning_rate": [1e-6, 0.03, 0.01]}, seeds=[5, 6])
-    folder, failed = conduct(layout, root, Place(), runtime, lambda text: None)
+    folder, failed = run_study(layout, root, ExecutionTarget(), runtime, lambda text: None)
     plan = read_plan(folder)
     (search,) = plan.searches
-    assert failed == 0 and folder == folder_of(layout, root)
+    assert failed == 0 and folder == study_folder(layout, root)
     for arm in ("scratch", "spt"):
-        results = {t.number: Run(root, t.run).result() for t in search.trials if t.arm == arm}
+        results = {t.number: RunFolder(root, t.run).result() for t in search.trials if t.arm == arm}
         best = max(results, key=lambda n: (results[n].val["accuracy"], -results[n].val["loss"], -n))
         assert search.chosen[arm] == best
         for cell in plan.cells:
@@ -424,29 +428,29 @@ def test_the_choice_is_made_on_validation_alone(tmp_path, meter, runtime):
                 job = yaml.safe_load((root / cell.run / "job.json").read_text())
                 assert job["train"]["learning_rate"] == search.settings[best]["learning_rate"]
                 assert job["seed"] in (5, 6)
-    assert status(folder)["studies"][0]["done"] == len(run_names(plan))
+    assert study_status(folder)["studies"][0]["done"] == len(run_names(plan))
     before = {path: path.stat().st_mtime_ns for path in root.rglob("result.json")}
-    assert conduct(layout, root, Place(), runtime, lambda text: None) == (folder, 0)
+    assert run_study(layout, root, ExecutionTarget(), runtime, lambda text: None) == (folder, 0)
     assert before == {path: path.stat().st_mtime_ns for path in root.rglob("result.json")}
     # A better test score changes nothing; a better validation score does.
     loser = next(t for t in search.trials if t.arm == "spt" and t.number != search.chosen["spt"])
-    result = Run(root, loser.run).result()
-    Run(root, loser.run).finish(result.model_copy(update={"test": {**result.test, "accuracy": 1.0}}))
-    assert tuning.choose(root, search)["spt"] == search.chosen["spt"]
-    Run(root, loser.run).finish(result.model_copy(update={"val": {**result.val, "accuracy": 1.0}}))
-    assert tuning.choose(root, search)["spt"] == loser.number
+    result = RunFolder(root, loser.run).result()
+    RunFolder(root, loser.run).finish(result.model_copy(update={"test": {**result.test, "accuracy": 1.0}}))
+    assert selection.select_settings(root, search)["spt"] == search.chosen["spt"]
+    RunFolder(root, loser.run).finish(result.model_copy(update={"val": {**result.val, "accuracy": 1.0}}))
+    assert selection.select_settings(root, search)["spt"] == loser.number
 
 
 def test_nothing_is_chosen_before_all_have_had_their_try(tmp_path, meter, runtime):
     root = tmp_path / "runs"
     layout = laid(tmp_path, meter, "tune", space={"learning_rate": [0.03, 0.01]}, seeds=1)
     said = []
-    folder, _ = conduct(layout, root, Place(part=(1, 2)), runtime, said.append)
+    folder, _ = run_study(layout, root, ExecutionTarget(part=(1, 2)), runtime, said.append)
     assert any("nothing is chosen yet" in text and "are not done yet" in text for text in said)
     assert read_plan(folder).cells == ()
-    again, _ = conduct(layout, root, Place(part=(2, 2)), runtime, said.append)
+    again, _ = run_study(layout, root, ExecutionTarget(part=(2, 2)), runtime, said.append)
     assert again == folder
-    assert conduct(layout, root, Place(), runtime, said.append) == (folder, 0)
+    assert run_study(layout, root, ExecutionTarget(), runtime, said.append) == (folder, 0)
     assert len(read_plan(folder).cells) == 2
 
 
@@ -454,11 +458,11 @@ def test_a_diverged_setting_loses_and_counts_as_tried(tmp_path, meter, runtime):
     root = tmp_path / "runs"
     recipe = {"finetune__train__max_grad_norm": None}
     layout = laid(tmp_path, meter, "tune", recipe=recipe, space={"learning_rate": [0.01, 1e38]}, seeds=1)
-    folder, failed = conduct(layout, root, Place(), runtime, lambda text: None)
+    folder, failed = run_study(layout, root, ExecutionTarget(), runtime, lambda text: None)
     assert failed == 0, "it has had its try"
     (search,) = read_plan(folder).searches
     assert search.chosen == {"scratch": 0, "spt": 0}
-    assert [one.failed for one in tuning.tried(root, search, "spt")] == [0, 1]
+    assert [one.failed for one in selection.scored_settings(root, search, "spt")] == [0, 1]
 
 
 # Conducting
@@ -467,74 +471,80 @@ def test_a_diverged_setting_loses_and_counts_as_tried(tmp_path, meter, runtime):
 def test_a_plan_is_what_was_written(tmp_path, meter, runtime):
     root = tmp_path / "runs"
     layout = laid(tmp_path, meter, "compute", recipe=by_epochs(), shares=[0.4])
-    folder, failed = conduct(layout, root, Place(), runtime, lambda text: None)
+    folder, failed = run_study(layout, root, ExecutionTarget(), runtime, lambda text: None)
     found = read_plan(folder)
     assert failed == 0 and found.kind == "compute" and found.rows[0].total.amount == 5
-    planned = plan_of(layout)
+    planned = make_plan(layout)
     assert found.cells == planned.cells and found.rows == planned.rows
-    assert Plan.model_validate_json((folder / "study.json").read_text()) == found
-    assert read(str(folder)).study == anchored(layout.study, tmp_path)
-    assert all(state(root, name) == "done" for name in run_names(found))
+    assert StudyPlan.model_validate_json((folder / "study.json").read_text()) == found
+    assert read(str(folder)).study == with_absolute_paths(layout.study, tmp_path)
+    assert all(run_state(root, name) == "done" for name in run_names(found))
 
 
 def test_kinds_share_their_runs(tmp_path, meter, runtime):
     """The baseline of one study is not trained again for another."""
     root = tmp_path / "runs"
-    conduct(laid(tmp_path, meter, "compare", seeds=1), root, Place(), runtime, lambda text: None)
+    run_study(laid(tmp_path, meter, "compare", seeds=1), root, ExecutionTarget(), runtime, lambda text: None)
     names = {path.name for path in root.glob("finetune-*")}
-    conduct(
+    run_study(
         laid(tmp_path, meter, "init", initialisations=["structured"], seeds=1),
         root,
-        Place(),
+        ExecutionTarget(),
         runtime,
         lambda text: None,
     )
-    conduct(laid(tmp_path, meter, "data", fractions=[1], seeds=1), root, Place(), runtime, lambda text: None)
+    run_study(
+        laid(tmp_path, meter, "data", fractions=[1], seeds=1), root, ExecutionTarget(), runtime, lambda text: None
+    )
     assert {path.name for path in root.glob("finetune-*")} == names
     assert {path.parent.name.partition("-")[0] for path in root.glob("*/study.json")} == {"compare", "init", "data"}
 
 
 def test_a_pretraining_that_nothing_waits_for_is_not_missed(tmp_path, meter, runtime):
     root = tmp_path / "runs"
-    folder, _ = conduct(laid(tmp_path, meter, "compare", seeds=1), root, Place(), runtime, lambda text: None)
+    folder, _ = run_study(
+        laid(tmp_path, meter, "compare", seeds=1), root, ExecutionTarget(), runtime, lambda text: None
+    )
     shutil.rmtree(next(root.glob("pretrain-*")))
-    (told,) = status(folder)["studies"]
+    (told,) = study_status(folder)["studies"]
     assert (told["done"], told["all"], told["missing"]) == (2, 2, 0)
 
 
 def test_a_result_of_another_run_is_not_taken(tmp_path, meter, runtime):
     root = tmp_path / "runs"
     layout = laid(tmp_path, meter, "compare", seeds=1)
-    conduct(layout, root, Place(), runtime, lambda text: None)
+    run_study(layout, root, ExecutionTarget(), runtime, lambda text: None)
     spt, scratch = (next(c.job.name for c in layout.cells if c.arm == arm) for arm in ("spt", "scratch"))
     shutil.copy(root / spt / "result.json", root / scratch / "result.json")
     with pytest.raises(OutputError, match="the result of another run"):
-        Run(root, scratch).result()
-    assert state(root, scratch) == "failed"
+        RunFolder(root, scratch).result()
+    assert run_state(root, scratch) == "failed"
 
 
 def test_states_of_runs(tmp_path, meter, runtime):
     root = tmp_path / "runs"
     layout = laid(tmp_path, meter, "compare")
     job = layout.cells[0].job
-    assert state(root, job.name) == "missing"
-    run = Run(root, job.name)
+    assert run_state(root, job.name) == "missing"
+    run = RunFolder(root, job.name)
     with run.locked():
         run.create("task: digits\n", {}, {})
         run.set_status("running")
-        assert state(root, job.name) == "running"
-    assert state(root, job.name) == "stopped", "nobody holds it: it ended without a word"
+        assert run_state(root, job.name) == "running"
+    assert run_state(root, job.name) == "stopped", "nobody holds it: it ended without a word"
     run.set_status("diverged", "nan", 5)
-    assert state(root, job.name) == "diverged"
-    ensure(layout.cells[1].job, root, runtime)
-    assert state(root, layout.cells[1].job.name) == "done"
+    assert run_state(root, job.name) == "diverged"
+    run_stage(layout.cells[1].job, root, runtime)
+    assert run_state(root, layout.cells[1].job.name) == "done"
 
 
 def test_all_anew_is_each_run_once(tmp_path, meter):
     """A final run may be one of the trials, and shares their pretraining: neither is made twice."""
     root = tmp_path / "runs"
     layout = laid(tmp_path, meter, "tune", space={"learning_rate": [0.03, 0.01]}, seeds=1)
-    conduct(layout, root, Place(), Runtime(Settings(quiet=True, cpu=True)), lambda text: None)
+    run_study(layout, root, ExecutionTarget(), Runtime(Settings(quiet=True, cpu=True)), lambda text: None)
     names = {path.parent.name for path in root.glob("*/result.json")}
-    conduct(layout, root, Place(), Runtime(Settings(quiet=True, cpu=True, resume="never")), lambda text: None)
+    run_study(
+        layout, root, ExecutionTarget(), Runtime(Settings(quiet=True, cpu=True, resume="never")), lambda text: None
+    )
     assert {path.parent.name for path in root.glob("*/result.json")} == names | {f"{name}.old1" for name in names}

@@ -16,7 +16,7 @@ from tiny import environment, spt, weights
 
 pytestmark = pytest.mark.slow
 
-SMALL = ["task.length=32", "task.fresh=false", "model.d_model=16", "model.n_layers=1", "model.d_state=16"]
+SMALL = ["task.length=32", "task.resample_each_epoch=false", "model.d_model=16", "model.n_layers=1", "model.d_state=16"]
 RECIPES = {"digits": ["quickstart-dlr"], "generated": ["skills/reverse-dlr", *SMALL]}
 STUDIES = {
     "compute": ["--shares", "0,0.5", "--match", "examples"],

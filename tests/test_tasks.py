@@ -12,10 +12,12 @@ import pytest
 from sklearn.datasets import load_digits
 from tiny import TASK, environment
 
-from spt.components import find, listing
+from spt.config.plugins import find_plugin, listing
+from spt.config.recipe import Part
+from spt.data.dataset import open_task
+from spt.data.fingerprints import fingerprints, split_record
+from spt.data.source import cache_dir
 from spt.errors import DataError
-from spt.recipe import Part
-from spt.store import cache_dir, fingerprints, open_task, record
 from spt.tasks.base import Classes, Reals, Split, TaskData, Tokens, Values
 
 TASKS = [row.name for row in listing("tasks")]
@@ -26,13 +28,13 @@ REAL = {  # read from the optional folder of real data
     "books": {"chunk": 65536},
     "speech": {"words": ["bed", "cat", "happy"]},
 }
-GENERATED = {"limit": 6}
+GENERATED = {"max_rows": 6}
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_contract(name, tmp_path, request):
-    component = find("tasks", name)
-    generated = GENERATED if getattr(component.module, "ADDRESSED", False) else {}
+    component = find_plugin("tasks", name)
+    generated = GENERATED if getattr(component.module, "INDEXABLE", False) else {}
     options, raw = REAL.get(name, generated), tmp_path
     if name in REAL:
         raw = request.getfixturevalue("data_dir")
@@ -48,7 +50,7 @@ def test_contract(name, tmp_path, request):
     one, two = (component.module.load(config, raw) for _ in range(2))
     one.check()
     for split, other in zip(one.splits.values(), two.splits.values(), strict=True):
-        assert np.array_equal(split.values, other.values) and len(split) <= options.get("limit", len(split))
+        assert np.array_equal(split.values, other.values) and len(split) <= options.get("max_rows", len(split))
         assert np.array_equal(split.targets, other.targets, equal_nan=split.targets.dtype.kind == "f")
     ids = [set(split.ids.tolist()) for split in one.splits.values()]
     assert sum(map(len, ids)) == len(set.union(*ids)), "a row lies in two splits"
@@ -79,13 +81,13 @@ def test_another_split_seed_is_another_split():
 
 
 def test_fractions_are_nested_and_leave_the_other_splits_alone():
-    parts = [open_task(Part(name="digits", fraction=f)) for f in (0.005, 0.05, 0.3, 1.0)]
+    parts = [open_task(Part(name="digits", subset_fraction=f)) for f in (0.005, 0.05, 0.3, 1.0)]
     assert [len(part.train) for part in parts] == [5, 50, 300, 1000]
     for small, large in itertools.pairwise(parts[:3]):
         assert np.array_equal(small.train.ids, large.train.ids[: len(small.train)])
     assert set(parts[2].train.ids.tolist()) < set(parts[3].train.ids.tolist())
-    assert len({record(part.test).inputs for part in parts}) == 1
-    other = open_task(Part(name="digits", fraction=0.05, subset_seed=1))
+    assert len({split_record(part.test).inputs for part in parts}) == 1
+    other = open_task(Part(name="digits", subset_fraction=0.05, subset_seed=1))
     assert set(other.train.ids.tolist()) != set(parts[1].train.ids.tolist())
 
 
@@ -94,7 +96,7 @@ def test_the_store_gives_back_what_the_task_gave(tmp_path, monkeypatch):
     path = tmp_path / "toy.py"
     path.write_text(TASK)
     for options in ({}, {"kind": "values", "target": "reals"}, {"kind": "bytes"}):
-        component = find("tasks", str(path))
+        component = find_plugin("tasks", str(path))
         given = component.module.load(component.module.Config(**options), tmp_path)
         kept = open_task(Part(name=str(path), **options))
         assert kept.input == given.input and kept.target == given.target and kept.length == given.length
@@ -115,7 +117,7 @@ def test_prepared_once_and_anew_when_the_task_changes(tmp_path, monkeypatch):
                     "    return _load(config, raw)\n")  # fmt: skip
     for _ in range(2):
         open_task(Part(name=str(path)))
-        open_task(Part(name=str(path), limit=3))
+        open_task(Part(name=str(path), max_rows=3))
     assert (tmp_path / "calls").read_text() == "x"
     open_task(Part(name=str(path), shift=1))
     path.write_text(path.read_text() + "# edited\n")
@@ -223,14 +225,16 @@ def test_manifest_is_json(tmp_path, monkeypatch):
     assert json.loads(manifest.read_text())["input"] == {"kind": "Tokens", "vocab": 17}
 
 
-@pytest.mark.parametrize("name", [name for name in TASKS if getattr(find("tasks", name).module, "ADDRESSED", False)])
+@pytest.mark.parametrize(
+    "name", [name for name in TASKS if getattr(find_plugin("tasks", name).module, "INDEXABLE", False)]
+)
 def test_rows_that_are_made_do_not_depend_on_how_many_or_by_whom(name, tmp_path, monkeypatch):
     """A shorter split is the beginning of a longer one, whatever the number of workers."""
-    component = find("tasks", name)
+    component = find_plugin("tasks", name)
 
-    def made(limit, workers):
+    def made(max_rows, workers):
         monkeypatch.setenv("SPT_WORKERS", str(workers))
-        return component.module.load(component.module.Config(limit=limit), tmp_path)
+        return component.module.load(component.module.Config(max_rows=max_rows), tmp_path)
 
     few, more = made(3, 1), made(7, 2)
     for split, longer in zip(few.splits.values(), more.splits.values(), strict=True):

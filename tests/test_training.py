@@ -18,15 +18,15 @@ import yaml
 from accelerate import Accelerator
 from tiny import TASK, environment, loaded, own_task, recipe_file, run, spt_job, weights
 
-import spt.runtime
-from spt import stages
+import spt.runtime.distributed
+from spt.config.job import Job
 from spt.errors import CheckpointError, DataError, DivergedError, Interrupted, OutputError, Stopped
-from spt.evaluate import better
 from spt.models.base import Context
-from spt.network import pool
-from spt.plan import Job
-from spt.run import Run
-from spt.stages import bind
+from spt.runs.folder import RunFolder
+from spt.training import stage
+from spt.training.build import build_stage
+from spt.training.evaluate import is_better
+from spt.training.network import pool
 
 SCORES = ("val", "test", "best_step", "stop", "parameters", "data", "settings", "metric")
 
@@ -55,7 +55,7 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     assert {path.name for path in finetune.iterdir()} == expected | {"predictions.parquet"}
     assert [p.name for p in (finetune / "checkpoints").iterdir()] == ["best"]
     assert json.loads((finetune / "status.json").read_text())["state"] == "done"
-    kinds = [(row["kind"], row["step"]) for row in Run(tmp_path / "runs", finetune.name).metrics()]
+    kinds = [(row["kind"], row["step"]) for row in RunFolder(tmp_path / "runs", finetune.name).metrics()]
     assert kinds == [("train", 3), ("val", 3), ("train", 6), ("val", 6)]
     assert result.total.steps == 12 and result.own.steps == 6
     assert result.own.examples == 48 and result.own.positions == 48 * 64
@@ -70,7 +70,7 @@ def test_a_run_leaves_what_it_promises(tmp_path):
 def test_finished_runs_are_reused(tmp_path, monkeypatch):
     one = loaded(tmp_path)
     first = run(spt_job(one), tmp_path / "runs")
-    monkeypatch.setattr("spt.stages.fit", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr("spt.training.stage.fit", lambda *_: pytest.fail("trained again"))
     assert run(spt_job(one), tmp_path / "runs") == first
 
 
@@ -89,7 +89,7 @@ def test_interrupted_equals_uninterrupted(tmp_path, stop_at):
     whole = run(job, tmp_path / "whole")
     with stopping_after(stop_at), pytest.raises(Stopped, match=f"after step {stop_at}"):
         run(job, tmp_path / "parts")
-    status = Run(tmp_path / "parts", job.name).status()
+    status = RunFolder(tmp_path / "parts", job.name).status()
     assert (status["state"], status["exit_code"]) == ("stopped", 75)
     resumed = run(job, tmp_path / "parts")
     same_result(whole, resumed)
@@ -105,7 +105,7 @@ class stopping_after:
         self.step, self.number = step, number
 
     def __enter__(self):
-        self.real = spt.runtime.Runtime.autocast
+        self.real = spt.runtime.distributed.Runtime.autocast
         count = 0
 
         def autocast(runtime, precision):
@@ -116,10 +116,10 @@ class stopping_after:
                     os.kill(os.getpid(), self.number)
             return self.real(runtime, precision)
 
-        spt.runtime.Runtime.autocast = autocast
+        spt.runtime.distributed.Runtime.autocast = autocast
 
     def __exit__(self, *_):
-        spt.runtime.Runtime.autocast = self.real
+        spt.runtime.distributed.Runtime.autocast = self.real
 
 
 def test_ctrl_c_saves_and_says_130(tmp_path):
@@ -127,7 +127,7 @@ def test_ctrl_c_saves_and_says_130(tmp_path):
     with stopping_after(2, signal.SIGINT), pytest.raises(Interrupted) as caught:
         run(job, tmp_path / "runs")
     assert caught.value.exit_code == 130
-    assert Run(tmp_path / "runs", job.name).status()["exit_code"] == 130
+    assert RunFolder(tmp_path / "runs", job.name).status()["exit_code"] == 130
 
 
 def test_resume_modes(tmp_path):
@@ -171,14 +171,14 @@ def test_micro_batches_change_nothing(tmp_path, micro):
 def test_a_batch_is_weighed_as_a_whole(tmp_path):
     """One step against plain torch: the loss is the mean over all masked positions, not a mean of means."""
     job = Job(own_task(tmp_path, pretrain__train__batch_size=11), "pretrain", 0)
-    from spt.batch import collate, training_rows
-    from spt.losses import per_answer
-    from spt.seeding import Draw
+    from spt.data.batching import collate, training_rows
+    from spt.rng import Draw
+    from spt.training.losses import per_answer
 
-    bound = bind(job)
+    bound = build_stage(job)
     _, rows = next(training_rows(len(bound.data.train), 11, 0, 0))
     batch = collate(bound.data.train, rows, bound.data.input, bound.data.target)
-    inputs, targets = bound.objective.pose(batch, Draw(0, "corruption", 0))
+    inputs, targets = bound.objective.make_inputs(batch, Draw(0, "corruption", 0))
     losses = per_answer(bound.output, bound.model(inputs), targets.values)
     expected = losses[inputs.hidden].mean().item()
     root = tmp_path / "runs"
@@ -187,19 +187,23 @@ def test_a_batch_is_weighed_as_a_whole(tmp_path):
     )
     job = Job(shorter, "pretrain", 0)
     run(job, root, micro_batch_size=2)
-    logged = Run(root, job.name).metrics()[0]["loss"]
+    logged = RunFolder(root, job.name).metrics()[0]["loss"]
     assert logged == pytest.approx(expected, rel=1e-5)
 
 
 def test_arms_are_paired(tmp_path):
     """Same head at the start, same encoder and backbone as pretraining had, same batches in the same order."""
     one = loaded(tmp_path, scratch={"train": {"steps": 9, "batch_size": 8, "learning_rate": 0.01}})
-    spt, scratch, pretrain = bind(spt_job(one)), bind(Job(one, "finetune", 0)), bind(Job(one, "pretrain", 0))
+    spt, scratch, pretrain = (
+        build_stage(spt_job(one)),
+        build_stage(Job(one, "finetune", 0)),
+        build_stage(Job(one, "pretrain", 0)),
+    )
     for name, tensor in scratch.model.state_dict().items():
         assert torch.equal(tensor, spt.model.state_dict()[name])
         if not name.startswith("head."):
             assert torch.equal(tensor, pretrain.model.state_dict()[name])
-    other = bind(Job(one, "finetune", 1))
+    other = build_stage(Job(one, "finetune", 1))
     assert not torch.equal(other.model.head.out.weight, scratch.model.head.out.weight)
     assert Job(one, "finetune", 0).train.steps == 9 and spt_job(one).train.steps == 6
     # the order of batches: seeding.order(n, seed, epoch) alone decides; see test_objectives
@@ -208,14 +212,14 @@ def test_arms_are_paired(tmp_path):
 def test_pretraining_never_sees_a_label(tmp_path):
     """Structurally: there are none in its data. And in effect: other labels give the same weights, bit for bit."""
     job = Job(own_task(tmp_path), "pretrain", 0)
-    assert all(split.targets is None for split in bind(job).data.splits.values())
+    assert all(split.targets is None for split in build_stage(job).data.splits.values())
     run(job, tmp_path / "a")
     lying = TASK.replace("[row.sum() > 4.5 * len(row) for row in rows]", "[i % 2 for i in range(n)]")
     assert lying != TASK
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "toy.py").write_text(lying)
     recipe_file(tmp_path / "b", task={"name": "./toy.py"})
-    from spt.recipe import load
+    from tiny import load
 
     other = Job(load(str(tmp_path / "b" / "tiny.yaml")), "pretrain", 0)
     run(other, tmp_path / "c")
@@ -232,7 +236,7 @@ def test_pretraining_trains_on_the_training_split_alone(tmp_path):
             "    inputs = {", f"    train, val, test = split(40), split(17), split(19)\n    {edit}\n    inputs = {{"
         )
         (folder / "toy.py").write_text(text)
-        from spt.recipe import load
+        from tiny import load
 
         # One evaluation, at the end: selection, which may look at validation inputs, has nothing to choose.
         path = recipe_file(folder, task={"name": "./toy.py"}, pretrain__train__evaluate_every=6)
@@ -253,7 +257,7 @@ def test_divergence_stops_and_keeps_the_last_good_weights(tmp_path):
     job = Job(loaded(tmp_path, **options), "pretrain", 0)
     with pytest.raises(DivergedError, match="not finite at step"):
         run(job, tmp_path / "runs")
-    status = Run(tmp_path / "runs", job.name).status()
+    status = RunFolder(tmp_path / "runs", job.name).status()
     assert (status["state"], status["exit_code"]) == ("diverged", 5)
     with pytest.raises(DivergedError, match="diverged before"):  # no time is spent on it twice
         run(job, tmp_path / "runs")
@@ -274,7 +278,7 @@ def test_the_best_checkpoint_is_selected_on_validation(tmp_path):
     }
     job = Job(own_task(tmp_path, **options), "finetune", 0)
     result = run(job, tmp_path / "runs")
-    rows = [row for row in Run(tmp_path / "runs", job.name).metrics() if row["kind"] == "val"]
+    rows = [row for row in RunFolder(tmp_path / "runs", job.name).metrics() if row["kind"] == "val"]
     ranked = sorted(rows, key=lambda row: (-row["accuracy"], row["loss"], row["step"]))
     assert result.best_step == ranked[0]["step"]
     assert result.val["accuracy"] == ranked[0]["accuracy"] and result.val["loss"] == ranked[0]["loss"]
@@ -291,7 +295,7 @@ def test_the_best_checkpoint_is_selected_on_validation(tmp_path):
     ],
 )
 def test_better(found, best, metric, verdict):
-    assert better(found, best, metric) is verdict
+    assert is_better(found, best, metric) is verdict
 
 
 @pytest.mark.parametrize("how", ["mean", "max", "last"])
@@ -331,7 +335,7 @@ def test_bfloat16_runs(tmp_path):
 
 def test_two_processes_never_share_a_run(tmp_path):
     job = Job(loaded(tmp_path), "pretrain", 0)
-    with Run(tmp_path / "runs", job.name).locked(), pytest.raises(OutputError, match="another process"):
+    with RunFolder(tmp_path / "runs", job.name).locked(), pytest.raises(OutputError, match="another process"):
         run(job, tmp_path / "runs")
 
 
@@ -367,7 +371,9 @@ def test_a_killed_process_resumes_exactly(tmp_path):
     same_weights(tmp_path / whole["run"] / "checkpoints/best", tmp_path / parts["run"] / "checkpoints/best")
 
 
-@pytest.mark.parametrize("at", ["spt.stages.publish", "spt.run.Run.finish", "spt.stages.clean"])
+@pytest.mark.parametrize(
+    "at", ["spt.training.stage.publish", "spt.runs.folder.RunFolder.finish", "spt.training.stage.clean"]
+)
 def test_dying_at_the_very_end_loses_nothing(tmp_path, monkeypatch, at):
     """Around the moment the result is written: the next start gives the same result and a usable checkpoint."""
     job = Job(loaded(tmp_path), "finetune", 0)
@@ -387,10 +393,11 @@ def test_dying_at_the_very_end_loses_nothing(tmp_path, monkeypatch, at):
 def test_a_gpu_computes_what_the_cpu_does(tmp_path):
     one = loaded(tmp_path)
     job = Job(one, "pretrain", 0)
-    from spt.runtime import Runtime, Settings
-    from spt.stages import ensure
+    from spt.runtime.distributed import Runtime
+    from spt.runtime.settings import Settings
+    from spt.training.stage import run_stage
 
-    on_gpu = ensure(job, tmp_path / "gpu", Runtime(Settings(quiet=True)))
+    on_gpu = run_stage(job, tmp_path / "gpu", Runtime(Settings(quiet=True)))
     assert on_gpu.environment["devices"] > 0
     assert on_gpu.val["loss"] == pytest.approx(run(job, tmp_path / "cpu").val["loss"], rel=1e-2)
 
@@ -405,12 +412,13 @@ def test_test_is_scored_with_the_selected_weights(tmp_path):
     job = Job(own_task(tmp_path, **options), "finetune", 0)
     result = run(job, tmp_path / "runs")
     assert result.best_step < 12
-    from spt.checkpoint import load_weights
-    from spt.evaluate import evaluate
-    from spt.runtime import Runtime, Settings
-    from spt.seeding import Draw
+    from spt.rng import Draw
+    from spt.runtime.distributed import Runtime
+    from spt.runtime.settings import Settings
+    from spt.training.checkpoint import load_weights
+    from spt.training.evaluate import evaluate
 
-    bound = bind(job)
+    bound = build_stage(job)
     load_weights(tmp_path / "runs" / job.name / "checkpoints/best", bound.model)
     runtime = Runtime(Settings(cpu=True))
     arguments = (bound.model, bound.objective, bound.output)
@@ -436,10 +444,10 @@ def test_the_loop_is_plain_adamw(tmp_path, monkeypatch):
              "weight_decay": 0.2, "betas": [0.8, 0.9], "max_grad_norm": 0.3, "evaluate_every": 5}  # fmt: skip
     job = Job(own_task(tmp_path, pretrain__train=train), "pretrain", 3)
     run(job, tmp_path / "runs", micro_batch_size=4)
-    from spt.batch import collate, training_rows
-    from spt.seeding import Draw
+    from spt.data.batching import collate, training_rows
+    from spt.rng import Draw
 
-    bound = bind(job)
+    bound = build_stage(job)
     matrices = [p for n, p in bound.model.named_parameters() if p.ndim >= 2 and "encoder" not in n]
     others = [p for n, p in bound.model.named_parameters() if p.ndim < 2 or "encoder" in n]
     groups = [{"params": matrices, "weight_decay": 0.2}, {"params": others, "weight_decay": 0.0}]
@@ -448,7 +456,7 @@ def test_the_loop_is_plain_adamw(tmp_path, monkeypatch):
     for rate, (epoch, rows) in zip(rates, training_rows(40, 9, 3, 0), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = 0.03 * rate
-        inputs, _ = bound.objective.pose(
+        inputs, _ = bound.objective.make_inputs(
             collate(bound.data.train, rows, bound.data.input, bound.data.target), Draw(3, "corruption", epoch)
         )
         tokens = collate(bound.data.train, rows, bound.data.input, bound.data.target).x
@@ -465,18 +473,18 @@ def test_the_loop_is_plain_adamw(tmp_path, monkeypatch):
 
 
 def test_masks_are_drawn_anew_each_epoch_and_fixed_in_validation(tmp_path, monkeypatch):
-    from spt.objectives import Masked
+    from spt.training.objectives import Masked
 
     seen = []
-    real = Masked.pose
+    real = Masked.make_inputs
 
-    def pose(self, batch, draw):
+    def make_inputs(self, batch, draw):
         inputs, targets = real(self, batch, draw)
         order = np.argsort(batch.rows.numpy())
         seen.append((draw.use, draw.epoch, inputs.hidden.numpy()[order]))
         return inputs, targets
 
-    monkeypatch.setattr(Masked, "pose", pose)
+    monkeypatch.setattr(Masked, "make_inputs", make_inputs)
     run(Job(loaded(tmp_path, pretrain__train__batch_size=24), "pretrain", 0), tmp_path / "runs")
     training = [hidden for use, _, hidden in seen if use == "corruption"]
     assert [epoch for use, epoch, _ in seen if use == "corruption"] == list(range(6))
@@ -522,14 +530,14 @@ def test_launchers_settings_do_not_change_the_training(tmp_path, monkeypatch):
 
 def test_a_gradient_that_is_not_finite_stops_without_clipping(tmp_path, monkeypatch):
     """The loss is fine, the gradient is not: no update is made with it, and no checkpoint holds it."""
-    import spt.train
+    import spt.training.step
 
-    real = spt.train.weighted_sum
+    real = spt.training.step.weighted_sum
 
     def poisoned(output, logits, targets):
         return real(output, logits, targets) + (logits.sum() * 0.0).abs().sqrt()  # d sqrt(0) = inf, times 0 = nan
 
-    monkeypatch.setattr("spt.train.weighted_sum", poisoned)
+    monkeypatch.setattr("spt.training.step.weighted_sum", poisoned)
     job = Job(loaded(tmp_path, pretrain__train__max_grad_norm=None), "pretrain", 0)
     with pytest.raises(DivergedError, match="not finite at step 1"):
         run(job, tmp_path / "runs", save_every=0.0)
@@ -564,17 +572,17 @@ def test_chance_is_that_of_the_commonest_training_class(tmp_path):
     one = own_task(tmp_path)
     text = TASK.replace("row.sum() > 4.5 * len(row)", "(i % 4 == 0) == (n != 40)")
     (tmp_path / "toy.py").write_text(text.replace("for row in rows], np.int64", "for i in range(n)], np.int64"))
-    from spt.recipe import load
+    from tiny import load
 
     one = load(str(tmp_path / "tiny.yaml"))
-    data = bind(Job(one, "finetune", 0)).data
+    data = build_stage(Job(one, "finetune", 0)).data
     assert data.train.targets.mean() > 0.5 > data.test.targets.mean() > 0
     result = run(Job(one, "finetune", 0), tmp_path / "runs")
     assert result.chance == pytest.approx(data.test.targets.mean())
 
 
 def test_what_is_logged_beyond_the_resumed_step_is_forgotten(tmp_path):
-    run_ = Run(tmp_path, "pretrain-x")
+    run_ = RunFolder(tmp_path, "pretrain-x")
     run_.path.mkdir()
     for step in range(1, 6):
         run_.log("val", step, loss=1.0)
@@ -586,19 +594,21 @@ def test_what_is_logged_beyond_the_resumed_step_is_forgotten(tmp_path):
 
 def test_encoder_and_head_are_what_the_recipe_says(tmp_path):
     options = {"encoder": {"std": 0.01}, "finetune__head": {"mlp": True}, "model__d_model": 64}
-    model = bind(Job(loaded(tmp_path, **options), "finetune", 0)).model
+    model = build_stage(Job(loaded(tmp_path, **options), "finetune", 0)).model
     assert model.encoder.map.weight.std().item() == pytest.approx(0.01, rel=0.1)
     assert model.encoder.hidden.std().item() == pytest.approx(0.01, rel=0.4)
     assert [layer.out_features for layer in (model.head.inner, model.head.out)] == [64, 10]
-    assert bind(Job(loaded(tmp_path), "finetune", 0)).model.head.inner is None
+    assert build_stage(Job(loaded(tmp_path), "finetune", 0)).model.head.inner is None
 
 
 def test_a_fraction_keeps_the_network(tmp_path):
     """The longest row may lie outside the subset: lengths, shapes and first weights stay those of the whole task."""
     whole, part = (
-        bind(
+        build_stage(
             Job(
-                own_task(tmp_path, task__fraction=f, model__positions=["learned"], pretrain__train__batch_size=2),
+                own_task(
+                    tmp_path, task__subset_fraction=f, model__positions=["learned"], pretrain__train__batch_size=2
+                ),
                 "pretrain",
                 0,
             )
@@ -621,7 +631,7 @@ def test_other_data_are_another_run(tmp_path, monkeypatch):
         "    return TaskData(Tokens(9), Classes(2), part(0, 20), part(20, 30), part(30, 40))\n"
     )
     path, keys = recipe_file(tmp_path, task={"name": "./reader.py"}), []
-    from spt.recipe import load
+    from tiny import load
 
     for folder, seed in (("a", 0), ("b", 1), ("a", 2), ("a", 0)):
         (tmp_path / folder).mkdir(exist_ok=True)
@@ -639,8 +649,8 @@ def test_a_run_is_done_only_once_it_is_tidied(again, tmp_path, monkeypatch):
     if again:
         run(job, tmp_path / "runs")
         (folder / "status.json").unlink()
-    status = Run(tmp_path / "runs", job.name).status
-    monkeypatch.setattr(stages, "clean", lambda one: states.append((status() or {}).get("state")))
+    status = RunFolder(tmp_path / "runs", job.name).status
+    monkeypatch.setattr(stage, "clean", lambda one: states.append((status() or {}).get("state")))
     run(job, tmp_path / "runs")
     assert len(states) == 1 and states[0] != "done" and status()["state"] == "done"
     assert (folder / "result.json").exists()
@@ -649,11 +659,11 @@ def test_a_run_is_done_only_once_it_is_tidied(again, tmp_path, monkeypatch):
 def test_a_finished_run_whose_status_was_lost_is_put_right(tmp_path, monkeypatch):
     job = Job(loaded(tmp_path), "finetune", 0)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("spt.stages.clean", lambda run: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("spt.training.stage.clean", lambda run: (_ for _ in ()).throw(KeyboardInterrupt))
         run(job, tmp_path / "runs")
-    assert Run(tmp_path / "runs", job.name).status()["state"] == "stopped"
+    assert RunFolder(tmp_path / "runs", job.name).status()["state"] == "stopped"
     run(job, tmp_path / "runs")
-    assert Run(tmp_path / "runs", job.name).status()["state"] == "done"
+    assert RunFolder(tmp_path / "runs", job.name).status()["state"] == "done"
     assert [path.name for path in (tmp_path / "runs" / job.name / "checkpoints").iterdir()] == ["best"]
 
 
@@ -668,7 +678,7 @@ def test_only_needed_checkpoints_are_kept(tmp_path):
 
 
 def test_signals_are_noted_and_a_second_ctrl_c_acts_at_once():
-    from spt.runtime import StopSignals, stopped
+    from spt.runtime.signals import StopSignals, stopped
 
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -685,7 +695,7 @@ def test_signals_are_noted_and_a_second_ctrl_c_acts_at_once():
 
 
 def test_a_validation_loss_that_is_not_finite_is_divergence(tmp_path, monkeypatch):
-    monkeypatch.setattr("spt.train.evaluate", lambda *_, **__: ({"loss": float("nan"), "accuracy": 0.0}, None))
+    monkeypatch.setattr("spt.training.loop.evaluate", lambda *_, **__: ({"loss": float("nan"), "accuracy": 0.0}, None))
     with pytest.raises(DivergedError, match="the validation loss is not finite at step 3"):
         run(Job(loaded(tmp_path), "pretrain", 0), tmp_path / "runs")
 
@@ -695,7 +705,7 @@ def test_dropout_follows_from_seed_step_and_process(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "manual_seed", lambda seed: asked.append(seed))
     job = Job(loaded(tmp_path, pretrain__train__steps=3), "pretrain", 0)
     run(job, tmp_path / "runs")
-    from spt.seeding import stream
+    from spt.rng import stream
 
     steps = [stream(0, "dropout", step, 0) & (2**63 - 1) for step in range(3)]
     assert [seed for seed in asked if seed in steps] == steps
@@ -736,7 +746,7 @@ def test_a_validation_split_that_nothing_is_scored_on_is_refused_at_once(tmp_pat
     text = TASK.replace(lengths, f"{lengths} if n == 40 else np.ones(n, int)")
     own_task(tmp_path, pretrain__objective={"name": "next"}, model__causal=True)
     (tmp_path / "toy.py").write_text(text)
-    from spt.recipe import load
+    from tiny import load
 
     with pytest.raises(DataError, match="no step of the validation split is scored"):
-        bind(Job(load(str(tmp_path / "tiny.yaml")), "pretrain", 0))
+        build_stage(Job(load(str(tmp_path / "tiny.yaml")), "pretrain", 0))

@@ -6,14 +6,15 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from tiny import TASK, loaded, model_file, own_task, recipe_file, run, spt, spt_job, weights
+from tiny import TASK, load, loaded, model_file, own_task, recipe_file, run, spt, spt_job, weights
 
-from spt.checkpoint import transplant
+from spt.config.job import Job
+from spt.data.dataset import open_task
+from spt.data.fingerprints import overlap, split_record
 from spt.errors import CheckpointError, UsageError
-from spt.plan import Job
-from spt.recipe import load
-from spt.stages import bind, open_weights
-from spt.store import open_task, overlap, record
+from spt.training.build import build_stage
+from spt.training.checkpoint import load_pretrained
+from spt.training.stage import open_weights
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +28,9 @@ def pretrained(tmp_path_factory):
 
 def test_every_tensor_of_encoder_and_backbone_is_copied(pretrained):
     one, folder = pretrained
-    bound = bind(spt_job(one))
+    bound = build_stage(spt_job(one))
     before = {name: tensor.clone() for name, tensor in bound.model.state_dict().items()}
-    matches = transplant(
+    matches = load_pretrained(
         folder / "checkpoints/best", bound.model, one.recipe.model.model_dump(mode="json"), bound.data.input
     )
     saved = weights(folder / "checkpoints/best")
@@ -124,7 +125,7 @@ def test_a_fraction_may_follow_the_whole(pretrained, tmp_path):
     whole = loaded(tmp_path, task={"name": "digits"})
     run(Job(whole, "pretrain", 0), tmp_path / "runs")
     parent = open_weights(tmp_path / "runs" / Job(whole, "pretrain", 0).name)
-    part = loaded(tmp_path, task={"name": "digits", "fraction": 0.05})
+    part = loaded(tmp_path, task={"name": "digits", "subset_fraction": 0.05})
     result = run(Job(part, "finetune", 0, parent), tmp_path / "runs")
     assert result.parent == parent.key and result.data["train"].rows == 50
 
@@ -150,7 +151,7 @@ def test_fingerprints_are_recorded(pretrained, tmp_path):
     about = json.loads((folder / "checkpoints/best/about.json").read_text())
     result = json.loads((folder / "result.json").read_text())
     data = open_task(one.recipe.task)
-    expected = {name: record(split.unlabelled()).model_dump() for name, split in data.splits.items()}
+    expected = {name: split_record(split.unlabelled()).model_dump() for name, split in data.splits.items()}
     assert about["data"] == result["data"] == expected
     assert expected["train"]["targets"] is None
     rows = np.load(folder / "checkpoints/best/rows.npy")

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,27 @@ import numpy as np
 import yaml
 from warm import Server
 
+from spt.config import load as recipes
+from spt.config.job import Job
+from spt.config.recipe import Loaded, Train
+from spt.data.dataset import identify_data
 from spt.models.base import Backbone
-from spt.optim import groups
-from spt.plan import Job
-from spt.recipe import Loaded, Train, load
-from spt.run import Result
-from spt.runtime import Runtime, Settings
-from spt.stages import ensure
+from spt.runs.result import Result
+from spt.runtime.distributed import Runtime
+from spt.runtime.settings import Settings
+from spt.training.optimizer import optimizer_groups
+from spt.training.stage import run_stage
+
+
+def load(source: str, overrides: Sequence[str] = (), *, smoke: bool = False) -> Loaded:
+    """A recipe with the identity of its data set, as jobs need it."""
+    return identify_data(recipes.load(source, overrides, smoke=smoke))
+
 
 ROOT = Path(__file__).resolve().parent.parent
 
 RECIPE: dict[str, Any] = {
-    "task": {"name": "digits", "limit": 24},
+    "task": {"name": "digits", "max_rows": 24},
     "model": {"name": "transformer", "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16},
     "pretrain": {
         "objective": {"name": "masked", "ratio": 0.5},
@@ -69,7 +79,7 @@ def load(config, raw):
 MODEL = """
 import torch
 from torch import nn
-from spt.models.base import Backbone, BackboneConfig, Mixer, Rate
+from spt.models.base import Backbone, BackboneConfig, Mixer, ParamGroup
 
 class Config(BackboneConfig):
     pass
@@ -127,7 +137,7 @@ def own_task(folder: Path, **changes: Any) -> Loaded:
 def held_to_table(backbone: Backbone, table: dict[str, tuple[float, float]]) -> None:
     """Rate and decay of every parameter, by patterns of names, at a recipe's 0.01 and 0.05; no pattern is idle."""
     train, seen = Train(steps=1, batch_size=1, learning_rate=0.01, weight_decay=0.05), set()
-    for group in groups(backbone, train):
+    for group in optimizer_groups(backbone, train):
         for parameter in group.names:
             own = re.sub(r"^mixers\.\d+\.", "", parameter)
             pattern = next(pattern for pattern in table if re.fullmatch(pattern, own))
@@ -143,7 +153,7 @@ def spt_job(one: Loaded, seed: int = 0) -> Job:
 
 def run(job: Job, root: Path, said: list[str] | None = None, **settings: Any) -> Result:
     say = (said if said is not None else []).append
-    return ensure(job, root, Runtime(Settings(quiet=True, cpu=True, **settings)), say)
+    return run_stage(job, root, Runtime(Settings(quiet=True, cpu=True, **settings)), say)
 
 
 def spt(

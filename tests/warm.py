@@ -81,10 +81,10 @@ def warm() -> None:
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
-    import spt.conduct
+    import spt.analysis.resolved
+    import spt.execution.run_study
     import spt.models.transformer
-    import spt.report_files
-    import spt.show
+    import spt.report.write
     import spt.tasks.digits  # noqa: F401
     import spt_cli  # noqa: F401
 

@@ -1,8 +1,9 @@
 """Softmax attention, full and local, and positions.
 
-Vaswani et al. 2017; rotary positions of Su et al. 2021; xPos of Sun et al. 2022. `backends` says which library computes
-it. Letters: B sequences, L queries, M keys, H heads, G heads of keys and values (G divides H; each serves H / G
-neighbouring heads of queries), E width of a head, P = E / 2 pairs in it, w length of a chunk, K of its neighbourhood.
+Vaswani et al. 2017; rotary positions of Su et al. 2021; xPos of Sun et al. 2022. `backends` chooses the library that
+computes it. Letters: B sequences, L queries, M keys, H heads of queries, G heads of keys and values (each shared by
+H / G neighbouring heads of queries), E width of a head, P = E / 2 pairs in it, w length of a chunk, K of its
+neighbourhood.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,8 +18,8 @@ from torch.nn.attention.bias import causal_lower_right
 from spt.models.ops import backends
 
 Pairs = Literal["interleaved", "half"]
-ROWS = 256  # queries at once where a causal mask has to be written down: few enough to waste little on hidden keys
-HALF = (torch.float16, torch.bfloat16)  # what flash-attn takes
+ROWS = 256  # queries at a time where a causal mask must be materialised: few, so that little work goes to masked keys
+HALF = (torch.float16, torch.bfloat16)  # types that flash-attn supports
 
 # ---------------------------------------------------------------------------------------------------------- positions
 
@@ -39,8 +40,8 @@ def rotary_table(
 
 
 def xpos_scale(length: int, width: int, base: float) -> Float[Tensor, "L P"]:
-    """z_i^((t - length // 2) / base), z_i = (2i/width + 0.4) / 1.4, in float64: queries are multiplied by it, keys
-    divided, so that a score shrinks with the steps between them (Sun et al. 2022, section 2.2)."""
+    """z_i^((t - length // 2) / base), z_i = (2i/width + 0.4) / 1.4, in float64: queries are multiplied by it and keys
+    divided, so that scores shrink with distance (Sun et al. 2022, section 2.2)."""
     z = (torch.arange(0, width, 2, dtype=torch.float64) / width + 0.4) / 1.4
     return z ** ((torch.arange(length, dtype=torch.float64) - length // 2) / base)[:, None]
 
@@ -50,26 +51,26 @@ def rotate(
 ) -> Float[Tensor, "*B L E"]:
     """Rotary embedding (Su et al. 2021, eq. 34): (x0, x1) -> (x0 cos - x1 sin, x0 sin + x1 cos), in float32 or better.
 
-    The pairs of a head are neighbours (2i, 2i + 1), for which it is a complex product, or one of each half (i, P + i).
+    Pairs of a head are neighbours (2i, 2i + 1), for which this is a complex product, or one of each half (i, P + i).
     """
-    given = x.to(torch.promote_types(x.dtype, table.dtype))
+    wide = x.to(torch.promote_types(x.dtype, table.dtype))
     if pairs == "interleaved":
-        turned = torch.view_as_complex(given.unflatten(-1, (-1, 2))) * torch.view_as_complex(table)
-        return torch.view_as_real(turned).flatten(-2).type_as(x)
-    x0, x1 = given.chunk(2, dim=-1)
+        rotated = torch.view_as_complex(wide.unflatten(-1, (-1, 2))) * torch.view_as_complex(table)
+        return torch.view_as_real(rotated).flatten(-2).type_as(x)
+    x0, x1 = wide.chunk(2, dim=-1)
     cos, sin = table.unbind(-1)
-    turned = torch.cat([torch.addcmul(x0 * cos, x1, sin, value=-1), torch.addcmul(x0 * sin, x1, cos)], dim=-1)
-    return turned.type_as(x)
+    rotated = torch.cat([torch.addcmul(x0 * cos, x1, sin, value=-1), torch.addcmul(x0 * sin, x1, cos)], dim=-1)
+    return rotated.type_as(x)
 
 
 class Rotary(nn.Module):
-    """Rotates queries and keys by their step, 0, 1, ...; scores then depend on the steps between two.
+    """Rotates queries and keys by their step, 0, 1, ..., so that scores depend on the distance.
 
-    `xpos`: the base of xPos, with which scores also shrink with the steps back.
+    `xpos`: the base of xPos, with which scores also shrink with the distance.
     """
 
-    queries: Tensor
-    keys: Tensor | None  # where they are not turned as the queries are
+    queries: Tensor  # table for queries, and for keys too unless these have one
+    keys: Tensor | None
 
     def __init__(
         self, length: int, width: int, base: float = 10000.0, pairs: Pairs = "interleaved", xpos: float | None = None
@@ -77,8 +78,8 @@ class Rotary(nn.Module):
         super().__init__()
         self.length, self.width, self.base, self.pairs, self.xpos = length, width, base, pairs, xpos
         queries, keys = self._tables(torch.float32)
-        # Buffers that are not saved: they follow from the length, and longer ones have the same beginning (with xPos,
-        # but for a factor that scores do not show).
+        # Not saved: the tables depend only on the length, and longer ones have the same beginning (with xPos, up to a
+        # factor that cancels in the scores).
         self.register_buffer("queries", queries, persistent=False)
         self.register_buffer("keys", keys, persistent=False)
 
@@ -90,14 +91,14 @@ class Rotary(nn.Module):
         return rotate(q, self.queries[:length], self.pairs), rotate(k, keys[:length], self.pairs)
 
     def _tables(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        turn = rotary_table(self.length, self.width, self.base, dtype=torch.float64)
+        table = rotary_table(self.length, self.width, self.base, dtype=torch.float64)
         if self.xpos is None:
-            return turn.to(dtype), None
+            return table.to(dtype), None
         scale = xpos_scale(self.length, self.width, self.xpos)[..., None]
-        return (turn * scale).to(dtype), (turn / scale).to(dtype)
+        return (table * scale).to(dtype), (table / scale).to(dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
-        """In a model that is made float64, the tables are as exact as that; in one of half precision they are not."""
+        """A model made float64 gets float64 tables, recomputed; one in half precision keeps float32 ones."""
         before = self.queries.dtype
         super()._apply(fn, recurse)
         if self.queries.dtype != before:
@@ -116,8 +117,8 @@ def _angles(length: int, width: int, base: float) -> Float[Tensor, "L P"]:
 # ---------------------------------------------------------------------------------------------------------- attention
 
 
-class _How(NamedTuple):
-    """What all pieces of one attention share."""
+class _Options(NamedTuple):
+    """Options of one attention call."""
 
     causal: bool
     scale: float | None
@@ -135,19 +136,19 @@ def attend(
     bias: Float[Tensor, "#H L M"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H L E"]:
-    """softmax(scale q k^T + bias) v; `scale` is E^(-1/2) unless it is given.
+    """softmax(scale q k^T + bias) v; `scale` is E^(-1/2) by default.
 
-    `valid` is False where a key is hidden; a bias of minus infinity hides one from one query. Causal: the last query
-    looks at all keys, the one before it at all but the last, and so on; there are no fewer keys than queries. A query
-    without any key gives zeros. What the query of a hidden step gives is finite, and depends on the backend.
+    `valid` is False where a key is masked; a bias of minus infinity masks a key for one query. Causal: the last query
+    sees all keys, the one before it all but the last, and so on, so there must be at least as many keys as queries. A
+    query that sees no key gives zeros. The output of a masked step is finite, and depends on the backend.
     """
     if causal and k.shape[2] < q.shape[2]:
-        raise ValueError(f"{k.shape[2]} keys for {q.shape[2]} queries: the first would look at nothing")
-    how, backend = _How(causal, scale, dropout), backends.current("attention")
+        raise ValueError(f"{k.shape[2]} keys for {q.shape[2]} queries: the first query would see no key")
+    options, backend = _Options(causal, scale, dropout), backends.current("attention")
     if backend == "flash" and bias is None and k.shape[2] == q.shape[2]:
-        return _without_padding(q, k, v, q.shape[2], 0, 0, valid, how)
-    q, k, v = _lowered(q), _lowered(k), _lowered(v)
-    return (_written_out if backend == "math" else _fused)(q, k, v, valid, bias, how)
+        return _flash(q, k, v, q.shape[2], 0, 0, valid, options)
+    q, k, v = _autocast(q), _autocast(k), _autocast(v)
+    return (_formula if backend == "math" else _sdpa)(q, k, v, valid, bias, options)
 
 
 def local_attend(
@@ -165,57 +166,56 @@ def local_attend(
     bias: Float[Tensor, "#H w K"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H L E"]:
-    """Attention among neighbouring chunks of w steps: those of chunk j look at chunks j - back to j + ahead.
+    """Attention among neighbouring chunks of w steps: queries of chunk j see the keys of chunks j - back to j + ahead.
 
-    The last chunk may be incomplete; nothing is padded, and one chunk is full attention. Causal (`ahead` is 0): at no
-    later step. `band`: besides, at most so many steps away (two numbers: backwards and forwards). `bias` is added to
-    the scores of each chunk: its rows are the steps of the chunk, its K = (back + 1 + ahead) w columns those from the
+    The last chunk may be incomplete; nothing is padded, and one chunk is full attention. Causal (with `ahead` = 0): no
+    later step either. `band`: the largest distance in steps (or two: backwards and forwards). `bias` is added to the
+    scores of each chunk: its rows are the steps of the chunk, its K = (back + 1 + ahead) w columns those from the
     beginning of chunk j - back on. All else is as in `attend`.
 
-    Chunks that have all their neighbours are computed at once, without a mask unless one is asked for; the others, at
-    both ends, one by one on what there is. Time and memory grow linearly with L.
+    Chunks with all their neighbours are computed together, without a mask unless one is needed; those at both ends are
+    computed one by one. Time and memory grow linearly with L.
     """
     B, L = q.shape[0], q.shape[2]
     if causal and ahead:
-        raise ValueError("causal attention looks at no chunk ahead")
+        raise ValueError("causal attention sees no chunk ahead")
     if backends.current("attention") == "flash" and band is None and bias is None:
-        return _without_padding(q, k, v, w, back, ahead, valid, _How(causal, scale, dropout))
+        return _flash(q, k, v, w, back, ahead, valid, _Options(causal, scale, dropout))
     if band is not None:
-        bias = _banded(bias, w, back, ahead, (band, band) if isinstance(band, int) else band, q)
+        bias = _add_band(bias, w, back, ahead, (band, band) if isinstance(band, int) else band, q)
 
     def piece(q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, bias: Tensor | None) -> Tensor:
         return attend(q, k, v, causal=causal, scale=scale, valid=valid, bias=bias, dropout=dropout)
 
     def at_an_end(j: int, q: Tensor) -> Tensor:
-        """Chunk j on the neighbours it has."""
+        """Chunk j, which lacks some neighbours."""
         near = slice(max(0, j - back) * w, min(L, (j + 1 + ahead) * w))
-        known = slice(near.start - (j - back) * w, near.stop - (j - back) * w)
-        hidden = None if valid is None else valid[:, near]
-        return piece(q, k[:, :, near], v[:, :, near], hidden, None if bias is None else bias[:, : q.shape[2], known])
+        columns = slice(near.start - (j - back) * w, near.stop - (j - back) * w)
+        mask = None if valid is None else valid[:, near]
+        return piece(q, k[:, :, near], v[:, :, near], mask, None if bias is None else bias[:, : q.shape[2], columns])
 
-    def within(q: Tensor) -> Tensor:
-        """All chunks from `first` to `last` - 1, as sequences of their own."""
+    def inner(q: Tensor) -> Tensor:
+        """Chunks `first` to `last` - 1, as separate sequences of one batch."""
         n = last - first
 
         def around(x: Tensor) -> Tensor:
             chunks = x[:, :, (first - back) * w : (last + ahead) * w].unflatten(2, (-1, w)).transpose(1, 2)
             return torch.cat([chunks[:, i : i + n] for i in range(back + 1 + ahead)], dim=3).flatten(0, 1)
 
-        hidden = None if valid is None else around(valid[:, None, :, None])[:, 0, :, 0]
-        y = piece(q.unflatten(2, (n, w)).transpose(1, 2).flatten(0, 1), around(k), around(v), hidden, bias)
+        mask = None if valid is None else around(valid[:, None, :, None])[:, 0, :, 0]
+        y = piece(q.unflatten(2, (n, w)).transpose(1, 2).flatten(0, 1), around(k), around(v), mask, bias)
         return y.unflatten(0, (B, n)).transpose(1, 2).flatten(2, 3)
 
     count = -(-L // w)
     first = min(back, count)
-    last = max(first, L // w - ahead)  # of the chunks with all their neighbours, the first and the one after the last
+    last = max(first, L // w - ahead)  # chunks first to last - 1 have all their neighbours
     sizes = [min(w, L - j * w) for j in range(count)]
-    before, own, behind = sizes[:first], sum(sizes[first:last]), sizes[last:]
-    queries = list(q.split([*before, own, *behind], dim=2))
-    pieces = [at_an_end(j, queries[j]) for j in range(first)]
+    queries = list(q.split([*sizes[:first], sum(sizes[first:last]), *sizes[last:]], dim=2))
+    outputs = [at_an_end(j, queries[j]) for j in range(first)]
     if last > first:
-        pieces.append(within(queries[first]))
-    pieces += [at_an_end(last + i, piece) for i, piece in enumerate(queries[first + 1 :])]
-    return _joined(pieces)
+        outputs.append(inner(queries[first]))
+    outputs += [at_an_end(last + i, chunk) for i, chunk in enumerate(queries[first + 1 :])]
+    return _concatenate(outputs)
 
 
 def weights(
@@ -229,12 +229,12 @@ def weights(
     band: int | tuple[int, int] | None = None,
     scale: float | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
-    itself: bool = True,
+    mask_self: bool = False,
     bias: Callable[[Int[Tensor, "R M"]], Float[Tensor, "H R M"]] | None = None,
 ) -> Iterator[tuple[int, int, Float[Tensor, "B H R M"], Bool[Tensor, "#B 1 R M"]]]:
-    """What `attend`, or with w `local_attend`, weighs values with: of some queries and the keys near them their first
-    ones, the weights, and who may look at whom. `bias` is told the steps from query to key; without `itself` no step
-    looks at itself unless it is all there is. Memory grows linearly with L."""
+    """The attention weights of `attend`, or with w of `local_attend`, in blocks of some queries and the keys near them:
+    first query, first key, weights, and which key is visible to which query. `bias` is a function of the distance from
+    query to key; with `mask_self` a step sees itself only if it sees nothing else. Memory grows linearly with L."""
     L, device = q.shape[2], q.device
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -244,54 +244,54 @@ def weights(
         stop = min(start + ROWS, L)
         first, last = max(0, start // w - back) * w, min(L, ((stop - 1) // w + ahead + 1) * w)
         query, key = torch.arange(start, stop, device=device)[:, None], torch.arange(first, last, device=device)
-        away = key - query
+        distance = key - query
         chunks = torch.div(key, w, rounding_mode="floor") - torch.div(query, w, rounding_mode="floor")
-        visible = (chunks >= -back) & (chunks <= ahead) & (away >= -limits[0]) & (away <= limits[1])
+        visible = (chunks >= -back) & (chunks <= ahead) & (distance >= -limits[0]) & (distance <= limits[1])
         if causal:
-            visible = visible & (away <= 0)
+            visible = visible & (distance <= 0)
         visible = visible[None, None]
         if valid is not None:
             visible = visible & valid[:, None, None, first:last]
-        if not itself:
-            others = visible & (away != 0)
+        if mask_self:
+            others = visible & (distance != 0)
             visible = torch.where(others.any(-1, keepdim=True), others, visible)
         scores = q[:, :, start:stop] @ k[:, :, first:last].mT * scale
         if bias is not None:
-            scores = scores + bias(away)
-        hidden = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-        yield start, first, hidden.softmax(dim=-1).masked_fill(~visible, 0.0), visible
+            scores = scores + bias(distance)
+        masked = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+        yield start, first, masked.softmax(dim=-1).masked_fill(~visible, 0.0), visible
 
 
-def not_itself(like: Tensor, w: int, back: int = 0, ahead: int = 0) -> Float[Tensor, "1 w K"]:
-    """A bias for `local_attend`, or with w = L for `attend`: no step looks at itself, unless it is all there is."""
+def self_mask(like: Tensor, w: int, back: int = 0, ahead: int = 0) -> Float[Tensor, "1 w K"]:
+    """A bias for `local_attend`, or with w = L for `attend`: a step sees itself only if it sees nothing else."""
     bias = torch.zeros(1, w, (back + 1 + ahead) * w, dtype=like.dtype, device=like.device)
-    bias.diagonal(back * w, 1, 2).fill_(-5e4)  # low enough to vanish beside any other score, in half precision too
+    bias.diagonal(back * w, 1, 2).fill_(-5e4)  # finite in half precision, and negligible beside any other score
     return bias
 
 
-def _joined(pieces: list[Tensor]) -> Tensor:
+def _concatenate(pieces: list[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
 
 
-def _banded(
+def _add_band(
     bias: Tensor | None, w: int, back: int, ahead: int, band: tuple[int, int], like: Tensor
 ) -> Float[Tensor, "#H w K"]:
-    """Minus infinity where a key is more than so many steps away."""
+    """The bias, with minus infinity for keys that are too far away."""
     own, near = torch.arange(w, device=like.device) + back * w, torch.arange((back + 1 + ahead) * w, device=like.device)
-    away = near - own[:, None]
+    distance = near - own[:, None]
     if bias is None:
-        bias = torch.zeros(1, *away.shape, dtype=like.dtype, device=like.device)
-    return bias.masked_fill((away < -band[0]) | (away > band[1]), -torch.inf)
+        bias = torch.zeros(1, *distance.shape, dtype=like.dtype, device=like.device)
+    return bias.masked_fill((distance < -band[0]) | (distance > band[1]), -torch.inf)
 
 
-def _lowered(x: Tensor) -> Tensor:
-    """As autocast would have it; what it does not know of (a causal bias) needs it done."""
+def _autocast(x: Tensor) -> Tensor:
+    """In autocast's type, which it does not apply by itself to every form of attention (a causal bias)."""
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 def _visible(L: int, M: int, device: torch.device, causal: bool, valid: Tensor | None) -> Tensor | None:
-    """Who may look at whom, (B, 1, L, M) or less where that broadcasts; the last query meets the last key."""
+    """Which key is visible to which query, broadcasting to (B, 1, L, M); the last query sees the last key."""
     keys = None if valid is None else valid[:, None, None]
     if not causal:
         return keys
@@ -299,99 +299,103 @@ def _visible(L: int, M: int, device: torch.device, causal: bool, valid: Tensor |
     return past if keys is None else past & keys
 
 
-def _written_out(
-    q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, bias: Tensor | None, how: _How
+def _formula(
+    q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, bias: Tensor | None, options: _Options
 ) -> Float[Tensor, "B H L E"]:
-    """The formula as it stands, which other ways are tested against."""
+    """The formula as written, against which the other implementations are tested."""
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if how.scale is None else how.scale)
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if options.scale is None else options.scale)
     if bias is not None:
         scores = scores + bias
-    visible, hidden = _visible(q.shape[2], k.shape[2], q.device, how.causal, valid), scores.isneginf()
+    visible, masked = _visible(q.shape[2], k.shape[2], q.device, options.causal, valid), scores.isneginf()
     if visible is not None:
-        hidden = hidden | ~visible
-    # Not minus infinity: in a row that has nothing else, the gradient would be no number.
-    weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(dim=-1).masked_fill(hidden, 0.0)
-    return F.dropout(weights, how.dropout).to(v.dtype) @ v
+        masked = masked | ~visible
+    # Not minus infinity: in a row with nothing else, the gradient would be NaN.
+    weights = scores.masked_fill(masked, torch.finfo(scores.dtype).min).softmax(dim=-1).masked_fill(masked, 0.0)
+    return F.dropout(weights, options.dropout).to(v.dtype) @ v
 
 
-def _fused(
-    q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, bias: Tensor | None, how: _How
+def _sdpa(
+    q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, bias: Tensor | None, options: _Options
 ) -> Float[Tensor, "B H L E"]:
-    """scaled_dot_product_attention. A mask, where one is needed, is written down for a few queries at a time."""
+    """scaled_dot_product_attention. A mask, if needed, is materialised for a few queries at a time."""
     L, M = q.shape[2], k.shape[2]
-    plain: dict[str, Any] = {"scale": how.scale, "dropout_p": how.dropout, "enable_gqa": k.shape[1] != q.shape[1]}
-    if how.causal and valid is None and bias is None and (L == M or q.is_cuda):
+    common: dict[str, Any] = {
+        "scale": options.scale,
+        "dropout_p": options.dropout,
+        "enable_gqa": k.shape[1] != q.shape[1],
+    }
+    if options.causal and valid is None and bias is None and (L == M or q.is_cuda):
         if L == M:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, **plain)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(L, M), **plain)
-    pieces, start = [], 0
-    for rows in q.split(ROWS, dim=2) if how.causal else (q,):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, **common)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(L, M), **common)
+    outputs, start = [], 0
+    for rows in q.split(ROWS, dim=2) if options.causal else (q,):
         stop = start + rows.shape[2]
-        seen = M - L + stop if how.causal else M
-        mask = _visible(stop - start, seen, q.device, how.causal, None if valid is None else valid[:, :seen])
+        keys = M - L + stop if options.causal else M
+        mask = _visible(stop - start, keys, q.device, options.causal, None if valid is None else valid[:, :keys])
         if bias is not None:
-            added = bias[None, :, start:stop, :seen].to(q.dtype)
-            mask = added if mask is None else added.masked_fill(~mask, -torch.inf)
-        pieces.append(F.scaled_dot_product_attention(rows, k[:, :, :seen], v[:, :, :seen], attn_mask=mask, **plain))
+            bias_block = bias[None, :, start:stop, :keys].to(q.dtype)
+            mask = bias_block if mask is None else bias_block.masked_fill(~mask, -torch.inf)
+        outputs.append(F.scaled_dot_product_attention(rows, k[:, :, :keys], v[:, :, :keys], attn_mask=mask, **common))
         start = stop
-    return _joined(pieces)
+    return _concatenate(outputs)
 
 
 # ------------------------------------------------------------------------------------------------------- flash-attn
 
 
 class Segments(NamedTuple):
-    """Where, among the steps of all sequences in a row, each piece of queries and its keys are found."""
+    """Queries and keys of each segment, as indices into the steps of all sequences, one sequence after the other."""
 
-    queries: Int[Tensor, " S"] | None  # the steps that ask; None: all, in their order
-    keys: Int[Tensor, " T"] | None  # the steps looked at, piece by piece
-    query_ends: Int[Tensor, " N"]  # from 0 on
+    queries: Int[Tensor, " S"] | None  # None: all steps, in their order
+    keys: Int[Tensor, " T"] | None
+    query_ends: Int[Tensor, " N"]  # cumulative lengths, starting with 0
     key_ends: Int[Tensor, " N"]
 
 
 def segments(
     B: int, L: int, w: int, back: int, ahead: int, valid: Bool[Tensor, "B L"] | None, device: torch.device
 ) -> Segments:
-    """A piece for every chunk of every sequence, without hidden steps; chunks of nothing else are left out."""
+    """One segment for every chunk of every sequence, without masked steps; chunks without any other are left out."""
     n = -(-L // w)
-    here = torch.ones(B, L, dtype=torch.bool, device=device) if valid is None else valid
-    counts = F.pad(here, (0, n * w - L)).view(B, n, w).sum(-1)
+    included = torch.ones(B, L, dtype=torch.bool, device=device) if valid is None else valid
+    counts = F.pad(included, (0, n * w - L)).view(B, n, w).sum(-1)
     ends = counts.flatten().cumsum(0).view(B, n)
     j = torch.arange(n, device=device)
     starts = (ends - counts)[:, (j - back).clamp(min=0)].flatten()
-    near = ends[:, (j + ahead).clamp(max=n - 1)].flatten() - starts
-    asking = counts.flatten()
+    n_keys = ends[:, (j + ahead).clamp(max=n - 1)].flatten() - starts
+    n_queries = counts.flatten()
     if valid is not None:
-        some = asking > 0
-        starts, near, asking = starts[some], near[some], asking[some]
-    key_ends = F.pad(near.cumsum(0), (1, 0))
-    query_ends = F.pad(asking.cumsum(0), (1, 0))
+        nonempty = n_queries > 0
+        starts, n_keys, n_queries = starts[nonempty], n_keys[nonempty], n_queries[nonempty]
+    key_ends = F.pad(n_keys.cumsum(0), (1, 0))
+    query_ends = F.pad(n_queries.cumsum(0), (1, 0))
     queries = None if valid is None else valid.flatten().nonzero()[:, 0]
     keys = None
     if n > 1:  # neighbourhoods overlap
-        keys = torch.arange(int(key_ends[-1]), device=device) + (starts - key_ends[:-1]).repeat_interleave(near)
+        keys = torch.arange(int(key_ends[-1]), device=device) + (starts - key_ends[:-1]).repeat_interleave(n_keys)
     if queries is not None:
         keys = queries if keys is None else queries[keys]
     return Segments(queries, keys, query_ends.int(), key_ends.int())
 
 
-def _without_padding(
-    q: Tensor, k: Tensor, v: Tensor, w: int, back: int, ahead: int, valid: Tensor | None, how: _How
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, w: int, back: int, ahead: int, valid: Tensor | None, options: _Options
 ) -> Float[Tensor, "B H L E"]:
-    """One call of flash-attn for all pieces, each as long as it is. Its causal mask lets the last query of a piece
-    meet the piece's last key, which is the query's own step."""
+    """One call of flash-attn for all segments, without padding. Its causal mask lets the last query of a segment see
+    the last key, which is the query's own step."""
     B, H, L, E = q.shape
-    q, k, v = _lowered(q), _lowered(k), _lowered(v)
+    q, k, v = _autocast(q), _autocast(k), _autocast(v)
     if q.dtype not in HALF:
         raise backends.Unavailable(
-            f"the attention backend flash computes in half precision, and these are {str(q.dtype)[6:]} numbers; "
+            f"the attention backend flash computes in half precision, but its input is {str(q.dtype)[6:]}; "
             "use precision: bf16, or another backend"
         )
     where = segments(B, L, w, back, ahead, valid, q.device)
     rows, keys, values = (
-        tokens if chosen is None else tokens[chosen]
-        for tokens, chosen in zip(
+        steps if index is None else steps[index]
+        for steps, index in zip(
             (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)), (where.queries, where.keys, where.keys), strict=True
         )
     )
@@ -403,9 +407,9 @@ def _without_padding(
         where.key_ends,
         min(w, L),
         min((back + 1 + ahead) * w, L),
-        dropout_p=how.dropout,
-        softmax_scale=how.scale,
-        causal=how.causal,
+        dropout_p=options.dropout,
+        softmax_scale=options.scale,
+        causal=options.causal,
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     if where.queries is not None:

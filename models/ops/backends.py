@@ -1,15 +1,15 @@
-"""Which library computes what several can: the large sums of state-space kernels, and attention.
+"""The library that computes the large sums of state-space kernels, and the one that computes attention.
 
-Kernels: `torch` is always there, is the default and is what the tests trust: blocked products, a few tables of memory.
-`keops` (the extra `keops`) compiles a kernel that holds nothing but its answer; on a CPU it is far slower.
+Kernels: `torch` is always available, the default, and the reference of the tests: blocked products, a few tables of
+memory. `keops` (the extra `keops`) compiles a kernel that stores only its result; on a CPU it is far slower.
 
 Attention: `sdpa` is PyTorch's scaled_dot_product_attention, whose flash kernel runs on a GPU; `auto`, the default, is
-the same; `math` is the formula as it is written; `flash` is the package flash-attn (the extra `flash`): a GPU, half
-precision, and no work on padding.
+the same; `math` is the formula as written; `flash` is the package flash-attn (the extra `flash`), for a GPU and half
+precision, which skips padding.
 
 A backend counts as usable once something small has run on the device in question, forward and backward: KeOps can be
 imported and still fail there (state-spaces/s4 issue 17), and so can flash-attn, which is built for one torch and some
-GPUs. The choice is the process's: it says how a model runs, not what it computes.
+GPUs. The choice applies to the process: it changes how a model runs, not what it computes.
 """
 
 import functools
@@ -32,11 +32,11 @@ _chosen: dict[Choice, str] = {choice: names[0] for choice, names in NAMES.items(
 
 
 class Unavailable(RuntimeError):
-    """A backend that does not exist or does not run here; one sentence says which and why."""
+    """A backend that does not exist or does not run here; the message says which and why."""
 
 
 class Row(NamedTuple):
-    """A backend in a report."""
+    """One backend in the report of `spt doctor`."""
 
     choice: Choice
     name: str
@@ -50,9 +50,9 @@ def current(choice: Choice = "kernels") -> str:
 
 
 class use:
-    """Take a backend from now on; as a context manager, until its end.
+    """Use a backend from now on, or as a context manager until its end.
 
-    Raises `Unavailable` where it does not work (on this device; see `probe`), and leaves the choice as it was.
+    Raises `Unavailable` if it does not work (on this device; see `probe`), without changing the choice.
     """
 
     def __init__(self, name: str, choice: Choice = "kernels", device: str | None = None) -> None:
@@ -75,9 +75,9 @@ class use:
 
 
 def probe(name: str, device: str | None = None, choice: Choice = "kernels") -> str | None:
-    """Why a backend does not work on a device (by default the GPU, where there is one), or None where it does.
+    """Why a backend does not work on a device (default: the GPU, if there is one), or None if it does.
 
-    The first probe of `keops` compiles, which takes up to a minute; later ones find the result.
+    The first probe of `keops` compiles, which takes up to a minute; later ones use the compiled code.
     """
     if name not in NAMES[choice]:
         return f"there is no such backend; choose among {', '.join(NAMES[choice])}"
@@ -95,9 +95,9 @@ def report(device: str | None = None) -> list[Row]:
 
 
 def keops() -> Any:
-    """The module `pykeops.torch`, without what it says on standard output.
+    """The module `pykeops.torch`, without its messages on standard output.
 
-    Raises `ImportError` where it is absent.
+    Raises `ImportError` if it is not installed.
     """
     for name in ("PYKEOPS_VERBOSE", "KEOPS_VERBOSE"):
         os.environ.setdefault(name, "0")
@@ -105,7 +105,7 @@ def keops() -> Any:
 
 
 def flash() -> Any:
-    """flash_attn_varlen_func of the package flash-attn. Raises `ImportError` where it is absent or built for another
+    """flash_attn_varlen_func of the package flash-attn. Raises `ImportError` if it is missing or built for another
     torch."""
     return importlib.import_module("flash_attn").flash_attn_varlen_func
 
@@ -115,17 +115,17 @@ def _probe_keops(device: str) -> str | None:
     try:
         module = keops()
     except Exception as error:
-        return f"pykeops cannot be imported ({_brief(error)}); pip install 'selfpretrain[keops]'"
+        return f"pykeops cannot be imported ({_one_line(error)}); pip install 'selfpretrain[keops]'"
     try:
         x, y = (torch.linspace(0, 1, n, device=device).requires_grad_() for n in (3, 4))
-        found = (module.LazyTensor(x[:, None, None]) * module.LazyTensor(y[None, :, None])).exp().sum(dim=1)
-        found.sum().backward()
-        wanted = torch.exp(x * y[:, None]).sum(0)
-        slope = (y[:, None] * torch.exp(x * y[:, None])).sum(0)
-        if not (torch.allclose(found[:, 0], wanted) and torch.allclose(x.grad, slope)):  # type: ignore[arg-type]
-            return f"its answer to a small sum on {device} is wrong"
-    except Exception as error:  # whatever a compiler or a driver may say
-        return f"a small sum on {device} failed ({_brief(error)}); KeOps needs a C++ compiler, and nvcc for a GPU"
+        sums = (module.LazyTensor(x[:, None, None]) * module.LazyTensor(y[None, :, None])).exp().sum(dim=1)
+        sums.sum().backward()
+        expected = torch.exp(x * y[:, None]).sum(0)
+        gradient = (y[:, None] * torch.exp(x * y[:, None])).sum(0)
+        if not (torch.allclose(sums[:, 0], expected) and torch.allclose(x.grad, gradient)):  # type: ignore[arg-type]
+            return f"a small sum on {device} gave a wrong result"
+    except Exception as error:  # compilers and drivers raise anything
+        return f"a small sum on {device} failed ({_one_line(error)}); KeOps needs a C++ compiler, and nvcc for a GPU"
     return None
 
 
@@ -135,33 +135,34 @@ def _probe_flash(device: str) -> str | None:
         return f"flash-attn needs a CUDA GPU, and computation here is on the {device}"
     try:
         attention = flash()
-    except Exception as error:  # an extension that was built for another torch fails in ways of its own
-        return f"flash-attn cannot be imported ({_brief(error)}); pip install 'selfpretrain[flash]'"
+    except Exception as error:  # an extension that was built for another torch raises anything
+        return f"flash-attn cannot be imported ({_one_line(error)}); pip install 'selfpretrain[flash]'"
     return _try_flash(attention, device)
 
 
 def _try_flash(attention: Any, device: str) -> str | None:
     """Two sequences, of 2 and 3 steps, causal, in bfloat16: values and gradients."""
     try:
-        given = torch.linspace(0, 30, 3 * 5 * 2 * 16, device=device).sin().view(3, 5, 2, 16).to(torch.bfloat16)
-        found, wanted = (list(given.clone().requires_grad_().unbind()) for _ in range(2))
+        qkv = torch.linspace(0, 30, 3 * 5 * 2 * 16, device=device).sin().view(3, 5, 2, 16).to(torch.bfloat16)
+        inputs, same = (list(qkv.clone().requires_grad_().unbind()) for _ in range(2))
         ends = torch.tensor([0, 2, 5], dtype=torch.int32, device=device)
-        ours = attention(*found, ends, ends, 3, 3, causal=True)
-        sequences = zip(*(x.transpose(0, 1).split([2, 3], dim=1) for x in wanted), strict=True)
-        plain = [F.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in sequences]
-        theirs = torch.cat(plain, dim=1).transpose(0, 1)
-        slopes = (torch.autograd.grad(y.float().square().sum(), x) for y, x in ((ours, found), (theirs, wanted)))
-        pairs = [(ours, theirs), *zip(*slopes, strict=True)]
-        if not all(torch.allclose(one.float(), other.float(), atol=0.1) for one, other in pairs):
-            return f"its answer to a small question on {device} is wrong"
-    except Exception as error:  # whatever a driver or a kernel may say
-        return f"a small attention on {device} failed ({_brief(error)})"
+        flash_output = attention(*inputs, ends, ends, 3, 3, causal=True)
+        sequences = zip(*(x.transpose(0, 1).split([2, 3], dim=1) for x in same), strict=True)
+        sdpa = [F.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in sequences]
+        expected = torch.cat(sdpa, dim=1).transpose(0, 1)
+        outputs = ((flash_output, inputs), (expected, same))
+        gradients = (torch.autograd.grad(y.float().square().sum(), x) for y, x in outputs)
+        pairs = [(flash_output, expected), *zip(*gradients, strict=True)]
+        if not all(torch.allclose(a.float(), b.float(), atol=0.1) for a, b in pairs):
+            return f"a small attention on {device} gave a wrong result"
+    except Exception as error:  # drivers and kernels raise anything
+        return f"a small attention on {device} failed ({_one_line(error)})"
     return None
 
 
 _PROBES: dict[str, Callable[[str], str | None]] = {"keops": _probe_keops, "flash": _probe_flash}
 
 
-def _brief(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     first = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

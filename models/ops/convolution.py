@@ -1,8 +1,8 @@
-"""Long convolutions by FFT: causal and two-sided kernels in one circular product, with a backward pass of its own.
+"""Long convolutions by FFT: causal and two-sided kernels as one circular product, with its own backward pass.
 
 Letters: B sequences, L steps, H features, K directions, M kernel length, n length of the transform, F = n // 2 + 1.
 A kernel with K = 2 holds k and r: y[t] = sum_j k[j] u[t-j] + sum_j r[j] u[t+1+j]. The reverse kernel begins at the
-next step; the present belongs to k alone (as in the S4 family's published code).
+next step; only k has a weight for the present (as in the published code of the S4 family).
 """
 
 from typing import Any
@@ -12,32 +12,32 @@ from jaxtyping import Complex, Float
 from scipy.fft import next_fast_len
 from torch import Tensor
 
-# On a CPU: bytes of one temporary, best measured at L = 1,024, and the fewest features, best at longer L (neighbours in
-# memory are read together).
-_CACHE, _LEAST = 1 << 21, 8
+# On a CPU: bytes of one temporary (fastest at L = 1,024), and fewest features at a time (fastest at longer L, because
+# neighbours in memory are read together).
+_CACHE, _MIN_FEATURES = 1 << 21, 8
 
 
 def transform_length(length: int, kernel_length: int, two_sided: bool) -> int:
-    """The smallest fast length (2^a 3^b 5^c) at which nothing wraps around onto a lag that is used."""
+    """The smallest fast length (2^a 3^b 5^c) at which nothing wraps around onto a step that is used."""
     return int(next_fast_len(max(1, length + kernel_length - (0 if two_sided else 1)), real=True))
 
 
 def spectrum(kernel: Float[Tensor, "K H M"], n: int) -> Complex[Tensor, "H F"]:
     """Transform of the circular kernel of length n: k at the front, r reversed at the end (r[j] at n - 1 - j).
 
-    Its gradient, which only `convolve` makes, is the spectrum of the kernel's gradient; torch's own convention would
+    Its gradient, which only `convolve` computes, is the spectrum of the kernel's gradient; torch's own convention would
     cost a full complex transform. Computed in the kernel's type, float32 or float64.
     """
-    found: Tensor = _Spectrum.apply(kernel, n)
-    return found
+    transform: Tensor = _Spectrum.apply(kernel, n)
+    return transform
 
 
 def convolve(
     u: Float[Tensor, "B L H"], spectrum: Complex[Tensor, "H F"], n: int, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "B L H"]:
-    """The circular convolution's first L steps, in the spectrum's precision, returned as `dtype` (default: u's).
+    """The first L steps of the circular convolution, computed in the spectrum's precision, as `dtype` (default: u's).
 
-    Only u is kept for the backward pass, which transforms it again.
+    Only u and the spectrum are kept for the backward pass, which transforms u again.
     """
     y: Tensor = _Convolve.apply(u, spectrum, n, dtype or u.dtype)
     return y
@@ -65,7 +65,7 @@ class _Spectrum(torch.autograd.Function):
 
 
 class _Convolve(torch.autograd.Function):
-    """Some features at a time, so that temporaries stay in a CPU's cache; (B, L, H) outside, (B, block, n) within."""
+    """Some features at a time, so that temporaries stay in a CPU's cache; (B, L, H) outside, (B, block, n) inside."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, spectrum: Tensor, n: int, dtype: torch.dtype) -> Tensor:
@@ -99,7 +99,7 @@ def _blocks(u: Tensor, n: int) -> list[slice]:
     features = u.shape[-1]
     if u.device.type != "cpu":
         return [slice(0, features)]
-    size = max(_LEAST, _CACHE // (4 * n * len(u)))
+    size = max(_MIN_FEATURES, _CACHE // (4 * n * len(u)))
     return [slice(first, min(first + size, features)) for first in range(0, features, size)]
 
 

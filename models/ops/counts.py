@@ -1,16 +1,16 @@
 """Operations of a forward and a backward pass, by kind, counted analytically.
 
-A multiply-add counts as two, a product of complex numbers as six, with a sum as eight, and a real transform of length n
-as 5/2 n log2 n. Counted are matrix products, transforms, scans, and element by element the products of complex numbers
-(and SGConv's interpolation, which is all its kernel is). Left out, for every model alike: what takes a few operations
-an element (norms, activations, gates, dropout, positions, sums), exponentials, and what depends on parameters alone and
-not on the length, such as a discretisation.
+A multiply-add counts as two, a product of complex numbers as six (eight with a sum), and a real transform of length n
+as 5/2 n log2 n. Counted are matrix products, transforms, scans, and elementwise products of complex numbers (and the
+interpolation of SGConv, whose kernel consists of nothing else). Left out, for every model alike: a few operations per
+element (norms, activations, gates, dropout, positions, sums), exponentials, and what depends only on parameters and not
+on the length, such as a discretisation.
 
-A backward pass counts what its formula asks for: of a linear map the two products for input and weight, of attention
-twice the forward pass. Convolutions and kernels count what our own backward passes compute, and these compute again
-what was not kept. Not counted is what depends on how a run is made: attention whose scores a backend computes again,
-gradient checkpointing, KeOps' sums, modes left out because they have vanished. Causal attention is counted in full, as
-it is in the field, and a scan as one multiply-add a state and step.
+A backward pass counts what its formula needs: for a linear map the two products for input and weight, for attention
+twice the forward pass. Convolutions and kernels count what our own backward passes compute, including recomputation.
+Not counted is what depends on how a run is executed: attention scores that a backend recomputes, gradient
+checkpointing, the sums of KeOps, modes skipped because they have decayed to nothing. Causal attention counts in full,
+as is usual, and a scan as one multiply-add per state and step.
 """
 
 import math
@@ -27,22 +27,22 @@ _NONE = (0.0,) * len(KINDS)
 
 @dataclass(frozen=True)
 class Counts:
-    """Operations in either pass, of every kind in the order of `KINDS`. A plain number added to it is as in
-    `as_counts`."""
+    """Operations of both passes, of every kind in the order of `KINDS`. A plain number that is added to it is converted
+    by `as_counts`."""
 
     forwards: tuple[float, ...] = _NONE
     backwards: tuple[float, ...] = _NONE
 
     @classmethod
     def of(cls, kind: str, forward: Number, backward: Number | None = None) -> "Counts":
-        """Of one kind; backward is twice forward unless it is given."""
+        """Of one kind; backward is twice forward by default."""
         return cls.from_kinds({kind: forward}, {kind: 2.0 * forward if backward is None else backward})
 
     @classmethod
     def from_kinds(cls, forward: Mapping[str, Number], backward: Mapping[str, Number]) -> "Counts":
         unknown = [kind for kind in (*forward, *backward) if kind not in KINDS]
         if unknown:
-            raise ValueError(f"operations are of kind {', '.join(KINDS)}, not {unknown[0]}")
+            raise ValueError(f"kinds of operations are {', '.join(KINDS)}, not {unknown[0]}")
         return cls(*(tuple(float(each.get(kind, 0.0)) for kind in KINDS) for each in (forward, backward)))
 
     @property
@@ -59,7 +59,7 @@ class Counts:
         return self.forward + self.backward
 
     def by_kind(self) -> dict[str, float]:
-        """Both passes together; kinds that occur."""
+        """Both passes together, for every kind that occurs."""
         return {kind: passes["forward"] + passes["backward"] for kind, passes in self.by_pass().items()}
 
     def by_pass(self) -> dict[str, dict[str, float]]:
@@ -88,7 +88,7 @@ class Counts:
         return Counts(tuple(n / divisor for n in self.forwards), tuple(n / divisor for n in self.backwards))
 
     def __float__(self) -> float:
-        """The forward pass, which a plain number stands for too."""
+        """The forward pass."""
         return self.forward
 
 
@@ -97,7 +97,7 @@ def _sums(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def as_counts(stated: Counts | Number, kind: str = "other") -> Counts:
-    """What a model states of itself: counts, or the forward pass alone as a number, whose backward is twice that."""
+    """From what a model states: counts, or the forward pass as a number, with backward twice that."""
     if isinstance(stated, Counts):
         return stated
     if isinstance(stated, str | bool) or not hasattr(stated, "__float__"):
@@ -106,14 +106,14 @@ def as_counts(stated: Counts | Number, kind: str = "other") -> Counts:
 
 
 def linear(steps: Number, n_in: int, n_out: int, *, data: bool = False) -> Counts:
-    """A linear map at so many steps; of `data`, to which no gradient goes, backward is the weight's product alone."""
+    """A linear map at `steps` steps; for `data`, which needs no gradient, backward is only the weight's product."""
     forward = 2.0 * steps * n_in * n_out
     return Counts.of("linear", forward, forward if data else None)
 
 
 def attention(pairs: Number, scored: int, summed: int) -> Counts:
-    """Scores of so many pairs of a query and a key, of width `scored`, and weighted sums of values of width `summed`,
-    all heads together; backward as the formula has it: products for both factors of both."""
+    """Scores of `pairs` pairs of a query and a key of width `scored`, and weighted sums of values of width `summed`,
+    all heads together; backward has the products for both factors of both."""
     return Counts.of("attention", 2.0 * pairs * (scored + summed))
 
 
@@ -123,8 +123,9 @@ def transform(n: int) -> float:
 
 
 def convolution(n: int, features: int) -> Counts:
-    """Of one sequence with known spectra, by transforms of length n. Forward: there and back. Backward: of the gradient
-    and, again, of the input; products for the spectrum's gradient, summed, and for the input's; and back."""
+    """One sequence with a given spectrum, by transforms of length n. Forward: a transform and its inverse. Backward:
+    transforms of the gradient and, again, of the input; products for the gradients of spectrum (summed) and input; and
+    an inverse transform."""
     bins = n // 2 + 1
     forward = 2 * transform(n) + COMPLEX_PRODUCT * bins
     backward = 3 * transform(n) + (COMPLEX_MULTIPLY_ADD + COMPLEX_PRODUCT) * bins
@@ -132,11 +133,11 @@ def convolution(n: int, features: int) -> Counts:
 
 
 def spectrum(n: int, features: int) -> Counts:
-    """Of kernels, one transform in either pass."""
+    """The spectrum of kernels: one transform in each pass."""
     return Counts.of("convolution", features * transform(n), features * transform(n))
 
 
 def scan(length: int, states: int) -> Counts:
-    """x_t = a x_{t-1} + b_t, complex. Backward: the same the other way round, and sum_t conj(x_{t-1}) g_t for a."""
+    """x_t = a x_{t-1} + b_t, complex. Backward: the same in reverse, and sum_t conj(x_{t-1}) g_t for a."""
     forward = COMPLEX_MULTIPLY_ADD * length * states
     return Counts.of("scan", forward, 2 * forward)

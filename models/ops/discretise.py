@@ -1,21 +1,27 @@
-"""From a diagonal system in continuous time, x' = A x + B u, to one in steps: the factors of S4D, DSS and their like.
+"""Discretisation of diagonal systems x' = A x + B u, as in S4D and DSS, and the parameters of positive numbers.
 
-All of it in complex128, on a few numbers per mode: what a kernel raises to the power l must be right to the last digit.
-Letters: A a mode, dt a step, z = dt A, L the length a softmax is taken over, s a kernel's scale per mode.
+Modes are complex128: what a kernel raises to the power l must be right to the last digit. Letters: A a mode, dt a step,
+z = dt A, L the length of a softmax.
 """
 
+import math
 from typing import Literal
 
 import torch
-from jaxtyping import Complex128, Float
+from jaxtyping import Complex128, Float, Float64
 from torch import Tensor
 
 Transform = Literal["exp", "relu", "none", "softplus", "sigmoid"]
-_FLOOR = 1e-4  # of a positive number that a parameter stands for, at the start; and what relu adds
+_FLOOR = 1e-4  # smallest initial value of a positive number; and what relu adds
+
+
+def log_uniform(low: float, high: float, *shape: int) -> Float64[Tensor, "..."]:
+    """Random numbers from low to high whose logarithms are uniform."""
+    return torch.empty(*shape, dtype=torch.float64).uniform_(math.log(low), math.log(high)).exp_()
 
 
 def positive(parameter: Float[Tensor, "*shape"], transform: Transform) -> Float[Tensor, "*shape"]:
-    """The number that a parameter stands for (S4D, section 3.4)."""
+    """The positive number that a parameter encodes (S4D, section 3.4)."""
     if transform == "exp":
         return parameter.exp()
     if transform == "relu":
@@ -26,7 +32,7 @@ def positive(parameter: Float[Tensor, "*shape"], transform: Transform) -> Float[
 
 
 def parameter_for(value: Float[Tensor, "*shape"], transform: Transform) -> Float[Tensor, "*shape"]:
-    """The parameter that stands for a positive number, at least 1e-4 (and, for sigmoid, under 1)."""
+    """The parameter that encodes a positive number, clipped to at least 1e-4 (and, for sigmoid, to less than 1)."""
     value = value.clamp_min(_FLOOR)
     if transform == "exp":
         return value.log()
@@ -42,7 +48,7 @@ def as_complex(pair: Float[Tensor, "*shape 2"]) -> Complex128[Tensor, "*shape"]:
 
 
 def expm1(z: Complex128[Tensor, "*shape"]) -> Complex128[Tensor, "*shape"]:
-    """e^z - 1, also where z is small: expm1(x) cos y - 2 sin²(y/2), e^x sin y."""
+    """e^z - 1, accurate for small z too: expm1(x) cos y - 2 sin²(y/2), e^x sin y."""
     x, y = z.real, z.imag
     return torch.complex(torch.expm1(x) * torch.cos(y) - 2 * torch.sin(y / 2) ** 2, torch.exp(x) * torch.sin(y))
 

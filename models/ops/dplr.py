@@ -1,18 +1,20 @@
-"""Kernels of S4: state matrix diagonal plus low rank, discretised by the bilinear rule.
+"""Kernels of S4: the state matrix is diagonal plus low rank (DPLR), discretised by the bilinear rule.
 
 Gu et al. 2022 (S4, sections 3 and C.3). The state matrix is diag(A) - P P* over conjugate pairs of modes, of which one
 is stored; <a, b> = 2 Re sum_n a_n b_n. The discretised system is again diagonal plus rank one:
 
     x_t = F x_{t-1} - g <r, x_{t-1}> + B u_t,    y_t = <C, x_t>,    kernel[l] = <C, Abar^l B>
 
-Two algorithms give the kernel. `krylov` works in the time domain and needs C itself, not the published code's C~, so
-that it has a length only where it is asked for one. `cauchy` is the published one (S4, algorithm 1): sums at the roots
-of unity and an inverse transform; a check of the other, and what KeOps computes.
+Two algorithms give the kernel. `krylov` works in the time domain and uses C itself instead of the published code's C~,
+which depends on a length. `cauchy` is the published one (S4, algorithm 1): sums at the roots of unity and an inverse
+transform; it checks the other, and is what KeOps computes.
 
-Letters: H features, N state size, M = N / 2 stored modes, K directions, L kernel length.
+Letters: H features, N state size, M = N / 2 stored modes, K directions, L kernel length, S copies of (A, P, B) that the
+features take in turn (feature h the copy h mod S).
 """
 
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -24,11 +26,32 @@ from torch.utils.checkpoint import checkpoint
 
 from spt.models.ops import backends
 from spt.models.ops.counts import Counts
+from spt.models.ops.discretise import Transform, as_complex, positive
 
 Algorithm = Literal["krylov", "cauchy"]
 
-_SMALL = 32  # steps whose powers are written out; measured best for N = 64 at L = 1024 to 65536
-_CACHE = 1 << 21  # numbers in one feature block's tables on a CPU; measured
+_SMALL = 32  # steps with a table of powers; fastest for N = 64 at L = 1024 to 65536
+_CACHE = 1 << 21  # numbers in the tables of one block of features on a CPU; the fastest
+
+
+class StateSpace(NamedTuple):
+    """In continuous time, in double precision: x' = (A - P P*) x + B u, y = <C, x>, and the step dt of each feature."""
+
+    dt: Float64[Tensor, " H"]
+    A: Complex128[Tensor, "H M"]
+    P: Complex128[Tensor, "H M"]
+    B: Complex128[Tensor, "H M"]
+    C: Complex128[Tensor, "K H M"]
+
+
+def state_space(parameters: Mapping[str, Tensor], transform: Transform, rate: float = 1.0) -> StateSpace:
+    """From parameters as in the S4 repository, with steps `rate` times as large: inv_dt (H, 1); A_real, A_imag (S, M);
+    P, B (S, M, 2); C (K, H, M, 2). A = -exp(A_real) - i A_imag."""
+    dt = rate * positive(parameters["inv_dt"][:, 0].double(), transform)
+    A = torch.complex(-parameters["A_real"].double().exp(), -parameters["A_imag"].double())
+    shared = (A, as_complex(parameters["P"]), as_complex(parameters["B"]))
+    A, P, B = (x.repeat(len(dt) // len(x), 1) for x in shared)
+    return StateSpace(dt, A, P, B, as_complex(parameters["C"]))
 
 
 class System(NamedTuple):
@@ -41,17 +64,12 @@ class System(NamedTuple):
     C: Complex[Tensor, "K H M"]
 
 
-def discretise(
-    dt: Float64[Tensor, " H"],
-    A: Complex128[Tensor, "H M"],
-    P: Complex128[Tensor, "H M"],
-    B: Complex128[Tensor, "H M"],
-    C: Complex128[Tensor, "K H M"],
-) -> System:
-    """Bilinear rule with step dt; the inverse of a matrix that is diagonal plus rank one is written out.
+def discretise(continuous: StateSpace) -> System:
+    """Bilinear rule with step dt; the inverse of a diagonal plus rank-one matrix is written out (Woodbury).
 
     With d = 1 / (1 - dt/2 A): Abar = 2 (1 - dt/2 (A - P P*))^-1 - 1 and Bbar = dt (1 - dt/2 (A - P P*))^-1 B.
     """
+    dt, A, P, B, C = continuous
     step = dt[:, None]
     d = 1 / (1 - step / 2 * A)
     g, r = d * P, d * P.conj()
@@ -62,7 +80,7 @@ def discretise(
 def dplr_step(
     system: System, state: Complex[Tensor, "B H M"], u: Float[Tensor, "B H"]
 ) -> tuple[Float[Tensor, "B H"], Complex[Tensor, "B H M"]]:
-    """One step of a causal system in O(N) per feature: y and the state after it."""
+    """One step of a causal system in O(N) per feature: y and the next state."""
     low_rank = 2 * (system.r * state).real.sum(-1, keepdim=True)
     state = system.F * state - system.g * low_rank + system.B * u[..., None]
     return 2 * (system.C[0] * state).real.sum(-1), state
@@ -75,7 +93,7 @@ def truncated(system: System, length: int) -> Complex128[Tensor, "K H M"]:
 
 
 def untruncated(system: System, length: int) -> Complex128[Tensor, "K H M"]:
-    """C from the C~ that stands in the system: C~ (1 - Abar^length)^-1."""
+    """C, where the system holds C~ instead: C~ (1 - Abar^length)^-1."""
     rows, matrix = _complement(system, length)
     return _from_rows(torch.linalg.solve(matrix, rows, left=False))
 
@@ -87,8 +105,8 @@ def _complement(system: System, length: int) -> tuple[Float64[Tensor, "H K N"], 
     matrix = torch.cat([torch.cat([real, -imag], -1), torch.cat([imag, real], -1)], -2)
     matrix = matrix - torch.cat([g.real, g.imag], -1)[..., :, None] * torch.cat([r.real, -r.imag], -1)[..., None, :]
     rows = torch.cat([system.C.real, -system.C.imag], -1).transpose(0, 1)
-    one = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    return rows, one - torch.linalg.matrix_power(matrix, length)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return rows, identity - torch.linalg.matrix_power(matrix, length)
 
 
 def _from_rows(rows: Float64[Tensor, "H K N"]) -> Complex128[Tensor, "K H M"]:
@@ -97,30 +115,23 @@ def _from_rows(rows: Float64[Tensor, "H K N"]) -> Complex128[Tensor, "K H M"]:
 
 
 def dplr_kernel(
-    dt: Float64[Tensor, " H"],
-    A: Complex128[Tensor, "H M"],
-    P: Complex128[Tensor, "H M"],
-    B: Complex128[Tensor, "H M"],
-    C: Complex128[Tensor, "K H M"],
-    length: int,
-    dtype: torch.dtype,
-    algorithm: Algorithm | None = None,
+    continuous: StateSpace, length: int, dtype: torch.dtype, algorithm: Algorithm | None = None
 ) -> Float[Tensor, "K H L"]:
-    """kernel[l] = <C, Abar^l Bbar>. What goes with modes and lengths is float32 or float64, as `dtype` says; what goes
-    with modes alone is float64. By default `krylov`, or `cauchy` where KeOps is the backend."""
+    """kernel[l] = <C, Abar^l Bbar>. Tables over modes and lengths have the type `dtype`, float32 or float64; what
+    depends on modes alone is float64. Default: `krylov`, or `cauchy` with the KeOps backend."""
     algorithm = algorithm or ("cauchy" if backends.current() == "keops" else "krylov")
-    with torch.autocast(dt.device.type, enabled=False):
-        system = discretise(dt, A, P, B, C)
+    with torch.autocast(continuous.dt.device.type, enabled=False):
+        system = discretise(continuous)
         if algorithm == "cauchy":
-            return _frequencies(dt, A, P, B, truncated(system, length), length, dtype)
+            return _frequencies(continuous._replace(C=truncated(system, length)), length, dtype)
         kernel: Tensor = _Krylov.apply(*system, length, dtype)
         return kernel[..., :length]
 
 
 def dplr_flops(K: int, H: int, M: int, length: int) -> Counts:
-    """By `krylov`: matrix products, triangular solutions, and products of complex numbers by mode and step.
+    """Of `krylov`: matrix products, triangular solves, and products of complex numbers by mode and step.
 
-    Backward computes rows and columns again, and then two products for every one, of the kernel and of its tables.
+    Backward recomputes rows and columns, and then takes two products for every one, of the kernel and of its tables.
     """
     plan, N = _Plan.of(length), 2 * M
     T, blocks, rows = plan.small, plan.blocks, K + 1
@@ -151,10 +162,10 @@ def dplr_flops(K: int, H: int, M: int, length: int) -> Counts:
 #
 # Columns. In the same way Abar^T = F^T - sum_{j<T} F^(T-1-j) g s_j with the rows s_j = r Abar^j, whose scalars are the
 # series q = 1 / (1 + z k_r): s_j = sum_m q_(j-m) r F^m. One product makes Abar^T. No matrix of N x N is squared until L
-# is so large that T has to grow; then doubling takes over: [Y, Y E] and E^2.
+# is so large that T has to grow; from then on both are doubled: [Y, Y E] and E^2.
 #
-# Powers of F come from complex128, so that Abar^T is off by no more than its type's rounding; a chain of squarings that
-# begins with a rounded Abar is 10 to 30 times further off in float32.
+# Powers of F come from complex128, so that the error of Abar^T is one rounding to its type; repeated squaring of a
+# rounded Abar has 10 to 30 times that error in float32.
 #
 # Complex numbers are planar: columns hold (Re, Im) of conj(x), rows (2 Re, 2 Im), so that a real product is <., .>.
 
@@ -172,14 +183,14 @@ class _Plan(NamedTuple):
 
     @staticmethod
     def of(length: int) -> "_Plan":
-        """A block of about sqrt(length) steps, as the work outside the last product is that of rows and columns."""
+        """A block of about sqrt(length) steps, which balances the work on rows and on columns."""
         small = 1 << (min(length, _SMALL) - 1).bit_length()
         doublings = max(0, (length.bit_length() - 1) // 2 - (small.bit_length() - 1))
         return _Plan(small, doublings, -(-length // (small << doublings)))
 
 
 class _Krylov(torch.autograd.Function):
-    """A block of features at a time. Only the system is kept for the backward pass, which computes the rest again."""
+    """One block of features at a time. Only the system is kept for the backward pass, which recomputes the rest."""
 
     @staticmethod
     def forward(
@@ -190,8 +201,8 @@ class _Krylov(torch.autograd.Function):
         ctx.plan, ctx.dtype = plan, dtype
         K, H, _ = C.shape
         kernel = torch.empty(K, H, plan.blocks, plan.block, dtype=dtype, device=F.device)
-        for part in _parts(C, plan):
-            tables = _Tables(F[part], g[part], r[part], B[part], C[:, part], plan, dtype)
+        for part, system in _feature_blocks(System(F, g, r, B, C), plan):
+            tables = _Tables(system, plan, dtype)
             columns = tables.columns.transpose(0, 1)
             for k in range(K):
                 torch.bmm(columns, tables.rows[-1][:, :, k], out=kernel[k, part])
@@ -200,30 +211,32 @@ class _Krylov(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        F, g, r, B, C = ctx.saved_tensors
-        plan: _Plan = ctx.plan
+        whole, plan = System(*ctx.saved_tensors), ctx.plan
         grad = grad.unflatten(-1, (plan.blocks, plan.block))
-        grads = [torch.empty_like(x) for x in (F, g, r, B, C)]
-        for part in _parts(C, plan):
-            tables = _Tables(F[part], g[part], r[part], B[part], C[:, part], plan, ctx.dtype)
-            for whole, found in zip(grads, tables.backward(grad[:, part]), strict=True):
-                whole[..., part, :] = found
+        grads = [torch.empty_like(x) for x in whole]
+        for part, system in _feature_blocks(whole, plan):
+            tables = _Tables(system, plan, ctx.dtype)
+            for total, block in zip(grads, tables.backward(grad[:, part]), strict=True):
+                total[..., part, :] = block
         return *grads, None, None
 
 
-def _parts(C: Tensor, plan: _Plan) -> list[slice]:
-    """Slices of features, so that a block's tables stay in a CPU's cache."""
-    K, H, M = C.shape
+def _feature_blocks(system: System, plan: _Plan) -> Iterator[tuple[slice, System]]:
+    """The system of some features at a time, so that their tables stay in a CPU's cache."""
+    K, H, M = system.C.shape
     size = H
-    if C.device.type == "cpu":
+    if system.C.device.type == "cpu":
         size = max(1, min(H, _CACHE // (4 * M * (M + (K + 1) * plan.block))))
-    return [slice(first, min(first + size, H)) for first in range(0, H, size)]
+    for first in range(0, H, size):
+        part = slice(first, min(first + size, H))
+        yield part, System(*(x[..., part, :] for x in system))
 
 
 class _Tables:
-    """Rows, columns and all that leads to them, for some features: g, r, B (H, M), C (K, H, M)."""
+    """Rows and columns of some features, and the intermediate results that the backward pass needs."""
 
-    def __init__(self, F: Tensor, g: Tensor, r: Tensor, B: Tensor, C: Tensor, plan: _Plan, dtype: torch.dtype) -> None:
+    def __init__(self, system: System, plan: _Plan, dtype: torch.dtype) -> None:
+        F, g, r, B, C = system
         self.F, self.g, self.r, self.C = F, g, r, C.transpose(0, 1)  # C (H, K, M)
         self.plan, self.dtype = plan, dtype
         H, K, M = self.C.shape
@@ -274,7 +287,7 @@ class _Tables:
         return step
 
     def backward(self, grad: Float[Tensor, "K H a T"]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """From the kernel's gradient to those of F, g, r, B and C: the lines of __init__ in reverse."""
+        """Gradients of F, g, r, B and C from the gradient of the kernel: the lines of __init__ in reverse."""
         plan, (H, K, M), T = self.plan, self.C.shape, self.plan.small
         rows = self.rows[-1]
         dcolumns = torch.bmm(grad[0], rows[:, :, 0].mT)
@@ -380,7 +393,7 @@ def _hankel(series: Float[Tensor, "*batch T"]) -> Float[Tensor, "*batch T T"]:
 
 
 def _hankel_adjoint(matrix: Float[Tensor, "*batch T T"]) -> Float[Tensor, "*batch T"]:
-    """Sums along the antidiagonals m + i = T - 1 and after; rows are skewed by padding and cutting them anew."""
+    """Sums along the antidiagonals from m + i = T - 1 on; padding and reshaping skews the rows."""
     T = matrix.shape[-1]
     skewed = pad(matrix, (0, T)).flatten(-2)[..., : T * (2 * T - 1)].unflatten(-1, (T, 2 * T - 1))
     return skewed.sum(-2)[..., T - 1 :]
@@ -389,30 +402,23 @@ def _hankel_adjoint(matrix: Float[Tensor, "*batch T T"]) -> Float[Tensor, "*batc
 # -- in the frequency domain -------------------------------------------------------------------------------------------
 
 
-def _frequencies(
-    dt: Float64[Tensor, " H"],
-    A: Complex128[Tensor, "H M"],
-    P: Complex128[Tensor, "H M"],
-    B: Complex128[Tensor, "H M"],
-    C: Complex128[Tensor, "K H M"],
-    length: int,
-    dtype: torch.dtype,
-) -> Float[Tensor, "K H L"]:
-    """S4, algorithm 1, from C~. At node k, z = 2 i tan(pi k / L) and k_XY = dt sum X Y / (z - dt A) with
+def _frequencies(continuous: StateSpace, length: int, dtype: torch.dtype) -> Float[Tensor, "K H L"]:
+    """S4, algorithm 1, with C~ in place of C. At node k, z = 2 i tan(pi k / L) and k_XY = dt sum X Y / (z - dt A) with
     conjugates; the kernel's transform is (1 + z/2) (k_CB - k_CP k_QB / (1 + k_QP)) with Q = conj(P).
 
     At the last node of an even length z is infinite; the limit is dt Re sum_n B_n C~_n.
     """
+    dt, A, P, B, C = continuous
     K, step = len(C), dt[:, None]
     k = torch.arange((length - 1) // 2 + 1, dtype=torch.float64, device=dt.device)
     y = 2 * torch.tan(math.pi * k / length)
     numerators = step * torch.cat([C * B, C * P, (P.conj() * B)[None], (P.conj() * P)[None]])
     sums = _cauchy(numerators, step * A, y, dtype)
     cb, cp, qb, qp = sums[:K], sums[K : 2 * K], sums[2 * K], sums[2 * K + 1]
-    found = (1 + 0.5j * y) * (cb - cp * (qb / (1 + qp)))
+    transform = (1 + 0.5j * y) * (cb - cp * (qb / (1 + qp)))
     if length % 2 == 0:
-        found = torch.cat([found, (step * B * C).real.sum(-1, keepdim=True)], -1)
-    return torch.fft.irfft(found, n=length).to(dtype)
+        transform = torch.cat([transform, (step * B * C).real.sum(-1, keepdim=True)], -1)
+    return torch.fft.irfft(transform, n=length).to(dtype)
 
 
 def _cauchy(
@@ -426,11 +432,11 @@ def _cauchy(
     if backends.current() == "keops":
         real, imag = _cauchy_keops(rows, w, y)
     else:
-        found = []
+        blocks = []
         for part in torch.arange(w.shape[0]).split(max(1, _CACHE // (w.shape[1] * len(y)))):
             inputs = rows[:, part].transpose(0, 1), w[part], y
-            found.append(checkpoint(_cauchy_torch, *inputs, use_reentrant=False))
-        real, imag = torch.cat(found).permute(2, 1, 0, 3)
+            blocks.append(checkpoint(_cauchy_torch, *inputs, use_reentrant=False))
+        real, imag = torch.cat(blocks).permute(2, 1, 0, 3)
     real, imag = real.double(), imag.double()
     a, b = torch.complex(real, imag).chunk(2)
     return 2 * (1j * y * a - b)

@@ -1,4 +1,4 @@
-"""Dropout that remembers one byte a number, or, tied over time, next to nothing. B sequences, L steps, H features."""
+"""Dropout that stores one byte per number, or next to nothing if tied over time. B sequences, L steps, H features."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def keep_mask(x: Float[Tensor, "B *L H"], p: float, tied: bool) -> Bool[Tensor, "B *M H"]:
-    """What survives, each number with probability 1 - p; `tied`: one draw for all steps of a sequence."""
+    """True for numbers that are kept, with probability 1 - p; `tied`: one draw for all steps of a sequence."""
     shape = (x.shape[0], *(1 for _ in x.shape[1:-1]), x.shape[-1]) if tied else x.shape
     return torch.empty(shape, dtype=torch.bool, device=x.device).bernoulli_(1.0 - p)
 
@@ -31,7 +31,7 @@ class Dropout(nn.Module):
 
 
 class _Masked(torch.autograd.Function):
-    """x times mask times scale. Torch's own dropout keeps the scaled mask in x's type: four times the memory."""
+    """x times mask times scale. Torch's own dropout stores the scaled mask in x's type: four times the memory."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:

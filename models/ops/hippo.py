@@ -1,10 +1,10 @@
-"""HiPPO-LegS and the initial states of the models that start from it.
+"""HiPPO-LegS and the initial state matrices derived from it.
 
 Gu et al. 2020 (HiPPO), Gu et al. 2022 (S4, appendix C.1; S4D, section 4), Gupta et al. 2022 (DSS), Smith et al. 2023
-(S5, section 4.3). Everything is computed in float64 on the CPU, once, when a model is built.
+(S5, section 4.3). Everything is computed once, in float64 on the CPU, when a model is built.
 
 Letters: N state size, A (N, N) state matrix, B (N,) input vector, P (N,) its rank-1 correction, w eigenvalues, V
-eigenvectors, n a mode. Models with conjugate pairs keep the N/2 modes of negative imaginary part.
+eigenvectors, n a mode. Models with conjugate pairs store the N/2 modes of negative imaginary part.
 """
 
 import math
@@ -41,8 +41,8 @@ def legs_rank_correction(N: int) -> Float64[Tensor, " N"]:
 def normal_part(N: int) -> tuple[Complex128[Tensor, " N"], Complex128[Tensor, "N N"]]:
     """Eigenvalues w, ascending in imaginary part, and orthonormal eigenvectors V (columns) of A + P P^T.
 
-    The real parts are exactly -1/2; the imaginary parts come from `eigh` of the skew part, which is stable where a
-    general eigensolver is not. An eigenvector is defined up to its phase: here its first entry is real and positive.
+    The real parts are exactly -1/2; the imaginary parts come from `eigh` of the skew part, which is stable, unlike a
+    general eigensolver. An eigenvector is defined up to its phase: here its first entry is real and positive.
     """
     A, _ = legs(N)
     P = legs_rank_correction(N)
@@ -56,8 +56,8 @@ def normal_part(N: int) -> tuple[Complex128[Tensor, " N"], Complex128[Tensor, "N
 def nplr(N: int, clip: float | None = 2.0) -> NPLR:
     """One mode of each conjugate pair; N even. `clip` bounds the imaginary part of B, as in the published S4.
 
-    The bound makes the size of B depend on the phase of the eigenvectors. Ours is the phase that LAPACK gives up to a
-    sign, and a sign turns B, P and the states together, so the start is the published one.
+    With the bound, the size of B depends on the phases of the eigenvectors. Ours are those of LAPACK up to a sign,
+    which flips B, P and the states together, so this equals the published initialisation.
     """
     B, P = legs(N)[1], legs_rank_correction(N)
     w, V = normal_part(N)

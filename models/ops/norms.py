@@ -1,37 +1,18 @@
 """Normalisation of the residual stream. Letters: B sequences, L steps, D width."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-NormKind = Literal["layer", "rms", "batch", "scalar", "scale", "none"]
-
-
-def make_norm(
-    kind: NormKind, width: int, eps: float | None = None, momentum: float = 0.1, unbiased: bool = True
-) -> nn.Module:
-    """A norm by its name; `eps` None is the kind's usual one. `momentum` and `unbiased` are for batch norm alone."""
-    if kind == "layer":
-        return nn.LayerNorm(width, eps=1e-5 if eps is None else eps)
-    if kind == "rms":
-        return nn.RMSNorm(width, eps=eps)
-    if kind == "batch":
-        return BatchNorm(width, 1e-5 if eps is None else eps, momentum, unbiased)
-    if kind == "scalar":
-        return ScalarNorm(0.0 if eps is None else eps)
-    if kind == "scale":
-        return ScaleNorm(1e-5 if eps is None else eps)
-    return nn.Identity()
-
 
 class ScalarNorm(nn.Module):
     """s (x - mean + m) / std over the features of a step, with two trained numbers instead of two per feature.
 
     The layer norm of the S4 repository in its transposed layout, hence of all published DLR and DSS runs: biased
-    standard deviation, and no epsilon (there, a step with D equal numbers is not a number; here it gives s m / tiny).
+    standard deviation, and no epsilon (a step with D equal numbers gives NaN there, and s m / tiny here).
     """
 
     def __init__(self, eps: float = 0.0) -> None:
@@ -61,11 +42,11 @@ class ScaleNorm(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Per feature over all valid steps of the batch (Ioffe and Szegedy 2015); padding and stand-in rows do not count.
+    """Per feature over all valid steps of the batch (Ioffe and Szegedy 2015), without padding and filler rows.
 
-    Several processes share their statistics, so that a batch is normalised alike however it is divided. Cut into
-    micro-batches it is not: each is normalised by itself, as everywhere. The running variance is divided by n - 1
-    (`unbiased`, torch) or n (flax); both are kept with `momentum` as the share of the new batch.
+    Processes share their statistics, so that the result does not depend on how a batch is divided among them.
+    Micro-batches, as everywhere, are normalised one by one. The running variance is divided by n - 1 (`unbiased`,
+    torch) or n (flax); `momentum` is the weight of the new batch in both running statistics.
     """
 
     running_mean: Tensor
@@ -79,40 +60,40 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(width))
 
     def forward(
-        self, x: Float[Tensor, "B *L D"], counts: Bool[Tensor, " B *L"] | None = None, keep: bool = True
+        self, x: Float[Tensor, "B *L D"], included: Bool[Tensor, " B *L"] | None = None, update_statistics: bool = True
     ) -> Float[Tensor, "B *L D"]:
-        """`counts`: the steps that count, None for all; `keep`: do running statistics follow?"""
+        """`included`: the steps that enter the statistics; None: all."""
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(self.weight.dtype)
             if not self.training:
                 scale = self.weight * torch.rsqrt(self.running_var + self.eps)
                 return x * scale + (self.bias - self.running_mean * scale)
             rows = x.flatten(0, -2)
-            alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-            if counts is None and alone and len(rows) > 1:
-                if keep:
+            single_process = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+            if included is None and single_process and len(rows) > 1:
+                if update_statistics:
                     variance, mean = torch.var_mean(rows.detach(), dim=0, correction=0)
-                    self._follow(mean, variance, rows.new_tensor(len(rows)))
+                    self._update_statistics(mean, variance, rows.new_tensor(len(rows)))
                 return F.batch_norm(rows, None, None, self.weight, self.bias, True, 0.0, self.eps).view_as(x)
-            share = torch.ones_like(rows[:, 0]) if counts is None else counts.flatten().to(x.dtype)
-            n = _summed(share.sum()).clamp_min(1.0)
-            mean = _summed((rows * share[:, None]).sum(0)) / n
+            weight = torch.ones_like(rows[:, 0]) if included is None else included.flatten().to(x.dtype)
+            n = _all_reduce(weight.sum()).clamp_min(1.0)
+            mean = _all_reduce((rows * weight[:, None]).sum(0)) / n
             centred = rows - mean
-            variance = _summed((centred.square() * share[:, None]).sum(0)) / n
-            if keep:
-                self._follow(mean.detach(), variance.detach(), n.detach())
+            variance = _all_reduce((centred.square() * weight[:, None]).sum(0)) / n
+            if update_statistics:
+                self._update_statistics(mean.detach(), variance.detach(), n.detach())
             return (centred * (self.weight * torch.rsqrt(variance + self.eps)) + self.bias).view_as(x)
 
     @torch.no_grad()
-    def _follow(self, mean: Tensor, variance: Tensor, n: Tensor) -> None:
+    def _update_statistics(self, mean: Tensor, variance: Tensor, n: Tensor) -> None:
         if self.unbiased:
             variance = variance * (n / (n - 1).clamp_min(1.0))
         self.running_mean.lerp_(mean, self.momentum)
         self.running_var.lerp_(variance, self.momentum)
 
 
-def _summed(x: Tensor) -> Tensor:
-    """Over all processes, with gradients."""
+def _all_reduce(x: Tensor) -> Tensor:
+    """The sum over all processes, with gradients."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         total: Tensor = _AllReduce.apply(x)
         return total

@@ -1,7 +1,7 @@
-"""From a layer's linear answer to its output: GELU, dropout, a linear map, a gate.
+"""What follows the linear part of a layer: GELU, dropout, a linear map, a gate.
 
-What is cheap to compute again is not kept for the backward pass: of y -> GLU(W drop(gelu(y)) + b) only y and the
-map's answer are, neither GELU nor dropout nor gate. Letters: B sequences, L steps, H features.
+What is cheap to recompute is not kept for the backward pass: of y -> GLU(W drop(gelu(y)) + b) only y and the output
+of the linear map are, neither GELU nor dropout nor gate. Letters: B sequences, L steps, H features.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ class Output(nn.Module):
         half_glu1  z * sigmoid(W z + b)
         half_glu2  y * sigmoid(W z + b)
 
-    `early`: dropout before the GELU as well, as the S4 repository has it. `tied`: one mask for all steps. There is
-    neither in `identity`, as in SPADE and in the DLR paper's language models.
+    `pre_activation_dropout`: dropout before the GELU as well, as in the S4 repository. `tied`: one mask for all steps.
+    `identity`, as in SPADE and in the DLR paper's language models, has no dropout.
     """
 
     def __init__(
@@ -41,26 +41,26 @@ class Output(nn.Module):
         gelu: Gelu = "exact",
         dropout: float = 0.0,
         tied: bool = False,
-        early: bool = False,
+        pre_activation_dropout: bool = False,
     ) -> None:
         super().__init__()
-        if kind == "identity" and early:
+        if kind == "identity" and pre_activation_dropout:
             raise ValueError(
-                "output: identity has no GELU before which early_dropout could stand; leave one of them out"
+                "output: identity has no GELU, so pre_activation_dropout has no effect; leave one of them out"
             )
-        self.kind, self.dropout, self.tied, self.early = kind, dropout, tied, early
+        self.kind, self.dropout, self.tied, self.pre_activation_dropout = kind, dropout, tied, pre_activation_dropout
         self.approximate = "none" if gelu == "exact" else "tanh"
-        mapless = kind in ("identity", "none")
-        self.linear = None if mapless else nn.Linear(width, 2 * width if kind == "glu" else width)
+        has_map = kind not in ("identity", "none")
+        self.linear = nn.Linear(width, 2 * width if kind == "glu" else width) if has_map else None
 
     def forward(self, y: Float[Tensor, "B *L H"]) -> Float[Tensor, "B *L H"]:
         if self.kind == "identity":
             return y
         scale = 1.0 / (1.0 - self.dropout)
         drops = self.training and self.dropout > 0.0
-        early = keep_mask(y, self.dropout, self.tied) if drops and self.early else None
-        late = keep_mask(y, self.dropout, self.tied) if drops else None
-        activation = (early, late, scale, self.approximate)
+        before = keep_mask(y, self.dropout, self.tied) if drops and self.pre_activation_dropout else None
+        after = keep_mask(y, self.dropout, self.tied) if drops else None
+        activation = (before, after, scale, self.approximate)
         if self.linear is None:
             z: Tensor = _Activated.apply(y, *activation)
             return z
@@ -72,7 +72,7 @@ class Output(nn.Module):
         if self.kind == "half_glu1":
             gated: Tensor = _GatedActivation.apply(y, v, *activation)
             return gated
-        dropped = y if early is None else y * early * scale
+        dropped = y if before is None else y * before * scale
         return dropped * torch.sigmoid(v)
 
     def import_dense(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -89,28 +89,29 @@ class Output(nn.Module):
             return {}
         names = ["out1", "out2"] if self.kind == "glu" else ["out2"]
         width = self.linear.in_features
-        found = {f"{n}.kernel": weight.T for n, weight in zip(names, self.linear.weight.split(width), strict=True)}
-        return found | {f"{n}.bias": bias for n, bias in zip(names, self.linear.bias.split(width), strict=True)}
+        weights = zip(names, self.linear.weight.split(width), strict=True)
+        biases = zip(names, self.linear.bias.split(width), strict=True)
+        return {f"{n}.kernel": weight.T for n, weight in weights} | {f"{n}.bias": bias for n, bias in biases}
 
     def flops(self, length: int) -> Counts:
         return Counts() if self.linear is None else linear(length, self.linear.in_features, self.linear.out_features)
 
 
-def _activate(y: Tensor, early: Tensor | None, late: Tensor | None, scale: float, approximate: str) -> Tensor:
-    if early is not None:
-        y = (y * early).mul_(scale)
+def _activate(y: Tensor, before: Tensor | None, after: Tensor | None, scale: float, approximate: str) -> Tensor:
+    if before is not None:
+        y = (y * before).mul_(scale)
     z = F.gelu(y, approximate=approximate)
-    return z if late is None else z.mul_(late).mul_(scale)
+    return z if after is None else z.mul_(after).mul_(scale)
 
 
 def _activate_backward(
-    grad: Tensor, y: Tensor, early: Tensor | None, late: Tensor | None, scale: float, approximate: str
+    grad: Tensor, y: Tensor, before: Tensor | None, after: Tensor | None, scale: float, approximate: str
 ) -> Tensor:
-    if late is not None:
-        grad = (grad * late).mul_(scale)
-    seen = y if early is None else (y * early).mul_(scale)
-    grad = torch.ops.aten.gelu_backward(grad.to(y.dtype), seen, approximate=approximate)
-    return grad if early is None else grad.mul_(early).mul_(scale)
+    if after is not None:
+        grad = (grad * after).mul_(scale)
+    dropped = y if before is None else (y * before).mul_(scale)
+    grad = torch.ops.aten.gelu_backward(grad.to(y.dtype), dropped, approximate=approximate)
+    return grad if before is None else grad.mul_(before).mul_(scale)
 
 
 class _Activated(torch.autograd.Function):
@@ -118,16 +119,16 @@ class _Activated(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, early: Tensor | None, late: Tensor | None, scale: float, approximate: str
+        ctx: Any, y: Tensor, before: Tensor | None, after: Tensor | None, scale: float, approximate: str
     ) -> Tensor:
-        ctx.save_for_backward(y, early, late)
-        ctx.how = (scale, approximate)
-        return _activate(y, early, late, scale, approximate)
+        ctx.save_for_backward(y, before, after)
+        ctx.activation = (scale, approximate)
+        return _activate(y, before, after, scale, approximate)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        y, early, late = ctx.saved_tensors
-        return _activate_backward(grad, y, early, late, *ctx.how), None, None, None, None
+        y, before, after = ctx.saved_tensors
+        return _activate_backward(grad, y, before, after, *ctx.activation), None, None, None, None
 
 
 class _ActivatedLinear(torch.autograd.Function):
@@ -139,32 +140,32 @@ class _ActivatedLinear(torch.autograd.Function):
         y: Tensor,
         weight: Tensor,
         bias: Tensor,
-        early: Tensor | None,
-        late: Tensor | None,
+        before: Tensor | None,
+        after: Tensor | None,
         scale: float,
         approximate: str,
     ) -> Tensor:
         device = y.device.type
         ctx.type = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        ctx.save_for_backward(y, weight, early, late)
-        ctx.how = (scale, approximate)
+        ctx.save_for_backward(y, weight, before, after)
+        ctx.activation = (scale, approximate)
         with torch.autocast(device, enabled=False):
-            z = _activate(y, early, late, scale, approximate).to(ctx.type)
+            z = _activate(y, before, after, scale, approximate).to(ctx.type)
             return F.linear(z, weight.to(ctx.type), bias.to(ctx.type))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        y, weight, early, late = ctx.saved_tensors
+        y, weight, before, after = ctx.saved_tensors
         grad = grad.to(ctx.type)
         flat = grad.reshape(-1, grad.shape[-1])
         dy = dw = db = None
         if ctx.needs_input_grad[1]:
-            z = _activate(y, early, late, *ctx.how).to(ctx.type)
+            z = _activate(y, before, after, *ctx.activation).to(ctx.type)
             dw = (flat.T @ z.reshape(-1, z.shape[-1])).to(weight.dtype)
         if ctx.needs_input_grad[2]:
             db = flat.sum(0, dtype=weight.dtype)
         if ctx.needs_input_grad[0]:
-            dy = _activate_backward(grad @ weight.to(ctx.type), y, early, late, *ctx.how)
+            dy = _activate_backward(grad @ weight.to(ctx.type), y, before, after, *ctx.activation)
         return dy, dw, db, None, None, None, None
 
 
@@ -173,16 +174,16 @@ class _GatedActivation(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, v: Tensor, early: Tensor | None, late: Tensor | None, scale: float, approximate: str
+        ctx: Any, y: Tensor, v: Tensor, before: Tensor | None, after: Tensor | None, scale: float, approximate: str
     ) -> Tensor:
-        ctx.save_for_backward(y, v, early, late)
-        ctx.how = (scale, approximate)
-        return _activate(y, early, late, scale, approximate) * torch.sigmoid(v)
+        ctx.save_for_backward(y, v, before, after)
+        ctx.activation = (scale, approximate)
+        return _activate(y, before, after, scale, approximate) * torch.sigmoid(v)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        y, v, early, late = ctx.saved_tensors
+        y, v, before, after = ctx.saved_tensors
         gate = torch.sigmoid(v)
-        z = _activate(y, early, late, *ctx.how)
+        z = _activate(y, before, after, *ctx.activation)
         dv = (grad * z * gate * (1 - gate)).to(v.dtype)
-        return _activate_backward(grad * gate, y, early, late, *ctx.how), dv, None, None, None, None
+        return _activate_backward(grad * gate, y, before, after, *ctx.activation), dv, None, None, None, None

@@ -1,12 +1,12 @@
-"""Diagonal linear recurrences x_t = a_t x_{t-1} + b_t: the scan of S5 (its section 3.2) and LRU, and what surrounds it.
+"""Diagonal linear recurrences x_t = a_t x_{t-1} + b_t: the scan of S5 (section 3.2) and LRU, with inputs and outputs.
 
-The sequence is cut into chunks of 16 steps. All chunks are walked through side by side, once for what each adds to the
-state, and, when the states between chunks are known (the same problem, 16 times shorter), once more for every state.
-That is O(L P) work in few, long vector operations; nothing but the states is kept for the backward pass, which is the
-same scan the other way round.
+The sequence is cut into chunks of 16 steps, which are processed in parallel: once for the contribution of each chunk to
+the state, and, when the states between chunks are known (the same problem, 16 times shorter), once more for every
+state. That is O(L P) work in few, long vector operations. Only the states are kept for the backward pass, which is the
+same scan in reverse.
 
-A fixed coefficient may be given in double precision where the sequence is single: its powers that carry a state over
-many steps are then exact, and errors do not grow with the length.
+A constant coefficient may be in double precision with a sequence in single precision: its powers that carry a state
+over many steps are then exact, and errors do not grow with the length.
 
 Letters: B sequences, L steps, P states, H features, N chunks; a coefficients, b inputs, x states, z = Lambda Delta.
 """
@@ -25,9 +25,9 @@ from spt.models.ops.discretise import bilinear, zoh
 
 Discretisation = Literal["zoh", "bilinear"]
 
-CHUNK = 16  # steps, a power of two: of 8 to 64 about the fastest at every length, and the most exact but for 8
+CHUNK = 16  # steps, a power of two: among 8 to 64 about the fastest at every length, and only 8 is more accurate
 BLOCK = 2**15  # numbers in one product that is summed
-_RESPONSES = 2**22  # numbers of an impulse response at once
+_RESPONSES = 2**22  # numbers of an impulse response computed at a time
 
 
 def scan(
@@ -39,10 +39,10 @@ def scan(
 ) -> Inexact[Tensor, "B L P"]:
     """x with x_t = a x_{t-1} + b_t, from x_{-1} = `initial` (0); `reverse`: x_t = a x_{t+1} + b_t, from x_L.
 
-    `a` is (P,), or (B, L, P) with one coefficient for every step; real with a real b, complex with a complex one. The
-    result has the type of b.
+    `a` is (P,), or (B, L, P) with one coefficient for every step; a and b are both real or both complex. The result has
+    the type of b.
     """
-    _agree(a, b)
+    _check(a, b)
     x: Tensor = _Scan.apply(a, b, initial, reverse)
     return x
 
@@ -54,8 +54,8 @@ def sequential(
     *,
     reverse: bool = False,
 ) -> Inexact[Tensor, "B L P"]:
-    """What `scan` computes, written as its definition: a loop over the steps."""
-    _agree(a, b)
+    """The definition of `scan`: a loop over the steps."""
+    _check(a, b)
     a = a.to(b.dtype).expand_as(b)
     x = torch.zeros_like(b[:, 0]) if initial is None else initial
     states: dict[int, Tensor] = {}
@@ -64,13 +64,13 @@ def sequential(
     return torch.stack([states[t] for t in sorted(states)], 1)
 
 
-def _agree(a: Tensor, b: Tensor) -> None:
+def _check(a: Tensor, b: Tensor) -> None:
     if a.shape not in (b.shape[-1:], b.shape):
         raise ValueError(
-            f"coefficients {tuple(a.shape)} do not fit inputs {tuple(b.shape)}: one a state, or one a step"
+            f"coefficients {tuple(a.shape)} do not fit inputs {tuple(b.shape)}: give one per state, or one per step too"
         )
     if a.is_complex() != b.is_complex():
-        raise ValueError("coefficients and inputs of a scan are both real or both complex")
+        raise ValueError("coefficients and inputs of a scan must be both real or both complex")
 
 
 class _Scan(torch.autograd.Function):
@@ -112,22 +112,22 @@ class _Scan(torch.autograd.Function):
 
 
 def _solve(a: Tensor, b: Tensor, x: Tensor, initial: Tensor | None, reverse: bool) -> None:
-    """Writes the states into x, which shares no memory with b."""
+    """Write the states into x, which shares no memory with b."""
     L = b.shape[1]
     if L <= 2 * CHUNK:
         _walk(a.to(b.dtype), b, x, initial, reverse)
         return
     N, rest = divmod(L, CHUNK)
-    whole, left = slice(0, L - rest), slice(L - rest, L)
-    if reverse:  # what is left over comes last, wherever that is
-        whole, left = slice(rest, L), slice(0, rest)
-    inputs, states = b[:, whole].unflatten(1, (N, CHUNK)), x[:, whole].unflatten(1, (N, CHUNK))
-    near = a.to(b.dtype)
-    per_step = None if a.ndim == 1 else near[:, whole].unflatten(1, (N, CHUNK))
+    chunked, remainder = slice(0, L - rest), slice(L - rest, L)
+    if reverse:  # the remainder comes last in the order of the scan
+        chunked, remainder = slice(rest, L), slice(0, rest)
+    inputs, states = b[:, chunked].unflatten(1, (N, CHUNK)), x[:, chunked].unflatten(1, (N, CHUNK))
+    coefficients = a.to(b.dtype)
+    per_step = None if a.ndim == 1 else coefficients[:, chunked].unflatten(1, (N, CHUNK))
     order = range(CHUNK - 1, -1, -1) if reverse else range(CHUNK)
 
     def at(t: int) -> Tensor:
-        return near if per_step is None else per_step[:, :, t]
+        return coefficients if per_step is None else per_step[:, :, t]
 
     ends = inputs[:, :, order[0]].clone()
     for t in order[1:]:
@@ -143,7 +143,7 @@ def _solve(a: Tensor, b: Tensor, x: Tensor, initial: Tensor | None, reverse: boo
     carried = torch.empty_like(ends)
     _solve(across, ends, carried, initial, reverse)
 
-    state = ends  # is no longer needed
+    state = ends  # memory that is no longer needed
     if reverse:
         state[:, :-1] = carried[:, 1:]
     else:
@@ -154,7 +154,8 @@ def _solve(a: Tensor, b: Tensor, x: Tensor, initial: Tensor | None, reverse: boo
         state = states[:, :, t]
     if rest:
         final = carried[:, 0 if reverse else -1]
-        _walk(near if per_step is None else near[:, left], b[:, left], x[:, left], final, reverse)
+        a = coefficients if per_step is None else coefficients[:, remainder]
+        _walk(a, b[:, remainder], x[:, remainder], final, reverse)
 
 
 def _walk(a: Tensor, b: Tensor, x: Tensor, state: Tensor | None, reverse: bool) -> None:
@@ -167,7 +168,7 @@ def _walk(a: Tensor, b: Tensor, x: Tensor, state: Tensor | None, reverse: bool) 
 
 
 def _summed_products(x: Tensor, g: Tensor) -> Tensor:
-    """The sum of conj(x) g over sequences and steps, in double precision from block to block."""
+    """The sum of conj(x) g over sequences and steps; blocks are summed in double precision."""
     B, L, P = x.shape
     total = torch.zeros(P, dtype=torch.promote_types(x.dtype, torch.float64), device=x.device)
     size = max(1, BLOCK // (B * P)) if x.device.type == "cpu" else max(1, L)
@@ -178,33 +179,33 @@ def _summed_products(x: Tensor, g: Tensor) -> Tensor:
 
 
 def enter(u: Float[Tensor, "*B H"], matrix: Complex[Tensor, "P H"]) -> Complex[Tensor, "*B P"]:
-    """matrix u at every step, as one real product, whose factors autocast may round."""
+    """matrix u at every step, as one real product; autocast may round its factors."""
     flat = torch.view_as_real(matrix.resolve_conj()).transpose(1, 2).flatten(0, 1)  # re, im of the first state, ...
     v = F.linear(u, flat).to(flat.dtype)
     return torch.view_as_complex(v.unflatten(-1, (-1, 2)))
 
 
 def leave(x: Complex[Tensor, "*B P"], matrix: Complex[Tensor, "H P"]) -> Float[Tensor, "*B H"]:
-    """Re(matrix x) at every step, likewise."""
+    """Re(matrix x) at every step, in the same way."""
     return F.linear(torch.view_as_real(x).flatten(-2), torch.view_as_real(matrix.conj().resolve_conj()).flatten(-2))
 
 
 def impulse_response(
     a: Complex128[Tensor, " P"], enters: Complex[Tensor, "P H"], leaves: Complex[Tensor, "K H P"], length: int
 ) -> Iterator[Float[Tensor, "K C M"]]:
-    """Re(leaves a^l enters) for l = 0, ..., length - 1, in pieces of a few lags: K H² numbers a lag (C = H²: answer by
-    input). What both directions give to the present stands with the first."""
+    """Re(leaves a^l enters) for l = 0, ..., length - 1, a few lags at a time: K H² numbers per lag (C = H²: output by
+    input). The weights of the present of both directions are added in the first."""
     rows = max(1, _RESPONSES // (leaves.shape[0] * leaves.shape[1] ** 2))
     into = torch.cat([enters.real, enters.imag])  # (2P, H)
     for start in range(0, length, rows):
         lags = torch.arange(start, min(start + rows, length), device=a.device)
         powers = torch.polar(a.abs() ** lags[:, None], a.angle() * lags[:, None]).to(leaves.dtype)  # (M, P)
         out = leaves[:, None] * powers[None, :, None]  # (K, M, H, P)
-        found = (torch.cat([out.real, -out.imag], dim=-1) @ into).flatten(2).transpose(1, 2)
-        if start == 0 and len(found) == 2:
-            found[0, :, 0] += found[1, :, 0]
-            found[1, :, 0] = 0.0
-        yield found
+        response = (torch.cat([out.real, -out.imag], dim=-1) @ into).flatten(2).transpose(1, 2)
+        if start == 0 and len(response) == 2:
+            response[0, :, 0] += response[1, :, 0]
+            response[1, :, 0] = 0.0
+        yield response
 
 
 def discretise(
@@ -222,7 +223,7 @@ def discretise_steps(
     v: Complex[Tensor, "B L P"],
     rule: Discretisation = "zoh",
 ) -> tuple[Complex[Tensor, "B L P"], Complex[Tensor, "B L P"]]:
-    """Lambda_bar_t and B_bar_t u_t at the step sizes Delta gap_t, from v = B u: no B_bar_t is ever formed."""
+    """Lambda_bar_t and B_bar_t u_t at the step sizes Delta gap_t, from v = B u, without forming any B_bar_t."""
     if rule == "zoh":
         a, b = _ZohSteps.apply(Lambda, Delta.expand_as(Lambda), gaps, v)
         return a, b
@@ -231,9 +232,10 @@ def discretise_steps(
     return (1 + z / 2) * reciprocal, gaps[..., None] * Delta.to(gaps.dtype) * reciprocal * v
 
 
-# Where |z| is less, the derivative of (exp(z) - 1) / z comes from its series, of 14 terms: enough for double precision.
+# For |z| below this, the derivative of (exp(z) - 1) / z is its series, whose 14 terms suffice for double precision.
 SMALL = 0.5
 SLOPE = tuple((k + 1) / math.factorial(k + 2) for k in range(14))
+TINY = 1e-20  # replaces an eigenvalue of exactly 0, so that f is Delta gap
 
 
 class _ZohSteps(torch.autograd.Function):
@@ -243,14 +245,14 @@ class _ZohSteps(torch.autograd.Function):
     def forward(ctx: Any, Lambda: Tensor, Delta: Tensor, gaps: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         divisor = torch.where(Lambda == 0, TINY, Lambda)
         z = divisor * Delta
-        grown = torch.expm1(gaps[..., None] * z.real.to(gaps.dtype))
+        expm1 = torch.expm1(gaps[..., None] * z.real.to(gaps.dtype))
         angle = gaps[..., None].double() * z.imag
         angle = angle.sub_(2 * math.pi * torch.round(angle / (2 * math.pi))).to(gaps.dtype)
         cos, sin, half = torch.cos(angle), torch.sin(angle), torch.sin(angle / 2)
-        # exp(x + iy) - 1, each part a sum of terms of one sign while the mode decays
-        f = torch.complex(grown * cos - 2 * half * half, (grown + 1) * sin)
+        # exp(x + iy) - 1, without cancellation where the mode decays
+        f = torch.complex(expm1 * cos - 2 * half * half, (expm1 + 1) * sin)
         f *= (1 / divisor).to(v.dtype)
-        a = torch.complex((grown + 1) * cos, (grown + 1) * sin)
+        a = torch.complex((expm1 + 1) * cos, (expm1 + 1) * sin)
         ctx.save_for_backward(Lambda, Delta, gaps, v, a, f)
         return a, f * v
 
@@ -279,9 +281,6 @@ class _ZohSteps(torch.autograd.Function):
             series = series * near + SLOPE[k] * moments[k]
         dLambda = Delta * of_a + torch.where(small, (Delta * longest) ** 2 * series, exact)
         return dLambda, (Lambda.conj() * of_a + of_f).real, None, f.conj() * db
-
-
-TINY = 1e-20  # stands for an eigenvalue of exactly 0, so that f is Delta gap
 
 
 def _sums(rows: Float[Tensor, "K M"], values: Complex[Tensor, "B L P"]) -> Complex128[Tensor, "K P"]:

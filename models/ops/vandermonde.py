@@ -1,12 +1,12 @@
-"""Convolution kernels of diagonal models: K[l] = Re sum_n W_n lambda_n^l, exactly and without an N x L table.
+"""Convolution kernels of diagonal models: K[l] = Re sum_n W_n lambda_n^l, accurately and without an N x L table.
 
-Two levels, l = aT + b with 0 <= b < T: lambda^l = (lambda^T)^a lambda^b, so N (L/T + T) powers take the place of N L,
-and K[aT + b] = Re sum_n (W_n lambda_n^(aT)) lambda_n^b is one real matrix product of inner size 2N. The backward pass
-computes the tables again. Angles are reduced in float64: a length of 2^20 is as exact as one of 2^5.
+Two levels, l = aT + b with 0 <= b < T: lambda^l = (lambda^T)^a lambda^b, so that N (L/T + T) powers replace N L, and
+K[aT + b] = Re sum_n (W_n lambda_n^(aT)) lambda_n^b is one real matrix product of inner size 2N. The backward pass
+recomputes the tables. Angles are reduced in float64: a length of 2^20 is as accurate as one of 2^5.
 
-DLR (Gupta et al. 2022, eq. 4) shares lambda among its features, S4D and DSS have a lambda per feature; both are here,
-also as sums by KeOps (`backends`). Letters: K directions, H features, N modes, L positions; for the product G groups of
-R rows that share their lambda, T positions in a block, A blocks.
+DLR (Gupta et al. 2022, eq. 4) shares lambda among its features; S4D and DSS have one lambda per feature. KeOps can
+compute the sums instead (`backends`). Letters: K directions, H features, N modes, L positions; for the product G groups
+of R rows that share their lambda, T positions in a block, A blocks.
 """
 
 import math
@@ -33,8 +33,8 @@ def vandermonde(
 ) -> Float[Tensor, "K H L"]:
     """Re sum_n W_n exp(l (alpha_n + i theta_n)) for l = 0, ..., length - 1, in the type of W.
 
-    alpha <= 0 and theta may be float64 beside a float32 W, and should be where they are products: at large l every
-    digit counts. They are (N,) where all features share them, else (H, N).
+    alpha <= 0 and theta may be float64 with a float32 W, and should be if they are computed: at large l every digit
+    counts. They are (N,) if all features share them, else (H, N).
     """
     K, H, N, _ = W.shape
     shared = alpha.dim() == 1
@@ -52,7 +52,7 @@ def complex_vandermonde(
     theta: Float[Tensor, "*H N"],
     length: int,
 ) -> tuple[Float[Tensor, "K H L"], Float[Tensor, "K H L"]]:
-    """The same sum's real and imaginary part, from one pair of tables."""
+    """Real and imaginary part of the same sum, from one pair of tables."""
     both = vandermonde(torch.cat([W, times_minus_i(W)]), alpha, theta, length)
     return both[: len(W)], both[len(W) :]
 
@@ -62,14 +62,14 @@ def softmax_vandermonde(
 ) -> Float[Tensor, "K H L"]:
     """Re sum_n W_n exp(z_n (l - shift_n)), where a mode that grows is shifted by L - 1, so that no power exceeds one.
 
-    The shift is a constant to the gradient, as published (DSS). Such modes are summed backwards in time.
+    The gradient treats the shift as a constant, as published (DSS). Such modes are summed backwards in time.
     """
     grows = z.real > 0
-    still = torch.where(grows, torch.zeros_like(z), z)
-    kernel = vandermonde(torch.view_as_real(W * ~grows).to(dtype), still.real, still.imag, length)
-    if _shapes_alone(grows) or bool(grows.any()):
+    decaying = torch.where(grows, torch.zeros_like(z), z)
+    kernel = vandermonde(torch.view_as_real(W * ~grows).to(dtype), decaying.real, decaying.imag, length)
+    if isinstance(grows, FakeTensor) or bool(grows.any()):
         back = torch.where(grows, -z, torch.zeros_like(z))
-        # exp(-back (L - 1)) is one in value; the rest goes from the position length - 1 - l to l.
+        # The last exponential is one in value and only has a gradient; flip moves position length - 1 - l to l.
         W = W * grows * torch.exp((L - length) * back - (L - 1) * (back - back.detach()))
         kernel = kernel + vandermonde(torch.view_as_real(W).to(dtype), back.real, back.imag, length).flip(-1)
     return kernel
@@ -78,7 +78,7 @@ def softmax_vandermonde(
 def moments(
     u: Float[Tensor, "B H L"], alpha: Float[Tensor, "H N"], theta: Float[Tensor, "H N"]
 ) -> Complex[Tensor, "B H N"]:
-    """sum_l u[l] lambda^l: the state that a whole input leaves, when it is given backwards in time."""
+    """sum_l u[l] lambda^l: the state after an input that is given backwards in time."""
     batch, _, length = u.shape
     T, A = _blocks(batch, length)
     u = torch.nn.functional.pad(u, (0, A * T - length)).transpose(0, 1).reshape(len(alpha), batch * A, T)
@@ -96,9 +96,9 @@ def times_minus_i(W: Float[Tensor, "*shape 2"]) -> Float[Tensor, "*shape 2"]:
 
 
 def vandermonde_flops(W_shape: tuple[int, int, int], length: int, *, shared: bool) -> Counts:
-    """For W of K directions, H features and N modes: per group and mode the inner table, the weights at every block,
-    and the product of inner size two. Backward computes the first two again; then products for both factors, of the
-    blocks' weights with the outer table for W and with W for it, and sums over both tables weighted by position."""
+    """For W of K directions, H features and N modes: per group and mode the inner table, the weights of every block,
+    and the product of inner size two. Backward recomputes the first two; then products for both factors, of the blocks'
+    weights with the outer table (for W) and with W (for the table), and sums over both tables weighted by position."""
     K, H, N = W_shape
     groups, R = (1, K * H) if shared else (H, K)
     T, A = _blocks(R, length)
@@ -120,14 +120,9 @@ def powers(
     return magnitude * torch.cos(angle), magnitude * torch.sin(angle)
 
 
-def _shapes_alone(x: Tensor) -> bool:
-    """Has it no numbers that one could look at, because memory is being estimated?"""
-    return isinstance(x, FakeTensor)
-
-
 def _blocks(rows: int, length: int) -> tuple[int, int]:
-    """Positions in a block and blocks, as measured: work beside the product goes with N (T + rows * length / T), and
-    there is none with one block."""
+    """Positions in a block and blocks, by measurement: the work besides the product is proportional to N (T + rows *
+    length / T), and zero with one block."""
     T = min(_LONGEST_BLOCK, max(16, 1 << round(math.log2(max(rows, 4) * length) / 2)))
     A = 1 if length <= min(2 * T, 1024) else -(-length // T)
     return -(-length // A), A
@@ -146,7 +141,7 @@ def _steps(count: int, every: int, device: torch.device) -> Float64[Tensor, " n"
 def _inner_table(
     alpha: Float[Tensor, "G N"], theta: Float[Tensor, "G N"], T: int, dtype: torch.dtype
 ) -> Float[Tensor, "G N 2 T"]:
-    """Re lambda^b and -Im lambda^b for b < T, again from two levels: b = c S + d."""
+    """Re lambda^b and -Im lambda^b for b < T, from two levels as well: b = c S + d."""
     C, S = _levels(T)
     xr, xi = (x[..., None] for x in powers(alpha, theta, _steps(C, S, alpha.device), dtype))
     yr, yi = (y[..., None, :] for y in powers(alpha, theta, _steps(S, 1, alpha.device), dtype))
@@ -229,10 +224,10 @@ def _inner_gradient(inner: Float[Tensor, "G N2 T"], dinner: Float[Tensor, "G N2 
 
 
 class _Plan:
-    """How the work is cut: into groups, and these into blocks of positions, so that temporaries stay small.
+    """How the work is divided into groups, and these into blocks of positions, so that temporaries stay small.
 
-    Where modes are shared they are sorted by their decay, and later blocks leave out those that have vanished in the
-    type's precision. Not on a GPU, which would have to wait for the count, nor where tensors have shapes alone.
+    Shared modes are sorted by their decay, and later blocks skip those that have decayed to nothing in the type's
+    precision; but not on a GPU, which would have to wait for their number, nor for tensors without values.
     """
 
     def __init__(self, W: Tensor, alpha: Tensor, length: int) -> None:
@@ -240,20 +235,20 @@ class _Plan:
         self.T, self.A = _blocks(self.R, length)
         self.starts = _steps(self.A, self.T, W.device)
         chunk = _IN_CACHE if W.device.type == "cpu" else _ON_GPU
-        some = max(1, chunk // (self.N * (self.T + self.R * self.A)))
-        self.groups = [slice(g, min(g + some, self.G)) for g in range(0, self.G, some)]
-        few = max(1, chunk // (self.R * self.N * min(some, self.G)))
+        n_groups = max(1, chunk // (self.N * (self.T + self.R * self.A)))
+        self.groups = [slice(g, min(g + n_groups, self.G)) for g in range(0, self.G, n_groups)]
+        n_blocks = max(1, chunk // (self.R * self.N * min(n_groups, self.G)))
         self.order: Tensor | None = None
-        leaves_out = self.G == 1 and self.A > 1 and W.device.type == "cpu" and not _shapes_alone(alpha)
-        if leaves_out:
-            few = min(few, max(1, 256 // self.R))  # enough rows for a product, and no more at once
-        firsts = range(0, self.A, few)
-        left = [self.N] * len(firsts)
-        if leaves_out:
+        skips = self.G == 1 and self.A > 1 and W.device.type == "cpu" and not isinstance(alpha, FakeTensor)
+        if skips:
+            n_blocks = min(n_blocks, max(1, 256 // self.R))  # just enough rows for an efficient product
+        firsts = range(0, self.A, n_blocks)
+        n_modes = [self.N] * len(firsts)
+        if skips:
             self.order = alpha[0].argsort(descending=True)
-            gone = math.log(torch.finfo(W.dtype).eps / 64)
-            left = [max(1, int((alpha[0] * (a * self.T) > gone).sum())) for a in firsts]
-        self.blocks = [(slice(a, min(a + few, self.A)), n) for a, n in zip(firsts, left, strict=True)]
+            negligible = math.log(torch.finfo(W.dtype).eps / 64)
+            n_modes = [max(1, int((alpha[0] * (a * self.T) > negligible).sum())) for a in firsts]
+        self.blocks = [(slice(a, min(a + n_blocks, self.A)), n) for a, n in zip(firsts, n_modes, strict=True)]
 
     def sort(self, x: Tensor, axis: int) -> Tensor:
         return x.contiguous() if self.order is None else x.index_select(axis, self.order)
@@ -265,7 +260,7 @@ class _Plan:
         return _inner_table(alpha, theta, self.T, dtype).flatten(1, 2)
 
     def outer(self, alpha: Tensor, theta: Tensor, dtype: torch.dtype) -> Complex[Tensor, "G A N"] | None:
-        """lambda^(aT); None where there is one block."""
+        """lambda^(aT); None if there is only one block."""
         if self.A == 1:
             return None
         real, imag = powers(alpha, theta, self.starts, dtype)
@@ -278,7 +273,7 @@ class _Plan:
 
 
 class _Sums(torch.autograd.Function):
-    """What `_Products` computes, as KeOps sums: nothing beside the answer is stored, every power is computed anew."""
+    """The same as `_Products` by KeOps: only the result is stored, and every power is recomputed."""
 
     @staticmethod
     def forward(ctx: Any, W: Tensor, alpha: Tensor, theta: Tensor, length: int) -> Tensor:
@@ -305,8 +300,8 @@ class _Sums(torch.autograd.Function):
 def _lazy_powers(lazy: Any, alpha: Tensor, theta: Tensor, length: int, dtype: torch.dtype) -> tuple[Any, Any, Any]:
     """Real and imaginary part of lambda^l and l, symbolically, over (G, 1, L, N).
 
-    KeOps has no float64 within float32. So l = 1024 i + j, and the turns per step t and per 1024 steps s come in two
-    parts, the first of 12 bits: i and j times these are exact, and whole turns can be taken off without an error.
+    KeOps cannot mix float64 with float32. So l = 1024 i + j, and the rotations per step t and per 1024 steps s have two
+    parts, the first of 12 bits: i and j times these are exact, and full rotations can be subtracted without an error.
     """
 
     def by_mode(values: Tensor) -> Any:

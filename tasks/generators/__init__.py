@@ -1,1 +1,1 @@
-"""What tasks make: laws of published generators, and how rows are made by several workers."""
+"""The published generators of tasks, rewritten, and how they are compiled."""

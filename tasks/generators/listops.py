@@ -1,4 +1,4 @@
-"""ListOps expressions: the law of their trees, their values, their text form, and files of them read and checked.
+"""ListOps expressions: the law of their trees, their values, their text form.
 
 Law (the generator of the Long Range Arena, after Nangia & Bowman 2018): a node above the last level is an operator with
 probability 1/4, else, and always on the last level, a digit, uniform on 0 to 9. An operator is uniform on MIN, MAX, MED
@@ -12,20 +12,20 @@ A tree is written as its tokens in order, here as codes: 0 to 9 digits, CLOSE fo
 order of OPERATORS. Letters: n expressions, T tokens of all of them together.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
-from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from spt.tasks.files import plain
-from spt.tasks.generators.chance import GOLDEN, mixed
-from spt.tasks.generators.workers import chunks, compiled, jit, room, stream
+from spt.rng import GOLDEN, mixed, stream
+from spt.tasks.base import row_ids
+from spt.tasks.generators.compiled import is_compiled, jit
+from spt.tasks.parallel import allocate, map_chunks
 
+SPLITS = ("train", "val", "test")
 CLOSE, OPEN = 10, 11
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM", "[FIRST", "[LAST")
 MIN, MAX, MED, SM, FIRST = range(OPEN, OPEN + 5)
@@ -35,12 +35,10 @@ DRAWN = 4  # operators that are drawn
 CHUNK = 128  # trees a worker makes at a time
 PATIENCE = 10**6  # draws for one tree; with the published limits 12, 69 and 257 are usual
 STALE = 100  # repeated trees for each new one, after which there are too few
-BLOCK = 2**23  # bytes of text in work at once
-MAX_LINE = 2**24  # bytes
 
 
 class Law(NamedTuple):
-    """Of which trees are drawn and which are kept."""
+    """Which trees are drawn, and which of them are kept."""
 
     min_tokens: int  # exclusive
     max_tokens: int  # exclusive
@@ -64,7 +62,7 @@ class Law(NamedTuple):
 
 
 class Trees(NamedTuple):
-    """Expressions one behind the other: tree i is codes[stops[i - 1] : stops[i]]."""
+    """Expressions end to end: tree i is codes[stops[i - 1] : stops[i]]."""
 
     codes: NDArray[np.uint8]  # (T,)
     stops: NDArray[np.int64]  # (n,)
@@ -80,17 +78,23 @@ class Trees(NamedTuple):
     def joined(rows: list[NDArray[np.uint8]]) -> "Trees":
         """The list is emptied, so that the rows are not held twice."""
         stops = np.cumsum([len(row) for row in rows], dtype=np.int64)
-        codes = room((int(stops[-1]) if len(stops) else 0,), np.uint8)
-        gone = np.empty(0, np.uint8)
-        for i, stop in enumerate(stops.tolist()):
-            codes[stop - len(rows[i]) : stop] = rows[i]
-            rows[i] = gone
-        rows.clear()
-        return Trees(codes, stops)
+        return Trees(joined(rows, np.uint8), stops)
+
+
+def joined(rows: list[NDArray[Any]], dtype: DTypeLike) -> NDArray[Any]:
+    """The rows end to end; the list is emptied, so that they are not held twice."""
+    whole = allocate((sum(map(len, rows)),), dtype)
+    rows.reverse()
+    place = 0
+    while rows:
+        row = rows.pop()
+        whole[place : place + len(row)] = row
+        place += len(row)
+    return whole
 
 
 class Values(NamedTuple):
-    """What trees come to. The arrays of length T tell of the subtree that closes at a token, where one does."""
+    """Values of trees. The arrays of length T are of the subtree that closes at a token, where one does."""
 
     roots: NDArray[np.int8]  # (n,)
     values: NDArray[np.int8]  # (T,) -1 at every token but a closing bracket
@@ -98,8 +102,32 @@ class Values(NamedTuple):
     heights: NDArray[np.int32]  # (T,) a digit has 0, an operator 1 more than its highest argument; 0 elsewhere
 
 
+class Expressions(NamedTuple):
+    """Trees with the values of their subtrees and with names, of one split."""
+
+    trees: Trees
+    values: NDArray[np.int8]  # (T,) as in `Values`
+    ids: NDArray[Any]  # (n,)
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """(n,) Values of the trees, from those of their subtrees."""
+        last = self.trees.stops - 1
+        ends = self.trees.codes[last].astype(np.int64)
+        return np.where(ends == CLOSE, self.values[last], ends)
+
+    def take(self, rows: NDArray[np.int64]) -> "Expressions":
+        trees, values = self.trees.rows(), np.split(self.values, self.trees.stops[:-1])
+        chosen = rows.tolist()
+        return Expressions(
+            Trees.joined([trees[row] for row in chosen]),
+            np.concatenate([values[row] for row in chosen]),
+            self.ids[rows],
+        )
+
+
 class Malformed(ValueError):
-    """What is wrong with the first expression, in order, that is none."""
+    """The first row that is no expression, and why."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(f"expression {row}: {reason}")
@@ -122,7 +150,7 @@ def distinct(seed: int, law: Law, n: int, *, templates: bool, what: str) -> Iter
     while len(seen) < n:
         count = n - len(seen)
         make = partial(draw, numbers, law, first)
-        for trees in chunks(make, count, CHUNK, what, by="threads" if compiled() else "processes"):
+        for trees in map_chunks(make, count, CHUNK, what, by="threads" if is_compiled() else "processes"):
             for row in trees.rows():
                 key = blake2b((row[row >= CLOSE] if templates else row).tobytes(), digest_size=16).digest()
                 if key in seen:
@@ -138,26 +166,26 @@ def distinct(seed: int, law: Law, n: int, *, templates: bool, what: str) -> Iter
             )
 
 
-def deal(sizes: Sequence[int], limit: int | None) -> NDArray[np.int64]:
-    """Which split each tree of the sequence goes to: to each in turn, as long as its size is not reached.
+def deal(sizes: Sequence[int], max_rows: int | None) -> NDArray[np.int64]:
+    """The split of each tree of the sequence: each split in turn, until it has its size.
 
-    So a limit, rows of every split, gives the first rows that a load without it gives.
+    So max_rows of every split are the first rows of a load without it.
     """
-    wanted = np.array(sizes) if limit is None else np.minimum(sizes, limit)
-    return np.nonzero(wanted[None, :] > np.arange(wanted.max())[:, None])[1]
+    counts = np.array(sizes) if max_rows is None else np.minimum(sizes, max_rows)
+    return np.nonzero(counts[None, :] > np.arange(counts.max())[:, None])[1]
 
 
 def generate(
-    seed: int, law: Law, sizes: Sequence[int], limit: int | None, *, templates: bool, what: str
-) -> list[Trees]:
-    """Splits of these sizes without a common tree (or template)."""
-    owners = deal(sizes, limit)
+    seed: int, law: Law, sizes: Sequence[int], max_rows: int | None, *, templates: bool, what: str
+) -> list[Expressions]:
+    """Training, validation and test rows, of these sizes, without a common tree (or template)."""
+    owners = deal(sizes, max_rows)
     rows: list[list[NDArray[np.uint8]]] = [[] for _ in sizes]
-    for owner, row in zip(
-        owners.tolist(), distinct(seed, law, len(owners), templates=templates, what=what), strict=True
-    ):
+    trees = distinct(seed, law, len(owners), templates=templates, what=what)
+    for owner, row in zip(owners.tolist(), trees, strict=True):
         rows[owner].append(row)
-    return [Trees.joined(part) for part in rows]
+    splits = zip(SPLITS, map(Trees.joined, rows), strict=True)
+    return [Expressions(trees, values(trees, what), row_ids(name, len(trees.stops))) for name, trees in splits]
 
 
 def draw(seed: int, law: Law, begin: int, first: int, last: int) -> Trees:
@@ -267,31 +295,24 @@ FAULTS = (
 def evaluate(trees: Trees) -> Values:
     """Values of the trees and of all their subtrees. Raises Malformed."""
     n, total = len(trees.stops), len(trees.codes)
-    found = Values(
+    result = Values(
         np.empty(n, np.int8), np.full(total, -1, np.int8), np.zeros(total, np.int32), np.zeros(total, np.int32)
     )
-    row, fault = _evaluate(trees.codes, trees.starts, trees.stops, *found)
+    row, fault = _evaluate(trees.codes, trees.starts, trees.stops, *result)
     if fault >= 0:
         raise Malformed(row, FAULTS[fault])
-    return found
-
-
-def roots(trees: Trees, values: NDArray[np.int8]) -> NDArray[np.int64]:
-    """(n,) Values of the trees, from those of their subtrees."""
-    last = trees.stops - 1
-    ends = trees.codes[last].astype(np.int64)
-    return np.where(ends == CLOSE, values[last], ends)
+    return result
 
 
 def values(trees: Trees, what: str) -> NDArray[np.int8]:
     """(T,) Value of each subtree at its closing bracket, -1 elsewhere. By several workers."""
     n = len(trees.stops)
-    found = room(trees.codes.shape, np.int8)
+    result = allocate(trees.codes.shape, np.int8)
     place = 0
-    for part in chunks(partial(_values, trees), n, CHUNK, f"{what}: values"):
-        found[place : place + len(part)] = part
+    for part in map_chunks(partial(_values, trees), n, CHUNK, f"{what}: values"):
+        result[place : place + len(part)] = part
         place += len(part)
-    return found
+    return result
 
 
 def _values(trees: Trees, first: int, last: int) -> NDArray[np.int8]:
@@ -442,8 +463,8 @@ def tokenize(sources: Sequence[bytes]) -> Trees:
     at = np.flatnonzero(line)
     if len(strange):
         i = int(strange[0])
-        found = joined[begins[i] : ends[i]].decode("utf-8", "replace")
-        raise Malformed(int(np.searchsorted(at, begins[i])), f"{found!r:.40} is no token of ListOps")
+        word = joined[begins[i] : ends[i]].decode("utf-8", "replace")
+        raise Malformed(int(np.searchsorted(at, begins[i])), f"{word!r:.40} is no token of ListOps")
     kept = codes != _DROPPED
     return Trees(codes[kept], np.searchsorted(begins[kept], at))
 
@@ -476,7 +497,7 @@ def read_back(found: NDArray[Any], table: NDArray[np.uint8]) -> NDArray[np.uint8
 
 
 def nesting(trees: Trees) -> NDArray[np.int64]:
-    """(T,) Operators that are open behind each token."""
+    """(T,) Operators that are open after each token."""
     opened = (trees.codes > CLOSE).astype(np.int64) - (trees.codes == CLOSE)
     depth = np.cumsum(opened)
     before = np.concatenate([np.zeros(1, np.int64), depth])[trees.starts]
@@ -492,167 +513,12 @@ def arguments(trees: Trees, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
     at = np.zeros(len(trees.codes), np.int32)
     at[order[opens]] = counts[1:]
     closing = np.flatnonzero(trees.codes == CLOSE)
-    found = np.zeros(len(trees.codes), np.int32)
-    found[closing] = at[closing + 1 - lengths[closing]]
-    return found
+    result = np.zeros(len(trees.codes), np.int32)
+    result[closing] = at[closing + 1 - lengths[closing]]
+    return result
 
 
 def operator_names(codes: NDArray[np.uint8]) -> NDArray[Any]:
     """MIN, MAX … of operators; `digit` of digits, nothing of a bracket."""
     names = [b"digit"] * CLOSE + [b""] + [name[1:].encode() for name in OPERATORS]
     return np.array(names)[codes]
-
-
-# ------------------------------------------------------------------------------------------------------ files
-
-
-class Row(NamedTuple):
-    """One expression of a file."""
-
-    where: str
-    source: bytes
-    target: object  # digit, in any form
-    subtrees: dict[str, Any]  # what the file says of the subtrees, by column: numbers or names, or their text
-
-
-SUBTREES = {  # of a Parquet file, and of a .tsv
-    "subtree_evals": "SubTreeEvals",
-    "subtree_lengths": "SubTreeLengths",
-    "subtree_heights": "SubTreeHeights",
-    "subtree_ops": "SubTreeOps",
-    "subtree_inds": "SubTreeInds",
-}
-PLAIN_HEADER = ("Source", "Target")
-SUBTREES_HEADER = (*PLAIN_HEADER, *SUBTREES.values(), "Id")
-
-
-def tsv(readline: Callable[[int], bytes], name: str, header: Sequence[str], limit: int | None = None) -> Iterator[Row]:
-    """Rows of a table with tabs and this first line; with no header, of the original files (value, expression).
-
-    `readline` is that of an open file, `limit` the rows that are read. Raises ValueError.
-    """
-    number = 1
-    if header:
-        found = readline(MAX_LINE).rstrip(b"\r\n").decode("utf-8", "replace").split("\t")
-        if found != list(header):
-            raise ValueError(
-                f"{name}: the first line is {' | '.join(found)!r:.80}; {' | '.join(header)} are expected, with tabs"
-            )
-        number = 2
-    columns = list(header) or ["Target", "Source"]
-    while limit is None or limit > 0:
-        line = readline(MAX_LINE + 1)
-        if not line:
-            return
-        if len(line) > MAX_LINE:
-            raise ValueError(f"{name}, line {number}: it has more than {MAX_LINE:,} bytes; it is no ListOps file")
-        fields = line.rstrip(b"\r\n").split(b"\t")
-        if len(fields) != len(columns):
-            raise ValueError(f"{name}, line {number}: {len(fields)} fields; {len(columns)} are expected, with tabs")
-        cells = dict(zip(columns, fields, strict=True))
-        told = {key: cells[column] for key, column in SUBTREES.items() if column in cells}
-        yield Row(f"{name}, line {number}", cells["Source"], cells["Target"], told)
-        number += 1
-        limit = None if limit is None else limit - 1
-
-
-def parquet(path: Path, limit: int | None = None) -> Iterator[Row]:
-    """Rows of a Parquet file with columns source and target, and perhaps those of subtrees. Raises ValueError."""
-    return islice(_parquet(path), limit)
-
-
-def _parquet(path: Path) -> Iterator[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    plain(path)
-    number = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            there = file.schema_arrow.names
-            lacking = [name for name in ("source", "target") if name not in there]
-            if lacking:
-                raise ValueError(f"{path} has no column {lacking[0]}; it has {', '.join(there)}")
-            wanted = ["source", "target", *(name for name in SUBTREES if name in there)]
-            for batch in file.iter_batches(batch_size=256, columns=wanted):
-                for row in batch.to_pylist():
-                    where = f"{path}, row {number}"
-                    source, target = row.pop("source"), row.pop("target")
-                    if not isinstance(source, str):
-                        raise ValueError(f"{where}: the source is {source!r:.40}; text is expected")
-                    yield Row(where, source.encode("utf-8", "replace"), target, row)
-                    number += 1
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, PermissionError):
-            raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-        raise ValueError(f"{path} is damaged or no Parquet file ({type(error).__name__}); get it again") from error
-
-
-def checked(
-    rows: Iterable[Row], operators: Sequence[str], longest: int | None = None
-) -> Iterator[tuple[Trees, Values]]:
-    """Trees of a file, some megabytes at a time, with values that we computed and that agree with all the file says.
-
-    Raises ValueError, which names the row, where they do not, where an operator is none of these, or where there are
-    more tokens than `longest`.
-    """
-    block: list[Row] = []
-    size = 0
-    for row in rows:
-        block.append(row)
-        size += len(row.source)
-        if size > BLOCK:
-            yield _checked(block, operators, longest)
-            block, size = [], 0
-    if block:
-        yield _checked(block, operators, longest)
-
-
-def _checked(block: Sequence[Row], operators: Sequence[str], longest: int | None) -> tuple[Trees, Values]:
-    try:
-        trees = tokenize([row.source for row in block])
-        found = evaluate(trees)
-    except Malformed as error:
-        raise ValueError(f"{block[error.row].where}: {error.reason}") from None
-    foreign = np.flatnonzero(np.isin(trees.codes, [NAMES.index(name) for name in set(OPERATORS) - set(operators)]))
-    if len(foreign):
-        row = block[int(np.searchsorted(trees.stops, foreign[0], side="right"))]
-        raise ValueError(f"{row.where}: the operator {NAMES[trees.codes[foreign[0]]]} does not belong to this data set")
-    if longest is not None and len(long := np.flatnonzero(np.diff(trees.stops, prepend=0) > longest)):
-        i = int(long[0])
-        raise ValueError(
-            f"{block[i].where}: {int(trees.stops[i] - trees.starts[i]):,} tokens, more than max_length {longest:,}"
-        )
-    for row, value, start, stop in zip(
-        block, found.roots.tolist(), trees.starts.tolist(), trees.stops.tolist(), strict=True
-    ):
-        told = row.target.decode("utf-8", "replace") if isinstance(row.target, bytes) else row.target
-        if str(told) != str(value):
-            raise ValueError(f"{row.where}: its label is {told!r:.40}, but the expression's value is {value}")
-        if row.subtrees:
-            here = slice(start, stop)
-            _compare(row, trees.codes[here], found.values[here], found.lengths[here], found.heights[here])
-    return trees, found
-
-
-def _compare(
-    row: Row,
-    codes: NDArray[np.uint8],
-    values: NDArray[np.int8],
-    lengths: NDArray[np.int32],
-    heights: NDArray[np.int32],
-) -> None:
-    """Raise ValueError where a file says something else of an expression's subtrees than we do."""
-    closing = np.flatnonzero(codes == CLOSE)
-    ours: dict[str, NDArray[Any]] = {
-        "subtree_evals": values[closing],
-        "subtree_lengths": lengths[closing],
-        "subtree_heights": heights[closing],
-        "subtree_ops": np.array(NAMES)[codes[closing + 1 - lengths[closing]]],
-        "subtree_inds": closing,
-    }
-    for name, told in row.subtrees.items():
-        cells = told.decode("utf-8", "replace").split() if isinstance(told, bytes) else told
-        expected = ours[name].astype(str).tolist()
-        if not isinstance(cells, list) or list(map(str, cells)) != expected:
-            raise ValueError(f"{row.where}: {name} are not those of the expression, which has {len(expected)} subtrees")

@@ -10,9 +10,9 @@ ab9c130, and of github.com/ag1988/dlr at 580d854c, as they behave when run:
   is choosing and placing them, compiled. Masks are bytes, and what is compared with them are bytes: "free" is at most
   76 (0.3), two dashes cross where their masks sum to 459 (1.8) or more.
 - A first dash is never laid in an orientation whose mask, seen from a corner, can lie outside the picture as a whole:
-  OpenCV gives such corners -1e308, and the generator then finds no place at all. At 32 pixels 11 of 12 orientations
+  OpenCV gives such corners -1e308, and the generator then finds no place. At 32 pixels 11 of 12 orientations
   are lost so, for the distractors too, of which few are laid therefore; at 64 three of four; from 128 on almost none.
-- An attempt at the two long paths that fails begins anew with both first dashes.
+- An attempt at the two long paths that fails is repeated from both first dashes on.
 
 Letters: W pixels a side, L = W² pixels, O orientations, J ends that a dash can have around its pivot. Coordinates are
 (row, column), angles radians, displacements (distance sin, distance cos), rounded up to whole pixels.
@@ -25,7 +25,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.tasks.generators.workers import chunks, compiled, jit, room, stream
+from spt.rng import stream
+from spt.tasks.generators.compiled import is_compiled, jit
+from spt.tasks.parallel import allocate, fill
 
 CHUNK = 2**22  # pixels that a worker makes at a time, about
 
@@ -195,12 +197,6 @@ def tables(law: Law, margin: int) -> Tables:
     )
 
 
-def prepared(law: Law) -> None:
-    """Make what pictures of a law are made from, where several threads would each do so."""
-    for margin in law.margins:
-        tables(law, margin)
-
-
 def _direction(angles: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.stack([np.sin(angles), np.cos(angles)], 1)
 
@@ -277,11 +273,11 @@ def _dilated(masks: NDArray[np.uint8], radius: int) -> NDArray[np.uint8]:
 def _boxes(stamps: NDArray[Any]) -> NDArray[np.int64]:
     """(O, 4) first and last row, first and last column that are not zero, from the centre."""
     half = stamps.shape[1] // 2
-    found = np.zeros((len(stamps), 4), np.int64)
+    borders = np.zeros((len(stamps), 4), np.int64)
     for i, stamp in enumerate(stamps):
         rows, columns = np.nonzero(stamp)
-        found[i] = rows.min(), rows.max(), columns.min(), columns.max()
-    boxes: NDArray[np.int64] = found - half
+        borders[i] = rows.min(), rows.max(), columns.min(), columns.max()
+    boxes: NDArray[np.int64] = borders - half
     return boxes
 
 
@@ -291,17 +287,17 @@ def _discs(law: Law) -> NDArray[np.float32]:
 
     a, reach = law.antialias, math.ceil(law.radius) + 7  # three pixels of the filter, and those it has of its own
     small = 2 * reach + 1
-    found = np.zeros((small,) * 4, np.float32)
+    discs = np.zeros((small,) * 4, np.float32)
     steps = np.arange(small * a)
     for y in range(small):
         for x in range(small):
             inside = (steps[:, None] - y * a) ** 2 + (steps - x * a) ** 2 <= (law.radius * a) ** 2
             canvas = Image.fromarray(inside.astype(np.uint8) * np.uint8(255))
             if law.segmentation:
-                found[y, x] = _resized(Image.fromarray(inside.astype(np.float32)), small)
+                discs[y, x] = _resized(Image.fromarray(inside.astype(np.float32)), small)
             else:
-                found[y, x] = _shrunk(canvas, small, False)
-    return found
+                discs[y, x] = _shrunk(canvas, small, False)
+    return discs
 
 
 # ------------------------------------------------------------------------------------------------ construction
@@ -359,9 +355,9 @@ def _copy_slices(into: NDArray[np.uint8], values: NDArray[np.uint8]) -> None:
 
 
 # Numba makes slow work of slices, Python of loops.
-_copy = jit(_copy_loop) if compiled() else _copy_slices
+_copy = jit(_copy_loop) if is_compiled() else _copy_slices
 # Lays a stamp centred on pixel (y, x) of the picture; the larger value of each pixel stays, the border cuts.
-_stamp = jit(_stamp_loop) if compiled() else _stamp_slices
+_stamp = jit(_stamp_loop) if is_compiled() else _stamp_slices
 
 
 @jit
@@ -496,13 +492,13 @@ def _two_paths(
 ) -> int:
     """Lay both paths, dash by dash in turn; from the start when one is stuck. Gives the number of attempts."""
     W, place, opening, ring = t.side, t.place, t.opening, t.ring
-    attempts, wanted = 0, 2 * t.contour
+    attempts, n_dashes = 0, 2 * t.contour
     _copy(fields, t.frame)
     while True:
         attempts += 1
         if _two_starts(W, place, opening, ring, state, now):
-            laid = _grow(t, state, fields, sums, now, dashes, 0, 0, wanted)
-            if laid == wanted:
+            laid = _grow(t, state, fields, sums, now, dashes, 0, 0, n_dashes)
+            if laid == n_dashes:
                 return attempts
             _copy(fields, t.frame)
 
@@ -722,10 +718,16 @@ def directions(t: Tables) -> NDArray[np.float64]:
     return np.concatenate([np.arange(-180, 180) * np.pi / 180, np.arctan2(-t.ends[:, 0], -t.ends[:, 1])])
 
 
-def pictures(
-    law: Law, seed: int, split: str, first: int, last: int
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8] | None]:
-    """Rows first … last - 1 of a split: (n, L) grey, (n,) labels, (n, L) classes of pixels where the law has them."""
+class Pictures(NamedTuple):
+    """Rows of a split."""
+
+    pixels: NDArray[np.uint8]  # (n, L) grey
+    labels: NDArray[np.uint8]  # (n,)
+    classes: NDArray[np.uint8] | None  # (n, L) of pixels, where the law has them
+
+
+def pictures(law: Law, seed: int, split: str, first: int, last: int) -> Pictures:
+    """Rows first … last - 1 of a split."""
     n, W = last - first, law.side
     pixels, labels = np.empty((n, W, W), np.uint8), np.empty(n, np.uint8)
     classes = np.empty((n, W, W), np.uint8) if law.segmentation else None
@@ -733,34 +735,17 @@ def pictures(
     for i in range(n):
         address = stream(seed, "segmentation" if law.segmentation else "pathfinder", W, split, first + i)
         labels[i] = painter.draw(address, pixels[i], None if classes is None else classes[i])[0]
-    return pixels.reshape(n, W * W), labels, None if classes is None else classes.reshape(n, W * W)
+    return Pictures(pixels.reshape(n, W * W), labels, None if classes is None else classes.reshape(n, W * W))
 
 
-class Made(NamedTuple):
-    """Rows of a split: (n, L) grey, (n,) labels, (n, L) classes of pixels where the law has them."""
-
-    pixels: NDArray[np.uint8]
-    labels: NDArray[np.uint8]
-    classes: NDArray[np.uint8] | None
-
-
-def made(law: Law, seed: int, split: str, n: int, what: str) -> Made:
+def generate(law: Law, seed: int, split: str, n: int, what: str) -> Pictures:
     """The first n rows of a split, by several workers; `what` names the work in the log."""
     length = law.side**2
-    found = Made(
-        room((n, length), np.uint8),
-        np.empty(n, np.uint8),
-        room((n, length), np.uint8) if law.segmentation else None,
-    )
-    prepared(law)  # once, not by each thread
-    done = 0
-    make = functools.partial(pictures, law, seed, split)
+    classes = allocate((n, length), np.uint8) if law.segmentation else None
+    rows = Pictures(allocate((n, length), np.uint8), np.empty(n, np.uint8), classes)
+    for margin in law.margins:
+        tables(law, margin)  # once, not by each thread
     size = max(1, min(CHUNK // length, math.ceil(n / 8)))
-    by: Literal["threads", "processes"] = "threads" if compiled() else "processes"
-    for pixels, labels, classes in chunks(make, n, size, f"{what}, {split}", by):
-        rows = slice(done, done + len(labels))
-        found.pixels[rows], found.labels[rows] = pixels, labels
-        if found.classes is not None and classes is not None:
-            found.classes[rows] = classes
-        done += len(labels)
-    return found
+    by: Literal["threads", "processes"] = "threads" if is_compiled() else "processes"
+    fill(rows, functools.partial(pictures, law, seed, split), n, size, f"{what}, {split}", by)
+    return rows

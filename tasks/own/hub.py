@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from spt.tasks.files import Say
+from spt.tasks.own.discovery import SPLITS, hub_folder
 from spt.tasks.own.options import Options
-from spt.tasks.own.places import SPLITS, hub_folder
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
@@ -15,8 +15,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 def copy(config: Options, raw: Path, say: Say) -> None:
     """Get the data set, unless it is there: one file for each split called train, validation, test or the like.
 
-    Labels with names (the hub's ClassLabel) become these names. Raises ValueError when it cannot be had, OSError when
-    it cannot be written.
+    Labels with names (the hub's ClassLabel) become these names. Raises ValueError when the data set cannot be loaded,
+    OSError when it cannot be written.
     """
     folder = hub_folder(config, raw)
     if folder.is_dir():
@@ -30,31 +30,30 @@ def copy(config: Options, raw: Path, say: Say) -> None:
     try:
         say(f"getting {config.hub} from the Hugging Face hub")
         try:
-            found = datasets.load_dataset(str(config.hub), config.hub_config, revision=config.revision)
-            known = [name for name in found if str(name).lower() in SPLITS]
-            if not known and len(found) == 1:  # a single split of another name is split here
-                known = list(found)
-            for name in known:
-                split = SPLITS.get(str(name).lower(), "train")
-                _named(found[name]).to_parquet(str(beside / f"{split}.parquet"))
-                say(f"{split}: {len(found[name]):,} rows")
+            data_set = datasets.load_dataset(str(config.hub), config.hub_config, revision=config.revision)
+            splits = {str(name): SPLITS.get(str(name).lower()) for name in data_set}
+            if len(splits) == 1:  # a single split of another name is divided by us
+                splits = {name: split or "train" for name, split in splits.items()}
+            for name, split in splits.items():
+                if split is not None:
+                    _with_label_names(data_set[name]).to_parquet(str(beside / f"{split}.parquet"))
+                    say(f"{split}: {len(data_set[name]):,} rows")
         except Exception as error:  # of a library, a network and other people's files
             if isinstance(error, OSError) and error.errno in FULL:
                 raise
             reason = " ".join(str(error).split())[:300]
             raise ValueError(f"{config.hub} cannot be copied from the Hugging Face hub: {reason}") from error
-        left = sorted(str(name) for name in set(found) - set(known))
+        left = sorted(name for name, split in splits.items() if split is None)
         if left:
             say(f"not copied: {', '.join(left)}, which are no training, validation or test rows")
-        if not any(SPLITS.get(str(name).lower(), "train") == "train" for name in known):
-            raise ValueError(f"{config.hub} has no training split; it has {', '.join(map(str, found))}")
+        if "train" not in splits.values():
+            raise ValueError(f"{config.hub} has no training split; it has {', '.join(splits)}")
         os.replace(beside, folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _named(part: "datasets.Dataset") -> "datasets.Dataset":  # type: ignore[name-defined]  # noqa: F821
-    """With names for the numbers of labels."""
+def _with_label_names(part: "datasets.Dataset") -> "datasets.Dataset":  # type: ignore[name-defined]  # noqa: F821
     import datasets
 
     names = [name for name, kind in part.features.items() if isinstance(kind, datasets.ClassLabel)]

@@ -13,6 +13,7 @@ from spt.tasks.base import TaskConfig
 
 Layout = Literal["text", "list", "wide", "files", "long"]
 HUB_NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
+PLAIN_NAME = r"^[\w+/-]+(\.[\w+/-]+)*$"  # part of a folder's name: never ..
 
 
 class Options(TaskConfig):
@@ -25,12 +26,16 @@ class Options(TaskConfig):
         description="instead of path: a data set on the Hugging Face hub, owner/name; `spt data prepare` copies it "
         "into the data folder as Parquet files, nothing else downloads",
     )
-    hub_config: str | None = Field(None, description="hub: which of the data set's configurations (null: its only one)")
-    revision: str | None = Field(None, description="hub: a commit, tag or branch (null: the newest at the first copy)")
+    hub_config: str | None = Field(
+        None, pattern=PLAIN_NAME, description="hub: which of the data set's configurations (null: its only one)"
+    )
+    revision: str | None = Field(
+        None, pattern=PLAIN_NAME, description="hub: a commit, tag or branch (null: the newest at the first copy)"
+    )
     layout: Layout | None = Field(
         None,
         description="null: as the columns below say; long: a row is one step of the sequence that id_column names, its "
-        "value columns are channels (given time_column, null says so too)",
+        "value columns are channels (with time_column, null means this too)",
     )
     text_column: str | None = Field(None, description="the input is the text in this column")
     list_column: str | None = Field(
@@ -57,7 +62,7 @@ class Options(TaskConfig):
         None, description="long: when a step was, a number or a date and time (ISO 8601); rows are sorted by it"
     )
     times: Literal["ignore", "steps"] = Field(
-        "ignore", description="time_column: only sorts; or models are told the time since the step before"
+        "ignore", description="time_column: only sorts; or models that take it get the time since the step before"
     )
     tokens: Literal["characters", "words", "bytes", "ids"] | None = Field(
         None, description="what a token of a text is (null: characters); ids: the numbers are tokens (null: values)"
@@ -115,56 +120,30 @@ class Options(TaskConfig):
             raise ValueError(f"{name!r} is not the name of a data set on the hub; owner/name is expected")
         return name
 
-    @field_validator("hub_config", "revision")
-    @classmethod
-    def _plain_name(cls, name: str | None) -> str | None:
-        if name is not None and (not re.fullmatch(r"[\w.+/-]+", name) or ".." in name):
-            raise ValueError(f"{name!r} is no such name")
-        return name
-
     @model_validator(mode="after")
     def _consistent(self) -> "Options":
+        inputs = ("text_column", "list_column", "value_columns", "value_prefix", "file_column")
+        given = [name for name in inputs if getattr(self, name) not in (None, ())]
+        long, real = self.kind == "long", self.target == "real"
         if (self.path is None) == (self.hub is None):
             raise ValueError("give path, a file or folder, or hub, a data set's name: exactly one of them")
         if self.hub is None and (self.hub_config or self.revision):
             raise ValueError("hub_config and revision are for hub, which is not given")
-        self._check_input()
-        self._check_tokens()
-        if self.truncate and self.max_length is None:
-            raise ValueError("truncate cuts at max_length, which is not given")
-        if self.target == "classes" and (self.label_column is None or self.label_columns):
-            raise ValueError("target classes needs label_column; label_columns is for target: real")
-        if self.target == "real" and (self.label_column is None) == (not self.label_columns):
-            raise ValueError("target real needs label_column or label_columns, one of the two")
-        if self.target == "real" and self.split == "stratified":
-            raise ValueError("split: stratified is by class, but the target is real; split: hash is possible")
-        if self.validation_fraction + self.test_fraction >= 1:
-            raise ValueError("validation_fraction and test_fraction together leave no training rows")
-        twice = [name for name, times in Counter([*self.inputs, *self.labels, *self.others]).items() if times > 1]
-        if twice:
-            raise ValueError(f"the column {twice[0]!r} is given twice; a column has one role")
-        return self
-
-    def _check_input(self) -> None:
-        names = ("text_column", "list_column", "value_columns", "value_prefix", "file_column")
-        given = [name for name in names if getattr(self, name) not in (None, ())]
         if len(given) != 1:
-            found = "none is given" if not given else f"{' and '.join(given)} are given"
-            raise ValueError(f"the input is exactly one of {', '.join(names)}, but {found}")
+            problem = f"{' and '.join(given)} are given" if given else "none is given"
+            raise ValueError(f"the input is exactly one of {', '.join(inputs)}, but {problem}")
         if self.layout not in (None, self.kind):
-            raise ValueError(f"with {given[0]}{' and time_column' * (self.kind == 'long')} the layout is {self.kind}")
-        if self.time_column is not None and self.kind != "long":
+            raise ValueError(f"with {given[0]}{' and time_column' * long} the layout is {self.kind}")
+        if self.time_column is not None and not long:
             raise ValueError("time_column is for one row a step (long): value_columns or value_prefix")
-        if self.kind == "long" and self.id_column is None:
+        if long and self.id_column is None:
             raise ValueError("the long layout needs id_column, which says whose step a row is")
         if self.times == "steps" and self.time_column is None:
             raise ValueError("times: steps needs time_column")
-        if self.per_step and self.kind != "long":
+        if self.per_step and not long:
             raise ValueError("per_step is for one row a step (long)")
         if self.file_column is None and (self.array is not None or self.unlisted != "refuse"):
             raise ValueError("array and unlisted are for file_column, which is not given")
-
-    def _check_tokens(self) -> None:
         if self.text_column is not None and self.tokens == "ids":
             raise ValueError("tokens ids are numbers, but text_column is given; list_column holds lists of numbers")
         if self.text_column is None and self.tokens not in (None, "ids"):
@@ -173,6 +152,20 @@ class Options(TaskConfig):
             raise ValueError("min_count is for the characters or words of text_column; it has no effect here")
         if self.normalise == "none" and not self.continuous:
             raise ValueError("normalise is for values; it has no effect on tokens")
+        if self.truncate and self.max_length is None:
+            raise ValueError("truncate cuts at max_length, which is not given")
+        if not real and (self.label_column is None or self.label_columns):
+            raise ValueError("target classes needs label_column; label_columns is for target: real")
+        if real and (self.label_column is None) == (not self.label_columns):
+            raise ValueError("target real needs label_column or label_columns, one of the two")
+        if real and self.split == "stratified":
+            raise ValueError("split: stratified is by class, but the target is real; split: hash is possible")
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise ValueError("validation_fraction and test_fraction together leave no training rows")
+        for column, roles in Counter([*self.inputs, *self.labels, *self.others]).items():
+            if roles > 1:
+                raise ValueError(f"the column {column!r} is given twice; a column has one role")
+        return self
 
     @property
     def kind(self) -> Layout:
@@ -185,10 +178,19 @@ class Options(TaskConfig):
         return "long" if self.layout == "long" or self.time_column is not None else "wide"
 
     @property
+    def input_column(self) -> str | None:
+        """The one that holds a whole sequence, if one does."""
+        return self.text_column or self.list_column or self.file_column
+
+    @property
     def inputs(self) -> list[str]:
         """Input columns by name; those of a prefix are found in the file."""
-        single = (self.text_column, self.list_column, self.file_column)
-        return [*self.value_columns, *(name for name in single if name is not None)]
+        return [*self.value_columns, *([self.input_column] if self.input_column is not None else [])]
+
+    def has_prefix(self, name: str) -> bool:
+        """Whether value_prefix makes this column an input."""
+        prefix = self.value_prefix
+        return prefix is not None and name.startswith(prefix) and name not in {*self.labels, *self.others}
 
     @property
     def labels(self) -> list[str]:
@@ -199,6 +201,11 @@ class Options(TaskConfig):
         """Columns that are neither input nor label."""
         names = (self.id_column, self.group_column, self.time_column, self.split_column)
         return [name for name in names if name is not None]
+
+    @property
+    def unit(self) -> Literal["group", "id"] | None:
+        """What is never split apart; None: rows of the same input."""
+        return "group" if self.group_column is not None else "id" if self.id_column is not None else None
 
     @property
     def continuous(self) -> bool:
@@ -217,3 +224,9 @@ class Options(TaskConfig):
     def title(self) -> str:
         """The data's name, for a message."""
         return self.path.name if self.path is not None else str(self.hub)
+
+    def too_long(self, place: str, length: int) -> str:
+        return (
+            f"{place}: the sequence has {length:,} steps, max_length is {self.max_length:,}; raise it, or cut with "
+            "truncate: true"
+        )

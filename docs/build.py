@@ -1,0 +1,37 @@
+"""`make docs`: write the pages of docs/ that are made from the code."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from recipes_page import recipes_page
+from reference_pages import commands_page, models_page, recipe_page, study_page, tasks_page
+
+
+def pages() -> dict[str, Callable[[], str]]:
+    """What makes each generated page, by its place in docs/."""
+    return {
+        "reference/recipe.md": recipe_page,
+        "reference/study.md": study_page,
+        "reference/commands.md": commands_page,
+        "reference/models.md": models_page,
+        "reference/tasks.md": tasks_page,
+        "recipes.md": recipes_page,
+    }
+
+
+def write(folder: Path, pages: dict[str, Callable[[], str]]) -> list[Path]:
+    """Write every page whose text differs from its file; returns these files."""
+    changed = []
+    for name, make in pages.items():
+        path, text = folder / name, make()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            changed.append(path)
+    return changed
+
+
+if __name__ == "__main__":
+    for path in write(Path(__file__).resolve().parent, pages()):
+        sys.stdout.write(f"wrote {path}\n")

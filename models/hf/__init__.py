@@ -1,0 +1,33 @@
+"""Any language model of Hugging Face transformers: llama, bert, mamba2, longformer, …; random or pretrained weights.
+
+Wolf et al. 2020. The model replaces the residual stack: it takes embeddings (B, L, D) and gives its last hidden states.
+Encoder and head are ours; its token embeddings are dropped. What a model can do is found by running it on a few steps
+when it is built: whether it looks ahead, whether it keeps examples and padding apart, which of its parameters are used.
+docs/hugging-face.md has the results.
+
+Only `fetch` downloads anything, code from the hub is never run, and weights are read from safetensors only.
+
+In reading order: sizes (what architectures need), config (the options), weights (checkpoints), backbone (the model in
+our network), trial (what it can do), costs (its operations).
+"""
+
+from spt.models.base import Backbone
+from spt.models.hf import trial
+from spt.models.hf.backbone import HuggingFace
+from spt.models.hf.config import Config
+from spt.models.hf.weights import fetch, identity
+
+PAPER = "Wolf et al. 2020"
+COST = "L² D + L D²"  # of a Transformer such as the default
+PARAMETERS = 1_049_728
+
+__all__ = ["Config", "HuggingFace", "build", "fetch", "identity"]
+
+
+def build(config: Config) -> Backbone:
+    model = HuggingFace(config)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return model  # only shapes are needed; nothing can be tried
+    model.configure(trial.capabilities(model, config))
+    model.initialise(config.initialisation)
+    return model

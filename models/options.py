@@ -1,0 +1,117 @@
+"""Options that models share, as pydantic models. Nothing here or imported from here needs torch."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Initialisation = Literal["structured", "random", "random_ssm"]
+NormKind = Literal["layer", "rms", "batch", "scalar", "scale", "none"]
+FeedForwardKind = Literal["none", "mlp", "switch"]
+Activation = Literal["gelu", "silu", "relu"]
+Routing = Literal["token", "expert"]
+
+SWITCH_OPTIONS = {"n_experts", "routing", "noncausal_routing"}
+SMOKE_SIZES = {  # in this order: what divides d_model comes before it
+    **{"n_ssm": 4, "d_head": 8, "d_model": 32, "n_layers": 2, "d_ff": 64, "n_experts": 4, "d_state": 16},
+    **{"kernel_dim": 8, "d_attention": 16, "d_hidden": 64, "window": 16, "chunk": 16, "max_kernel_length": 32},
+}
+FEED_FORWARD_OPTIONS = {"feed_forward", "d_ff", "ff_activation", "ff_dropout", *SWITCH_OPTIONS}
+
+
+class BackboneConfig(BaseModel):
+    """Options that every model has."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    d_model: int = Field(128, ge=1, description="width D of the residual stream")
+    n_layers: int = Field(4, ge=1, description="number of blocks; the model decides what a block holds")
+    causal: bool = Field(False, description="step t sees only steps up to t; the same in both stages")
+    dropout: float = Field(0.0, ge=0, lt=1, description="on the output of every sub-layer")
+    tie_dropout: bool = Field(False, description="one dropout mask for all steps of a sequence")
+    norm: NormKind = Field(
+        "layer",
+        description="normalisation: layer, rms, batch (over the valid steps of all processes), scalar (a layer norm "
+        "with two trained numbers, as in the published DLR and DSS runs), scale (root mean square, one trained "
+        "number), none",
+    )
+    norm_eps: float | None = Field(None, gt=0, description="added to the variance; default: the norm's usual value")
+    norm_momentum: float = Field(
+        0.1, gt=0, le=1, description="batch norm: weight of the new batch in the running statistics"
+    )
+    norm_unbiased: bool = Field(True, description="batch norm: running variance divided by n - 1 (torch), not n (flax)")
+    prenorm: bool = Field(True, description="x + layer(norm(x)); false: norm(x + layer(x))")
+    last_norm: bool | None = Field(None, description="a norm after the last block; default: only with prenorm")
+    feed_forward: FeedForwardKind = Field(
+        "none", description="last sub-layer of every block: mlp, or switch (a mixture of mlps, one per step)"
+    )
+    d_ff: int | None = Field(None, ge=1, description="inner width of the feed-forward layer; default: 4 d_model")
+    ff_activation: Activation = Field("gelu", description="activation of the feed-forward layer")
+    ff_dropout: float = Field(0.0, ge=0, lt=1, description="inside the feed-forward layer, after its activation")
+    n_experts: int = Field(16, ge=1, description="switch: number of mlps")
+    routing: Routing = Field(
+        "token",
+        description="switch: every step goes to its best expert (token), or every expert takes its best steps of a "
+        "sequence (expert; as in the DLR paper, not causal)",
+    )
+    noncausal_routing: bool = Field(
+        False,
+        description="allow routing: expert in a causal model, as in the DLR paper's language models: which steps an "
+        "expert takes then depends on later steps, so a next-step loss is computed with knowledge of the future",
+    )
+    initialisation: Initialisation = Field(
+        "structured",
+        description="structured: as in the model's paper; random: every parameter of the network, encoder and head "
+        "included, from N(0, 0.1²); random_ssm: only those of the state-space layers",
+    )
+    max_length: int | None = Field(None, ge=1, description="longest sequence, in steps; default: the task's")
+
+    def smoke_sizes(self) -> dict[str, int]:
+        """The sizes of a smoke run: each option at its number or, where others forbid that, at the next that they
+        allow. An option that is smaller already stays, and so do those that a model of yours adds to ours."""
+        ours = [base for base in type(self).__mro__ if base.__module__.startswith("spt.models.")]
+        known = {name for base in ours if issubclass(base, BackboneConfig) for name in base.model_fields}
+        return {name: size for name, size in SMOKE_SIZES.items() if name in known and getattr(self, name) is not None}
+
+    @model_validator(mode="after")
+    def _feed_forward_options_have_effect(self) -> "BackboneConfig":
+        defaults = type(self).model_fields
+        given = (FEED_FORWARD_OPTIONS - {"feed_forward"}) & self.model_fields_set
+        changed = {name for name in given if getattr(self, name) != defaults[name].default}
+        if self.feed_forward == "none" and changed:
+            raise ValueError(
+                f"{min(changed)} has no effect without a feed-forward layer; add feed_forward: mlp or switch"
+            )
+        if self.feed_forward == "mlp" and SWITCH_OPTIONS & changed:
+            raise ValueError(f"{min(SWITCH_OPTIONS & changed)} has no effect with feed_forward: mlp; choose switch")
+        if self.noncausal_routing and not (self.causal and self.routing == "expert"):
+            raise ValueError("noncausal_routing has no effect unless the model is causal and routing is expert")
+        return self
+
+
+class ConjugatePairConfig(BackboneConfig):
+    """Options of continuous-time state spaces whose modes come in conjugate pairs: S4, S4D and the S4 in SPADE."""
+
+    d_state: int = Field(64, ge=2, description="state size N; N/2 modes are stored, one of each conjugate pair")
+    dt_min: float = Field(1e-3, gt=0, description="steps dt are drawn log-uniformly, from here")
+    dt_max: float = Field(0.1, gt=0, description="to here")
+    max_kernel_length: int | None = Field(
+        None, ge=1, description="longest kernel, in steps; default: as long as the sequence"
+    )
+    dt_uses_ssm_lr: bool = Field(True, description="false: dt trains at the recipe's learning rate, without decay")
+    c_lr: float | None = Field(
+        None,
+        gt=0,
+        description="learning rate of C, which has weight decay; null: the recipe's (the S4 repository, given a single "
+        "number, uses it for C too)",
+    )
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "ConjugatePairConfig":
+        copies = getattr(self, "n_ssm", None)  # None: one for every feature
+        if self.d_state % 2:
+            raise ValueError(f"d_state {self.d_state} is odd, but modes come in conjugate pairs")
+        if copies is not None and self.d_model % copies:
+            raise ValueError(f"d_model {self.d_model} is not a multiple of n_ssm {copies}")
+        if self.dt_min > self.dt_max:
+            raise ValueError(f"dt_min {self.dt_min} is larger than dt_max {self.dt_max}")
+        return self

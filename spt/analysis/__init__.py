@@ -1,0 +1,1 @@
+"""A look inside finished runs: kernels, attention, errors, differences."""

@@ -1,0 +1,196 @@
+"""What a recipe would do, without doing it: values and their origins, parameters, steps, operations, memory."""
+
+import json
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from spt.config.budget import example_count
+from spt.config.job import Job
+from spt.config.overrides import flatten
+from spt.config.recipe import Loaded
+from spt.data.batching import collate
+from spt.data.fingerprints import overlap
+from spt.errors import UsageError, one_line
+from spt.rng import Draw
+from spt.training.budget import mean_flops, plan_steps
+from spt.training.build import StageSetup, build_stage
+from spt.training.evaluate import selection_metric
+from spt.training.losses import weighted_sum
+from spt.training.optimizer import optimizer_groups, warmup_steps
+
+
+def resolve_overview(loaded: Loaded, micro_batch: int | None = None) -> dict[str, Any]:
+    """Everything `spt show` shows, as plain data."""
+    pretrain = Job(loaded, "pretrain", 0)
+    jobs = {
+        "pretrain": pretrain,
+        "finetune": Job(loaded, "finetune", 0, pretrain),
+        "scratch": Job(loaded, "finetune", 0),
+    }
+    bound = {name: build_stage(job) for name, job in jobs.items()}
+    values = flatten(loaded.recipe.model_dump(mode="json"))
+    data = bound["finetune"].data
+    return {
+        "recipe": loaded.name,
+        "values": [{"key": k, "value": v, "origin": loaded.origins.get(k, "default")} for k, v in values.items()],
+        "data": {
+            "rows": {name: len(split) for name, split in data.splits.items()},
+            "length": data.length,
+            "input": str(data.input),
+            "target": str(data.target),
+            "rows that also stand in train": overlap(data),
+        },
+        "parameters": bound["finetune"].model.parameter_counts(),
+        "stages": [_stage(name, bound[name], micro_batch) for name in jobs],
+        "runs": {name: job.name for name, job in jobs.items()},
+    }
+
+
+def _stage(name: str, bound: StageSetup, micro_batch: int | None) -> dict[str, Any]:
+    model, train, data = bound.model, bound.job.train, bound.data
+    steps = plan_steps(model, data, train)
+    examples = example_count(steps, len(data.train), train.batch_size, train.drop_last)
+    operations = mean_flops(model, data, train)
+    micro = min(micro_batch or train.batch_size, train.batch_size, len(data.train))
+    model.encoder.hidden.requires_grad_(bound.objective.hides)
+    weights = sum(p.numel() for p in model.parameters())
+    try:
+        activations = _saved_bytes(bound, micro)
+    except Exception as error:
+        name = bound.job.loaded.recipe.model.name
+        raise UsageError(
+            f"model {name} fails on a batch: {one_line(error)}; spt check model {name} may tell more"
+        ) from error
+    return {
+        "stage": name,
+        "objective": bound.output.loss + (" a step" if bound.output.per_step else " a sequence"),
+        "selects by": selection_metric(train, bound.output),
+        "steps": steps,
+        "warm-up steps": warmup_steps(steps, train),
+        "examples": examples,
+        "epochs": round(examples / len(data.train), 2),
+        "training FLOPs": operations.total * examples,
+        "forward FLOPs an example": operations.forward,
+        "backward FLOPs an example": operations.backward,
+        "FLOPs by kind": (operations * examples).by_pass(),
+        "parameters": model.parameter_counts(),
+        "groups": [
+            {
+                "parameters": group.size,
+                "tensors": len(group.names),
+                "learning rate": group.learning_rate,
+                "weight decay": group.weight_decay,
+                "of": _kinds(group.names),
+            }
+            for group in optimizer_groups(model, train)
+        ],
+        "memory estimate": {
+            "weights, AdamW": 16 * weights,
+            "activations": activations,
+            "total": 16 * weights + activations,
+            "sequences at once": micro,
+        },
+    }
+
+
+def _saved_bytes(bound: StageSetup, size: int) -> int:
+    """Bytes that one micro-batch keeps for the backward pass: counted on tensors that have shapes but no storage."""
+    data = bound.data
+    longest = np.argsort(-data.train.extents, kind="stable")[:size]
+    inputs, targets = bound.objective.make_inputs(
+        collate(data.train, longest, data.input, data.target), Draw(0, "show", 0)
+    )
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error says it all
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        shown = inputs._replace(
+            x=mode.from_tensor(inputs.x),
+            hidden=None if inputs.hidden is None else mode.from_tensor(inputs.hidden),
+            context=inputs.context._replace(valid=mode.from_tensor(inputs.context.valid)),
+        )
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            with torch.autocast("cpu", torch.bfloat16, enabled=bound.job.train.precision == "bf16"):
+                logits = bound.model(shown)
+            asked = targets._replace(values=mode.from_tensor(targets.values), weight=mode.from_tensor(targets.weight))
+            weighted_sum(bound.output, logits, asked)
+    weights = {p.untyped_storage()._cdata for p in bound.model.parameters()}
+    return sum(size for key, size in kept.items() if key not in weights)
+
+
+def _kinds(names: Sequence[str]) -> list[str]:
+    """Parameters' names, once for all blocks: kernel.W stands for that of every mixer, norms.bias for all norms'."""
+    return list(dict.fromkeys(re.sub(r"^backbone\.(mixers\.\d+\.)?|\.\d+(?=\.)", "", name) for name in names))
+
+
+def render(found: dict[str, Any]) -> Any:
+    """The same for a terminal."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    def table(title: str, *columns: str) -> Table:
+        made = Table(
+            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
+        )
+        for column in columns:
+            made.add_column(
+                column, justify="left" if column in ("", "key", "value", "origin", "stage", "of") else "right"
+            )
+        return made
+
+    values = table(f"recipe {found['recipe']}", "key", "value", "origin")
+    for row in found["values"]:
+        origin = Text(row["origin"], style="dim" if row["origin"] == "default" else "")
+        values.add_row(row["key"], json.dumps(row["value"]).strip('"'), origin)
+    data = found["data"]
+    rows = ", ".join(f"{name} {count:,}" for name, count in data["rows"].items())
+    facts = Text(f"\ndata  {rows} sequences of up to {data['length']:,} steps; {data['input']} -> {data['target']}\n")
+    repeated = {name: count for name, count in data["rows that also stand in train"].items() if count}
+    if repeated:
+        facts.append(f"      rows that also stand in train: {repeated}\n")
+
+    stages = table("stages", "", *(stage["stage"] for stage in found["stages"]))
+    for key in ("objective", "selects by", "steps", "warm-up steps", "examples", "epochs"):
+        stages.add_row(key, *(_number(stage[key]) for stage in found["stages"]))
+    stages.add_row("training FLOPs", *(f"{stage['training FLOPs']:.3g}" for stage in found["stages"]))
+    kinds = dict.fromkeys(kind for stage in found["stages"] for kind in stage["FLOPs by kind"])
+    for kind in kinds:
+        stages.add_row(f"  {kind}, forward + backward", *(_passes(stage, kind) for stage in found["stages"]))
+    for part in found["parameters"]:
+        name = "parameters" if part == "total" else f"  {part}"
+        stages.add_row(name, *(_number(stage["parameters"][part]) for stage in found["stages"]))
+    for part in ("weights, AdamW", "activations", "total"):
+        name = "memory, estimated" if part == "total" else f"  {part}"
+        stages.add_row(name, *(f"{stage['memory estimate'][part] / 2**20:,.1f} MiB" for stage in found["stages"]))
+    stages.add_row(
+        "  sequences at once", *(str(stage["memory estimate"]["sequences at once"]) for stage in found["stages"])
+    )
+
+    optimiser = table("\noptimiser groups", "stage", "numbers", "tensors", "rate", "decay", "of")
+    for stage in found["stages"]:
+        for group in stage["groups"]:
+            *numbers, kinds = group.values()
+            optimiser.add_row(stage["stage"], *(_number(value) for value in numbers), ", ".join(kinds))
+    runs = Text("\nruns  " + ", ".join(f"{name} {run}" for name, run in found["runs"].items()) + " (seed 0)")
+    return Group(values, facts, stages, optimiser, runs)
+
+
+def _passes(stage: dict[str, Any], kind: str) -> str:
+    passes = stage["FLOPs by kind"].get(kind)
+    return "" if passes is None else f"{passes['forward']:.2g} + {passes['backward']:.2g}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,332 @@
+"""The Python API: what the commands do, as functions. `import spt` offers these names and loads them when asked for.
+
+Errors are subclasses of `spt.SptError`, each one sentence. Data sets are read from the folder that SPT_DATA_DIR names.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from spt.config.job import Job
+from spt.config.load import load
+from spt.config.overrides import parse_overrides
+from spt.config.recipe import Loaded
+from spt.errors import SptError, UsageError
+from spt.report import collect
+from spt.report.collect import Report
+from spt.runs.result import Result
+from spt.runtime import launch
+from spt.runtime.settings import Settings
+from spt.studies.schema import StudySource, from_mapping, read, recipe_overrides, validate
+
+if TYPE_CHECKING:
+    from spt.execution.estimate import MeasuredCosts
+    from spt.execution.run_study import ExecutionTarget
+    from spt.runtime.distributed import Runtime
+    from spt.studies.grid import StudyGrid
+    from spt.training.load_run import FinishedRun
+
+__all__ = [
+    "FinishedStudy",
+    "Report",
+    "Settings",
+    "SptError",
+    "TrainedRun",
+    "compare",
+    "finetune",
+    "load_recipe",
+    "load_run",
+    "pretrain",
+    "read_report",
+    "run_study",
+]
+
+Say = Callable[[str], None]
+news: Say = logging.getLogger("spt").info
+
+
+class TrainedRun(NamedTuple):
+    """A run that `pretrain` or `finetune` made or found. `spt.load_run(run.path)` opens it."""
+
+    path: Path
+    result: Result  # scores, costs, parameters: what result.json holds
+
+
+class FinishedStudy(NamedTuple):
+    """A study whose runs were made or found, with its report, which also lies as files in the study's folder."""
+
+    path: Path
+    report: Report
+    failed: int  # runs; the report lists them with their reasons
+
+
+def load_recipe(
+    source: str | Path, overrides: Sequence[str] | Mapping[str, Any] = (), *, smoke: bool = False
+) -> Loaded:
+    """A packaged recipe or a YAML file, checked, with every default filled in; its data are prepared if they are not.
+
+    Overrides are `["model.d_model=64"]`, as on the command line, or `{"model.d_model": 64}`. A smoke recipe has the
+    same code path in seconds.
+
+        recipe = spt.load_recipe("quickstart", {"model.n_heads": 2})
+        print(recipe.to_yaml())
+
+    Raises UsageError for a source that is no recipe, RecipeError with everything that is wrong with it, and DataError
+    for data that are missing or wrong.
+    """
+    from spt.data.dataset import identify_data
+
+    changes = recipe_overrides(overrides) if isinstance(overrides, Mapping) else overrides
+    return identify_data(load(str(source), changes, smoke=smoke))
+
+
+def pretrain(
+    recipe: str | Path | Loaded,
+    *,
+    seed: int = 0,
+    out: str | Path | None = None,
+    settings: Settings | None = None,
+    say: Say = news,
+) -> TrainedRun:
+    """Self-pretrain: the recipe's first stage. A finished run is read, an interrupted one continues.
+
+    `out` holds the run folders, by default SPT_RUNS_DIR or `runs`.
+
+        run = spt.pretrain("quickstart", seed=0)
+        print(run.path, run.result.val)
+
+    Raises what `load_recipe` raises, DivergedError where the loss stops being finite, CheckpointError and OutputError
+    where a run folder cannot be used.
+    """
+    return _train(Job(_loaded(recipe), "pretrain", seed), out, settings, say)
+
+
+def finetune(
+    recipe: str | Path | Loaded,
+    *,
+    seed: int = 0,
+    scratch: bool = False,
+    from_run: str | Path | None = None,
+    out: str | Path | None = None,
+    settings: Settings | None = None,
+    say: Say = news,
+) -> TrainedRun:
+    """Train the task itself: after the recipe's own pretraining, which is made if it is missing; after that of the
+    folder `from_run`; or from random weights (`scratch`, the baseline).
+
+        spt.finetune("quickstart").result.test["accuracy"]
+        spt.finetune("quickstart", scratch=True).result.test["accuracy"]
+
+    Raises what `pretrain` raises, and DataError where `from_run` was pretrained on this task's test rows.
+    """
+    if scratch and from_run is not None:
+        raise UsageError("scratch and from contradict each other: one starts from random weights, one from a run's")
+    loaded = _loaded(recipe)
+    if scratch:
+        return _train(Job(loaded, "finetune", seed), out, settings, say)
+    if from_run is None:
+        return _train(Job(loaded, "finetune", seed, Job(loaded, "pretrain", seed)), out, settings, say)
+    from spt.training.stage import open_weights
+
+    return _train(Job(loaded, "finetune", seed, open_weights(Path(from_run))), out, settings, say)
+
+
+def compare(
+    recipes: str | Path | Sequence[str | Path],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    seeds: int | Sequence[int] = 5,
+    smoke: bool = False,
+    out: str | Path | None = None,
+    jobs: int = 1,
+    settings: Settings | None = None,
+    say: Say = news,
+) -> FinishedStudy:
+    """Train both arms of every recipe, scratch and SPT, over seeds, and report the paired differences.
+
+        study = spt.compare("quickstart", seeds=3, jobs=2)
+        for row in study.report.rows:
+            print(row.label, row.delta, row.low, row.high)
+
+    Raises what `run_study` raises.
+    """
+    sources = [recipes] if isinstance(recipes, str | Path) else recipes
+    changes = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    study = {"kind": "compare", "recipes": [str(source) for source in sources], "set": dict(changes)}
+    return run_study(study, seeds=seeds, smoke=smoke, out=out, jobs=jobs, settings=settings, say=say)
+
+
+def run_study(
+    study: str | Path | Mapping[str, Any] | StudySource,
+    *,
+    seeds: int | Sequence[int] | None = None,
+    smoke: bool = False,
+    out: str | Path | None = None,
+    jobs: int = 1,
+    slurm: Sequence[str] = (),
+    shard: tuple[int, int] | None = None,
+    settings: Settings | None = None,
+    say: Say = news,
+) -> FinishedStudy:
+    """Run a study or continue it, and report it: a packaged study's name, its file, its folder, or its keys.
+
+    `seeds` (how many, or which) stand above the study's own. `jobs` runs are made at once on this machine, or on Slurm
+    with options such as `["partition=gpu", "time=600"]`. `shard=(i, n)` makes the i-th of n parts.
+
+        spt.run_study({"kind": "data", "recipes": ["quickstart"], "fractions": [0.1, 0.3]}, seeds=3)
+
+    A run that fails or diverges raises nothing: it is counted, and the report lists it. Raises UsageError and
+    RecipeError for what cannot be run, DataError, OutputError, and Stopped on SIGTERM; the same call continues.
+    """
+    return plan_study(
+        study, seeds=seeds, smoke=smoke, out=out, jobs=jobs, slurm=slurm, shard=shard, settings=settings, say=say
+    ).run()
+
+
+def load_run(path: str | Path) -> "FinishedRun":
+    """A finished run of either stage: its `network` with the selected weights, `data`, `result` and `job`.
+
+        run = spt.load_run("runs/finetune-0123456789ab")
+        print(run.network.parameter_counts(), len(run.data.test), run.result.test)
+
+    Raises UsageError where there is no such folder, CheckpointError where it is no finished run or its weights cannot
+    be used, and DataError where its data are missing or have changed since.
+    """
+    from spt.training.load_run import load_run
+
+    return load_run(Path(path))
+
+
+def read_report(*paths: str | Path) -> Report:
+    """The report over studies, run folders and folders of them, from their files alone; nothing is trained or written.
+
+        report = spt.read_report("runs")
+        report.records()  # the rows as dicts
+        report.to_pandas()  # the rows as a data frame
+
+    Raises UsageError for a folder that does not exist, DataError for one without finished runs.
+    """
+    if not paths:
+        raise UsageError("no folder is named; name a study, a run, or the folder that holds them")
+    return collect.read_report([Path(path) for path in paths])
+
+
+# ------------------------------------------------------------------------------------------- shared with the commands
+
+
+@dataclass(frozen=True)
+class PlannedStudy:
+    """A study laid out as runs, before any of them is made."""
+
+    grid: "StudyGrid"
+    folder: Path
+    costs: "MeasuredCosts"
+    target: "ExecutionTarget"
+    runtime: "Runtime"
+    say: Say
+
+    def run(self) -> FinishedStudy:
+        """Have every run made that is missing; process 0 reads and writes the report."""
+        from spt.execution import run_study as execution
+
+        folder, failed = execution.run_study(self.grid, self.folder.parent, self.target, self.runtime, self.say)
+
+        def report() -> Report:
+            from spt.report.write import write_report
+
+            found = read_report(folder)
+            write_report(found, folder)
+            return found
+
+        return FinishedStudy(folder, self.runtime.once(report), failed)
+
+
+def plan_study(
+    study: str | Path | Mapping[str, Any] | StudySource,
+    *,
+    seeds: int | Sequence[int] | None = None,
+    smoke: bool = False,
+    out: str | Path | None = None,
+    jobs: int = 1,
+    slurm: Sequence[str] = (),
+    shard: tuple[int, int] | None = None,
+    settings: Settings | None = None,
+    say: Say = news,
+) -> PlannedStudy:
+    """A study's runs and where they will be made. Arguments and errors as of `run_study`; trains nothing, but measures
+    this machine where a budget is one of time."""
+    source = _study_source(study, seeds)
+    if jobs > 1 and launch.world_size() > 1:
+        raise UsageError("jobs and several processes contradict each other: runs at once have one process each")
+    from spt.execution.estimate import MeasuredCosts
+    from spt.execution.run_study import ExecutionTarget, study_folder
+    from spt.execution.slurm import Slurm
+    from spt.runs.plan import read_plan
+    from spt.studies.grid import expand
+
+    root = _root(out)
+    if source.folder is not None:  # goes on where it lies, as it was run
+        root, smoke = source.folder.parent, smoke or read_plan(source.folder).smoke
+    target = ExecutionTarget(jobs, Slurm.parse(slurm) if slurm else None, shard)
+    runtime = start_runtime(replace(settings or Settings(), wait=True), say)
+    costs = MeasuredCosts(root, runtime, say)
+    grid = expand(source.study, smoke, costs)
+    for note in grid.notes:
+        say(note)
+    folder = study_folder(grid, root)
+    if source.folder not in (None, folder.resolve()):
+        say(
+            f"note: its recipes or options are not those of {source.folder.name}, so this is a study of its own: "
+            f"{folder.name}"
+        )
+    return PlannedStudy(grid, folder, costs, target, runtime, say)
+
+
+def start_runtime(settings: Settings, say: Say) -> "Runtime":
+    """The processes and the device, and a word on what of them is not used."""
+    from spt.runtime.distributed import Runtime
+
+    runtime = Runtime(settings)
+    if launch.world_size() > 1:
+        say(runtime.formation())
+        if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no":
+            say("note: the launcher's mixed precision is not used; precision is the recipe's")
+        if runtime.steps_in_backward:
+            say("note: spt has not been run with DeepSpeed yet; hold this run against one without it")
+    elif (idle := runtime.idle_devices()) > 0:
+        say(f"note: one of {idle + 1} devices is used; --num-processes {idle + 1} uses all, with the same results")
+    return runtime
+
+
+def _study_source(study: str | Path | Mapping[str, Any] | StudySource, seeds: int | Sequence[int] | None) -> StudySource:
+    if isinstance(study, Mapping):
+        study = from_mapping(study, "the study")
+    source = study if isinstance(study, StudySource) else read(str(study))
+    if seeds is None:
+        return source
+    keys = {**source.study.model_dump(mode="json"), "seeds": seeds if isinstance(seeds, int) else list(seeds)}
+    return replace(source, study=validate(keys, source.name))
+
+
+def _train(job: Job, out: str | Path | None, settings: Settings | None, say: Say) -> TrainedRun:
+    from spt.training.stage import run_stage
+
+    root = _root(out)
+    return TrainedRun(root / job.name, run_stage(job, root, start_runtime(settings or Settings(), say), say))
+
+
+def _loaded(recipe: str | Path | Loaded) -> Loaded:
+    if not isinstance(recipe, Loaded):
+        return load_recipe(recipe)
+    if recipe.data is not None:
+        return recipe
+    from spt.data.dataset import identify_data
+
+    return identify_data(recipe)
+
+
+def _root(out: str | Path | None) -> Path:
+    return Path(os.environ.get("SPT_RUNS_DIR") or "runs") if out is None else Path(out)

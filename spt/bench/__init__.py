@@ -1,0 +1,1 @@
+"""Time and memory of models, operations and data on this machine."""

@@ -1,0 +1,176 @@
+"""`spt bench model`: a training step of models: time, memory, and what takes the time."""
+
+import contextlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from itertools import product
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from spt.bench.parts import shares
+from spt.bench.peaks import KilledError, peaks_in_subprocess
+from spt.bench.timing import (
+    Precision,
+    Say,
+    alternate,
+    check_backends,
+    conditions,
+    memory_growth,
+    parse_choices,
+    parse_counts,
+)
+from spt.bench.training_step import Step, Variant
+from spt.config.overrides import parse_overrides, split_arguments
+from spt.config.recipe import Part
+from spt.config.validation import validation_messages
+from spt.errors import BackendError, RecipeError, SptError, UsageError, one_line
+from spt.models.ops import backends
+from spt.runtime.distributed import Runtime
+from spt.runtime.environment import compiler_problem
+from spt.runtime.memory import out_of_memory
+from spt.runtime.settings import Settings
+
+
+def peak_of_step(variant: Variant) -> int:
+    step = Step(variant)
+
+    def twice() -> None:  # the second step has AdamW's state beside the activations
+        step()
+        step()
+
+    if variant.compiled:
+        step(optimise=False)
+    else:
+        step(length=16, batch=1, optimise=False)  # libraries, threads
+    return memory_growth(step.clock.device, twice)
+
+
+def parse_models(
+    arguments: Iterable[str],
+    *,
+    length: str | None = None,
+    batch: str | None = None,
+    layers: int | None = None,
+    width: int | None = None,
+    precision: str = "fp32",
+    backend: str = "torch",
+    attention: str = "auto",
+    compile: bool = False,
+    recompute: bool = False,
+    cpu: bool = False,
+    quick: bool = False,
+) -> list[Variant]:
+    """The rows a command line means: every model at every length, batch, precision, back end and way of attention.
+
+    `key=value` before the first model is for all of them, behind a model for that one.
+    """
+    shared: list[str] = []
+    models: list[tuple[str, list[str]]] = []
+    for argument in arguments:
+        names, changes = split_arguments([argument])
+        models += [(name, []) for name in names]
+        (models[-1][1] if models else shared).extend(changes)
+    if not models:
+        raise UsageError("no model is named; spt list models shows ours (a file of yours ends in .py)")
+    sizes = {"n_layers": layers or (1 if quick else None), "d_model": width or (16 if quick else None)}
+    base = {key: value for key, value in sizes.items() if value is not None} | parse_overrides(shared)
+    rows = []
+    for name, changes in models:
+        part = _complete(name, base | parse_overrides(changes))
+        rows += [
+            Variant(
+                part.name, part.options, steps, size, kind, library, how, compiled, recompute, cpu, " ".join(changes)
+            )
+            for steps, size, kind, library, how, compiled in product(
+                parse_counts(("32" if quick else "1024") if length is None else length, "--length"),
+                parse_counts(("2" if quick else "8") if batch is None else batch, "--batch"),
+                parse_choices(precision, get_args(Precision), "--precision"),
+                parse_choices(backend, backends.NAMES["kernels"], "--backend"),
+                parse_choices(attention, backends.NAMES["attention"], "--attention"),
+                (False, True) if compile else (False,),
+            )
+        ]
+    return rows
+
+
+def _complete(name: str, options: dict[str, Any]) -> Part:
+    from spt.config.plugins import find_plugin
+
+    component = find_plugin("models", name)
+    config = component.module.Config
+    try:
+        checked = config.model_validate_json(json.dumps(options, default=str))
+    except ValidationError as error:
+        raise RecipeError(name, validation_messages(config, error)) from None
+    return Part(name=component.name, **checked.model_dump(mode="json"))
+
+
+def bench_models(variants: Sequence[Variant], rounds: int, say: Say, apart: bool = True) -> dict[str, Any]:
+    """What `spt bench model` says, as plain data. Not `apart`: peaks are found by one process, which is quicker."""
+    device = Runtime(Settings(quiet=True, cpu=variants[0].cpu)).device
+    check_backends({variant.backend for variant in variants}, "kernels", device)
+    check_backends({variant.attention for variant in variants}, "attention", device)
+    if any(variant.compiled for variant in variants) and (problem := compiler_problem(device.type)) is not None:
+        say(f"--compile: torch.compile cannot be used here ({problem}); continuing without it")
+        variants = [variant for variant in variants if not variant.compiled]
+    steps: dict[int, Step] = {}
+    peaks: dict[int, int | None] = {}
+    failed: dict[int, str] = {}
+    elsewhere = device.type == "cpu"
+    together: list[int | None] | None = None
+    if elsewhere and not apart:
+        with contextlib.suppress(KilledError):  # then one by one, to see by which
+            together = peaks_in_subprocess([asdict(variant) for variant in variants])
+    for i, variant in enumerate(variants):
+        try:
+            step = Step(variant, say)
+            if together is not None:
+                peaks[i] = together[i]
+            else:
+                peaks[i] = peaks_in_subprocess([asdict(variant)])[0] if elsewhere else peak_of_step(variant)
+            step()
+            steps[i] = step
+        except SptError:
+            raise
+        except backends.Unavailable as error:
+            raise BackendError(f"{_label(variant)}: {error}") from error
+        except KilledError:
+            failed[i] = "killed, as happens where memory is short"
+        except Exception as error:
+            if not out_of_memory(error):
+                raise UsageError(
+                    f"model {variant.model} fails on a batch: {one_line(error)}; "
+                    f"spt check model {variant.model} may tell more"
+                ) from error
+            failed[i] = "no memory"
+        if i in failed:
+            say(f"{_label(variant)}: {failed[i]}")
+    if not steps:
+        raise BackendError(f"{_label(variants[0])}: {failed[0]}; a smaller batch or shorter sequences need less")
+    measured = dict(zip(steps, alternate(list(steps.values()), rounds, say), strict=True))
+    first = next(iter(steps))
+    rows = []
+    for i, variant in enumerate(variants):
+        row: dict[str, Any] = {**asdict(variant), "failed": failed.get(i)}
+        if i in steps:
+            step, seconds, peak, base = steps[i], measured[i].seconds(), peaks[i], peaks[first]
+            row |= {
+                "parameters": sum(p.numel() for p in step.model.parameters()),
+                "seconds": seconds,
+                "step_quartiles": measured[i].quartiles(),
+                "steps": sum(map(len, measured[i].rounds)),
+                "ratio": measured[i].ratios(measured[first]),
+                "positions_per_second": variant.batch * variant.length / seconds["step"],
+                "flops_per_second": step.operations() / seconds["step"],
+                "peak_bytes": peak,
+                "peak_ratio": peak / base if peak is not None and base else None,
+                "shares": shares(step, seconds["step"]),
+            }
+        rows.append(row)
+    return {"kind": "model", **conditions(device, rounds), "rows": rows}
+
+
+def _label(variant: Variant) -> str:
+    return f"{variant.model} at length {variant.length:,}, batch {variant.batch:,}, {variant.precision}"

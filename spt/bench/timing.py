@@ -1,0 +1,141 @@
+"""Timing by alternation, and memory peaks measured in a process of their own."""
+
+import contextlib
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import CDLL
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from spt.errors import BackendError, UsageError, did_you_mean
+from spt.models.ops import backends
+from spt.runtime.environment import environment
+from spt.runtime.memory import peak_memory, reset_peak_memory
+
+Say = Callable[[str], None]
+Precision = Literal["fp32", "bf16"]
+
+
+class Times(NamedTuple):
+    """Seconds of one step, part by part."""
+
+    forward: float
+    backward: float
+    optimiser: float = 0.0
+
+    @property
+    def step(self) -> float:
+        return sum(self)
+
+
+Run = Callable[[], Times]
+
+
+class Measured(NamedTuple):
+    """Of one row: its steps in every round."""
+
+    rounds: list[list[Times]]
+
+    def median(self, part: str) -> float:
+        return statistics.median(getattr(times, part) for steps in self.rounds for times in steps)
+
+    def quartiles(self) -> tuple[float, float]:
+        steps = [times.step for steps in self.rounds for times in steps]
+        low, _, high = statistics.quantiles(steps, n=4, method="inclusive") if len(steps) > 1 else steps * 3
+        return low, high
+
+    def ratio(self, first: "Measured", part: str) -> float | None:
+        """To the first row; each round is compared with itself. None for a part that takes no time."""
+        pairs = zip(self.rounds, first.rounds, strict=True)
+        rounds = [(median_of(mine, part), median_of(theirs, part)) for mine, theirs in pairs]
+        return statistics.median(a / b for a, b in rounds) if all(b > 0 for _, b in rounds) else None
+
+    def seconds(self) -> dict[str, float]:
+        return {part: self.median(part) for part in (*Times._fields, "step")}
+
+    def ratios(self, first: "Measured") -> dict[str, float | None]:
+        return {part: self.ratio(first, part) for part in (*Times._fields, "step")}
+
+
+def median_of(steps: list[Times], part: str) -> float:
+    return statistics.median(getattr(times, part) for times in steps)
+
+
+def alternate(runs: Sequence[Run], rounds: int, say: Say, least: float = 0.05) -> list[Measured]:
+    """Every run in turn, the other way round in every second round; a short one several times, for `least` seconds."""
+    counts = []
+    for run in runs:
+        seconds = run().step  # with what is done once: libraries, plans, compilation
+        seconds = run().step if seconds < 1 else seconds
+        counts.append(max(1, min(50, round(least / max(seconds, 1e-6)))))
+    found: list[Measured] = [Measured([]) for _ in runs]
+    began = time.perf_counter()
+    for i in range(rounds):
+        order = range(len(runs)) if i % 2 == 0 else reversed(range(len(runs)))
+        for which in order:
+            found[which].rounds.append([runs[which]() for _ in range(counts[which])])
+        spent = time.perf_counter() - began
+        if i == 0 and spent * rounds > 20:
+            say(f"{rounds} rounds of about {spent:.0f} s each")
+    return found
+
+
+class Clock:
+    """Seconds, once the device has done what it was asked to."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __call__(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def memory_growth(device: torch.device, run: Callable[[], object]) -> int:
+    """Bytes that `run` needs at most beyond those in use now."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        CDLL("libc.so.6").malloc_trim(0)  # freed memory that glibc keeps would not be seen to be used again
+    reset_peak_memory(device)
+    before = peak_memory(device)
+    run()
+    return max(0, peak_memory(device) - before)
+
+
+def parse_counts(text: str, option: str) -> list[int]:
+    """`1024` or `1024,4096`: whole numbers from 1."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 0 < int(part[:18]) and len(part) <= 18 for part in parts):
+        raise UsageError(f"{option} {text}: whole numbers from 1 are expected, such as 1024 or 1024,4096")
+    return [int(part) for part in parts]
+
+
+def parse_choices(text: str, known: Sequence[str], option: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if part not in known:
+            raise UsageError(f"{option} {text}: {part!r} is unknown{did_you_mean(part, known)}")
+    return parts
+
+
+def check_backends(names: Iterable[str], choice: backends.Choice, device: torch.device) -> None:
+    for name in names:
+        try:
+            with backends.use(name, choice, device.type):
+                pass
+        except backends.Unavailable as error:
+            raise BackendError(str(error)) from error
+
+
+def conditions(device: torch.device, rounds: int) -> dict[str, Any]:
+    return {"rounds": rounds, "environment": environment(device)}
+
+
+PARTS = ("kernel", "convolution", "scan", "attention", "linear", "pointwise", "optimiser", "other")
+
+
+SCOPE = "spt::"  # our marks in a recording

@@ -1,0 +1,1 @@
+"""Checks that run the thing: the contract of a model, the installation."""

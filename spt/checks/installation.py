@@ -1,0 +1,120 @@
+"""Is this installation sound? Every answer comes from running the thing, not from importing it."""
+
+import importlib.util
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from spt.checks.model_contract import CheckResult
+from spt.data.source import cache_dir, data_dir
+from spt.errors import SptError, one_line
+from spt.models.ops import backends
+from spt.runtime.distributed import Runtime
+from spt.runtime.environment import environment
+from spt.runtime.settings import Settings
+
+OPTIONAL = {"flash_attn": "FlashAttention kernels", "pykeops": "KeOps kernels", "numba": "fast generators"}
+VARIABLES = ("SPT_RUNS_DIR", "SPT_CACHE_DIR", "SPT_DATA_DIR", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
+
+
+def environment_report() -> dict[str, Any]:
+    """What to paste into an issue."""
+    found = environment()
+    packages = found.pop("packages")
+    extras = {name: importlib.util.find_spec(name) is not None for name in OPTIONAL}
+    return {
+        **found,
+        **packages,
+        "optional": ", ".join(f"{name} {'found' if there else 'not installed'}" for name, there in extras.items()),
+        "cache": str(cache_dir()),
+        "data": str(data_dir()),
+        **{name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
+def check_installation() -> list[CheckResult]:
+    """From the arithmetic to a whole comparison."""
+    return [_timed(name, probe) for name, probe in _probes()]
+
+
+def _timed(name: str, probe: Callable[[], str]) -> CheckResult:
+    began = time.perf_counter()
+    try:
+        detail = probe()
+    except SptError as error:
+        return CheckResult(name, False, str(error), error.exit_code)
+    except Exception as error:
+        return CheckResult(name, False, one_line(error), 4)
+    return CheckResult(name, True, f"{detail} ({time.perf_counter() - began:.1f} s)")
+
+
+def _probes() -> Iterator[tuple[str, Callable[[], str]]]:
+    yield "torch computes", _torch
+    yield "fused attention, forward and backward", _attention
+    yield "kernels of state-space models, forward and backward", _kernels
+    yield "prepared data can be kept", _cache
+    yield "both arms, end to end", _comparison
+    yield "optional packages", _optional
+
+
+def _torch() -> str:
+    x = torch.randn(8, 8, requires_grad=True)
+    (x @ x).sum().backward()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu, {torch.get_num_threads()} threads"
+    return f"torch {torch.__version__} on {device}"
+
+
+def _attention() -> str:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    q = torch.randn(2, 2, 16, 8, device=device, requires_grad=True)
+    F.scaled_dot_product_attention(q, q, q).sum().backward()
+    if q.grad is None or not q.grad.isfinite().all():
+        raise RuntimeError("its gradient is not finite")
+    return f"{device}; {_backends('attention')}"
+
+
+def _kernels() -> str:
+    return _backends("kernels")
+
+
+def _backends(choice: backends.Choice) -> str:
+    found = [row for row in backends.report() if row.choice == choice]
+    return "; ".join(f"{row.name} {'works' if row.problem is None else row.problem}" for row in found)
+
+
+def _cache() -> str:
+    from spt.config.recipe import Part
+    from spt.data.dataset import open_task
+
+    data = open_task(Part(name="digits"))
+    return f"{len(data.train):,} digits in {cache_dir()}"
+
+
+def _comparison() -> str:
+    from spt.execution.estimate import MeasuredCosts
+    from spt.execution.run_study import ExecutionTarget, run_study
+    from spt.studies.grid import expand
+    from spt.studies.schema import Compare
+
+    with tempfile.TemporaryDirectory() as folder:
+        problems: list[str] = []
+        runtime = Runtime(Settings(quiet=True, debug=True))
+        layout = expand(
+            Compare(recipes=("quickstart",), seeds=2), True, MeasuredCosts(Path(folder), runtime, problems.append)
+        )
+        _, failed = run_study(layout, Path(folder), ExecutionTarget(), runtime, problems.append)
+        if failed:
+            raise RuntimeError("; ".join(problems))
+    return "recipe quickstart, smoke size, two seeds"
+
+
+def _optional() -> str:
+    return ", ".join(
+        f"{what} {'found' if importlib.util.find_spec(name) else 'not installed'}" for name, what in OPTIONAL.items()
+    )

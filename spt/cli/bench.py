@@ -1,0 +1,115 @@
+"""`spt bench`: time and memory on this machine."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spt.cli.data import TaskArgument
+from spt.cli.guard import command
+from spt.cli.options import DataOption, DebugOption, JsonOption
+from spt.cli.output import console, put, say
+
+if TYPE_CHECKING:
+    pass
+
+bench_app = typer.Typer(help="Time and memory of models, operations and data on this machine.", no_args_is_help=True)
+
+RoundsOption = Annotated[
+    int | None, typer.Option("--rounds", min=1, help="Times that everything is measured, in turn.", show_default="7")
+]
+
+QuickOption = Annotated[bool, typer.Option("--quick", help="Small sizes and 2 rounds, where none are given.")]
+CpuOption = Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")]
+
+
+@command(bench_app, "model")
+def bench_model(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[key=value …] MODEL [key=value …] …",
+            help="Models or .py files of yours, each with options behind it; those before the first are for all.",
+        ),
+    ],
+    length: Annotated[str | None, typer.Option("--length", help="Steps of a sequence: 1024, or 1024,4096.")] = None,
+    batch: Annotated[str | None, typer.Option("--batch", help="Sequences: 8, or 1,8.")] = None,
+    layers: Annotated[int | None, typer.Option("--layers", min=1, help="Short for n_layers=…")] = None,
+    width: Annotated[int | None, typer.Option("--width", min=1, help="Short for d_model=…")] = None,
+    precision: Annotated[str, typer.Option("--precision", help="fp32, bf16, or both: fp32,bf16.")] = "fp32",
+    backend: Annotated[str, typer.Option("--backend", help="Of kernels: torch, keops, or both.")] = "torch",
+    attention: Annotated[
+        str, typer.Option("--attention", help="Some of auto, sdpa (PyTorch's), flash (flash-attn), math.")
+    ] = "auto",
+    compile: Annotated[bool, typer.Option("--compile", help="Everything a second time under torch.compile.")] = False,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Compute activations again: less memory, slower.")
+    ] = False,
+    rounds: RoundsOption = None,
+    quick: QuickOption = False,
+    cpu: CpuOption = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """A training step of models: forward, backward, optimiser, peak memory, and what takes the time."""
+    from spt.bench.models import bench_models, parse_models
+    from spt.bench.tables import render
+
+    variants = parse_models(
+        arguments,
+        length=length,
+        batch=batch,
+        layers=layers,
+        width=width,
+        precision=precision,
+        backend=backend,
+        attention=attention,
+        compile=compile,
+        recompute=gradient_checkpointing,
+        cpu=cpu,
+        quick=quick,
+    )
+    found = bench_models(variants, rounds or (2 if quick else 7), say, apart=not quick)
+    put(found) if as_json else console().print(render(found))
+
+
+@command(bench_app, "op")
+def bench_op(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME …] [size=value …]", help="Operations (all, if none is named), and their sizes."),
+    ] = None,
+    backend: Annotated[
+        str, typer.Option("--backend", help="Some of plain (the formula as it is written), torch, keops.")
+    ] = "plain,torch",
+    rounds: RoundsOption = None,
+    quick: QuickOption = False,
+    cpu: CpuOption = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Single operations: time, memory, and error against double precision, one back end beside the other."""
+    from spt.bench.operations import bench_operations, parse_operations
+    from spt.bench.tables import render
+
+    cases = parse_operations(arguments or [], backend=backend, quick=quick, cpu=cpu)
+    found = bench_operations(cases, rounds or (2 if quick else 7), say)
+    put(found) if as_json else console().print(render(found))
+
+
+@command(bench_app, "task")
+def bench_task(
+    arguments: TaskArgument,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences in a batch.")] = 64,
+    rounds: RoundsOption = None,
+    quick: QuickOption = False,
+    data_dir: DataOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """A task's data: opening what is prepared, making batches, and generating, where nothing is read."""
+    from spt.bench.tables import render
+    from spt.bench.tasks import bench_task as measure
+    from spt.data.prepare import task_from_arguments
+
+    found = measure(task_from_arguments(arguments), batch, rounds or (2 if quick else 7))
+    put(found) if as_json else console().print(render(found))

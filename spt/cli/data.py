@@ -1,0 +1,73 @@
+"""`spt data`: the data of a recipe's task."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spt.cli.guard import command
+from spt.cli.options import DataOption, DebugOption, JsonOption, WorkersOption
+from spt.cli.output import put, say
+
+if TYPE_CHECKING:
+    pass
+
+data_app = typer.Typer(help="The data of a recipe's task.", no_args_is_help=True)
+
+TaskArgument = Annotated[
+    list[str], typer.Argument(metavar="RECIPE|TASK [a.b=c …]", help="A recipe or a task, and values to change.")
+]
+
+
+@command(data_app, "prepare")
+def data_prepare(
+    arguments: TaskArgument,
+    from_hub: Annotated[
+        bool, typer.Option("--from-hub", help="Copy from the Hugging Face hub instead of the official address.")
+    ] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", envvar="SPT_DATA_DIR", help="Folder with raw data sets; filled here.")
+    ] = None,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Get a task's files if they are not there, and prepare its splits; of a recipe, get its model's weights too.
+
+    No other command downloads anything.
+    """
+    from spt.data.prepare import fetch_weights, parts_from_arguments, prepare
+
+    task, model = parts_from_arguments(arguments)
+    if model is not None:
+        fetch_weights(model, say)
+    found = prepare(task, from_hub, say)
+    if as_json:
+        put(found)
+        return
+    for note in found["notes"]:
+        say(f"note: {note}")
+    rows = ", ".join(f"{name} {count:,}" for name, count in found["rows"].items())
+    print(f"{found['task']}: {rows} rows in {found['folder']} (data {found['data']})")
+
+
+@command(data_app, "check")
+def data_check(
+    arguments: TaskArgument,
+    data_dir: DataOption = None,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """What a task's data are: files, rows, classes, lengths, duplicates, trivial scores, and what is odd about them.
+
+    Every prepared row is read.
+    """
+    from spt.data.prepare import task_from_arguments
+    from spt.data.summary import render, summarise
+
+    found = summarise(task_from_arguments(arguments))
+    if as_json:
+        put(found)
+    else:
+        print(render(found))

@@ -1,0 +1,150 @@
+"""How a command starts and ends: option groups, several processes, and errors as one sentence with an exit code."""
+
+import contextlib
+import inspect
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from spt.cli.options import How
+from spt.cli.output import _results_only
+from spt.errors import BackendError, OutputError, SptError, Stopped, UsageError, one_line
+from spt.runtime import launch
+
+if TYPE_CHECKING:
+    pass
+
+
+def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command whose errors are one sentence and an exit code; `--debug` shows the traceback instead.
+
+    A parameter whose annotation is a NamedTuple of options stands for all of them; with `How`, the command can run as
+    several processes.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        signature, groups = _signature(function)
+        runs = How in groups.values()
+
+        @wraps(function)
+        def guarded(**options: Any) -> None:
+            debug = bool(options.get("debug")) or os.environ.get("SPT_DEBUG", "") not in ("", "0")
+            with contextlib.suppress(ValueError):  # not in the main thread
+                signal.signal(signal.SIGTERM, _stop)
+            for option, variable in (("data_dir", "SPT_DATA_DIR"), ("workers", "SPT_WORKERS")):
+                if options.get(option) is not None:
+                    os.environ[variable] = str(options[option])
+            for name, group in groups.items():
+                options[name] = group(**{field: options.pop(field) for field in group._fields})
+            try:
+                if runs and _hand_over(options):
+                    return
+                with _results_only() if options.get("as_json") else contextlib.nullcontext():
+                    function(**options)
+                launch.leave_group()
+            except SptError as error:
+                _fail(str(error), error.exit_code, debug, alone=not getattr(error, "known_to_all", False))
+            except KeyboardInterrupt:
+                _fail("interrupted; the same command continues", 130, debug)
+            except BrokenPipeError:  # the reader of our output has left, e.g. `spt … | head`
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                launch.leave_group(patience=10)
+                raise typer.Exit(0) from None
+            except (typer.Exit, typer.Abort):
+                raise
+            except OSError as error:
+                where = f" {error.filename}" if error.filename else ""
+                _fail(f"cannot use{where or ' a file'}: {error.strerror or error}", OutputError.exit_code, debug)
+            except SystemExit as error:
+                _fail(f"the code of a task or a model called sys.exit({error.code!r})", UsageError.exit_code, debug)
+            except Exception as error:
+                if lost_partner(error):
+                    _fail(
+                        "another process of this run has ended", BackendError.exit_code, debug, quiet=launch.is_child()
+                    )
+                who = f" (process {launch.rank()} of {launch.world_size()})" if launch.world_size() > 1 else ""
+                text = f"a bug in spt{who}: {one_line(error)} (repeat with --debug for the traceback)"
+                _fail(text, 1, debug, alone=True)
+
+        guarded.__signature__ = signature  # type: ignore[attr-defined]
+        guarded.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+        return group.command(name)(guarded)
+
+    return decorate
+
+
+def _signature(function: Callable[..., None]) -> tuple[inspect.Signature, dict[str, Any]]:
+    """A command's signature with its groups of options written out, and the groups by parameter."""
+    given = inspect.signature(function, eval_str=True)
+    groups = {name: p.annotation for name, p in given.parameters.items() if hasattr(p.annotation, "_field_defaults")}
+    parameters = [p for p in given.parameters.values() if p.name not in groups]
+    for group in groups.values():
+        known = inspect.get_annotations(group, eval_str=True)
+        parameters += [
+            inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=known[field])
+            for field, default in group._field_defaults.items()
+        ]
+    ordered = sorted(parameters, key=lambda p: p.kind)
+    return given.replace(parameters=ordered), groups
+
+
+def _hand_over(options: dict[str, Any]) -> bool:
+    """Where several processes are asked for and none was started: start them, and end as process 0 does."""
+    how: How = options["how"]
+    launch.check_request(how.num_processes, how.accelerate_config)
+    if not launch.needs_launch(how.num_processes, how.accelerate_config):
+        return False
+    from spt.config.load import load
+    from spt.config.overrides import split_arguments
+    from spt.data.dataset import identify_data
+
+    sources, overrides = split_arguments(options.get("arguments", []))
+    with contextlib.redirect_stdout(sys.stderr):
+        for source in sources:  # what is wrong with them is said once; data are prepared while nobody waits
+            identify_data(load(source, overrides, smoke=bool(_option(options, "smoke"))))
+    code = launch.relaunch(how.num_processes, how.accelerate_config, sys.argv[1:])
+    if code:
+        raise typer.Exit(code)
+    return True
+
+
+def _option(options: dict[str, Any], name: str) -> Any:
+    """An option's value, whether it stands alone or in a group."""
+    return next((getattr(value, name) for value in options.values() if hasattr(value, name)), options.get(name))
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    raise Stopped("stopped; the same command continues")
+
+
+def lost_partner(error: BaseException) -> bool:
+    runtime = sys.modules.get("spt.runtime.distributed")  # without it, no process has met another
+    return runtime is not None and bool(runtime.is_lost_peer(error))
+
+
+def _fail(message: str, code: int, debug: bool = False, alone: bool = False, quiet: bool = False) -> NoReturn:
+    """End with a sentence and a code.
+
+    Of several processes the first one speaks; where something has happened to one `alone`, that one does, and the
+    others, which notice that it is gone, keep quiet.
+    """
+    several = launch.world_size() > 1
+    if several:
+        # The launcher stops all processes as soon as one of them has failed; this one is ending as it should.
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    first = not quiet and launch.leave_code(code) if alone or launch.rank() == 0 else False
+    if debug:
+        traceback.print_exc()
+    if first:
+        print(f"spt: {message}", file=sys.stderr, flush=True)
+    if several and launch.rank() > 0:
+        time.sleep(1)  # let the first one write what happened
+    raise typer.Exit(code)

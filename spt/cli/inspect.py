@@ -1,0 +1,175 @@
+"""`spt show`, `spt inspect` and `spt diff`: a look inside recipes and finished runs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from spt.cli.guard import command
+from spt.cli.options import DataOption, DebugOption, JsonOption, MicroOption, RecipeArgument, SmokeOption, one_recipe
+from spt.cli.output import console, put, say
+from spt.errors import UsageError
+
+if TYPE_CHECKING:
+    pass
+
+app = typer.Typer()
+inspect_app = typer.Typer(help="A look inside finished runs.", no_args_is_help=True)
+
+
+@command(app)
+def show(
+    arguments: RecipeArgument,
+    smoke: SmokeOption = False,
+    micro_batch: MicroOption = None,
+    data_dir: DataOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """What a recipe would do: every value and its origin, parameters, steps, operations, memory. Trains nothing."""
+    loaded = one_recipe(arguments, smoke)
+    from spt.analysis.resolved import render, resolve_overview
+
+    found = resolve_overview(loaded, micro_batch)
+    if as_json:
+        put(found)
+    else:
+        console().print(render(found))
+
+
+FiguresOption = Annotated[
+    Path | None, typer.Option("--out", metavar="FOLDER", help="Folder for the figure.", show_default="RUN/figures")
+]
+
+
+@command(inspect_app)
+def kernels(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run of either stage.")],
+    lags: Annotated[
+        int | None, typer.Option("--lags", min=1, help="The first lags alone.", show_default="the longest sequence")
+    ] = None,
+    log: Annotated[bool, typer.Option("--log", help="The figure's values on a logarithmic axis.")] = False,
+    out: FiguresOption = None,
+    data_dir: DataOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Convolution kernels a run has learned, layer by layer: the largest value at each lag, before and after training.
+
+    Written as kernels.svg, .png and .csv.
+    """
+    from spt.analysis import kernels as module
+    from spt.report.plotting import save
+
+    found = module.layer_kernels(run, lags)
+    files = save(module.kernel_figure(found, log), out or found.opened.path / "figures")
+    for note in found.notes:
+        say(f"note: {note}")
+    if as_json:
+        put(module.to_json(found, files))
+    else:
+        console().print(module.kernel_table(found))
+        say(f"figure: {files[0]}, .png, .csv")
+
+
+@command(inspect_app)
+def attention(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run of either stage.")],
+    rows: Annotated[int, typer.Option("--rows", min=1, help="So many first rows of the split.")] = 64,
+    split: Annotated[Literal["test", "val", "train"], typer.Option("--split", help="Whose rows are shown.")] = "test",
+    out: FiguresOption = None,
+    data_dir: DataOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """How far each attention head of a run looks, in steps, before and after training.
+
+    Written as attention.svg, .png and .csv.
+    """
+    from spt.analysis import attention
+    from spt.report.plotting import save
+
+    found = attention.attention_distances(run, rows, split)
+    files = save(attention.attention_figure(found), out or found.opened.path / "figures")
+    if as_json:
+        put(attention.to_json(found, files))
+    else:
+        console().print(attention.attention_table(found))
+        say(f"figure: {files[0]}, .png, .csv")
+
+
+@command(inspect_app)
+def errors(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished finetuning run.")],
+    other: Annotated[
+        Path | None, typer.Argument(metavar="[RUN2]", help="Another one over the same rows, set beside it.")
+    ] = None,
+    split: Annotated[Literal["test", "val"], typer.Option("--split", help="Which rows are looked at.")] = "test",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Where it is written.", show_default="RUN/errors")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many of the hardest rows and confusions.")] = 16,
+    samples: Annotated[
+        bool, typer.Option("--samples/--no-samples", help="Show rows of the data set, whose licence applies to them.")
+    ] = True,
+    data_dir: DataOption = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")] = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Where a finished run is wrong: confusions, hardest rows, accuracy or error by length, position and the like.
+
+    Written to RUN/errors: errors.json, a CSV of every table, figures. With RUN2, tables stand side by side.
+    """
+    from spt.analysis.error_figures import draw_all
+    from spt.analysis.errors import analyse_errors, render, to_json, write_analysis
+    from spt.analysis.predictions import read_predictions
+    from spt.runtime.distributed import Runtime
+    from spt.runtime.settings import Settings
+
+    asked, given, notes = read_predictions(
+        [run, *([other] if other else [])], split, Runtime(Settings(quiet=True, cpu=cpu))
+    )
+    found = analyse_errors(asked, given, top, samples=samples, notes=notes)
+    folder = out or run / "errors"
+    written = write_analysis(found, folder, draw_all)
+    if as_json:
+        put({**to_json(found), "folder": str(folder), "files": [path.name for path in written]})
+    else:
+        console().print(render(found))
+    say(f"written: {folder}/errors.json, a CSV of every table, figures")
+    if found.shows_samples:
+        say("note: this holds samples of the data set, whose licence applies to them; --no-samples leaves them out")
+
+
+@command(app)
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A run's folder, a report's folder, or a report.json.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another one of the same kind.")],
+    everything: Annotated[
+        bool, typer.Option("--all", help="Of runs: also keys that differ and that neither run was computed from.")
+    ] = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """What differs between two runs (recipe, data, code, machine, scores, costs) or two reports, by their files.
+
+    The exit code is 0 whether they differ or not.
+    """
+    if is_report(first) and is_report(second):
+        from spt.analysis import diff_reports
+
+        if everything:
+            raise UsageError("--all is for two runs; these are reports")
+        changes = diff_reports.diff_reports(first, second)
+        put(changes.model_dump(mode="json")) if as_json else console().print(diff_reports.render(changes))
+        return
+    from spt.analysis import diff_runs
+
+    found = diff_runs.diff_runs(first, second)
+    put(diff_runs.to_json(found, everything)) if as_json else console().print(diff_runs.render(found, everything))
+
+
+def is_report(path: Path) -> bool:
+    """A report.json, or a folder that no run has written."""
+    return path.is_file() or (path.is_dir() and not any((path / name).exists() for name in ("job.json", "status.json")))

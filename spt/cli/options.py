@@ -1,0 +1,214 @@
+"""Options that commands share, and what they mean: recipes, seeds, the runtime."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import typer
+
+from spt.cli.output import say
+from spt.errors import UsageError
+from spt.runtime import launch
+
+if TYPE_CHECKING:
+    from spt.config.recipe import Loaded
+    from spt.runtime.distributed import Runtime
+
+
+RecipeArgument = Annotated[
+    list[str], typer.Argument(metavar="RECIPE [a.b=c …]", help="A recipe, and values to change.")
+]
+
+RecipesArgument = Annotated[
+    list[str], typer.Argument(metavar="RECIPE… [a.b=c …]", help="Recipes, and values to change.")
+]
+
+SeedOption = Annotated[str, typer.Option("--seed", help="One seed: initialisation, order, masks follow from it.")]
+
+OutOption = Annotated[
+    Path, typer.Option("--out", envvar="SPT_RUNS_DIR", help="Folder for run folders.", show_default=True)
+]
+
+ResumeOption = Annotated[
+    Literal["auto", "must", "never"],
+    typer.Option(
+        "--resume",
+        help="An interrupted run: continue it (auto), insist on one (must), or make everything anew (never).",
+    ),
+]
+
+SmokeOption = Annotated[bool, typer.Option("--smoke", help="The same code path in seconds; the scores mean nothing.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON value on standard output, nothing else there.")]
+
+MicroOption = Annotated[
+    int | None, typer.Option("--micro-batch", min=1, help="Sequences in memory at once; the batch size stays as it is.")
+]
+
+DataOption = Annotated[
+    Path | None, typer.Option("--data-dir", envvar="SPT_DATA_DIR", help="Folder with raw data sets; only ever read.")
+]
+
+WorkersOption = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, envvar="SPT_WORKERS", help="Generating rows: how many work at once (all cores)."),
+]
+
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of whatever goes wrong.")]
+
+
+class How(NamedTuple):
+    """The options of every training command that say how it runs; none of them changes what is computed."""
+
+    micro_batch: MicroOption = None
+    gradient_checkpointing: Annotated[
+        bool,
+        typer.Option(
+            "--gradient-checkpointing", help="Keep fewer activations, compute them again: less memory, slower."
+        ),
+    ] = False
+    compile: Annotated[bool, typer.Option("--compile", help="Use torch.compile, where there is a compiler.")] = False
+    backend: Annotated[
+        Literal["torch", "keops"], typer.Option("--backend", help="What computes the kernels of state-space models.")
+    ] = "torch"
+    attention: Annotated[
+        Literal["auto", "sdpa", "flash", "math"],
+        typer.Option("--attention", help="What computes attention: PyTorch (auto, sdpa), flash-attn, or the formula."),
+    ] = "auto"
+    num_processes: Annotated[
+        int | None, typer.Option("--num-processes", min=1, help="Run as so many processes on this machine (torchrun).")
+    ] = None
+    accelerate_config: Annotated[
+        Path | None,
+        typer.Option("--accelerate-config", metavar="FILE", help="Run under accelerate launch with this file."),
+    ] = None
+    data_dir: DataOption = None
+    save_every: Annotated[
+        float, typer.Option("--save-every", min=0.0, help="Seconds between resumable checkpoints.")
+    ] = 60.0
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")] = False
+    tracker: Annotated[
+        str | None,
+        typer.Option("--tracker", help="Also log to tensorboard, wandb, trackio or mlflow, through Accelerate."),
+    ] = None
+    debug: DebugOption = False
+
+
+class Ran(NamedTuple):
+    """The options of every command that has many runs made: which of them, where, and what is done beforehand."""
+
+    seeds: Annotated[str | None, typer.Option("--seeds", help="How many (5: seeds 0 to 4), or which (0,1,2).")] = None
+    out: OutOption = Path("runs")
+    resume: Annotated[
+        Literal["auto", "never"],
+        typer.Option("--resume", help="Continue and reuse runs (auto), or make all anew (never)."),
+    ] = "auto"
+    smoke: SmokeOption = False
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", min=1, max=256, help="Runs at once, each in a process of its own with a GPU if any."),
+    ] = 1
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option("--slurm", metavar="KEY=VALUE", help="Run on Slurm: partition=gpu, time=600, gpus=1 … (repeat)."),
+    ] = None
+    shard: Annotated[
+        str | None, typer.Option("--shard", metavar="I/N", help="Only the I-th of N parts; any scheduler can run them.")
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show every run, its cost and its state; run nothing.")] = (
+        False
+    )
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="Write the study as a file to run later; run nothing.")
+    ] = None
+    as_json: JsonOption = False
+
+
+RUNS = Path("runs")
+HOW = How()
+RAN = Ran()
+
+
+def runtime(resume: Literal["auto", "must", "never"], how: How, wait: bool = False) -> "Runtime":
+    from spt.runtime.distributed import Runtime
+    from spt.runtime.settings import Settings
+
+    settings = Settings(
+        resume=resume,
+        micro_batch_size=how.micro_batch,
+        recompute=how.gradient_checkpointing,
+        compile=how.compile,
+        backend=how.backend,
+        attention=how.attention,
+        save_every=how.save_every,
+        cpu=how.cpu,
+        tracker=how.tracker,
+        wait=wait,
+        debug=how.debug,
+    )
+    runtime = Runtime(settings)
+    if launch.world_size() > 1:
+        say(runtime.formation())
+        if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no":
+            say("note: the launcher's mixed precision is not used; precision is the recipe's")
+        if runtime.steps_in_backward:
+            say("note: spt has not been run with DeepSpeed yet; hold this run against one without it")
+    elif (idle := runtime.idle_devices()) > 0:
+        say(f"note: one of {idle + 1} devices is used; --num-processes {idle + 1} uses all, with the same results")
+    return runtime
+
+
+def recipes(arguments: Iterable[str], smoke: bool) -> list["Loaded"]:
+    from spt.config.load import load
+    from spt.config.overrides import split_arguments
+    from spt.data.dataset import identify_data
+
+    sources, overrides = split_arguments(arguments)
+    if not sources:
+        raise UsageError("no recipe is named; spt recipes list shows ours (a file with = in its name is ./a=b.yaml)")
+    loaded = [identify_data(load(source, overrides, smoke=smoke)) for source in sources]
+    for one in loaded:
+        for note in one.notes:
+            say(f"{one.name}: {note}")
+    return loaded
+
+
+def one_recipe(arguments: Iterable[str], smoke: bool) -> "Loaded":
+    from spt.config.overrides import split_arguments
+
+    arguments = list(arguments)
+    sources, _ = split_arguments(arguments)
+    if len(sources) > 1:
+        raise UsageError(
+            f"one recipe is expected, not {', '.join(sources)} (values are changed by a.b=c, without spaces)"
+        )
+    return recipes(arguments, smoke)[0]
+
+
+def one_seed(text: str) -> int:
+    found = numbers(text, "--seed")
+    if len(found) != 1:
+        raise UsageError(f"--seed {text}: one seed is expected; spt compare takes several, as --seeds {text}")
+    return found[0]
+
+
+def seeds(text: str, option: str = "--seeds") -> list[int]:
+    """`5` is five seeds, 0 to 4; `0,1,2` (and `7,`) are these seeds."""
+    found = numbers(text, option)
+    if "," not in text:
+        if found[0] < 1:
+            raise UsageError(f"{option} {text}: at least one seed is needed")
+        if found[0] > 1000:
+            raise UsageError(f"{option} {text} asks for {found[0]:,} seeds; to name one seed, write {option} {text},")
+        return list(range(found[0]))
+    doubles = sorted({n for n in found if found.count(n) > 1})
+    if doubles:
+        raise UsageError(f"{option} {text}: seed {doubles[0]} stands twice; a pair counts once")
+    return found
+
+
+def numbers(text: str, option: str) -> list[int]:
+    parts = [part.strip() for part in text.rstrip(",").split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
+        raise UsageError(f"{option} {text}: seeds are whole numbers from 0, such as 0 or 0,1,2")
+    return [int(part) for part in parts]

@@ -1,0 +1,117 @@
+"""`spt recipes` and `spt list`: what comes with spt."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spt.cli.guard import command
+from spt.cli.options import DebugOption, JsonOption
+from spt.cli.output import console, put, put_table, say
+from spt.errors import UsageError
+
+if TYPE_CHECKING:
+    pass
+
+recipes_app = typer.Typer(help="The recipes that come with spt.", no_args_is_help=True)
+list_app = typer.Typer(help="What recipes can name.", no_args_is_help=True)
+
+
+@command(recipes_app, "list")
+def recipes_list(as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """The recipes that come with spt."""
+    from spt.config.load import describe, packaged
+
+    rows = [{"name": name, "description": describe(text)} for name, text in packaged().items()]
+    put_table(rows, ("name", "description"), as_json)
+
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A packaged recipe, or a file.")]
+
+
+@command(recipes_app, "show")
+def recipes_show(name: NameArgument, as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """A recipe's file as it is (spt show gives it with every default filled in)."""
+    from spt.config.load import read
+
+    found, text, _ = read(name)
+    if as_json:
+        put({"name": found, "text": text})
+    else:
+        print(text, end="")
+
+
+@command(recipes_app, "copy")
+def recipes_copy(
+    name: NameArgument,
+    to: Annotated[
+        Path | None, typer.Argument(help="A file or a folder; by default a file of the same name here.")
+    ] = None,
+    debug: DebugOption = False,
+) -> None:
+    """Copy a packaged recipe, to change it."""
+    from spt.config.load import read
+    from spt.runs.files import writing
+
+    found, text, _ = read(name)
+    target = to or Path()
+    if target.is_dir():
+        target = target / f"{found.rpartition('/')[2]}.yaml"
+    if target.exists():
+        raise UsageError(f"{target} exists; name another file")
+    with writing(target):
+        target.write_text(text, encoding="utf-8")
+    say(f"wrote {target}; run it with: spt compare {target}")
+
+
+@command(recipes_app, "schema")
+def recipes_schema(debug: DebugOption = False) -> None:
+    """JSON schema of a recipe, for editors that check YAML."""
+    from spt.config.load import schema
+
+    put(schema())
+
+
+@command(list_app, "models")
+def list_models(as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Models: ours and installed plug-ins; a recipe can also name a .py file.
+
+    Parameters are those of the backbone with its default options (d_model 128, n_layers 4, 1,024 steps); the cost is
+    that of one block on one sequence, in leading terms: L steps, D width, N state size, c chunk.
+    """
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from spt.config.plugins import listing
+
+    rows = [row._asdict() for row in listing("models")]
+    if as_json:
+        put(rows)
+        return
+    facts = ("name", "parameters", "cost", "paper")
+    cells = [{key: _cell(row[key]) for key in facts} for row in rows]
+    widths = {key: max(len(key), *(len(cell[key]) for cell in cells)) for key in facts}
+
+    def line(cell: dict[str, str]) -> str:
+        name, parameters, *rest = (cell[key] for key in facts)
+        left = f"{name:{widths['name']}}  {parameters:>{widths['parameters']}}"
+        return "  ".join([left, *(f"{text:{widths[key]}}" for key, text in zip(facts[2:], rest, strict=True))]).rstrip()
+
+    shown = console()
+    shown.print(line({key: key for key in facts}), style="bold", soft_wrap=True)
+    for row, cell in zip(rows, cells, strict=True):
+        shown.print(line(cell), highlight=False, markup=False, soft_wrap=True)
+        shown.print(Padding(Text(row["description"], style="dim"), (0, 0, 0, widths["name"] + 2)))
+
+
+@command(list_app, "tasks")
+def list_tasks(as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Tasks: ours and installed plug-ins; a recipe can also name a .py file."""
+    from spt.config.plugins import listing
+
+    rows = [{key: getattr(row, key) for key in ("name", "description", "source")} for row in listing("tasks")]
+    put_table(rows, ("name", "description"), as_json)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,60 @@
+"""`spt report`: what finished runs say, from their files alone."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spt.cli.guard import command
+from spt.cli.options import DebugOption, JsonOption
+from spt.cli.output import console, put, say
+from spt.errors import UsageError
+
+if TYPE_CHECKING:
+    pass
+
+app = typer.Typer()
+
+
+@command(app)
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR…", help="Comparison folders, run folders, or a folder of them.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="Where its files go.", show_default="the study, if it is one"),
+    ] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """The report of finished runs, from their files alone: HTML, Markdown, LaTeX, CSV, JSON, and every figure.
+
+    Figures are SVG and PNG, with their numbers as CSV.
+    """
+    if out is not None and not str(out).strip("."):
+        raise UsageError("--out names no folder")
+    show_report(folders, as_json, out, figures=True)
+
+
+def show_report(folders: list[Path], as_json: bool, out: Path | None = None, figures: bool = False) -> None:
+    from spt.report.collect import read_report
+    from spt.report.machine import to_json
+    from spt.report.terminal import terminal
+    from spt.runs.plan import PLAN
+
+    found = read_report(folders)
+    if out is None and len(folders) == 1 and (folders[0] / PLAN).is_file():
+        out = folders[0]
+    paths: tuple[Path, ...] = ()
+    if out is not None:
+        from spt.report.write import write_report
+
+        paths = write_report(found, out, figures)
+    if as_json:
+        put(to_json(found))
+    else:
+        console().print(terminal(found))
+    if out is not None:
+        more = " and figures" if figures and any(path.parent != out for path in paths) else ""
+        say(f"report: {out / 'report.html'}, .md, .tex, .csv, .json{more}")

@@ -1,0 +1,358 @@
+"""`spt compare` and `spt study`: many runs, from one recipe or study file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from spt.cli.guard import command
+from spt.cli.options import (
+    HOW,
+    RAN,
+    RUNS,
+    DebugOption,
+    How,
+    JsonOption,
+    OutOption,
+    Ran,
+    RecipesArgument,
+    runtime,
+    seeds,
+)
+from spt.cli.output import console, put, put_table, say
+from spt.cli.report import show_report
+from spt.errors import FailedRuns, UsageError
+from spt.runtime import launch
+
+if TYPE_CHECKING:
+    from spt.studies.schema import StudySource
+
+compare_app = typer.Typer()
+study_app = typer.Typer(
+    help="Studies: what is varied, in both arms, over seeds; continued by the same command.", no_args_is_help=True
+)
+
+
+@command(compare_app)
+def compare(arguments: RecipesArgument, ran: Ran = RAN, how: How = HOW) -> None:
+    """Train both arms, scratch and SPT, over seeds, and report the paired difference. Finished runs are reused."""
+    _study("compare", arguments, {}, ran, how)
+
+
+def _study(kind: str, arguments: Sequence[str], options: dict[str, Any], ran: Ran, how: How) -> None:
+    """A study from the command line."""
+    from spt.config.overrides import parse_overrides, split_arguments
+    from spt.studies.schema import StudySource, validate, with_absolute_paths
+
+    sources, overrides = split_arguments(arguments)
+    if not sources:
+        raise UsageError("no recipe is named; spt recipes list shows ours (a file with = in its name is ./a=b.yaml)")
+    raw = {"kind": kind, "recipes": sources, "set": parse_overrides(overrides)}
+    raw |= {key: value for key, value in options.items() if value is not None}
+    study = with_absolute_paths(validate(raw, f"spt study {kind}" if kind != "compare" else "spt compare"), Path.cwd())
+    _conduct(StudySource(kind, study), ran, how)
+
+
+def _conduct(opened: "StudySource", ran: Ran, how: How) -> None:
+    study = opened.study
+    if ran.seeds is not None:
+        study = study.model_copy(update={"seeds": tuple(seeds(ran.seeds))})
+    if ran.save is not None:
+        _save(ran.save, study, ran.as_json)
+        return
+    if ran.slurm and ran.jobs > 1:
+        raise UsageError("--jobs and --slurm contradict each other: one runs here, the other on a cluster")
+    if ran.jobs > 1 and launch.world_size() > 1:
+        raise UsageError("--jobs and --num-processes contradict each other: runs at once have one process each")
+    from spt.execution.estimate import MeasuredCosts
+    from spt.execution.run_study import ExecutionTarget, run_study, study_folder
+    from spt.execution.slurm import Slurm
+    from spt.runs.plan import read_plan
+    from spt.runtime.distributed import mark_shared
+    from spt.studies.grid import expand
+
+    out, smoke = ran.out, ran.smoke
+    if opened.folder is not None:  # goes on where it lies, as it was run
+        out, smoke = opened.folder.parent, smoke or read_plan(opened.folder).smoke
+    place = ExecutionTarget(
+        ran.jobs, Slurm.parse(ran.slurm) if ran.slurm else None, _part(ran.shard) if ran.shard else None
+    )
+    here = runtime(ran.resume, how, wait=True)
+    meter = MeasuredCosts(out, here, say)
+    layout = expand(study, smoke, meter)
+    for note in layout.notes:
+        say(note)
+    if opened.folder not in (None, study_folder(layout, out).resolve()):
+        say(
+            f"note: its recipes or options are not those of {opened.folder.name}, so this is a study of its own: "
+            f"{study_folder(layout, out).name}"
+        )
+    if ran.dry_run:
+        from spt.execution.dry_run import dry_run, render
+
+        found = dry_run(layout, study_folder(layout, out), meter, place.part)
+        put(found) if ran.as_json else console().print(render(found))
+        return
+    folder, failed = run_study(layout, out, place, here, say)
+    if here.main:
+        show_report([folder], ran.as_json)
+    if failed:
+        error = FailedRuns(
+            f"{failed} of the runs failed; the report lists them; the same command tries again what did not diverge"
+        )
+        raise mark_shared(error)
+
+
+def _save(path: Path, study: Any, as_json: bool) -> None:
+    from spt.runs.files import write_text
+    from spt.studies.schema import check_recipes, to_yaml
+
+    check_recipes(study.recipes)
+    target = path if path.suffix in (".yaml", ".yml") else path.with_name(f"{path.name}.yaml")
+    if target.exists():
+        raise UsageError(f"{target} exists; name another file")
+    write_text(target, to_yaml(study, target.parent, f"spt study run {target.name}"))
+    say(f"wrote {target}; run it with: spt study run {target}")
+    if as_json:
+        put({"file": str(target)})
+
+
+def _part(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    whole = all(part.isascii() and part.isdigit() and len(part) < 6 for part in (index, count))
+    if not (whole and 1 <= int(index) <= int(count)):
+        raise UsageError(f"--shard {text}: the I-th of N parts is expected, such as 1/4, with I from 1 to N")
+    return int(index), int(count)
+
+
+def _list(text: str | None, option: str, kind: type = float) -> list[Any] | None:
+    """`0.2,0.4` as numbers, or as words."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        if parts:
+            return [kind(part) for part in parts]
+        raise ValueError
+    except ValueError:
+        raise UsageError(f"{option} {text}: numbers with commas between them are expected, such as 0.2,0.4") from None
+
+
+def _assigned(text: str, option: str) -> dict[str, Any]:
+    """`a=1,b=2` as a mapping."""
+    from spt.config.yaml import parse_yaml
+
+    found: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if not equals or not name or name in found:
+            raise UsageError(f"{option} {text}: {part!r} is not name=value, or stands twice")
+        found[name.strip()] = parse_yaml(value, f"{option} {text}")
+    return found
+
+
+@command(study_app, "compare")
+def study_compare(arguments: RecipesArgument, ran: Ran = RAN, how: How = HOW) -> None:
+    """Both arms of every recipe: the same as spt compare."""
+    _study("compare", arguments, {}, ran, how)
+
+
+@command(study_app, "compute")
+def study_compute(
+    arguments: RecipesArgument,
+    shares: Annotated[
+        str | None, typer.Option("--shares", help="Of the budget, to pretraining.", show_default="0,0.2,0.4,0.6")
+    ] = None,
+    match: Annotated[
+        Literal["epochs", "examples", "flops", "time"] | None,
+        typer.Option("--match", help="What is held equal.", show_default="the recipe's own unit"),
+    ] = None,
+    total: Annotated[
+        float | None,
+        typer.Option("--total", help="The whole budget, in that unit.", show_default="the recipe's two stages"),
+    ] = None,
+    ran: Ran = RAN,
+    how: How = HOW,
+) -> None:
+    """Shares of one budget to pretraining; scratch has all of it."""
+    _study("compute", arguments, {"shares": _list(shares, "--shares"), "match": match, "total": total}, ran, how)
+
+
+@command(study_app, "data")
+def study_data(
+    arguments: RecipesArgument,
+    fractions: Annotated[
+        str | None,
+        typer.Option("--fractions", help="Of the training split.", show_default="0.005,0.01,0.05,0.1,0.5,1"),
+    ] = None,
+    stratified: Annotated[bool, typer.Option("--stratified", help="Each class in its share.")] = False,
+    pretrain_on: Annotated[
+        Literal["subset", "all"], typer.Option("--pretrain-on", help="The same subset, or all inputs without labels.")
+    ] = "subset",
+    hold: Annotated[
+        Literal["steps", "epochs"], typer.Option("--hold", help="What smaller subsets keep of the budget.")
+    ] = "steps",
+    ran: Ran = RAN,
+    how: How = HOW,
+) -> None:
+    """Nested subsets of the training split, in both stages."""
+    options = {"stratified": stratified, "pretrain_on": pretrain_on, "hold": hold}
+    _study("data", arguments, {"fractions": _list(fractions, "--fractions"), **options}, ran, how)
+
+
+@command(study_app, "size")
+def study_size(
+    arguments: RecipesArgument,
+    size: Annotated[
+        list[str],
+        typer.Option("--size", metavar="NAME:a=1,b=2", help="A size and its changes (repeat): 1M:d_model=144"),
+    ],
+    ran: Ran = RAN,
+    how: How = HOW,
+) -> None:
+    """Model sizes, each a set of changes to the recipe."""
+    sizes: dict[str, Any] = {}
+    for text in size:
+        name, _, changes = text.partition(":")
+        if not changes or name in sizes:
+            raise UsageError(f"--size {text}: NAME:option=value,… is expected, each name once")
+        sizes[name] = _assigned(changes, "--size")
+    _study("size", arguments, {"sizes": sizes}, ran, how)
+
+
+@command(study_app, "init")
+def study_init(
+    arguments: RecipesArgument,
+    initialisations: Annotated[
+        str | None, typer.Option("--initialisations", help="Of the model.", show_default="structured,random")
+    ] = None,
+    ran: Ran = RAN,
+    how: How = HOW,
+) -> None:
+    """Structured and random initial parameters, crossed with both arms."""
+    _study("init", arguments, {"initialisations": _list(initialisations, "--initialisations", str)}, ran, how)
+
+
+@command(study_app, "objective")
+def study_objective(
+    arguments: RecipesArgument,
+    objective: Annotated[
+        list[str] | None,
+        typer.Option("--objective", metavar="NAME[:a=1,b=2]", help="masked, masked:ratio=0.5,span=8, next (repeat)."),
+    ] = None,
+    ratios: Annotated[str | None, typer.Option("--ratios", help="Of hidden steps: masked with each of them.")] = None,
+    spans: Annotated[str | None, typer.Option("--spans", help="Steps hidden together, with each ratio.")] = None,
+    ran: Ran = RAN,
+    how: How = HOW,
+) -> None:
+    """What pretraining asks for: masked, with which ratio and span, or the next step."""
+    objectives: list[dict[str, Any]] = []
+    for text in objective or []:
+        name, _, rest = text.partition(":")
+        objectives.append({"name": name, **_assigned(rest, "--objective")})
+    for ratio in _list(ratios, "--ratios") or ([None] if spans else []):
+        for span in _list(spans, "--spans", int) or [None]:
+            given = {"ratio": ratio, "span": span}
+            objectives.append({"name": "masked", **{key: value for key, value in given.items() if value is not None}})
+    if not objectives:
+        raise UsageError("no objective is named; --objective masked --objective next, or --ratios 0.15,0.5")
+    _study("objective", arguments, {"objectives": objectives}, ran, how)
+
+
+@command(study_app, "tune")
+def study_tune(
+    arguments: RecipesArgument,
+    space: Annotated[
+        list[str],
+        typer.Option(
+            "--space",
+            metavar="NAME=A,B,C",
+            help="A setting of supervised training and its values, or A..B for a random search (repeat).",
+        ),
+    ],
+    trials: Annotated[
+        int | None, typer.Option("--trials", min=1, help="A random search of so many settings; without it the grid.")
+    ] = None,
+    search_seed: Annotated[int, typer.Option("--search-seed", min=0, help="Which random settings.")] = 0,
+    trial_seeds: Annotated[
+        str | None, typer.Option("--trial-seeds", help="For every setting: how many, or which (0,).", show_default="0,")
+    ] = None,
+    ran: Ran = RAN,
+    how: How = HOW,
+) -> None:
+    """The same settings tried in both arms, chosen on validation; then both arms over seeds at what was chosen."""
+    found = {}
+    for text in space:
+        name, equals, values = text.partition("=")
+        if not equals or name in found:
+            raise UsageError(f"--space {text}: NAME=A,B,C or NAME=A..B is expected, each name once")
+        found[name] = _values(values, text)
+    options = {"space": found, "trials": trials, "search_seed": search_seed}
+    tried = seeds(trial_seeds, "--trial-seeds") if trial_seeds is not None else None
+    _study("tune", arguments, {**options, "trial_seeds": tried}, ran, how)
+
+
+def _values(text: str, given: str) -> Any:
+    from spt.config.yaml import parse_yaml
+
+    if ".." in text:
+        low, _, high = text.partition("..")
+        return {"low": parse_yaml(low, f"--space {given}"), "high": parse_yaml(high, f"--space {given}")}
+    return [parse_yaml(part, f"--space {given}") for part in text.split(",") if part]
+
+
+@command(study_app, "run")
+def study_run(
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|FOLDER|NAME", help="A study's file or folder, or one of ours.")
+    ],
+    ran: Ran = RAN,
+    how: How = HOW,
+) -> None:
+    """Run a study's file, or go on with it: finished runs are taken as they are."""
+    from spt.studies.schema import read
+
+    _conduct(read(source), ran, how)
+
+
+@command(study_app, "status")
+def study_status(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[FOLDER]", help="A study, or a folder of runs.", show_default="--out")
+    ] = None,
+    out: OutOption = RUNS,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """How far studies are, from their files alone: runs done, running, failed, missing."""
+    from spt.studies.status import render, study_status
+
+    found = study_status(folder or out)
+    put(found) if as_json else console().print(render(found))
+
+
+@command(study_app, "list")
+def study_list(as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """The studies that come with spt."""
+    from spt.config.load import describe
+    from spt.studies.schema import packaged
+
+    rows = [{"name": name, "description": describe(text)} for name, text in packaged().items()]
+    put_table(rows, ("name", "description"), as_json)
+
+
+@command(study_app, "show")
+def study_show(
+    source: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A study of ours, or a file.")],
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """A study's file, every default filled in."""
+    from spt.studies.schema import read, to_yaml
+
+    opened = read(source)
+    if as_json:
+        put({"name": opened.name, **opened.study.model_dump(mode="json")})
+    else:
+        print(to_yaml(opened.study), end="")

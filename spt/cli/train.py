@@ -1,0 +1,132 @@
+"""`spt pretrain`, `finetune`, `evaluate`: one run at a time."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from spt.cli.guard import command
+from spt.cli.options import (
+    HOW,
+    RUNS,
+    How,
+    JsonOption,
+    OutOption,
+    RecipeArgument,
+    ResumeOption,
+    SeedOption,
+    SmokeOption,
+    one_recipe,
+    one_seed,
+    runtime,
+)
+from spt.cli.output import put, say
+from spt.errors import UsageError
+
+if TYPE_CHECKING:
+    from spt.config.job import Job
+    from spt.runs.result import Result
+    from spt.runtime.distributed import Runtime
+
+app = typer.Typer()
+
+
+@command(app)
+def pretrain(
+    arguments: RecipeArgument,
+    seed: SeedOption = "0",
+    out: OutOption = RUNS,
+    resume: ResumeOption = "auto",
+    smoke: SmokeOption = False,
+    as_json: JsonOption = False,
+    how: How = HOW,
+) -> None:
+    """Self-pretrain: the recipe's first stage, on the training split's inputs, without labels."""
+    loaded, number = one_recipe(arguments, smoke), one_seed(seed)
+    from spt.config.job import Job
+
+    _train(Job(loaded, "pretrain", number), out, runtime(resume, how), as_json)
+
+
+@command(app)
+def finetune(
+    arguments: RecipeArgument,
+    scratch: Annotated[bool, typer.Option("--scratch", help="Start from random weights: the baseline.")] = False,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Start from this finished pretraining run's folder.")
+    ] = None,
+    seed: SeedOption = "0",
+    out: OutOption = RUNS,
+    resume: ResumeOption = "auto",
+    smoke: SmokeOption = False,
+    as_json: JsonOption = False,
+    how: How = HOW,
+) -> None:
+    """Train the task itself; without --scratch or --from, after the recipe's own pretraining, made if missing."""
+    if scratch and source is not None:
+        raise UsageError("--scratch and --from contradict each other: one starts from random weights, one from a run's")
+    loaded, number = one_recipe(arguments, smoke), one_seed(seed)
+    from spt.config.job import Job
+
+    parent: Any = None
+    if source is not None:
+        from spt.training.stage import open_weights
+
+        parent = open_weights(source)
+    elif not scratch:
+        parent = Job(loaded, "pretrain", number)
+    _train(Job(loaded, "finetune", number, parent), out, runtime(resume, how), as_json)
+
+
+@command(app)
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished finetuning run.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[task.a=c …]", help="Changes to its task: other data, same weights.")
+    ] = None,
+    split: Annotated[
+        Literal["test", "val", "train"], typer.Option("--split", help="Which rows of the task are answered.")
+    ] = "test",
+    as_json: JsonOption = False,
+    how: How = HOW,
+) -> None:
+    """Score a finished run's weights once more, on its task or on a changed one, without training.
+
+    Where steps of the changed task lie further apart in time (speech at half the sampling rate), models in continuous
+    time are told so.
+    """
+    from spt.analysis.reevaluate import reevaluate
+
+    found = reevaluate(run, changes or [], split, runtime("auto", how))
+    if as_json:
+        put(found)
+        return
+    scores = ", ".join(f"{name} {value:.6g}" for name, value in found["scores"].items())
+    print(f"{run.name}: {scores} on {found['rows']:,} {split} rows")
+    if found["rate"] != 1:
+        say(f"note: steps are {found['rate']:g} times as far apart as in training, and the model was told so")
+    for note in found["notes"]:
+        say(f"note: {note}")
+
+
+def _train(job: "Job", out: Path, runtime: "Runtime", as_json: bool) -> None:
+    from spt.training.stage import run_stage
+
+    result = run_stage(job, out, runtime, say)
+    folder = out / job.name
+    if as_json:
+        put({"run": str(folder), **result.model_dump(mode="json")})
+    else:
+        print(_summary(folder, result))
+
+
+def _summary(folder: Path, result: "Result") -> str:
+    scores = result.test if result.test is not None else result.val
+    split = "test" if result.test is not None else "validation"
+    numbers = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+    cost = result.total
+    return (
+        f"{result.stage} {result.recipe} seed {result.seed}: {split} {numbers} (step {result.best_step:,})\n"
+        f"cost {cost.steps:,} steps, {cost.examples:,} examples, {cost.flops:.3g} FLOPs, {cost.seconds:,.0f} s\n"
+        f"run  {folder}"
+    )

@@ -1,0 +1,1 @@
+"""Recipes: schema, YAML, overrides, plug-ins, jobs, budgets. No torch here."""

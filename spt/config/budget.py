@@ -1,0 +1,41 @@
+"""Budget arithmetic: what epochs, examples and operations are worth in optimiser steps. No torch here."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spt.config.recipe import Train
+
+
+def steps_per_epoch(n: int, batch_size: int, drop_last: bool = False) -> int:
+    """Optimiser steps to show n examples once; the last batch may be smaller, or is left out."""
+    return max(1, n // batch_size) if drop_last else -(-n // batch_size)
+
+
+def total_steps(train: Train, n: int, flops_per_example: float) -> int:
+    """Optimiser steps that the budget pays for, at least one; n training rows, operations per example, both passes."""
+    if train.steps is not None:
+        return train.steps
+    per_epoch = steps_per_epoch(n, train.batch_size, train.drop_last)
+    n = min(n, per_epoch * train.batch_size)  # rows an epoch shows
+    if train.epochs is not None:
+        return max(1, math.ceil(train.epochs * per_epoch - 1e-9))
+    examples = train.examples or (train.flops or 0.0) / flops_per_example
+    epochs, rest = divmod(examples, n)
+    return max(1, int(epochs) * per_epoch + math.ceil(rest / train.batch_size - 1e-9))
+
+
+def example_count(steps: int, n: int, batch_size: int, drop_last: bool = False) -> int:
+    """Sequences shown in this many optimiser steps."""
+    per_epoch = steps_per_epoch(n, batch_size, drop_last)
+    n = min(n, per_epoch * batch_size)
+    epochs, rest = divmod(steps, per_epoch)
+    return epochs * n + min(rest * batch_size, n)
+
+
+def expected_longest(lengths: NDArray[Any], batch: int) -> float:
+    """Mean of the longest of so many lengths (n,) drawn at random: all lie below the k-th with probability (k/n)^b."""
+    below = np.linspace(0, 1, len(lengths) + 1) ** batch
+    return float(np.sort(lengths) @ np.diff(below))

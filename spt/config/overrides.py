@@ -1,0 +1,82 @@
+"""`a.b=c` on the command line: parsed, and put into a recipe."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from spt.errors import UsageError
+
+if TYPE_CHECKING:
+    pass
+from spt.config.recipe import BUDGETS
+from spt.config.yaml import parse_yaml
+
+_OVERRIDE = re.compile(r"^[A-Za-z_]\w*(\.\w+)*=")
+
+
+def split_arguments(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
+    """(recipes, overrides): an argument that begins with `a.b=` is an override."""
+    found: tuple[list[str], list[str]] = ([], [])
+    for argument in arguments:
+        found[bool(_OVERRIDE.match(argument))].append(argument)
+    return found
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for override in overrides:
+        key, _, text = override.partition("=")
+        if key in values:
+            raise UsageError(f"{key} is given twice on the command line")
+        values[key] = parse_yaml(text, f"the value of {key}")
+    return values
+
+
+def apply_overrides(raw: dict[str, Any], changes: Mapping[str, Any]) -> list[str]:
+    """Put command-line values into the tree; returns what that dropped, in words."""
+    notes = []
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        node = raw
+        for step in path:
+            if node.get(step) is None:
+                node[step] = {}
+            node = node[step]
+            if not isinstance(node, dict):
+                raise UsageError(f"{key}={value}: {step} is a value in this recipe, not a section")
+        if last == "name" and path and node.get("name") != value:
+            dropped = _drop_options(path[-1], node, value, changes, ".".join(path))
+            if dropped:
+                notes.append(f"{key}={value} drops the old options {', '.join(dropped)}")
+        for group in (BUDGETS, ("warmup_steps", "warmup_fraction")):
+            if last in group and value is not None:
+                for other in group:
+                    if other != last and node.get(other) is not None and ".".join([*path, other]) not in changes:
+                        notes.append(f"{key}={value} replaces {other}={node.pop(other)}")
+        node[last] = value
+    return notes
+
+
+def _drop_options(place: str, node: dict[str, Any], name: Any, changes: Mapping[str, Any], path: str) -> list[str]:
+    """When a component is replaced, keep only the options that all of its kind share (a block's feed-forward layer is
+    part of what a model is)."""
+    from spt.models.options import FEED_FORWARD_OPTIONS, BackboneConfig
+    from spt.tasks.base import TaskConfig
+
+    shared = {
+        "model": BackboneConfig.model_fields.keys() - FEED_FORWARD_OPTIONS,
+        "task": set(TaskConfig.model_fields),
+    }.get(place, set())
+    dropped = [key for key in node if key not in shared | {"name"} and f"{path}.{key}" not in changes]
+    for key in dropped:
+        del node[key]
+    return dropped
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, Any] = {} if value or not prefix else {prefix: value}
+    for key, inner in value.items():
+        flat |= flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    return flat

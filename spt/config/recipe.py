@@ -1,0 +1,252 @@
+"""A recipe: one self-contained YAML file that names a task, a model and what to do with them.
+
+Precedence, lowest first: the declared default, the file, `a.b=c` on the command line. There is no inheritance between
+files. Every complaint about a recipe comes at once, each with its dotted place. Importing this needs no torch;
+loading a recipe does, because a component's own options are checked by the component.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from spt.runs.plan import Smoke
+
+if TYPE_CHECKING:
+    pass
+
+
+Metric = Literal[
+    "auto",
+    "loss",
+    "accuracy",
+    "f1_macro",
+    "accuracy_macro",
+    "mae",
+    "mse",
+    "r2",
+    "perplexity",
+    "bits_per_byte",
+]
+
+LOWER_IS_BETTER = {
+    **dict.fromkeys(("loss", "mae", "mse", "perplexity", "bits_per_byte"), True),
+    **dict.fromkeys(("accuracy", "f1_macro", "accuracy_macro", "r2"), False),
+}
+
+BUDGETS = ("epochs", "steps", "examples", "flops")
+
+
+class StrictModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Part(BaseModel):
+    """A component by name; its other keys are checked by the component's own Config."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    name: str = Field(description="which one; the keys beside it are its options")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class EncoderConfig(StrictModel):
+    """How an input becomes a vector."""
+
+    std: float = Field(
+        1.0, gt=0, description="standard deviation of token embeddings and the hidden vector at the start"
+    )
+    positions: Literal["none", "circle"] = Field(
+        "none",
+        description="circle: cos and sin of 2 pi i / T of step i of T are two more inputs, as in the DLR paper's "
+        "atomic tasks; hidden steps have them too",
+    )
+    frames: Literal["linear", "cnn"] = Field(
+        "linear",
+        description="a step that is a picture: one linear map, or two convolutions with pooling, as in the S5 paper "
+        "(appendix G.3.8)",
+    )
+    frame_features: int = Field(30, ge=1, description="cnn: width of the layer between convolutions and d_model")
+
+
+class _AnyHeadConfig(StrictModel):
+    mlp: bool = Field(
+        False,
+        description="linear, ReLU, linear instead of one linear map; of pairs linear, GELU, linear, from 4 d_model "
+        "numbers to d_model",
+    )
+
+
+class StepHeadConfig(_AnyHeadConfig):
+    """How each step's vector becomes an answer."""
+
+    identity: bool = Field(
+        False,
+        description="no head: the d_model numbers of the last norm are the scores, those beyond the tokens never "
+        "right; the published code's Text and Retrieval pretraining does so, by a misspelt attribute",
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "StepHeadConfig":
+        if self.identity and self.mlp:
+            raise ValueError("identity is no head at all, so mlp has nothing to shape; keep one of them")
+        return self
+
+
+class HeadConfig(_AnyHeadConfig):
+    """How the vectors of a sequence become one answer."""
+
+    pool: Literal["mean", "max", "last"] = Field(
+        "mean", description="over the valid steps; no part of a task that asks at every step"
+    )
+
+
+class Train(StrictModel):
+    """One stage of training. Exactly one of epochs, steps, examples, flops is its budget."""
+
+    epochs: float | None = Field(None, gt=0, description="budget: passes over the training rows in use")
+    steps: int | None = Field(None, gt=0, description="budget: optimiser steps")
+    examples: int | None = Field(None, gt=0, description="budget: training sequences shown, repeats counted")
+    flops: float | None = Field(None, gt=0, description="budget: analytic training operations")
+    batch_size: int = Field(gt=0, description="sequences per optimiser step, over all processes and micro-batches")
+    learning_rate: float = Field(gt=0, description="the peak, after warm-up")
+    drop_last: bool = Field(
+        False,
+        description="leave out an epoch's last batch when it is not full, as the published code does; other rows are "
+        "left out in every epoch",
+    )
+    schedule: Literal["constant", "cosine", "plateau", "steps"] = Field(
+        "constant",
+        description="after warm-up; cosine falls to 0, plateau when validation stops improving, steps at milestones",
+    )
+    plateau_factor: float = Field(0.2, gt=0, lt=1, description="plateau: what the learning rate is multiplied by")
+    plateau_patience: int = Field(
+        10, ge=0, description="plateau: evaluations without improvement that are borne; at one more the rate falls"
+    )
+    milestones: tuple[float, ...] = Field(
+        (), description="steps: where the learning rate falls, as shares of all steps in (0, 1)"
+    )
+    step_factor: float = Field(0.5, gt=0, lt=1, description="steps: what the learning rate is multiplied by at each")
+    warmup_steps: int = Field(0, ge=0, description="optimiser steps of linear warm-up")
+    warmup_fraction: float | None = Field(None, ge=0, lt=1, description="the same as a share of all steps")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's, decoupled")
+    decay: Literal["matrices", "all"] = Field(
+        "matrices", description="what decays: weight matrices, or every parameter"
+    )
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's")
+    max_grad_norm: float | None = Field(1.0, gt=0, description="gradient clipping; null for none")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: matrix products in bfloat16, weights in fp32")
+    evaluate_every: int | None = Field(None, gt=0, description="steps between evaluations; null: once an epoch")
+    patience: int | None = Field(None, gt=0, description="evaluations without improvement before stopping; null: never")
+    evaluation: Literal["exact", "batches"] = Field(
+        "exact",
+        description="exact: every metric from all rows of a split; batches: its mean over full batches of batch_size "
+        "rows in the split's order, the last incomplete one left out, r2 by batch too, as in the published code",
+    )
+    validation_masks: Literal["fixed", "redrawn"] = Field(
+        "fixed",
+        description="what an objective hides of validation rows: the same at every evaluation, or, as in the published "
+        "code, something new each time (drawn by seed and step, so that a resumed run draws the same)",
+    )
+    select: Metric = Field(
+        "auto",
+        description="validation metric that picks the checkpoint, ties by loss; auto: the objective's, else accuracy, "
+        "mae (l1), mse (l2, gaussian) or bits_per_byte (language models)",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Train":
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = "none is given" if not given else f"{' and '.join(given)} are given"
+            raise ValueError(f"exactly one of {', '.join(BUDGETS)} is the budget, but {found}")
+        if self.warmup_steps and self.warmup_fraction is not None:
+            raise ValueError("warmup_steps and warmup_fraction are both given; keep one")
+        if self.steps is not None and self.warmup_steps > self.steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} is more than steps {self.steps}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas {list(self.betas)} must lie in [0, 1)")
+        self._check_schedule()
+        return self
+
+    def _check_schedule(self) -> None:
+        for name, schedule in (
+            ("plateau_factor", "plateau"),
+            ("plateau_patience", "plateau"),
+            ("milestones", "steps"),
+            ("step_factor", "steps"),
+        ):
+            if schedule != self.schedule and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect under schedule {self.schedule}; it belongs to {schedule}")
+        if self.schedule == "steps" and not self.milestones:
+            raise ValueError("schedule steps needs milestones, e.g. milestones: [0.5, 0.75]")
+        inside = all(0 < milestone < 1 for milestone in self.milestones)
+        if not inside or list(self.milestones) != sorted(set(self.milestones)):
+            raise ValueError(f"milestones {list(self.milestones)} must rise and lie in (0, 1): shares of all steps")
+        if self.schedule == "plateau" and self.patience is not None and self.patience <= self.plateau_patience + 1:
+            raise ValueError(
+                f"patience {self.patience} stops the run before a rate lowered after plateau_patience "
+                f"{self.plateau_patience} evaluations is ever used; raise patience or lower plateau_patience"
+            )
+
+
+class Pretrain(StrictModel):
+    """The first stage: an objective that needs no labels, on the training split's inputs."""
+
+    objective: Part = Field(Part(name="masked"), description="what is asked of the network, without labels")
+    head: StepHeadConfig = Field(StepHeadConfig(), description="how each step's vector becomes an answer")
+    train: Train = Field(description="this stage's training; exactly one budget is needed")
+
+
+class Finetune(StrictModel):
+    """The second stage: the task itself."""
+
+    objective: Part = Field(Part(name="supervised"), description="the task's own targets")
+    head: HeadConfig = Field(HeadConfig(), description="how the vectors of a sequence become one answer")
+    train: Train = Field(description="this stage's training; exactly one budget is needed")
+
+
+class Scratch(StrictModel):
+    """Training settings of the baseline, where it deserves its own: everything else is finetune's."""
+
+    train: Train = Field(description="the baseline's training; exactly one budget is needed")
+
+
+class Recipe(StrictModel):
+    """One experiment, complete."""
+
+    task: Part = Field(description="the data: a task's name or a .py file, and its options")
+    model: Part = Field(
+        description="the network between encoder and head: a model's name or a .py file, and its options"
+    )
+    encoder: EncoderConfig = Field(EncoderConfig(), description="how an input becomes a vector")
+    pretrain: Pretrain = Field(description="the first stage of SPT: no labels, the training split's inputs alone")
+    finetune: Finetune = Field(description="the second stage of SPT, and the only one of scratch: the task itself")
+    scratch: Scratch | None = Field(None, description="the baseline's own training; null: as finetune")
+
+    def train(self, stage: Literal["pretrain", "finetune", "scratch"]) -> Train:
+        if stage == "scratch":
+            return (self.scratch or self.finetune).train
+        return getattr(self, stage).train
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A recipe with all defaults filled in, and where each value came from."""
+
+    name: str
+    recipe: Recipe
+    origins: Mapping[str, str]  # dotted key -> "recipe", "command line", "default", "smoke"
+    identities: Mapping[str, str]  # what run keys call "task" and "model": a user's file by its content
+    notes: tuple[str, ...] = ()  # what loading decided that a user should know
+    smoke: Smoke = False
+    data: str | None = None  # identity of the task's rows, attached when a job is made
+
+    def to_yaml(self) -> str:
+        header = f"# {self.name}, resolved: every default filled in.\n"
+        return header + yaml.safe_dump(self.recipe.model_dump(mode="json"), sort_keys=False)

@@ -1,0 +1,47 @@
+"""Validation errors as sentences, each with its dotted place."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from spt.errors import did_you_mean
+
+if TYPE_CHECKING:
+    pass
+
+
+def validation_messages(model: type[BaseModel], error: ValidationError, place: str = "") -> list[str]:
+    """Every problem pydantic found, in our words, with its dotted place."""
+    found = []
+    for problem in error.errors():
+        location = [str(part) for part in problem["loc"] if "[" not in str(part)]  # not which branch of a union
+        dotted = ".".join([place, *location] if place else location)
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message = f"unknown key{did_you_mean(location[-1], known_fields(model, location[:-1]))}"
+        elif problem["type"] == "missing":
+            message = "missing"
+        elif problem["type"] not in ("value_error", "json_invalid"):
+            shown = json.dumps(problem["input"], default=str)
+            message = f"{message[0].lower()}{message[1:]}, not {shown[:60]}"
+        found.append(f"{dotted}: {message}" if dotted else message)
+    return found
+
+
+def to_json_text(value: Any) -> str:
+    # Through JSON, because pydantic's strict mode there still takes a list for a tuple.
+    return json.dumps(value, default=str)
+
+
+def known_fields(model: type[BaseModel], location: Sequence[str]) -> list[str]:
+    """The known keys at a place inside a nested model."""
+    for step in location:
+        known = model.model_fields.get(step)
+        candidates = [known.annotation, *getattr(known.annotation, "__args__", ())] if known else []
+        nested = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        if not nested:
+            return []
+        model = nested[0]
+    return list(model.model_fields)

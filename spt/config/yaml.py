@@ -1,0 +1,66 @@
+"""Recipes and studies as YAML: numbers as in YAML 1.2, no aliases, no duplicate keys."""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from spt.errors import UsageError, one_line
+
+if TYPE_CHECKING:
+    pass
+
+
+MAX_BYTES = 1_000_000  # a recipe is a page of text
+
+
+class RecipeLoader(yaml.SafeLoader):
+    """YAML 1.2's idea of scalars: 1e-3 is a number; yes, no, on, off and dates are text. No aliases, no double keys."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not used in recipes", problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key.start_mark)
+            if key.tag == "tag:yaml.org,2002:merge":
+                raise yaml.MarkedYAMLError(
+                    problem="merge keys (<<) are not used in recipes", problem_mark=key.start_mark
+                )
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value} stands twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=True)
+
+
+RecipeLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9]+", "-+0123456789"),
+    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)", "-+.0123456789"),
+):
+    RecipeLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
+
+
+RecipeLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))  # 010 is ten, not eight
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, RecipeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f", line {mark.line + 1}" if mark else ""
+        raise UsageError(f"{source}{where}: {error.problem or error}") from None
+    except (yaml.YAMLError, RecursionError, ValueError, KeyError) as error:
+        raise UsageError(f"{source} is not readable as YAML: {one_line(error)}") from None

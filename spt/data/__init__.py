@@ -1,0 +1,1 @@
+"""Data sets: prepared splits, fingerprints, batches, summaries."""

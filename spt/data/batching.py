@@ -1,0 +1,126 @@
+"""From a split to batches: which examples, in which order, padded to the longest of the batch.
+
+Letters: b examples in a batch, B sequences (of pairs 2 b, else b), L steps, C channels, K target values, n examples in
+a split.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from spt.config.budget import steps_per_epoch
+from spt.models.base import Context
+from spt.rng import order
+from spt.tasks.base import IGNORED, Classes, Reals, Split, Tokens, Values
+
+NOBODY = -1  # an index that stands for no example: evens out the processes' shares, and weighs nothing
+
+
+class Batch(NamedTuple):
+    """Some examples of a split, their sequences on the right padded with zeros. Of pairs, all first sequences come
+    first, then all second ones: B = 2 b."""
+
+    x: Int[Tensor, "B L"] | Float[Tensor, "B L C"]  # tokens, or normalised values
+    raw: Int[Tensor, "B L C"] | None  # the values before normalisation, when they are levels
+    context: Context
+    # Of every example, or of every step, IGNORED or NaN where none is scored; None where labels were taken away.
+    y: Int[Tensor, " b *L"] | Float[Tensor, "b *L K"] | None
+    rows: Int[Tensor, " b"]  # row of the split: the address of chance; NOBODY counts for nothing
+
+    @property
+    def real(self) -> Bool[Tensor, " b"]:
+        return self.rows != NOBODY
+
+
+def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, target: Classes | Reals) -> Batch:
+    """These rows of a split as one batch; rows that are NOBODY repeat row 0."""
+    rows = np.where(index == NOBODY, 0, index)
+    starts, lengths, cuts = split.starts[rows], split.lengths[rows], split.cuts
+    if cuts is not None:
+        starts = np.concatenate([starts, starts + cuts[rows]])
+        lengths = np.concatenate([cuts[rows], lengths - cuts[rows]])
+    longest = int(lengths.max())
+    steps = np.arange(longest)
+    valid = steps < lengths[:, None]  # (B, L)
+    padded = not bool(valid.all())
+    places = np.where(valid, starts[:, None] + steps, starts[:, None]) if padded else starts[:, None] + steps
+    values = np.asarray(split.values[places])  # (B, L) or (B, L, C)
+
+    raw = None
+    if isinstance(input, Tokens):
+        x = torch.from_numpy(input.ids(values))
+    else:
+        if input.levels is not None:
+            raw = torch.from_numpy(values.astype(np.int64))
+        mean, std = np.array(input.mean, np.float32), np.array(input.std, np.float32)
+        x = torch.from_numpy((values.astype(np.float32) - mean) / std)
+    mask = torch.from_numpy(valid)
+    if padded:
+        x = x.masked_fill(~mask if x.ndim == 2 else ~mask[..., None], 0)
+
+    y = None
+    if split.targets is not None:
+        kind = np.int64 if isinstance(target, Classes) else np.float32
+        found = np.array(split.targets[places if split.per_step else rows], dtype=kind, order="C")
+        if split.per_step and padded:
+            found[~valid] = IGNORED if isinstance(target, Classes) else np.nan
+        y = torch.from_numpy(found)
+    times = None
+    if split.steps is not None:
+        times = torch.from_numpy(np.where(valid, split.steps[places], np.float32(1)))
+    real = None if (index != NOBODY).all() else torch.from_numpy(np.tile(index != NOBODY, split.sequences))
+    context = Context(mask, padded, times, real)
+    return Batch(x, raw, context, y, torch.from_numpy(np.asarray(index, np.int64)))
+
+
+def training_rows(
+    n: int, batch_size: int, seed: int, start: int, drop_last: bool = False
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """(epoch, rows of the global batch) for optimiser steps start, start + 1, … without end.
+
+    The position in the data follows from the step alone, which is what makes resuming exact.
+    """
+    per_epoch = steps_per_epoch(n, batch_size, drop_last)
+    step = start
+    while True:
+        epoch, first = divmod(step, per_epoch)
+        rows = order(n, seed, epoch)
+        for k in range(first, per_epoch):
+            yield epoch, rows[k * batch_size : (k + 1) * batch_size]
+            step += 1
+
+
+def by_length(rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The rows with the longest first, so that neighbours need little padding and memory peaks at once."""
+    return rows[np.argsort(-lengths[rows], kind="stable")]
+
+
+def share(rows: NDArray[np.int64], rank: int, world: int) -> NDArray[np.int64]:
+    """This process's part of a global batch: every world-th row, so that long rows are dealt out evenly.
+
+    All parts are equally long, filled up with NOBODY.
+    """
+    mine = rows[rank::world]
+    padded = np.full(-(-len(rows) // world), NOBODY, np.int64)
+    padded[: len(mine)] = mine
+    return padded
+
+
+def pieces(rows: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
+    """Cut into micro-batches of at most `size` rows."""
+    return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+
+def packed(rows: NDArray[np.int64], lengths: NDArray[np.int64], positions: int, least: int) -> list[NDArray[np.int64]]:
+    """Cut rows that go from long to short: at most `positions` steps a piece, padding included, or `least` rows."""
+    cut, first = [], 0
+    while first < len(rows):
+        size = max(least, positions // int(lengths[rows[first]]))
+        cut.append(rows[first : first + size])
+        first += size
+    return cut

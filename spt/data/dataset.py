@@ -1,0 +1,108 @@
+"""A task's splits, kept through `datasets` as Arrow files: prepared once under a lock, then opened as memory maps.
+
+    <cache>/tasks/<task>-<hash>/{train,val,test}.arrow, data.json
+
+The hash covers the task's options and source, so an edited task is prepared anew. The folder is filled beside and
+renamed, so its existence means that it is complete.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spt.config.plugins import Component
+from spt.config.recipe import Loaded, Part
+from spt.data.cache import prepared_folder, read_prepared
+from spt.data.fingerprints import rows_hash
+from spt.data.source import call_hook, is_indexable, open_part
+from spt.errors import DataError
+from spt.rng import generator
+from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens
+
+
+def open_task(part: Part) -> TaskData:
+    """The task's data with fingerprints: the subset the recipe asks for, rows not copied.
+
+    max_rows takes the first rows of every split. A subset is a prefix of one permutation of the training split, so
+    subsets are nested (SPT paper, appendix C.1.4); stratified, of one in which every class comes as often as in the
+    whole split, early and late.
+    """
+    opened = open_part(part)
+    config, module = opened.config, opened.component.module
+    data = read_prepared(prepared_folder(opened))
+    whole, max_rows = len(data.train), config.max_rows
+    if max_rows is not None:
+        data = data.mapped(lambda split: split.take(np.arange(min(max_rows, len(split)))))
+    keep = max(1, int(config.subset_fraction * len(data.train)))
+    if keep < len(data.train):
+        rows = generator(config.subset_seed, "subset").permutation(len(data.train))
+        if config.stratified:
+            rows = rows[_spread_classes(_training_classes(data, opened.component)[rows])]
+        data = replace(data, train=data.train.take(rows[:keep]))
+    coded = isinstance(data.input, Tokens) and data.input.codes is not None
+    if coded and len(data.train) < whole and hasattr(module, "vocabulary"):
+        data = replace(data, input=call_hook(opened.component, "vocabulary", config, data.train))
+    if hasattr(module, "resample") and getattr(config, "resample_each_epoch", True):
+        if data.train.cuts is not None:
+            raise DataError(f"task {opened.component.identity}: rows of pairs cannot be resampled; leave out resample")
+        data = replace(data, resample=partial(_resample, opened.component, config, data))
+    return data
+
+
+def _training_classes(data: TaskData, component: Component) -> NDArray[np.int64]:
+    """(n,) The class of every training row. Raises DataError where rows have none."""
+    if not isinstance(data.target, Classes) or data.train.per_step:
+        raise DataError(f"task {component.identity}: stratified needs one class for every sequence; leave it out")
+    return np.asarray(data.train.targets)
+
+
+def _spread_classes(classes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An order in which every class is spread evenly: the j-th of its n rows comes at about (j + 1/2) / n."""
+    order = np.argsort(classes, kind="stable")
+    _, first, counts = np.unique(classes[order], return_index=True, return_counts=True)
+    rank = np.empty(len(classes))
+    rank[order] = (np.arange(len(classes)) - np.repeat(first, counts) + 0.5) / np.repeat(counts, counts)
+    return np.argsort(rank, kind="stable")
+
+
+def _resample(component: Component, config: TaskConfig, data: TaskData, ids: NDArray[np.int64], epoch: int) -> Split:
+    """Training rows of a later epoch, as the task makes them, once they are known to be of the kind asked for."""
+    made = call_hook(component, "resample", config, ids, epoch)
+    place = f"task {component.identity}: resample"
+    if not isinstance(made, Split):
+        raise DataError(f"{place} returned {type(made).__name__}, not a Split")
+    if not np.array_equal(made.ids, ids):
+        raise DataError(f"{place} returned {len(made)} rows that do not have the {len(ids)} ids asked for")
+    if made.values.dtype != data.train.values.dtype or (made.steps is None) != (data.train.steps is None):
+        raise DataError(f"{place} returned {made.values.dtype} values, or times, unlike load's")
+    try:
+        replace(data, train=made, val=made, test=made).check()
+    except ValueError as error:
+        raise DataError(f"{place}: {str(error).replace('the train split', 'what it returned')}") from error
+    if int(made.extents.max()) > data.length:
+        raise DataError(
+            f"{place} returned a row of {int(made.extents.max()):,} steps, but the task's longest has {data.length:,}; "
+            "say TaskData(length=…)"
+        )
+    return made
+
+
+def data_identity(part: Part) -> str:
+    """Hash of the rows a task option set gives, inputs and labels: runs on other data have other keys."""
+    return rows_hash(open_task(part))
+
+
+def identify_data(loaded: Loaded) -> Loaded:
+    """The recipe with the identity of its data set, which is prepared if it is not yet. Raises DataError."""
+    return replace(loaded, data=data_identity(loaded.recipe.task))
+
+
+def training_fingerprints(part: Part) -> NDArray[np.uint64]:
+    """Of the sequences of the task's whole training split, whatever fraction of it is in use.
+
+    A generated task is not made whole for this: a row of it cannot be one of other splits.
+    """
+    whole = {} if is_indexable(open_part(part)) else {"max_rows": None}
+    return open_task(Part(**{**part.model_dump(), "subset_fraction": 1.0, **whole})).train.seen

@@ -1,0 +1,258 @@
+"""`spt data check`: what a task's data hold, from the prepared rows in use."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spt.config.recipe import Part
+from spt.data.cache import prepared_folder
+from spt.data.dataset import open_task
+from spt.data.fingerprints import fingerprints, rows_hash
+from spt.data.linear_probe import linear_probe
+from spt.data.source import OpenTask, call_hook, data_dir, open_part
+from spt.errors import DataError
+from spt.tasks.base import Classes, Split, TaskData, Tokens, Values, class_counts, sequence_lengths
+
+
+def summarise(part: Part) -> dict[str, Any]:
+    """What the task's data are, from the prepared rows in use. Raises DataError when they are missing or damaged."""
+    opened = open_part(part)
+    folder, data = prepared_folder(opened), open_task(part)
+    files = opened.files
+    data.check()
+    for name, split in data.splits.items():
+        if not np.array_equal(fingerprints(split), split.fingerprints):
+            raise DataError(f"the prepared data in {folder} are damaged ({name}); delete the folder, it is made again")
+    found: dict[str, Any] = {
+        "task": part.name,
+        "options": part.options,
+        "files": [{"path": str(path), "bytes": path.stat().st_size} for path in files],
+        "notes": list(data.notes),
+        "rows": {name: len(split) for name, split in data.splits.items()},
+        "lengths": {name: _spread(split) for name, split in data.splits.items()},
+        "examples": "pairs of sequences" if data.train.sequences == 2 else "sequences",
+        "interval": data.interval,
+        "resampled": data.resample is not None,
+        "times": None if data.train.steps is None else {n: _times(split) for n, split in data.splits.items()},
+        "input": str(data.input),
+        **_inputs(data),
+        "target": str(data.target),
+        "targets": {name: _targets(data, split) for name, split in data.splits.items()},
+        "chance": data.chance(),
+        "probe": linear_probe(data),
+        "guesses": _guesses(data),
+        "duplicates": _duplicates(data),
+        "findings": [*_findings(data), *_of_files(opened)],
+        "folder": str(folder),
+        "data": rows_hash(data),
+    }
+    return found
+
+
+FILES = 8  # are named on the page
+BINS = 12  # of the histogram of lengths
+
+
+def _spread(split: Split) -> dict[str, Any]:
+    """Of the sequences' lengths."""
+    lengths = sequence_lengths(split)
+    counts, edges = np.histogram(lengths, BINS if lengths.min() < lengths.max() else 1)
+    found = {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())}
+    return found | {"histogram": counts.tolist(), "edges": edges.tolist()}
+
+
+def _times(split: Split) -> dict[str, float]:
+    assert split.steps is not None
+    pieces = list(replace(split, values=split.steps).pieces())
+    total = sum(float(piece.sum(dtype=np.float64)) for piece in pieces) / sum(map(len, pieces))
+    return {"min": min(float(p.min()) for p in pieces), "mean": total, "max": max(float(p.max()) for p in pieces)}
+
+
+def _findings(data: TaskData) -> list[str]:
+    """What is odd about the rows themselves, a sentence each."""
+    found = []
+    if isinstance(data.input, Values):
+        ends = [(piece.min(axis=0), piece.max(axis=0)) for piece in data.train.pieces()]
+        low, high = np.min([low for low, _ in ends], axis=0), np.max([high for _, high in ends], axis=0)
+        flat = np.flatnonzero(low == high)
+        if len(flat):
+            which = ", ".join(f"{k} ({low[k]:g})" for k in flat[:5].tolist()) + (", …" if len(flat) > 5 else "")
+            found.append(f"{len(flat)} of {data.input.channels} channels are constant in the training rows: {which}")
+    if isinstance(data.target, Classes):
+        counts = class_counts(data.train, data.target.count)
+        rare = int((counts < 2).sum())
+        if rare and not data.target.per_step:
+            found.append(f"{rare} of {data.target.count} classes have fewer than two training rows")
+        if counts.max() >= 0.9 * counts.sum():
+            found.append(
+                f"{counts.max() / counts.sum():.1%} of the training answers are class {int(counts.argmax())}: look at "
+                "f1_macro or accuracy_macro (finetune.objective.metric) beside accuracy"
+            )
+    conflicts = _conflicts(data.train)
+    if conflicts:
+        found.append(f"{conflicts:,} training rows have the input of an earlier row, but another target")
+    return found
+
+
+def _conflicts(split: Split) -> int:
+    """Rows whose input stands before with another target."""
+    if split.per_step or split.targets is None:
+        return 0
+    _, first, which = np.unique(split.fingerprints, return_index=True, return_inverse=True)
+    other = np.asarray(split.targets) != np.asarray(split.targets)[first[which]]
+    return int(other.reshape(len(split), -1).any(axis=1).sum())
+
+
+def _of_files(opened: OpenTask) -> list[str]:
+    """What the task itself says of its files, where it looks into them."""
+    if not hasattr(opened.component.module, "findings"):
+        return []
+    return [str(text) for text in call_hook(opened.component, "findings", opened.config, data_dir().resolve())]
+
+
+def _inputs(data: TaskData) -> dict[str, Any]:
+    """Range of the values, or how much of the splits the vocabulary covers."""
+    if not isinstance(data.input, Tokens):
+        return {"values": {name: _range(split) for name, split in data.splits.items()}}
+    if data.input.codes is None or data.input.unknown is None:
+        return {"vocabulary": data.input.vocab}
+    shares = {}
+    for name, split in data.splits.items():
+        counts = split.counts()
+        tokens = data.input.ids(np.arange(len(counts)))
+        shares[name] = float(counts[tokens == data.input.unknown].sum() / counts.sum())
+    return {"vocabulary": data.input.vocab, "unknown": shares}
+
+
+def _range(split: Split) -> dict[str, float]:
+    ends = [(float(piece.min()), float(piece.max())) for piece in split.pieces()]
+    return {"min": min(low for low, _ in ends), "max": max(high for _, high in ends)}
+
+
+def _targets(data: TaskData, split: Split) -> list[int] | dict[str, list[float]]:
+    """How many rows of each class; or each target's range."""
+    targets = np.asarray(split.targets)
+    if isinstance(data.target, Classes):
+        return class_counts(split, data.target.count).tolist()
+    if split.per_step:
+        targets = targets[np.isfinite(targets[:, 0])]
+    return {"min": targets.min(axis=0).tolist(), "mean": targets.mean(axis=0).tolist(), "max": targets.max(0).tolist()}
+
+
+def _guesses(data: TaskData) -> dict[str, float]:
+    """Validation losses of answers that look at no context, which a denoiser has to beat.
+
+    cross_entropy: nats, always answering with the training frequencies (one is added to every count); l1: standardised,
+    always answering with the training median of the channel.
+    """
+    found: dict[str, float] = {}
+    if isinstance(data.input, Tokens) or data.input.levels is not None:
+        size = data.input.vocab if isinstance(data.input, Tokens) else data.input.levels or 0
+        train, val = (_frequencies(data, split, size) for split in (data.train, data.val))
+        guess = (train + 1) / (train + 1).sum()
+        found["cross_entropy"] = float(-(val * np.log(guess)).sum() / val.sum())
+    if isinstance(data.input, Values):
+        median = _median(data.train)  # (C,)
+        apart = sum(np.abs(piece - median).sum(axis=0) for piece in data.val.pieces())
+        found["l1"] = float(np.mean(apart / int(data.val.lengths.sum()) / np.array(data.input.std)))
+    return found
+
+
+def _median(split: Split) -> NDArray[np.float64]:
+    """(C,) Of each channel; of more than 2^24 numbers, of an evenly spread part of the rows."""
+    rows = split.take(np.arange(0, len(split), max(1, -(-int(split.lengths.sum()) * split.values.shape[1] // 2**24))))
+    most = 2**24 // split.values.shape[1]
+    pieces, taken = [], 0
+    for piece in rows.pieces():
+        pieces.append(np.array(piece[: most - taken]))
+        taken += len(pieces[-1])
+        if taken >= most:
+            break
+    return np.median(np.concatenate(pieces), axis=0).astype(np.float64)
+
+
+def _frequencies(data: TaskData, split: Split, size: int) -> NDArray[np.int64]:
+    """How often each token or level occurs."""
+    counts = split.counts()
+    ids = data.input.ids(np.arange(len(counts))) if isinstance(data.input, Tokens) else np.arange(len(counts))
+    return np.bincount(ids, weights=counts, minlength=size).astype(np.int64)
+
+
+def _duplicates(data: TaskData) -> dict[str, int]:
+    """Rows whose input stands before in the same split, and rows of one split whose input also stands in another."""
+    splits = data.splits
+    within = {name: len(split) - len(np.unique(split.fingerprints)) for name, split in splits.items()}
+    between = {
+        f"{one} also in {other}": int(np.isin(splits[one].fingerprints, splits[other].fingerprints).sum())
+        for one, other in (("val", "train"), ("test", "train"), ("val", "test"))
+    }
+    return within | between
+
+
+def render(found: Mapping[str, Any]) -> str:
+    """The same as one page."""
+    lines = [f"task      {found['task']}  " + ", ".join(f"{k}={json.dumps(v)}" for k, v in found["options"].items())]
+    files = [f"{file['path']}  {file['bytes']:,} bytes" for file in found["files"][:FILES]]
+    if len(found["files"]) > FILES:
+        rest = sum(file["bytes"] for file in found["files"][FILES:])
+        files.append(f"and {len(found['files']) - FILES:,} more, {rest:,} bytes")
+    lines += _labelled("files", files or ["none named by the task"])
+    lines += _labelled("notes", found["notes"])
+    lines += ["", f"          {'rows':>8}   {'length: min':>11} {'median':>9} {'max':>9}   from min to max"]
+    for name, rows in found["rows"].items():
+        spread = found["lengths"][name]
+        bars = _bars(spread["histogram"])
+        lines.append(
+            f"{name:<9} {rows:>8,}   {spread['min']:>11,} {spread['median']:>9,.0f} {spread['max']:>9,}   {bars}"
+        )
+    if found["resampled"]:
+        lines += ["          training rows are drawn again for every epoch; these are the first epoch's"]
+    if found["examples"] != "sequences":
+        lines += [f"          a row is one of {found['examples']}, whose lengths these are"]
+    lines += ["", f"input     {found['input']}"]
+    for name, times in (found["times"] or {}).items():
+        lines.append(
+            f"          {name}: {times['min']:g} to {times['max']:g} from step to step, mean {times['mean']:.4g}"
+        )
+    if found["interval"] != 1:
+        lines.append(f"          one step stands for {found['interval']:g} (of the task's unit of time)")
+    for name, spread in found.get("values", {}).items():
+        lines.append(f"          {name}: values {spread['min']:g} to {spread['max']:g}")
+    for name, share in found.get("unknown", {}).items():
+        lines.append(f"          {name}: {share:.3%} unknown")
+    lines.append(f"target    {found['target']}")
+    for name, targets in found["targets"].items():
+        lines.append(f"          {name}: {_target_line(targets)}")
+    if found["chance"] is not None:
+        lines.append(f"chance    {found['chance']:.2%} of the test answers are the commonest training class")
+    if found["probe"]:
+        scores = ", ".join(f"{name} {value:.4g}" for name, value in found["probe"]["test"].items())
+        lines.append(f"probe     {scores} on test, by a linear map of {found['probe']['features']}")
+    guesses = ", ".join(f"{name} {value:.4g}" for name, value in found["guesses"].items())
+    lines.append(f"guesses   {guesses}: losses on validation inputs without a look at their neighbours")
+    repeated = [f"{name} {count:,}" for name, count in found["duplicates"].items() if count]
+    lines.append(f"repeated  {', '.join(repeated) or 'no input stands twice'}")
+    lines += _labelled("findings", found["findings"])
+    lines += ["", f"prepared  {found['folder']}", f"data      {found['data']}"]
+    return "\n".join(lines)
+
+
+def _bars(counts: list[int]) -> str:
+    """A histogram in a line; what is not empty shows."""
+    top = max(counts)
+    return "".join("▁▂▃▄▅▆▇█"[-(-7 * count // top)] if count else " " for count in counts)
+
+
+def _labelled(label: str, lines: list[str]) -> list[str]:
+    return [f"{label if i == 0 else '':<9} {line}" for i, line in enumerate(lines)]
+
+
+def _target_line(targets: list[int] | Mapping[str, list[float]]) -> str:
+    if not isinstance(targets, Mapping):
+        shown = [f"{count:,}" for count in targets[:20]]
+        return f"rows a class {' '.join(shown)}{' …' if len(targets) > 20 else ''}"
+    return ", ".join(f"{name} {' '.join(f'{v:.4g}' for v in values[:8])}" for name, values in targets.items())

@@ -1,0 +1,1 @@
+"""Reports: comparisons of finished runs, from their files alone. No torch here."""

@@ -1,0 +1,186 @@
+"""What finished runs say about self-pretraining: SPT minus scratch, seed by seed, with what both arms cost.
+
+Read from run folders alone: their small JSON files, and the predictions on the test split. Every run that was planned
+is accounted for: it stands in a pair, or among the failures with its reason. The writers beside this file
+turn a `Report` into text.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from spt.errors import DataError, UsageError
+from spt.report import levels
+from spt.report.across_tasks import TaskAverage
+from spt.report.arms import Row, adjust_for_multiplicity, compare_arms
+from spt.report.cost import BudgetMatch, StageCost, StudyRuns, budget_matches, study_costs
+from spt.report.curves import Curve, curves
+from spt.report.levels import BestShare, Contrast, LevelResult
+from spt.report.provenance import Provenance, provenance
+from spt.report.published import PublishedComparison, published_comparisons
+from spt.report.records import curve_records, item_records, row_records, seed_records, trial_records
+from spt.report.search import SearchResult, search_results
+from spt.runs.index import ComparisonRuns, Failure, all_runs, comparisons_of, run_outcome
+from spt.runs.plan import PLAN, Ended, PlannedCell, PlannedTrial, Record, StudyPlan, read_plan
+from spt.runs.result import Result
+
+if TYPE_CHECKING:
+    import pandas
+
+Table = Literal["rows", "seeds", "items", "searches", "curves"]
+
+
+class RunRecord(Record):
+    """A single run, asked for by its folder."""
+
+    name: str
+    state: Ended | Literal["done"]
+    reason: str
+    result: Result | None
+
+
+class Report(Record):
+    """Everything that finished runs say.
+
+        report = spt.read_report("runs")
+        for row in report.rows:
+            print(row.label, row.delta, row.low, row.high, row.verdict)
+    """
+
+    rows: tuple[Row, ...] = ()
+    levels: tuple[LevelResult, ...] = ()  # rows of a study, side by side
+    contrasts: tuple[Contrast, ...] = ()  # between initialisations
+    best: tuple[BestShare, ...] = ()  # share of a total budget
+    pooled: tuple[TaskAverage, ...] = ()  # over tasks
+    matches: tuple[BudgetMatch, ...] = ()  # of total budgets
+    searches: tuple[SearchResult, ...] = ()  # for settings
+    spent: tuple[StageCost, ...] = ()
+    precedents: tuple[PublishedComparison, ...] = ()  # published numbers
+    curves: tuple[Curve, ...] = ()  # of learning, run by run
+    provenance: Provenance = Provenance()
+    runs: tuple[RunRecord, ...] = ()
+    unpaired: tuple[Failure, ...] = ()  # unfinished runs that no study mentions
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()  # run folders that were read
+
+    @property
+    def failures(self) -> tuple[tuple[str, Failure], ...]:
+        """Every failure, with the label of its row or search."""
+        rows = [(row.label, failure) for row in self.rows for failure in row.failures]
+        trials = [(search.label, failure) for search in self.searches for failure in search.failures]
+        return (*rows, *trials, *(("", failure) for failure in self.unpaired))
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as plain dicts, seeds and costs nested: what `rows` of report.json holds.
+
+            [record["delta"] for record in spt.read_report("runs").records()]
+        """
+        records: list[dict[str, Any]] = self.model_dump(mode="json", include={"rows"})["rows"]
+        return records
+
+    def to_pandas(self, table: Table = "rows") -> "pandas.DataFrame":
+        """A table of the report as a data frame, with the columns of its CSV file (`rows` are report.csv).
+
+            spt.read_report("runs").to_pandas("seeds").groupby("label")["delta"].mean()
+        """
+        import pandas
+
+        records = {
+            "rows": lambda: row_records(self.rows),
+            "seeds": lambda: seed_records(self.rows),
+            "items": lambda: item_records(self.rows),
+            "searches": lambda: trial_records(self.searches),
+            "curves": lambda: curve_records(self.curves),
+        }
+        return pandas.DataFrame(records[table]())
+
+
+def read_report(paths: Sequence[Path]) -> Report:
+    """A report over studies, folders full of runs and single runs, in any mixture."""
+    studies: dict[Path, tuple[Path, StudyPlan]] = {}
+    paired: list[ComparisonRuns] = []
+    spenders: list[StudyRuns] = []
+    runs: dict[str, RunRecord] = {}
+    unpaired: dict[str, Failure] = {}
+    warnings: list[str] = []
+
+    def add(folder: Path, plan: StudyPlan) -> None:
+        if folder.resolve() not in studies:
+            studies[folder.resolve()] = (folder, plan)
+            paired.extend(comparisons_of(folder, plan))
+            trials = [trial for search in plan.searches for trial in search.trials]
+            spenders.append(StudyRuns(folder.name, folder.parent, plan.cells, trials))
+
+    for folder in {path.resolve(): _existing(path) for path in paths}.values():
+        if (folder / PLAN).is_file():
+            add(folder, read_plan(folder))
+        elif any((folder / name).is_file() for name in ("result.json", "status.json", "job.json")):
+            runs[folder.as_posix()] = _single(folder)
+        else:
+            found = all_runs(folder)
+            if not found.studies and not found.pairings:
+                said = f" ({found.complaints[0]})" if found.complaints else ""
+                raise DataError(
+                    f"{folder} holds no study and no finished finetuning run{said}; "
+                    "name a folder that `spt compare`, `spt study` or `spt finetune` wrote to"
+                )
+            for one in found.studies:
+                add(*one)
+            paired += found.pairings
+            if found.pairings:
+                spenders.append(StudyRuns("", folder, [cell for pair in found.pairings for cell in pair.cells]))
+            warnings += found.complaints
+            unpaired.update({(folder / failure.run).as_posix(): failure for failure in found.unpaired})
+    rows, equal = adjust_for_multiplicity([compare_arms(pairing) for pairing in paired])
+    balance = budget_matches(rows)
+    off = {match.label: match.warnings for match in balance}
+    together = levels.study_findings(rows)
+    notes = [f"{folder.name}: {note}" for folder, plan in studies.values() for note in plan.notes]
+    tuned = [one for folder, plan in studies.values() for one in search_results(folder, plan)]
+    return Report(
+        rows=tuple(
+            one.row.model_copy(update={"warnings": (*one.row.warnings, *off.get(one.row.label, ()))}) for one in rows
+        ),
+        levels=together.levels,
+        contrasts=together.contrasts,
+        best=together.best,
+        pooled=together.pooled,
+        matches=balance,
+        searches=tuple(tuned),
+        spent=study_costs(spenders),
+        precedents=published_comparisons(rows),
+        curves=curves(rows),
+        provenance=provenance(rows, list(studies.values()), tuned, len(unpaired)),
+        runs=tuple(runs.values()),
+        unpaired=tuple(unpaired.values()),
+        warnings=(*warnings, *equal),
+        notes=(*notes, *together.notes),
+        folders=tuple(sorted({path.as_posix() for path in _folders(spenders)} | runs.keys() | unpaired.keys())),
+    )
+
+
+def _existing(folder: Path) -> Path:
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise UsageError(f"{folder} {what}; name a study, a run, or the folder that holds them")
+    # `.` does not name its parent, nor does a link the folder that its study's runs lie in.
+    return folder.resolve() if folder.is_symlink() or folder.name in ("", "..") else folder
+
+
+def _folders(spenders: Sequence[StudyRuns]) -> list[Path]:
+    """Every run folder that is there."""
+    paths = []
+    for spender in spenders:
+        parts: list[PlannedCell | PlannedTrial] = [*spender.cells, *spender.trials]
+        paths += [spender.root / name for part in parts for name in (part.parent, part.run) if name]
+    return [path for path in paths if path.is_dir()]
+
+
+def _single(folder: Path) -> RunRecord:
+    found = run_outcome(folder.parent, folder.name)
+    if isinstance(found, Result):
+        return RunRecord(name=folder.name, state="done", reason="", result=found)
+    if found.state == "unreadable":
+        raise DataError(found.reason)
+    return RunRecord(name=folder.name, state=found.state, reason=found.reason, result=None)

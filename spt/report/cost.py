@@ -1,0 +1,130 @@
+"""Whether budgets that should be equal are, and what a study has cost altogether."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Literal, NamedTuple, get_args
+
+from spt.report.arms import Comparison
+from spt.report.verdict import MATCHED
+from spt.runs.index import Failure, run_outcome
+from spt.runs.plan import ARMS, ArmName, PlannedCell, PlannedTrial, Record, Total
+from spt.runs.result import Ledger, Result
+
+Part = Literal["pretraining", "finetuning", "tuning"]
+MatchedAxis = Literal["epochs", "examples", "flops", "time", "steps"]
+AXES: tuple[MatchedAxis, ...] = ("epochs", "steps", "examples", "flops", "time")
+
+
+class BudgetMatch(Record):
+    """A row whose arms share one total budget. Amounts are means over the complete pairs, pretraining included."""
+
+    label: str
+    total: Total
+    scratch: float | None  # on the matched axis; None where no pair finished or it was not recorded
+    spt: float | None
+    mismatch: dict[MatchedAxis, float | None]  # SPT / scratch - 1, on every axis
+    warnings: tuple[str, ...]
+
+
+class StageCost(Record):
+    """All runs of one stage in one arm of a study, each counted once however many rows share it."""
+
+    study: str  # its folder; empty for runs that no study planned
+    arm: ArmName
+    part: Part
+    runs: int
+    unknown: int  # runs that were started and left no result: what they cost is not counted
+    ledger: Ledger
+
+
+def budget_matches(rows: Sequence[Comparison]) -> tuple[BudgetMatch, ...]:
+    return tuple(_match(one, one.row.total) for one in rows if one.row.total is not None)
+
+
+def _match(one: Comparison, total: Total) -> BudgetMatch:
+    sides = [[pair[arm] for pair in one.pairs] for arm in (0, 1)]
+    amounts = {axis: [_mean(_amount(result, axis) for result in side) for side in sides] for axis in AXES}
+    mismatch = {
+        axis: spt / scratch - 1 if scratch and spt is not None else None for axis, (scratch, spt) in amounts.items()
+    }
+    scratch, spt = amounts[total.axis]
+    said = []
+    for name, amount in (("scratch", scratch), ("SPT", spt)):
+        if amount is not None and total.amount and abs(amount / total.amount - 1) > MATCHED:
+            said.append(f"{name} has {amount / total.amount - 1:+.1%} {total.axis} of the total it should have")
+    if (residual := mismatch[total.axis]) is not None and abs(residual) > MATCHED:
+        said.append(f"the arms are not matched: SPT has {residual:+.1%} {total.axis} against scratch")
+    return BudgetMatch(
+        label=one.row.label, total=total, scratch=scratch, spt=spt, mismatch=mismatch, warnings=tuple(said)
+    )
+
+
+def _amount(result: Result, axis: MatchedAxis) -> float | None:
+    """What the run used with its pretraining; None where it was not recorded."""
+    if axis == "epochs":  # of the training split that it was finetuned on
+        rows = result.data["train"].rows if "train" in result.data else 0
+        return result.total.examples / rows if rows else None
+    amounts = {"steps": "steps", "examples": "examples", "flops": "flops", "time": "device_seconds"}
+    return float(getattr(result.total, amounts[axis])) or None
+
+
+def _mean(amounts: Iterable[float | None]) -> float | None:
+    every = list(amounts)
+    known = [amount for amount in every if amount is not None]
+    return fmean(known) if known and len(known) == len(every) else None
+
+
+class StudyRuns(NamedTuple):
+    """A study's runs, for the sum of what they cost."""
+
+    study: str
+    root: Path
+    cells: Sequence[PlannedCell]
+    trials: Sequence[PlannedTrial] = ()
+
+
+def study_costs(spenders: Sequence[StudyRuns]) -> tuple[StageCost, ...]:
+    """What each study cost, arm by arm. A final run that was a trial before counts as tuning."""
+    names: dict[tuple[CostGroup, Part], list[str]] = {}
+    seen: dict[CostGroup, set[str]] = {}
+    for spender in spenders:
+        root = spender.root.resolve()
+        tuning: list[tuple[Part, PlannedCell | PlannedTrial]] = [("tuning", trial) for trial in spender.trials]
+        for part, one in (*tuning, *(("finetuning", cell) for cell in spender.cells)):
+            group = CostGroup(root, spender.study, one.arm)
+            counted = seen.setdefault(group, set())
+            stages: tuple[tuple[Part, str | None], ...] = (("pretraining", one.parent), (part, one.run))
+            for stage, name in stages:
+                there = name is not None and ((root / name).is_dir() or (root / one.run / "result.json").is_file())
+                if name and name not in counted and there:  # a pretraining that was deleted has cost something
+                    counted.add(name)
+                    names.setdefault((group, stage), []).append(name)
+    order = list(dict.fromkeys((group.root, group.study) for group in seen))
+    groups = sorted(seen, key=lambda group: (order.index((group.root, group.study)), ARMS.index(group.arm)))
+    return tuple(
+        _spent(
+            group, part, [run_outcome(group.root, name) for name in sorted(names[group, part])]
+        )  # floats add up in order
+        for group in groups
+        for part in get_args(Part)
+        if (group, part) in names
+    )
+
+
+class CostGroup(NamedTuple):
+    root: Path
+    study: str
+    arm: ArmName
+
+
+def _spent(group: CostGroup, part: Part, runs: Sequence[Result | Failure]) -> StageCost:
+    ledgers = [run.own for run in runs if isinstance(run, Result)]
+    return StageCost(
+        study=group.study,
+        arm=group.arm,
+        part=part,
+        runs=len(ledgers),
+        unknown=len(runs) - len(ledgers),
+        ledger=sum(ledgers, start=Ledger()),
+    )

@@ -1,0 +1,222 @@
+"""The tables of a report as LaTeX, for a paper: booktabs, one `table` environment each. Pure ASCII, so that any engine
+and any input encoding take it. The same report always gives the same bytes.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+from spt.report.collect import Report
+from spt.report.format import ReportTable
+from spt.report.tables import all_tables
+
+ROWS = 40  # of one table: more do not fit on a page, and a float does not break
+MANY = 8  # columns; more are scaled to the line
+WIDE = 70  # characters of a line of the table; more are scaled to the line
+LONG = 48  # characters of a text cell; longer ones are broken into lines
+
+SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "_": r"\_",
+    "%": r"\%",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': "''",
+    "`": r"\`{}",
+    "[": "{[}",  # behind the \\ of the line above it would begin an option
+    "]": "{]}",
+    "*": "{*}",
+    "'": "'",
+    "\u2018": "`{}",
+    "\u2019": "'",
+    "\u201c": "``{}",
+    "\u201d": "''",
+    "\u2013": "--",
+    "\u2014": "---",
+    "\u2026": r"\ldots{}",
+    "\u2009": r"\,",
+    "\u202f": r"\,",
+    "\u00a0": "~",
+    "ß": r"\ss{}",
+    "æ": r"\ae{}",
+    "Æ": r"\AE{}",
+    "œ": r"\oe{}",
+    "Œ": r"\OE{}",
+    "ø": r"\o{}",
+    "Ø": r"\O{}",
+    "ł": r"\l{}",
+    "Ł": r"\L{}",
+    "ı": r"\i{}",
+    "§": r"\S{}",
+    "£": r"\pounds{}",
+    "©": r"\copyright{}",
+}
+
+MATHS = {
+    "×": r"\times",
+    "÷": r"\div",
+    "±": r"\pm",
+    "·": r"\cdot",
+    "•": r"\bullet",
+    "−": "-",
+    "≥": r"\ge",
+    "≤": r"\le",
+    "≠": r"\ne",
+    "≈": r"\approx",
+    "∞": r"\infty",
+    "→": r"\to",
+    "←": r"\leftarrow",
+    "√": r"\surd",
+    "∑": r"\sum",
+    "∈": r"\in",
+    "°": r"^\circ",
+    "¹": "^1",
+    "²": "^2",
+    "³": "^3",
+    "µ": r"\mu",
+    "ς": r"\varsigma",
+}
+
+GREEK = ["gamma", "delta", "theta", "lambda", "xi", "pi", "sigma", "upsilon", "phi", "psi", "omega"]  # both cases
+
+LATIN = {  # capitals that Latin has too are no commands
+    **{"alpha": "A", "beta": "B", "epsilon": "E", "zeta": "Z", "eta": "H", "iota": "I", "kappa": "K", "mu": "M"},
+    **{"nu": "N", "omicron": "O", "rho": "P", "tau": "T", "chi": "X"},
+}
+
+ACCENTS = {
+    "\u0300": "`",
+    "\u0301": "'",
+    "\u0302": "^",
+    "\u0303": "~",
+    "\u0304": "=",
+    "\u0306": "u",
+    "\u0307": ".",
+    "\u0308": '"',
+    "\u030a": "r",
+    "\u030b": "H",
+    "\u030c": "v",
+    "\u0323": "d",
+    "\u0327": "c",
+    "\u0331": "b",
+}
+
+
+def latex(report: Report) -> str:
+    """Every table of a report, to be included in a document by `\\input`; what it says in words stands as comments."""
+    shown = all_tables(report)
+    tables: list[str] = []
+    labels: set[str] = set()
+    for sheet in shown:
+        tables += _tables(sheet, labels)
+    packages = ["booktabs", *(["graphicx"] if any(r"\resizebox" in table for table in tables) else [])]
+    lines = [f"% Tables of spt report. In the preamble: \\usepackage{{{','.join(packages)}}}"]
+    lines += [f"% {escape(label)}: {escape(verdict)}" for label, verdict in _verdicts(report)]
+    lines += [f"% WARNING: {escape(said)}" for said in report.warnings]
+    return "\n\n".join(["\n".join(lines), *tables]) + "\n"
+
+
+def _verdicts(report: Report) -> Iterator[tuple[str, str]]:
+    for row in report.rows:
+        yield row.label, row.verdict
+        for said in row.warnings:
+            yield f"WARNING, {row.label}", said
+    for part in (report.best, report.contrasts, report.pooled):
+        for one in part:
+            yield one.label, one.verdict
+
+
+def escape(text: str) -> str:
+    """Text as LaTeX, on one line: every special character written out, minus signs told from hyphens."""
+    marked = re.sub(r"(?<![\w)\-])-(?=\d)|(?<= )-(?= )", "\u2212", " ".join(text.split()))
+    parts = re.split("-(?=-)", marked)  # two hyphens would be a dash
+    return "-{}".join("".join(map(_letter, part)) for part in parts)
+
+
+def _letter(letter: str) -> str:
+    if letter in SPECIAL:
+        return SPECIAL[letter]
+    if letter in MATHS:
+        return f"${MATHS[letter]}$"
+    if " " <= letter <= "~":
+        return letter
+    if maths := _greek(letter):
+        return f"${maths}$"
+    base, accent = (parts := unicodedata.normalize("NFD", letter))[:1], parts[1:]
+    if base.isascii() and base.isalpha() and accent in ACCENTS:
+        return f"\\{ACCENTS[accent]}{{{base}}}"
+    return f"\\texttt{{U+{ord(letter):04X}}}"  # no letter of pdflatex's fonts
+
+
+def _greek(letter: str) -> str:
+    found = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(letter, ""))
+    case, name = (found[1], found[2].lower().replace("lamda", "lambda")) if found else ("", "")
+    if name in LATIN and (case == "CAPITAL" or name == "omicron"):
+        return f"\\mathrm{{{LATIN[name]}}}" if case == "CAPITAL" else "o"
+    if name not in GREEK and name not in LATIN:
+        return ""
+    return f"\\{name.title() if case == 'CAPITAL' else name}"
+
+
+def _tables(sheet: ReportTable, labels: set[str]) -> Iterator[str]:
+    """A sheet's lines in as many tables as their number asks for."""
+    name = _label(sheet.title, labels)
+    parts = [sheet.body[start : start + ROWS] for start in range(0, len(sheet.body), ROWS)]
+    for number, body in enumerate(parts):
+        title = sheet.title + (", continued" if number else "")
+        caption = f"{title}. {sheet.caption}" if sheet.caption and not number else title
+        yield _table(sheet, body, caption, f"{name}-part{number + 1}" if number else name)
+
+
+def _table(sheet: ReportTable, body: Sequence[tuple[str, ...]], caption: str, label: str) -> str:
+    widths = [
+        max(len(part) for line in (sheet.header, *sheet.body) for part in line[column].split("\n"))
+        for column in range(len(sheet.header))
+    ]
+    kinds = [_column(number < sheet.words, width) for number, width in enumerate(widths)]
+    drawn = sum(min(width, LONG) + 2 for width in widths)
+    scaled = len(widths) > MANY or drawn > WIDE
+    lines = [r"\begin{table}[tbp]", r"\centering", f"\\caption{{{escape(caption)}}}", f"\\label{{tab:{label}}}"]
+    lines += [r"\resizebox{\linewidth}{!}{%"] if scaled else []
+    lines += [f"\\begin{{tabular}}{{@{{}}{''.join(kinds)}@{{}}}}", r"\toprule"]
+    if any(sheet.header):
+        heads = [_head(name, number < sheet.words) for number, name in enumerate(sheet.header)]
+        lines += [" & ".join(heads) + r" \\", r"\midrule"]
+    lines += [" & ".join(map(_cell, line)) + r" \\" for line in body]
+    lines += [r"\bottomrule", r"\end{tabular}" + ("}" if scaled else ""), r"\end{table}"]
+    return "\n".join(lines)
+
+
+def _column(words: bool, width: int) -> str:
+    if not words:
+        return "r"
+    return "l" if width <= LONG else r"p{0.45\linewidth}"
+
+
+def _head(name: str, words: bool) -> str:
+    parts = [escape(part) for part in name.split("\n")]
+    lines = r"\\".join(parts)
+    return lines if len(parts) == 1 else f"\\shortstack[{'l' if words else 'r'}]{{{lines}}}"
+
+
+def _cell(text: str) -> str:
+    return "--" if text == "-" else escape(text)
+
+
+def _label(title: str, taken: set[str]) -> str:
+    """A label made of the title's letters, told apart from those of other tables."""
+    plain = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "table"
+    label, number = plain, 1
+    while label in taken:
+        number += 1
+        label = f"{plain}-{number}"
+    taken.add(label)
+    return label

@@ -1,0 +1,50 @@
+"""A report for programs: JSON and CSV."""
+
+from typing import Any
+
+from spt.report.collect import Report
+from spt.report.format import csv_text
+from spt.report.records import curve_records, item_records, row_records, seed_records, trial_records
+from spt.report.statements import statements
+
+FORMAT = 2  # of report.json; raised when a field changes its meaning
+
+# Parts of a report, as they stand in it.
+PARTS = ("levels", "contrasts", "best", "pooled", "matches", "searches", "spent", "precedents", "provenance")
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """What `--json` prints and report.json holds."""
+    records = report.model_dump(mode="json")
+    return {
+        "format": FORMAT,
+        "kind": "report",
+        "rows": records["rows"],
+        "verdicts": [f"{said.label}: {said.verdict}" for said in statements(report)],
+        **{name: records[name] for name in PARTS},
+        "failures": [{"label": label, **failure.model_dump(mode="json")} for label, failure in report.failures],
+        "warnings": records["warnings"],
+        "notes": records["notes"],
+        "runs": records["folders"],
+        "results": records["runs"],
+    }
+
+
+def rows_csv(report: Report) -> str:
+    return csv_text(row_records(report.rows))
+
+
+def seeds_csv(report: Report) -> str:
+    return csv_text(seed_records(report.rows))
+
+
+def items_csv(report: Report) -> str:
+    return csv_text(item_records(report.rows))
+
+
+def searches_csv(report: Report) -> str:
+    return csv_text(trial_records(report.searches))
+
+
+def curves_csv(report: Report) -> str:
+    return csv_text(curve_records(report.curves))

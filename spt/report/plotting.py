@@ -1,0 +1,191 @@
+"""How every figure of this project looks and is saved: SVG (for pages and papers), PNG, and its numbers as CSV.
+
+Figures are matplotlib's, made without pyplot. In an SVG text stays text, and colours are CSS variables, so a figure in
+a page follows the page's light or dark dress, and a file by itself its reader's. The same figure always gives the same
+bytes.
+"""
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+from matplotlib.style import context
+
+from spt.errors import UsageError
+from spt.report.format import csv_text
+from spt.runs.files import write_bytes, write_text, writing
+
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")  # for series: nothing is told by colour alone
+FONT = "'DejaVu Sans', sans-serif"
+DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)), (0, (8, 2)))
+
+
+class Palette(NamedTuple):
+    """What colours are for. Each has a contrast of 3 or more with its paper, ink and faint of 4.5."""
+
+    ink: str  # text
+    faint: str  # axes, notes
+    grid: str
+    paper: str
+    scratch: str  # the two arms and the first stage, everywhere the same
+    spt: str
+    pretrain: str
+    series: tuple[str, ...]  # other things that are told apart
+
+
+LIGHT = Palette(
+    ink="#1b1f24",
+    faint="#59636e",
+    grid="#dfe3e8",
+    paper="#ffffff",
+    scratch="#b4541a",
+    spt="#1a64b4",
+    pretrain="#4f7a1f",
+    series=("#1a64b4", "#b4541a", "#4f7a1f", "#8a4fa8", "#a8434f", "#1a7a82", "#6b5a2a", "#59636e"),
+)
+
+DARK = Palette(
+    ink="#e6e9ee",
+    faint="#9aa4b1",
+    grid="#343b45",
+    paper="#14181d",
+    scratch="#f0975a",
+    spt="#6cb0f5",
+    pretrain="#a3cc6a",
+    series=("#6cb0f5", "#f0975a", "#a3cc6a", "#c99be0", "#ee8a94", "#62c4cb", "#d2bd80", "#9aa4b1"),
+)
+
+# Colours that nobody draws with: in an SVG each is replaced by the variable that it stands for.
+_STAND_IN = Palette(
+    ink="#010100",
+    faint="#010101",
+    grid="#010102",
+    paper="#010103",
+    scratch="#010104",
+    spt="#010105",
+    pretrain="#010106",
+    series=("#010200", "#010201", "#010202", "#010203", "#010204", "#010205", "#010206", "#010207"),
+)
+
+
+def names() -> dict[str, tuple[str, str, str]]:
+    """Of every colour, by its CSS variable: stand-in, light, dark."""
+    single = {name: (getattr(_STAND_IN, name), getattr(LIGHT, name), getattr(DARK, name)) for name in Palette._fields}
+    series = single.pop("series")
+    return single | {f"series-{number}": trio for number, trio in enumerate(zip(*series, strict=True))}
+
+
+class Plot(NamedTuple):
+    """A figure and what is in it."""
+
+    name: str  # of its files: lower case, digits, hyphens
+    title: str
+    caption: str  # what is seen, in words, for those who read and for those who cannot see
+    draw: Callable[[Palette], Figure]  # called inside the style of all figures
+    data: Sequence[Mapping[str, Any]]  # every number that is drawn, one mapping a line; all have the same keys
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def svg(drawing: Plot, inline: bool = False) -> str:
+    """The figure as SVG with a title and a description. Inline: for a page, which has the variables of `css`."""
+    file = io.StringIO()
+    with _styled(_STAND_IN):
+        drawing.draw(_STAND_IN).savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, count=1, flags=re.S)
+    text = re.sub(r"<[^>]+>", lambda tag: _own(tag[0], drawing.name), text)
+    text = re.sub(r"\s*\n\s*", " ", text)
+    title, described = f"{drawing.name}-title", f"{drawing.name}-desc"
+    said = (
+        f'<title id="{title}">{escape(drawing.title)}</title><desc id="{described}">{escape(drawing.caption)}</desc>'
+        + ("" if inline else f"<style>{css()}text{{font-family:{FONT}}}</style>")
+    )
+    opening = f'<svg role="img" aria-labelledby="{title} {described}" '
+    return re.sub(r"<svg ([^>]*)>", lambda found: f"{opening}{found[1]}>{said}", text, count=1)
+
+
+def _own(tag: str, name: str) -> str:
+    """A tag with variables for colours, as many decimals as are seen, and names of its figure's own: several figures
+    stand in one page."""
+    for variable, (stand_in, _, _) in names().items():
+        tag = tag.replace(stand_in, f"var(--{variable})")
+    tag = re.sub(r' (?:d|x|y|points|transform)="[^"]*"', lambda found: re.sub(r"(\.\d)\d+", r"\1", found[0]), tag)
+    tag = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", tag)
+    return tag.replace(f"font-family: {FONT}; ", "")
+
+
+def css() -> str:
+    """The colours as CSS variables, light and dark; on paper always light."""
+    light, dark = ("".join(f"--{name}:{trio[shade]};" for name, trio in names().items()) for shade in (1, 2))
+    return f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+
+
+def png(drawing: Plot, dpi: int = 144) -> bytes:
+    """The figure as PNG, on white."""
+    file = io.BytesIO()
+    with _styled(LIGHT):
+        drawing.draw(LIGHT).savefig(file, format="png", dpi=dpi, metadata={"Software": None})
+    return file.getvalue()
+
+
+def save(drawing: Plot, folder: Path) -> tuple[Path, ...]:
+    """Write NAME.svg, NAME.png and NAME.csv; each is replaced as a whole."""
+    if not re.fullmatch(r"[a-z0-9-]+", drawing.name):
+        raise UsageError(f"{drawing.name!r} cannot name the files of a figure")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    paths = tuple(folder / f"{drawing.name}{suffix}" for suffix in (".svg", ".png", ".csv"))
+    write_text(paths[0], svg(drawing))
+    write_bytes(paths[1], png(drawing))
+    write_text(paths[2], csv_text(drawing.data))
+    return paths
+
+
+@contextmanager
+def _styled(palette: Palette) -> Iterator[None]:
+    """Ours alone: a user's matplotlibrc would change what is drawn. Signs that the font lacks stay text in an SVG."""
+    style = {
+        "text.parse_math": False,  # a name may hold a $
+        "svg.fonttype": "none",
+        "svg.hashsalt": "spt",
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],
+        "font.size": 9,
+        "text.color": palette.ink,
+        "axes.edgecolor": palette.faint,
+        "axes.labelcolor": palette.ink,
+        "axes.titlesize": 9,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.facecolor": palette.paper,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": palette.grid,
+        "grid.linewidth": 0.8,
+        "xtick.color": palette.faint,
+        "ytick.color": palette.faint,
+        "xtick.labelcolor": palette.ink,
+        "ytick.labelcolor": palette.ink,
+        "figure.facecolor": palette.paper,
+        "legend.frameon": False,
+        "lines.linewidth": 1.6,
+        "lines.markersize": 4.5,
+        "errorbar.capsize": 2.5,
+    }
+    with context(style, after_reset=True), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        warnings.filterwarnings("ignore", "constrained_layout not applied")
+        yield

@@ -1,0 +1,82 @@
+"""A report as flat records, one value a column: the lines of its CSV files and of its pandas frames."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from spt.report.arms import Cost, Row
+from spt.report.curves import Curve
+from spt.report.search import SearchResult
+
+
+def row_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One record per row of the report, with a column for each factor of its studies."""
+    nested = {"factors", "total", "ratios", "scratch_arm", "spt_arm", "warnings", "notes", "seeds", "items", "failures"}
+    factors = list(dict.fromkeys(name for row in rows for name in row.factors))
+    records = []
+    for row in rows:
+        record = row.model_dump(exclude=nested)
+        record |= {f"factor_{name}": row.factors.get(name) for name in factors}
+        record |= {
+            "matched_axis": row.total.axis if row.total else None,
+            "matched_total": row.total.amount if row.total else None,
+        }
+        for name, arm in (("scratch", row.scratch_arm), ("spt", row.spt_arm)):
+            record[f"{name}_above_chance"] = arm.above_chance if arm else None
+            record[f"{name}_chance_p"] = arm.chance_p if arm else None
+            record[f"{name}_parameters"] = arm.parameters.get("total") if arm else None
+            for part in ("total", "pretraining", "finetuning"):
+                for axis in Cost.model_fields:
+                    record[f"{name}_{part}_{axis}"] = getattr(getattr(arm, part), axis) if arm else None
+        record |= {f"ratio_{axis}": ratio for axis, ratio in row.ratios.items()}
+        records.append({**record, "failures": len(row.failures), "warnings": "; ".join(row.warnings)})
+    return records
+
+
+def seed_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One record per row and seed."""
+    return [{**_about(row), **seed.model_dump()} for row in rows for seed in row.seeds]
+
+
+def item_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One record per row and seed whose test items were compared."""
+    return [{**_about(row), **item.model_dump()} for row in rows for item in row.items]
+
+
+def _about(row: Row) -> dict[str, Any]:
+    names = ("label", "task", "model", "recipe", "source", "metric")
+    return {name: getattr(row, name) for name in names}
+
+
+def trial_records(searches: Sequence[SearchResult]) -> list[dict[str, Any]]:
+    """One record per trial, with a column for each setting that was searched."""
+    keys = list(dict.fromkeys(key for search in searches for key in search.space))
+    return [
+        {
+            "study": search.study,
+            "label": search.label,
+            "recipe": search.recipe,
+            "arm": trial.arm,
+            "setting": trial.number,
+            "chosen": trial.number == (search.spt if trial.arm == "spt" else search.scratch).chosen,
+            "seed": trial.seed,
+            **{f"space_{key}": trial.setting.get(key) for key in keys},
+            "metric": search.metric,
+            "validation": trial.value,
+            "state": trial.state,
+            "run": trial.run,
+        }
+        for search in searches
+        for trial in search.trials
+    ]
+
+
+def curve_records(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+    """One record per run and logged step: the validation score, and the mean training loss where it was logged."""
+    records = []
+    for curve in curves:
+        losses = dict(curve.losses)
+        for step, share, value in zip(curve.steps, curve.shares, curve.values, strict=True):
+            about = {"label": curve.label, "stage": curve.stage, "seed": curve.seed, "run": curve.run}
+            found = {"step": step, "share": share, "metric": curve.metric, "validation": value}
+            records.append({**about, **found, "training_loss": losses.get(step)})
+    return records

@@ -1,0 +1,49 @@
+"""A report as files: for people, for papers, for programs."""
+
+import json
+from pathlib import Path
+
+from spt.report import figures, html, machine, markdown, plotting
+from spt.report.collect import Report
+from spt.report.latex import latex
+from spt.runs.files import write_text, writing
+
+FIGURES = "figures"
+
+
+def write_report(report: Report, folder: Path, with_figures: bool = False) -> tuple[Path, ...]:
+    """Write report.html, .md, .tex, .csv and .json, seeds.csv, and the tables that have lines: items, searches, curves.
+
+    With figures, or where the folder has figures of an earlier report: every figure of the page also as
+    figures/NAME.svg, .png and .csv. Each file is replaced as a whole, and what an earlier report had more is removed.
+    """
+    old = [path for path in (folder / FIGURES).glob("*.*") if path.stem.startswith(figures.STEMS)]
+    with_figures = with_figures or bool(old)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    drawn = figures.all_figures(report)
+    texts = {
+        "report.html": html.page(report, drawn),
+        "report.md": markdown.markdown(report, [(one.name, one.title) for one in drawn] if with_figures else []),
+        "report.tex": latex(report),
+        "report.csv": machine.rows_csv(report),
+        "seeds.csv": machine.seeds_csv(report),
+        "items.csv": machine.items_csv(report),
+        "searches.csv": machine.searches_csv(report),
+        "curves.csv": machine.curves_csv(report),
+        "report.json": json.dumps(machine.to_json(report), indent=2, allow_nan=False) + "\n",
+    }
+    for name in ("items.csv", "searches.csv", "curves.csv"):
+        if not texts[name]:
+            del texts[name]
+            with writing(folder / name):
+                (folder / name).unlink(missing_ok=True)  # of an earlier report
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    paths = [folder / name for name in texts]
+    if with_figures:
+        paths += [path for one in drawn for path in plotting.save(one, folder / FIGURES)]
+    for path in set(old) - set(paths):
+        with writing(path):
+            path.unlink(missing_ok=True)
+    return tuple(paths)

@@ -1,0 +1,81 @@
+"""Files written as a whole or not at all, and the file system's refusals in one sentence."""
+
+import contextlib
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from spt.errors import OutputError
+from spt.runs.result import LARGEST
+
+
+def is_out_of_range(value: object) -> bool:
+    """Is this a finite number that no computation of ours gives?"""
+    return isinstance(value, int | float) and LARGEST < abs(value) < math.inf
+
+
+def parse_json(text: str) -> Any:
+    """As json.loads, but a number that is not finite, or that no computation of ours gives, is a ValueError too."""
+
+    def number(written: str, kind: type[int] | type[float] = float) -> int | float:
+        value = kind(written)
+        if not abs(value) <= LARGEST:
+            raise ValueError(f"{written[:20]} is no number to reckon with")
+        return value
+
+    return json.loads(text, parse_constant=number, parse_float=number, parse_int=lambda written: number(written, int))
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the file system's refusals into one sentence."""
+    try:
+        yield
+    except NotImplementedError as error:  # FileLock's word for a file system that cannot lock
+        raise OutputError(
+            f"the file system of {path.parent} has no locks, so two processes could spoil each other's work; choose "
+            "another --out or SPT_CACHE_DIR"
+        ) from error
+    except OSError as error:
+        raise output_error(path, error) from error
+
+
+def output_error(path: Path, error: OSError) -> OutputError:
+    reasons = {
+        errno.ENOSPC: "the disk is full; free some space and repeat the command, it continues",
+        errno.EDQUOT: "the disk quota is used up; free some space and repeat the command, it continues",
+        errno.EFBIG: "the file is larger than this session allows (ulimit -f); raise the limit and repeat the command",
+        errno.EROFS: "the file system is read-only; choose another folder",
+        errno.EACCES: "permission denied; choose another folder",
+        errno.ENOTDIR: "a part of this path is a file, not a folder; choose another folder",
+        errno.EEXIST: "a file of this name stands where a folder is needed",
+    }
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+    reason = reasons.get(error.errno or 0, error.strerror or str(error))
+    return OutputError(f"cannot write {path}: {reason}", hopeless=full)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write beside and rename, so that a reader sees the old file or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path):
+        try:
+            with beside.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")

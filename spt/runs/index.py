@@ -1,0 +1,221 @@
+"""Which runs belong together, and what became of each.
+
+A study says in its `study.json` which runs it planned. Finished runs that no study mentions are paired by task, model
+and settings. Every run that should be there ends as a result or as a failure.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from spt.errors import DataError, OutputError
+from spt.runs.folder import RunFolder
+from spt.runs.plan import (
+    ARMS,
+    PLAN,
+    ArmName,
+    Ended,
+    Kind,
+    PlannedCell,
+    Record,
+    StudyPlan,
+    StudyRow,
+    arm_text,
+    read_plan,
+    run_names,
+)
+from spt.runs.result import LARGEST, Result
+
+
+class ComparisonRuns(NamedTuple):
+    """The runs of one row of a report."""
+
+    root: Path  # the folder that holds the run folders
+    subject: StudyRow
+    source: str  # the study's folder, or the settings that were paired
+    seeds: tuple[int, ...]
+    cells: tuple[PlannedCell, ...]
+    kind: Kind = "compare"
+    command: str = ""
+    smoke: bool = False
+
+
+def comparisons_of(folder: Path, plan: StudyPlan) -> list[ComparisonRuns]:
+    """One pairing per row of the study in this folder; none for rows whose runs are not chosen yet."""
+    cells: dict[int, list[PlannedCell]] = defaultdict(list)
+    for cell in plan.cells:
+        cells[cell.row].append(cell)
+    about = (plan.kind, plan.command, bool(plan.smoke))
+    return [
+        ComparisonRuns(folder.parent, subject, folder.name, plan.seeds, tuple(cells[index]), *about)
+        for index, subject in enumerate(plan.rows)
+        if cells[index] or not plan.searches
+    ]
+
+
+def studies_in(root: Path) -> tuple[list[tuple[Path, StudyPlan]], list[str]]:
+    """The studies in a folder of runs, and complaints about plans that cannot be read."""
+    found, complaints = [], []
+    for path in sorted(root.glob(f"*/{PLAN}")):
+        try:
+            found.append((path.parent, read_plan(path.parent)))
+        except DataError as error:
+            complaints.append(str(error))
+    return found, complaints
+
+
+class Failure(Record):
+    """A run that gives no score, and why."""
+
+    run: str  # folder name; empty where none was planned
+    arm: ArmName | None = None
+    seed: int | None = None
+    state: Ended
+    reason: str
+    exit_code: int | None = None
+
+
+class RunsFound(NamedTuple):
+    """What a folder of runs holds. A run is in one list only."""
+
+    studies: list[tuple[Path, StudyPlan]]
+    pairings: list[ComparisonRuns]  # of runs that no study mentions
+    unpaired: list[Failure]  # runs without a result that no study mentions
+    complaints: list[str]
+
+
+def all_runs(root: Path) -> RunsFound:
+    """Every study in a folder of runs, then the finished runs that none of them mentions."""
+    planned, complaints = studies_in(root)
+    mentioned = {name for _, plan in planned for name in run_names(plan)}
+    finished: dict[str, Result] = {}
+    unpaired: list[Failure] = []
+    for name in sorted(path.name for path in root.iterdir() if path.is_dir()):
+        if not name.startswith(("finetune-", "pretrain-")) or "." in name:  # `.old1`: moved aside
+            continue
+        found = run_outcome(root, name)
+        if isinstance(found, Result):
+            finished[name] = found
+        elif name not in mentioned:
+            unpaired.append(found)
+    more, ambiguous = pair_by_seed(root, finished, mentioned)
+    return RunsFound(planned, more, unpaired, complaints + ambiguous)
+
+
+class Side(NamedTuple):
+    """The finished runs of one arm in one configuration."""
+
+    settings: str
+    recipe: str
+    cells: dict[int, PlannedCell]  # by seed
+
+
+def pair_by_seed(root: Path, results: dict[str, Result], mentioned: set[str]) -> tuple[list[ComparisonRuns], list[str]]:
+    """Pair finished runs that have task, model, metric and a seed in common.
+
+    Where an arm was run in several configurations, each of its pairs is a row of its own. Of two runs with
+    the same settings and seed (from different pretraining runs), the second is left out with a complaint.
+    """
+    parents = {result.key: (name, result) for name, result in results.items() if result.stage == "pretrain"}
+    sides: dict[tuple[str, str, str, bool], dict[ArmName, dict[str, Side]]] = {}
+    complaints: list[str] = []
+    for name, result in results.items():
+        if result.stage != "finetune" or name in mentioned:
+            continue
+        arm: ArmName = "spt" if result.parent else "scratch"
+        parent, pretraining = parents.get(result.parent or "", (None, None))
+        settings = result.settings[:8] + (f"+{pretraining.settings[:8]}" if pretraining else "")
+        arms = sides.setdefault((result.task, result.model, result.metric, result.smoke), {"scratch": {}, "spt": {}})
+        side = arms[arm].setdefault(settings, Side(settings, result.recipe, {}))
+        if result.seed in side.cells:
+            other = side.cells[result.seed].run
+            complaints.append(f"{name} is left out: it has the settings and the seed of {other}")
+        else:
+            side.cells[result.seed] = PlannedCell(arm=arm, seed=result.seed, run=name, parent=parent)
+    return [
+        ComparisonRuns(
+            root,
+            StudyRow(name=side[-1].recipe, task=task, model=model),
+            " / ".join(f"{next(iter(part.cells.values())).arm} {part.settings}" for part in side),
+            tuple(sorted({seed for part in side for seed in part.cells})),
+            tuple(cell for part in side for cell in part.cells.values()),
+            smoke=smoke,
+        )
+        for (task, model, _, smoke), arms in sides.items()
+        for side in _sides(list(arms["scratch"].values()), list(arms["spt"].values()))
+    ], complaints
+
+
+def _sides(scratch: list[Side], spt: list[Side]) -> Iterator[tuple[Side, ...]]:
+    """Every two sides that share a seed; then those that share one with no other, alone."""
+    pairs = [(a, b) for a, b in product(scratch, spt) if a.cells.keys() & b.cells.keys()]
+    yield from pairs
+    yield from ((side,) for side in (*scratch, *spt) if not any(side is part for pair in pairs for part in pair))
+
+
+Outcomes = dict[tuple[int, ArmName], Result | Failure]  # by seed and arm
+
+
+def outcomes(pairing: ComparisonRuns) -> Outcomes:
+    """Both arms at every seed: a result, or why there is none. The results share one metric."""
+    cells = {(cell.seed, cell.arm): cell for cell in pairing.cells}
+    found: Outcomes = {}
+    metric = ""
+    for seed in pairing.seeds:
+        for arm in ARMS:
+            if (seed, arm) in cells:
+                outcome = _outcome(pairing.root, cells[seed, arm], metric)
+            else:
+                outcome = Failure(run="", state="missing", reason="there is no such run")
+            if isinstance(outcome, Result):
+                metric = outcome.metric
+            else:
+                outcome = outcome.model_copy(update={"arm": arm, "seed": seed})
+            found[seed, arm] = outcome
+    return found
+
+
+def _outcome(root: Path, cell: PlannedCell, metric: str) -> Result | Failure:
+    """The result of a finetuning run if it is the one that was planned and has a score in this metric."""
+    result = run_outcome(root, cell.run, cell.parent)
+    if isinstance(result, Failure):
+        return result
+    score = (result.test or {}).get(result.metric)
+    if (result.stage, result.seed) != ("finetune", cell.seed):
+        reason = f"the folder holds a {result.stage} run with seed {result.seed}"
+    elif metric not in ("", result.metric):
+        reason = f"scored in {result.metric}, the others in {metric}"
+    elif score is None or not abs(score) <= LARGEST:
+        reason = f"its result has no finite test {result.metric}"
+    elif (result.parent is None) != (cell.arm == "scratch"):
+        reason = f"the folder holds a run of the {arm_text('spt' if result.parent else 'scratch')} arm"
+    elif cell.parent and cell.parent != f"pretrain-{result.parent}":
+        reason = f"it started from pretrain-{result.parent}, not from {cell.parent}"
+    else:
+        return result
+    return Failure(run=cell.run, state="unusable", reason=reason)
+
+
+def run_outcome(root: Path, name: str, parent: str | None = None) -> Result | Failure:
+    """A run's result, or what the run, or the pretraining run it waits for, says about the lack of it."""
+    run, before = RunFolder(root, name), ""
+    try:
+        if (result := run.result()) is not None:
+            return result
+    except OutputError as error:
+        return Failure(run=name, state="unreadable", reason=str(error))
+    status = run.status()
+    if status is None and parent:
+        waiting = RunFolder(root, parent).status()
+        if waiting and waiting.get("state") != "done":
+            before, status = f"pretraining ({parent}): ", waiting
+    if status is None:
+        return Failure(run=name, state="missing", reason="not run yet")
+    state, code = status.get("state"), status.get("exit_code")
+    if state not in ("running", "failed", "diverged", "stopped"):
+        return Failure(run=name, state="missing", reason=f"{before}its status is {state}, but there is no result")
+    without = "started, not finished" if state == "running" else "no reason was written down"
+    reason = before + str(status.get("reason") or without)
+    return Failure(run=name, state=state, reason=reason, exit_code=code if isinstance(code, int) else None)

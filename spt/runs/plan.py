@@ -1,0 +1,124 @@
+"""`study.json`: every run that a study planned, finished or not."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from spt.errors import DataError
+
+ArmName = Literal["scratch", "spt"]
+ARMS: tuple[ArmName, ...] = get_args(ArmName)
+Ended = Literal["running", "failed", "diverged", "stopped", "missing", "unreadable", "unusable"]
+FolderName = Annotated[str, Field(pattern=r"^[^/\\]*[^/\\.][^/\\]*$")]  # beside the study: not a path
+Factor = str | int | float | bool | None  # what a study varies, at one of its levels
+Kind = Literal["compare", "compute", "data", "size", "init", "objective", "tune"]
+Axis = Literal["epochs", "examples", "flops", "time"]
+PLAN = "study.json"
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Total(Record):
+    """The budget that both arms of a compute-matched row share, pretraining included."""
+
+    axis: Axis
+    amount: float  # epochs, training sequences, operations, or device seconds
+
+
+class StudyRow(Record):
+    """A row of a study: what both of its arms share."""
+
+    name: str  # of the recipe
+    task: str
+    model: str
+    factors: dict[str, Factor] = {}  # what the study varies, at this row's level
+    total: Total | None = None
+
+
+class PlannedCell(Record):
+    """One arm of a row at one seed, and the folders that hold it."""
+
+    row: int = 0  # index into the study's rows
+    arm: ArmName
+    seed: int
+    run: FolderName  # finetuning
+    parent: FolderName | None = None  # pretraining
+
+
+class PlannedTrial(Record):
+    """One setting tried by a search, in one arm, with one seed."""
+
+    arm: ArmName
+    number: int  # of the setting, from 0; the same settings in both arms
+    seed: int
+    run: FolderName
+    parent: FolderName | None = None
+
+
+class PlannedSearch(Record):
+    """What was tried for a row of a tuning study: the same settings in both arms, judged on validation only."""
+
+    row: int
+    space: dict[str, tuple[Factor, ...]]  # of each setting, the values that occur, in order
+    settings: tuple[dict[str, Factor], ...]  # by number
+    trials: tuple[PlannedTrial, ...]
+    chosen: dict[ArmName, int] = {}  # number of the setting that is best on validation; empty until all are done
+
+
+class StudyPlan(Record):
+    """`study.json`: every run that a study planned, finished or not."""
+
+    format: Literal[2] = 2
+    kind: Kind = "compare"
+    command: str = ""
+    created: str = ""
+    smoke: Smoke = False
+    seeds: tuple[int, ...]
+    rows: tuple[StudyRow, ...]
+    cells: tuple[PlannedCell, ...]
+    searches: tuple[PlannedSearch, ...] = ()
+    notes: tuple[str, ...] = ()  # what planning decided that a reader must know
+
+    @model_validator(mode="after")
+    def _rows_are_listed(self) -> "StudyPlan":
+        named = [cell.row for cell in self.cells] + [search.row for search in self.searches]
+        if not all(0 <= row < len(self.rows) for row in named):
+            raise ValueError("a cell names a row that is not listed")
+        return self
+
+
+def read_plan(folder: Path) -> StudyPlan:
+    """The plan of the study in this folder. Raises DataError."""
+    path = folder / PLAN
+    try:
+        return StudyPlan.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DataError(f"{path} is not a study: {place + ': ' if place else ''}{first['msg']}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a study: it is not UTF-8 text") from error
+
+
+def factors_text(factors: Mapping[str, Factor]) -> str:
+    """`share 0.2`, for people."""
+    return ", ".join(f"{name} {value_text(value)}" for name, value in factors.items())
+
+
+def arm_text(arm: ArmName) -> str:
+    return "SPT" if arm == "spt" else arm
+
+
+def value_text(value: Factor) -> str:
+    return f"{value:g}" if isinstance(value, float) else "null" if value is None else str(value)
+
+
+def run_names(plan: StudyPlan) -> list[str]:
+    """Every run folder that a study needs, once, pretraining before what starts from it."""
+    trials = [(trial.parent, trial.run) for search in plan.searches for trial in search.trials]
+    pairs = trials + [(cell.parent, cell.run) for cell in plan.cells]
+    return list(dict.fromkeys(name for pair in pairs for name in pair if name))

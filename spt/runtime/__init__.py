@@ -1,0 +1,1 @@
+"""How and where a job runs: device, processes, signals, memory, trackers."""

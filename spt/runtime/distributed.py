@@ -1,0 +1,328 @@
+"""How and where a job runs: device, processes, precision, micro-batches, trackers. None of it decides the outcome.
+
+With train.py and checkpoint.py the only place that knows Accelerate, and the only one that asks for a device.
+"""
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator, DistributedType
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
+    gather_object,
+    send_to_device,
+)
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from spt.errors import BackendError, SptError, did_you_mean, one_line
+from spt.models.ops import backends
+from spt.runtime import launch
+from spt.runtime.environment import compiler_problem
+from spt.runtime.settings import TRACKERS, Settings
+
+Posed = TypeVar("Posed", bound=tuple[Any, ...])
+Value = TypeVar("Value")
+
+
+@cache
+def _freeze_collector() -> None:
+    """Libraries stay: the collector, which Accelerate calls after every run, need not go through them each time."""
+    gc.freeze()
+
+
+class Runtime:
+    """The processes and the device of this program; one per program."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        _freeze_collector()
+
+    @cached_property
+    def accelerator(self) -> Accelerator:
+        # Precision is ours (`autocast`): it belongs to a stage, Accelerate's belongs to the process.
+        # So is accumulation: a launcher's setting must not divide our losses. Compilation is --compile's.
+        accelerator = Accelerator(
+            cpu=self.settings.cpu or (launch.world_size() > 1 and not _has_distributed_device()),
+            mixed_precision="no",
+            dynamo_backend="no",
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            step_scheduler_with_optimizer=False,
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(broadcast_buffers=False),  # ours follow from the recipe
+                # Process 0 may wait long for a run that another program is making; dead processes are the launcher's
+                # to notice.
+                InitProcessGroupKwargs(timeout=timedelta(days=1)),
+            ],
+        )
+        # A state is saved under the model's own names, so that another number of processes can go on from it.
+        accelerator.register_save_state_pre_hook(_save_unwrapped)
+        accelerator.register_load_state_pre_hook(
+            lambda models, folder: models.__setitem__(slice(None), [accelerator.unwrap_model(m) for m in models])
+        )
+        if accelerator.num_processes != launch.world_size():
+            raise BackendError(
+                f"the launcher announced {launch.world_size()} processes, but {accelerator.num_processes} came together"
+            )
+        return accelerator
+
+    @property
+    def device(self) -> torch.device:
+        return self.accelerator.device
+
+    @property
+    def rank(self) -> int:
+        return launch.rank()
+
+    @property
+    def world(self) -> int:
+        """Without a launcher one, and known without taking a device: who only hands out work needs none."""
+        return self.accelerator.num_processes if launch.world_size() > 1 else 1
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def shards(self) -> bool:
+        """Are a model's parameters spread over processes (FSDP, DeepSpeed), so that no process has them whole?"""
+        return self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
+
+    def formation(self) -> str:
+        """What has come together, for people."""
+        backend = torch.distributed.get_backend() if self.world > 1 else "alone"
+        kind = self.accelerator.distributed_type.name
+        return f"{self.world} processes ({backend}, {kind}) on {self.device.type}"
+
+    def idle_devices(self) -> int:
+        """GPUs here that this process, alone, leaves unused."""
+        return 0 if self.settings.cpu or self.world > 1 else max(0, torch.cuda.device_count() - 1)
+
+    def once(self, function: Callable[[], Value]) -> Value:
+        """Run on process 0 alone; every process gets its value, or raises its error."""
+        return self.together(function, only_main=True)[0]
+
+    def together(self, function: Callable[[], Value], only_main: bool = False) -> list[Value]:
+        """Run on every process; each gets the values of all, or raises the error of the first that failed."""
+        if self.world == 1:
+            return [function()]
+        value: Any = None
+        error: BaseException | None = None
+        if self.main or not only_main:
+            try:
+                value = function()
+            except (Exception, KeyboardInterrupt, SystemExit) as raised:
+                error = raised
+        found: list[tuple[Any, Any]] = gather_object([(value, None if error is None else _transferable(error))])
+        for _, told in found:
+            if told is not None:
+                if error is None:
+                    kind, text, state = told
+                    error = kind.__new__(kind)
+                    error.args, error.__dict__ = (text,), state
+                raise mark_shared(error)
+        return [theirs for theirs, _ in found]
+
+    def alike(self, function: Callable[[], Value]) -> Value:
+        """Run on every process, for the process's own value; when one fails, all raise its error."""
+        kept: list[Value] = []
+        self.together(lambda: kept.append(function()))
+        return kept[0]
+
+    @contextlib.contextmanager
+    def on_main(self, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+        """A context that process 0 enters for all, e.g. a lock."""
+        with contextlib.ExitStack() as stack:
+
+            def enter() -> None:
+                stack.enter_context(make())
+
+            self.once(enter)
+            yield
+
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float | None) -> tuple[nn.Module, Any]:
+        """Model and optimiser, made ready for the processes there are."""
+        state = self.accelerator.state
+        deepspeed, fsdp = state.deepspeed_plugin, getattr(state, "fsdp_plugin", None)
+        if deepspeed is not None:
+            config = deepspeed.deepspeed_config
+            if any(config.get(half, {}).get("enabled") not in (None, False) for half in ("fp16", "bf16")):
+                raise BackendError(
+                    "the DeepSpeed config sets a precision; here it is the recipe's: take fp16 and bf16 out"
+                )
+            # Its engine clips, must not divide our losses, and wants a batch size that it only prints.
+            config |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
+            config["gradient_clipping"] = clip or 0.0
+        if self.shards and fsdp is not None and fsdp.fsdp_version == 1:
+            raise BackendError("FSDP version 1 cannot leave single parameters out of training; set fsdp_version: 2")
+        with warnings.catch_warnings():  # newer torch calls broadcast_buffers forward_sync_buffers; Accelerate does not
+            warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
+            prepared: tuple[nn.Module, Any] = self.accelerator.prepare(model, optimizer)
+        return prepared
+
+    @contextlib.contextmanager
+    def kernels(self) -> Iterator[None]:
+        """Within, models compute kernels and attention with the libraries that were asked for."""
+        settings, device = self.settings, self.device.type
+        try:
+            with (
+                backends.use(settings.backend, "kernels", device),
+                backends.use(settings.attention, "attention", device),
+            ):
+                yield
+        except backends.Unavailable as error:
+            raise BackendError(str(error)) from error
+
+    def compile(self, module: nn.Module, say: Callable[[str], None]) -> None:
+        """Compile a module in place, under its own name; in words, not, where that cannot be done."""
+        problem = compiler_problem(self.device.type)
+        if problem is not None:
+            say(f"--compile: torch.compile cannot be used here ({problem}); continuing without it")
+            return
+        torch._dynamo.config.suppress_errors = True  # what it cannot compile runs as it is
+        for part in module.modules():
+            for name in getattr(part, "uncompiled", ()):
+                setattr(part, name, torch.compiler.disable(getattr(part, name)))
+        module.compile()
+
+    def weights(self, prepared: nn.Module) -> dict[str, Tensor]:
+        """A prepared model's whole state, under its own names, on the CPU; all processes have to ask."""
+        found = self.accelerator.get_state_dict(prepared)
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """DeepSpeed's engine updates the weights within the backward pass of the last micro-batch."""
+        return self.accelerator.distributed_type == DistributedType.DEEPSPEED
+
+    def forget_accumulation(self) -> None:
+        """The next gradient is the first of its step; without this, Accelerate would not clear those before."""
+        self.accelerator.gradient_state._set_sync_gradients(True)
+
+    @contextlib.contextmanager
+    def accumulating(self, prepared: nn.Module, last: bool) -> Iterator[None]:
+        """Around one micro-batch: gradients are exchanged with the last one only."""
+        self.accelerator.gradient_state._set_sync_gradients(last)  # DeepSpeed steps when this is set
+        with contextlib.nullcontext() if last else self.accelerator.no_sync(prepared):
+            yield
+
+    def autocast(self, precision: str) -> contextlib.AbstractContextManager[None]:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16")
+
+    def pinned(self, posed: Posed) -> Posed:
+        """A question's tensors where a GPU fetches them without being waited for."""
+        if self.device.type != "cuda":
+            return posed
+        pinned: Posed = tree_map_only(Tensor, lambda tensor: tensor.pin_memory(), posed)
+        return pinned
+
+    def send(self, posed: Posed) -> Posed:
+        """A question's tensors, on this process's device."""
+        return send_to_device(posed, self.device, non_blocking=True)
+
+    def total(self, numbers: list[float]) -> list[float]:
+        """Sums over all processes, in float64 (float32 on devices without it)."""
+        if self.world == 1:
+            return numbers
+        summed = self.accelerator.reduce(self._numbers(numbers), "sum")
+        return [float(number) for number in summed.tolist()]
+
+    def highest(self, numbers: list[float]) -> list[float]:
+        """The largest over all processes, place by place."""
+        if self.world == 1:
+            return numbers
+        rows = self.accelerator.gather(self._numbers(numbers)[None])
+        return [float(number) for number in rows.amax(0).tolist()]
+
+    def _numbers(self, numbers: list[float]) -> Tensor:
+        kind = torch.float32 if self.device.type == "mps" else torch.float64
+        return torch.tensor(numbers, dtype=kind, device=self.device)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Rows of all processes, on every process; all give equally many."""
+        return tensor if self.world == 1 else self.accelerator.gather(tensor.to(self.device))
+
+    def check_libraries(self) -> None:
+        """Raise BackendError unless the libraries that the user asked for work, and the tracker is known and there."""
+        from accelerate.tracking import filter_trackers
+
+        with self.kernels():
+            pass
+        wanted = self.settings.tracker
+        if wanted is None:
+            return
+        if wanted not in TRACKERS:
+            raise BackendError(f"unknown tracker {wanted!r}{did_you_mean(wanted, TRACKERS)}")
+        if self.accelerator.device and not filter_trackers([wanted], "."):  # wants Accelerate's state to exist
+            raise BackendError(f"the tracker {wanted} is not installed; pip install {wanted}, or leave --tracker out")
+
+    @contextlib.contextmanager
+    def tracked(self, name: str, folder: Path, config: dict[str, Any]) -> Iterator[None]:
+        """Send what is logged to the tracker the user asked for, if any."""
+        wanted = self.settings.tracker
+        if wanted is None:
+            yield
+            return
+        from accelerate.tracking import filter_trackers
+
+        try:
+            # Accelerate fixes its trackers when it is made; ours come and go with the runs.
+            self.accelerator.log_with = filter_trackers([wanted], folder)
+            self.accelerator.project_configuration.set_directories(str(folder))
+            self.accelerator.init_trackers(name, config=config)
+        except SptError:
+            raise
+        except Exception as error:  # whatever a tracker's own library raises: no login, no network, a wrong setting
+            raise BackendError(
+                f"the tracker {wanted} cannot be used: {one_line(error)}; or leave --tracker out"
+            ) from error
+        try:
+            yield
+        finally:
+            for tracker in self.accelerator.trackers:  # Accelerate's end_training would end the group of processes too
+                tracker.finish()
+            self.accelerator.log_with, self.accelerator.trackers = [], []
+
+    def track(self, kind: str, step: int, numbers: dict[str, float]) -> None:
+        if self.settings.tracker is not None:
+            self.accelerator.log({f"{kind}/{name}": number for name, number in numbers.items()}, step=step)
+
+
+def _has_distributed_device() -> bool:
+    """Is there a device on which processes can work together? Without one, Accelerate wants the CPU asked for."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found is not None and found.type != "mps"
+
+
+def _save_unwrapped(models: list[nn.Module], weights: list[dict[str, Tensor]], folder: str) -> None:
+    weights[:] = [{name.removeprefix("module."): tensor for name, tensor in state.items()} for state in weights]
+
+
+def mark_shared(error: BaseException) -> BaseException:
+    """Mark an error that every process raises, so that all go on from it alike, and the first one tells it."""
+    error.__dict__["known_to_all"] = True
+    return error
+
+
+def _transferable(error: BaseException) -> tuple[type[BaseException], str, dict[str, Any]]:
+    """An error as it travels to other processes: one of ours whole, others by what they say."""
+    if isinstance(error, SptError):
+        return type(error), str(error), dict(error.__dict__)
+    if isinstance(error, KeyboardInterrupt):
+        return KeyboardInterrupt, str(error), {}
+    return RuntimeError, one_line(error), {}
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Does a process learn from this error only that another one has gone?"""
+    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
+    return launch.world_size() > 1 and isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -1,0 +1,81 @@
+"""What a result depends on besides its recipe: versions, commit, device."""
+
+import contextlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spt import __version__
+from spt.errors import one_line
+
+PACKAGES = ("torch", "accelerate", "transformers", "datasets", "pydantic", "numpy")
+
+
+@cache
+def compiler_problem(device: str) -> str | None:
+    """Why torch.compile cannot be used here, found out by using it, forward and backward; None where it can."""
+    try:
+        x = torch.ones(8, device=device, requires_grad=True)
+        torch.compile(lambda y: (y.sin() * y).sum())(x).backward()
+    except Exception as error:  # whatever is raised by a compiler that is missing, broken or too old
+        return one_line(error)
+    return None
+
+
+def environment(device: torch.device | None = None, processes: int = 1) -> dict[str, Any]:
+    """What a result depends on besides the recipe, as far as it can be named; by default for the best device here."""
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return {
+        "spt": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": _packages(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "processes": processes,
+        "threads": torch.get_num_threads(),
+    }
+
+
+@cache
+def _packages() -> dict[str, str]:
+    packages = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    return packages
+
+
+def command_line() -> str:
+    return shlex.join(["spt", *sys.argv[1:]])
+
+
+@cache
+def _commit() -> str | None:
+    """The checkout's commit, `+` when files differ from it; None for an installed copy. As it was when first asked:
+    this process's code is what it was then."""
+    root = Path(__file__).resolve().parent.parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        git = ["git", "-C", str(root)]
+        quiet = {
+            "capture_output": True,
+            "text": True,
+            "timeout": 5,
+            "check": True,
+            "env": {**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        }
+        commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], **quiet).stdout.strip()  # type: ignore[call-overload]
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], **quiet).stdout.strip()  # type: ignore[call-overload]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{commit}{'+' if changed else ''}"

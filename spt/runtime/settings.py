@@ -1,0 +1,24 @@
+"""What a user may choose about how a job runs; none of it changes what is computed."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may choose about how a job runs."""
+
+    resume: Literal["auto", "must", "never"] = "auto"
+    micro_batch_size: int | None = None  # sequences in memory at once, per process; None: the whole share
+    recompute: bool = False  # gradient checkpointing: activations are computed again in the backward pass
+    compile: bool = False  # torch.compile, where there is a compiler
+    backend: str = "torch"  # what computes the kernels of state-space models: torch or keops
+    attention: str = "auto"  # what computes softmax attention: auto, sdpa, flash or math
+    save_every: float = 60.0  # seconds between resumable checkpoints
+    cpu: bool = False  # even where there is a GPU
+    tracker: str | None = None  # one of TRACKERS, through Accelerate
+    quiet: bool = False  # no progress
+    wait: bool = False  # for a run that another process is making, instead of refusing
+    debug: bool = False  # let bugs through with their traceback

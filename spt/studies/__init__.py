@@ -1,0 +1,1 @@
+"""Studies: what is varied, and which runs that takes. No torch here."""

@@ -1,0 +1,379 @@
+"""A study's file: what is varied over which recipes, and how. One class for each kind; no torch here.
+
+A study is written as YAML, or comes from the command line, and `to_yaml` gives it back complete.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from spt.config.load import read as read_recipe
+from spt.config.overrides import flatten
+from spt.config.recipe import BUDGETS, Train
+from spt.config.validation import validation_messages
+from spt.config.yaml import MAX_BYTES, parse_yaml
+from spt.errors import RecipeError, UsageError, did_you_mean
+from spt.runs.plan import Axis
+
+MOST_SEEDS = 1000
+MOST_SETTINGS = 1000
+Changes = dict[str, Any]  # dotted place in a recipe -> value
+Value = bool | int | float | str | None
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Study(_Strict):
+    """What all kinds have in common."""
+
+    recipes: tuple[str, ...] = Field(min_length=1, description="names of packaged recipes, or YAML files")
+    set: Changes = Field({}, description="values changed in every recipe, by dotted place")
+    seeds: int | tuple[int, ...] = Field(5, description="how many (5: seeds 0 to 4), or which")
+
+    @model_validator(mode="after")
+    def _check(self) -> "_Study":
+        if (seeds := self.seeds) == () or (isinstance(seeds, int) and not 1 <= seeds <= MOST_SEEDS):
+            raise ValueError(f"seeds is {seeds}; between 1 and {MOST_SEEDS} are needed")
+        if isinstance(seeds, tuple) and (len(set(seeds)) < len(seeds) or min(seeds) < 0):
+            raise ValueError(f"seeds {list(seeds)} must be different whole numbers from 0")
+        if doubles := [name for i, name in enumerate(self.recipes) if name in self.recipes[:i]]:
+            raise ValueError(f"the recipe {doubles[0]} stands twice")
+        return self
+
+    @property
+    def seed_list(self) -> tuple[int, ...]:
+        return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+
+
+class Compare(_Study):
+    """Both arms of every recipe."""
+
+    kind: Literal["compare"] = Field("compare", description="which kind of study this is")
+
+
+class Compute(_Study):
+    """The share of one total budget that goes to pretraining; scratch has all of it (SPT paper, table 8)."""
+
+    kind: Literal["compute"] = Field("compute", description="which kind of study this is")
+    shares: tuple[float, ...] = Field((0.0, 0.2, 0.4, 0.6), min_length=1, description="of the budget, to pretraining")
+    match: Axis | None = Field(
+        None,
+        description="what is held equal: epochs, examples, flops or time (device seconds, measured here); by default "
+        "what the recipe's budgets are given in, and examples for steps",
+    )
+    total: float | dict[str, float] | None = Field(
+        None, description="the whole budget, in that unit, or one for each recipe; by default both of its stages'"
+    )
+
+    @field_validator("shares")
+    @classmethod
+    def _shares(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 <= share < 1 for share in shares) or len(set(shares)) < len(shares) or not any(shares):
+            raise ValueError("shares must be different numbers in [0, 1), one of them above 0")
+        return tuple(sorted(shares))
+
+    @model_validator(mode="after")
+    def _totals(self) -> "Compute":
+        given = self.total.values() if isinstance(self.total, dict) else [self.total]
+        if not all(one is None or one > 0 for one in given):
+            raise ValueError("total must be above 0")
+        if isinstance(self.total, dict) and set(self.total) != set(self.recipes):
+            odd = min(set(self.total) ^ set(self.recipes))
+            raise ValueError(f"total names a budget for each recipe or one for all, but {odd} stands on one side only")
+        return self
+
+    def total_of(self, recipe: str) -> float | None:
+        return self.total[recipe] if isinstance(self.total, dict) else self.total
+
+
+class Data(_Study):
+    """How much of the training split is used: nested subsets of one permutation (SPT paper, figure 3)."""
+
+    kind: Literal["data"] = Field("data", description="which kind of study this is")
+    fractions: tuple[float, ...] = Field(
+        (0.005, 0.01, 0.05, 0.1, 0.5, 1.0), min_length=1, description="of the training split"
+    )
+    stratified: bool = Field(False, description="every subset has each class in the whole split's share")
+    pretrain_on: Literal["subset", "all"] = Field(
+        "subset", description="subset: the finetuning's rows; all: every training input, without its label"
+    )
+    hold: Literal["steps", "epochs"] = Field(
+        "steps", description="what the whole split's budget gives that smaller ones keep: updates, or passes"
+    )
+
+    @field_validator("fractions")
+    @classmethod
+    def _fractions(cls, fractions: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 < fraction <= 1 for fraction in fractions) or len(set(fractions)) < len(fractions):
+            raise ValueError("fractions must be different numbers in (0, 1]")
+        return tuple(sorted(fractions))
+
+
+class Size(_Study):
+    """Model sizes, by name, each a set of changes; exact parameter counts stand in the report (table 9)."""
+
+    kind: Literal["size"] = Field("size", description="which kind of study this is")
+    sizes: dict[str, dict[str, Any]] = Field(
+        min_length=1, description="name: changes, e.g. {1M: {model.d_model: 144}}; or recipe: {name: changes}"
+    )
+
+    @model_validator(mode="after")
+    def _sizes(self) -> "Size":
+        by_recipe = set(self.sizes) & set(self.recipes)
+        if by_recipe and (missing := [name for name in self.recipes if name not in self.sizes]):
+            raise ValueError(f"sizes are given by recipe, but not for {missing[0]}")
+        if by_recipe and (foreign := [name for name in self.sizes if name not in self.recipes]):
+            raise ValueError(f"sizes are given by recipe, and {foreign[0]} is none of them")
+        for name in self.recipes:
+            raw: dict[str, Any] = self.sizes.get(name, self.sizes)
+            for label, changes in raw.items():
+                if not isinstance(changes, dict) or not changes:
+                    raise ValueError(f"size {label} must be a mapping of dotted places to values, such as d_model: 64")
+        return self
+
+    def of(self, recipe: str) -> dict[str, Changes]:
+        """This recipe's sizes; a place without a dot is one of the model's options."""
+        return {
+            label: {place if "." in place else f"model.{place}": value for place, value in changes.items()}
+            for label, changes in self.sizes.get(recipe, self.sizes).items()
+        }
+
+
+class Init(_Study):
+    """Initial parameters, crossed with both arms (SPT paper, table 7)."""
+
+    kind: Literal["init"] = Field("init", description="which kind of study this is")
+    initialisations: tuple[Literal["structured", "random", "random_ssm"], ...] = Field(
+        ("structured", "random"), min_length=1, description="values of model.initialisation"
+    )
+
+    @field_validator("initialisations")
+    @classmethod
+    def _once(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(given)) < len(given):
+            raise ValueError("an initialisation stands twice")
+        return given
+
+
+class Objective(_Study):
+    """What pretraining asks for: masked or next, with which ratio and span."""
+
+    kind: Literal["objective"] = Field("objective", description="which kind of study this is")
+    objectives: tuple[dict[str, Any], ...] = Field(
+        min_length=1, description="e.g. [{name: masked, ratio: 0.5, span: 8}, {name: next}]"
+    )
+
+    @field_validator("objectives")
+    @classmethod
+    def _named(cls, given: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        if not all(isinstance(one.get("name"), str) for one in given):
+            raise ValueError("every objective needs a name: masked or next")
+        if len({json.dumps(one, sort_keys=True) for one in given}) < len(given):
+            raise ValueError("an objective stands twice")
+        return given
+
+
+class Range(_Strict):
+    """Where a random search draws a setting from."""
+
+    low: float = Field(description="the least value, in the setting's own unit")
+    high: float = Field(description="the greatest value")
+    scale: Literal["linear", "log"] = Field("log", description="evenly drawn, or evenly in the logarithm")
+
+    @model_validator(mode="after")
+    def _order(self) -> "Range":
+        if not self.low < self.high or (self.scale == "log" and self.low <= 0):
+            raise ValueError(f"low {self.low:g} must lie below high {self.high:g}, and above 0 on a log scale")
+        return self
+
+
+TUNABLE = sorted(
+    set(Train.model_fields) - set(BUDGETS) - {"evaluate_every", "evaluation", "validation_masks", "select"}
+)
+
+
+class Tune(_Study):
+    """Settings of supervised training, the same list for both arms, chosen on validation; then both arms over seeds.
+
+    Without `trials` all combinations of the lists are tried; with it so many random ones, drawn with `search_seed`.
+    """
+
+    kind: Literal["tune"] = Field("tune", description="which kind of study this is")
+    space: dict[str, tuple[Value, ...] | Range] = Field(
+        min_length=1, description="of supervised training, in both arms: a list of values, or {low, high, scale}"
+    )
+    trials: int | None = Field(None, ge=1, le=MOST_SETTINGS, description="random search: how many settings; null: grid")
+    search_seed: int = Field(0, ge=0, description="random search: which list of settings")
+    trial_seeds: tuple[int, ...] = Field((0,), min_length=1, description="seeds that every setting is tried with")
+
+    @model_validator(mode="after")
+    def _space(self) -> "Tune":
+        for name, values in self.space.items():
+            if name not in TUNABLE:
+                where = "; pretraining has no counterpart in the other arm" if name.startswith("pretrain") else ""
+                hint = where or did_you_mean(name, TUNABLE)
+                raise ValueError(f"space.{name} is no setting of supervised training that can be tuned{hint}")
+            if isinstance(values, Range):
+                if self.trials is None:
+                    raise ValueError(f"space.{name} is a range, so the number of trials is needed (trials: 20)")
+            elif not values or len(set(map(repr, values))) < len(values):
+                raise ValueError(f"space.{name} must be a list of different values")
+        if self.trials is None:
+            count = 1
+            for values in self.space.values():
+                count *= len(values) if isinstance(values, tuple) else 1
+            if count > MOST_SETTINGS:
+                raise ValueError(f"the grid has {count:,} settings; at most {MOST_SETTINGS:,}, or a random search")
+        if len(set(self.trial_seeds)) < len(self.trial_seeds) or min(self.trial_seeds) < 0:
+            raise ValueError("trial_seeds must be different whole numbers from 0")
+        return self
+
+
+Study = Compare | Compute | Data | Size | Init | Objective | Tune
+
+KINDS: dict[str, type[Study]] = {
+    "compare": Compare,
+    "compute": Compute,
+    "data": Data,
+    "size": Size,
+    "init": Init,
+    "objective": Objective,
+    "tune": Tune,
+}
+
+_BY_RECIPE = ("sizes", "total")  # what a study may say for each recipe of its own
+
+
+@dataclass(frozen=True)
+class StudySource:
+    """A study and where it came from: the paths of its recipes are absolute."""
+
+    name: str
+    study: Study
+    folder: Path | None = None  # where it was run before, if it was named by that
+
+
+def packaged() -> dict[str, str]:
+    """The studies that come with spt: name -> text."""
+    root = Path(str(files("spt.recipes"))) / "studies"
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(root.glob("*.yaml"))}
+
+
+def validate(raw: Any, source: str) -> Study:
+    """A study, or a RecipeError with everything that is wrong with it."""
+    if not isinstance(raw, dict):
+        raise UsageError(f"{source} is not a study: a mapping with kind and recipes is expected")
+    kind = raw.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        said = "no kind is given" if kind is None else f"kind {kind!r} is unknown"
+        hint = did_you_mean(str(kind), KINDS) if kind is not None else f"; known: {', '.join(KINDS)}"
+        raise UsageError(f"{source} is not a study: {said}{hint}")
+    try:
+        # Through JSON, because pydantic's strict mode there still takes a list for a tuple.
+        study: Study = KINDS[kind].model_validate_json(json.dumps(raw, default=str))
+    except ValidationError as error:
+        found = validation_messages(KINDS[kind], error)
+        # Of a value that may be a list or a mapping, what is wrong with the one that it is.
+        raise RecipeError(source, [one for one in found if "a valid array, not {" not in one] or found) from None
+    return study
+
+
+def from_mapping(raw: Mapping[str, Any], source: str) -> StudySource:
+    """A study given by its keys; paths of its recipes start from the current folder."""
+    study = with_absolute_paths(validate(raw, source), Path.cwd())
+    return StudySource(study.kind, study)
+
+
+def read(source: str) -> StudySource:
+    """A packaged study, a YAML file, or the folder of a study that was run. Raises UsageError, RecipeError."""
+    path, folder = Path(source), None
+    if path.is_dir():
+        folder = path.resolve()
+        path = path / "study.yaml"
+        if not path.is_file():
+            raise UsageError(f"{source} holds no study.yaml; name a study's file, its folder, or one of ours")
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        try:
+            if not path.is_file():
+                raise UsageError(f"no study file {source}")
+            if path.stat().st_size > MAX_BYTES:
+                raise UsageError(f"{source} has {path.stat().st_size:,} bytes; that is not a study")
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UsageError(f"{source} is not UTF-8 text") from None
+        except OSError as error:
+            raise UsageError(f"{source} cannot be read: {error.strerror}") from None
+        return StudySource(
+            path.stem, with_absolute_paths(validate(_mapping(text, source), source), path.resolve().parent), folder
+        )
+    known = packaged()
+    if source in known:
+        return StudySource(source, validate(_mapping(known[source], source), source))
+    hint = did_you_mean(source, known)
+    raise UsageError(f"unknown study {source!r}{hint} (a file of yours ends in .yaml)")
+
+
+def _mapping(text: str, source: str) -> Any:
+    raw = parse_yaml(text, source)
+    if isinstance(raw, dict) and "set" in raw and isinstance(raw["set"], dict):
+        raw = {**raw, "set": flatten(raw["set"])}
+    return raw
+
+
+def with_absolute_paths(study: Study, folder: Path) -> Study:
+    """The same study with its recipes' paths absolute, so that it can be run from anywhere."""
+    moved = {name: _absolute(name, folder) for name in study.recipes}
+    if len(set(moved.values())) < len(moved):
+        raise UsageError(f"a recipe stands twice, under two names: {', '.join(moved)}")
+    update: dict[str, Any] = {"recipes": tuple(moved.values())}
+    for field in _BY_RECIPE:
+        if isinstance(given := getattr(study, field, None), dict):
+            update[field] = {moved.get(name, name): value for name, value in given.items()}
+    return study.model_copy(update=update)
+
+
+def _absolute(recipe: str, folder: Path) -> str:
+    path = Path(os.path.expanduser(recipe))
+    return (
+        str((folder / path).resolve()) if path.suffix in (".yaml", ".yml") or os.path.isfile(folder / path) else recipe
+    )
+
+
+def to_yaml(study: Study, folder: Path | None = None, comment: str = "") -> str:
+    """The study's file. With a folder, recipes that lie at or below it are named relative to it."""
+    value = study.model_dump(mode="json")
+    if folder is not None:
+        named = {name: _relative(name, folder) for name in study.recipes}
+        value["recipes"] = list(named.values())
+        for field in _BY_RECIPE:
+            if isinstance(value.get(field), dict):
+                value[field] = {named.get(name, name): one for name, one in value[field].items()}
+    text = yaml.safe_dump({"kind": value.pop("kind"), **value}, sort_keys=False, allow_unicode=True)
+    return f"# {comment}\n{text}" if comment else text
+
+
+def _relative(recipe: str, folder: Path) -> str:
+    path = Path(recipe)
+    if not path.is_absolute():
+        return recipe
+    return os.path.relpath(path, folder.resolve())
+
+
+def recipe_overrides(changes: Mapping[str, Any]) -> list[str]:
+    """Changes as the command line has them; a value is written as JSON, which YAML reads back."""
+    return [f"{place}={json.dumps(value)}" for place, value in changes.items()]
+
+
+def check_recipes(names: Sequence[str]) -> None:
+    """Raise UsageError for a recipe that is not there."""
+    for name in names:
+        read_recipe(name)

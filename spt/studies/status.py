@@ -1,0 +1,110 @@
+"""How far studies are, read from their files alone: what is done, running, failed or missing. No torch here."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from spt.errors import DataError, UsageError
+from spt.runs.folder import RunFolder
+from spt.runs.index import run_outcome, studies_in
+from spt.runs.plan import PLAN, StudyPlan, factors_text, read_plan, run_names
+from spt.runs.result import Result
+
+STATES = ("done", "running", "stopped", "failed", "diverged", "missing")
+
+
+def study_status(folder: Path) -> dict[str, Any]:
+    """Of one study, or of all in a folder of runs. Raises UsageError and DataError."""
+    if not folder.is_dir():
+        raise UsageError(f"no folder {folder}; name a study's folder, or the folder of runs (--out)")
+    if (folder / PLAN).is_file():
+        folder = folder.resolve()
+        return {"studies": [_study(folder, read_plan(folder))], "warnings": []}
+    found, complaints = studies_in(folder)
+    if not found:
+        said = f" ({complaints[0]})" if complaints else ""
+        raise DataError(f"{folder} holds no study{said}; spt study and spt compare make one")
+    return {"studies": [_study(*one) for one in found], "warnings": complaints}
+
+
+def run_state(root: Path, name: str) -> str:
+    """What became of a run; one that says it is running but that nobody holds was stopped without a word."""
+    found = run_outcome(root, name)
+    if isinstance(found, Result):
+        return "done"
+    if found.state == "running":
+        return "running" if RunFolder(root, name).held() else "stopped"
+    return found.state if found.state in STATES else "failed"
+
+
+def needed_runs(root: Path, plan: StudyPlan) -> dict[str, str]:
+    """The state of every run of a study, but for pretrainings that are gone and that nothing waits for."""
+    states = {name: run_state(root, name) for name in run_names(plan)}
+    pairs = [(trial.parent, trial.run) for search in plan.searches for trial in search.trials]
+    pairs += [(cell.parent, cell.run) for cell in plan.cells]
+    awaited = {parent for parent, run in pairs if states[run] != "done"}
+    parents = {parent for parent, _ in pairs}
+    return {n: s for n, s in states.items() if s != "missing" or n not in parents or n in awaited}
+
+
+def _study(folder: Path, plan: StudyPlan) -> dict[str, Any]:
+    root = folder.parent
+    states = needed_runs(root, plan)
+    rows = []
+    for index, subject in enumerate(plan.rows):
+        cells = [cell for cell in plan.cells if cell.row == index]
+        trials = [trial for search in plan.searches if search.row == index for trial in search.trials]
+        for what, parts in (("trials", trials), ("runs", cells)):
+            names = dict.fromkeys(name for part in parts for name in (part.parent, part.run) if name in states)
+            if names:
+                rows.append(
+                    {
+                        "recipe": subject.name,
+                        "factors": dict(subject.factors),
+                        "what": what,
+                        **_counts([states[name] for name in names]),
+                    }
+                )
+    return {
+        "study": folder.name,
+        "kind": plan.kind,
+        "command": plan.command,
+        "smoke": plan.smoke,
+        "seeds": list(plan.seeds),
+        "to_choose": [plan.rows[search.row].name for search in plan.searches if not search.chosen],
+        **_counts(list(states.values())),
+        "rows": rows,
+        "runs": states,
+    }
+
+
+def _counts(states: Sequence[str]) -> dict[str, int]:
+    counts = Counter(states)
+    return {"all": len(states), **{name: counts[name] for name in STATES}}
+
+
+def render(found: dict[str, Any]) -> RenderableType:
+    parts: list[RenderableType] = []
+    for study in found["studies"]:
+        smoke = ", smoke" if study["smoke"] else ""
+        done = f"{study['done']} of {study['all']} runs done"
+        parts.append(Text(f"{study['study']} ({study['kind']}{smoke}): {done}", style="bold"))
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("row")
+        for name in ("all", *STATES):
+            table.add_column(name, justify="right")
+        for row in study["rows"]:
+            label = " ".join(filter(None, [row["recipe"], factors_text(row["factors"])]))
+            label += ", trials" if row["what"] == "trials" else ""
+            table.add_row(Text(label), *(str(row[name]) if row[name] else "-" for name in ("all", *STATES)))
+        parts.append(table)
+        if study["to_choose"]:
+            parts.append(Text(f"not chosen yet: {', '.join(study['to_choose'])}; then both arms run over the seeds"))
+        parts.append(Text())
+    parts += [Text(f"WARNING: {said}") for said in found["warnings"]]
+    return Group(*parts)

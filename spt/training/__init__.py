@@ -1,0 +1,1 @@
+"""Training: network, objectives, the loop, checkpoints."""

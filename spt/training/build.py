@@ -1,0 +1,204 @@
+"""A job's data, objective and network, built and checked before anything is written."""
+
+import json
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from spt.config.job import Job
+from spt.config.plugins import find_plugin
+from spt.config.recipe import Part
+from spt.data.batching import collate, pieces
+from spt.data.dataset import open_task
+from spt.errors import DataError, SptError, UsageError, one_line
+from spt.models.base import Backbone, Unsupported, randomise
+from spt.tasks.base import Split, TaskData, sequence_lengths
+from spt.training.budget import plan_steps
+from spt.training.network import Encoder, Head, SequenceModel, output_of_head
+from spt.training.objectives import OBJECTIVES, Objective, Output, evaluation_draw, known_metrics
+from spt.training.optimizer import optimizer_groups
+from spt.training.seeding import seeded
+
+
+@dataclass(frozen=True)
+class StageSetup:
+    """A job with its data and its network. Pretraining data carry no labels: they are taken away here."""
+
+    job: Job
+    data: TaskData
+    objective: Objective
+    output: Output
+    model: SequenceModel
+
+
+def build_stage(job: Job) -> StageSetup:
+    """Everything that can be wrong with a job is found here, before its directory exists."""
+    recipe, stage = job.loaded.recipe, job.settings_stage
+    data = open_task(recipe.task)
+    options = json.dumps(stage.objective.options)
+    objective = OBJECTIVES[stage.objective.name].model_validate_json(options)
+    if not objective.labelled:
+        data = data.mapped(Split.unlabelled)
+    if (span := stage.objective.options.get("span", 1)) > data.length:
+        raise UsageError(
+            f"{job.stage}.objective.span is {span}, but this task's sequences have at most {data.length:,} steps"
+        )
+    if objective.causal and not recipe.model.options["causal"]:
+        raise UsageError(
+            f"objective {stage.objective.name} predicts step t + 1 from the steps up to t, but this model looks ahead; "
+            "set model.causal=true"
+        )
+    width = model_width(recipe.model)
+    output = output_of_head(objective.output(data), width, stage.head)
+    _check_train(job, objective, output, data)
+    # Streams of their own: the head is the same in both arms, and the scratch arm starts where pretraining started.
+    try:
+        with seeded(job.seed, "encoder"):
+            encoder = Encoder(data.input, width, recipe.encoder)
+        with seeded(job.seed, "backbone"):
+            backbone = build_backbone(recipe.model, data.length)
+        with seeded(job.seed, "head"):
+            head = Head(width, output, stage.head)
+        if recipe.model.options.get("initialisation") == "random":  # the whole network, as the SPT paper has it
+            for name, part in (("encoder", encoder), ("head", head)):
+                with seeded(job.seed, f"random {name}"):
+                    randomise(part)
+    except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # sizes that no machine can hold
+        if not re.search("memory|alloc|overflow|too large|numel|storage", str(error), re.I):
+            raise
+        raise UsageError(f"the network is too large to build here: {one_line(error)}") from error
+    bound = StageSetup(job, data, objective, output, SequenceModel(encoder, backbone, head))
+    _check_abilities(bound)
+    _check_costs(bound)
+    _check_scored(bound)
+    return bound
+
+
+def _check_abilities(bound: StageSetup) -> None:
+    """The model can take sequences of this task's lengths, as it says itself."""
+    backbone, name = bound.model.backbone, bound.job.loaded.recipe.model.name
+    data = bound.data
+    lengths = np.unique(np.concatenate([np.unique(sequence_lengths(split)) for split in data.splits.values()]))
+    odd = lengths[lengths % backbone.length_multiple != 0]
+    if odd.size:
+        raise UsageError(
+            f"model {name} takes sequences whose length is a multiple of {backbone.length_multiple}, but this task has "
+            f"some of {odd[0]:,} steps; choose another model, or cut the sequences to such a length"
+        )
+    if not backbone.ignores_padding and lengths.size > 1:
+        raise UsageError(
+            f"model {name} cannot leave padding out of account, but this task's sequences have {lengths[0]:,} to "
+            f"{lengths[-1]:,} steps; choose another model, or sequences of one length"
+        )
+    if data.train.steps is not None and not backbone.uses_step_times:
+        raise UsageError(
+            f"model {name} takes no account of the time between steps, which this task's sequences have; choose s5, or "
+            "leave times out by the task's option"
+        )
+    if data.future and bound.objective.labelled and not bound.job.loaded.recipe.model.options["causal"]:
+        raise UsageError(
+            "this task's targets are later inputs, which a model that looks ahead sees; set model.causal=true"
+        )
+
+
+def _check_scored(bound: StageSetup) -> None:
+    """Something of the validation split is scored; usually its first rows show it."""
+    split, data = bound.data.val, bound.data
+    draw = evaluation_draw(bound.job.train, bound.job.seed, 0)
+    for rows in pieces(np.arange(len(split)), 64):
+        _, targets = bound.objective.make_inputs(collate(split, rows, data.input, data.target), draw)
+        if targets.weight.any():
+            return
+    why = "it is too small for the masking ratio, or its sequences have one step"
+    if bound.objective.labelled:
+        why = "none of its steps has a target"
+    raise DataError(
+        f"objective {bound.job.settings_stage.objective.name}: no step of the validation split is scored; {why}"
+    )
+
+
+def _check_train(job: Job, objective: Objective, output: Output, data: TaskData) -> None:
+    """What training settings cannot know of the task."""
+    place, train, rows = f"{job.settings_name}.train", job.train, len(data.train)
+    if train.batch_size > rows:
+        raise UsageError(
+            f"{place}.batch_size is {train.batch_size}, but {rows} training rows are in use; choose at most {rows}"
+        )
+    allowed = {"auto", *known_metrics(output)}
+    if train.select not in allowed:
+        raise UsageError(
+            f"{place}.select: {train.select} is no metric of this stage; choose among {', '.join(sorted(allowed))}"
+        )
+    if train.validation_masks == "redrawn" and not objective.hides:
+        raise UsageError(
+            f"{place}.validation_masks: redrawn has no effect, since this objective hides nothing; leave it out"
+        )
+    if output.per_step and objective.labelled and job.loaded.recipe.finetune.head.pool != "mean":
+        pool = job.loaded.recipe.finetune.head.pool
+        raise UsageError(f"finetune.head.pool: {pool} has no effect, since this task asks at every step; leave it out")
+    for name, split in (("validation", data.val), ("test", data.test)) if train.evaluation == "batches" else ():
+        if len(split) < train.batch_size:
+            raise UsageError(
+                f"{place}.evaluation: batches needs a full batch of {train.batch_size}, but the {name} split has "
+                f"{len(split)} rows; use exact"
+            )
+
+
+def _check_costs(bound: StageSetup) -> None:
+    """The model states what it costs, names only parameters it has, and the budget reaches beyond the warm-up."""
+    model, train, length = bound.model, bound.job.train, bound.data.length
+    try:
+        flops, own = float(model.flops(length)), float(model.backbone.flops(length))
+    except Exception as error:
+        raise UsageError(f"model {bound.job.loaded.recipe.model.name}: flops fails with {one_line(error)}") from error
+    if not (math.isfinite(flops) and flops > 0 and own >= 0):
+        raise UsageError(f"model {bound.job.loaded.recipe.model.name}: flops({length}) is {own}")
+    optimizer_groups(model, train)
+    steps = plan_steps(model, bound.data, train)
+    if train.warmup_steps > steps:
+        raise UsageError(
+            f"{bound.job.settings_name}.train.warmup_steps is {train.warmup_steps}, but the budget is {steps} steps"
+        )
+
+
+def model_width(part: Part) -> int:
+    return int(part.options["d_model"])
+
+
+def build_backbone(part: Part, length: int) -> Backbone:
+    """The backbone for sequences of up to `length` steps; `max_length` is the task's unless the recipe says more."""
+    component = find_plugin("models", part.name)
+    config = component.module.Config.model_validate_json(json.dumps(part.options))
+    if config.max_length is not None and config.max_length < length:
+        raise UsageError(f"model.max_length is {config.max_length}, but this task has sequences of {length} steps")
+    if config.max_length is None:
+        config = config.model_copy(update={"max_length": length})
+    try:
+        backbone = component.module.build(config)
+    except SptError:
+        raise
+    except Unsupported as error:
+        raise UsageError(f"model {part.name}: {error}") from error
+    except (Exception, SystemExit) as error:
+        if component.module.__name__.startswith("spt.models."):
+            if isinstance(error, ValueError):  # options that contradict each other only once the layers are known
+                raise UsageError(f"model {part.name}: {error}") from error
+            raise
+        raise UsageError(f"model {part.name}: build fails with {one_line(error)}") from error
+    if not isinstance(backbone, Backbone):
+        raise UsageError(f"model {part.name}: build returned {type(backbone).__name__}, not a Backbone")
+    if type(backbone.length_multiple) is not int or backbone.length_multiple < 1:
+        raise UsageError(
+            f"model {part.name}: its length_multiple is {backbone.length_multiple!r}, not a number of steps"
+        )
+    names: dict[int, str] = {}
+    for name, parameter in backbone.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(parameter), name)
+        if first != name:
+            raise UsageError(
+                f"model {part.name}: {first} and {name} are one parameter under two names, which no checkpoint can "
+                "hold; register a shared module once and hand it to the others in a tuple, where torch does not see it"
+            )
+    return backbone

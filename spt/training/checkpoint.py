@@ -1,0 +1,388 @@
+"""Checkpoints: exact resuming, the best weights, and the strict move of weights from one stage to the next.
+
+    checkpoints/step-00000400/   Accelerate's state, position.json          to resume from; the last two are kept
+    checkpoints/best-00000350/   model.safetensors, about.json, rows.npy    what validation picked so far
+    checkpoints/best/            the same for a finished run
+
+Each folder is filled beside, ends with checksums in manifest.json, and is renamed; a damaged one is passed over.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import pickle
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+from safetensors import SafetensorError
+from torch import Tensor
+
+from spt.errors import CheckpointError, one_line
+from spt.runs.files import output_error, write_json, writing
+from spt.runs.folder import RunFolder
+from spt.runs.result import Ledger, SplitRecord
+from spt.runtime.distributed import Runtime
+from spt.tasks.base import Tokens, Values, describe
+from spt.training.network import SequenceModel
+
+UNREADABLE = (RuntimeError, ValueError, KeyError, EOFError, OSError, SafetensorError, pickle.UnpicklingError)
+KEEP = 2  # resumable checkpoints
+WEIGHTS = "model.safetensors"
+MANIFEST = "manifest.json"
+MOVED = ("encoder", "backbone")  # the head is always new
+
+
+class TrainingState(BaseModel):
+    """Where a training stands; with Accelerate's state, all that resuming needs."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int = 0
+    best_step: int = 0
+    best: dict[str, float] = {}  # validation metrics at best_step
+    waited: int = 0  # evaluations since then
+    reductions: int = 0  # of the learning rate, by schedule plateau
+    micro_batch: int | None = None  # sequences at once that memory was found to hold; None: no limit was met
+    shards: str = ""  # FSDP or DEEPSPEED when the state was saved in parts, which only the same kind can read
+    ledger: Ledger = Ledger()
+    loss: float = 0.0  # sum of weight times training loss since the last evaluation
+    weight: float = 0.0
+
+    @property
+    def training_loss(self) -> float:
+        return self.loss / max(self.weight, 1.0)
+
+    def after(self, spent: Ledger, loss: float = 0.0, weight: float = 0.0) -> "TrainingState":
+        """Further by what was spent."""
+        sums = {"loss": self.loss + loss, "weight": self.weight + weight}
+        return self.model_copy(update={"step": self.step + spent.steps, "ledger": self.ledger + spent, **sums})
+
+    def evaluated(self, found: dict[str, float], improved: bool) -> "TrainingState":
+        best = {"best": found, "best_step": self.step, "waited": 0} if improved else {"waited": self.waited + 1}
+        return self.model_copy(update={**best, "loss": 0.0, "weight": 0.0})
+
+    def with_peak(self, peak_bytes: int) -> "TrainingState":
+        return self.model_copy(update={"ledger": self.ledger + Ledger(peak_bytes=peak_bytes)})
+
+
+class CheckpointMeta(BaseModel):
+    """What a stage's weights are: enough to refuse a use that would make no sense."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    stage: str
+    step: int
+    model: dict[str, Any]  # the recipe's model part, every option
+    input: dict[str, Any]  # Tokens or Values
+    data: dict[str, SplitRecord]
+
+
+class TensorMatch(NamedTuple):
+    """One line of the table that a transfer prints."""
+
+    part: str
+    tensors: int
+    parameters: int
+    outcome: str
+
+
+def save_state(run: RunFolder, runtime: Runtime, position: TrainingState) -> None:
+    """Everything needed to continue exactly here. All processes have to come."""
+    folder = run.checkpoints / f"step-{position.step:08d}"
+    beside = _beside(folder)
+    shards = runtime.accelerator.distributed_type.name if runtime.shards else ""
+
+    def begin() -> None:
+        with _disk(folder):
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(parents=True)
+
+    def save() -> None:
+        with _disk(folder):
+            runtime.accelerator.save_state(str(beside), safe_serialization=True)
+
+    def settle() -> None:
+        with _disk(folder):
+            write_json(beside / "position.json", position.model_copy(update={"shards": shards}).model_dump(mode="json"))
+            _settle(beside, folder)
+        for old in _steps(run.checkpoints, "step")[:-KEEP]:
+            shutil.rmtree(old, ignore_errors=True)
+        prune(run, position)
+
+    try:
+        runtime.once(begin)
+        runtime.together(save)
+        runtime.once(settle)
+    finally:
+        if runtime.main:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def prune(run: RunFolder, position: TrainingState) -> None:
+    """Drop the best weights that neither this position nor a resumable one refers to."""
+    needed = {position.best_step}
+    for folder in _steps(run.checkpoints, "step"):
+        with contextlib.suppress(OSError, ValueError):
+            needed.add(_position(folder).best_step)
+    for folder in _steps(run.checkpoints, "best"):
+        if int(folder.name.partition("-")[2]) not in needed:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def resume(run: RunFolder, runtime: Runtime, say: Callable[[str], None]) -> TrainingState | None:
+    """Load the newest intact state into what Accelerate has prepared; None when there is none."""
+    found = runtime.once(lambda: _newest(run, say))
+    if found is None:
+        return None
+    folder, position = found
+    shards = runtime.accelerator.distributed_type.name if runtime.shards else ""
+    if position.shards != shards:
+        raise CheckpointError(
+            f"{folder} was saved by processes of kind {position.shards or 'whole models'} and cannot be read by "
+            f"{shards or 'whole models'}; continue as it was begun, or start anew with --resume never"
+        )
+
+    def load() -> None:
+        try:
+            runtime.accelerator.load_state(str(folder))
+        except UNREADABLE as error:
+            raise CheckpointError(
+                f"{folder} cannot be loaded ({one_line(error)}); --resume never starts anew and keeps it"
+            ) from error
+
+    runtime.together(load)
+    return position
+
+
+def _newest(run: RunFolder, say: Callable[[str], None]) -> tuple[Path, TrainingState] | None:
+    _sweep(run)
+    for folder in reversed(_steps(run.checkpoints, "step")):
+        problem = verify(folder)
+        if problem is None:
+            try:
+                position = _position(folder)
+                best = run.checkpoints / f"best-{position.best_step:08d}"
+                problem = None if position.best_step == 0 else verify(best)
+                if problem is None:
+                    return folder, position
+                problem = f"{best.name}: {problem}"
+            except (OSError, ValueError):
+                problem = "position.json is damaged"
+        say(f"{folder} cannot be used ({problem}); trying the one before, or starting at the beginning")
+    return None
+
+
+def save_weights(folder: Path, tensors: Mapping[str, Tensor], about: CheckpointMeta, rows: NDArray[np.uint64]) -> None:
+    """A stage's weights, and what they were trained on (`rows`: fingerprints of the training inputs)."""
+
+    def fill(beside: Path) -> None:
+        safetensors.torch.save_file(dict(tensors), beside / WEIGHTS)
+        np.save(beside / "rows.npy", np.sort(rows))
+        write_json(beside / "about.json", about.model_dump(mode="json"))
+
+    _place(folder, fill)
+
+
+def load_weights(folder: Path, model: SequenceModel) -> None:
+    """All of the weights, strictly."""
+    model.load_state_dict(_tensors(folder), strict=True)
+
+
+def publish(run: RunFolder, best_step: int) -> None:
+    """Give the selected weights their plain name; what resuming needs stays until the result is written."""
+    best = run.checkpoints / "best"
+    _place(best, lambda beside: shutil.copytree(run.checkpoints / f"best-{best_step:08d}", beside, dirs_exist_ok=True))
+
+
+def clean(run: RunFolder) -> None:
+    """Drop what was only for resuming."""
+    _sweep(run)
+    for kind in ("step", "best"):
+        for folder in _steps(run.checkpoints, kind):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(run: RunFolder) -> None:
+    """Drop what processes killed while they wrote have left; whoever holds the run's lock may."""
+    for left in [*run.checkpoints.glob(".*.tmp"), *run.path.glob(".*.tmp")]:
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+def read_meta(folder: Path) -> tuple[CheckpointMeta, NDArray[np.uint64]]:
+    """What these weights are, and the fingerprints of the rows they were trained on. Raises CheckpointError."""
+    problem = verify(folder)
+    if problem is not None:
+        raise CheckpointError(f"the checkpoint {folder} cannot be used: {problem}")
+    try:
+        found = CheckpointMeta.model_validate_json((folder / "about.json").read_text(encoding="utf-8"))
+        return found, np.load(folder / "rows.npy", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint {folder} cannot be used: {error}") from error
+
+
+def load_pretrained(
+    folder: Path, model: SequenceModel, part: dict[str, Any], input: Tokens | Values
+) -> list[TensorMatch]:
+    """Copy encoder and backbone, strictly, from a pretraining run's weights; the head stays as it is.
+
+    Raises CheckpointError, with the differences, unless model options and input are the same.
+    """
+    found, _ = read_meta(folder)
+    if found.stage != "pretrain":
+        raise CheckpointError(f"{folder} comes from a {found.stage} run; finetuning starts from a pretraining run")
+    ours = json.loads(json.dumps(part))
+    names = sorted(key for key in ours.keys() | found.model.keys() if key != "max_length")
+    differences = [
+        f"{key} {found.model.get(key)!r} there, {ours.get(key)!r} here"
+        for key in names
+        if found.model.get(key) != ours.get(key)
+    ]
+    if differences:
+        raise CheckpointError(f"{folder} holds another architecture: {'; '.join(differences)}")
+    if found.input != spec(input):
+        raise CheckpointError(f"{folder} was made for {_unlike(found.input, spec(input))}")
+    tensors = _tensors(folder)
+    table, own = [], model.state_dict()
+    for name in model.parts:
+        theirs = {key for key in tensors if key.startswith(f"{name}.")}
+        mine = {key for key in own if key.startswith(f"{name}.")}
+        size = sum(own[key].numel() for key in mine)
+        if name not in MOVED:
+            table.append(TensorMatch(name, len(mine), size, "new"))
+            continue
+        shapes = [key for key in theirs & mine if tensors[key].shape != own[key].shape]
+        if theirs != mine or shapes:
+            wrong = sorted(theirs ^ mine) + shapes
+            raise CheckpointError(
+                f"{folder} does not fit this model: {', '.join(wrong[:5])}{' …' if len(wrong) > 5 else ''}"
+            )
+        with torch.no_grad():
+            for key in mine:
+                own[key].copy_(tensors[key])
+        table.append(TensorMatch(name, len(mine), size, "copied"))
+    return table
+
+
+def spec(input: Tokens | Values) -> dict[str, Any]:
+    """An input's description as JSON has it."""
+    found: dict[str, Any] = json.loads(json.dumps(describe(input)))
+    return found
+
+
+def _unlike(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    """How two inputs differ, in words: a vocabulary may have thousands of entries."""
+    if theirs.get("codes") and ours.get("codes"):
+        missing = len(set(ours["codes"]) - set(theirs["codes"]))
+        return (
+            f"another vocabulary: {theirs['vocab']:,} tokens there, {ours['vocab']:,} here, {missing:,} of them "
+            "unknown there; pretrain on the same rows as are finetuned on"
+        )
+    return f"another input: {_short(theirs)} there, {_short(ours)} here"
+
+
+def _short(input: dict[str, Any]) -> str:
+    kept = {key: value for key, value in input.items() if key not in ("kind", "codes", "unknown")}
+    return f"{input.get('kind')} {', '.join(f'{key} {value}' for key, value in kept.items())}"
+
+
+def verify(folder: Path) -> str | None:
+    """Why a checkpoint cannot be trusted, or None: every file must have the checksum it was written with."""
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        return "it is not there"
+    try:
+        sums = json.loads(path.read_text(encoding="utf-8"))
+        for name, checksum in sums.items():
+            if _checksum(folder / name) != checksum:
+                return f"{name} is damaged"
+    except (OSError, ValueError, AttributeError) as error:
+        missing = getattr(error, "filename", None)
+        return f"{Path(missing).name} is missing" if missing else f"{MANIFEST} is damaged"
+    return None
+
+
+def _beside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.tmp")
+
+
+def _place(folder: Path, fill: Callable[[Path], object]) -> None:
+    """Fill a folder beside its place, add checksums, rename it into place."""
+    beside = _beside(folder)
+    with _disk(folder):
+        shutil.rmtree(beside, ignore_errors=True)
+        try:
+            beside.mkdir(parents=True)
+            fill(beside)
+            _settle(beside, folder)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def _settle(beside: Path, folder: Path) -> None:
+    files = [path for path in beside.rglob("*") if path.is_file() and path.name != MANIFEST]
+    names = sorted(path.relative_to(beside).as_posix() for path in files)
+    write_json(beside / MANIFEST, {name: _checksum(beside / name) for name in names})
+    if folder.exists():
+        shutil.rmtree(folder)
+    beside.rename(folder)
+
+
+@contextlib.contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    """torch and safetensors report a full disk in their own ways."""
+    try:
+        with writing(folder):
+            yield
+    except (RuntimeError, SafetensorError) as error:
+        text = str(error)
+        if isinstance(error, RuntimeError) and "No space left" not in text and "inline_container" not in text:
+            raise
+        # Their libraries do not say why a write failed: a file much smaller than the free space met another limit.
+        size = sum(path.stat().st_size for path in _beside(folder).rglob("*") if path.is_file())
+        limited = "No space left" not in text and _free(folder) > 2 * size + (1 << 20)
+        number = errno.EFBIG if limited else errno.ENOSPC
+        raise output_error(folder, OSError(number, text)) from error
+
+
+def _free(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder.parent).free
+    except OSError:
+        return 0
+
+
+def _steps(checkpoints: Path, kind: str) -> list[Path]:
+    names = re.compile(rf"{kind}-[0-9]{{8,}}")  # a copy that somebody made beside is none
+    return sorted(path for path in checkpoints.glob(f"{kind}-*") if names.fullmatch(path.name) and path.is_dir())
+
+
+def _position(folder: Path) -> TrainingState:
+    position = TrainingState.model_validate_json((folder / "position.json").read_text(encoding="utf-8"))
+    if folder.name != f"step-{position.step:08d}":
+        raise ValueError(f"position.json speaks of step {position.step}")
+    return position
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"the checkpoint {folder} cannot be read: {error}") from error
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,140 @@
+"""Exact evaluation: every example counted once, whatever the batches and processes were; and what is better."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from spt.config.recipe import LOWER_IS_BETTER, Train
+from spt.data.batching import NOBODY, by_length, collate, packed, pieces, share
+from spt.errors import BackendError
+from spt.models.longconv import cached_kernels
+from spt.rng import Draw
+from spt.runtime.distributed import Runtime
+from spt.runtime.memory import free_memory, out_of_memory
+from spt.tasks.base import Split, TaskData
+from spt.training.losses import answers
+from spt.training.metrics import batch_means, default_metric, metrics, sums, text_scores
+from spt.training.objectives import Objective, Output
+
+EVALUATION_POSITIONS = 1 << 15  # sequences times steps in memory at once when no gradient is kept
+
+
+class Predictions(NamedTuple):
+    """The answer to every example of a split, in the split's order; where every step has one, how right they are."""
+
+    values: NDArray[Any] | None  # (n,) classes or (n, S) reals; None: answers of steps, which are not kept
+    margin: NDArray[np.float64] | None  # (n,) score of the best class minus that of the second
+    scores: dict[str, NDArray[np.float64]]  # (n,) of answers of steps: how many, and right ones or squared errors
+
+
+def evaluate(
+    model: nn.Module,
+    objective: Objective,
+    output: Output,
+    split: Split,
+    data: TaskData,
+    runtime: Runtime,
+    train: Train,
+    draw: Draw,
+    *,
+    at_once: int,
+    predict: bool = False,
+) -> tuple[dict[str, float], Predictions | None]:
+    """Exact metrics over all rows: gathered by example, whatever the batches and processes were.
+
+    `at_once` sequences are known to fit into memory with their gradients.
+    """
+    everyone, world = np.arange(len(split)), runtime.world
+
+    def answer(groups: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
+        """What metrics and predictions need of this process's rows, and which rows they are."""
+        model.eval()
+        # Filled in place: a small tensor kept from each batch would break up the memory that the next one needs whole.
+        kept: dict[str, Tensor] = {}
+        done, total = 0, sum(-(-len(group) // world) for group in groups)
+        for group in groups:
+            part = share(group, runtime.rank, world)  # all processes take as many batches
+            batch = collate(split, part, data.input, data.target)
+            inputs, targets = runtime.send(objective.make_inputs(batch, draw))
+            with runtime.autocast(train.precision):
+                logits = model(inputs)
+            found = sums(output, logits, targets) | {"index": batch.rows}
+            if not output.per_step:
+                found["logits"] = logits.float()
+            for name, tensor in found.items():
+                if name not in kept:
+                    kept[name] = torch.empty((total, *tensor.shape[1:]), dtype=tensor.dtype)
+                kept[name][done : done + len(part)] = tensor
+            done += len(part)
+        return kept
+
+    sequences, extents = split.sequences, split.extents
+    positions, least = min(EVALUATION_POSITIONS, len(split) * sequences * int(extents.max())), at_once
+    while True:
+        if train.evaluation == "batches":  # as published: whoever shares a batch shares its padding
+            groups = pieces(everyone, train.batch_size)
+        else:
+            sorted_rows = by_length(everyone, extents)
+            groups = packed(sorted_rows, sequences * extents, positions * world, least * world)
+        failed = 0.0
+        held = contextlib.nullcontext() if runtime.shards else cached_kernels(model, int(extents.max()))
+        try:
+            with torch.no_grad(), held:
+                found = answer(groups)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            if positions == 1 or train.evaluation == "batches" or runtime.shards:
+                raise BackendError(
+                    f"there is no memory to evaluate {'one sequence' if positions == 1 else 'a batch'}; use a smaller "
+                    "model, shorter sequences or evaluation: exact"
+                ) from error
+            failed = 1.0
+        (failed,) = runtime.highest([failed])  # which rows are whose depends on how they are cut: all cut alike
+        if not failed:
+            break
+        positions, least = max(1, positions // 2), max(1, least // 2)
+        free_memory()
+    whole = {name: runtime.gather(tensor).cpu() for name, tensor in found.items()}
+    order = torch.argsort(whole["index"], stable=True)
+    whole = {name: tensor[order] for name, tensor in whole.items()}
+    kept = whole["index"] != NOBODY
+    whole = {name: tensor[kept] for name, tensor in whole.items()}
+    assert torch.equal(whole.pop("index"), torch.arange(len(split))), "every example is counted once"
+    logits = whole.pop("logits", torch.empty(0))
+    if train.evaluation == "batches":
+        scores = batch_means(output, whole, train.batch_size)
+    else:
+        scores = metrics(output, {name: tensor.sum(0) for name, tensor in whole.items()})
+    if output.text:
+        assert split.text_bytes is not None
+        scores |= text_scores(scores["loss"], int(whole["weight"].sum()), int(split.text_bytes.sum()))
+    return scores, _predictions(output, logits, whole) if predict else None
+
+
+def _predictions(output: Output, logits: Tensor, whole: dict[str, Tensor]) -> Predictions:
+    if output.per_step:
+        told = {"steps": "weight", "right": "right", "squared_error": "squared"}
+        found = {name: whole[key].numpy() for name, key in told.items() if key in whole}
+        return Predictions(None, None, {name: a if a.ndim == 1 else a.mean(1) for name, a in found.items()})
+    values = answers(output, logits)
+    if output.loss != "cross_entropy":
+        return Predictions(values.numpy(), None, {})
+    best = logits.topk(2, dim=-1).values.double()
+    # As in the accuracy: on a tie, topk may name another class.
+    return Predictions(values[:, 0].numpy(), (best[:, 0] - best[:, 1]).numpy(), {})
+
+
+def selection_metric(train: Train, output: Output) -> str:
+    return default_metric(output) if train.select == "auto" else train.select
+
+
+def is_better(found: dict[str, float], best: dict[str, float], metric: str) -> bool:
+    """By the metric; ties by the loss. Anything beats nothing."""
+    sign = 1.0 if LOWER_IS_BETTER[metric] else -1.0
+    return not best or (sign * found[metric], found["loss"]) < (sign * best[metric], best["loss"])

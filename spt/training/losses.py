@@ -1,0 +1,54 @@
+"""Losses with weights, and metrics that are exact over a split whatever the batches were.
+
+A metric is computed from sums over examples (`Sums`), never from means of batches. Letters as in objectives.py.
+"""
+
+import math
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spt.training.objectives import Output, Targets
+
+
+def per_answer(
+    output: Output, logits: Float[Tensor, "B *L K"], values: Int[Tensor, "B *L S"] | Float[Tensor, "B *L S"]
+) -> Float[Tensor, " B *L"]:
+    """The loss of every answer, in float32: the mean over its S quantities."""
+    logits = logits.float()
+    if output.loss == "cross_entropy":
+        scores = logits.unflatten(-1, (output.size, output.classes))
+        return F.cross_entropy(scores.movedim(-1, 1), values, reduction="none").mean(-1)
+    if output.loss == "gaussian":
+        mean, raw = logits.split(output.size, dim=-1)
+        variance = F.elu(raw) + 1 + LEAST_VARIANCE
+        surprise = (mean - _scaled(output, values)).square() / variance + variance.log() + math.log(2 * math.pi)
+        return surprise.mean(-1) / 2
+    error = logits - _scaled(output, values)
+    return (error.abs() if output.loss == "l1" else error.square()).mean(-1)
+
+
+def _scaled(output: Output, values: Float[Tensor, "*B S"]) -> Float[Tensor, "*B S"]:
+    """Real targets as the network is to answer them."""
+    if not output.scale:
+        return values
+    return (values - values.new_tensor(output.shift)) / values.new_tensor(output.scale)
+
+
+def answers(output: Output, logits: Float[Tensor, "B *L K"]) -> Int[Tensor, "B *L S"] | Float[Tensor, "B *L S"]:
+    """What the network answers: the likeliest classes, or numbers in the units of the targets."""
+    if output.loss == "cross_entropy":
+        return logits.unflatten(-1, (output.size, output.classes)).argmax(-1)
+    logits = logits.float()[..., : output.size]  # of a gaussian, its mean
+    if not output.scale:
+        return logits
+    return logits * logits.new_tensor(output.scale) + logits.new_tensor(output.shift)
+
+
+def weighted_sum(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> Float[Tensor, ""]:
+    """Sum of weight times loss; divide by the sum of weights over the whole global batch."""
+    return (per_answer(output, logits, targets.values) * targets.weight).sum()
+
+
+LEAST_VARIANCE = 1e-6  # of a gaussian answer

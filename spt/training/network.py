@@ -1,0 +1,208 @@
+"""The network: encoder, backbone, head. It has one shape in both stages; only the head is new after pretraining.
+
+Letters: b examples in a batch, B sequences (of pairs 2 b, else b), L steps, C channels, D width, K numbers of an
+answer.
+"""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from spt.config.recipe import EncoderConfig, HeadConfig, StepHeadConfig
+from spt.errors import UsageError
+from spt.models.base import Backbone, Context, Counts, ParamGroup, linear_flops
+from spt.models.ops.counts import as_counts, linear
+from spt.tasks.base import Tokens, Values
+from spt.training.objectives import Inputs, Output
+
+
+class Encoder(nn.Module):
+    """Tokens through a table, values through a linear map; a hidden step becomes one learned vector.
+
+    The published code adds a mask flag as an input channel instead, cut off again for finetuning: the same function,
+    since a linear map of [x (1 - m), m] is a linear map of x (1 - m) plus m times a vector, but with two shapes.
+    """
+
+    def __init__(self, input: Tokens | Values, d_model: int, config: EncoderConfig) -> None:
+        super().__init__()
+        self.map: nn.Embedding | nn.Linear | Frames
+        if isinstance(input, Tokens):
+            self.map = nn.Embedding(input.vocab, d_model)
+            nn.init.normal_(self.map.weight, std=config.std)
+        elif config.frames == "cnn":
+            self.map = Frames(input, d_model, config.frame_features)
+        else:
+            self.map = nn.Linear(input.channels, d_model)
+        if isinstance(input, Tokens) and config.frames == "cnn":
+            raise UsageError("encoder.frames: cnn is for steps that are pictures, but this task has tokens")
+        self.hidden = nn.Parameter(torch.randn(d_model) * config.std)
+        self.circle = nn.Linear(2, d_model, bias=False) if config.positions == "circle" else None
+        no_decay = ["hidden", *(["map.weight"] if isinstance(input, Tokens) else [])]
+        self.param_groups = dict.fromkeys(no_decay, ParamGroup())
+
+    def forward(
+        self, x: Int[Tensor, "B L"] | Float[Tensor, "B L C"], hidden: Bool[Tensor, "B L"] | None, context: Context
+    ) -> Float[Tensor, "B L D"]:
+        y = self.map(x).float()  # the residual stream is float32 whatever the precision of products
+        y = y if hidden is None else torch.where(hidden[..., None], self.hidden, y)
+        return y if self.circle is None else y + self.circle(_circle(context)).float()
+
+    def flops(self, length: int) -> Counts:
+        """Data get no gradient, so that backward is as much as forward. A table of tokens costs nothing."""
+        found = Counts()
+        if isinstance(self.map, nn.Linear):
+            found += linear(length, self.map.in_features, self.map.out_features, data=True)
+        elif isinstance(self.map, Frames):
+            found += self.map.flops(length)
+        if self.circle is not None:
+            found += linear(length, self.circle.in_features, self.circle.out_features, data=True)
+        return found
+
+
+def _circle(context: Context) -> Float[Tensor, "B L 2"]:
+    """cos and sin of 2 pi i / T at step i of a sequence of T steps."""
+    valid = context.valid
+    steps = torch.arange(valid.shape[1], device=valid.device)
+    angle = 2 * math.pi * steps / valid.sum(1, keepdim=True)
+    return torch.stack([angle.cos(), angle.sin()], dim=-1)
+
+
+class Frames(nn.Module):
+    """A step that is a picture, through two convolutions, each with ReLU and pooling by 2 (S5 paper, appendix G.3.8):
+    12 features of 5x5, then 12 of 3x3 at every second pixel; a dense layer with ReLU, and a linear map to D."""
+
+    FEATURES = 12
+
+    def __init__(self, input: Values, d_model: int, features: int) -> None:
+        super().__init__()
+        if input.frame is None or min(input.frame) < 8:
+            had = "whose steps are none" if input.frame is None else f"whose pictures have {input.frame} pixels"
+            raise UsageError(f"encoder.frames: cnn is for pictures of at least 8x8 pixels, but this is a task {had}")
+        self.frame = input.frame
+        self.first = nn.Conv2d(1, self.FEATURES, 5, padding=2)
+        self.second = nn.Conv2d(self.FEATURES, self.FEATURES, 3, stride=2, padding=1)
+        height, width = (-(-(side // 2) // 2) // 2 for side in self.frame)
+        self.dense = nn.Linear(self.FEATURES * height * width, features)
+        self.out = nn.Linear(features, d_model)
+
+    def forward(self, x: Float[Tensor, "B L C"]) -> Float[Tensor, "B L D"]:
+        y = x.reshape(-1, 1, *self.frame)
+        for layer in (self.first, self.second):
+            y = F.max_pool2d(F.relu(layer(y)), 2)
+        y = self.out(F.relu(self.dense(y.flatten(1))))
+        return y.unflatten(0, x.shape[:2])
+
+    def flops(self, length: int) -> Counts:
+        """A convolution of pixels is a linear map at every one of them; the first one's input are data."""
+        height, width = self.frame
+        halved = -(-(height // 2) // 2) * -(-(width // 2) // 2)
+        first = linear(length * height * width, 1, self.first.weight.numel(), data=True)
+        second = linear(length * halved, 1, self.second.weight.numel())
+        return first + second + linear_flops(self.dense, length) + linear_flops(self.out, length)
+
+
+class Head(nn.Module):
+    """One answer a step, or one an example from the pooled valid steps; of a pair, whose pooled vectors are u and v,
+    from [u, v, u - v, u v] (Long Range Arena's Retrieval, as in the S4 code)."""
+
+    def __init__(self, d_model: int, output: Output, config: StepHeadConfig | HeadConfig) -> None:
+        super().__init__()
+        self.pool = None if output.per_step else config.pool if isinstance(config, HeadConfig) else "mean"
+        self.pairs = output.sequences == 2
+        width = 4 * d_model if self.pairs else d_model
+        self.inner = nn.Linear(width, d_model) if config.mlp else None
+        inward = d_model if config.mlp else width
+        # A gaussian's variance has layers of its own.
+        size = output.size if output.loss == "gaussian" else output.width
+        self.out = nn.Identity() if _is_identity(config) else nn.Linear(inward, size)
+        spread = output.loss == "gaussian"
+        self.spread_inner = nn.Linear(width, d_model) if spread and config.mlp else None
+        self.spread = nn.Linear(inward, size) if spread else None
+
+    def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "b *L K"]:
+        x = x if self.pool is None else pool(x, context, self.pool)
+        if self.pairs:
+            u, v = x.chunk(2)
+            x = torch.cat([u, v, u - v, u * v], dim=-1)
+        answer = self.out(self._bent(self.inner, x))
+        if self.spread is None:
+            return answer
+        return torch.cat([answer, self.spread(self._bent(self.spread_inner, x))], dim=-1)
+
+    def _bent(self, inner: nn.Linear | None, x: Tensor) -> Tensor:
+        if inner is None:
+            return x
+        return F.gelu(inner(x)) if self.pairs else F.relu(inner(x))
+
+    def flops(self, length: int) -> Counts:
+        """Of one sequence: half of those of a pair."""
+        answers = length if self.pool is None else 0.5 if self.pairs else 1
+        layers = [
+            part for part in (self.inner, self.out, self.spread_inner, self.spread) if isinstance(part, nn.Linear)
+        ]
+        return sum((answers * linear_flops(layer, 1) for layer in layers), Counts())
+
+
+def output_of_head(output: Output, d_model: int, config: StepHeadConfig | HeadConfig) -> Output:
+    """The output as this head gives it: without a layer of its own it has d_model classes, the real ones first."""
+    if not _is_identity(config):
+        return output
+    if output.loss != "cross_entropy" or output.size > 1:
+        raise UsageError(
+            "pretrain.head.identity: the last norm's numbers can stand for the scores of one token a step, but this "
+            f"objective asks for {output.size} x {output.loss}; use identity=false"
+        )
+    if d_model < output.classes:
+        raise UsageError(
+            f"pretrain.head.identity: the last norm has d_model = {d_model} numbers, fewer than the {output.classes} "
+            "classes they stand for; use a wider model, or identity=false"
+        )
+    return output._replace(classes=d_model)
+
+
+def _is_identity(config: StepHeadConfig | HeadConfig) -> bool:
+    return isinstance(config, StepHeadConfig) and config.identity
+
+
+def pool(x: Float[Tensor, "B L D"], context: Context, how: Literal["mean", "max", "last"]) -> Float[Tensor, "B D"]:
+    """Over the valid steps of each sequence."""
+    if how == "last":
+        return x[torch.arange(len(x), device=x.device), context.valid.sum(1) - 1]
+    if not context.padded:
+        return x.mean(1) if how == "mean" else x.amax(1)
+    padding = ~context.valid[..., None]
+    if how == "max":
+        return x.masked_fill(padding, -torch.inf).amax(1)
+    return x.masked_fill(padding, 0.0).sum(1) / context.valid.sum(1, keepdim=True)
+
+
+class SequenceModel(nn.Module):
+    """Encoder, backbone, head. `parts` names them, in the order in which data flow."""
+
+    parts = ("encoder", "backbone", "head")
+
+    def __init__(self, encoder: Encoder, backbone: Backbone, head: Head) -> None:
+        super().__init__()
+        self.encoder, self.backbone, self.head = encoder, backbone, head
+
+    def forward(self, inputs: Inputs) -> Float[Tensor, "b *L K"]:
+        x = self.encoder(inputs.x, inputs.hidden, inputs.context)
+        x = self.backbone(x, inputs.context)
+        with torch.autocast(x.device.type, enabled=False):  # answers and losses in float32
+            return self.head(x.float(), inputs.context)
+
+    def flops(self, length: int) -> Counts:
+        """Operations on one sequence of `length` steps."""
+        return self.encoder.flops(length) + as_counts(self.backbone.flops(length)) + self.head.flops(length)
+
+    def batch_flops(self, rows: int, length: int) -> Counts:
+        """Operations on a batch padded to `length` steps: what its sequences share is computed once."""
+        return rows * self.flops(length) + as_counts(self.backbone.shared_flops(length))
+
+    def parameter_counts(self) -> dict[str, int]:
+        counts = {part: sum(p.numel() for p in getattr(self, part).parameters()) for part in self.parts}
+        return counts | {"total": sum(counts.values())}

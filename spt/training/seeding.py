@@ -1,0 +1,16 @@
+"""Torch's random numbers, drawn from an addressed stream."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from spt.rng import stream
+
+
+@contextlib.contextmanager
+def seeded(seed: int, *address: object) -> Iterator[None]:
+    """Draw torch's random numbers from this stream, and put its state back afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream(seed, *address) & (2**63 - 1))
+        yield

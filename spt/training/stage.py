@@ -1,0 +1,322 @@
+"""Where everything is joined: a job's data, network, objective and directory. `ensure` is the way in."""
+
+import traceback
+from collections.abc import Callable, Container
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spt import __version__
+from spt.config.job import Job, PretrainedWeights, digest, without_paths
+from spt.config.plugins import find_plugin, line_in
+from spt.config.recipe import LOWER_IS_BETTER
+from spt.data.dataset import training_fingerprints
+from spt.data.fingerprints import overlap, refuse_leak, split_record
+from spt.errors import CheckpointError, DivergedError, OutputError, SptError, Stopped, UsageError, one_line
+from spt.runs.files import writing
+from spt.runs.folder import RunFolder, State
+from spt.runs.result import Ledger, Result
+from spt.runtime.distributed import Runtime, is_lost_peer
+from spt.runtime.environment import command_line, environment
+from spt.tasks.base import TaskData
+from spt.training.build import StageSetup, build_stage
+from spt.training.checkpoint import CheckpointMeta, TensorMatch, clean, load_pretrained, publish, read_meta, spec
+from spt.training.evaluate import Predictions, evaluate
+from spt.training.loop import FitResult, fit
+from spt.training.metrics import default_metric
+from spt.training.objectives import evaluation_draw
+
+Say = Callable[[str], None]
+
+
+def run_stage(
+    job: Job,
+    root: Path,
+    runtime: Runtime,
+    say: Say = lambda text: None,
+    label: str = "",
+    made: Container[str] = frozenset(),
+) -> Result:
+    """The job's result: read if it is there, else computed, its parent first. Raises an SptError otherwise.
+
+    Of several processes all run this; process 0 alone reads and writes the run's folder. Runs named in `made` are not
+    made anew, whatever the settings say.
+    """
+    run = RunFolder(root, job.name)
+    fresh = runtime.settings.resume == "never" and job.name not in made
+    if not fresh and (result := runtime.once(lambda: finished_result(run, say))) is not None:
+        return result
+    runtime.check_libraries()
+    # Before the parent is trained: a mistake in the second stage is found at once.
+    bound = runtime.alike(lambda: build_stage(job))
+    parent = _parent(job, root, runtime, say, label, made)
+    waiting = partial(say, f"{run.path.name} is being made by another process; waiting for it")
+    with runtime.on_main(lambda: run.locked(waiting if runtime.settings.wait else None)):
+        result = runtime.once(lambda: _take_over(run, fresh, say))
+        if result is not None:
+            return result
+        return _work(bound, run, parent, runtime, say, label or f"{job.loaded.name} seed {job.seed}")
+
+
+def _take_over(run: RunFolder, fresh: bool, say: Say) -> Result | None:
+    """With the lock in hand: what was left behind, made room for or told. A result if another process had made it."""
+    if fresh:
+        if (aside := run.move_aside()) is not None:
+            say(f"{run.path.name} was there already; the old one is now {aside.name}")
+        return None
+    if (result := finished_result(run, say)) is not None:
+        return result
+    status = run.status() or {}
+    if status.get("state") == "diverged":
+        raise DivergedError(f"{run.path.name} diverged before ({status.get('reason')}); --resume never runs it again")
+    if status.get("state") == "running":  # nobody holds the lock, so nobody is running it
+        left_by = f"process {status.get('pid')} on {status.get('host')}"
+        say(f"{run.path.name} was left by {left_by}, which ended without a word; taking it over")
+    return None
+
+
+def finished_result(run: RunFolder, say: Say) -> Result | None:
+    """A finished run, as it is. A process that died right after writing it may have left the rest undone."""
+    result = run.result()
+    if result is None:
+        return None
+    if (run.status() or {}).get("state") != "done":
+        clean(run)
+        run.set_status("done")  # last: until then the next to come cleans
+    made_by = result.environment.get("spt")
+    if made_by != __version__:
+        say(f"{run.name} was made by spt {made_by}, this is {__version__}; --resume never makes it anew")
+    return result
+
+
+class PretrainedParent:
+    """The pretraining run that a finetuning starts from."""
+
+    def __init__(self, path: Path) -> None:
+        result = RunFolder(path.parent, path.name).result()
+        if result is None or result.stage != "pretrain":
+            state = (RunFolder(path.parent, path.name).status() or {}).get("state", "not a run")
+            what = f"a {result.stage} run" if result else f"not finished ({state})"
+            raise CheckpointError(f"{path} is {what}; finetuning starts from a finished pretraining run")
+        self.weights = path / "checkpoints" / "best"
+        self.result = result
+        try:
+            self.about, self.rows = read_meta(self.weights)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; move {path} away, then it is made again") from error
+
+
+def open_weights(path: Path) -> PretrainedWeights:
+    """A pretraining run that the user names, by its folder."""
+    if not path.exists():
+        raise UsageError(f"no run folder {path}")
+    return PretrainedWeights(path.resolve(), PretrainedParent(path.resolve()).result.key)
+
+
+def _parent(
+    job: Job, root: Path, runtime: Runtime, say: Say, label: str, made: Container[str]
+) -> PretrainedParent | None:
+    if job.parent is None:
+        return None
+    if isinstance(job.parent, PretrainedWeights):
+        path = job.parent.path
+    else:
+        run_stage(job.parent, root, runtime, say, label, made)
+        path = root / job.parent.name
+    return runtime.alike(lambda: PretrainedParent(path))
+
+
+def _start_from(parent: PretrainedParent, bound: StageSetup, say: Say) -> None:
+    """Move the parent's weights into the model, once it is sure that this may be done."""
+    job, data = bound.job, bound.data
+    refuse_leak(parent.rows, training_fingerprints(job.loaded.recipe.task), data, parent.weights.parent.parent.name)
+    matches = load_pretrained(parent.weights, bound.model, architecture(job), data.input)
+    say(match_table(parent.result.key, matches))
+    if parent.result.data["train"].inputs != split_record(data.train).inputs:
+        there, here = parent.result.data["train"].rows, len(data.train)
+        say(f"note: pretrained on other rows of the training split ({there:,}) than are finetuned on ({here:,})")
+
+
+def _work(
+    bound: StageSetup, run: RunFolder, parent: PretrainedParent | None, runtime: Runtime, say: Say, label: str
+) -> Result:
+    job, data, model = bound.job, bound.data, bound.model
+    if parent is not None:
+        runtime.together(lambda: _start_from(parent, bound, say))
+    records = {name: split_record(split) for name, split in data.splits.items()}
+    repeated = overlap(data)
+    for name, count in repeated.items() if not job.parent_key else ():
+        if count:
+            say(f"note: {count} of the {len(data.splits[name])} {name} rows have the same input as a training row")
+    described = environment(runtime.device, runtime.world)
+    identity = {**job.settings(), "seed": job.seed, "parent": job.parent_key, "recipe": job.loaded.name}
+
+    def create() -> None:
+        if runtime.settings.resume == "must" and not any(run.checkpoints.glob("step-*")):
+            raise CheckpointError(f"{run.path} has no checkpoint to resume from; --resume auto starts at the beginning")
+        run.create(job.loaded.to_yaml(), identity, {**described, "command": command_line()})
+        run.set_status("running")
+
+    runtime.once(create)
+
+    def what(step: int) -> CheckpointMeta:
+        return CheckpointMeta(
+            key=job.key(), stage=job.stage, step=step, model=architecture(job), input=spec(data.input), data=records
+        )
+
+    try:
+        with (
+            runtime.kernels(),
+            runtime.tracked("spt", run.path, {"key": job.key(), "seed": job.seed, "recipe": job.loaded.name}),
+        ):
+            arguments = (model, bound.objective, bound.output, data, job.train, job.seed, run, runtime, what, say)
+            fitted = fit(*arguments, f"{label} {job.stage}")
+            result = _finish(bound, run, parent, fitted, records, repeated, described, runtime)
+    except BaseException as raised:
+        error = _named(job, raised)
+        _record_failure(run, error, runtime.rank)
+        if error is raised:
+            raise
+        raise error from raised
+    return result
+
+
+def _named(job: Job, error: BaseException) -> BaseException:
+    """What a user's own model raised on a batch, in words; all else as it is."""
+    if isinstance(error, SptError) or not isinstance(error, Exception):
+        return error
+    try:
+        component = find_plugin("models", job.loaded.recipe.model.name)
+    except SptError:  # the file has gone meanwhile; the error itself is the one to tell
+        return error
+    if component.module.__name__.startswith("spt."):
+        return error
+    line = line_in(Path(str(component.module.__file__)), error)
+    return UsageError(f"model {component.name}{line} fails on a batch: {one_line(error)}") if line else error
+
+
+def architecture(job: Job) -> dict[str, Any]:
+    """What the weights' meaning depends on: the model's options, and the content of a user's file."""
+    return {**without_paths("models", job.loaded.recipe.model), "name": job.loaded.identities["model"]}
+
+
+def _finish(
+    bound: StageSetup,
+    run: RunFolder,
+    parent: PretrainedParent | None,
+    fitted: FitResult,
+    records: dict[str, Any],
+    repeated: dict[str, int],
+    described: dict[str, Any],
+    runtime: Runtime,
+) -> Result:
+    """Score the selected weights on test, once, and write the result."""
+    job, data = bound.job, bound.data
+    scores, chance, predictions = None, None, None
+    if bound.objective.labelled:
+        scores, predictions = evaluate(
+            bound.model.to(runtime.device),
+            bound.objective,
+            bound.output,
+            data.test,
+            data,
+            runtime,
+            job.train,
+            evaluation_draw(job.train, job.seed, fitted.position.best_step),
+            at_once=1,
+            predict=True,
+        )
+        chance = data.chance() if default_metric(bound.output) == "accuracy" else None
+    result = Result(
+        key=job.key(),
+        stage=job.stage,
+        recipe=job.loaded.name,
+        task=job.loaded.identities["task"].partition("@")[0],
+        model=job.loaded.identities["model"].partition("@")[0],
+        seed=job.seed,
+        parent=job.parent_key,
+        settings=digest(job.settings()),
+        smoke=bool(job.loaded.smoke),
+        metric=default_metric(bound.output),
+        selected_by=fitted.selected_by,
+        higher_is_better=not LOWER_IS_BETTER[default_metric(bound.output)],
+        chance=chance,
+        val=fitted.position.best,
+        test=scores,
+        best_step=fitted.position.best_step,
+        stop=fitted.stop,
+        own=fitted.position.ledger,
+        total=fitted.position.ledger + (parent.result.total if parent is not None else Ledger()),
+        parameters=bound.model.parameter_counts(),
+        data=records,
+        repeated=repeated,
+        notes=_notes(job, data),
+        batch_size=job.train.batch_size,
+        precision=job.train.precision,
+        environment=described,
+    )
+
+    def write() -> None:
+        if predictions is not None:
+            _write_predictions(run, data, predictions)
+        publish(run, fitted.position.best_step)
+        run.finish(result, partial(clean, run))
+
+    runtime.once(write)
+    return result
+
+
+def match_table(source: str, matches: list[TensorMatch]) -> str:
+    """The transfer, part by part, as printed."""
+    lines = [f"weights from pretrain-{source}"]
+    lines += [f"  {m.part:<9} {m.outcome:<7} {m.tensors:>4} tensors {m.parameters:>12,} parameters" for m in matches]
+    return "\n".join(lines)
+
+
+def _notes(job: Job, data: TaskData) -> tuple[str, ...]:
+    """What distinguishes these scores from others of the same name."""
+    batches = "scores are means over full batches, as in the published code: not exact, and rows are left out"
+    return (*data.notes, *([batches] if job.train.evaluation == "batches" else []))
+
+
+def _write_predictions(run: RunFolder, data: TaskData, predictions: Predictions) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    truth = np.asarray(data.test.targets)
+    columns: dict[str, Any] = {"id": data.test.ids, **predictions.scores}
+    if predictions.values is None:
+        pass
+    elif predictions.margin is not None:
+        columns |= {"label": truth, "prediction": predictions.values, "margin": predictions.margin}
+    else:
+        for k in range(predictions.values.shape[1]):
+            columns |= {f"target_{k}": truth[:, k], f"prediction_{k}": predictions.values[:, k]}
+    with writing(run.path):
+        pq.write_table(pa.table(columns), run.path / "predictions.parquet")
+
+
+def _record_failure(run: RunFolder, error: BaseException, rank: int) -> None:
+    """status.json says what happened, whoever reads the exit code; an error not of ours leaves its traceback too.
+
+    What is known to all processes the first one records; what strikes one alone is its own to tell, for the others
+    only learn that it is gone.
+    """
+    try:
+        if rank > 0 and getattr(error, "known_to_all", False):
+            return
+        if isinstance(error, SptError):
+            states: dict[type[SptError], State] = {Stopped: "stopped", DivergedError: "diverged", SptError: "failed"}
+            state = next(name for kind, name in states.items() if isinstance(error, kind))
+            run.set_status(state, str(error), error.exit_code)
+        elif isinstance(error, KeyboardInterrupt):
+            run.set_status("stopped", "interrupted", 130)
+        elif (run.status() or {}).get("state") == "running" and is_lost_peer(error):
+            run.set_status("failed", "another process of this run has ended", 4)
+        elif (run.status() or {}).get("state") == "running":
+            run.set_status("failed", f"{type(error).__name__}: {error}", 1)
+            (run.path / "traceback.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    except (OutputError, OSError):
+        pass  # the disk is full: the error itself is what the user must see

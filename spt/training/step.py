@@ -1,0 +1,231 @@
+"""One optimiser step: micro-batches, gradients, accumulation, memory."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from spt.config.recipe import Train
+from spt.data.batching import NOBODY, by_length, collate, pieces, share
+from spt.errors import BackendError
+from spt.models.longconv import cached_kernels
+from spt.models.ops.counts import Counts
+from spt.rng import Draw, stream
+from spt.runs.result import Ledger
+from spt.runtime.distributed import Runtime
+from spt.runtime.memory import free_memory, out_of_memory
+from spt.tasks.base import TaskData
+from spt.training.checkpoint import TrainingState
+from spt.training.losses import weighted_sum
+from spt.training.network import SequenceModel
+from spt.training.objectives import Inputs, Objective, Output, Targets
+
+
+class StepResult(NamedTuple):
+    """One optimiser step, summed over processes."""
+
+    loss: float  # sum of weight times loss
+    weight: float
+    examples: int
+    positions: int
+    operations: Counts
+    finite: bool
+
+    def spent(self, seconds: float, world: int) -> Ledger:
+        return Ledger(
+            steps=1,
+            examples=self.examples,
+            positions=self.positions,
+            flops=self.operations.total,
+            operations=self.operations.by_kind(),
+            seconds=seconds,
+            device_seconds=seconds * world,
+        )
+
+
+InputsTargets = tuple[Inputs, Targets]
+
+
+class Prefetcher:
+    """The batches of the steps to come, the next one made by a thread while the device works on the present one."""
+
+    def __init__(self, learner: "Learner", rows: Iterator[tuple[int, NDArray[np.int64]]], left: int) -> None:
+        self.learner, self.rows, self.left = learner, rows, left
+        self.pool = ThreadPoolExecutor(1)
+        self.waiting: tuple[int, NDArray[np.int64], int, Future[list[InputsTargets]]] | None = None
+
+    def __enter__(self) -> "Prefetcher":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def take(self, size: int) -> tuple[int, NDArray[np.int64], list[InputsTargets]]:
+        """Epoch, rows of the global batch, and this process's part of it in pieces of at most `size`."""
+        if self.waiting is None:
+            self._begin(size)
+        assert self.waiting is not None
+        epoch, rows, cut, made = self.waiting
+        found = made.result() if cut == size else self.learner.posed(rows, epoch, size)
+        self.waiting = None
+        if self.left:
+            self._begin(size)
+        return epoch, rows, found
+
+    def _begin(self, size: int) -> None:
+        epoch, rows = next(self.rows)
+        self.left -= 1
+        self.waiting = epoch, rows, size, self.pool.submit(self.learner.posed, rows, epoch, size)
+
+
+class Learner(NamedTuple):
+    """What does optimiser steps."""
+
+    prepared: nn.Module
+    model: SequenceModel  # the same, as it was built
+    optimizer: Any
+    objective: Objective
+    output: Output
+    data: TaskData
+    train: Train
+    seed: int
+    runtime: Runtime
+
+    def most(self, position: TrainingState) -> int:
+        """Sequences that a process takes at once: its whole share, or what the user said or a resumed run found."""
+        share_size = -(-min(self.train.batch_size, len(self.data.train)) // self.runtime.world)
+        return min(self.runtime.settings.micro_batch_size or share_size, position.micro_batch or share_size, share_size)
+
+    def fitting(self, position: TrainingState, total: int, say: Callable[[str], None]) -> int:
+        """As many of these as memory holds, as far as that has to be known before training.
+
+        On several GPUs the largest micro-batch is tried first: a process that met the limit later, alone, could not
+        tell the others, which would wait for its gradients.
+        """
+        runtime, size = self.runtime, self.most(position)
+        tried = runtime.world > 1 and runtime.device.type == "cuda" and not runtime.steps_in_backward
+        longest = by_length(np.arange(len(self.data.train)), self.data.train.extents)
+        while tried and position.step < total:
+            failed = 0.0
+            try:
+                # Sharded gradients are exchanged here too: what is kept back would be added to the first step.
+                with runtime.accumulating(self.prepared, last=runtime.shards):
+                    self._backward(self._pose(longest[:size], 0), 1.0)
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                failed = 1.0
+            self._forget()
+            (failed,) = runtime.highest([failed])
+            if not failed:
+                break
+            size = _halve_micro_batch(size, self.train, say)
+        return size
+
+    def step(self, ahead: Prefetcher, step: int, size: int, say: Callable[[str], None]) -> tuple["StepResult", int]:
+        """One optimiser step, in smaller pieces when memory does not hold `size` sequences; and how many it held."""
+        epoch, rows, posed = ahead.take(size)
+        while True:
+            try:
+                return self._step(rows, posed, step), size
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                if self.runtime.world > 1:
+                    raise BackendError(
+                        f"process {self.runtime.rank} has no memory for {size} sequences at once; "
+                        f"--micro-batch {max(1, size // 2)} leaves the batch size as it is"
+                    ) from error
+            # Outside the except clause, whose error still holds the activations. Nothing has been updated yet, and
+            # all chance is addressed, so the step begins anew as if nothing had been.
+            self._forget()
+            size = _halve_micro_batch(size, self.train, say)
+            posed = self.posed(rows, epoch, size)
+
+    def _step(self, rows: NDArray[np.int64], posed: list[InputsTargets], step: int) -> "StepResult":
+        """Forward, backward, clip, update on one global batch; no update when something is not finite."""
+        runtime, train, split = self.runtime, self.train, self.data.train
+        torch.manual_seed(stream(self.seed, "dropout", step, runtime.rank) & (2**63 - 1))
+        weighed = self.objective.weighed([targets for _, targets in posed], runtime.total)
+        posed = [(inputs, targets) for (inputs, _), targets in zip(posed, weighed, strict=True)]
+        # The loss is the weighted mean over the global batch, so the weights of all its parts are summed up first.
+        (weight,) = runtime.total([sum(float(targets.weight.sum()) for _, targets in posed)])
+        loss_sum = torch.zeros((), device=runtime.device)
+        with self._held_kernels(posed) as last:
+            for i, question in enumerate(posed):
+                ending = i == len(posed) - 1
+                if ending:
+                    last()
+                with runtime.accumulating(self.prepared, last=ending):
+                    # Data parallelism averages over processes what here is a part of a sum.
+                    loss_sum += self._backward(question, runtime.world / max(weight, 1.0))
+        (loss_total,) = runtime.total([float(loss_sum)])
+        norm = runtime.accelerator.clip_grad_norm_(self.prepared.parameters(), train.max_grad_norm or math.inf)
+        finite = math.isfinite(loss_total) and (norm is None or math.isfinite(float(norm)))
+        if finite:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        # Padding is computed too: the cost is that of the longest row of the global batch, however it was cut.
+        operations = self.model.batch_flops(split.sequences * len(rows), int(split.extents[rows].max()))
+        return StepResult(loss_total, weight, len(rows), int(split.lengths[rows].sum()), operations, finite)
+
+    def _held_kernels(self, posed: list[InputsTargets]) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        """What depends on the parameters alone is computed once a step, where more than one pass would need it.
+
+        Not where a process has its parameters only within the forward pass.
+        """
+        again = len(posed) > 1 or self.runtime.settings.recompute
+        if not again or self.runtime.shards:
+            return contextlib.nullcontext(lambda: None)
+        return cached_kernels(self.prepared, max(inputs.x.shape[1] for inputs, _ in posed))
+
+    def posed(self, rows: NDArray[np.int64], epoch: int, size: int) -> list[InputsTargets]:
+        """This process's part of a global batch, in pieces of at most `size` examples."""
+        runtime = self.runtime
+        mine = share(by_length(rows, self.data.train.extents), runtime.rank, runtime.world)
+        return [runtime.pinned(self._pose(part, epoch)) for part in pieces(mine, size)]
+
+    def _pose(self, rows: NDArray[np.int64], epoch: int) -> InputsTargets:
+        data = self.data
+        if epoch and data.resample is not None:
+            ids = data.train.ids[np.where(rows == NOBODY, 0, rows)]
+            resampled = data.resample(ids, epoch)
+            here = np.where(rows == NOBODY, NOBODY, np.arange(len(rows)))
+            split = resampled if self.objective.labelled else resampled.unlabelled()
+            batch = collate(split, here, data.input, data.target)._replace(rows=torch.from_numpy(rows))
+        else:
+            batch = collate(data.train, rows, data.input, data.target)
+        return self.objective.make_inputs(batch, Draw(self.seed, "corruption", epoch))
+
+    def _backward(self, question: InputsTargets, scale: float) -> Tensor:
+        """Add to the gradients; returns the loss, summed."""
+        inputs, targets = self.runtime.send(question)
+        self.prepared.train()
+        with self.runtime.autocast(self.train.precision):
+            logits = self.prepared(inputs)
+        loss = weighted_sum(self.output, logits, targets)
+        self.runtime.accelerator.backward(loss * scale)
+        return loss.detach()
+
+    def _forget(self) -> None:
+        """Gradients of a step that is not made, and the memory it took."""
+        self.runtime.forget_accumulation()
+        self.optimizer.zero_grad(set_to_none=True)
+        free_memory()
+
+
+def _halve_micro_batch(size: int, train: Train, say: Callable[[str], None]) -> int:
+    if size == 1:
+        raise BackendError(
+            "there is no memory for a single sequence; --gradient-checkpointing needs less, as do a smaller model "
+            "and shorter sequences"
+        )
+    size = (size + 1) // 2
+    say(f"out of memory: continuing with {size} sequences at once; the batch size stays {train.batch_size}")
+    return size

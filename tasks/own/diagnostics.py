@@ -1,0 +1,174 @@
+"""What a user should know of a table before training, beyond errors: gaps, mixed types, columns that give the label
+away, unused columns. Each is one sentence.
+
+The files are read once more, some thousand rows at a time; what stays in memory is a number for each cell.
+"""
+
+import itertools
+import math
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spt.tasks.own.options import Options
+from spt.tasks.own.parsing import Cells, Place, is_empty, show
+from spt.tasks.own.tables import read_batches
+
+BLANK = {"na", "n/a", "nan", "null", "none", "-", "?", "missing"}  # what people write into empty cells
+MAX_VALUES = 100_000  # of a column whose values are counted
+MAX_NAMED = 8  # columns in a sentence
+CERTAIN = 1 - 1e-9  # a correlation that is one
+FEW = 8  # rows that prove nothing
+
+
+@dataclass
+class Column:
+    """What is known of a column so far."""
+
+    numbers: "array[float]" = field(default_factory=lambda: array("d"))  # not finite: no number
+    texts: int = 0
+    example: str = ""  # the first text, and where it stands
+    label_of: dict[Any, str] | None = field(default_factory=dict)  # value -> label, while each has one
+
+    def add(self, cells: Sequence[Any], place: Place) -> None:
+        try:
+            numbers = [*map(float, cells)]
+        except (TypeError, ValueError, OverflowError):
+            numbers = [self._number(cell, i, place) for i, cell in enumerate(cells)]
+        self.numbers.extend(numbers)
+
+    def _number(self, cell: Any, i: int, place: Place) -> float:
+        try:
+            return float(cell)
+        except (TypeError, ValueError, OverflowError):
+            if not _is_blank(cell):
+                self.texts += 1
+                self.example = self.example or f"{show(cell)} in {place(i)}"
+            return math.nan
+
+    def pad(self, n: int) -> None:
+        """Rows up to n do not have the column, as can be in JSON."""
+        self.numbers.extend([math.nan] * (n - len(self.numbers)))
+
+    def compare(self, cells: Sequence[Any], labels: Sequence[str | None]) -> None:
+        """Update which label each value occurs with."""
+        for cell, label in zip(cells, labels, strict=True):
+            if self.label_of is None:
+                return
+            if label is not None and not _is_blank(cell):
+                value = cell if isinstance(cell, str | int | float) else repr(cell)
+                if self.label_of.setdefault(value, label) != label or len(self.label_of) > MAX_VALUES:
+                    self.label_of = None
+
+
+def diagnose(config: Options, files: Sequence[Path]) -> list[str]:
+    """All findings, the gravest first."""
+    columns: dict[str, Column] = {}
+    labels: list[str | None] = []
+    exempt = {*config.labels, config.input_column, *config.others} - {config.split_column}  # may determine the label
+    for batch in itertools.chain.from_iterable(read_batches(path, _unique) for path in files):
+        cells = {name: _listed(column) for name, column in batch.columns.items()}
+        truth = [_label(cell) for cell in cells[config.labels[0]]]
+        for name in cells:
+            column = columns.setdefault(name, Column())
+            column.pad(len(labels))
+            column.add(cells[name], batch.place(None))
+            if name not in exempt and config.target == "classes":
+                column.compare(cells[name], truth)
+        labels += truth
+    for column in columns.values():
+        column.pad(len(labels))
+    inputs = {name for name in columns if name in config.inputs or config.has_prefix(name)}
+    findings = []
+    for name, column in columns.items():
+        leak = _leak(config, column, columns, labels) if name not in exempt else ""
+        if leak:
+            findings.append(f"the {'input column' if name in inputs else 'column'} {name!r} {leak}")
+    numbers = {name: int(np.isfinite(np.frombuffer(column.numbers)).sum()) for name, column in columns.items()}
+    for name, column in columns.items():
+        missing = len(column.numbers) - numbers[name] - column.texts
+        if missing:
+            share = missing / len(labels)
+            findings.append(f"column {name!r}: {missing:,} of {len(labels):,} cells are empty ({share:.1%})")
+    for name, column in columns.items():
+        if numbers[name] and column.texts:
+            findings.append(
+                f"column {name!r} mixes types: {numbers[name]:,} numbers and {column.texts:,} texts, the first "
+                f"{column.example}"
+            )
+    unused = [name for name in columns if name not in {*inputs, *config.inputs, *config.labels, *config.others}]
+    if unused:
+        named = ", ".join(map(repr, unused[:MAX_NAMED])) + ", …" * (len(unused) > MAX_NAMED)
+        findings.append(
+            f"{len(unused)} columns are not used: {named}" if len(unused) > 1 else f"not used: column {named}"
+        )
+    return findings
+
+
+def _leak(config: Options, column: Column, columns: dict[str, Column], labels: Sequence[str | None]) -> str:
+    """How a column gives the label away; empty if it does not."""
+    numbers = np.frombuffer(column.numbers)
+    if config.target == "real":
+        for name in config.labels:
+            correlation = _correlation(numbers, np.frombuffer(columns[name].numbers))
+            if abs(correlation) >= CERTAIN:
+                return f"gives the label {name!r} away: their correlation is {round(correlation)}"
+        return ""
+    kinds = set(labels) - {None}
+    finite = np.isfinite(numbers)
+    if len(kinds) < 2 or finite.sum() + column.texts < FEW:
+        return ""
+    leak = f"gives the label {config.label_column!r} away"
+    values = column.label_of or {}
+    if 0 < 2 * len(values) <= finite.sum() + column.texts and set(values.values()) == kinds:
+        same = all(_label(value) == label for value, label in values.items())
+        return f"{leak}: " + ("it is the same" if same else f"each of its {len(values):,} values has one label")
+    known = np.array([label is not None for label in labels]) & finite
+    if (
+        not column.texts
+        and finite.sum() >= 2 * FEW
+        and _ranges_apart(numbers[known], np.array(labels)[known], len(kinds))
+    ):
+        return f"{leak}: each label has a range of its own in it"
+    return ""
+
+
+def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    both = np.isfinite(x) & np.isfinite(y)
+    x, y = x[both], y[both]
+    return float(np.corrcoef(x, y)[0, 1]) if len(x) >= FEW and np.ptp(x) > 0 and np.ptp(y) > 0 else 0.0
+
+
+def _ranges_apart(numbers: NDArray[np.float64], labels: NDArray[Any], n_labels: int) -> bool:
+    """Whether each of the labels has a range of numbers without any of another label."""
+    order = np.argsort(numbers, kind="stable")
+    numbers, labels = numbers[order], labels[order]
+    borders = np.flatnonzero(labels[1:] != labels[:-1])
+    return len(borders) == n_labels - 1 and bool((numbers[borders] < numbers[borders + 1]).all())
+
+
+def _unique(names: list[str], file: str) -> list[str]:
+    return [name for name, times in Counter(names).items() if times == 1]
+
+
+def _listed(cells: Cells) -> Sequence[Any]:
+    return cells.tolist() if isinstance(cells, np.ndarray) else cells
+
+
+def _is_blank(cell: Any) -> bool:
+    if isinstance(cell, list | np.ndarray | dict):
+        return False
+    return bool(is_empty(cell)) or (isinstance(cell, str) and cell.strip().lower() in BLANK)
+
+
+def _label(cell: Any) -> str | None:
+    """As text; None for an empty one."""
+    if _is_blank(cell):
+        return None
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)

@@ -1,0 +1,248 @@
+"""Parse cells as text, names, numbers, times and lists of numbers; errors name the place and show the cell.
+
+A cell comes as its format gives it: text, a number, a list, None. L steps, C channels.
+"""
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, date, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spt.tasks.base import IGNORED
+
+MAX_ID = 1_000_000  # of token ids: an embedding has a row for each up to the largest
+MAX_NAME = 200  # characters of a label or an id
+HUGE = 1e18  # float32 holds the square of what is below
+
+Cells = Sequence[Any] | NDArray[Any]  # of a column; an array: numbers without gaps
+Place = Callable[[int], str]  # where the i-th cell of a column stands
+
+
+# ---------------------------------------------------------------------------------------------------- text and names
+
+
+def parse_text(cell: Any, place: str) -> str:
+    if cell is None:
+        raise ValueError(f"{place}: the cell is empty; leave the row out")
+    if not isinstance(cell, str):
+        raise ValueError(f"{place}: {show(cell)} is not text")
+    try:
+        cell.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{place}: the text holds half of a surrogate pair, which is no character") from None
+    return cell
+
+
+def parse_name(cell: Any, place: str) -> str:
+    """A label or an id as text, whatever the file's format: 3, "3", 3.0 and "3.0" are one; "03" is another."""
+    if isinstance(cell, bytes | list | dict | np.ndarray):
+        raise ValueError(f"{place}: {show(cell)} is neither text nor a number")
+    if is_empty(cell):
+        raise ValueError(f"{place}: the cell is empty")
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)
+    name = str(cell)
+    if re.fullmatch(r"-?(0|[1-9][0-9]*)\.0*", name):
+        name = name.partition(".")[0]
+    elif name in ("True", "TRUE", "False", "FALSE"):
+        name = name.lower()
+    if len(name) > MAX_NAME:
+        raise ValueError(f"{place}: {len(name):,} characters are too many here; at most {MAX_NAME}")
+    return parse_text(name, place)
+
+
+class NameEncoder:
+    """Integer codes for names, in the order in which the names come."""
+
+    def __init__(self, parse: Callable[[Any, str], str] = parse_name) -> None:
+        self.parse = parse
+        self.codes: dict[str, int] = {}
+        self._known: dict[Any, int] = {}  # by cell, as it stands in a file: 3, "3" and "3.0" are one name
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.codes)
+
+    def encode(self, cells: Cells, place: Place, gaps: bool = False) -> NDArray[np.int32]:
+        """(n,) The codes of a column; with `gaps`, IGNORED where a cell is empty."""
+        cells = cells.tolist() if isinstance(cells, np.ndarray) else cells
+        if not {*map(type, cells)} <= {str, int, float}:  # True is 1, for a dictionary; a list is no key of one
+            return np.array([self._code(cell, place(i), gaps) for i, cell in enumerate(cells)], np.int32)
+        for i, cell in enumerate(cells):
+            if cell not in self._known:
+                self._known[cell] = self._code(cell, place(i), gaps)
+        return np.array([*map(self._known.__getitem__, cells)], np.int32)
+
+    def _code(self, cell: Any, place: str, gaps: bool) -> int:
+        return IGNORED if gaps and is_empty(cell) else self.add(self.parse(cell, place))
+
+    def add(self, name: str) -> int:
+        return self.codes.setdefault(name, len(self.codes))
+
+
+def sort_labels(labels: list[str]) -> list[str]:
+    """As numbers if all are, else as text."""
+    try:
+        numbers = {label: float(label) for label in labels}
+    except ValueError:
+        return sorted(labels)
+    if not all(math.isfinite(number) for number in numbers.values()):  # nan has no place in an order
+        return sorted(labels)
+    return sorted(labels, key=lambda label: (numbers[label], label))
+
+
+# ------------------------------------------------------------------------------------------------- numbers and times
+
+
+def parse_number(cell: Any, place: str) -> float:
+    if cell is None or (isinstance(cell, str) and not cell.strip()):
+        raise ValueError(f"{place}: the cell is empty; a number is expected")
+    try:
+        if _reads_oddly(str(cell)):
+            raise ValueError
+        number = float(cell)
+    except (TypeError, ValueError):
+        raise ValueError(f"{place}: {show(cell)} is not a number") from None
+    except OverflowError:
+        number = HUGE
+    if not abs(number) < HUGE:
+        raise ValueError(f"{place}: {show(cell)} is not a finite number below 1e18")
+    return number
+
+
+def parse_numbers(cells: Cells, place: Place, gaps: bool = False) -> NDArray[np.float64]:
+    """(n,) The numbers of a column; with `gaps`, NaN where a cell is empty."""
+    if isinstance(cells, np.ndarray):
+        if is_small(cells):
+            return cells.astype(np.float64)
+        cells = cells.tolist()
+    kinds = {*map(type, cells)}
+    if str not in kinds or (kinds == {str} and not _reads_oddly("".join(cells))):
+        try:
+            numbers = np.array([*map(float, cells)])
+        except (TypeError, ValueError, OverflowError):
+            numbers = np.array([np.nan])
+        if is_small(numbers):
+            return numbers
+    return np.array(
+        [np.nan if gaps and is_empty(cell) else parse_number(cell, place(i)) for i, cell in enumerate(cells)]
+    )
+
+
+def _reads_oddly(text: str) -> bool:
+    """Python would read 1_000 as 1000, and digits of other scripts."""
+    return "_" in text or not text.isascii()
+
+
+def parse_times(cells: Cells, place: Place) -> NDArray[np.float64]:
+    """(n,) Times of a column: numbers as they are, dates and times (ISO 8601; without a zone, UTC) in seconds."""
+    if not len(cells) or isinstance(cells, np.ndarray) or _timestamp(cells[0]) is None:
+        return parse_numbers(cells, place)
+    times = [_timestamp(cell) for cell in cells]
+    if None in times:
+        i = times.index(None)
+        raise ValueError(f"{place(i)}: {show(cells[i])} is no date and time, which the rows before have")
+    return np.array(times, np.float64)
+
+
+def _timestamp(cell: Any) -> float | None:
+    """Seconds since 1970 of a date and time; None for another cell."""
+    try:
+        moment = datetime.fromisoformat(cell.strip()) if isinstance(cell, str) and "-" in cell[1:] else cell
+    except ValueError:
+        return None
+    if isinstance(moment, date) and not isinstance(moment, datetime):
+        moment = datetime(moment.year, moment.month, moment.day)
+    if not isinstance(moment, datetime):
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def is_empty(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, str) and not cell.strip()) or cell != cell
+
+
+def is_small(numbers: NDArray[Any]) -> bool:
+    """Finite, also as float32."""
+    return not numbers.size or float(np.abs(numbers).max()) < HUGE
+
+
+# --------------------------------------------------------------------------------------------------------- sequences
+
+
+def parse_list(cell: Any, place: str) -> NDArray[Any]:
+    """(L,) or (L, C) numbers of a list, or of the text that stands for one."""
+    if cell is None or (isinstance(cell, str) and not cell.strip()):
+        raise ValueError(f"{place}: the cell is empty; leave the row out")
+    if isinstance(cell, str) and cell.lstrip().startswith("["):
+        try:
+            cell = json.loads(cell)
+        except (ValueError, RecursionError):
+            raise ValueError(f"{place}: {show(cell)} is not a list in JSON") from None
+    elif isinstance(cell, str):
+        return parse_numbers(cell.split(), lambda i: f"{place}, step {i + 1}")
+    if not isinstance(cell, list | np.ndarray):
+        raise ValueError(f"{place}: {show(cell)} is not a list of numbers")
+    try:
+        steps = np.asarray(cell) if len(cell) else np.empty(0)
+        if steps.dtype.kind in "iuf" and (steps.ndim == 1 or (steps.ndim == 2 and steps.size)) and is_small(steps):
+            return steps
+    except ValueError:
+        pass  # lists of different lengths
+    raise ValueError(f"{place}{_flaw(cell)}")
+
+
+def _flaw(cell: Iterable[Any]) -> str:
+    """What makes this list no sequence."""
+    first: int | None = None
+    for i, step in enumerate(cell, 1):
+        channels = step if isinstance(step, list | np.ndarray) else [step]
+        for number in channels:
+            if isinstance(number, str | bool | list | np.ndarray):
+                return f", step {i}: {show(number)} is not a number"
+            try:
+                parse_number(number, f", step {i}")
+            except ValueError as error:
+                return str(error)
+        size = len(channels) if channels is step else 0  # 0: a number by itself
+        first = size if first is None else first
+        if size != first:
+            here, there = (f"a list of {n}" if n else "a number" for n in (size, first))
+            return f", step {i}: {here} stands here, {there} in the first step"
+    return ": not a list of numbers, nor of equally long lists of numbers"
+
+
+def parse_token_ids(steps: NDArray[Any], place: str | Place) -> NDArray[np.int32]:
+    """(L,) Token ids; `place` names the sequence, or each of its steps."""
+    if steps.ndim != 1:
+        raise ValueError(f"{place}: a token id is one number a step, not a list")
+    wrong = np.flatnonzero((steps != np.floor(steps)) | (steps < 0) | (steps > MAX_ID))
+    if len(wrong):
+        i = int(wrong[0])
+        step = f"{place}, step {i + 1}" if isinstance(place, str) else place(i)
+        raise ValueError(f"{step}: {steps[i]:.12g} is no token id; these go from 0 to {MAX_ID:,}")
+    return steps.astype(np.int32)
+
+
+# ------------------------------------------------------------------------------------------------------ for messages
+
+
+def show(cell: Any) -> str:
+    text = repr(cell.item() if isinstance(cell, np.generic) else cell)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def suggest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = near or [other for other in known if other.strip().lower() == name.strip().lower()]
+    return f"; did you mean {near[0]!r}?" if near else list_names(known)
+
+
+def list_names(known: Sequence[str]) -> str:
+    return f"; there: {', '.join(map(show, known[:12]))}{', …' if len(known) > 12 else ''}"

@@ -1,0 +1,113 @@
+"""Rows made by several workers, and arrays that may be larger than memory.
+
+What a row is follows from a seed and its address alone, never from who makes it. `SPT_WORKERS` says how many work at
+once; by default as many as this process has processors.
+"""
+
+import logging
+import math
+import multiprocessing
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+T = TypeVar("T")
+
+IN_MEMORY = 2**30  # bytes of an array; larger ones lie in a file
+LOG = logging.getLogger("spt.tasks")
+
+
+def worker_count() -> int:
+    """How many work at once. Raises ValueError when SPT_WORKERS is no whole number above 0."""
+    setting = os.environ.get("SPT_WORKERS", "").strip()
+    if not setting:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not setting.isdigit() or int(setting) < 1:
+        raise ValueError(f"SPT_WORKERS is {setting!r}; give the number of workers, 1 or more")
+    return int(setting)
+
+
+def map_chunks(
+    make: Callable[[int, int], T], n: int, size: int, what: str, by: Literal["threads", "processes"] = "threads"
+) -> Iterator[T]:
+    """make(0, size), make(size, 2 size), … make(…, n), in this order, by several workers.
+
+    `what` names the work in the log. With processes, `make` has to be picklable: a function of a module, or a
+    functools.partial of one.
+    """
+    chunks = [(first, min(first + size, n)) for first in range(0, n, size)]
+    count = min(worker_count(), len(chunks))
+    begun = logged = time.monotonic()
+    for (_, last), result in zip(chunks, _mapped(make, chunks, count, by), strict=True):
+        now = time.monotonic()
+        if now - logged > 10:
+            LOG.info("%s: %s of %s rows, %.0f a second", what, f"{last:,}", f"{n:,}", last / (now - begun))
+            logged = now
+        yield result
+
+
+def fill(
+    arrays: Sequence[NDArray[Any] | None],
+    make: Callable[[int, int], Sequence[NDArray[Any] | None]],
+    n: int,
+    size: int,
+    what: str,
+    by: Literal["threads", "processes"] = "threads",
+) -> None:
+    """Fill arrays of n rows with those that make(first, last) gives, as `map_chunks` divides the work."""
+    for first, parts in zip(range(0, n, size), map_chunks(make, n, size, what, by), strict=True):
+        for array, part in zip(arrays, parts, strict=True):
+            if array is not None and part is not None:
+                array[first : first + size] = part
+
+
+def _mapped(
+    make: Callable[[int, int], T], chunks: list[tuple[int, int]], count: int, by: Literal["threads", "processes"]
+) -> Iterator[T]:
+    if count < 2:
+        yield from (make(*chunk) for chunk in chunks)
+        return
+    pool: Executor
+    if by == "threads":
+        pool = ThreadPoolExecutor(count)
+    else:
+        pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    with pool:
+        waiting: deque[Future[T]] = deque()
+        try:
+            for chunk in chunks:  # not all at once: what is made ahead of its turn waits in memory
+                waiting.append(pool.submit(make, *chunk))
+                if len(waiting) >= 4 * count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def allocate(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """An array to be filled; one of more than a GiB lies in a temporary file, gone with the array.
+
+    Raises ValueError where the disk is too full for it: writing beyond its end would kill the process.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size <= IN_MEMORY:
+        return np.empty(shape, dtype)
+    folder = tempfile.gettempdir()
+    try:
+        with tempfile.TemporaryFile() as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            return np.memmap(file, dtype, "w+", shape=shape)
+    except OSError as error:
+        raise ValueError(
+            f"{shape[0]:,} rows take {size / 1e9:,.1f} GB, for which {folder} has no room ({error.strerror}); ask for "
+            "fewer or shorter rows, or let TMPDIR name a folder with more"
+        ) from error
