@@ -3,6 +3,11 @@
 Nothing heavy is imported before a command needs it, so help, lists and reports answer at once.
 """
 
+from spt.runtime import signals
+
+if __name__ == "__main__":
+    signals.install()  # here, since already the imports take a moment
+
 import io
 import logging
 import os
@@ -47,6 +52,7 @@ def root(
 
 def main() -> None:
     """Entry point: typer's own complaints exit with 2, ours with the code of their kind."""
+    signals.install()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a × must not end a run on a terminal that knows ASCII alone

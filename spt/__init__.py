@@ -42,13 +42,14 @@ if (_root / "models" / "__init__.py").is_file() and (_root / "pyproject.toml").i
     __path__.append(str(_root))  # a source checkout: models/, tasks/ and recipes/ lie beside spt/
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'spt' has no attribute {name!r}")
-    from spt import api
+if not TYPE_CHECKING:  # a type checker would take every name for one of ours
 
-    return getattr(api, name)
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module 'spt' has no attribute {name!r}")
+        from spt import api
 
+        return getattr(api, name)
 
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -1,6 +1,14 @@
-"""`python -m spt` is the command `spt`."""
+"""`spt` and `python -m spt`: signals are taken care of before anything else is imported."""
 
-from spt_cli import main
+from spt.runtime import signals
+
+
+def main() -> None:
+    signals.install()
+    from spt_cli import main
+
+    main()
+
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""The Python API: what the commands do, as functions. `import spt` offers these names and loads them when asked for.
+"""The Python API: what the commands do, as functions. `import spt` offers these names and loads each on first use.
 
 Errors are subclasses of `spt.SptError`, each one sentence. Data sets are read from the folder that SPT_DATA_DIR names.
 """
@@ -17,6 +17,7 @@ from spt.config.recipe import Loaded
 from spt.errors import SptError, UsageError
 from spt.report import collect
 from spt.report.collect import Report
+from spt.runs.plan import Smoke
 from spt.runs.result import Result
 from spt.runtime import launch
 from spt.runtime.settings import Settings
@@ -49,27 +50,28 @@ news: Say = logging.getLogger("spt").info
 
 
 class TrainedRun(NamedTuple):
-    """A run that `pretrain` or `finetune` made or found. `spt.load_run(run.path)` opens it."""
+    """A finished run of `pretrain` or `finetune`. `spt.load_run(run.path)` opens it."""
 
     path: Path
     result: Result  # scores, costs, parameters: what result.json holds
 
 
 class FinishedStudy(NamedTuple):
-    """A study whose runs were made or found, with its report, which also lies as files in the study's folder."""
+    """A study that was run, with its report, which is also written to the study's folder."""
 
     path: Path
     report: Report
-    failed: int  # runs; the report lists them with their reasons
+    failed: int  # number of runs; the report lists them with their reasons
 
 
 def load_recipe(
-    source: str | Path, overrides: Sequence[str] | Mapping[str, Any] = (), *, smoke: bool = False
+    source: str | Path, overrides: Sequence[str] | Mapping[str, Any] = (), *, smoke: Smoke = False
 ) -> Loaded:
     """A packaged recipe or a YAML file, checked, with every default filled in; its data are prepared if they are not.
 
     Overrides are `["model.d_model=64"]`, as on the command line, or `{"model.d_model": 64}`. A smoke recipe has the
-    same code path in seconds.
+    same code path in seconds: a few steps of a small network on short sequences (smoke=True), or of the recipe's own
+    sizes (smoke="full").
 
         recipe = spt.load_recipe("quickstart", {"model.n_heads": 2})
         print(recipe.to_yaml())
@@ -123,7 +125,7 @@ def finetune(
     Raises what `pretrain` raises, and DataError where `from_run` was pretrained on this task's test rows.
     """
     if scratch and from_run is not None:
-        raise UsageError("scratch and from contradict each other: one starts from random weights, one from a run's")
+        raise UsageError("scratch and a run to start from contradict each other: one means random weights, one a run's")
     loaded = _loaded(recipe)
     if scratch:
         return _train(Job(loaded, "finetune", seed), out, settings, say)
@@ -139,7 +141,7 @@ def compare(
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
     seeds: int | Sequence[int] = 5,
-    smoke: bool = False,
+    smoke: Smoke = False,
     out: str | Path | None = None,
     jobs: int = 1,
     settings: Settings | None = None,
@@ -163,7 +165,7 @@ def run_study(
     study: str | Path | Mapping[str, Any] | StudySource,
     *,
     seeds: int | Sequence[int] | None = None,
-    smoke: bool = False,
+    smoke: Smoke = False,
     out: str | Path | None = None,
     jobs: int = 1,
     slurm: Sequence[str] = (),
@@ -230,9 +232,9 @@ class PlannedStudy:
 
     def run(self) -> FinishedStudy:
         """Have every run made that is missing; process 0 reads and writes the report."""
-        from spt.execution import run_study as execution
+        from spt.execution.run_study import run_study as execute
 
-        folder, failed = execution.run_study(self.grid, self.folder.parent, self.target, self.runtime, self.say)
+        folder, failed = execute(self.grid, self.folder.parent, self.target, self.runtime, self.say)
 
         def report() -> Report:
             from spt.report.write import write_report
@@ -241,14 +243,14 @@ class PlannedStudy:
             write_report(found, folder)
             return found
 
-        return FinishedStudy(folder, self.runtime.once(report), failed)
+        return FinishedStudy(folder, self.runtime.on_main(report), failed)
 
 
 def plan_study(
     study: str | Path | Mapping[str, Any] | StudySource,
     *,
     seeds: int | Sequence[int] | None = None,
-    smoke: bool = False,
+    smoke: Smoke = False,
     out: str | Path | None = None,
     jobs: int = 1,
     slurm: Sequence[str] = (),
@@ -286,7 +288,7 @@ def plan_study(
 
 
 def start_runtime(settings: Settings, say: Say) -> "Runtime":
-    """The processes and the device, and a word on what of them is not used."""
+    """The processes and the device of this program, with notes on idle devices and on what the launcher set."""
     from spt.runtime.distributed import Runtime
 
     runtime = Runtime(settings)
@@ -301,7 +303,9 @@ def start_runtime(settings: Settings, say: Say) -> "Runtime":
     return runtime
 
 
-def _study_source(study: str | Path | Mapping[str, Any] | StudySource, seeds: int | Sequence[int] | None) -> StudySource:
+def _study_source(
+    study: str | Path | Mapping[str, Any] | StudySource, seeds: int | Sequence[int] | None
+) -> StudySource:
     if isinstance(study, Mapping):
         study = from_mapping(study, "the study")
     source = study if isinstance(study, StudySource) else read(str(study))

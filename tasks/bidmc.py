@@ -79,6 +79,9 @@ class Config(TaskConfig):
         "reach 4, its usual range is 0 to 1); every channel to mean 0 and deviation 1; as it is (as published)",
     )
 
+    def smoke_sizes(self) -> dict[str, int]:
+        return {"length": 250} if self.source == "raw" else {}
+
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
         if self.source == "archive" and self.split == "subjects":

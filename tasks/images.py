@@ -108,6 +108,9 @@ class Config(TaskConfig):
         description="a tenth of the training images, drawn with seed 42; the last tenth (LRA's code); the test images",
     )
 
+    def smoke_sizes(self) -> dict[str, int]:
+        return {"size": 8}
+
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
         known = KNOWN[self.dataset]

@@ -66,6 +66,9 @@ class Config(TaskConfig):
     max_depth: int = Field(10, ge=1, le=1000, description="generated: levels of a tree, the last of which are digits")
     max_args: int = Field(10, ge=2, le=1000, description="generated: arguments of an operator")
 
+    def smoke_sizes(self) -> dict[str, int]:
+        return {"max_length": 128, "min_tokens": 64, "max_tokens": 128}
+
     @model_validator(mode="after")
     def _possible(self) -> "Config":
         self.law.check()

@@ -8,6 +8,7 @@ import logging
 import math
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 from collections import deque
@@ -78,7 +79,9 @@ def _mapped(
     if by == "threads":
         pool = ThreadPoolExecutor(count)
     else:
-        pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+        # Ctrl-C is for the process that asked: it ends the others.
+        ignore = (signal.signal, (signal.SIGINT, signal.SIG_IGN))
+        pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), *ignore)
     with pool:
         waiting: deque[Future[T]] = deque()
         try:

@@ -73,6 +73,9 @@ class Config(TaskConfig):
     )
     pixels: Literal["values", "tokens"] = Field("values", description="a pixel is a number, or one of 256 tokens")
 
+    def smoke_sizes(self) -> dict[str, int]:
+        return {} if self.source == "released" else {"resolution": 32}
+
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
         if self.source == "released" and self.distractors is not None:

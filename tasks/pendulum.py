@@ -61,6 +61,9 @@ class Config(TaskConfig):
     held: int = Field(1000, ge=1, le=2**24, description="validation sequences, and test sequences; 1,000 as published")
     seed: int = Field(0, ge=0, description="of the simulation and the noise")
 
+    def smoke_sizes(self) -> dict[str, int]:
+        return {"kept": 20}
+
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
         if self.kept > self.frames:

@@ -73,6 +73,9 @@ class Config(TaskConfig):
         "code, which merges rows where such quotes are not paired",
     )
 
+    def smoke_sizes(self) -> dict[str, int]:
+        return {"max_length": 128}
+
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
         if self.dataset == "imdb_movies" and self.quoting == "csv":

@@ -36,6 +36,9 @@ class Config(TaskConfig):
     )
     pixels: Literal["values", "tokens"] = Field("values", description="a pixel is a number, or one of 256 tokens")
 
+    def smoke_sizes(self) -> dict[str, int]:
+        return {"resolution": 128}
+
 
 def load(config: Config, raw: Path) -> TaskData:
     """Nothing is read from `raw`."""

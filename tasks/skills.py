@@ -90,6 +90,9 @@ class Config(TaskConfig):
     seed: int = Field(0, ge=0, description="of all rows")
     fixed_seed: int = Field(0, ge=0, description="select_fixed: of the positions; solve_fixed: of the matrix")
 
+    def smoke_sizes(self) -> dict[str, int]:
+        return {"length": 64}
+
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
         for name, skills in OWN.items():

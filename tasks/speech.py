@@ -129,6 +129,9 @@ class Config(TaskConfig):
         1, ge=1, le=64, description="keep every k-th sample, without a filter; the interval is k-fold"
     )
 
+    def smoke_sizes(self) -> dict[str, int]:
+        return {} if self.uneven == "drop" else {"length": 1024}  # drop: clips of this length alone
+
     @property
     def uneven(self) -> Literal["pad", "drop", "keep"]:
         """`short`, or its default for the data set."""

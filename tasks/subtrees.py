@@ -68,6 +68,9 @@ class Config(TaskConfig):
     max_depth: int | None = Field(None, ge=2, le=1000, description="generated: levels of a tree, the last are digits")
     max_args: int | None = Field(None, ge=2, le=1000, description="generated: arguments of an operator")
 
+    def smoke_sizes(self) -> dict[str, int]:
+        return {"min_tokens": 64, "max_tokens": 128}
+
     @model_validator(mode="after")
     def _possible(self) -> "Config":
         self.law.check()

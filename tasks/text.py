@@ -55,6 +55,9 @@ class Config(TaskConfig):
         "carved", description="a tenth of the training reviews, drawn with seed 42; the test reviews (as published)"
     )
 
+    def smoke_sizes(self) -> dict[str, int]:
+        return {"max_length": 128}
+
 
 class Reviews(NamedTuple):
     """One official part."""

@@ -317,7 +317,7 @@ def test_encoder_knows_where_a_step_lies():
 
 def test_frames_go_through_the_published_convolutions():
     input = Values(576, (0.0,) * 576, (1.0,) * 576, frame=(24, 24))
-    encoder = Encoder(input, 16, EncoderConfig(frames="cnn"))
+    encoder = Encoder(input, 16, EncoderConfig(frame_encoder="cnn"))
     shapes = {name: tuple(p.shape) for name, p in encoder.map.named_parameters() if name.endswith("weight")}
     assert shapes == {
         "first.weight": (12, 1, 5, 5),
@@ -334,9 +334,9 @@ def test_frames_go_through_the_published_convolutions():
         frames = Frames(Values(side * side, frame=(side, side)), 4, 5)
         assert frames(torch.zeros(1, 1, side * side)).shape == (1, 1, 4), side
     with pytest.raises(UsageError, match="whose steps are none"):
-        Encoder(Values(3), 4, EncoderConfig(frames="cnn"))
+        Encoder(Values(3), 4, EncoderConfig(frame_encoder="cnn"))
     with pytest.raises(UsageError, match="tokens"):
-        Encoder(Tokens(3), 4, EncoderConfig(frames="cnn"))
+        Encoder(Tokens(3), 4, EncoderConfig(frame_encoder="cnn"))
 
 
 def test_flops_of_frames_are_counted():
@@ -365,14 +365,14 @@ def test_what_a_task_asks_and_a_model_cannot_is_refused(tmp_path):
 def test_times_reach_a_model_that_reads_them(tmp_path):
     model = {"name": "s5", "d_model": 8, "n_layers": 1, "d_state": 8, "blocks": 1, "causal": True}
     one = asking(tmp_path, "times", model=model)
-    bound = build_stage(Job(one, "finetune", 0))
-    data = bound.data
+    setup = build_stage(Job(one, "finetune", 0))
+    data = setup.data
     batch = collate(data.train, np.array([0, 1]), data.input, data.target)
     steps = batch.context.steps
     start, stop = data.train.starts[0], data.train.stops[0]
     assert np.array_equal(steps[0, : stop - start].numpy(), data.train.steps[start:stop])
-    y = bound.model(Inputs(batch.x, None, batch.context))
-    other = bound.model(Inputs(batch.x, None, batch.context._replace(steps=2 * steps)))
+    y = setup.model(Inputs(batch.x, None, batch.context))
+    other = setup.model(Inputs(batch.x, None, batch.context._replace(steps=2 * steps)))
     assert not torch.allclose(y, other)
     run(Job(one, "finetune", 0, Job(one, "pretrain", 0)), tmp_path / "runs")
 
@@ -440,7 +440,7 @@ def test_evaluate_tells_a_model_of_another_rate(tmp_path):
     found = reevaluate(folder, ["task.interval=2.0"], "test", runtime)
     assert found["rate"] == 2 and found["scores"]["loss"] != pytest.approx(result.test["loss"], rel=1e-6)
     for changes, said in (
-        (["model.d_model=3"], "no change to the task"),
+        (["model.d_model=3"], "does not change the task"),
         (["task.ask=numbers"], "other inputs or targets"),
     ):
         with pytest.raises(UsageError, match=said):
@@ -452,7 +452,7 @@ def test_evaluate_tells_a_model_of_another_rate(tmp_path):
         reevaluate(folder, [], "test", runtime)
     plain = Job(asking(tmp_path, "plain"), "finetune", 0)
     run(plain, tmp_path / "runs")
-    with pytest.raises(UsageError, match="cannot be told another step size"):
+    with pytest.raises(UsageError, match="cannot rescale its step size"):
         reevaluate(tmp_path / "runs" / plain.name, ["task.interval=2.0"], "test", runtime)
 
 
@@ -494,7 +494,7 @@ def test_evaluate_from_the_command_line(tmp_path):
     assert json.loads(done.stdout)["scores"] == pytest.approx(result["test"])
     for arguments, code, said in (
         (["runs/none"], 2, "no run folder"),
-        ([folder, "task.rows=30", "model.name=s4"], 2, "no change to the task"),
+        ([folder, "task.rows=30", "model.name=s4"], 2, "does not change the task"),
     ):
         done = spt("evaluate", *arguments, cwd=tmp_path, env=env)
         assert done.returncode == code and said in done.stderr and "Traceback" not in done.stderr, done.stderr

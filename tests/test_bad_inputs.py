@@ -218,7 +218,7 @@ SETTINGS = {
         "hides nothing",
     ),
     "batches larger than the validation split": (
-        {"task": TOY, "pretrain__train__batch_size": 20, "pretrain__train__evaluation": "batches"},
+        {"task": TOY, "pretrain__train__batch_size": 20, "pretrain__train__metric_average": "per_batch"},
         "the validation split has 17 rows",
     ),
     "a size that does not divide": ({"task": {**CIFAR, "size": 7}}, "7"),

@@ -14,7 +14,7 @@ from spt.bench.cases import OPERATIONS
 from spt.bench.models import parse_models
 from spt.bench.operations import Case, Trial, parse_operations
 from spt.bench.parts import shares
-from spt.bench.timing import Measured, Times, alternate
+from spt.bench.timing import Times, Timings, alternate
 from spt.bench.training_step import Step, Variant
 from spt.config.plugins import listing
 from spt.errors import BackendError
@@ -249,21 +249,21 @@ def test_a_variant_without_memory_is_a_row(here, monkeypatch):
     monkeypatch.setattr(Backbone, "forward", forward)
     result = call("model", "transformer", "--quick", "--batch", "4,2", "--json", "--cpu")
     big, small = json.loads(result.stdout)["rows"]
-    assert big["failed"] == "no memory" and "seconds" not in big
+    assert big["failed"] == "out of memory" and "seconds" not in big
     assert small["ratio"]["step"] == 1 and "batch 4" in result.stderr
-    assert "no memory" in call("model", "transformer", "--quick", "--batch", "4,2", "--cpu").stdout
+    assert "out of memory" in call("model", "transformer", "--quick", "--batch", "4,2", "--cpu").stdout
     assert "smaller batch" in call("model", "transformer", "--quick", "--batch", "3", "--cpu", code=4).stderr
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_told(tmp_path):
+def test_a_killed_process_is_reported(tmp_path):
     """As the system does where memory is short: it ends the process that measures the peak, and that alone."""
     file = model_file(tmp_path)
     kill = "import os, sys; sys.argv[0].endswith('measure_peaks.py') and os.kill(os.getpid(), 9)"
     file.write_text(file.read_text().replace("x = self.map(x)", f"{kill}; x = self.map(x)"))
     variants = parse_models([str(file)], quick=True, cpu=True)
     with pytest.raises(BackendError, match="killed"):
-        models.bench_models(variants, 1, lambda text: None, apart=False)
+        models.bench_models(variants, 1, lambda text: None, separate_peaks=False)
 
 
 def test_gradient_checkpointing_and_compilation(here, monkeypatch):
@@ -273,7 +273,7 @@ def test_gradient_checkpointing_and_compilation(here, monkeypatch):
     assert Step(variants[0]).model.recompute
     monkeypatch.setattr(models, "compiler_problem", lambda device: "no compiler")
     said = []
-    found = models.bench_models(variants, 1, said.append, apart=False)
+    found = models.bench_models(variants, 1, said.append, separate_peaks=False)
     assert len(found["rows"]) == 1 and "no compiler" in said[0]
 
 
@@ -300,9 +300,9 @@ def test_a_short_row_is_repeated():
 
 def test_a_ratio_is_that_of_its_own_round():
     """A neighbour who takes half the machine in one round changes no ratio."""
-    fast, slow = (Measured([[Times(seconds, 0.0)] for seconds in row]) for row in ((1.0, 9.0, 1.0), (2.0, 18.0, 2.0)))
+    fast, slow = (Timings([[Times(seconds, 0.0)] for seconds in row]) for row in ((1.0, 9.0, 1.0), (2.0, 18.0, 2.0)))
     assert slow.ratio(fast, "forward") == 2
-    assert slow.quartiles() == (2, 10) and Measured([[Times(1.0, 0.0)]]).quartiles() == (1, 1)
+    assert slow.quartiles() == (2, 10) and Timings([[Times(1.0, 0.0)]]).quartiles() == (1, 1)
 
 
 def test_peaks_are_those_of_the_work():
@@ -333,7 +333,7 @@ def test_operations_as_json():
 def test_an_operation_is_its_formula(name, letter):
     """In double precision, result and gradients; also where a size is 1."""
     sizes = {**OPERATIONS[name].small, **({letter: 1} if letter else {})}
-    ours, plain = (Trial(Case(name, sizes, backend, cpu=True), double=True).answers() for backend in ("torch", "plain"))
+    ours, plain = (Trial(Case(name, sizes, backend, cpu=True), double=True).results() for backend in ("torch", "plain"))
     error, gradient_error = operations._errors(ours, plain)
     assert error < 1e-9 and gradient_error < 1e-9
 
@@ -341,7 +341,7 @@ def test_an_operation_is_its_formula(name, letter):
 def test_an_error_is_seen(monkeypatch):
     wrong = OPERATIONS["scan"]._replace(ours=lambda sizes, inputs: 1.01 * inputs[1] * inputs[0])
     monkeypatch.setitem(OPERATIONS, "scan", wrong)
-    ours, plain = (Trial(Case("scan", wrong.small, backend, cpu=True)).answers() for backend in ("torch", "plain"))
+    ours, plain = (Trial(Case("scan", wrong.small, backend, cpu=True)).results() for backend in ("torch", "plain"))
     assert min(operations._errors(ours, plain)) > 0.01
 
 
@@ -384,20 +384,20 @@ def test_task(tmp_path, monkeypatch):
         (("model", "./nowhere.py"), 2, "no file"),
         (("model", "transformer", "n_hads=3"), 2, "did you mean n_heads?"),
         (("model", "transformer", "d_model=30"), 2, "not a multiple"),
-        (("model", "transformer", "--length", "0"), 2, "whole numbers from 1"),
-        (("model", "transformer", "--length", "8,x"), 2, "whole numbers from 1"),
-        (("model", "transformer", "--batch", "0"), 2, "whole numbers from 1"),
-        (("model", "transformer", "--batch", ""), 2, "whole numbers from 1"),
+        (("model", "transformer", "--length", "0"), 2, "whole numbers of at least 1"),
+        (("model", "transformer", "--length", "8,x"), 2, "whole numbers of at least 1"),
+        (("model", "transformer", "--batch", "0"), 2, "whole numbers of at least 1"),
+        (("model", "transformer", "--batch", ""), 2, "whole numbers of at least 1"),
         (("model", "transformer", "max_length=3", "--length", "8"), 2, "max_length is 3"),
         (("model", "transformer", "--layers", "0"), 2, "--layers"),
         (("model", "transformer", "--precision", "fp16"), 2, "'fp16' is unknown"),
         (("model", "transformer", "--backend", "keop"), 2, "did you mean keops?"),
         (("model", "transformer", "--rounds", "0"), 2, "--rounds"),
         (("op", "convolutoin"), 2, "did you mean convolution?"),
-        (("op", "scan", "M=3"), 2, "M is no size of scan"),
-        (("op", "scan", "L=0"), 2, "whole number from 1"),
-        (("op", "scan", "L=1.5"), 2, "whole number from 1"),
-        (("op", "scan", "--backend", "keops"), 2, "cannot be computed that way"),
+        (("op", "scan", "M=3"), 2, "M is not a size of scan"),
+        (("op", "scan", "L=0"), 2, "whole number of at least 1"),
+        (("op", "scan", "L=1.5"), 2, "whole number of at least 1"),
+        (("op", "scan", "--backend", "keops"), 2, "cannot compute scan"),
         (("task", "digts"), 2, "did you mean digits?"),
         (("task", "digits", "--batch", "0"), 2, "--batch"),
         (("task", "digits", "max_row=3"), 2, "did you mean max_rows?"),
@@ -410,7 +410,7 @@ def test_mistakes_are_one_sentence(arguments, code, words, tmp_path, monkeypatch
     assert "Traceback" not in result.output and not list(tmp_path.iterdir())
 
 
-def test_a_model_that_fails_is_told_in_words(tmp_path, here):
+def test_a_model_that_fails_is_reported(tmp_path, here):
     file = model_file(tmp_path, forward="1 / 0")
     assert "ZeroDivisionError" in call("model", file, "--quick", code=2).stderr
 

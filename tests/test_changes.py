@@ -53,7 +53,7 @@ def test_nothing_changed(tmp_path):
         assert found.warnings == found.only_a == found.only_b == found.said_a == found.said_b == ()
         (row,) = found.rows
         assert not row.changed and row.delta_change == 0.0 and row.seeds == ()
-    assert "not changed: digits / transformer" in shown(found)
+    assert "unchanged: digits / transformer" in shown(found)
     assert "Nothing here is tested" not in shown(found)
 
 
@@ -63,12 +63,12 @@ def test_a_verdict_turns_with_more_seeds(tmp_path):
     b = compared(tmp_path / "b", scratch, spt)
     found = diff_reports(a, b)
     assert found.sentence == (
-        "0 of 1 row says the same; digits / transformer changed from 'too few seeds' to 'SPT beats scratch'"
+        "0 of 1 row keeps its verdict; digits / transformer changed from 'too few seeds' to 'SPT beats scratch'"
     )
     (row,) = found.rows
     assert row.verdict_changed and (row.seeds_added, row.seeds_lost) == ((2, 3, 4), ())
     assert (row.pairs_a, row.pairs_b) == ((0, 1), (0, 1, 2, 3, 4))
-    assert {(one.seed, one.arm, one.a_state, one.b_state) for one in row.seeds} == {
+    assert {(seed.seed, seed.arm, seed.a_state, seed.b_state) for seed in row.seeds} == {
         (seed, arm, "absent", "done") for seed in (2, 3, 4) for arm in ("scratch", "spt")
     }
     assert row.scratch_change == pytest.approx(sum(scratch) / 5 - sum(scratch[:2]) / 2)
@@ -89,9 +89,9 @@ def test_the_same_run_with_another_score_is_a_warning(tmp_path):
     found = diff_reports(before, folder)
     (warning,) = found.warnings
     assert "finetune-spt1 (SPT, seed 1) had 81.00, now 91.00; results were edited" in warning
-    (one,) = found.rows[0].seeds
-    assert (one.seed, one.arm, one.same_run, one.change) == (1, "spt", True, pytest.approx(0.1))
-    assert found.sentence == "1 of 1 row says the same; details changed in digits / transformer"
+    (seed,) = found.rows[0].seeds
+    assert (seed.seed, seed.arm, seed.same_run, seed.change) == (1, "spt", True, pytest.approx(0.1))
+    assert found.sentence == "1 of 1 row keeps its verdict; details changed in digits / transformer"
     assert "1 SPT 81.00 91.00 +10.00 same run" in " ".join(shown(found).split())
 
 
@@ -100,7 +100,7 @@ def test_other_runs_of_a_seed_are_no_warning(tmp_path):
     cells = arms(tmp_path / "b", 0, "other", [0.7, 0.73], [0.8, 0.81])
     found = diff_reports(a, plan(tmp_path / "b", cells))
     assert found.warnings == ()
-    assert "other runs than before, so other settings, data or pretraining: seeds 0, 1" in shown(found, 120)
+    assert "different runs, so different settings, data or pretraining: seeds 0, 1" in shown(found, 120)
 
 
 def test_failures_then_and_now(tmp_path):
@@ -110,7 +110,7 @@ def test_failures_then_and_now(tmp_path):
     before = kept(folder, tmp_path / "a.json")
     finish(tmp_path / "runs", "spt", 2, 0.85)
     (row,) = diff_reports(before, folder).rows
-    assert [(one.arm, one.seed, one.state) for one in row.failures_gone] == [("spt", 2, "diverged")]
+    assert [(failure.arm, failure.seed, failure.state) for failure in row.failures_gone] == [("spt", 2, "diverged")]
     assert row.failures_new == () and row.seeds_added == ()
     assert (row.a.n, row.b.n) == (2, 3)
     assert "failed in A, not in B: SPT, seed 2 (diverged: loss is nan)" in shown(diff_reports(before, folder))
@@ -146,7 +146,7 @@ def test_rows_are_matched_by_what_they_are_about(tmp_path):
     assert all(row.verdict_changed for row in found.rows)
     assert [side.label for side in found.only_a] == ["digits / transformer, share 0.2"]
     assert [side.label for side in found.only_b] == ["digits / transformer, share 0.8"]
-    assert found.sentence.startswith("0 of 2 rows say the same; digits / transformer, share 0.4 changed from ")
+    assert found.sentence.startswith("0 of 2 rows keep their verdict; digits / transformer, share 0.4 changed from ")
     assert found.sentence.endswith("; rows: 1 only in A, 1 only in B")
     assert "Only in A" in shown(found) and "Only in B" in shown(found)
     none = diff_reports(a, compared(tmp_path / "c", [0.7], [0.8]))
@@ -165,7 +165,7 @@ def test_changed_verdicts_come_first(tmp_path):
         ("digits / transformer", False),
     ]
     assert found.sentence.startswith(
-        "1 of 2 rows say the same; images / transformer changed from 'not decided' to 'SPT beats scratch'"
+        "1 of 2 rows keep their verdict; images / transformer changed from 'not decided' to 'SPT beats scratch'"
     )
 
 
@@ -216,12 +216,12 @@ def test_every_field_of_a_row_is_compared(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"format": 2, "kind"', "cannot be read as a report.json"),
-        ('{"format": 2, "kind": "report", "rows": [{"delta": NaN}]}', "cannot be read as a report.json"),
-        ('{"format": 2, "kind": "report", "rows": [{"delta": -1e308}]}', "cannot be read as a report.json"),
-        ("[]", "is no report.json of spt"),
-        ('{"format": 2, "kind": "study", "rows": []}', "is no report.json of spt"),
-        ('{"format": 1, "kind": "report", "rows": []}', f"has the form 1 of another version of spt, not {FORMAT}"),
+        ('{"format": 2, "kind"', "cannot be read as JSON"),
+        ('{"format": 2, "kind": "report", "rows": [{"delta": NaN}]}', "cannot be read as JSON"),
+        ('{"format": 2, "kind": "report", "rows": [{"delta": -1e308}]}', "cannot be read as JSON"),
+        ("[]", "is not a report.json of spt"),
+        ('{"format": 2, "kind": "study", "rows": []}', "is not a report.json of spt"),
+        ('{"format": 1, "kind": "report", "rows": []}', f"has format 1 of another version of spt, not {FORMAT}"),
         (f'{{"format": {FORMAT}, "kind": "report", "rows": [{{}}]}}', "is not a report of this version of spt"),
         (f'{{"format": {FORMAT}, "kind": "report", "rows": []}}', "is not a report of this version"),
     ],
@@ -253,9 +253,9 @@ def test_the_command(tmp_path):
     done = CliRunner().invoke(app, ["diff", str(before), str(folder), "--json"])
     assert done.exit_code == 0
     found = json.loads(done.stdout)
-    assert found["changed"] and found["sentence"].startswith("1 of 1 row says the same")
+    assert found["changed"] and found["sentence"].startswith("1 of 1 row keeps its verdict")
     done = CliRunner().invoke(app, ["diff", str(before), str(folder)])
-    assert done.stdout.startswith("1 of 1 row says the same")
+    assert done.stdout.startswith("1 of 1 row keeps its verdict")
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     assert not (folder / "report.json").exists()  # only compared, not written
     done = CliRunner().invoke(app, ["diff", str(before)])

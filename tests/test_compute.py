@@ -65,8 +65,8 @@ def test_the_ledger_counts_what_was_done(tmp_path):
     result = run(job, tmp_path / "runs")
     from spt.data.batching import training_rows
 
-    bound = build_stage(job)
-    lengths, model = bound.data.train.lengths, bound.model
+    setup = build_stage(job)
+    lengths, model = setup.data.train.lengths, setup.model
     batches = [rows for _, (_, rows) in zip(range(6), training_rows(40, 16, 0, 0), strict=False)]
     assert result.own.steps == 6 and result.own.examples == 80 == sum(map(len, batches))
     assert result.own.positions == 2 * lengths.sum()

@@ -39,7 +39,7 @@ def recipe_of(**changes: Any) -> dict[str, Any]:
     recipe: dict[str, Any] = {  # YAML would write one list in two places as an alias
         "task": {"name": "digits", "subset_fraction": 0.3, "data": "/here"},
         "model": {"name": "transformer", "d_model": 32, "n_heads": 4},
-        "encoder": {"std": 0.3},
+        "encoder": {"init_std": 0.3},
         "pretrain": {
             "objective": {"name": "masked", "ratio": 0.5},
             "head": {"mlp": False},
@@ -144,24 +144,27 @@ def test_the_same_key_with_another_score_is_a_warning(tmp_path):
     found = diff_runs(run(tmp_path / "x"), run(tmp_path / "y", score=0.9))
     assert found.sentence.endswith("; scores differ")
     (warning,) = found.warnings
-    assert warning.startswith("the same computation gave another score (test accuracy)")
-    assert "WARNING: the same computation gave another score" in shown(found)
+    assert warning.startswith("the same computation gave a different score (test accuracy)")
+    assert "WARNING: the same computation gave a different score" in shown(found)
 
 
 def test_settings_and_what_they_concern(tmp_path):
     changed = recipe_of(
-        finetune__train__epochs=8.0, pretrain__objective__ratio=0.7, encoder__std=1.0, scratch__train__milestones=[0.2]
+        finetune__train__epochs=8.0,
+        pretrain__objective__ratio=0.7,
+        encoder__init_std=1.0,
+        scratch__train__milestones=[0.2],
     )
     a, b = run(tmp_path), run(tmp_path, recipe=changed)
     found = diff_runs(a, b)
     assert {(entry.key, entry.concerns) for entry in found.settings} == {
-        ("encoder.std", "both"),
+        ("encoder.init_std", "both"),
         ("pretrain.objective.ratio", "neither"),
         ("finetune.train.epochs", "neither"),
         ("scratch.train.milestones", "both"),
     }
     assert found.sentence == (
-        "settings differ in 2 keys (encoder.std, scratch.train.milestones); data equal; code equal"
+        "settings differ in 2 keys (encoder.init_std, scratch.train.milestones); data equal; code equal"
     )
     text, whole = shown(found), shown(found, everything=True)
     assert "2 more keys differ that neither run was computed from (--all)" in text
@@ -185,7 +188,7 @@ def test_scratch_without_a_section_of_its_own_is_finetune(tmp_path):
 def test_another_model_counts_what_both_have(tmp_path):
     other = recipe_of(model__name="dlr", model__n_heads=None, model__d_state=8)
     found = diff_runs(run(tmp_path), run(tmp_path, recipe=other))
-    assert found.sentence.startswith("settings differ in 1 key (model.name), and 2 are there in one of them alone; ")
+    assert found.sentence.startswith("settings differ in 1 key (model.name), and 2 exist in only one of them; ")
     assert {entry.key: entry.there for entry in found.settings} == {
         "model.name": "both",
         "model.n_heads": "a",
@@ -213,7 +216,7 @@ def test_pretraining_and_finetuning(tmp_path):
     found = diff_runs(before, after)
     assert found.sentence.startswith("different stages, pretraining and SPT; same recipe; the stages' own settings ")
     assert found.data == ()
-    assert "labels were given to B alone; inputs are compared" in found.notes
+    assert "only B was given labels; inputs are compared" in found.notes
     assert "B started from the weights of A" in found.notes
     assert {entry.key for entry in found.stages} == {"objective.name", "objective.ratio", "head.mlp", "head.pool"}
     assert [score.change for score in found.scores if score.a is not None and score.b is not None] == [None, None]
@@ -239,7 +242,7 @@ def test_paths_and_contents(tmp_path):
     found = diff_runs(a, b)
     assert [(entry.key, entry.place) for entry in found.settings] == [("task.data", True)]
     assert found.sentence.startswith("same settings, other seed")
-    assert "a path, no part of the key" in shown(found, everything=True)
+    assert "a path, not part of the key" in shown(found, everything=True)
     c = run(tmp_path, job={"model": {"name": "transformer@12ab", "d_model": 32, "n_heads": 4}, "data": "v2"})
     found = diff_runs(a, c)
     assert keys(found.settings) == ["model.name, its content", "task, version of its data"]
@@ -267,14 +270,14 @@ def test_data_code_and_machine(tmp_path):
     assert "device seconds" in text  # of one run they are not its seconds
     dirty = ENVIRONMENT | {"commit": "abc+"}
     same = diff_runs(run(tmp_path / "y", environment=dirty), run(tmp_path / "y", seed=1, environment=dirty))
-    assert "same commit, but with changes that no commit holds" in same.sentence
+    assert "same commit, but with uncommitted changes" in same.sentence
 
 
 def test_unfinished_runs_and_missing_files(tmp_path):
     a, b = run(tmp_path), run(tmp_path, seed=1, score=None)
     found = diff_runs(a, b)
     assert found.sentence == (
-        "same settings, other seed (0, 1); data are known of finished runs only; code equal; "
+        "same settings, other seed (0, 1); data unknown until both runs are finished; code equal; "
         "B is not finished (stopped)"
     )
     assert found.b.reason == "by hand"
@@ -285,38 +288,38 @@ def test_unfinished_runs_and_missing_files(tmp_path):
     for name in ("recipe.yaml", "job.json", "env.json"):
         (a / name).unlink()
     found = diff_runs(a, b)
-    assert "settings not known: a recipe.yaml is missing" in found.sentence
+    assert "settings unknown: a recipe.yaml is missing" in found.sentence
     assert [note.partition(":")[0] for note in found.notes] == ["A has no recipe.yaml", "A has no job.json"]
     found = diff_runs(a, a)
     assert found.sentence.startswith("same computation")
 
 
-def test_an_edited_job_is_told(tmp_path):
+def test_an_edited_job_is_reported(tmp_path):
     a = run(tmp_path)
     job = json.loads((a / "job.json").read_text())
     write_json(a / "job.json", job | {"seed": 7})
-    assert "job.json of B is not what its result was computed from: a file was changed by hand" in (
+    assert "job.json of B does not match its result: a file was edited by hand" in (
         diff_runs(run(tmp_path / "y"), a).warnings
     )
     b = run(tmp_path, seed=2, score=None)
     job = json.loads((b / "job.json").read_text())
     write_json(b / "job.json", job | {"seed": 7})
-    assert "job.json of B is not what its folder is named by" in diff_runs(a, b).warnings[-1]
+    assert "job.json of B does not match the key in its folder's name" in diff_runs(a, b).warnings[-1]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("job.json", '{"stage": "fine', "job.json is no JSON, perhaps half written"),
-        ("job.json", "[]", "job.json holds no JSON object"),
-        ("env.json", "\x00", "env.json is no JSON"),
+        ("job.json", '{"stage": "fine', "job.json cannot be read as JSON"),
+        ("job.json", "[]", "job.json does not hold a JSON object"),
+        ("env.json", "\x00", "env.json cannot be read as JSON"),
         ("recipe.yaml", "task: {name", "recipe.yaml, line 2"),
-        ("recipe.yaml", "- 1", "recipe.yaml holds no recipe"),
-        ("result.json", '{"format": 1, "val": {"accuracy": NaN}}', "result.json is no JSON"),
-        ("result.json", '{"format": 1, "val": {"accuracy": 1e999}}', "1e999 is no number to reckon with"),
-        ("env.json", '{"command": ["spt"]}', "env.json is not what a run writes: command: Input should be"),
-        ("recipe.yaml", "task: {max_rows: .inf}", "recipe.yaml holds what no recipe does"),
-        ("result.json", '{"format": 99}', "result.json has the form 99 of another version of spt"),
+        ("recipe.yaml", "- 1", "recipe.yaml is not a recipe"),
+        ("result.json", '{"format": 1, "val": {"accuracy": NaN}}', "result.json cannot be read as JSON"),
+        ("result.json", '{"format": 1, "val": {"accuracy": 1e999}}', "1e999 is out of range"),
+        ("env.json", '{"command": ["spt"]}', "env.json was not written by a run: command: Input should be"),
+        ("recipe.yaml", "task: {max_rows: .inf}", "recipe.yaml is not a recipe"),
+        ("result.json", '{"format": 99}', "result.json has format 99 of another version of spt"),
         ("result.json", '{"format": 1}', "result.json is not the result of a run: key: Field required"),
     ],
 )
@@ -328,7 +331,7 @@ def test_damaged_files(tmp_path, name, text, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_what_is_no_run(tmp_path):
+def test_what_is_not_a_run(tmp_path):
     a = run(tmp_path)
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "study.json").write_text("{}")
@@ -337,7 +340,7 @@ def test_what_is_no_run(tmp_path):
         (tmp_path / "nothing", "does not exist; name a run folder"),
         (a / "result.json", "is a file, not a folder"),
         (tmp_path / "study", "is a study, not a run; to compare reports"),
-        (tmp_path / "empty", "is no run"),
+        (tmp_path / "empty", "is not a run"),
         (tmp_path, "it holds runs: name one of them"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -345,15 +348,15 @@ def test_what_is_no_run(tmp_path):
 
 
 def test_the_command(tmp_path):
-    a, b = run(tmp_path), run(tmp_path, recipe=recipe_of(encoder__std=1.0, finetune__train__epochs=9.0))
+    a, b = run(tmp_path), run(tmp_path, recipe=recipe_of(encoder__init_std=1.0, finetune__train__epochs=9.0))
     done = CliRunner().invoke(app, ["diff", str(a), str(b), "--json"])
     assert done.exit_code == 0
     found = json.loads(done.stdout)
-    assert found["sentence"].startswith("settings differ in 1 key (encoder.std)")
-    assert [entry["key"] for entry in found["settings"]] == ["encoder.std"]
+    assert found["sentence"].startswith("settings differ in 1 key (encoder.init_std)")
+    assert [entry["key"] for entry in found["settings"]] == ["encoder.init_std"]
     every = json.loads(CliRunner().invoke(app, ["diff", str(a), str(b), "--json", "--all"]).stdout)
-    assert [entry["key"] for entry in every["settings"]] == ["encoder.std", "finetune.train.epochs"]
+    assert [entry["key"] for entry in every["settings"]] == ["encoder.init_std", "finetune.train.epochs"]
     done = CliRunner().invoke(app, ["diff", str(a), str(b)])
-    assert done.exit_code == 0 and "encoder.std   0.3   1.0" in done.stdout
+    assert done.exit_code == 0 and "encoder.init_std   0.3   1.0" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     assert CliRunner().invoke(app, ["diff", str(a), str(tmp_path / "no")]).exit_code == 2

@@ -116,8 +116,8 @@ def test_what_is_counted(monkeypatch):
                 queries += length
         assert sums.queries == queries == 22
         for head, numbers in enumerate(sums.numbers()):
-            np.testing.assert_allclose(list(numbers.told().values()), wanted[head] / queries, rtol=1e-9)
-        np.testing.assert_allclose(list(sums.uniform_numbers().told().values()), even / queries, rtol=1e-9)
+            np.testing.assert_allclose(list(numbers.as_dict().values()), wanted[head] / queries, rtol=1e-9)
+        np.testing.assert_allclose(list(sums.uniform_numbers().as_dict().values()), even / queries, rtol=1e-9)
     made(x, context)
     assert sums.queries == 22, "watched no longer"
 
@@ -167,7 +167,7 @@ def test_rows_of_unlike_lengths_in_a_causal_model(tmp_path):
     job = Job(own_task(tmp_path, model=model), "finetune", 0)
     run(job, tmp_path)
     found = attention_distances(tmp_path / job.name, rows=5)
-    split = found.opened.bound.data.test
+    split = found.run.setup.data.test
     lengths = split.lengths[:5].tolist()
     away = [q - k for n in lengths for q in range(n) for k in [np.arange(max(0, q // 4 - 1) * 4, q + 1)]]
     assert found.heads[0].uniform.distance == pytest.approx(np.mean([row.mean() for row in away]))

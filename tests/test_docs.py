@@ -206,3 +206,18 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8")):
         if not re.match(r"https?:|mailto:", target):
             assert (path.parent / target).exists(), target
+
+
+def test_the_files_that_contributors_are_sent_to_exist():
+    """Whole paths in code spans of CONTRIBUTING.md; a room's files may stand without it, behind another of the room."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = re.sub(r"`\w+/(?:[A-Z]+/)?[A-Z]+\.\w+`", "", text)  # models/NAME.py is a place for a new one
+    named = set(re.findall(r"`((?:spt|tests|docs|models|tasks|recipes)/[\w./]*)`", text)) | {"spt_cli.py"}
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+    shorter = set(re.findall(r"`((?:\w+/)?\w+\.py)`", text)) - named
+    assert [path for path in sorted(shorter) if not list(ROOT.glob(f"spt/**/{path}"))] == []
+    rooms = {path.name for path in (ROOT / "spt").iterdir() if (path / "__init__.py").is_file()}
+    assert rooms <= set(re.findall(r"spt/(\w+) ", text)), "a room that the picture lacks"
+    listed = re.search(r"^\| changed \|.*?\n\n", text, re.M | re.S)
+    tests = {name for row in listed[0].split("\n")[2:-2] for name in re.findall(r"`(\w+)`", row.split("|")[2])}
+    assert [name for name in sorted(tests - {"docs"}) if not (ROOT / "tests" / f"test_{name}.py").is_file()] == []

@@ -161,7 +161,7 @@ def make_local(jobs, runs, settings, folder):
 
 @pytest.mark.parametrize("make", [make_here, pytest.param(make_local, marks=pytest.mark.slow)])
 def test_anew_means_once(tmp_path, make):
-    """A pretraining that two finetunings share is made anew once, by --resume never."""
+    """A pretraining that two finetunings share is repeated once, by --resume never."""
     one = loaded(tmp_path)
     jobs, runs = [spt_job(one), spt_job(tuned(one, 0.5))], tmp_path / "runs"
     never = Settings(quiet=True, cpu=True, resume="never")
@@ -336,10 +336,10 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds p
 @pytest.mark.parametrize(
     ("number", "words", "then"),
     [
-        (signal.SIGKILL, "worker ended without a word (SIGKILL), perhaps for want of memory", "failed"),
-        pytest.param(signal.SIGTERM, "its worker was told to stop", "stopped", marks=pytest.mark.slow),
+        (signal.SIGKILL, "worker was killed (SIGKILL), perhaps because memory ran out", "failed"),
+        pytest.param(signal.SIGTERM, "its worker was stopped", "stopped", marks=pytest.mark.slow),
     ],
-    ids=["killed", "told to stop"],
+    ids=["killed", "stopped"],
 )
 def test_a_worker_that_ends_takes_one_run_with_it(tmp_path, number, words, then):
     """Another makes the rest; the state is kept for the next call."""

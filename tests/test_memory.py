@@ -174,7 +174,7 @@ def test_a_micro_batch_is_sought_before_gpus_wait_for_each_other(tmp_path):
     from spt.training.checkpoint import TrainingState
 
     job = Job(own_task(tmp_path), "pretrain", 0)
-    bound = build_stage(job)
+    setup = build_stage(job)
 
     class Two(Runtime):
         world, rank = 2, 0
@@ -191,12 +191,12 @@ def test_a_micro_batch_is_sought_before_gpus_wait_for_each_other(tmp_path):
 
     runtime = Two(Settings(cpu=True))
     learner = Learner(
-        bound.model,
-        bound.model,
-        torch.optim.SGD(bound.model.parameters(), 0.1),
-        bound.objective,
-        bound.output,
-        bound.data,
+        setup.model,
+        setup.model,
+        torch.optim.SGD(setup.model.parameters(), 0.1),
+        setup.objective,
+        setup.output,
+        setup.data,
         job.train.model_copy(update={"batch_size": 16}),
         0,
         runtime,
@@ -205,7 +205,7 @@ def test_a_micro_batch_is_sought_before_gpus_wait_for_each_other(tmp_path):
     with memory_for(4) as machine:
         assert learner.fitting(TrainingState(), 10, said.append) == 2
     assert machine.seen == [8, 4, 2] and len(said) == 2
-    assert all(p.grad is None for p in bound.model.parameters())
+    assert all(p.grad is None for p in setup.model.parameters())
 
 
 def test_bf16_is_finite_and_close(tmp_path):

@@ -63,7 +63,7 @@ def test_every_model_is_described():
     [
         ("x.cumsum(1)", None),
         ("x.flip(1)", "steps after"),
-        ("x + x.sum((0, 1))", "neighbours"),
+        ("x + x.sum((0, 1))", "rest of its batch"),
         ("x + torch.rand(())", "two evaluations"),
         ("x * float('nan')", "not finite"),
         ("x.sum(-1)", "Error"),

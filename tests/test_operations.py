@@ -357,7 +357,7 @@ def test_experts_backward(routing):
         (Values(3), {}),
         (Tokens(7), {}),
         (Values(3), {"positions": "circle"}),
-        (Values(17 * 17, frame=(17, 17)), {"frames": "cnn", "frame_features": 30}),
+        (Values(17 * 17, frame=(17, 17)), {"frame_encoder": "cnn", "frame_features": 30}),
     ],
     ids=["values", "tokens", "circle", "frames"],
 )

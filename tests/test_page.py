@@ -225,8 +225,8 @@ def test_the_checklist_of_a_clean_comparison_has_no_no(tmp_path: Path) -> None:
 
 ONE_NO = {
     "seeds": ({}, [0.7], "enough seeds", "no"),
-    "edited code": ({"environment": CLEAN | {"commit": "abc+"}}, None, "code named", "no"),
-    "an installed copy": ({"environment": CLEAN | {"commit": None}}, None, "code named", "partly"),
+    "edited code": ({"environment": CLEAN | {"commit": "abc+"}}, None, "version of the code", "no"),
+    "an installed copy": ({"environment": CLEAN | {"commit": None}}, None, "version of the code", "partly"),
     "no better than chance": ({"chance": 0.9}, None, "constant answer", "no"),
     "validation is test": (
         {"data": SPLITS | {"val": SplitRecord(rows=360, inputs="cc", targets="dd")}},
@@ -234,9 +234,9 @@ ONE_NO = {
         "validation alone",
         "no",
     ),
-    "rows in two splits": ({"repeated": {"test": 4}}, None, "splits apart", "partly"),
+    "rows in two splits": ({"repeated": {"test": 4}}, None, "disjoint", "partly"),
     "still improving": ({"best_step": 100}, None, "last checkpoint", "partly"),
-    "a smoke run": ({"smoke": True}, None, "trial of the machinery", "no"),
+    "a smoke run": ({"smoke": True}, None, "full runs", "no"),
 }
 
 
@@ -475,8 +475,8 @@ def test_the_checklist_sees_unequal_searches() -> None:
          "higher_is_better": True, "space": {}, "scratch": arm, "spt": arm, "trials": trials, "failures": (),
          "warnings": (), "notes": ()}
     )  # fmt: skip
-    judged = provenance.ChecklistInput([], [], [], 0, [], [], [], [search])
-    assert provenance._tuning(judged).answer == "no"
+    facts = provenance.ChecklistInput([], [], [], 0, [], [], [], [search])
+    assert provenance._tuning(facts)[0][0] == "no"
     same = [trial | {"setting": {"lr": trial["number"]}} for trial in trials]
     alike = SearchResult.model_validate(search.model_dump() | {"trials": same})
-    assert provenance._tuning(judged._replace(searches=[alike])).answer == "yes"
+    assert provenance._tuning(facts._replace(searches=[alike]))[0][0] == "yes"

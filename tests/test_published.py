@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pydantic import ValidationError
 from recipes_page import recipes_page
 from test_reference import ROWS, asked, header, resolved
 from tiny import changed as altered
@@ -22,7 +21,7 @@ from spt.training.metrics import default_metric
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "spt" / "report" / "published.yaml"
 TABLES = {(key, name): table for key, paper in load_published().papers.items() for name, table in paper.tables.items()}
-TOLD = list(load_published().told())
+PAIRS = list(load_published().pairs())
 NUMBER = re.compile(r"(?<![\w.,/])(?:\d+\.\d+|\.\d+|\d+)(?:e-\d+)?(?!\w|[.,]\d)")
 
 
@@ -30,10 +29,58 @@ def raw():
     return yaml.load(FILE.read_text(encoding="utf-8"), yaml.BaseLoader)
 
 
+def check(published):
+    """Raise ValueError where the file contradicts itself or our metrics."""
+    for measure in published.measures.values():
+        if LOWER_IS_BETTER.get(measure.metric) == measure.higher_is_better:
+            raise ValueError(f"{measure.metric}: higher_is_better is not ours")
+    tables = [table for paper in published.papers.values() for table in paper.tables.values()]
+    named = {name for table in tables for name in (table.measure, *table.measures.values())}
+    if unknown := named - set(published.measures):
+        raise ValueError(f"unknown measures: {sorted(unknown)}")
+    for table in tables:
+        check_table(table)
+
+
+def check_table(table):
+    if wrong := [row[0] for row in table.rows if len(row) != 2 + len(table.columns)]:
+        raise ValueError(f"rows with too few or too many cells: {wrong}")
+    names = [row[0] for row in table.rows]
+    if len(set(names)) < len(names) or len(set(table.columns)) < len(table.columns):
+        raise ValueError("a row or a column is listed twice")
+    for name, trained, *values in table.rows:
+        words = set(trained.split())
+        if words - {"scratch", "spt", "masked", "causal", "quoted"} or len(words & {"scratch", "spt"}) != 1:
+            raise ValueError(f"{name}: trained {trained!r}")
+        for value in values:
+            published_numbers.number(value)
+    columns = set(table.measures).union(*(note.columns for note in table.notes))
+    if table.average:
+        columns |= {table.average.column, *table.average.of}
+    if unknown := columns - set(table.columns):
+        raise ValueError(f"no columns of this table: {sorted(unknown)}")
+    if unknown := {row for note in table.notes for row in note.rows} - set(names):
+        raise ValueError(f"no rows of this table: {sorted(unknown)}")
+    for doubt in table.doubts:
+        if table.cells.get((doubt.row, doubt.column)) != doubt.printed:
+            raise ValueError(f"doubt of {doubt.row}, {doubt.column}: {doubt.printed} is not printed there")
+    for pair in table.pairs:
+        if (pair.column is None) == (pair.scratch is None):
+            raise ValueError(f"pair {pair}: a row from scratch or a column")
+        for place in pair.recipes:
+            cells = [(place, pair.column, "scratch")] if pair.column else [(pair.scratch, place, "scratch")]
+            cells += [(pair.spt, place, "spt")] if pair.spt else []
+            for row, column, arm in cells:
+                if (row, column) not in table.cells:
+                    raise ValueError(f"pair {pair}: no cell {row}, {column}")
+                if arm not in table.trained(row):
+                    raise ValueError(f"pair {pair}: {row} was not trained as {arm}")
+
+
 # ------------------------------------------------------------------------------------------------------------ the file
 
 
-def test_no_key_stands_twice():
+def test_no_key_is_repeated():
     assert (
         parse_yaml(FILE.read_text(encoding="utf-8"), "published.yaml")["papers"].keys()
         == load_published().papers.keys()
@@ -49,26 +96,30 @@ def test_no_key_stands_twice():
         ("measure", "speed", "unknown measures"),
         ("rows__0__2", "36,37", "could not convert"),
         ("rows__0__1", "quickly", "trained 'quickly'"),
-        ("rows__1__0", "Transformer", "stands twice"),
+        ("rows__1__0", "Transformer", "listed twice"),
         ("doubts__0__printed", "53.60", "is not printed there"),
         ("average__column", "Mean", "no columns of this table"),
         ("pages", "4", "Extra inputs"),
     ],
 )
-def test_mistakes_in_the_file_are_found(place, value, words):
+def test_mistakes_in_the_file_are_refused(place, value, words):
     whole = raw()
     *path, last = place.split("__")
     node = whole["papers"]["spt"]["tables"]["1"]
     for step in path:
         node = node[int(step)] if isinstance(node, list) else node[step]
     node[int(last) if isinstance(node, list) else last] = value
-    with pytest.raises(ValidationError, match=words):
-        PublishedNumbers.model_validate(whole)
+    with pytest.raises(ValueError, match=words):
+        check(PublishedNumbers.model_validate(whole))
 
 
 def test_a_measure_points_the_way_of_its_metric():
-    with pytest.raises(ValidationError, match="higher_is_better"):
-        PublishedNumbers.model_validate(altered(raw(), measures__accuracy__higher_is_better="false"))
+    with pytest.raises(ValueError, match="higher_is_better"):
+        check(PublishedNumbers.model_validate(altered(raw(), measures__accuracy__higher_is_better="false")))
+
+
+def test_the_file_is_consistent():
+    check(load_published())
 
 
 def averages():
@@ -114,12 +165,12 @@ def test_numbers_that_stand_in_two_tables_are_equal():
 
 
 def test_every_recipe_of_a_paper_has_numbers_and_no_other():
-    assert {told.recipe for told in TOLD} == set(ROWS)
-    assert {told.recipe for told in TOLD if not told.settings and not told.factors} == set(ROWS)
+    assert {told.recipe for told in PAIRS} == set(ROWS)
+    assert {told.recipe for told in PAIRS if not told.settings and not told.factors} == set(ROWS)
 
 
 def test_no_level_of_a_recipe_has_two_answers():
-    levels = [(one.recipe, tuple(one.factors.items()), one.metric) for one in TOLD if not one.settings]
+    levels = [(one.recipe, tuple(one.factors.items()), one.metric) for one in PAIRS if not one.settings]
     assert len(set(levels)) == len(levels)
 
 
@@ -307,7 +358,7 @@ def test_what_cannot_be_compared_is_said_in_a_sentence(tmp_path, text):
     assert len(found[0]) == 1 and found[0][0].startswith("settings were not compared with those of quickstart: ")
     assert "\n" not in found[0][0] and "Errno" not in found[0][0]
     assert published_numbers.changed(tmp_path / "another", "quickstart") == [
-        "settings were not compared with those of quickstart: of some runs there is no recipe.yaml"
+        "settings were not compared with those of quickstart: some runs have no recipe.yaml"
     ]
 
 
@@ -322,7 +373,7 @@ def test_bytes_and_unknown_recipes_are_said_in_a_sentence(tmp_path):
     (tmp_path / "recipe.yaml").write_bytes(b"\xff\xfe")
     assert published_numbers.changed(tmp_path, "quickstart")[0].startswith("settings were not compared")
     assert published_numbers.changed(tmp_path, "mine") == [
-        "mine is no packaged recipe, so its settings were not compared"
+        "mine is not a packaged recipe, so its settings were not compared"
     ]
 
 

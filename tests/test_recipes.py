@@ -68,7 +68,7 @@ def problems(tmp_path, **changes):
         ({"pretrain__train__steps": 0}, "pretrain.train.steps", "greater than 0"),
         ({"pretrain__train__learning_rate": -1.0}, "pretrain.train.learning_rate", "greater than 0"),
         ({"pretrain__train__learning_rate": float("inf")}, "pretrain.train.learning_rate", "finite"),
-        ({"encoder": {"std": float("inf")}}, "encoder.std", "finite"),
+        ({"encoder": {"init_std": float("inf")}}, "encoder.init_std", "finite"),
         ({"pretrain__train__lr": 0.1}, "pretrain.train.lr", "did you mean learning_rate?"),
         ({"pretrain__objective__ratio": 1.5}, "pretrain.objective.ratio", "less than 1"),
         ({"pretrain__train__epochs": 3}, "pretrain.train", "epochs and steps are given"),
@@ -231,7 +231,7 @@ def test_keys_change_with_the_science_and_nothing_else(tmp_path):
     for change in (
         {"task__split_seed": 1},
         {"model__dropout": 0.1},
-        {"encoder": {"std": 0.5}},
+        {"encoder": {"init_std": 0.5}},
         {"pretrain__objective__ratio": 0.4},
         {"pretrain__train__learning_rate": 0.02},
         {"finetune__head": {"pool": "max"}},

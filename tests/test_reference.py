@@ -88,7 +88,7 @@ def test_steps_fall_at_their_milestones():
         ({"schedule": "plateau", "patience": 11}, "patience 11 stops the run before"),
         ({"schedule": "plateau", "plateau_factor": 1.5}, "less than 1"),
         ({"schedule": "plato"}, "plateau"),
-        ({"evaluation": "approximate"}, "batches"),
+        ({"metric_average": "approximate"}, "per_batch"),
         ({"validation_masks": "none"}, "redrawn"),
     ],
 )
@@ -192,8 +192,8 @@ CONVENTIONS = {
 def test_every_convention_at_once(tmp_path, kind, objective):
     """Tokens without a head, or two channels of 256 levels; sequences of different lengths; both objectives."""
     settings = {
-        "steps": 6, "batch_size": 8, "learning_rate": 0.01, "evaluate_every": 3, "decay": "all", "weight_decay": 0.1,
-        "max_grad_norm": None, "drop_last": True, "evaluation": "batches",
+        "steps": 6, "batch_size": 8, "learning_rate": 0.01, "evaluate_every": 3, "weight_decay_on": "all",
+        "weight_decay": 0.1, "max_grad_norm": None, "drop_last": True, "metric_average": "per_batch",
     }  # fmt: skip
     redrawn = {"validation_masks": "redrawn"} if objective == "masked" else {}
     one = own_task(
@@ -262,8 +262,8 @@ def test_a_row_is_complete_and_says_what_it_is(name):
     assert options["causal"] == objective.causal or recipe.task.name == "books"  # the next token is the task itself
     for stage in ("pretrain", "finetune"):
         settings = recipe.train(stage)
-        conventions = (settings.drop_last, settings.evaluation, settings.max_grad_norm)
-        assert conventions == ((True, "batches", None) if name in REFERENCE else (False, "exact", 1.0))
+        conventions = (settings.drop_last, settings.metric_average, settings.max_grad_norm)
+        assert conventions == ((True, "per_batch", None) if name in REFERENCE else (False, "exact", 1.0))
     assert options.get("tied_projections", False) == (name in REFERENCE)
     assert (recipe.pretrain.train.validation_masks == "redrawn") == (name in REFERENCE and objective.hides)
     text = recipe.task.name == "text"
@@ -272,7 +272,15 @@ def test_a_row_is_complete_and_says_what_it_is(name):
     if not name.startswith(("reference/", "lra/")):
         return
     _, _, body = ROWS[name].partition("\ntask:")
-    for option in ("tied_projections", "identity", "drop_last", "evaluation", "redrawn", "mask_padding", "decay: all"):
+    for option in (
+        "tied_projections",
+        "identity",
+        "drop_last",
+        "metric_average",
+        "redrawn",
+        "mask_padding",
+        "weight_decay_on: all",
+    ):
         assert (option in told) == (option in body), f"{option} is set, but not told, or the reverse"
 
 
@@ -362,40 +370,9 @@ def papers(folder: Path) -> None:
         (folder / "aan" / f"new_aan_pairs.{part}.tsv").write_text("\n".join(rows) + "\n")
 
 
-SHRUNK = {  # what makes the sequences of a row short
-    "text": ["task.max_length=200"],
-    "listops": ["task.source=generated", "task.min_tokens=30", "task.max_tokens=64"],
-    "retrieval": ["task.max_length=64"],
-    "pathfinder": ["task.source=generated", "task.resolution=32", "task.difficulty=easy"],
-    "segmentation": ["task.resolution=128"],  # 16,384 steps are its least
-    "subtrees": ["task.source=generated", "task.min_tokens=30", "task.max_tokens=64", "task.unique=trees"],
-    "speech": ["task.decimate=16"],
-    "bidmc": ["task.length=500"],
-    "books": ["task.chunk=1024", "model.n_experts=2"],
-    "skills": ["task.length=40"],
-}
-NARROW = {"s4": ["model.d_state=8", "model.n_ssm=1"], "dlr": ["model.d_state=16"]}
-
-
-def shrunk(name: str) -> list[str]:
-    """Overrides that make a row cheap: one narrow layer, short sequences."""
-    recipe = resolved(name)
-    task, model = recipe.task, recipe.model
-    found = ["model.n_layers=1", *SHRUNK.get(task.name, []), *NARROW.get(model.name, [])]
-    if task.name == "text":  # an identity head needs a number for each of 135 tokens
-        return [*found, "model.d_model=160", *(["model.n_ssm=1"] if "spade" in name else [])]
-    if name.startswith(("lra/image", "reference/")):
-        return found
-    if task.name == "images":
-        found.append(f"task.size={7 if task.options['dataset'] == 'mnist' else 8}")
-    if model.options.get("window"):
-        found.append("model.window=128")
-    return [*found, f"model.d_model={8 if task.name == 'segmentation' else 32}"]
-
-
-def goes(name: str, folder: Path, overrides: list[str]) -> None:
-    """Both stages, on a few rows."""
-    result = run(spt_job(load(name, overrides, smoke=True)), folder)
+def goes(name: str, folder: Path) -> None:
+    """Both stages, small, on a few rows."""
+    result = run(spt_job(load(name, smoke=True)), folder)
     assert result.smoke and result.test is not None
 
 
@@ -406,19 +383,19 @@ def goes(name: str, folder: Path, overrides: list[str]) -> None:
 )  # fmt: skip
 def test_a_row_of_a_generated_task_runs_in_smoke_size(name, tmp_path, monkeypatch):
     monkeypatch.setenv("SPT_DATA_DIR", str(tmp_path / "nothing"))
-    goes(name, tmp_path, shrunk(name))
+    goes(name, tmp_path)
 
 
 def test_a_row_of_pairs_runs_in_smoke_size(tmp_path, monkeypatch):
     papers(tmp_path / "data")
     monkeypatch.setenv("SPT_DATA_DIR", str(tmp_path / "data"))
-    goes("lra/retrieval-transformer", tmp_path, shrunk("lra/retrieval-transformer"))
+    goes("lra/retrieval-transformer", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["speech/sc35-transformer-causal", "bidmc/hr-s4", "books/dlr"])
 def test_a_row_of_real_data_runs_in_smoke_size(name, tmp_path, data_dir, monkeypatch):
     monkeypatch.setenv("SPT_DATA_DIR", str(data_dir))
-    goes(name, tmp_path, shrunk(name))
+    goes(name, tmp_path)
 
 
 HUGE = ("books/dlr",)  # 309 million parameters: built on the meta device above
@@ -427,23 +404,23 @@ HUGE = ("books/dlr",)  # 309 million parameters: built on the meta device above
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_builds_and_runs_on_real_data(name, tmp_path, data_dir, monkeypatch):
-    """Bound at full size to a few rows of its task as it is, or of what the data folder has of it; then run, shrunk."""
+    """Bound at full size to a few rows of its task as it is, or of what the data folder has of it; then run, small."""
     monkeypatch.setenv("SPT_DATA_DIR", str(data_dir))
     if "retrieval" in name:
         papers(tmp_path / "data")
         monkeypatch.setenv("SPT_DATA_DIR", str(tmp_path / "data"))
     if name.endswith("pythia"):
         stand_in(tmp_path / "hub", monkeypatch)
-    one = load(name, smoke=True) if name not in HUGE else None
+    one = load(name, smoke="full") if name not in HUGE else None
     for job in (spt_job(one), Job(one, "pretrain", 0)) if one else ():
         assert build_stage(job).model.parameter_counts()["total"] > 10_000
     if name.endswith("pythia"):  # of one size, and that is large; tests/test_hf.py runs a small one
         return
-    goes(name, tmp_path, shrunk(name))
+    goes(name, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_a_small_recipe_runs_in_smoke_size(name, tmp_path, data_dir, monkeypatch):
     monkeypatch.setenv("SPT_DATA_DIR", str(data_dir))
-    goes(name, tmp_path, [])
+    goes(name, tmp_path)

@@ -387,7 +387,7 @@ def test_two_runs_that_cannot_be_told_apart_are_not_mixed(tmp_path: Path) -> Non
     finish(tmp_path, "spt", 0, 0.9, run="finetune-zzz", parent="another")
     made = collect.read_report([tmp_path])
     assert [row.spt for row in made.rows] == [pytest.approx(0.6)]
-    assert made.warnings == ("finetune-zzz is left out: it has the settings and the seed of finetune-spt0",)
+    assert made.warnings == ("finetune-zzz is left out: it has the same settings and seed as finetune-spt0",)
     assert "finetune-zzz" in shown(made)
 
 
@@ -535,7 +535,7 @@ def test_markdown_tables_hold_every_column(tmp_path: Path) -> None:
 
 def test_csv_holds_the_metrics_own_units(tmp_path: Path) -> None:
     made = several(tmp_path)
-    rows = list(csv.DictReader(io.StringIO(machine.rows_csv(made))))
+    rows = list(csv.DictReader(io.StringIO(machine.to_csv(made, "rows"))))
     assert [(row["task"], row["n"], row["planned"], row["failures"]) for row in rows] == [
         ("digits", "2", "3", "1"),
         ("image", "5", "5", "0"),
@@ -543,7 +543,7 @@ def test_csv_holds_the_metrics_own_units(tmp_path: Path) -> None:
     assert float(rows[0]["scratch"]) == pytest.approx(0.725)
     assert (rows[0]["spt_total_steps"], rows[0]["spt_pretraining_steps"]) == ("100.0", "60.0")
     assert rows[0]["ratio_seconds"] == "1.25"
-    seeds = list(csv.DictReader(io.StringIO(machine.seeds_csv(made))))
+    seeds = list(csv.DictReader(io.StringIO(machine.to_csv(made, "seeds"))))
     assert len(seeds) == 8
     assert (seeds[2]["scratch"], seeds[2]["spt"], seeds[2]["spt_state"]) == ("0.8", "", "diverged")
     assert seeds[1]["spt_run"] == "finetune-spt1"

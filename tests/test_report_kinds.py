@@ -80,14 +80,14 @@ def test_holm_counts_every_row_and_verdicts_allow_for_it(tmp_path: Path) -> None
     assert [row.decision for row in made.rows] == ["spt", "spt alone", "open"]
     thin = made.rows[1]
     assert thin.verdict == (
-        "SPT beats scratch by 3.00 points (95 % interval 0.52 to 5.48, n=3) taken alone; among the 3 comparisons of "
-        f"this report it is not decided (Holm p {holm(p)[1]:.3f})"
+        "SPT beats scratch by 3.00 points (95 % interval 0.52 to 5.48, n=3) on its own; not decided among the 3 "
+        f"comparisons of this report (Holm p {holm(p)[1]:.3f})"
     )
     assert "alone" not in made.rows[0].verdict
     for text in (shown(made), markdown.markdown(made)):
         assert "Holm p" in text and f"{holm(p)[1]:.3f}" in text
     assert f"| +0.52 to +5.48 | {p[1]:.3f} | {holm(p)[1]:.3f} | " in markdown.markdown(made)
-    lines = list(csv.DictReader(io.StringIO(machine.rows_csv(made))))
+    lines = list(csv.DictReader(io.StringIO(machine.to_csv(made, "rows"))))
     assert [float(line["holm"]) for line in lines] == pytest.approx(holm(p))
 
 
@@ -101,7 +101,7 @@ def test_scratch_can_win_alone_too(tmp_path: Path) -> None:
     swapped = {task: scores[::-1] for task, scores in THREE.items()}
     row = collect.read_report([tasks(tmp_path, swapped)]).rows[1]
     assert row.decision == "scratch alone"
-    assert row.verdict.startswith("scratch beats SPT by 3.00 points") and "it is not decided" in row.verdict
+    assert row.verdict.startswith("scratch beats SPT by 3.00 points") and "not decided among" in row.verdict
 
 
 def test_equal_rows_are_one_comparison(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def arm_of(row: Row, arm: str) -> Any:
     return found
 
 
-def test_one_seed_is_held_against_chance_by_its_test_rows(tmp_path: Path) -> None:
+def test_one_seed_is_compared_with_chance_by_its_test_rows(tmp_path: Path) -> None:
     made = collect.read_report([compared(tmp_path, [45 / 360], [60 / 360])])
     (row,) = made.rows
     for arm, correct, above in (("scratch", 45, False), ("spt", 60, True)):
@@ -156,7 +156,7 @@ def test_one_seed_is_held_against_chance_by_its_test_rows(tmp_path: Path) -> Non
         assert f"{p:.3f} (items)" in text and "< 0.001 (items)" in text.replace("&lt;", "<")
 
 
-def test_several_seeds_are_held_against_chance_one_sided(tmp_path: Path) -> None:
+def test_several_seeds_are_compared_with_chance_one_sided(tmp_path: Path) -> None:
     row = row_of(compared(tmp_path, [0.11, 0.13, 0.16], [0.05, 0.06, 0.04]))
     p = t_test([0.01, 0.03, 0.06])[0] / 2
     assert 0.05 < p < 0.1
@@ -202,7 +202,7 @@ def test_items_are_compared_seed_by_seed(tmp_path: Path) -> None:
     assert any(note.startswith("test items not compared at seed 1: finetune-scratch1") for note in row.notes)
     for text in (shown(made), markdown.markdown(made)):
         assert "Test items, seed by seed" in text and "0.180" in text
-        assert "it says nothing about networks of other seeds" in " ".join(text.split())
+        assert "generalises to other test items, not to networks of other seeds" in " ".join(text.split())
     write.write_report(made, folder)
     (line,) = csv.DictReader(io.StringIO((folder / "items.csv").read_text()))
     assert (line["label"], line["seed"], line["only_spt"]) == ("digits / transformer", "0", "7")
@@ -212,7 +212,7 @@ def test_items_are_compared_seed_by_seed(tmp_path: Path) -> None:
     assert not (folder / "items.csv").exists()
 
 
-# Over tasks
+# Across tasks
 
 
 def iqm(scores: Sequence[float]) -> float:
@@ -220,7 +220,7 @@ def iqm(scores: Sequence[float]) -> float:
     return statistics.fmean(sorted(scores)[cut : len(scores) - cut])
 
 
-def test_tasks_are_pooled_on_one_scale(tmp_path: Path) -> None:
+def test_tasks_are_averaged_on_one_scale(tmp_path: Path) -> None:
     made = collect.read_report([tasks(tmp_path, THREE)])
     (pooled,) = made.pooled
     scratch, spt = ([(score - 0.1) / 0.9 for pair in THREE.values() for score in pair[arm]] for arm in (0, 1))
@@ -234,7 +234,7 @@ def test_tasks_are_pooled_on_one_scale(tmp_path: Path) -> None:
     for text in (shown(made), markdown.markdown(made)):
         flat = " ".join(text.split())
         assert f"{pooled.difference.value:+.3f} ({pooled.difference.low:+.3f} to {pooled.difference.high:+.3f})" in flat
-        assert "Over tasks" in flat and "not other tasks" in flat
+        assert "Across tasks" in flat and "not other tasks" in flat
         assert "interquartile mean of normalised scores" in flat
 
 
@@ -260,7 +260,7 @@ def test_tasks_without_a_scale_or_with_missing_runs_are_left_out(tmp_path: Path)
     assert pooled.left_out == ("half / transformer", "error / transformer")
 
 
-def test_levels_and_models_are_not_pooled_as_tasks(tmp_path: Path) -> None:
+def test_levels_and_models_are_not_averaged_as_tasks(tmp_path: Path) -> None:
     rows, cells = [], []
     for fraction in (0.1, 1.0):
         for task, pair in THREE.items():
@@ -274,18 +274,18 @@ def test_levels_and_models_are_not_pooled_as_tasks(tmp_path: Path) -> None:
     ]
 
 
-def test_two_rows_of_one_task_are_not_pooled(tmp_path: Path) -> None:
+def test_two_rows_of_one_task_are_not_averaged(tmp_path: Path) -> None:
     cells = arms(tmp_path, 0, "a", *THREE["thin"]) + arms(tmp_path, 1, "b", *THREE["clear"])
     cells += arms(tmp_path, 2, "c", *THREE["open"], task="image")
     rows = [{"name": "a"}, {"name": "b"}, {"name": "c", "task": "image"}]
     made = collect.read_report([study(tmp_path, "compare", rows, cells)])
     assert made.pooled == ()
     assert made.notes == (
-        "not pooled over tasks with transformer: a task has several rows, which do not count as tasks",
+        "not averaged over tasks with transformer: a task has several rows, which do not count as tasks",
     )
 
 
-def test_equal_rows_are_pooled_once(tmp_path: Path) -> None:
+def test_equal_rows_are_averaged_once(tmp_path: Path) -> None:
     first = tasks(tmp_path, THREE)
     shutil.copytree(first, tmp_path / "compare-2")
     (pooled,) = collect.read_report([tmp_path]).pooled
@@ -341,7 +341,7 @@ def test_a_contrast_that_holds_only_alone_says_so(tmp_path: Path) -> None:
     rows = [{"factors": {"initialisation": name}} for name in ("structured", "random")]
     one = collect.read_report([study(tmp_path, "init", rows, cells)]).contrasts[0]
     assert one.decision == "first alone"
-    assert "taken alone; among the 3 contrasts of this study it is not decided (Holm p" in one.verdict
+    assert "on its own; not decided among the 3 contrasts of this study (Holm p" in one.verdict
 
 
 def test_contrasts_need_the_same_data_and_real_runs(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_recipes_of_one_study_are_contrasted_apart(tmp_path: Path) -> None:
     assert {one.tests for one in made.contrasts} == {6}
 
 
-def test_levels_stand_side_by_side_with_their_change(tmp_path: Path) -> None:
+def test_levels_are_listed_with_their_change(tmp_path: Path) -> None:
     scores = {"100K": ([0.5, 0.6], [0.55, 0.66]), "1M": ([0.6, 0.7], [0.8, 0.8]), "3M": ([0.6, 0.6], [0.7, 0.9])}
     rows, cells = [], []
     for row, (size, pair) in enumerate(scores.items()):
@@ -435,7 +435,7 @@ def test_the_best_share_needs_runs_and_seeds(tmp_path: Path) -> None:
     assert collect.read_report([shares(tmp_path / "one", {0.2: [0.8] * 3})]).best == ()
 
 
-def test_a_share_of_nothing_is_no_share_of_spt(tmp_path: Path) -> None:
+def test_a_share_of_zero_is_not_a_share_of_spt(tmp_path: Path) -> None:
     folder = shares(tmp_path, CLEAR)
     value = json.loads((folder / "study.json").read_text())
     value["rows"].append(value["rows"][0] | {"factors": {"share": 0.0}})
@@ -454,7 +454,7 @@ def test_lower_is_better_among_shares_too(tmp_path: Path) -> None:
     assert (best.best, best.decided) == ("share 0.6", True)
 
 
-def test_matched_budgets_are_held_against_the_total(tmp_path: Path) -> None:
+def test_matched_budgets_are_compared_with_the_total(tmp_path: Path) -> None:
     made = collect.read_report([shares(tmp_path, {0.2: CLEAR[0.2]})])
     (match,) = made.matches
     assert (match.total.axis, match.total.amount, match.scratch, match.spt) == ("examples", 1000, 1000, 1000)
@@ -463,7 +463,7 @@ def test_matched_budgets_are_held_against_the_total(tmp_path: Path) -> None:
     assert match.warnings == () == made.rows[0].warnings
     for text in (shown(made), markdown.markdown(made)):
         assert "Matched budgets" in text and "1,000" in text and "+0.0 %" in text
-    (line,) = csv.DictReader(io.StringIO(machine.rows_csv(made)))
+    (line,) = csv.DictReader(io.StringIO(machine.to_csv(made, "rows")))
     assert (line["factor_share"], line["matched_axis"], line["matched_total"]) == ("0.2", "examples", "1000.0")
 
 
@@ -482,7 +482,7 @@ def test_a_residual_mismatch_is_warned_of(tmp_path: Path, axis: str, amount: flo
     assert match.mismatch[axis] == pytest.approx(mismatch)  # type: ignore[index]
     assert match.scratch == pytest.approx(amount) and match.spt == pytest.approx(amount * (1 + mismatch))
     wanted = (
-        f"SPT has +{100 * mismatch:.1f}% {axis} of the total it should have",
+        f"SPT has +{100 * mismatch:.1f}% {axis} of the intended total",
         f"the arms are not matched: SPT has +{100 * mismatch:.1f}% {axis} against scratch",
     )
     assert match.warnings == made.rows[0].warnings == wanted
@@ -493,8 +493,8 @@ def test_a_residual_mismatch_is_warned_of(tmp_path: Path, axis: str, amount: flo
 def test_a_total_that_neither_arm_reached_is_warned_of(tmp_path: Path) -> None:
     made = collect.read_report([shares(tmp_path, {0.2: CLEAR[0.2]}, amount=1100)])
     assert made.rows[0].warnings == (
-        "scratch has -9.1% examples of the total it should have",
-        "SPT has -9.1% examples of the total it should have",
+        "scratch has -9.1% examples of the intended total",
+        "SPT has -9.1% examples of the intended total",
     )
     close = collect.read_report([shares(tmp_path / "close", {0.2: CLEAR[0.2]}, amount=1040)])
     assert close.rows[0].warnings == ()
@@ -503,7 +503,7 @@ def test_a_total_that_neither_arm_reached_is_warned_of(tmp_path: Path) -> None:
 # What a study has spent
 
 
-def test_shared_runs_are_paid_for_once(tmp_path: Path) -> None:
+def test_shared_runs_are_counted_once(tmp_path: Path) -> None:
     made = collect.read_report([shares(tmp_path, CLEAR)])
     spent = {(one.arm, one.part): one for one in made.spent}
     assert {key: one.runs for key, one in spent.items()} == {
@@ -518,10 +518,10 @@ def test_shared_runs_are_paid_for_once(tmp_path: Path) -> None:
     text = markdown.markdown(made)
     assert "| compute-1 | scratch, finetuning | 3 | 300 | 3,000 | 192,000 | 3.00e10 | 0.0 s | 24.0 s |" in text
     assert "|  | SPT, total | 18 | 900 | 9,000 | 576,000 | 9.00e10 | 0.0 s | 90.0 s |" in text
-    assert "Spent" in shown(made)
+    assert "Total cost" in shown(made)
 
 
-def test_runs_that_gave_nothing_are_counted_apart(tmp_path: Path) -> None:
+def test_runs_without_a_result_are_counted_separately(tmp_path: Path) -> None:
     folder = compared(tmp_path, [0.7, 0.8], [0.8, 0.9])
     (tmp_path / "finetune-scratch1" / "result.json").unlink()
     RunFolder(tmp_path, "finetune-scratch1").set_status("diverged", "the loss became nan", 5)
@@ -618,7 +618,7 @@ def test_a_search_shows_trials_choice_and_edges(tmp_path: Path) -> None:
     assert (search.scratch.edges, search.spt.edges) == ((), ("learning_rate",))
     assert search.warnings == ()
     (note,) = search.notes
-    assert note == "SPT: the chosen learning_rate 0.03 lies on the edge of what was tried; widen the space there"
+    assert note == "SPT: the chosen learning_rate 0.03 is at the edge of the search space; widen it there"
     means = [statistics.fmean(scores) for scores in SCRATCH_TRIALS]
     assert [one.settings for one in search.scratch.expected] == [1, 2, 4]
     assert [one.value for one in search.scratch.expected] == pytest.approx([subsets(means, k) for k in (1, 2, 4)])
@@ -634,7 +634,7 @@ def test_a_search_shows_trials_choice_and_edges(tmp_path: Path) -> None:
     )
     assert "|  | SPT | learning_rate 0.03, name adamw | 8 | 0 | 72.00 | learning_rate |" in markdown.markdown(made)
     assert "| digits / transformer | SPT | 3 | learning_rate 0.03, name adamw | 1 | 74.00 |" in markdown.markdown(made)
-    lines = list(csv.DictReader(io.StringIO(machine.searches_csv(made))))
+    lines = list(csv.DictReader(io.StringIO(machine.to_csv(made, "searches"))))
     assert len(lines) == 16
     assert [line["space_learning_rate"] for line in lines if line["chosen"] == "True"] == ["0.003"] * 2 + ["0.03"] * 2
     assert (lines[0]["validation"], lines[0]["state"], lines[0]["run"]) == ("0.5", "done", "finetune-tscratch0-0")
@@ -659,7 +659,7 @@ def test_lost_trials_count_and_missing_ones_are_listed(tmp_path: Path) -> None:
     (search,) = made.searches
     assert (search.scratch.done, search.scratch.lost, search.spt.done, search.spt.lost) == (3, 1, 3, 0)
     assert search.notes == (
-        "scratch: 1 of 4 trials gave no score; they count as trials",
+        "scratch: 1 of 4 trials have no score; they still count as trials",
         "SPT: 1 of 4 trials are not finished",
     )
     assert [one.value for one in search.scratch.expected] == pytest.approx(
@@ -693,8 +693,8 @@ def test_unequal_searches_are_warned_of(tmp_path: Path) -> None:
     (search,) = collect.read_report(
         [tuned(tmp_path, SCRATCH_TRIALS, SPT_TRIALS[:3], {"scratch": 1, "spt": 1})]
     ).searches
-    assert search.warnings == ("the arms were not tuned alike: scratch has 4 settings in 8 trials, SPT 3 in 6",)
-    assert "WARNING: the arms were not tuned alike" in " ".join(
+    assert search.warnings == ("the arms were not tuned equally: scratch has 4 settings in 8 trials, SPT 3 in 6",)
+    assert "WARNING: the arms were not tuned equally" in " ".join(
         shown(collect.read_report([tmp_path / "tune-1"])).split()
     )
     folder = tuned(tmp_path / "b", SCRATCH_TRIALS[:3], SPT_TRIALS[:3])
@@ -706,10 +706,10 @@ def test_unequal_searches_are_warned_of(tmp_path: Path) -> None:
     ]
     write_json(folder / "study.json", value)
     (search,) = collect.read_report([folder]).searches
-    assert search.warnings == ("the arms were not tuned alike: they tried different settings",)
+    assert search.warnings == ("the arms were not tuned equally: they tried different settings",)
 
 
-def test_a_trial_that_is_also_the_final_run_is_paid_for_once(tmp_path: Path) -> None:
+def test_a_trial_that_is_also_the_final_run_is_counted_once(tmp_path: Path) -> None:
     folder = tuned(tmp_path, [[0.5]], [[0.6]], {"scratch": 0, "spt": 0}, finals=False)
     value = json.loads((folder / "study.json").read_text())
     value["cells"] = [
@@ -749,7 +749,7 @@ def complete(made: Report) -> None:
     """Every form of it can be written."""
     assert shown(made) and markdown.markdown(made)
     json.dumps(machine.to_json(made), allow_nan=False)
-    assert all(isinstance(text, str) for text in (machine.rows_csv(made), machine.seeds_csv(made)))
+    assert all(isinstance(text, str) for text in (machine.to_csv(made, "rows"), machine.to_csv(made, "seeds")))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -810,7 +810,7 @@ def test_notes_of_planning_are_passed_on(tmp_path: Path) -> None:
 
 def test_csv_has_a_column_for_each_factor(tmp_path: Path) -> None:
     first, second = data(tmp_path / "a"), init(tmp_path / "b")
-    lines = list(csv.DictReader(io.StringIO(machine.rows_csv(collect.read_report([first, second])))))
+    lines = list(csv.DictReader(io.StringIO(machine.to_csv(collect.read_report([first, second]), "rows"))))
     assert [(line["factor_fraction"], line["factor_initialisation"]) for line in lines] == [
         ("0.05", ""),
         ("1.0", ""),

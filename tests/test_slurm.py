@@ -430,5 +430,5 @@ def test_a_cancelled_element_stays_cancelled(tmp_path, cluster):
     subprocess.run(["scancel", ids[run.name]], check=True, timeout=60)
     found = reasons(run_on_slurm(jobs, tmp_path / "runs", SETTINGS, REAL, tmp_path / "study", lambda text: None))
     assert list(found) == [run.name, jobs[1].job.name], logs(tmp_path / "study")
-    assert "ended without a word" in found[run.name]
+    assert "was killed" in found[run.name]
     assert state(tmp_path / "runs", jobs[1].job.parent) == "stopped" and 20 < saved(run) < 600

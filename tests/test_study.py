@@ -94,7 +94,7 @@ def test_a_study_is_what_its_file_says(kind, tmp_path):
         ([], "is not a study"),
         ({"kind": "compute"}, "recipes: missing"),
         ({"kind": "compute", "recipes": []}, "recipes"),
-        ({"kind": "compute", "recipes": ["a", "a"]}, "stands twice"),
+        ({"kind": "compute", "recipes": ["a", "a"]}, "listed twice"),
         ({"kind": "compute", "recipes": ["a"], "shares": [0.2, 1]}, r"shares must be different numbers in \[0, 1\)"),
         ({"kind": "compute", "recipes": ["a"], "shares": [0]}, "above 0"),
         ({"kind": "compute", "recipes": ["a"], "match": "steps"}, "match"),
@@ -114,7 +114,7 @@ def test_a_study_is_what_its_file_says(kind, tmp_path):
         ({"kind": "tune", "recipes": ["a"], "space": {"learning_rate": []}}, "different values"),
         ({"kind": "tune", "recipes": ["a"], "space": {"learning_rate": {"low": 0, "high": 1}}}, "low 0 must lie below"),
         ({"kind": "tune", "recipes": ["a"], "space": {"learning_rate": {"low": 1e-4, "high": 1}}}, "number of trials"),
-        ({"kind": "tune", "recipes": ["a"], "space": {"epochs": [1, 2]}}, "no setting of supervised training"),
+        ({"kind": "tune", "recipes": ["a"], "space": {"epochs": [1, 2]}}, "not a tunable setting"),
         ({"kind": "compare", "recipes": ["a"], "seeds": 0}, "seeds"),
         ({"kind": "compare", "recipes": ["a"], "seeds": [1, 1]}, "seeds"),
     ],
@@ -155,8 +155,8 @@ def test_recipes_are_found_from_the_studys_own_folder(tmp_path, monkeypatch):
 
 def cost(job, axis, meter):
     """What a job's own stage comes to on this axis, from its data and network."""
-    bound = build_stage(job)
-    steps, n = plan_steps(bound.model, bound.data, job.train), len(bound.data.train)
+    setup = build_stage(job)
+    steps, n = plan_steps(setup.model, setup.data, job.train), len(setup.data.train)
     examples = example_count(steps, n, job.train.batch_size)
     if axis == "epochs":
         return examples / n
@@ -446,7 +446,7 @@ def test_nothing_is_chosen_before_all_have_had_their_try(tmp_path, meter, runtim
     layout = laid(tmp_path, meter, "tune", space={"learning_rate": [0.03, 0.01]}, seeds=1)
     said = []
     folder, _ = run_study(layout, root, ExecutionTarget(part=(1, 2)), runtime, said.append)
-    assert any("nothing is chosen yet" in text and "are not done yet" in text for text in said)
+    assert any("nothing is chosen yet" in text and "are not finished" in text for text in said)
     assert read_plan(folder).cells == ()
     again, _ = run_study(layout, root, ExecutionTarget(part=(2, 2)), runtime, said.append)
     assert again == folder
@@ -459,7 +459,7 @@ def test_a_diverged_setting_loses_and_counts_as_tried(tmp_path, meter, runtime):
     recipe = {"finetune__train__max_grad_norm": None}
     layout = laid(tmp_path, meter, "tune", recipe=recipe, space={"learning_rate": [0.01, 1e38]}, seeds=1)
     folder, failed = run_study(layout, root, ExecutionTarget(), runtime, lambda text: None)
-    assert failed == 0, "it has had its try"
+    assert failed == 0, "it used up its trial"
     (search,) = read_plan(folder).searches
     assert search.chosen == {"scratch": 0, "spt": 0}
     assert [one.failed for one in selection.scored_settings(root, search, "spt")] == [0, 1]
@@ -531,7 +531,7 @@ def test_states_of_runs(tmp_path, meter, runtime):
         run.create("task: digits\n", {}, {})
         run.set_status("running")
         assert run_state(root, job.name) == "running"
-    assert run_state(root, job.name) == "stopped", "nobody holds it: it ended without a word"
+    assert run_state(root, job.name) == "stopped", "nobody holds it: it was killed"
     run.set_status("diverged", "nan", 5)
     assert run_state(root, job.name) == "diverged"
     run_stage(layout.cells[1].job, root, runtime)

@@ -119,7 +119,7 @@ def test_every_kind_has_its_command(tmp_path):
         (("tune", "tiny.yaml", "--space", "learning_rate=-1"), 2, "learning_rate"),
         (("run", "nosuch"), 2, "unknown study"),
         (("compute", "tiny.yaml", "--shares", ""), 2, "--shares"),
-        (("compare", "tiny.yaml", "./tiny.yaml"), 2, "stands twice"),
+        (("compare", "tiny.yaml", "./tiny.yaml"), 2, "is listed twice"),
         (("compare", "tiny.yaml", "--shard", "²/2"), 2, "--shard"),
         (("compare", "tiny.yaml", "--shard", "1/1000000"), 2, "--shard"),
         (("run", "nosuch.yaml"), 2, "no study file"),
@@ -162,7 +162,7 @@ def test_one_failed_run_does_not_stop_a_study(tmp_path):
     recipe = changed(RECIPE, finetune__train__max_grad_norm=None)
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump(recipe))
     search = ("study", "tune", "bad.yaml", "--space", "learning_rate=0.01,1e38", "--seeds", "1", "--json")
-    found = json.loads(call(*search).stdout)  # a setting that diverged has had its try
+    found = json.loads(call(*search).stdout)  # a diverged setting uses up its trial
     assert found["rows"][0]["n"] == 1
     assert {failure["state"] for failure in found["failures"]} == {"diverged"} and len(found["failures"]) == 2
     done = call("study", "compare", "bad.yaml", "finetune.train.learning_rate=1e38", "--seeds", "1", "--json", code=8)

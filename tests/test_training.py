@@ -175,11 +175,11 @@ def test_a_batch_is_weighed_as_a_whole(tmp_path):
     from spt.rng import Draw
     from spt.training.losses import per_answer
 
-    bound = build_stage(job)
-    _, rows = next(training_rows(len(bound.data.train), 11, 0, 0))
-    batch = collate(bound.data.train, rows, bound.data.input, bound.data.target)
-    inputs, targets = bound.objective.make_inputs(batch, Draw(0, "corruption", 0))
-    losses = per_answer(bound.output, bound.model(inputs), targets.values)
+    setup = build_stage(job)
+    _, rows = next(training_rows(len(setup.data.train), 11, 0, 0))
+    batch = collate(setup.data.train, rows, setup.data.input, setup.data.target)
+    inputs, targets = setup.objective.make_inputs(batch, Draw(0, "corruption", 0))
+    losses = per_answer(setup.output, setup.model(inputs), targets.values)
     expected = losses[inputs.hidden].mean().item()
     root = tmp_path / "runs"
     shorter = own_task(
@@ -418,16 +418,16 @@ def test_test_is_scored_with_the_selected_weights(tmp_path):
     from spt.training.checkpoint import load_weights
     from spt.training.evaluate import evaluate
 
-    bound = build_stage(job)
-    load_weights(tmp_path / "runs" / job.name / "checkpoints/best", bound.model)
+    setup = build_stage(job)
+    load_weights(tmp_path / "runs" / job.name / "checkpoints/best", setup.model)
     runtime = Runtime(Settings(cpu=True))
-    arguments = (bound.model, bound.objective, bound.output)
-    rest = (bound.data, runtime, job.train, Draw(0, "evaluation", 0))
-    again, found = evaluate(*arguments, bound.data.test, *rest, at_once=3, predict=True)
+    arguments = (setup.model, setup.objective, setup.output)
+    rest = (setup.data, runtime, job.train, Draw(0, "evaluation", 0))
+    again, found = evaluate(*arguments, setup.data.test, *rest, at_once=3, predict=True)
     assert again == result.test
     table = pq.read_table(tmp_path / "runs" / job.name / "predictions.parquet").to_pydict()
     assert table["prediction"] == found.values.tolist()
-    assert evaluate(*arguments, bound.data.val, *rest, at_once=3)[0] == result.val
+    assert evaluate(*arguments, setup.data.val, *rest, at_once=3)[0] == result.val
 
 
 def test_the_loop_is_plain_adamw(tmp_path, monkeypatch):
@@ -447,28 +447,28 @@ def test_the_loop_is_plain_adamw(tmp_path, monkeypatch):
     from spt.data.batching import collate, training_rows
     from spt.rng import Draw
 
-    bound = build_stage(job)
-    matrices = [p for n, p in bound.model.named_parameters() if p.ndim >= 2 and "encoder" not in n]
-    others = [p for n, p in bound.model.named_parameters() if p.ndim < 2 or "encoder" in n]
+    setup = build_stage(job)
+    matrices = [p for n, p in setup.model.named_parameters() if p.ndim >= 2 and "encoder" not in n]
+    others = [p for n, p in setup.model.named_parameters() if p.ndim < 2 or "encoder" in n]
     groups = [{"params": matrices, "weight_decay": 0.2}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=0.03, betas=(0.8, 0.9), fused=False)
     rates = [0.5, 1.0, 1.0, 0.75, 0.25]  # two steps of warm-up, then half a cosine over three
     for rate, (epoch, rows) in zip(rates, training_rows(40, 9, 3, 0), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = 0.03 * rate
-        inputs, _ = bound.objective.make_inputs(
-            collate(bound.data.train, rows, bound.data.input, bound.data.target), Draw(3, "corruption", epoch)
+        inputs, _ = setup.objective.make_inputs(
+            collate(setup.data.train, rows, setup.data.input, setup.data.target), Draw(3, "corruption", epoch)
         )
-        tokens = collate(bound.data.train, rows, bound.data.input, bound.data.target).x
-        loss = torch.nn.functional.cross_entropy(bound.model(inputs)[inputs.hidden], tokens[inputs.hidden])
+        tokens = collate(setup.data.train, rows, setup.data.input, setup.data.target).x
+        loss = torch.nn.functional.cross_entropy(setup.model(inputs)[inputs.hidden], tokens[inputs.hidden])
         optimizer.zero_grad()
         loss.backward()
-        norm = float(torch.nn.utils.clip_grad_norm_(bound.model.parameters(), 0.3))
+        norm = float(torch.nn.utils.clip_grad_norm_(setup.model.parameters(), 0.3))
         assert norm > 0.3  # clipping does something here
         assert norms.pop(0) == pytest.approx(norm, rel=1e-3)  # Adam would hide a gradient of another scale
         optimizer.step()
     found = weights(tmp_path / "runs" / job.name / "checkpoints/best")
-    for name, tensor in bound.model.state_dict().items():
+    for name, tensor in setup.model.state_dict().items():
         np.testing.assert_allclose(found[name], tensor.numpy(), atol=2e-4, err_msg=name)
 
 
@@ -559,10 +559,10 @@ def test_complex_parameters_train(tmp_path):
 
 
 def test_selecting_by_loss_compares_accuracy(tmp_path):
-    one = loaded(tmp_path, finetune__train__select="loss")
+    one = loaded(tmp_path, finetune__train__select_by="loss")
     result = run(Job(one, "finetune", 0), tmp_path / "runs")
     assert (result.metric, result.selected_by, result.higher_is_better) == ("accuracy", "loss", True)
-    regression = own_task(tmp_path, task__target="reals", finetune__train__select="r2")
+    regression = own_task(tmp_path, task__target="reals", finetune__train__select_by="r2")
     result = run(Job(regression, "finetune", 0), tmp_path / "runs")
     assert (result.metric, result.selected_by, result.chance) == ("mse", "r2", None)
 
@@ -593,7 +593,7 @@ def test_what_is_logged_beyond_the_resumed_step_is_forgotten(tmp_path):
 
 
 def test_encoder_and_head_are_what_the_recipe_says(tmp_path):
-    options = {"encoder": {"std": 0.01}, "finetune__head": {"mlp": True}, "model__d_model": 64}
+    options = {"encoder": {"init_std": 0.01}, "finetune__head": {"mlp": True}, "model__d_model": 64}
     model = build_stage(Job(loaded(tmp_path, **options), "finetune", 0)).model
     assert model.encoder.map.weight.std().item() == pytest.approx(0.01, rel=0.1)
     assert model.encoder.hidden.std().item() == pytest.approx(0.01, rel=0.4)
@@ -678,20 +678,34 @@ def test_only_needed_checkpoints_are_kept(tmp_path):
 
 
 def test_signals_are_noted_and_a_second_ctrl_c_acts_at_once():
-    from spt.runtime.signals import StopSignals, stopped
+    from spt.runtime.signals import StopSignals
 
-    with StopSignals() as signals:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGINT)
-    assert signals.received == signal.SIGTERM  # the first one says why
-    with StopSignals() as signals, pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-    with StopSignals(alone=False) as signals:  # a launcher passes on what the terminal has sent already
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-    assert signals.received == signal.SIGINT
-    assert (stopped(signal.SIGINT, 3).exit_code, stopped(signal.SIGTERM, 3).exit_code) == (130, 75)
+    with pytest.raises(Stopped) as caught, StopSignals() as signals:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        signals.check()
+    assert type(caught.value) is Stopped and caught.value.exit_code == 75  # the first one says why
+    with pytest.raises(KeyboardInterrupt), StopSignals():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with pytest.raises(Interrupted) as caught, StopSignals(alone=False) as signals:
+        signal.raise_signal(signal.SIGINT)  # a launcher passes on what the terminal has sent already
+        signal.raise_signal(signal.SIGINT)
+        signals.wait(60.0)
+    assert caught.value.exit_code == 130
+    for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+        assert signal.signal(number, handler) is signal.SIG_IGN  # this process is ending already
+
+
+def test_a_signal_after_the_last_step_is_not_lost():
+    from spt.runtime.signals import StopSignals
+
+    with pytest.raises(KeyboardInterrupt), StopSignals():
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), StopSignals():
+        signal.raise_signal(signal.SIGINT)
+        raise DivergedError("the loss is not finite")  # the next run would begin
 
 
 def test_a_validation_loss_that_is_not_finite_is_divergence(tmp_path, monkeypatch):

@@ -28,14 +28,14 @@ def pretrained(tmp_path_factory):
 
 def test_every_tensor_of_encoder_and_backbone_is_copied(pretrained):
     one, folder = pretrained
-    bound = build_stage(spt_job(one))
-    before = {name: tensor.clone() for name, tensor in bound.model.state_dict().items()}
+    setup = build_stage(spt_job(one))
+    before = {name: tensor.clone() for name, tensor in setup.model.state_dict().items()}
     matches = load_pretrained(
-        folder / "checkpoints/best", bound.model, one.recipe.model.model_dump(mode="json"), bound.data.input
+        folder / "checkpoints/best", setup.model, one.recipe.model.model_dump(mode="json"), setup.data.input
     )
     saved = weights(folder / "checkpoints/best")
     moved = 0
-    for name, tensor in bound.model.state_dict().items():
+    for name, tensor in setup.model.state_dict().items():
         if name.startswith("head."):
             assert torch.equal(tensor, before[name])
         else:
@@ -43,7 +43,7 @@ def test_every_tensor_of_encoder_and_backbone_is_copied(pretrained):
             moved += not torch.equal(tensor, before[name])
     assert moved > 10  # pretraining did change them
     assert [(m.part, m.outcome) for m in matches] == [("encoder", "copied"), ("backbone", "copied"), ("head", "new")]
-    counts = bound.model.parameter_counts()
+    counts = setup.model.parameter_counts()
     assert all(m.parameters == counts[m.part] for m in matches)
 
 

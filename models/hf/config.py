@@ -38,6 +38,10 @@ class Config(BackboneConfig):
         {}, description="the architecture's own settings, as in its config.json, e.g. {num_attention_heads: 8}"
     )
 
+    def smoke_sizes(self) -> dict[str, int]:
+        """A checkpoint's sizes are fixed. Four layers: architectures have up to four kinds of them, in turn."""
+        return {"d_model": 64, "n_layers": 4} if self.checkpoint is None else {}
+
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, given: Any) -> Any:

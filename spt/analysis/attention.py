@@ -1,4 +1,4 @@
-"""How far the attention of a finished run looks, head by head, against its initial network and uniform attention.
+"""How far the attention of a finished run reaches, head by head, beside its initial network and uniform attention.
 
 The distance of a head is the mean over queries of sum_k a_qk |q - k|, in steps; its entropy that of a query's weights,
 in nats. Queries on padding are left out.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 WITH_ATTENTION = ("dlr_attention", "spade", "transformer")
-WITHIN = (1, 8, 64)  # steps
+WITHIN_STEPS = (1, 8, 64)  # steps
 
 
 class HeadStatistics(NamedTuple):
@@ -38,28 +38,28 @@ class HeadStatistics(NamedTuple):
 
     distance: float  # steps
     entropy: float  # nats
-    within: tuple[float, ...]  # share of the attention at most WITHIN steps away
+    within: tuple[float, ...]  # share of the attention at most WITHIN_STEPS away
 
-    def told(self) -> dict[str, float]:
-        shares = {f"within_{steps}": share for steps, share in zip(WITHIN, self.within, strict=True)}
+    def as_dict(self) -> dict[str, float]:
+        shares = {f"within_{steps}": share for steps, share in zip(WITHIN_STEPS, self.within, strict=True)}
         return {"distance": self.distance, "entropy": self.entropy, **shares}
 
 
 class HeadDistances(NamedTuple):
-    """One head of one layer, and what it would be if it looked at everything it may look at alike."""
+    """One head of one layer; `uniform` weighs all visible keys equally."""
 
-    layer: int  # from 1, among those that attend
+    layer: int  # from 1, among those with attention
     head: int  # from 1
-    module: str  # of the layer, in the network
+    module: str  # the layer's name in the network
     initial: HeadStatistics
     trained: HeadStatistics
     uniform: HeadStatistics
 
 
 class AttentionDistances(NamedTuple):
-    """Those of one run."""
+    """All heads of one run."""
 
-    opened: FinishedRun
+    run: FinishedRun
     split: str
     rows: int
     heads: tuple[HeadDistances, ...]
@@ -68,21 +68,21 @@ class AttentionDistances(NamedTuple):
 def attention_distances(
     path: Path, rows: int = 64, split: Literal["train", "val", "test"] = "test"
 ) -> AttentionDistances:
-    """Of a finished run of either stage, on the first rows of a split, shown as the run's evaluation shows them: one
-    at a time, and with the hidden steps of a masked objective.
+    """For a finished run of either stage, on the first rows of a split.
 
-    Raises UsageError for a model without softmax attention of ours, else as `open_run`.
+    The network sees them as in evaluation, with the hidden steps of a masked objective, but one row at a time. Raises
+    UsageError for a model without softmax attention of ours, otherwise as `load_run`.
     """
-    opened = load_run(path)
-    bound = opened.bound
-    rows = min(rows, len(bound.data.splits[split]))
-    trained = _Sums.of(bound.model, opened, split, rows)
+    run = load_run(path)
+    setup = run.setup
+    rows = min(rows, len(setup.data.splits[split]))
+    trained = _Sums.of(setup.model, run, split, rows)
     if not trained:
         raise UsageError(
-            f"model {opened.job.loaded.recipe.model.name} has no softmax attention that can be shown; "
-            f"{', '.join(WITH_ATTENTION[:-1])} and {WITH_ATTENTION[-1]} have"
+            f"model {run.job.loaded.recipe.model.name} has no softmax attention to show; "
+            f"{', '.join(WITH_ATTENTION[:-1])} and {WITH_ATTENTION[-1]} do"
         )
-    initial = _Sums.of(opened.untrained(), opened, split, rows)
+    initial = _Sums.of(run.untrained(), run, split, rows)
     heads = [
         HeadDistances(layer, head + 1, module, *numbers)
         for layer, (module, sums) in enumerate(trained.items(), 1)
@@ -90,84 +90,90 @@ def attention_distances(
             zip(initial[module].numbers(), sums.numbers(), [sums.uniform_numbers()] * sums.heads, strict=True)
         )
     ]
-    return AttentionDistances(opened, split, rows, tuple(heads))
+    return AttentionDistances(run, split, rows, tuple(heads))
 
 
 class _Sums:
-    """Of one layer, over queries: distance, entropy and the shares of each head, and of uniform attention."""
+    """Sums over a layer's queries of distance, entropy and near shares, for each head and for uniform attention."""
 
     def __init__(self) -> None:
         self.queries = 0
-        self.own: NDArray[np.float64] | None = None  # (H, 2 + len(WITHIN))
-        self.uniform = np.zeros(2 + len(WITHIN))
+        self.by_head: NDArray[np.float64] | None = None  # (H, 2 + len(WITHIN_STEPS))
+        self.uniform = np.zeros(2 + len(WITHIN_STEPS))
 
     @property
     def heads(self) -> int:
-        return 0 if self.own is None else len(self.own)
+        return 0 if self.by_head is None else len(self.by_head)
 
     def numbers(self) -> list[HeadStatistics]:
-        assert self.own is not None, "a layer that was called"
-        return [_numbers(row / self.queries) for row in self.own]
+        assert self.by_head is not None, "the layer was called"
+        return [_numbers(row / self.queries) for row in self.by_head]
 
     def uniform_numbers(self) -> HeadStatistics:
         return _numbers(self.uniform / self.queries)
 
-    def add(self, seen: AttentionWeights, valid: Tensor) -> None:
-        """`valid` (B, L): which queries are no padding; those that may look at nothing are left out too."""
-        R, M = seen.visible.shape[-2:]
-        device = seen.weights.device
-        query = torch.arange(seen.first_query, seen.first_query + R, device=device)
-        key = torch.arange(seen.first_key, seen.first_key + M, device=device)
+    def add(self, attention: AttentionWeights, valid: Tensor) -> None:
+        """`valid` (B, L) excludes queries on padding; queries that may attend to nothing are excluded too."""
+        R, M = attention.visible.shape[-2:]
+        device = attention.weights.device
+        query = torch.arange(attention.first_query, attention.first_query + R, device=device)
+        key = torch.arange(attention.first_key, attention.first_key + M, device=device)
         away = (key - query[:, None]).abs()
-        counted = valid[:, seen.first_query : seen.first_query + R] & seen.visible.any(-1)[:, 0]  # (B, R)
-        near = [(away <= steps) for steps in WITHIN]
-        weights = seen.weights
-        own = [(weights * away).sum(-1), torch.special.entr(weights).sum(-1), *((weights * n).sum(-1) for n in near)]
-        sums = torch.stack([torch.einsum("bhr,br->h", part.double(), counted.double()) for part in own], dim=-1)
-        self.own = sums.cpu().numpy() + (0.0 if self.own is None else self.own)
-        visible = seen.visible[:, 0].double()  # (B or 1, R, M)
+        is_counted = (
+            valid[:, attention.first_query : attention.first_query + R] & attention.visible.any(-1)[:, 0]
+        )  # (B, R)
+        near = [(away <= steps) for steps in WITHIN_STEPS]
+        weights = attention.weights
+        by_head = [
+            (weights * away).sum(-1),
+            torch.special.entr(weights).sum(-1),
+            *((weights * n).sum(-1) for n in near),
+        ]
+        sums = torch.stack([torch.einsum("bhr,br->h", part.double(), is_counted.double()) for part in by_head], dim=-1)
+        self.by_head = sums.cpu().numpy() + (0.0 if self.by_head is None else self.by_head)
+        visible = attention.visible[:, 0].double()  # (B or 1, R, M)
         count = visible.sum(-1).clamp_min(1.0)
         even = [(visible * away).sum(-1) / count, count.log(), *((visible * n).sum(-1) / count for n in near)]
-        self.uniform += np.array([float((part * counted).sum()) for part in even])
-        self.queries += int(counted.sum())
+        self.uniform += np.array([float((part * is_counted).sum()) for part in even])
+        self.queries += int(is_counted.sum())
 
     @staticmethod
-    def of(model: SequenceModel, opened: FinishedRun, split: str, rows: int) -> dict[str, "_Sums"]:
-        """Every layer with softmax attention that the model calls, by its name."""
-        bound, job = opened.bound, opened.job
-        data = bound.data
-        draw = evaluation_draw(job.train, job.seed, opened.result.best_step)
-        with torch.no_grad(), recorded_attention(model) as found:
+    def of(model: SequenceModel, run: FinishedRun, split: str, rows: int) -> dict[str, "_Sums"]:
+        """By name, every layer with softmax attention that the model calls."""
+        setup, job = run.setup, run.job
+        data = setup.data
+        draw = evaluation_draw(job.train, job.seed, run.result.best_step)
+        with torch.no_grad(), recorded_attention(model) as sums:
             for row in range(rows):
                 batch = collate(data.splits[split], np.array([row]), data.input, data.target)
-                inputs, _ = bound.objective.make_inputs(batch, draw)
+                inputs, _ = setup.objective.make_inputs(batch, draw)
                 model(inputs)
-                if not found:
+                if not sums:
                     break
-        return found
+        return sums
 
 
 @contextmanager
 def recorded_attention(model: torch.nn.Module) -> Iterator[dict[str, _Sums]]:
-    """Within, what the attention of a forward pass weighs is added up, layer by layer, in the model's order."""
-    found: dict[str, _Sums] = {}
+    """Within the context, forward passes add their attention to the sums of each layer, in the model's order."""
+    sums: dict[str, _Sums] = {}
 
-    def look(name: str, module: Mixer, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        x, context = (*given, *named.values())[:2]
+    def record(name: str, module: Mixer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        x, context = (*args, *kwargs.values())[:2]
         assert isinstance(context, Context)
-        for seen in module.attention_weights(x, context):
-            found.setdefault(name, _Sums()).add(seen, context.valid)
+        for attention in module.attention_weights(x, context):
+            sums.setdefault(name, _Sums()).add(attention, context.valid)
 
     handles = [
         module.register_forward_pre_hook(
-            lambda mixer, given, named, name=name: look(name, mixer, given, named),
+            lambda mixer, args, kwargs, name=name: record(name, mixer, args, kwargs),
             with_kwargs=True,
         )
         for name, module in model.named_modules()
         if isinstance(module, Mixer) and type(module).attention_weights is not Mixer.attention_weights
     ]
     try:
-        yield found
+        yield sums
     finally:
         for handle in handles:
             handle.remove()
@@ -177,54 +183,54 @@ def _numbers(row: NDArray[np.float64]) -> HeadStatistics:
     return HeadStatistics(float(row[0]), float(row[1]), tuple(float(share) for share in row[2:]))
 
 
-def to_json(found: AttentionDistances, files: Sequence[Path]) -> dict[str, Any]:
+def to_json(distances: AttentionDistances, files: Sequence[Path]) -> dict[str, Any]:
     return {
-        **found.opened.about(),
-        "split": found.split,
-        "rows": found.rows,
+        **distances.run.about(),
+        "split": distances.split,
+        "rows": distances.rows,
         "heads": [
             {
                 "layer": head.layer,
                 "head": head.head,
                 "module": head.module,
-                **{name: _finite(getattr(head, name).told()) for name in ("initial", "trained", "uniform")},
+                **{name: _finite(getattr(head, name).as_dict()) for name in ("initial", "trained", "uniform")},
             }
-            for head in found.heads
+            for head in distances.heads
         ],
         "files": [str(path) for path in files],
     }
 
 
-def attention_table(found: AttentionDistances) -> "Table":
-    """For the terminal: distance and entropy after and before, and the trained heads' shares of near steps."""
+def attention_table(distances: AttentionDistances) -> "Table":
+    """For the terminal: distance and entropy after and before training, and the trained shares of near steps."""
     from rich.table import Table
 
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("layer")
-    shown.add_column("head")
-    shares = [f"% to {steps}" for steps in WITHIN]  # the table keeps within 80 columns
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("layer")
+    table.add_column("head")
+    shares = [f"% to {steps}" for steps in WITHIN_STEPS]  # short, to stay within 80 columns
     for column in ("distance", "start", "uniform", "entropy", "start", *shares):
-        shown.add_column(column, justify="right")
-    for head in found.heads:
-        of = (head.trained, head.initial, head.uniform)
-        shown.add_row(
+        table.add_column(column, justify="right")
+    for head in distances.heads:
+        statistics = (head.trained, head.initial, head.uniform)
+        table.add_row(
             str(head.layer) if head.head == 1 else "",
             str(head.head),
-            *(f"{numbers.distance:.1f}" for numbers in of),
-            *(f"{numbers.entropy:.2f}" for numbers in of[:2]),
+            *(f"{numbers.distance:.1f}" for numbers in statistics),
+            *(f"{numbers.entropy:.2f}" for numbers in statistics[:2]),
             *(f"{100 * share:.1f}" for share in head.trained.within),
         )
-    return shown
+    return table
 
 
-def attention_figure(found: AttentionDistances) -> "Plot":
-    """A dot a head, layer by layer."""
+def attention_figure(distances: AttentionDistances) -> "Plot":
+    """One dot per head, layer by layer."""
     from spt.report.plotting import Plot
 
-    result = found.opened.result
+    result = distances.run.result
     caption = (
-        f"Mean attention distance of every head, in steps, on {found.rows:,} {found.split} rows: filled "
-        f"{_last(found)}, hollow at the start; the dashes are uniform attention over what a head may look at."
+        f"Mean attention distance of every head, in steps, on {distances.rows:,} {distances.split} rows: filled "
+        f"{_last(distances)}, hollow at the start; dashes: uniform attention over all that a head can see."
     )
     data = [
         {
@@ -233,29 +239,29 @@ def attention_figure(found: AttentionDistances) -> "Plot":
             **{
                 f"{network}_{name}": value
                 for network in ("initial", "trained", "uniform")
-                for name, value in getattr(head, network).told().items()
+                for name, value in getattr(head, network).as_dict().items()
             },
         }
-        for head in found.heads
+        for head in distances.heads
     ]
     title = f"Attention distance of {result.recipe}, seed {result.seed}"
-    return Plot("attention", title, caption, lambda palette: _draw(found, palette), data)
+    return Plot("attention", title, caption, lambda palette: _draw(distances, palette), data)
 
 
-def _last(found: AttentionDistances) -> str:
-    result = found.opened.result
+def _last(distances: AttentionDistances) -> str:
+    result = distances.run.result
     return "after pretraining" if result.stage == "pretrain" else "after finetuning" if result.parent else "trained"
 
 
-def _draw(found: AttentionDistances, palette: "Palette") -> "Figure":
+def _draw(distances: AttentionDistances, palette: "Palette") -> "Figure":
     from spt.report.plotting import new_figure
 
-    result, layers = found.opened.result, found.heads[-1].layer
+    result, layers = distances.run.result, distances.heads[-1].layer
     color = palette.pretrain if result.stage == "pretrain" else palette.spt if result.parent else palette.scratch
-    made = new_figure(min(11.0, max(5.0, 1.6 + 0.9 * layers)), 3.6)
-    panel = made.subplots()
+    figure = new_figure(min(11.0, max(5.0, 1.6 + 0.9 * layers)), 3.6)
+    panel = figure.subplots()
     for layer in range(1, layers + 1):
-        heads = [head for head in found.heads if head.layer == layer]
+        heads = [head for head in distances.heads if head.layer == layer]
         places = layer + 0.6 * ((np.arange(len(heads)) + 0.5) / len(heads) - 0.5)
         before = [head.initial.distance for head in heads]
         after = [head.trained.distance for head in heads]
@@ -275,9 +281,9 @@ def _draw(found: AttentionDistances, palette: "Palette") -> "Figure":
     panel.set_ylim(bottom=0.0)
     panel.set_xlabel("layer")
     panel.set_ylabel("mean attention distance (steps)")
-    names = ["at the start", _last(found), "uniform"]
-    made.legend([hollow, filled, dashes], names, loc="outside upper left", ncols=3)
-    return made
+    names = ["at the start", _last(distances), "uniform"]
+    figure.legend([hollow, filled, dashes], names, loc="outside upper left", ncols=3)
+    return figure
 
 
 def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:

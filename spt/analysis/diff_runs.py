@@ -1,64 +1,53 @@
-"""What is different between two runs, from their folders alone: recipe, data, code, machine, scores, costs.
+"""How two runs differ, from their folders alone: recipe, data, code, machine, scores, costs.
 
-Nothing is inferred: two runs are two runs. Whether one setting is better than another is for a report over seeds.
+Nothing is inferred from two runs. Whether one setting is better than another is for a report over seeds.
 """
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from spt.analysis.diff import ABSENT, cost_name, cost_text, first_problem, read_json, side_by_side, subtract
 from spt.config.job import FORMAT, digest
 from spt.config.overrides import flatten
 from spt.config.yaml import parse_yaml
 from spt.errors import DataError, UsageError, one_line
-from spt.report.format import (
-    ARM,
-    abbreviate,
-    count_text,
-    delta_text,
-    flops_text,
-    metric_text,
-    ratio_text,
-    score_text,
-    time_text,
-)
-from spt.runs.files import parse_json
+from spt.report.format import ARM, abbreviate, delta_text, metric_text, ratio_text, score_text
 from spt.runs.folder import RunFolder
 from spt.runs.plan import PLAN, Record
 from spt.runs.result import SCHEMA, Ledger, Result
 
 Value = Any  # of a recipe or an environment: JSON
-ABSENT = "-"
+Which = Literal["both", "a", "b"]
+SplitName = Literal["test", "chance", "val"]
 SHARED = ("task", "model", "encoder")  # sections of a recipe that every stage uses
-STAGE = ("objective", "head", "train")  # what each stage has of its own
+STAGE = ("objective", "head", "train")  # sections that each stage has for itself
 CODE = ("spt", "commit")
 
 
 class ValueDiff(Record):
-    """A value that is not the same, or not in both."""
+    """A value that differs, or that only one side has."""
 
     key: str  # dotted
     a: Value = None
     b: Value = None
-    there: Literal["both", "a", "b"] = "both"  # which of them have the key
-    concerns: Literal["both", "a", "b", "neither"] = "both"  # which of the computations it decides
+    there: Which = "both"  # which of them have the key
+    concerns: Literal["both", "a", "b", "neither"] = "both"  # whose computation it decides
     place: bool = False  # where files lie: no part of what is computed
 
 
 class ScoreDiff(Record):
-    split: Literal["val", "test", "chance"]
+    split: SplitName
     metric: str
     a: float | None
     b: float | None
-    change: float | None  # b - a
+    change: float | None  # b - a; none between stages, whose scores answer different questions
 
 
 class CostDiff(Record):
@@ -70,7 +59,7 @@ class CostDiff(Record):
 
 
 class RunHeader(Record):
-    """A run by itself."""
+    """What identifies a run."""
 
     run: str
     folder: str
@@ -84,16 +73,20 @@ class RunHeader(Record):
     key: str | None
     command: str | None
 
+    @property
+    def kind(self) -> str:
+        return "pretraining" if self.stage == "pretrain" else ARM[self.arm]
+
 
 class RunDiff(Record):
     sentence: str
     a: RunHeader
     b: RunHeader
-    same_key: bool | None  # None where a key is not known
+    same_key: bool | None  # None where a key is unknown
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     settings: tuple[ValueDiff, ...]  # of the recipes
-    stages: tuple[ValueDiff, ...]  # what the two use of their recipes for the same purpose, where these sections differ
+    stages: tuple[ValueDiff, ...]  # objective, head and training, where the runs take them from different sections
     data: tuple[ValueDiff, ...]
     code: tuple[ValueDiff, ...]
     environment: tuple[ValueDiff, ...]
@@ -105,381 +98,333 @@ class RunDiff(Record):
 class RunFiles(NamedTuple):
     """What a run's files hold."""
 
-    about: RunHeader
+    header: RunHeader
     job: dict[str, Any]
     recipe: dict[str, Any] | None
-    parent: dict[str, Any] | None  # recipe of the pretraining run, where that lies beside
+    parent_recipe: dict[str, Any] | None  # of the pretraining run, if its folder is beside this one
     result: Result | None
     environment: dict[str, Any]
 
     @property
     def sections(self) -> dict[str, str]:
         """The dotted section of the recipe that this run uses for each purpose."""
-        stage, scratch = self.about.stage, (self.recipe or {}).get("scratch") is not None
-        found = {part: f"{stage}.{part}" for part in STAGE}
-        return found | ({"train": "scratch.train"} if self.about.arm == "scratch" and scratch else {})
+        sections = {part: f"{self.header.stage}.{part}" for part in STAGE}
+        if self.header.arm == "scratch" and (self.recipe or {}).get("scratch") is not None:
+            sections["train"] = "scratch.train"
+        return sections
 
-    @property
-    def used(self) -> tuple[str, ...]:
-        """Every section of the recipe that decides the outcome, as beginnings of dotted keys."""
-        before = ("pretrain",) if self.about.arm == "spt" else ()
-        return tuple(f"{name}." for name in (*SHARED, *self.sections.values(), *before))
+    def uses(self, key: str) -> bool:
+        """Whether a dotted key of the recipe decides this run's outcome."""
+        pretraining = ("pretrain",) if self.header.arm == "spt" else ()
+        used = (*SHARED, *self.sections.values(), *pretraining, "parent")
+        return key.startswith(tuple(f"{name}." for name in used))
+
+    def flat_recipe(self) -> dict[str, Value]:
+        """The recipe by dotted keys; pretraining as the run that this one started from had it.
+
+        Under `parent.` stand the shared settings of that run which differ from those of this one.
+        """
+        recipe = dict(self.recipe or {})
+        if self.parent_recipe is None or self.header.arm != "spt":
+            return flatten(recipe)
+        own, parent = flatten(recipe), flatten(self.parent_recipe)
+        differing = {
+            f"parent.{key}": parent.get(key)
+            for key in dict.fromkeys((*own, *parent))
+            if key.startswith(tuple(f"{name}." for name in SHARED)) and not _equal(own.get(key), parent.get(key))
+        }
+        return flatten(recipe | {"pretrain": self.parent_recipe.get("pretrain")}) | differing
+
+    def is_place(self, key: str) -> bool:
+        """Whether the run's key leaves out this option of task or model, because it says where files lie."""
+        section, _, option = key.removeprefix("parent.").partition(".")
+        known = self.job.get(section)
+        return section in ("task", "model") and isinstance(known, dict) and option.partition(".")[0] not in known
 
 
 def diff_runs(first: Path, second: Path) -> RunDiff:
-    """Compare two run folders, finished or not. Raises UsageError or DataError for what is no run, or damaged."""
+    """Compare two run folders, finished or not. Raises UsageError if one is not a run, DataError if it is damaged."""
     a, b = _read(first), _read(second)
-    recipes = _recipes(a, b)
-    same_key = None if a.about.key is None or b.about.key is None else a.about.key == b.about.key
-    settings = () if recipes is None else recipes
-    parts = {
-        "settings": settings,
-        "stages": _stages(a, b),
+    same_key = None if a.header.key is None or b.header.key is None else a.header.key == b.header.key
+    parts: dict[str, Any] = {
+        "settings": tuple(_settings(a, b)),
+        "stages": tuple(_stages(a, b)),
         "data": _data(a, b),
-        "code": _mapped(*({key: one.environment.get(key) for key in CODE} for one in (a, b))),
+        "code": _compare(*({key: run.environment.get(key) for key in CODE} for run in (a, b))),
         "environment": _environment(a, b),
         "training": _training(a, b),
         "scores": _scores(a, b),
-        "costs": _costs(a, b),
+        "costs": tuple(_costs(a, b)),
     }
     return RunDiff(
-        sentence=_sentence(a, b, same_key, recipes is not None, parts),
-        a=a.about,
-        b=b.about,
+        sentence=_sentence(a, b, same_key, parts),
+        a=a.header,
+        b=b.header,
         same_key=same_key,
         warnings=tuple(_warnings(a, b, same_key)),
-        notes=tuple(_notes(a, b)),
+        notes=tuple(_notes(a, b, parts["data"])),
         **parts,
     )
 
 
 def _read(path: Path) -> RunFiles:
     if not path.is_dir():
-        raise UsageError(
-            f"{path} {'is a file, not a folder' if path.exists() else 'does not exist'}; name a run folder"
-        )
+        problem = "is a file, not a folder" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {problem}; name a run folder")
     path = path if path.name not in ("", "..") else path.resolve()
     if (path / PLAN).is_file():
         raise UsageError(f"{path} is a study, not a run; to compare reports, name two of them")
-    job, result = _json(path / "job.json"), _result(path)
-    recipe = _yaml(path / "recipe.yaml")
+    job, result, recipe = _json_object(path / "job.json"), _result(path / "result.json"), _yaml(path / "recipe.yaml")
     stage = result.stage if result else job.get("stage", path.name.partition("-")[0])
     if stage not in ("pretrain", "finetune") or not (job or result or recipe or (path / "status.json").is_file()):
-        inside = "; it holds runs: name one of them" if any(path.glob("*-*/job.json")) else ""
-        raise UsageError(f"{path} is no run: neither job.json nor result.json says what was run{inside}")
+        hint = "; it holds runs: name one of them" if any(path.glob("*-*/job.json")) else ""
+        raise UsageError(f"{path} is not a run: neither job.json nor result.json describes one{hint}")
     status = RunFolder(path.parent, path.name).status() or {}
     parent = result.parent if result else job.get("parent")
-    environment = _json(path / "env.json") or (result.environment if result else {})
+    environment = _json_object(path / "env.json") or (result.environment if result else {})
     named = re.match(rf"{stage}-([0-9a-f]{{12}})(\.|$)", path.name)
-    about = _about(
-        path,
-        run=path.name,
-        folder=path.as_posix(),
-        state="done" if result else str(status.get("state", "no status")),
-        reason=str(status.get("reason") or ""),
-        stage=stage,
-        arm="" if stage == "pretrain" else "spt" if parent else "scratch",
-        recipe=result.recipe if result else str(job.get("recipe", "")),
-        seed=result.seed if result else job.get("seed"),
-        parent=parent,
-        key=result.key if result else named[1] if named else _key(job),
-        command=environment.get("command"),
-    )
-    before = _yaml(path.parent / f"pretrain-{parent}" / "recipe.yaml") if parent else None
-    return RunFiles(about, job, recipe, before, result, environment)
-
-
-def _about(path: Path, **fields: Any) -> RunHeader:
     try:
-        return RunHeader(**fields)
+        header = RunHeader(
+            run=path.name,
+            folder=path.as_posix(),
+            state="done" if result else str(status.get("state", "no status")),
+            reason=str(status.get("reason") or ""),
+            stage=stage,
+            arm="" if stage == "pretrain" else "spt" if parent else "scratch",
+            recipe=result.recipe if result else str(job.get("recipe", "")),
+            seed=result.seed if result else job.get("seed"),
+            parent=parent,
+            key=result.key if result else named[1] if named else _key(job),
+            command=environment.get("command"),
+        )
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        file = path / ("env.json" if name == "command" else "job.json")
-        raise DataError(f"{file} is not what a run writes: {name}: {first['msg']}") from error
+        problem = first_problem(error)
+        file = "env.json" if problem.startswith("command") else "job.json"
+        raise DataError(f"{path / file} was not written by a run: {problem}") from error
+    parent_recipe = _yaml(path.parent / f"pretrain-{parent}" / "recipe.yaml") if parent else None
+    return RunFiles(header, job, recipe, parent_recipe, result, environment)
 
 
 def _key(job: Mapping[str, Any]) -> str | None:
-    """The key that these settings give; None of files that are not there."""
+    """The key that these settings give; None if the job is missing."""
     return digest({key: value for key, value in job.items() if key != "recipe"}) if "task" in job else None
 
 
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8") if path.is_file() else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({one_line(error)}); the run's folder is damaged") from error
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """An object of JSON; empty where there is no such file."""
-    text = _text(path)
-    if text is None:
+def _json_object(path: Path) -> dict[str, Any]:
+    """Empty if there is no such file."""
+    if not path.is_file():
         return {}
-    try:
-        found = parse_json(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no JSON, perhaps half written ({one_line(error)}); repair or remove it") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path} holds no JSON object; repair or remove it")
-    return found
+    raw = read_json(path, "it may be half written: repair or remove it")
+    if not isinstance(raw, dict):
+        raise DataError(f"{path} does not hold a JSON object; repair or remove it")
+    return raw
 
 
 def _yaml(path: Path) -> dict[str, Any] | None:
-    text = _text(path)
-    if text is None:
+    if not path.is_file():
         return None
     try:
-        found = parse_yaml(text, str(path))
+        recipe = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        json.dumps(recipe, allow_nan=False)
     except UsageError as error:
         raise DataError(f"{error}; the run's recipe is damaged") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path} holds no recipe; the run's recipe is damaged")
-    try:
-        json.dumps(found, allow_nan=False)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{path} holds what no recipe does ({one_line(error)}); the run's recipe is damaged") from error
-    return found
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path} is not a recipe ({one_line(error)}); the run's recipe is damaged") from error
+    if not isinstance(recipe, dict):
+        raise DataError(f"{path} is not a recipe; the run's recipe is damaged")
+    return recipe
 
 
 def _result(path: Path) -> Result | None:
-    raw = _json(path / "result.json")
+    raw = _json_object(path)
     if not raw:
         return None
     if raw.get("format", SCHEMA) != SCHEMA:
-        raise DataError(f"{path / 'result.json'} has the form {raw['format']} of another version of spt, not {SCHEMA}")
+        raise DataError(f"{path} has format {raw['format']} of another version of spt, not {SCHEMA}")
     try:
         return Result.model_validate(raw)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise DataError(f"{path / 'result.json'} is not the result of a run: {place}: {first['msg']}") from error
+        raise DataError(f"{path} is not the result of a run: {first_problem(error)}") from error
 
 
-def _mapped(a: Mapping[str, Value], b: Mapping[str, Value]) -> tuple[ValueDiff, ...]:
-    """Keys whose values are not the same. A list is one value."""
+def _compare(a: Mapping[str, Value], b: Mapping[str, Value]) -> tuple[ValueDiff, ...]:
+    """Keys whose values differ. A list is one value."""
+
+    def which(key: str) -> Which:
+        return "both" if key in a and key in b else "a" if key in a else "b"
+
     return tuple(
-        ValueDiff(
-            key=key, a=a.get(key), b=b.get(key), there="both" if key in a and key in b else "a" if key in a else "b"
-        )
+        ValueDiff(key=key, a=a.get(key), b=b.get(key), there=which(key))
         for key in dict.fromkeys((*a, *b))
-        if key not in a or key not in b or not _same(a[key], b[key])
+        if which(key) != "both" or not _equal(a[key], b[key])
     )
 
 
-def _same(a: Value, b: Value) -> bool:
-    """As recipes see it: 1 and 1.0 are one number, 1 and true are not the same."""
+def _equal(a: Value, b: Value) -> bool:
+    """As recipes see it: 1 and 1.0 are one number, 1 and true are not equal."""
     return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
-def _recipes(a: RunFiles, b: RunFiles) -> tuple[ValueDiff, ...] | None:
-    """Both recipes, key by key; None where one of them has left none."""
+def _settings(a: RunFiles, b: RunFiles) -> Iterator[ValueDiff]:
+    """Both recipes, key by key; then what recipes call the same and keys do not."""
     if a.recipe is None or b.recipe is None:
-        return None
-    entries = []
-    for entry in _mapped(_whole(a), _whole(b)):
-        who = [name for name, one in (("a", a), ("b", b)) if entry.there in ("both", name) and _concerns(one, entry)]
-        concerns = "both" if len(who) == 2 else who[0] if who else "neither"
-        place = all(_is_place(one, entry.key) for one in (a, b) if one.job.get("task"))
-        place = place and any(one.job.get("task") for one in (a, b))
-        entries.append(entry.model_copy(update={"concerns": concerns, "place": place}))
-    return (*entries, *_contents(a, b))
-
-
-def _whole(one: RunFiles) -> dict[str, Value]:
-    """A run's recipe, flat. Its pretraining is that of the run it started from; `parent.` is what else that had."""
-    recipe = dict(one.recipe or {})
-    if one.parent is None or one.about.arm != "spt":
-        return flatten(recipe)
-    mine, theirs = flatten(recipe), flatten(one.parent)
-    others = {
-        f"parent.{key}": theirs.get(key)
-        for key in dict.fromkeys((*mine, *theirs))
-        if key.startswith(tuple(f"{name}." for name in SHARED)) and not _same(mine.get(key), theirs.get(key))
-    }
-    return flatten(recipe | {"pretrain": one.parent.get("pretrain")}) | others
-
-
-def _concerns(one: RunFiles, entry: ValueDiff) -> bool:
-    return entry.key.startswith((*one.used, "parent."))
-
-
-def _is_place(one: RunFiles, key: str) -> bool:
-    """Whether an option of task or model is left out of the run's key: it says where files lie."""
-    section, _, option = key.removeprefix("parent.").partition(".")
-    known = one.job.get(section)
-    return section in ("task", "model") and isinstance(known, dict) and option.partition(".")[0] not in known
-
-
-def _contents(a: RunFiles, b: RunFiles) -> list[ValueDiff]:
-    """What recipes call the same and keys do not: a user's own file that was changed, data that were."""
-    found = []
-    for key in ("task", "model"):
-        mine, theirs = (_inside(one.job.get(key), "name") for one in (a, b))
-        named = [_inside((one.recipe or {}).get(key), "name") for one in (a, b)]
-        if mine and theirs and mine != theirs and named[0] == named[1]:
-            found.append(ValueDiff(key=f"{key}.name, its content", a=mine, b=theirs))
-    mine, theirs = a.job.get("data"), b.job.get("data")
-    task = flatten(a.recipe or {}).get("task.name"), flatten(b.recipe or {}).get("task.name")
-    if mine and theirs and mine != theirs and task[0] == task[1]:
-        found.append(ValueDiff(key="task, version of its data", a=mine, b=theirs))
+        return
+    with_task = [run for run in (a, b) if run.job.get("task")]
+    for entry in _compare(a.flat_recipe(), b.flat_recipe()):
+        users = [name for name, run in (("a", a), ("b", b)) if entry.there in ("both", name) and run.uses(entry.key)]
+        concerns = "both" if len(users) == 2 else users[0] if users else "neither"
+        place = bool(with_task) and all(run.is_place(entry.key) for run in with_task)
+        yield entry.model_copy(update={"concerns": concerns, "place": place})
+    jobs, recipes = ([flatten(part) for part in pair] for pair in ((a.job, b.job), (a.recipe, b.recipe)))
+    for name, in_job, in_recipe in (
+        ("task.name, its content", "task.name", "task.name"),  # a user's own file was edited
+        ("model.name, its content", "model.name", "model.name"),
+        ("task, version of its data", "data", "task.name"),
+    ):
+        x, y = (job.get(in_job) for job in jobs)
+        if x and y and x != y and recipes[0].get(in_recipe) == recipes[1].get(in_recipe):
+            yield ValueDiff(key=name, a=x, b=y)
     if "format" in a.job and "format" in b.job and a.job["format"] != b.job["format"]:
-        found.append(ValueDiff(key="format of keys", a=a.job["format"], b=b.job["format"]))
-    return found
+        yield ValueDiff(key="format of keys", a=a.job["format"], b=b.job["format"])
 
 
-def _inside(value: Any, key: str) -> Any:
-    return value.get(key) if isinstance(value, dict) else None
-
-
-def _stages(a: RunFiles, b: RunFiles) -> tuple[ValueDiff, ...]:
-    """Objective, head and training that the runs used, where they took them from different sections."""
+def _stages(a: RunFiles, b: RunFiles) -> Iterator[ValueDiff]:
+    """Objective, head and training, where the runs take them from different sections of their recipes."""
     if a.recipe is None or b.recipe is None:
-        return ()
-    entries: list[ValueDiff] = []
+        return
     for part in STAGE:
         if a.sections[part] != b.sections[part]:
-            entries += _mapped(*(_section(one, part) for one in (a, b)))
-    return tuple(entries)
+            yield from _compare(_section(a, part), _section(b, part))
 
 
-def _section(one: RunFiles, part: str) -> dict[str, Value]:
-    value: Any = one.recipe
-    for name in one.sections[part].split("."):
-        value = _inside(value, name)
+def _section(run: RunFiles, part: str) -> dict[str, Value]:
+    value: Any = run.recipe
+    for name in run.sections[part].split("."):
+        value = value.get(name) if isinstance(value, dict) else None
     return flatten({part: value})
 
 
 def _data(a: RunFiles, b: RunFiles) -> tuple[ValueDiff, ...]:
-    """Rows and hashes by split. Labels are compared where both runs were given them."""
+    """Rows and hashes by split; labels too, if both runs were given them."""
     if a.result is None or b.result is None:
         return ()
-    flat: tuple[dict[str, Value], dict[str, Value]] = ({}, {})
-    labels = [any(split.targets for split in one.data.values()) for one in (a.result, b.result)]
-    for one, values in zip((a.result, b.result), flat, strict=True):
-        for name, split in one.data.items():
-            values |= {f"{name} rows": split.rows, f"{name} inputs": split.inputs}
-            values |= {f"{name} labels": split.targets} if all(labels) else {}
-    return _mapped(*flat)
+    labelled = all(any(split.targets for split in result.data.values()) for result in (a.result, b.result))
+
+    def values(result: Result) -> dict[str, Value]:
+        flat: dict[str, Value] = {}
+        for name, split in result.data.items():
+            flat |= {f"{name} rows": split.rows, f"{name} inputs": split.inputs}
+            flat |= {f"{name} labels": split.targets} if labelled else {}
+        return flat
+
+    return _compare(values(a.result), values(b.result))
 
 
 def _environment(a: RunFiles, b: RunFiles) -> tuple[ValueDiff, ...]:
     if not a.environment or not b.environment:
         return ()
-    left = {*CODE, "command"}
-    flat = (flatten({k: v for k, v in one.environment.items() if k not in left}) for one in (a, b))
-    return _mapped(*({key.removeprefix("packages."): value for key, value in one.items()} for one in flat))
+
+    def values(run: RunFiles) -> dict[str, Value]:
+        flat = flatten({name: value for name, value in run.environment.items() if name not in (*CODE, "command")})
+        return {key.removeprefix("packages."): value for key, value in flat.items()}
+
+    return _compare(values(a), values(b))
 
 
 def _training(a: RunFiles, b: RunFiles) -> tuple[ValueDiff, ...]:
-    values: list[dict[str, Value]] = []
-    for one in (a.result, b.result):
-        values.append(
-            {}
-            if one is None
-            else {
-                "best step": one.best_step,
-                "stopped by": one.stop,
-                "selected by": f"validation {one.selected_by}",
-                "smoke run": one.smoke,
-                **{f"parameters, {part}": number for part, number in one.parameters.items()},
-                **{f"{split} rows that are also in train": number for split, number in one.repeated.items()},
-            }
-        )
-    return _mapped(*values) if a.result and b.result else ()
+    def values(result: Result) -> dict[str, Value]:
+        return {
+            "best step": result.best_step,
+            "stopped by": result.stop,
+            "selected by": f"validation {result.selected_by}",
+            "smoke run": result.smoke,
+            **{f"parameters, {part}": number for part, number in result.parameters.items()},
+            **{f"{split} rows that are also in train": number for split, number in result.repeated.items()},
+        }
+
+    return _compare(values(a.result), values(b.result)) if a.result and b.result else ()
 
 
 def _scores(a: RunFiles, b: RunFiles) -> tuple[ScoreDiff, ...]:
-    def of(one: Result | None) -> dict[tuple[Literal["val", "test", "chance"], str], float]:
-        if one is None:
+    def values(result: Result | None) -> dict[tuple[SplitName, str], float]:
+        if result is None:
             return {}
-        found: dict[tuple[Literal["val", "test", "chance"], str], float] = {}
-        found |= {("test", name): value for name, value in (one.test or {}).items()}
-        found |= {("val", name): value for name, value in one.val.items()}
-        return found if one.chance is None else found | {("chance", one.metric): one.chance}
+        scores: dict[tuple[SplitName, str], float] = {}
+        scores |= {("test", name): value for name, value in (result.test or {}).items()}
+        scores |= {("val", name): value for name, value in result.val.items()}
+        return scores if result.chance is None else scores | {("chance", result.metric): result.chance}
 
-    mine, theirs = of(a.result), of(b.result)
-    keys = sorted(dict.fromkeys((*mine, *theirs)), key=lambda key: ("test", "chance", "val").index(key[0]))
-    return tuple(
-        ScoreDiff(
-            split=key[0], metric=key[1], a=(x := mine.get(key)), b=(y := theirs.get(key)), change=_change(a, b, x, y)
-        )
-        for key in keys
+    scores_a, scores_b = values(a.result), values(b.result)
+    same_stage = a.header.stage == b.header.stage
+    diffs = []
+    for split, metric in dict.fromkeys((*scores_a, *scores_b)):
+        x, y = scores_a.get((split, metric)), scores_b.get((split, metric))
+        change = subtract(y, x) if same_stage else None
+        diffs.append(ScoreDiff(split=split, metric=metric, a=x, b=y, change=change))
+    return tuple(sorted(diffs, key=lambda score: ("test", "chance", "val").index(score.split)))
+
+
+def _costs(a: RunFiles, b: RunFiles) -> Iterator[CostDiff]:
+    if not (a.result or b.result):
+        return
+    parts: tuple[Literal["own", "total"], ...] = ("own", "total") if a.header.parent or b.header.parent else ("own",)
+    for part in parts:
+        for axis in (name for name in Ledger.model_fields if name != "operations"):
+            x, y = (float(getattr(getattr(run.result, part), axis)) if run.result else None for run in (a, b))
+            yield CostDiff(part=part, axis=axis, a=x, b=y, ratio=y / x if x and y is not None else None)
+
+
+def _sentence(a: RunFiles, b: RunFiles, same_key: bool | None, parts: Mapping[str, Sequence[Any]]) -> str:
+    both_finished = a.result is not None and b.result is not None
+    clauses = [_computation(a, b, same_key, parts)]
+    clauses.append(_data_text(parts["data"]) if both_finished else "data unknown until both runs are finished")
+    clauses.append(_code_text(a, b, parts["code"]))
+    if parts["environment"]:
+        clauses.append(f"environment differs ({abbreviate([entry.key for entry in parts['environment']])})")
+    if same_key and both_finished:
+        clauses.append("scores differ" if _changed_scores(a, b) else "scores equal")
+    for name, run in (("A", a), ("B", b)):
+        clauses += [] if run.result else [f"{name} is not finished ({run.header.state})"]
+    return "; ".join(clauses)
+
+
+def _computation(a: RunFiles, b: RunFiles, same_key: bool | None, parts: Mapping[str, Sequence[ValueDiff]]) -> str:
+    """What the two runs were to compute."""
+    if same_key:
+        return "same computation: keys equal"
+    same_kind = (a.header.stage, a.header.arm) == (b.header.stage, b.header.arm)
+    settings = [entry for entry in parts["settings"] if _is_relevant(entry)]
+    text = _settings_text(a, b, settings, same_kind)
+    if a.header.seed != b.header.seed:
+        text += f", other seed ({a.header.seed}, {b.header.seed})"
+    elif not settings and same_kind and a.recipe and b.recipe and a.header.parent != b.header.parent:
+        text += ", other pretraining run"
+    if same_kind:
+        return text
+    noun = "stage" if a.header.stage != b.header.stage else "arm"
+    if parts["stages"]:
+        text += f"; the {noun}s' own settings differ in {_key_list([entry.key for entry in parts['stages']])}"
+    return f"different {noun}s, {a.header.kind} and {b.header.kind}; {text}"
+
+
+def _settings_text(a: RunFiles, b: RunFiles, settings: Sequence[ValueDiff], same_kind: bool) -> str:
+    if a.recipe is None or b.recipe is None:
+        if not (same_kind and a.result and b.result):
+            return "settings unknown: a recipe.yaml is missing"
+        same = a.result.settings == b.result.settings
+        return "same settings" if same else "settings differ, but a recipe.yaml is missing to show where"
+    if not settings:
+        return "same settings" if same_kind else "same recipe"
+    common = [entry for entry in settings if entry.there == "both"] or settings
+    text = f"settings differ in {_key_list([entry.key for entry in common])}"
+    one_sided = len(settings) - len(common)
+    return text + (
+        f", and {one_sided} {'exist' if one_sided > 1 else 'exists'} in only one of them" if one_sided else ""
     )
 
 
-def _change(a: RunFiles, b: RunFiles, x: float | None, y: float | None) -> float | None:
-    """b - a; none between stages, whose scores answer different questions."""
-    return None if x is None or y is None or a.about.stage != b.about.stage else y - x
-
-
-def _costs(a: RunFiles, b: RunFiles) -> tuple[CostDiff, ...]:
-    results = (a.result, b.result)
-    parts: tuple[Literal["own", "total"], ...] = ("own", "total") if a.about.parent or b.about.parent else ("own",)
-    found = []
-    for part in parts if any(results) else ():
-        for axis in (name for name in Ledger.model_fields if name != "operations"):
-            x, y = (None if one is None else float(getattr(getattr(one, part), axis)) for one in results)
-            found.append(CostDiff(part=part, axis=axis, a=x, b=y, ratio=y / x if x and y is not None else None))
-    return tuple(found)
-
-
-def _sentence(
-    a: RunFiles, b: RunFiles, same_key: bool | None, recipes: bool, parts: Mapping[str, Sequence[Any]]
-) -> str:
-    both_done = a.result is not None and b.result is not None
-    told = [_computation(a, b, same_key, recipes, parts)]
-    told.append(_data_text(parts["data"]) if both_done else "data are known of finished runs only")
-    told.append(_code_text(a, b, parts["code"]))
-    changed = [entry.key for entry in parts["environment"]]
-    told += [f"environment differs ({abbreviate(changed)})"] if changed else []
-    if same_key and both_done:
-        told.append("scores differ" if _rescored(a, b) else "scores equal")
-    told += [f"{name} is not finished ({one.about.state})" for name, one in (("A", a), ("B", b)) if not one.result]
-    return "; ".join(told)
-
-
-def _computation(
-    a: RunFiles, b: RunFiles, same_key: bool | None, recipes: bool, parts: Mapping[str, Sequence[ValueDiff]]
-) -> str:
-    """What was asked of the two runs."""
-    if same_key:
-        return "same computation: keys equal"
-    entries = [one for one in parts["settings"] if _concerned(one)]
-    seeds = "" if a.about.seed == b.about.seed else f" ({a.about.seed}, {b.about.seed})"
-    alike = (a.about.stage, a.about.arm) == (b.about.stage, b.about.arm)
-    if not recipes:
-        if alike and a.result and b.result:
-            same = a.result.settings == b.result.settings
-            known = "same settings" if same else "settings differ, in keys that only a recipe.yaml would tell"
-        else:
-            known = "settings not known: a recipe.yaml is missing"
-    elif not entries:
-        known = "same settings" if alike else "same recipe"
-    else:
-        common = [one for one in entries if one.there == "both"] or entries
-        known = f"settings differ in {len(common)} key{'s' if len(common) > 1 else ''}"
-        known += f" ({abbreviate([entry.key for entry in common], 2)})"
-        if alone := len(entries) - len(common):
-            known += f", and {alone} {'are' if alone > 1 else 'is'} there in one of them alone"
-    if seeds:
-        known += f", other seed{seeds}"
-    elif not entries and alike and recipes and a.about.parent != b.about.parent:
-        known += ", other pretraining run"
-    if alike:
-        return known
-    if apart := [entry.key for entry in parts["stages"]]:
-        whose = "the stages' own" if a.about.stage != b.about.stage else "the arms' own"
-        known += (
-            f"; {whose} settings differ in {len(apart)} key{'s' if len(apart) > 1 else ''} ({abbreviate(apart, 2)})"
-        )
-    if a.about.stage != b.about.stage:
-        return f"different stages, {_kind(a.about)} and {_kind(b.about)}; {known}"
-    return f"different arms, {_kind(a.about)} and {_kind(b.about)}; {known}"
-
-
-def _kind(about: RunHeader) -> str:
-    return "pretraining" if about.stage == "pretrain" else ARM[about.arm]
+def _key_list(keys: Sequence[str]) -> str:
+    return f"{len(keys)} key{'s' if len(keys) > 1 else ''} ({abbreviate(keys, 2)})"
 
 
 def _data_text(entries: Sequence[ValueDiff]) -> str:
@@ -494,64 +439,57 @@ def _data_text(entries: Sequence[ValueDiff]) -> str:
 
 def _code_text(a: RunFiles, b: RunFiles, entries: Sequence[ValueDiff]) -> str:
     if not (a.environment and b.environment):
-        return "code not known"
+        return "code unknown"
     if not entries:
-        unsure = str(a.environment.get("commit") or "").endswith("+")
-        return "same commit, but with changes that no commit holds" if unsure else "code equal"
-    said = ", ".join(f"{entry.key} {value_text(entry.a)} vs {value_text(entry.b)}" for entry in entries)
-    return f"code differs ({said})"
+        modified = str(a.environment.get("commit") or "").endswith("+")
+        return "same commit, but with uncommitted changes" if modified else "code equal"
+    changes = ", ".join(f"{entry.key} {value_text(entry.a)} vs {value_text(entry.b)}" for entry in entries)
+    return f"code differs ({changes})"
 
 
-def _rescored(a: RunFiles, b: RunFiles) -> list[str]:
-    """Scores of the selected checkpoint that are not the same, by split and metric."""
-    if a.result is None or b.result is None:
-        return []
-    pairs = (("test", a.result.test or {}, b.result.test or {}), ("validation", a.result.val, b.result.val))
-    return [
-        f"{split} {name}"
-        for split, mine, theirs in pairs
-        for name in mine.keys() & theirs.keys()
-        if mine[name] != theirs[name]
-    ]
+def _changed_scores(a: RunFiles, b: RunFiles) -> list[str]:
+    """Scores of the selected checkpoint that differ, by split and metric."""
+    scores = (score for score in _scores(a, b) if score.split != "chance")
+    return sorted(f"{_split_name(score)} {score.metric}" for score in scores if score.change)
 
 
-def _warnings(a: RunFiles, b: RunFiles, same_key: bool | None) -> Iterable[str]:
-    for name, one in (("A", a), ("B", b)):
-        if (key := _key(one.job)) is not None and key != one.about.key:
-            made = "result was computed from" if one.result else "folder is named by"
-            yield f"job.json of {name} is not what its {made}: a file was changed by hand"
-    if same_key and (scores := sorted(_rescored(a, b))):
+def _warnings(a: RunFiles, b: RunFiles, same_key: bool | None) -> Iterator[str]:
+    for name, run in (("A", a), ("B", b)):
+        if (key := _key(run.job)) is not None and key != run.header.key:
+            other = "its result" if run.result else "the key in its folder's name"
+            yield f"job.json of {name} does not match {other}: a file was edited by hand"
+    if same_key and (scores := _changed_scores(a, b)):
         yield (
-            f"the same computation gave another score ({abbreviate(scores)}): results were edited, or code, libraries "
-            "or device do not reproduce it"
+            f"the same computation gave a different score ({abbreviate(scores)}): results were edited, or code, "
+            "libraries or device do not reproduce it"
         )
 
 
-def _notes(a: RunFiles, b: RunFiles) -> Iterable[str]:
-    for name, one in (("A", a), ("B", b)):
-        for part, there in (("recipe.yaml", one.recipe), ("job.json", one.job), ("env.json", one.environment)):
-            if not there:
-                yield f"{name} has no {part}: what it would tell is not compared"
-        if one.job.get("format", FORMAT) != FORMAT:
-            yield f"{name} is of another version of spt (format {one.job['format']}, not {FORMAT})"
-        if one.about.parent and one.recipe is not None and one.parent is None:
+def _notes(a: RunFiles, b: RunFiles, data: Sequence[ValueDiff]) -> Iterator[str]:
+    for name, run in (("A", a), ("B", b)):
+        for file, content in (("recipe.yaml", run.recipe), ("job.json", run.job), ("env.json", run.environment)):
+            if not content:
+                yield f"{name} has no {file}: what it would hold is not compared"
+        if run.job.get("format", FORMAT) != FORMAT:
+            yield f"{name} was written by another version of spt (format {run.job['format']}, not {FORMAT})"
+        if run.header.parent and run.recipe is not None and run.parent_recipe is None:
             yield (
-                f"pretrain-{one.about.parent}, from which {name} started, is not beside it: its settings are taken "
+                f"pretrain-{run.header.parent}, from which {name} started, is not beside it: its settings are taken "
                 f"from the recipe of {name}"
             )
-        if one.result:
-            yield from (f"{name}: {note}" for note in one.result.notes)
+        if run.result:
+            yield from (f"{name}: {note}" for note in run.result.notes)
     if a.result and b.result:
-        labels = [any(split.targets for split in one.data.values()) for one in (a.result, b.result)]
-        if labels[0] != labels[1]:
-            yield f"labels were given to {'A' if labels[0] else 'B'} alone; inputs are compared"
-        if a.about.stage != b.about.stage:
-            yield "scores of different stages answer different questions: no difference is formed"
-        elif any(entry.key.startswith(("test ", "val ")) for entry in _data(a, b)):
-            yield "validation or test rows are not the same: scores say little about which run is better"
-    for name, one, other, whose in (("A", a, b, "B"), ("B", b, a, "A")):
-        if one.about.parent is not None and one.about.parent == other.about.key:
-            yield f"{name} started from the weights of {whose}"
+        labelled = [any(split.targets for split in result.data.values()) for result in (a.result, b.result)]
+        if labelled[0] != labelled[1]:
+            yield f"only {'A' if labelled[0] else 'B'} was given labels; inputs are compared"
+        if a.header.stage != b.header.stage:
+            yield "scores of different stages answer different questions: they are not subtracted"
+        elif any(entry.key.startswith(("test ", "val ")) for entry in data):
+            yield "validation or test rows differ: scores say little about which run is better"
+    for name, run, other_name, other in (("A", a, "B", b), ("B", b, "A", a)):
+        if run.header.parent is not None and run.header.parent == other.header.key:
+            yield f"{name} started from the weights of {other_name}"
     if a.recipe is not None and b.recipe is not None:
         for part in STAGE:
             if a.sections[part] != b.sections[part]:
@@ -562,74 +500,75 @@ def value_text(value: Value) -> str:
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
-def to_json(found: RunDiff, everything: bool = False) -> dict[str, Any]:
-    """What `--json` prints: the same keys of recipes that people are shown."""
-    kept = tuple(one for one in found.settings if everything or _concerned(one))
-    return found.model_copy(update={"settings": kept}).model_dump(mode="json")
+def to_json(diff: RunDiff, everything: bool = False) -> dict[str, Any]:
+    """What `--json` prints: the same keys of recipes as the tables show."""
+    shown = tuple(entry for entry in diff.settings if everything or _is_relevant(entry))
+    return diff.model_copy(update={"settings": shown}).model_dump(mode="json")
 
 
-def _concerned(entry: ValueDiff) -> bool:
+def _is_relevant(entry: ValueDiff) -> bool:
     return entry.concerns != "neither" and not entry.place
 
 
-def render(found: RunDiff, everything: bool = False) -> RenderableType:
+def render(diff: RunDiff, everything: bool = False) -> RenderableType:
     """For `rich.console.Console.print`: the sentence, then tables of what differs, then scores and costs.
 
-    Keys of recipes that decide nothing of either run are shown with `everything`.
+    Keys of recipes that decide nothing about either run are shown with `everything`.
     """
-    parts: list[RenderableType] = [Text(found.sentence, style="bold"), Text()]
-    parts += [Text(f"WARNING: {said}", style="bold red") for said in found.warnings]
-    parts += [Text(note, style="dim") for note in found.notes]
-    parts += [Text()] if found.warnings or found.notes else []
-    parts += _block("Runs", _about_lines(found), ("", "A", "B"))
-    shown = [one for one in found.settings if everything or _concerned(one)]
-    parts += _block("Settings", [(*_cells(one), _remark(one)) for one in shown], ("key", "A", "B", ""))
-    hidden = len(found.settings) - len(shown)
-    if hidden:
-        which = "1 more key differs" if hidden == 1 else f"{hidden} more keys differ"
-        parts += [Text(f"{which} that neither run was computed from (--all)", style="dim"), Text()]
+    parts: list[RenderableType] = [Text(diff.sentence, style="bold"), Text()]
+    parts += [Text(f"WARNING: {warning}", style="bold red") for warning in diff.warnings]
+    parts += [Text(note, style="dim") for note in diff.notes]
+    parts += [Text()] if diff.warnings or diff.notes else []
+    parts += _block("Runs", ("", "A", "B"), _header_lines(diff))
+    shown = [entry for entry in diff.settings if everything or _is_relevant(entry)]
+    parts += _block("Settings", ("key", "A", "B", ""), [(*_cells(entry), _remark(entry)) for entry in shown])
+    if hidden := len(diff.settings) - len(shown):
+        keys = "1 more key differs" if hidden == 1 else f"{hidden} more keys differ"
+        parts += [Text(f"{keys} that neither run was computed from (--all)", style="dim"), Text()]
     for title, entries in (
-        ("Training of the two", found.stages),
-        ("Data", found.data),
-        ("Code", found.code),
-        ("Environment", found.environment),
-        ("How training went", found.training),
+        ("Settings of the two stages", diff.stages),
+        ("Data", diff.data),
+        ("Code", diff.code),
+        ("Environment", diff.environment),
+        ("Training", diff.training),
     ):
-        parts += _block(title, [_cells(entry) for entry in entries], ("key", "A", "B"))
-    parts += _block("Scores", [_score_cells(one) for one in found.scores], ("", "A", "B", "B - A"), 1)
-    parts += _block("Cost", [_cost_cells(one) for one in _few_costs(found.costs)], ("", "A", "B", "B : A"), 1)
+        parts += _block(title, ("key", "A", "B"), [_cells(entry) for entry in entries])
+    parts += _block("Scores", ("", "A", "B", "B - A"), [_score_cells(score) for score in diff.scores], numeric=True)
+    seconds = {(cost.part, cost.a, cost.b) for cost in diff.costs if cost.axis == "seconds"}
+    costs = [  # with one device, its seconds are those of the run
+        _cost_cells(cost)
+        for cost in diff.costs
+        if cost.axis != "device_seconds" or (cost.part, cost.a, cost.b) not in seconds
+    ]
+    parts += _block("Cost", ("", "A", "B", "B : A"), costs, numeric=True)
     return Group(*parts[:-1])
 
 
 def _block(
-    title: str, lines: Sequence[tuple[str, ...]], header: tuple[str, ...], words: int = 9
+    title: str, header: Sequence[str], lines: Sequence[tuple[str, ...]], numeric: bool = False
 ) -> list[RenderableType]:
-    """A table with its title, where it has lines."""
+    """A table under its title; nothing without lines."""
     if not lines:
         return []
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 2, 0, 0))
-    for number, name in enumerate(header):
-        table.add_column(Text(name), justify="left" if number < words else "right", overflow="fold")
-    for line in lines:
-        table.add_row(*map(Text, line))
-    return [Text(title, style="bold"), table, Text()]
+    return [Text(title, style="bold"), side_by_side(header, lines, header[1:] if numeric else ()), Text()]
 
 
-def _about_lines(found: RunDiff) -> list[tuple[str, ...]]:
-    facts = []
-    for about in (found.a, found.b):
-        facts.append(
-            {
-                "folder": about.folder,
-                "state": f"{about.state}: {about.reason}" if about.reason else about.state,
-                "stage": f"{about.stage}, {ARM[about.arm]} arm" if about.arm else about.stage,
-                "recipe": about.recipe or ABSENT,
-                "seed": ABSENT if about.seed is None else str(about.seed),
-                "key": about.key or ABSENT,
-                "parent": about.parent or ABSENT,
-            }
-        )
-    return [(name, facts[0][name], facts[1][name]) for name in facts[0] if {f[name] for f in facts} != {ABSENT}]
+def _header_lines(diff: RunDiff) -> list[tuple[str, ...]]:
+    facts = [
+        {
+            "folder": run.folder,
+            "state": f"{run.state}: {run.reason}" if run.reason else run.state,
+            "stage": f"{run.stage}, {ARM[run.arm]} arm" if run.arm else run.stage,
+            "recipe": run.recipe or ABSENT,
+            "seed": ABSENT if run.seed is None else str(run.seed),
+            "key": run.key or ABSENT,
+            "parent": run.parent or ABSENT,
+        }
+        for run in (diff.a, diff.b)
+    ]
+    return [
+        (name, a, b) for (name, a), b in zip(facts[0].items(), facts[1].values(), strict=True) if {a, b} != {ABSENT}
+    ]
 
 
 def _cells(entry: ValueDiff) -> tuple[str, str, str]:
@@ -639,38 +578,22 @@ def _cells(entry: ValueDiff) -> tuple[str, str, str]:
 
 def _remark(entry: ValueDiff) -> str:
     if entry.place:
-        return "a path, no part of the key"
-    if entry.concerns == "neither" or entry.there == "both":
-        return {"both": "", "a": "used by A alone", "b": "used by B alone", "neither": "used by neither"}[
-            entry.concerns
-        ]
-    return ""
+        return "a path, not part of the key"
+    if entry.concerns == "neither":
+        return "used by neither"
+    return f"used only by {entry.concerns.upper()}" if entry.there == "both" and entry.concerns != "both" else ""
+
+
+def _split_name(score: ScoreDiff) -> str:
+    return "validation" if score.split == "val" else score.split
 
 
 def _score_cells(score: ScoreDiff) -> tuple[str, str, str, str]:
-    split = "validation" if score.split == "val" else score.split
     metric = score.metric
     values = (score_text(score.a, metric), score_text(score.b, metric), delta_text(score.change, metric))
-    return (f"{split} {metric_text(metric)}", *values)
-
-
-def _few_costs(costs: Sequence[CostDiff]) -> list[CostDiff]:
-    """Without device seconds, where every run had one device."""
-    seconds = {(one.part, one.a, one.b) for one in costs if one.axis == "seconds"}
-    return [one for one in costs if one.axis != "device_seconds" or (one.part, one.a, one.b) not in seconds]
+    return (f"{_split_name(score)} {metric_text(metric)}", *values)
 
 
 def _cost_cells(cost: CostDiff) -> tuple[str, str, str, str]:
-    name = cost.axis.replace("_", " ").replace("flops", "FLOPs").replace("peak bytes", "peak memory")
-    name += ", with pretraining" if cost.part == "total" else ""
-
-    def text(value: float | None) -> str:
-        if value is None:
-            return ABSENT
-        if cost.axis == "flops":
-            return flops_text(value)
-        if cost.axis.endswith("seconds"):
-            return time_text(value)
-        return f"{value / 2**20:,.0f} MiB" if cost.axis == "peak_bytes" else count_text(value)
-
-    return name, text(cost.a), text(cost.b), ratio_text(cost.ratio)
+    name = cost_name(cost.axis) + (", with pretraining" if cost.part == "total" else "")
+    return name, cost_text(cost.a, cost.axis), cost_text(cost.b, cost.axis), ratio_text(cost.ratio)

@@ -1,9 +1,9 @@
-"""Where a finished run is wrong: what is taken for what, the hardest rows, and accuracy or error group by group.
+"""Where a finished run is wrong: confusions, the hardest rows, and accuracy or error group by group.
 
-An item is an answer: one a row, or one a scored step. Groups are sequence lengths, positions, and whatever a task's own
-`breakdown` names. Of two runs over the same rows the tables stand side by side. Nothing here needs torch.
+An item is one prediction: one per row, or one per scored step. Groups are sequence lengths, positions, and whatever a
+task's own `breakdown` names. Two runs over the same rows stand side by side. Nothing here needs torch.
 
-Letters: n rows, m items, K numbers of an answer, R runs (1 or 2), G groups.
+Letters: n rows, m items, K numbers of a prediction, R runs (1 or 2), C classes.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
@@ -28,21 +28,33 @@ from spt.tasks.base import Classes, Reals, Split, Tokens, Values
 
 FILE = "errors.json"
 FORMAT = 1  # of errors.json; raised when a field changes its meaning
-FEW = 20  # different whole numbers that are a group each; of more, bins are made
+MAX_LEVELS = 20  # distinct whole numbers that are a group each; more are binned
 BINS = 10
-LINES = 8  # groups of a second attribute that the first is crossed with
-MANY = 256  # classes; of more there is no matrix
-LONGEST = 160  # characters of a row's text that are shown
-SHOWN = 24  # lines of a table in a terminal
-WIDE = 10  # classes of a matrix in a terminal
-SPARE = {"precision", "low", "high"}
+MAX_CROSSED = 8  # groups of a second attribute that the first is crossed with
+MAX_CLASSES = 256  # with more there is no matrix
+ROW_TEXT = 160  # characters of a row's text that are shown
+TERMINAL_LINES = 24  # of a table
+TERMINAL_CLASSES = 10  # of a matrix
+CSV_ONLY = {"precision", "low", "high"}  # columns that a terminal has no room for beside a second run
 FRACTIONS = {"accuracy", "low", "high", "recall", "precision", "F1", "IoU", "share"}
+SPLIT_NAMES = {"val": "validation"}
 Floats = NDArray[np.float64]
+Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class EvaluationRows:
-    """What the runs were asked: the rows of a split, one behind the other, and what their task tells of them."""
+class RunPredictions:
+    """One run's predictions for all items."""
+
+    label: str  # distinguishes two runs
+    name: str  # of the run's folder
+    predicted: NDArray[Any]  # (m,) classes or (m, K) numbers
+    margin: NDArray[np.floating[Any]] | None = None  # (m,) score of the best class minus that of the second
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The rows of a split that runs are evaluated on, their targets, and what the task says about them."""
 
     task: str
     split: str
@@ -50,10 +62,10 @@ class EvaluationRows:
     target: Classes | Reals
     rows: Split  # contiguous
     row: NDArray[np.int32]  # (m,) of each item
-    step: NDArray[np.int32] | None  # (m,) in its row; None: one answer a row
+    step: NDArray[np.int32] | None  # (m,) in its row; None: one prediction per row
     truth: NDArray[Any]  # (m,) classes or (m, K) numbers
-    names: tuple[str, ...] = ()  # of the classes, where the task tells them
-    row_width: int | None = None  # pixels, where a row is a picture
+    names: tuple[str, ...] = ()  # of the classes, if the task has them
+    row_width: int | None = None  # pixels, if a row is a picture
     attributes: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # (m,) each: numbers, or byte strings
     readable: Callable[[NDArray[Any]], str | None] | None = None  # a row's tokens as text
     picture: Callable[[NDArray[Any]], NDArray[Any] | None] | None = None  # a row's values as (H, W) or (H, W, 3)
@@ -62,26 +74,51 @@ class EvaluationRows:
     def classes(self) -> bool:
         return isinstance(self.target, Classes)
 
-    def called(self, number: int) -> str:
-        """A class's name, else its number."""
+    @property
+    def split_name(self) -> str:
+        return SPLIT_NAMES.get(self.split, self.split)
+
+    @property
+    def size_text(self) -> str:
+        rows = f"{len(self.rows):,} {self.split_name} rows"
+        return rows if self.step is None else f"{len(self.truth):,} scored steps in {rows}"
+
+    def class_name(self, number: int) -> str:
         return self.names[number] if number < len(self.names) else str(number)
 
+    def items(self, i: int) -> slice:
+        """Those of row i."""
+        return slice(*np.searchsorted(self.row, [i, i + 1]).tolist())
 
-@dataclass(frozen=True)
-class RunAnswers:
-    """One run's answers to all items."""
+    def correct(self, run: RunPredictions) -> NDArray[np.bool_]:
+        """(m,)"""
+        correct: NDArray[np.bool_] = run.predicted == self.truth
+        return correct
 
-    label: str  # tells two runs apart
-    run: str
-    said: NDArray[Any]  # (m,) classes or (m, K) numbers
-    margin: NDArray[np.floating[Any]] | None = None  # (m,) score of the best class minus that of the second
+    def errors(self, run: RunPredictions) -> Floats:
+        """(m, K)"""
+        return run.predicted.astype(np.float64) - self.truth.astype(np.float64)
+
+    def squared_errors(self, run: RunPredictions) -> Floats:
+        """(m,) Mean over the numbers of a prediction."""
+        squared: Floats = np.square(self.errors(run)).mean(1)
+        return squared
+
+    def mean_by_row(self, values: NDArray[Any]) -> Floats:
+        """(n,) Mean over each row's items; 0 for a row without any."""
+        n = len(self.rows)
+        means: Floats = np.bincount(self.row, values, n) / np.maximum(np.bincount(self.row, minlength=n), 1)
+        return means
+
+
+Runs = Sequence[RunPredictions]
 
 
 @dataclass(frozen=True)
 class ErrorTable:
     name: str  # of its CSV file
     title: str
-    lines: Sequence[Mapping[str, Any]]  # all have the same keys
+    lines: Sequence[Mapping[str, Any]]  # all with the same keys
     caption: str = ""
 
     @property
@@ -91,11 +128,11 @@ class ErrorTable:
 
 class Groups(NamedTuple):
     labels: list[str]
-    of: NDArray[np.int64]  # (m,) into the labels
+    of: NDArray[np.int64]  # (m,) index of each item's label
 
 
 class GroupScore(NamedTuple):
-    """One group of a figure: what it is called, its items, and of each run the value with its bounds."""
+    """The items of one group, and each run's score with its bounds."""
 
     group: str
     second: str  # of a crossed attribute, else empty
@@ -105,23 +142,27 @@ class GroupScore(NamedTuple):
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Items by a named attribute, perhaps crossed with a second one: accuracy, of numbers the RMSE."""
+    """Accuracy (of numbers, the RMSE) by a named attribute, perhaps crossed with a second one."""
 
     name: str
     second: str
     lines: tuple[GroupScore, ...]
 
+    @property
+    def title(self) -> str:
+        return f"{self.name} and {self.second}" if self.second else self.name
+
 
 @dataclass(frozen=True)
 class ErrorAnalysis:
-    """All that is known of where the runs are wrong."""
+    """Everything known about where the runs are wrong."""
 
-    asked: EvaluationRows
-    given: tuple[RunAnswers, ...]
+    evaluation: Evaluation
+    runs: tuple[RunPredictions, ...]
     sentence: str
     tables: tuple[ErrorTable, ...]
     breakdowns: tuple[Breakdown, ...]
-    matrix: NDArray[np.int64] | None  # (R, C, C) truth by answer
+    matrix: NDArray[np.int64] | None  # (R, C, C) truth by prediction
     hardest: NDArray[np.int64]  # rows, the worst first
     scores: tuple[dict[str, float], ...]
     notes: tuple[str, ...] = ()
@@ -129,52 +170,54 @@ class ErrorAnalysis:
 
     @property
     def shows_samples(self) -> bool:
-        """Whether rows of the data set are in what is written; its licence then applies to them."""
+        """Whether what is written contains rows of the data set, whose licence then applies."""
         return self.samples and len(self.hardest) > 0
 
 
 def analyse_errors(
-    asked: EvaluationRows,
-    given: Sequence[RunAnswers],
-    top: int = 16,
-    *,
-    samples: bool = True,
-    notes: Sequence[str] = (),
+    evaluation: Evaluation, runs: Runs, top: int = 16, *, samples: bool = True, notes: Sequence[str] = ()
 ) -> ErrorAnalysis:
-    """Every table that the targets allow; `top` is how many rows and confusions are named."""
-    runs = tuple(given)
-    told = _attributes(asked)
-    breakdowns = tuple(_breakdowns(asked, runs, told))
+    """Every table that the targets allow; `top` is how many rows and confusions are listed."""
+    breakdowns = tuple(_breakdowns(evaluation, runs))
     tables: list[ErrorTable] = []
     matrix = None
-    if asked.classes:
-        matrix = _matrix(asked, runs)
-        worst = confusions(asked, runs)
+    if evaluation.classes:
+        matrix = _matrix(evaluation, runs)
+        largest = confusions(evaluation, runs)
         if matrix is not None:
-            tables += [class_table(asked, runs, matrix)]
-        tables += [ErrorTable("confusions", "Largest confusions", worst[:top])] if worst else []
+            tables.append(class_table(evaluation, runs, matrix))
+        if largest:
+            tables.append(ErrorTable("confusions", "Largest confusions", largest[:top]))
         if matrix is not None:
-            tables += [matrix_table(asked, runs, matrix)]
-        sentence = _class_sentence(asked, runs, worst)
+            tables.append(matrix_table(evaluation, runs, matrix))
+        sentence = _class_sentence(evaluation, runs, largest)
     else:
-        tables += [output_table(asked, runs)]
-        sentence = _real_sentence(asked, runs)
-    tables += [_breakdown_table(asked, runs, one) for one in breakdowns]
-    hardest = hardest_rows(asked, runs[0])[:top]
+        tables.append(output_table(evaluation, runs))
+        sentence = _number_sentence(evaluation, runs)
+    tables += [_breakdown_table(evaluation, runs, breakdown) for breakdown in breakdowns]
+    hardest = hardest_rows(evaluation, runs[0])[:top]
     if len(hardest):
-        tables.append(_hardest_table(asked, runs, hardest, samples))
+        tables.append(_hardest_table(evaluation, runs, hardest, samples))
     if len(runs) == 2:
-        tables += _between(asked, runs)
-    scores = tuple(_scores(asked, one) for one in runs)
+        tables += _agreement_tables(evaluation, *runs)
     return ErrorAnalysis(
-        asked, runs, sentence, tuple(tables), breakdowns, matrix, hardest, scores, tuple(notes), samples
+        evaluation,
+        tuple(runs),
+        sentence,
+        tuple(tables),
+        breakdowns,
+        matrix,
+        hardest,
+        scores=tuple(_scores(evaluation, run) for run in runs),
+        notes=tuple(notes),
+        samples=samples,
     )
 
 
-def _scores(asked: EvaluationRows, one: RunAnswers) -> dict[str, float]:
-    if asked.classes:
-        return {"accuracy": float(np.mean(one.said == asked.truth))}
-    error = _error(asked, one)
+def _scores(evaluation: Evaluation, run: RunPredictions) -> dict[str, float]:
+    if evaluation.classes:
+        return {"accuracy": float(np.mean(evaluation.correct(run)))}
+    error = evaluation.errors(run)
     return {
         "rmse": float(np.sqrt(np.mean(error**2))),
         "mae": float(np.mean(np.abs(error))),
@@ -182,441 +225,399 @@ def _scores(asked: EvaluationRows, one: RunAnswers) -> dict[str, float]:
     }
 
 
-def _error(asked: EvaluationRows, one: RunAnswers) -> Floats:
-    """(m, K)"""
-    return one.said.astype(np.float64) - asked.truth.astype(np.float64)
-
-
-def _unit(asked: EvaluationRows) -> str:
-    rows = f"{len(asked.rows):,} {_split_name(asked)} rows"
-    return rows if asked.step is None else f"{len(asked.truth):,} scored steps in {rows}"
-
-
-def _split_name(asked: EvaluationRows) -> str:
-    return {"val": "validation"}.get(asked.split, asked.split)
-
-
-def _class_sentence(asked: EvaluationRows, runs: Sequence[RunAnswers], worst: Sequence[Mapping[str, Any]]) -> str:
-    right = [int(np.sum(one.said == asked.truth)) for one in runs]
-    m = len(asked.truth)
+def _class_sentence(evaluation: Evaluation, runs: Runs, largest: Sequence[Mapping[str, Any]]) -> str:
+    correct = [evaluation.correct(run) for run in runs]
+    shares = [f"{100 * int(each.sum()) / len(each):.1f} %" for each in correct]
     if len(runs) == 2:
-        first, second = (one.said == asked.truth for one in runs)
-        shares = ", ".join(f"{one.label} {_percent(n, m)}" for one, n in zip(runs, right, strict=True))
-        only = [int(np.sum(first & ~second)), int(np.sum(second & ~first))]
-        each = ", ".join(f"{n:,} in {one.label} alone" for one, n in zip(runs, only, strict=True))
-        return f"{shares} of {_unit(asked)} right; {each}."
-    if right[0] == m:
-        return f"All of {_unit(asked)} right."
-    top = worst[0]
-    count, support = top["count"], top["of"]
-    confused = f"the commonest confusion is {top['truth']} taken for {top['answer']}, {count:,} of {support:,}"
-    return f"{_percent(right[0], m)} of {_unit(asked)} right; {confused}."
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f} %"
-
-
-def _real_sentence(asked: EvaluationRows, runs: Sequence[RunAnswers]) -> str:
-    told = []
-    for one in runs:
-        error = _error(asked, one)
-        worst = int(np.argmax(np.square(error).mean(1)))
-        name = f"{one.label}: " if len(runs) == 2 else ""
-        told.append(
-            f"{name}RMSE {np.sqrt(np.square(error).mean()):.4g}, the largest error {np.abs(error[worst]).max():.4g} in "
-            f"row {asked.rows.ids[asked.row[worst]]}"
-        )
-    return f"{'; '.join(told)}; over {_unit(asked)}."
-
-
-def confusion(truth: ArrayLike, said: ArrayLike, count: int) -> NDArray[np.int64]:
-    """(count, count) How many items of each class got each answer."""
-    pairs = np.asarray(truth, np.int64) * count + np.asarray(said, np.int64)
-    return np.bincount(pairs, minlength=count * count).reshape(count, count)
-
-
-def _matrix(asked: EvaluationRows, runs: Sequence[RunAnswers]) -> NDArray[np.int64] | None:
-    assert isinstance(asked.target, Classes)
-    # A head without a layer of its own may answer classes beyond those that there are.
-    count = max(asked.target.count, *(int(one.said.max()) + 1 for one in runs))
-    return None if count > MANY else np.stack([confusion(asked.truth, one.said, count) for one in runs])
-
-
-def class_table(asked: EvaluationRows, runs: Sequence[RunAnswers], matrix: NDArray[np.int64]) -> ErrorTable:
-    """Support, recall, precision and F1 of every class, of pixels also intersection over union."""
-    pictures = asked.step is not None and as_picture(asked, 0) is not None
-    lines = []
-    for k in range(matrix.shape[1]):
-        line: dict[str, Any] = {"class": asked.called(k), "support": int(matrix[0, k].sum())}
-        for one, found in zip(runs, matrix, strict=True):
-            hits, true, said = (int(n) for n in (found[k, k], found[k].sum(), found[:, k].sum()))
-            scores = {
-                "recall": _ratio(hits, true),
-                "precision": _ratio(hits, said),
-                "F1": _ratio(2 * hits, true + said),
-            }
-            if pictures:
-                scores["IoU"] = _ratio(hits, true + said - hits)
-            line |= {_of(name, one, runs): value for name, value in scores.items()}
-        lines.append(line)
-    return ErrorTable(
-        "classes", "By class", lines, _undefined(lines, "- where a class does not occur, or is never answered")
+        first, second = correct
+        alone = (int(np.sum(first & ~second)), int(np.sum(second & ~first)))
+        by_run = ", ".join(f"{run.label} {share}" for run, share in zip(runs, shares, strict=True))
+        alone_text = ", ".join(f"{count:,} by {run.label} alone" for run, count in zip(runs, alone, strict=True))
+        return f"{by_run} of {evaluation.size_text} correct; {alone_text}."
+    if correct[0].all():
+        return f"All {evaluation.size_text} correct."
+    top = largest[0]
+    return (
+        f"{shares[0]} of {evaluation.size_text} correct; the most common confusion is {top['truth']} predicted as "
+        f"{top['answer']}, {top['count']:,} of {top['of']:,}."
     )
 
 
-def _undefined(lines: Sequence[Mapping[str, Any]], what: str) -> str:
-    return what if any(value is None for line in lines for value in line.values()) else ""
+def _number_sentence(evaluation: Evaluation, runs: Runs) -> str:
+    clauses = []
+    for run in runs:
+        error = evaluation.errors(run)
+        worst = int(np.argmax(np.square(error).mean(1)))
+        label = f"{run.label}: " if len(runs) == 2 else ""
+        clauses.append(
+            f"{label}RMSE {np.sqrt(np.square(error).mean()):.4g}, the largest error {np.abs(error[worst]).max():.4g} "
+            f"in row {evaluation.rows.ids[evaluation.row[worst]]}"
+        )
+    return f"{'; '.join(clauses)}; over {evaluation.size_text}."
 
 
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _matrix(evaluation: Evaluation, runs: Runs) -> NDArray[np.int64] | None:
+    """(R, C, C) How many items of each class were predicted as each class."""
+    from sklearn.metrics import confusion_matrix  # slow to import
+
+    assert isinstance(evaluation.target, Classes)
+    # A head without a layer of its own may predict classes beyond those that exist.
+    count = max(evaluation.target.count, *(int(run.predicted.max()) + 1 for run in runs))
+    if count > MAX_CLASSES:
+        return None
+    labels = range(count)
+    return np.stack([confusion_matrix(evaluation.truth, run.predicted, labels=labels) for run in runs])
 
 
-def _of(name: str, one: RunAnswers, runs: Sequence[RunAnswers]) -> str:
-    """A column's name: with the run's label where there are two."""
-    return name if len(runs) == 1 else f"{name} {one.label}"
+def class_table(evaluation: Evaluation, runs: Runs, matrix: NDArray[np.int64]) -> ErrorTable:
+    """Support, recall, precision and F1 of every class; of pixels also intersection over union."""
+    columns: dict[str, Sequence[Any]] = {
+        "class": [evaluation.class_name(k) for k in range(matrix.shape[1])],
+        "support": matrix[0].sum(1).tolist(),
+    }
+    for run, counts in zip(runs, matrix, strict=True):
+        hits, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
+        scores = {
+            "recall": (hits, true),
+            "precision": (hits, predicted),
+            "F1": (2 * hits, true + predicted),
+        }
+        if evaluation.step is not None and as_picture(evaluation, 0) is not None:
+            scores["IoU"] = (hits, true + predicted - hits)
+        for name, (part, whole) in scores.items():
+            ratios = zip(part.tolist(), whole.tolist(), strict=True)
+            columns[_column(name, run, runs)] = [a / b if b else None for a, b in ratios]
+    lines = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    caption = _undefined(lines, "- if a class does not occur or is never predicted")
+    return ErrorTable("classes", "By class", lines, caption)
 
 
-def confusions(asked: EvaluationRows, runs: Sequence[RunAnswers]) -> list[dict[str, Any]]:
-    """Every pair of a class and another answer to it that occurs, the commonest of both runs together first."""
-    top = int(max(asked.truth.max(), *(one.said.max() for one in runs))) + 1
-    support = np.bincount(asked.truth, minlength=top)
-    counted: dict[tuple[int, int], list[int]] = {}
-    for number, one in enumerate(runs):
-        wrong = one.said != asked.truth
-        pairs, counts = np.unique(asked.truth[wrong].astype(np.int64) * top + one.said[wrong], return_counts=True)
-        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
-            counted.setdefault(divmod(pair, top), [0] * len(runs))[number] = count
+def _undefined(lines: Sequence[Mapping[str, Any]], caption: str) -> str:
+    return caption if any(value is None for line in lines for value in line.values()) else ""
+
+
+def _column(name: str, run: RunPredictions, runs: Runs) -> str:
+    """A column's name: with the run's label if there are two."""
+    return name if len(runs) == 1 else f"{name} {run.label}"
+
+
+def confusions(evaluation: Evaluation, runs: Runs) -> list[Line]:
+    """Every pair of a class and a wrong prediction that occurs, the most common in both runs together first."""
+    truth = evaluation.truth.astype(np.int64)
+    count = int(max(truth.max(), *(run.predicted.max() for run in runs))) + 1
+    support = np.bincount(truth, minlength=count).tolist()
+    occurrences: dict[tuple[int, int], list[int]] = {}
+    for number, run in enumerate(runs):
+        wrong = ~evaluation.correct(run)
+        pairs, counts = np.unique(truth[wrong] * count + run.predicted[wrong], return_counts=True)
+        for pair, times in zip(pairs.tolist(), counts.tolist(), strict=True):
+            occurrences.setdefault(divmod(pair, count), [0] * len(runs))[number] = times
     lines = []
-    for (truth, said), found in sorted(counted.items(), key=lambda pair: (-sum(pair[1]), pair[0])):
-        line: dict[str, Any] = {"truth": asked.called(truth), "answer": asked.called(said)}
-        line |= {_of("count", one, runs): count for one, count in zip(runs, found, strict=True)}
-        line["of"] = int(support[truth])
-        line |= {_of("share", one, runs): count / int(support[truth]) for one, count in zip(runs, found, strict=True)}
+    for (true, predicted), by_run in sorted(occurrences.items(), key=lambda item: (-sum(item[1]), item[0])):
+        line: Line = {"truth": evaluation.class_name(true), "answer": evaluation.class_name(predicted)}
+        line |= {_column("count", run, runs): times for run, times in zip(runs, by_run, strict=True)}
+        line["of"] = support[true]
+        line |= {_column("share", run, runs): times / support[true] for run, times in zip(runs, by_run, strict=True)}
         lines.append(line)
     return lines
 
 
-def matrix_table(asked: EvaluationRows, runs: Sequence[RunAnswers], matrix: NDArray[np.int64]) -> ErrorTable:
-    """Truth down, answers across."""
-    names = [asked.called(k) for k in range(matrix.shape[1])]
-    lines = []
-    for one, found in zip(runs, matrix, strict=True):
-        for name, counts in zip(names, found.tolist(), strict=True):
-            run = {"run": one.label} if len(runs) == 2 else {}
-            lines.append({**run, "truth": name, **{f"as {said}": n for said, n in zip(names, counts, strict=True)}})
-    return ErrorTable("confusion", "Confusion matrix: truth down, answers across", lines)
+def matrix_table(evaluation: Evaluation, runs: Runs, matrix: NDArray[np.int64]) -> ErrorTable:
+    names = [evaluation.class_name(k) for k in range(matrix.shape[1])]
+    lines = [
+        {
+            **({"run": run.label} if len(runs) == 2 else {}),
+            "truth": name,
+            **{f"as {predicted}": count for predicted, count in zip(names, row, strict=True)},
+        }
+        for run, counts in zip(runs, matrix, strict=True)
+        for name, row in zip(names, counts.tolist(), strict=True)
+    ]
+    return ErrorTable("confusion", "Confusion matrix: truth down, predictions across", lines)
 
 
-def output_table(asked: EvaluationRows, runs: Sequence[RunAnswers]) -> ErrorTable:
-    """Bias, RMSE, MAE and R² of every number of an answer.
+def output_table(evaluation: Evaluation, runs: Runs) -> ErrorTable:
+    """Bias, RMSE, MAE and R² of every number of a prediction.
 
-    R² = 1 - squared error / squared deviation of the truth from its mean; - where the truth is constant.
+    R² = 1 - squared error / squared deviation of the truth from its mean; undefined if the truth is constant.
     """
     lines = []
-    for k in range(asked.truth.shape[1]):
-        truth = asked.truth[:, k].astype(np.float64)
-        line: dict[str, Any] = {"output": str(k), "n": len(truth), "mean": float(truth.mean())}
+    for k in range(evaluation.truth.shape[1]):
+        truth = evaluation.truth[:, k].astype(np.float64)
+        line: Line = {"output": str(k), "n": len(truth), "mean": float(truth.mean())}
         spread = float(np.square(truth - truth.mean()).sum())
-        for one in runs:
-            error = one.said[:, k].astype(np.float64) - truth
+        for run in runs:
+            error = run.predicted[:, k].astype(np.float64) - truth
             squared = float(np.square(error).sum())
-            found = {
+            scores = {
                 "bias": float(error.mean()),
                 "RMSE": (squared / len(truth)) ** 0.5,
                 "MAE": float(np.abs(error).mean()),
                 "R²": 1 - squared / spread if spread > 1e-12 * float(np.square(truth).sum()) else None,
             }
-            line |= {_of(name, one, runs): value for name, value in found.items()}
+            line |= {_column(name, run, runs): value for name, value in scores.items()}
         lines.append(line)
-    return ErrorTable(
-        "outputs", "Errors by output: answer minus truth", lines, _undefined(lines, "- where the truth is constant")
-    )
-
-
-def _attributes(asked: EvaluationRows) -> dict[str, NDArray[Any]]:
-    """(m,) The attributes that items are grouped by: the task's own, then what every task has."""
-    found = dict(asked.attributes)
-    found.setdefault("length", asked.rows.lengths[asked.row])
-    if asked.step is not None:
-        found.setdefault("position", asked.step)
-    return found
+    caption = _undefined(lines, "- if the truth is constant")
+    return ErrorTable("outputs", "Errors by output: prediction minus truth", lines, caption)
 
 
 def groups(values: NDArray[Any]) -> Groups:
-    """Words and few whole numbers are a group each; of more numbers, bins of about equally many items."""
-    if values.dtype.kind not in "iuf" or (values.dtype.kind in "iu" and len(np.unique(values)) <= FEW):
-        known, index = np.unique(values, return_inverse=True)
-        return Groups([_word(value) for value in known.tolist()], index.reshape(-1))
+    """Words and few whole numbers are a group each; more numbers are binned, with about equally many items a bin."""
+    whole = values.dtype.kind in "iu"
+    if values.dtype.kind not in "iuf" or (whole and len(np.unique(values)) <= MAX_LEVELS):
+        levels, index = np.unique(values, return_inverse=True)
+        labels = [x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x) for x in levels.tolist()]
+        return Groups(labels, index.reshape(-1))
     method: Any = "inverted_cdf"  # edges are values that occur
     edges = np.unique(np.quantile(values, np.linspace(0, 1, BINS + 1), method=method))
     starts = edges[:-1] if len(edges) > 1 else edges
-    index = np.clip(np.searchsorted(starts, values, side="right") - 1, 0, None)
-    used = np.unique(index)
-    whole = values.dtype.kind in "iu"
-    labels = []
-    for i in used.tolist():
-        inside = values[index == i]
-        low, high = inside.min(), inside.max()
-        labels.append(_range(low, high, whole))
-    return Groups(labels, np.searchsorted(used, index))
+    bins = np.clip(np.searchsorted(starts, values, side="right") - 1, 0, None)
+    used, index = np.unique(bins, return_inverse=True)
+    ranges = ((inside.min(), inside.max()) for inside in (values[bins == i] for i in used))
+    return Groups([_range_text(low, high, whole) for low, high in ranges], index.reshape(-1))
 
 
-def _word(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _range(low: Any, high: Any, whole: bool) -> str:
+def _range_text(low: Any, high: Any, whole: bool) -> str:
     if whole:
         return f"{low}" if low == high else f"{low}–{high}"
     return f"{low:.3g} to {high:.3g}"
 
 
-def _breakdowns(
-    asked: EvaluationRows, runs: Sequence[RunAnswers], told: Mapping[str, NDArray[Any]]
-) -> Iterable[Breakdown]:
-    grouped = {name: groups(values) for name, values in told.items()}
-    for name, found in grouped.items():
-        if len(found.labels) > 1:
-            yield Breakdown(name, "", tuple(_lines(asked, runs, found)))
-    own = [name for name in list(asked.attributes)[:2] if name in grouped and len(grouped[name].labels) > 1]
-    if len(own) == 2 and len(grouped[own[1]].labels) <= LINES:
-        yield Breakdown(own[0], own[1], tuple(_lines(asked, runs, grouped[own[0]], grouped[own[1]])))
+def _breakdowns(evaluation: Evaluation, runs: Runs) -> Iterable[Breakdown]:
+    """By the task's own attributes and by those that every task has; then by the first two of its own, crossed."""
+    attributes = dict(evaluation.attributes)
+    attributes.setdefault("length", evaluation.rows.lengths[evaluation.row])
+    if evaluation.step is not None:
+        attributes.setdefault("position", evaluation.step)
+    grouped = {name: groups(values) for name, values in attributes.items()}
+    for name, by in grouped.items():
+        if len(by.labels) > 1:
+            yield Breakdown(name, "", tuple(_group_scores(evaluation, runs, by)))
+    own = [name for name in list(evaluation.attributes)[:2] if len(grouped[name].labels) > 1]
+    if len(own) == 2 and len(grouped[own[1]].labels) <= MAX_CROSSED:
+        crossed = _group_scores(evaluation, runs, grouped[own[0]], grouped[own[1]])
+        yield Breakdown(own[0], own[1], tuple(crossed))
 
 
-def _lines(
-    asked: EvaluationRows, runs: Sequence[RunAnswers], first: Groups, second: Groups | None = None
+def _group_scores(
+    evaluation: Evaluation, runs: Runs, first: Groups, second: Groups | None = None
 ) -> Iterable[GroupScore]:
     """The groups that have items: of classes accuracy and its Wilson interval, of numbers the RMSE."""
-    others = 1 if second is None else len(second.labels)
-    index = first.of if second is None else first.of * others + second.of
-    size = len(first.labels) * others
+    count = 1 if second is None else len(second.labels)
+    index = first.of if second is None else first.of * count + second.of
+    size = len(first.labels) * count
     n = np.bincount(index, minlength=size)
-    if asked.classes:
-        sums = [np.bincount(index, one.said == asked.truth, size) for one in runs]
-    else:
-        sums = [np.bincount(index, np.square(_error(asked, one)).mean(1), size) for one in runs]
+    scores = [evaluation.correct(run) if evaluation.classes else evaluation.squared_errors(run) for run in runs]
+    sums = [np.bincount(index, score, size) for score in scores]
     for i in np.flatnonzero(n).tolist():
-        a, b = divmod(i, others)
         values = []
         for total in sums:
-            low, high = wilson(round(total[i]), int(n[i])) if asked.classes else (None, None)
+            low, high = wilson(round(total[i]), int(n[i])) if evaluation.classes else (None, None)
             mean = float(total[i] / n[i])
-            values.append((mean if asked.classes else mean**0.5, low, high))
-        yield GroupScore(first.labels[a], "" if second is None else second.labels[b], int(n[i]), tuple(values))
+            values.append((mean if evaluation.classes else mean**0.5, low, high))
+        group, other = divmod(i, count)
+        yield GroupScore(first.labels[group], "" if second is None else second.labels[other], int(n[i]), tuple(values))
 
 
-def wilson(right: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Wilson's score interval (1927) of a share: right of n independent answers."""
+def wilson(correct: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Wilson's score interval (1927) of a share: correct of n independent predictions."""
     from scipy.stats import binomtest  # slow to import
 
-    interval = binomtest(right, n).proportion_ci(confidence, method="wilson")
+    interval = binomtest(correct, n).proportion_ci(confidence, method="wilson")
     return float(interval.low), float(interval.high)
 
 
-def _breakdown_table(asked: EvaluationRows, runs: Sequence[RunAnswers], one: Breakdown) -> ErrorTable:
-    score = "accuracy" if asked.classes else "RMSE"
+def _breakdown_table(evaluation: Evaluation, runs: Runs, breakdown: Breakdown) -> ErrorTable:
+    score = "accuracy" if evaluation.classes else "RMSE"
     lines = []
-    for line in one.lines:
-        cells: dict[str, Any] = {one.name: line.group, **({one.second: line.second} if one.second else {}), "n": line.n}
-        for given, (value, low, high) in zip(runs, line.values, strict=True):
-            cells[_of(score, given, runs)] = value
-            if asked.classes:
-                cells |= {_of("low", given, runs): low, _of("high", given, runs): high}
+    for group in breakdown.lines:
+        line: Line = {breakdown.name: group.group}
+        line |= {breakdown.second: group.second} if breakdown.second else {}
+        line["n"] = group.n
+        for run, (value, low, high) in zip(runs, group.values, strict=True):
+            line[_column(score, run, runs)] = value
+            if evaluation.classes:
+                line |= {_column("low", run, runs): low, _column("high", run, runs): high}
         if len(runs) == 2:
-            cells["difference" if asked.classes else "RMSE difference"] = line.values[1][0] - line.values[0][0]
-        lines.append(cells)
-    words = f"{one.name} and {one.second}" if one.second else one.name
+            name = "difference" if evaluation.classes else "RMSE difference"
+            line[name] = group.values[1][0] - group.values[0][0]
+        lines.append(line)
     caption = ""
-    if asked.classes:
+    if evaluation.classes:
         caption = "low and high: Wilson's 95 % interval" + (" (in the CSV)" if len(runs) == 2 else "")
-        caption += ", as if steps were independent" if asked.step is not None else ""
-    title = f"{'Accuracy' if asked.classes else 'Error'} by {words}"
-    return ErrorTable(f"by-{slug(words)}", title, lines, caption)
+        caption += ", as if steps were independent" if evaluation.step is not None else ""
+    title = f"{'Accuracy' if evaluation.classes else 'Error'} by {breakdown.title}"
+    return ErrorTable(f"by-{slug(breakdown.title)}", title, lines, caption)
 
 
-def hardest_rows(asked: EvaluationRows, one: RunAnswers) -> NDArray[np.int64]:
-    """Rows with a mistake, the worst first.
+def hardest_rows(evaluation: Evaluation, run: RunPredictions) -> NDArray[np.int64]:
+    """Rows with an error, the worst first.
 
-    One class a row: the wrong answer that was surest, by its margin over the next one. Classes of steps: the most wrong
-    steps, then the larger share. Numbers: the largest mean squared error.
+    One class a row: the wrong predictions by their margin over the next class, the largest first. Classes of steps: the
+    most wrong steps, then the larger share. Numbers: the largest mean squared error.
     """
-    n = len(asked.rows)
-    if not asked.classes:
-        squared = np.square(_error(asked, one)).mean(1)
-        mean = np.bincount(asked.row, squared, n) / np.maximum(np.bincount(asked.row, minlength=n), 1)
+    if not evaluation.classes:
+        mean = evaluation.mean_by_row(evaluation.squared_errors(run))
         order = np.argsort(-mean, kind="stable")
         return order[mean[order] > 0]
-    wrong = one.said != asked.truth
-    if asked.step is None:
-        worst = np.flatnonzero(wrong)
-        return worst if one.margin is None else worst[np.argsort(-one.margin[worst], kind="stable")]
-    count, steps = np.bincount(asked.row, wrong, n), np.bincount(asked.row, minlength=n)
-    order = np.lexsort((-count / np.maximum(steps, 1), -count))
+    wrong = ~evaluation.correct(run)
+    if evaluation.step is None:
+        rows = np.flatnonzero(wrong)
+        return rows if run.margin is None else rows[np.argsort(-run.margin[rows], kind="stable")]
+    count = np.bincount(evaluation.row, wrong, len(evaluation.rows))
+    order = np.lexsort((-evaluation.mean_by_row(wrong), -count))
     return order[count[order] > 0]
 
 
-def _hardest_table(
-    asked: EvaluationRows, runs: Sequence[RunAnswers], rows: NDArray[np.int64], samples: bool
-) -> ErrorTable:
-    as_text = samples and isinstance(asked.input, Tokens) and as_picture(asked, int(rows[0])) is None
+def _hardest_table(evaluation: Evaluation, runs: Runs, rows: NDArray[np.int64], samples: bool) -> ErrorTable:
+    as_text = samples and isinstance(evaluation.input, Tokens) and as_picture(evaluation, int(rows[0])) is None
     lines = []
     for i in rows.tolist():
-        line: dict[str, Any] = {"id": str(asked.rows.ids[i])}
-        line |= _row_line(asked, runs, i)
+        line: Line = {"id": str(evaluation.rows.ids[i]), **_row_line(evaluation, runs, i)}
         if as_text:
-            line["row"] = readable(asked, i)
+            line["row"] = readable(evaluation, i)
         lines.append(line)
-    caption = ""
-    if asked.classes and asked.step is None:
-        caption = "margin: score of the answer minus that of the next best"
-    if len(runs) == 2:
-        caption = "; ".join(filter(None, [f"the worst of {runs[0].label}", caption]))
-    return ErrorTable("hardest", "Hardest rows", lines, caption)
+    captions = [f"the worst of {runs[0].label}"] if len(runs) == 2 else []
+    if evaluation.classes and evaluation.step is None:
+        captions.append("margin: score of the prediction minus that of the next best")
+    return ErrorTable("hardest", "Hardest rows", lines, "; ".join(captions))
 
 
-def _row_line(asked: EvaluationRows, runs: Sequence[RunAnswers], i: int) -> dict[str, Any]:
-    if asked.step is not None:
-        begin, end = np.searchsorted(asked.row, [i, i + 1]).tolist()
-        line: dict[str, Any] = {"steps": end - begin}
-        for one in runs:
-            if asked.classes:
-                line[_of("wrong", one, runs)] = int(np.sum(one.said[begin:end] != asked.truth[begin:end]))
+def _row_line(evaluation: Evaluation, runs: Runs, i: int) -> Line:
+    if evaluation.step is not None:
+        items = evaluation.items(i)
+        line: Line = {"steps": items.stop - items.start}
+        for run in runs:
+            if evaluation.classes:
+                line[_column("wrong", run, runs)] = int(np.sum(run.predicted[items] != evaluation.truth[items]))
             else:
-                error = one.said[begin:end].astype(np.float64) - asked.truth[begin:end]
-                line[_of("RMSE", one, runs)] = float(np.sqrt(np.square(error).mean()))
+                error = run.predicted[items].astype(np.float64) - evaluation.truth[items]
+                line[_column("RMSE", run, runs)] = float(np.sqrt(np.square(error).mean()))
         return line
-    if asked.classes:
-        line = {"label": asked.called(int(asked.truth[i]))}
-        for one in runs:
-            line[_of("answer", one, runs)] = asked.called(int(one.said[i]))
-            if one.margin is not None:
-                margin = float(one.margin[i])
-                line[_of("margin", one, runs)] = margin if math.isfinite(margin) else None
+    if evaluation.classes:
+        line = {"label": evaluation.class_name(int(evaluation.truth[i]))}
+        for run in runs:
+            line[_column("answer", run, runs)] = evaluation.class_name(int(run.predicted[i]))
+            if run.margin is not None:
+                margin = float(run.margin[i])
+                line[_column("margin", run, runs)] = margin if math.isfinite(margin) else None
         return line
     line = {}
-    for k in range(asked.truth.shape[1]):
-        number = str(k) if asked.truth.shape[1] > 1 else ""
-        line[f"target{number}"] = float(asked.truth[i, k])
-        line |= {_of(f"answer{number}", one, runs): float(one.said[i, k]) for one in runs}
+    for k in range(evaluation.truth.shape[1]):
+        number = str(k) if evaluation.truth.shape[1] > 1 else ""
+        line[f"target{number}"] = float(evaluation.truth[i, k])
+        line |= {_column(f"answer{number}", run, runs): float(run.predicted[i, k]) for run in runs}
     return line
 
 
-def readable(asked: EvaluationRows, i: int, longest: int = LONGEST) -> str:
-    """A row's tokens as text on one line: beginning and end, where it is long."""
-    row, cuts = asked.rows.row(i), asked.rows.cuts
+def readable(evaluation: Evaluation, i: int, longest: int = ROW_TEXT) -> str:
+    """A row's tokens as text on one line; a long row without its middle."""
+    row, cuts = evaluation.rows.row(i), evaluation.rows.cuts
     if cuts is not None:
         parts = [row[: cuts[i]], row[cuts[i] :]]
-        return " | ".join(shorten(_text(asked, part), longest // 2) for part in parts)
-    return shorten(_text(asked, row), longest)
+        return " | ".join(shorten(_text(evaluation, part), longest // 2) for part in parts)
+    return shorten(_text(evaluation, row), longest)
 
 
-def _text(asked: EvaluationRows, row: NDArray[Any]) -> str:
-    told = asked.readable(row) if asked.readable is not None else None
-    found = told if told is not None else " ".join(map(str, row.tolist()))
-    # What a terminal would take for a command is shown as a sign.
-    return "".join(c if c.isprintable() else "�" for c in " ".join(found.split()))
+def _text(evaluation: Evaluation, row: NDArray[Any]) -> str:
+    text = evaluation.readable(row) if evaluation.readable is not None else None
+    words = (" ".join(map(str, row.tolist())) if text is None else text).split()
+    # Control characters, which a terminal would obey, are shown as a replacement character.
+    return "".join(c if c.isprintable() else "�" for c in " ".join(words))
 
 
-def as_picture(asked: EvaluationRows, i: int) -> NDArray[np.float64] | None:
-    """(H, W) or (H, W, 3) in [0, 1]: a row whose steps are pixels, or pictures themselves.
+def as_picture(evaluation: Evaluation, i: int) -> Floats | None:
+    """(H, W) or (H, W, 3) in [0, 1]: a row whose steps are pixels, or up to six of its frames side by side.
 
-    Of pictures, up to six are set side by side. None where the row is no picture.
+    None if the row is not a picture.
     """
-    row = asked.rows.row(i)
-    if asked.picture is not None:
-        found = asked.picture(row)
-        return None if found is None else _unit_range(found, asked.input)
-    if isinstance(asked.input, Values) and asked.input.frame is not None:
-        chosen = np.unique(np.linspace(0, len(row) - 1, min(6, len(row))).astype(int))
-        return _unit_range(np.concatenate([row[t].reshape(asked.input.frame) for t in chosen], axis=1), asked.input)
-    width = asked.row_width
-    if width is None or len(row) % width or asked.rows.cuts is not None:
+    row, kind = evaluation.rows.row(i), evaluation.input
+    if evaluation.picture is not None:
+        picture = evaluation.picture(row)
+        return None if picture is None else _unit_range(picture, kind)
+    if isinstance(kind, Values) and kind.frame is not None:
+        steps = np.unique(np.linspace(0, len(row) - 1, min(6, len(row))).astype(int))
+        return _unit_range(np.concatenate([row[t].reshape(kind.frame) for t in steps], axis=1), kind)
+    width = evaluation.row_width
+    if width is None or len(row) % width or evaluation.rows.cuts is not None:
         return None
     pixels = row.reshape(-1, width, row[0].size)
     if pixels.shape[-1] == 1:
-        return _unit_range(pixels[..., 0], asked.input)
-    return _unit_range(pixels, asked.input) if pixels.shape[-1] == 3 else None
+        return _unit_range(pixels[..., 0], kind)
+    return _unit_range(pixels, kind) if pixels.shape[-1] == 3 else None
 
 
-def _unit_range(pixels: NDArray[Any], kind: Tokens | Values) -> NDArray[np.float64]:
-    found = np.asarray(pixels, np.float64)
-    top = kind.vocab if isinstance(kind, Tokens) else kind.levels
-    if top is not None:
-        return np.clip(found / (top - 1), 0, 1)
-    low, high = float(found.min()), float(found.max())
-    return (found - low) / (high - low) if high > low else np.zeros_like(found)
+def _unit_range(pixels: NDArray[Any], kind: Tokens | Values) -> Floats:
+    values = np.asarray(pixels, np.float64)
+    levels = kind.vocab if isinstance(kind, Tokens) else kind.levels
+    if levels is not None:
+        return np.clip(values / (levels - 1), 0, 1)
+    low, high = float(values.min()), float(values.max())
+    return (values - low) / (high - low) if high > low else np.zeros_like(values)
 
 
-def _between(asked: EvaluationRows, runs: Sequence[RunAnswers]) -> list[ErrorTable]:
-    """Which items one run alone has right; of numbers, which run is closer."""
-    first, second = runs
-    if not asked.classes:
-        a, b = (np.square(_error(asked, one)).mean(1) for one in runs)
-        lines = [
+def _agreement_tables(evaluation: Evaluation, first: RunPredictions, second: RunPredictions) -> list[ErrorTable]:
+    """Which items only one run predicts correctly; of numbers, which run is closer."""
+    if not evaluation.classes:
+        a, b = (evaluation.squared_errors(run) for run in (first, second))
+        lines: list[Line] = [
             {"items": f"{first.label} closer", "n": int(np.sum(a < b))},
             {"items": f"{second.label} closer", "n": int(np.sum(b < a))},
             {"items": "equally close", "n": int(np.sum(a == b))},
         ]
         return [ErrorTable("between", "Which run is closer to the truth", lines)]
-    a, b = (one.said == asked.truth for one in runs)
+    x, y = evaluation.correct(first), evaluation.correct(second)
+    only_first, only_second = int(np.sum(x & ~y)), int(np.sum(y & ~x))
     lines = [
-        {"right": "both", "n": int(np.sum(a & b))},
-        {"right": f"only {first.label}", "n": int(np.sum(a & ~b))},
-        {"right": f"only {second.label}", "n": int(np.sum(b & ~a))},
-        {"right": "neither", "n": int(np.sum(~a & ~b))},
+        {"right": "both", "n": int(np.sum(x & y))},
+        {"right": f"only {first.label}", "n": only_first},
+        {"right": f"only {second.label}", "n": only_second},
+        {"right": "neither", "n": int(np.sum(~x & ~y))},
     ]
-    if asked.step is not None:
-        return [ErrorTable("between", "Steps that each run has right", lines)]
-    p = mcnemar(int(np.sum(a & ~b)), int(np.sum(b & ~a)))
-    found = [ErrorTable("between", "Rows that each run has right", lines, f"McNemar's exact test: p = {p:.3g}")]
-    if (a != b).any():
-        alone = [
+    if evaluation.step is not None:
+        return [ErrorTable("between", "Steps that each run predicts correctly", lines)]
+    test = f"McNemar's exact test: p = {mcnemar(only_first, only_second):.3g}"
+    tables = [ErrorTable("between", "Rows that each run predicts correctly", lines, test)]
+    if (x != y).any():
+        disputed = [
             {
-                "id": str(asked.rows.ids[i]),
-                "right": (first if a[i] else second).label,
-                "label": asked.called(int(asked.truth[i])),
-                **{f"answer {one.label}": asked.called(int(one.said[i])) for one in runs},
+                "id": str(evaluation.rows.ids[i]),
+                "right": (first if x[i] else second).label,
+                "label": evaluation.class_name(int(evaluation.truth[i])),
+                **{f"answer {run.label}": evaluation.class_name(int(run.predicted[i])) for run in (first, second)},
             }
-            for i in np.flatnonzero(a != b).tolist()
+            for i in np.flatnonzero(x != y).tolist()
         ]
-        found.append(ErrorTable("only", "Rows that one run alone has right", alone))
-    return found
+        tables.append(ErrorTable("only", "Rows that only one run predicts correctly", disputed))
+    return tables
 
 
-def render(found: ErrorAnalysis) -> RenderableType:
-    """For `rich.console.Console.print`: a sentence, then the tables, the beginning of each."""
-    parts: list[RenderableType] = [Text(found.sentence, style="bold")]
-    parts += [Text(note, style="dim") for note in found.notes]
-    for table in found.tables:
-        if table.name == "confusion" and found.matrix is not None and found.matrix.shape[1] > WIDE:
+def render(analysis: ErrorAnalysis) -> RenderableType:
+    """For `rich.console.Console.print`: a sentence, then the beginning of each table."""
+    parts: list[RenderableType] = [Text(analysis.sentence, style="bold")]
+    parts += [Text(note, style="dim") for note in analysis.notes]
+    for table in analysis.tables:
+        if table.name == "confusion" and analysis.matrix is not None and analysis.matrix.shape[1] > TERMINAL_CLASSES:
             continue
-        parts += [Text(), Text(table.title, style="bold"), _rich_table(table, found.given)]
-        if len(table.lines) > SHOWN:
-            parts.append(Text(f"{len(table.lines) - SHOWN:,} more in {table.name}.csv", style="dim"))
+        parts += [Text(), Text(table.title, style="bold"), _rich_table(table, analysis.runs)]
+        if len(table.lines) > TERMINAL_LINES:
+            parts.append(Text(f"{len(table.lines) - TERMINAL_LINES:,} more in {table.name}.csv", style="dim"))
         if table.caption:
             parts.append(Text(table.caption, style="dim"))
     return Group(*parts)
 
 
-def _rich_table(table: ErrorTable, runs: Sequence[RunAnswers]) -> RichTable:
-    """Of two runs without the columns that a terminal has no room for; the CSV has them."""
-    made = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    shown = [name for name in table.columns if len(runs) == 1 or name.partition(" ")[0] not in SPARE]
-    for name in shown:
-        words = any(isinstance(line[name], str) for line in table.lines)
-        head = next(
-            (f"{name.removesuffix(one.label).rstrip()}\n{one.label}" for one in runs if _is_of(name, one)), name
-        )
-        made.add_column(Text(head), justify="left" if words else "right", no_wrap=not words, overflow="fold")
-    for line in table.lines[:SHOWN]:
-        made.add_row(*(Text(_cell(name, line[name])) for name in shown))
-    return made
-
-
-def _is_of(name: str, one: RunAnswers) -> bool:
-    return name.endswith(f" {one.label}")
+def _rich_table(table: ErrorTable, runs: Runs) -> RichTable:
+    columns = [name for name in table.columns if len(runs) == 1 or name.partition(" ")[0] not in CSV_ONLY]
+    rendered = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        text = any(isinstance(line[name], str) for line in table.lines)
+        label = next((run.label for run in runs if name.endswith(f" {run.label}")), None)
+        heading = name if label is None else f"{name.removesuffix(label).rstrip()}\n{label}"
+        rendered.add_column(Text(heading), justify="left" if text else "right", no_wrap=not text, overflow="fold")
+    for line in table.lines[:TERMINAL_LINES]:
+        rendered.add_row(*(Text(_cell(name, line[name])) for name in columns))
+    return rendered
 
 
 def _cell(name: str, value: Any) -> str:
@@ -631,51 +632,51 @@ def _cell(name: str, value: Any) -> str:
     return f"{100 * value:.1f} %" if name.partition(" ")[0] in FRACTIONS else f"{value:.4g}"
 
 
-def to_json(found: ErrorAnalysis) -> dict[str, Any]:
+def to_json(analysis: ErrorAnalysis) -> dict[str, Any]:
     """What `--json` prints and errors.json holds."""
-    asked = found.asked
+    evaluation = analysis.evaluation
     return {
         "format": FORMAT,
         "kind": "errors",
-        "task": asked.task,
-        "split": asked.split,
-        "rows": len(asked.rows),
-        "items": len(asked.truth),
-        "item": "row" if asked.step is None else "step",
+        "task": evaluation.task,
+        "split": evaluation.split,
+        "rows": len(evaluation.rows),
+        "items": len(evaluation.truth),
+        "item": "row" if evaluation.step is None else "step",
         "runs": [
-            {"run": one.run, "label": one.label, **scores}
-            for one, scores in zip(found.given, found.scores, strict=True)
+            {"run": run.name, "label": run.label, **scores}
+            for run, scores in zip(analysis.runs, analysis.scores, strict=True)
         ],
-        "sentence": found.sentence,
-        "samples": found.shows_samples,
-        "notes": list(found.notes),
+        "sentence": analysis.sentence,
+        "samples": analysis.shows_samples,
+        "notes": list(analysis.notes),
         "tables": {
             table.name: {"title": table.title, "caption": table.caption, "lines": [dict(line) for line in table.lines]}
-            for table in found.tables
+            for table in analysis.tables
         },
     }
 
 
 def write_analysis(
-    found: ErrorAnalysis, folder: Path, draw: Callable[[ErrorAnalysis, Path], Sequence[Path]]
+    analysis: ErrorAnalysis, folder: Path, draw: Callable[[ErrorAnalysis, Path], Sequence[Path]]
 ) -> tuple[Path, ...]:
-    """NAME.csv of every table, the figures, errors.json; what an earlier call left there is replaced or removed."""
+    """NAME.csv of every table, the figures, errors.json; files of an earlier call are replaced or removed."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name in _left(folder):
+        for name in _earlier_files(folder):
             (folder / name).unlink(missing_ok=True)
-    made = []
-    for table in found.tables:
-        made.append(folder / f"{table.name}.csv")
-        write_text(made[-1], csv_text(table.lines))
-    made += draw(found, folder)
-    told = {**to_json(found), "files": [path.name for path in made]}
-    write_text(folder / FILE, json.dumps(told, indent=2, allow_nan=False) + "\n")
-    return (folder / FILE, *made)
+    paths = []
+    for table in analysis.tables:
+        paths.append(folder / f"{table.name}.csv")
+        write_text(paths[-1], csv_text(table.lines))
+    paths += draw(analysis, folder)
+    content = {**to_json(analysis), "files": [path.name for path in paths]}
+    write_text(folder / FILE, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    return (folder / FILE, *paths)
 
 
-def _left(folder: Path) -> list[str]:
-    """The files that an earlier errors.json names: a picture of it must not stand beside other numbers."""
+def _earlier_files(folder: Path) -> list[str]:
+    """The files that an earlier errors.json names: an old figure must not stand beside new numbers."""
     try:
         names = json.loads((folder / FILE).read_text(encoding="utf-8"))["files"]
         return [name for name in names if re.fullmatch(r"[a-z0-9-]+\.(csv|svg|png)", name)]

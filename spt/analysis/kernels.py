@@ -1,7 +1,7 @@
-"""The convolution kernels that a finished run has learned, against those that it started from (SPT paper, Figure 4).
+"""The convolution kernels that a finished run learned, beside those it started from (SPT paper, Figure 4).
 
-Of every layer that convolves: at each lag the largest |K| of all channels, in the layer's own units and without its
-skip weight. A lag is a number of steps, back or, two-sided, ahead; of both directions the larger value is shown.
+For every layer that convolves: at each lag the largest |K| over channels, in the layer's own units and without its
+skip weight. A lag is a number of steps back or, in a two-sided layer, ahead; the larger of the two values is shown.
 """
 
 import math
@@ -33,15 +33,15 @@ Network = Literal["initial", "pretrained", "trained"]
 NETWORKS: tuple[Network, ...] = ("initial", "pretrained", "trained")
 WITH_KERNELS = ("dlr", "dss", "lru", "mega", "s4", "s4d", "s5", "sgconv", "spade")
 REACHES = (0.1, 0.01)  # of the largest value
-POINTS = 1024  # of a curve; where there are more lags, a point is the largest of several
+POINTS = 1024  # of a curve; with more lags, a point is the largest of several
 LINES = 32  # for rows of pixels in one panel
 
 
 class KernelCurve(NamedTuple):
-    """The largest |K| of all channels, by lag."""
+    """The largest |K| over channels, by lag."""
 
-    before: NDArray[np.float64]  # (L,), of the step so many before
-    after: NDArray[np.float64] | None  # (L,), of the step so many after; None: causal
+    before: NDArray[np.float64]  # (L,), backwards
+    after: NDArray[np.float64] | None  # (L,), forwards; None: causal
 
     @property
     def largest(self) -> NDArray[np.float64]:
@@ -57,9 +57,9 @@ class LayerKernels(NamedTuple):
 
 
 class RunKernels(NamedTuple):
-    """Those of one run."""
+    """All layers of one run."""
 
-    opened: FinishedRun
+    run: FinishedRun
     lags: int
     layers: tuple[LayerKernels, ...]
     notes: tuple[str, ...]
@@ -70,62 +70,62 @@ class RunKernels(NamedTuple):
 
 
 def layer_kernels(path: Path, lags: int | None = None) -> RunKernels:
-    """Of a finished run of either stage, for its first `lags` lags (default: all of its task's longest sequence).
+    """For a finished run of either stage, its first `lags` lags (default: all of its task's longest sequence).
 
-    The initial ones are of the run's own seed; a run that started from a pretraining run beside it has that one's too.
-    Raises UsageError for a model that does not convolve, else as `open_run`.
+    Initial kernels come from the run's own seed. Those after pretraining are included if the pretraining run is beside
+    this one. Raises UsageError for a model that does not convolve, otherwise as `load_run`.
     """
-    opened = load_run(path)
-    bound = opened.bound
-    length = bound.data.length
+    run = load_run(path)
+    setup = run.setup
+    length = setup.data.length
     if lags is not None and not 1 <= lags <= length:
         raise UsageError(f"--lags {lags}: this run's sequences have 1 to {length:,} lags")
     lags = lags or length
-    trained = curves(bound.model.backbone, lags)
+    trained = curves(setup.model.backbone, lags)
     if not trained:
         raise UsageError(
-            f"model {opened.job.loaded.recipe.model.name} has no convolution kernel; {', '.join(WITH_KERNELS[:-1])} "
-            f"and {WITH_KERNELS[-1]} have, and so have layers of your own that state theirs"
+            f"model {run.job.loaded.recipe.model.name} has no convolution kernel; {', '.join(WITH_KERNELS[:-1])} "
+            f"and {WITH_KERNELS[-1]} do, as do layers of your own that define convolution_kernel"
         )
-    model = opened.untrained()
-    found: dict[Network, dict[str, KernelCurve]] = {"initial": curves(model.backbone, lags)}
+    model = run.untrained()
+    by_network: dict[Network, dict[str, KernelCurve]] = {"initial": curves(model.backbone, lags)}
     notes: tuple[str, ...] = ()
-    if opened.result.parent is not None:
+    if run.result.parent is not None:
         try:
-            load_pretrained(_parent(opened), model, architecture(opened.job), bound.data.input)
-            found["pretrained"] = curves(model.backbone, lags)
+            load_pretrained(_parent(run), model, architecture(run.job), setup.data.input)
+            by_network["pretrained"] = curves(model.backbone, lags)
         except CheckpointError as error:
             notes = (f"the kernel after pretraining is not shown: {error}",)
-    found["trained"] = trained
+    by_network["trained"] = trained
     layers = (
-        LayerKernels(number, module, {network: of[module] for network, of in found.items()})
+        LayerKernels(number, module, {network: by_module[module] for network, by_module in by_network.items()})
         for number, module in enumerate(trained, 1)
     )
-    return RunKernels(opened, lags, tuple(layers), notes)
+    return RunKernels(run, lags, tuple(layers), notes)
 
 
-def _parent(opened: FinishedRun) -> Path:
-    """The weights of the pretraining run that this one started from, if it lies beside."""
-    run = RunFolder(opened.path.parent, f"pretrain-{opened.result.parent}")
-    if not run.path.is_dir():
-        raise CheckpointError(f"{run.name} is not beside {opened.path.name}")
-    return run.checkpoints / "best"
+def _parent(run: FinishedRun) -> Path:
+    """The weights of the pretraining run that this one started from, if its folder is beside this one."""
+    parent = RunFolder(run.path.parent, f"pretrain-{run.result.parent}")
+    if not parent.path.is_dir():
+        raise CheckpointError(f"{parent.name} is not beside {run.path.name}")
+    return parent.checkpoints / "best"
 
 
 @torch.no_grad()
 def curves(backbone: nn.Module, length: int) -> dict[str, KernelCurve]:
-    """Of every layer that convolves, by its name in the backbone; those within such a layer are its own affair."""
-    found: dict[str, KernelCurve] = {}
+    """By name, every layer that convolves; layers nested in such a layer belong to it."""
+    by_name: dict[str, KernelCurve] = {}
     for name, module in backbone.named_modules():
-        if not isinstance(module, Mixer) or any(name.startswith(f"{outer}.") for outer in found):
+        if not isinstance(module, Mixer) or any(name.startswith(f"{outer}.") for outer in by_name):
             continue
         pieces = [piece.abs().amax(dim=1).double().cpu().numpy() for piece in module.convolution_kernel(length)]
         if not pieces:
             continue
         peaks = np.concatenate(pieces, axis=1)[:, :length]
         peaks = np.pad(peaks, ((0, 0), (0, length - peaks.shape[1])))  # a kernel may be shorter than a sequence
-        found[name] = KernelCurve(peaks[0], peaks[1] if len(peaks) > 1 else None)
-    return found
+        by_name[name] = KernelCurve(peaks[0], peaks[1] if len(peaks) > 1 else None)
+    return by_name
 
 
 def summary(curve: KernelCurve) -> dict[str, Any]:
@@ -143,68 +143,68 @@ def summary(curve: KernelCurve) -> dict[str, Any]:
     }
 
 
-def to_json(found: RunKernels, files: Sequence[Path]) -> dict[str, Any]:
+def to_json(kernels: RunKernels, files: Sequence[Path]) -> dict[str, Any]:
     return {
-        **found.opened.about(),
-        "lags": found.lags,
-        "row_width": found.opened.bound.data.row_width,
-        "two_sided": found.layers[0].curves["trained"].after is not None,
+        **kernels.run.about(),
+        "lags": kernels.lags,
+        "row_width": kernels.run.setup.data.row_width,
+        "two_sided": kernels.layers[0].curves["trained"].after is not None,
         "layers": [
             {
                 "layer": layer.number,
                 "module": layer.module,
                 **{name: summary(curve) for name, curve in layer.curves.items()},
             }
-            for layer in found.layers
+            for layer in kernels.layers
         ],
-        "notes": list(found.notes),
+        "notes": list(kernels.notes),
         "files": [str(path) for path in files],
     }
 
 
-def kernel_table(found: RunKernels) -> "Table":
+def kernel_table(kernels: RunKernels) -> "Table":
     """For the terminal."""
     from rich.table import Table
 
-    shown = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("layer", "kernel"):
-        shown.add_column(column)
+        table.add_column(column)
     for column in ("largest |K|", "at lag", "over 10 % to lag", "over 1 % to lag"):
-        shown.add_column(column, justify="right")
-    names = _names(found)
-    for layer in found.layers:
+        table.add_column(column, justify="right")
+    names = _names(kernels)
+    for layer in kernels.layers:
         for network, curve in layer.curves.items():
-            told = summary(curve)
-            if told["peak"] is None:
+            numbers = summary(curve)
+            if numbers["peak"] is None:
                 cells = ["not finite", "", "", ""]
             else:
-                lags = (told[name] for name in ("peak_lag", "reach_10_percent", "reach_1_percent"))
-                cells = [f"{told['peak']:.4g}", *(f"{lag:,}" for lag in lags)]
-            shown.add_row(str(layer.number) if network == "initial" else "", names[network], *cells)
-    return shown
+                lags = (numbers[name] for name in ("peak_lag", "reach_10_percent", "reach_1_percent"))
+                cells = [f"{numbers['peak']:.4g}", *(f"{lag:,}" for lag in lags)]
+            table.add_row(str(layer.number) if network == "initial" else "", names[network], *cells)
+    return table
 
 
-def kernel_figure(found: RunKernels, log: bool = False) -> "Plot":
-    """One panel a layer."""
+def kernel_figure(kernels: RunKernels, log: bool = False) -> "Plot":
+    """One panel per layer."""
     from spt.report.plotting import Plot
 
-    result, width, spacing = found.opened.result, found.opened.bound.data.row_width, _spacing(found)
-    names = _names(found)
-    sides = "" if found.layers[0].curves["trained"].after is None else " and both directions"
-    bins = -(-found.lags // POINTS)
+    result, width, spacing = kernels.run.result, kernels.run.setup.data.row_width, _spacing(kernels)
+    names = _names(kernels)
+    sides = "" if kernels.layers[0].curves["trained"].after is None else " and both directions"
+    bins = -(-kernels.lags // POINTS)
     notes = [
-        f"The largest |K| of all channels{sides} at each lag, layer by layer; {', '.join(names.values())}",
+        f"The largest |K| over channels{sides} at each lag, layer by layer; {', '.join(names.values())}",
         *([f"each point is the largest of {bins} lags"] if bins > 1 else []),
-        *([f"vertical lines stand every {spacing} lags, a row of pixels being {width}"] if spacing else []),
+        *([f"vertical lines every {spacing} lags (a row of pixels: {width})"] if spacing else []),
     ]
     title = f"Convolution kernels of {result.recipe}, seed {result.seed}"
-    return Plot("kernels", title, "; ".join(notes) + ".", lambda palette: _draw(found, palette, log), _rows(found))
+    return Plot("kernels", title, "; ".join(notes) + ".", lambda palette: _draw(kernels, palette, log), _rows(kernels))
 
 
-def _rows(found: RunKernels) -> list[dict[str, Any]]:
-    """Every lag of every layer, to float32's seven digits; of a two-sided kernel both directions apart, too."""
+def _rows(kernels: RunKernels) -> list[dict[str, Any]]:
+    """Every lag of every layer, to float32's seven digits; for a two-sided kernel also both directions separately."""
     rows: list[dict[str, Any]] = []
-    for layer in found.layers:
+    for layer in kernels.layers:
         columns: dict[str, NDArray[np.float64]] = {}
         for network, curve in layer.curves.items():
             columns[network] = curve.largest
@@ -212,45 +212,45 @@ def _rows(found: RunKernels) -> list[dict[str, Any]]:
                 columns |= {f"{network}_before": curve.before, f"{network}_after": curve.after}
         cells = zip(*(column.tolist() for column in columns.values()), strict=True)
         for lag, values in enumerate(cells):
-            told = (float(f"{value:.7g}") for value in values)
-            rows.append({"layer": layer.number, "lag": lag, **dict(zip(columns, told, strict=True))})
+            rounded = (float(f"{value:.7g}") for value in values)
+            rows.append({"layer": layer.number, "lag": lag, **dict(zip(columns, rounded, strict=True))})
     return rows
 
 
-def _names(found: RunKernels) -> dict[Network, str]:
-    result = found.opened.result
+def _names(kernels: RunKernels) -> dict[Network, str]:
+    result = kernels.run.result
     last = "after pretraining" if result.stage == "pretrain" else "after finetuning" if result.parent else "trained"
     names: dict[Network, str] = {"initial": "at the start", "pretrained": "after pretraining", "trained": last}
-    return {network: names[network] for network in found.networks}
+    return {network: names[network] for network in kernels.networks}
 
 
-def _draw(found: RunKernels, palette: "Palette", log: bool) -> "Figure":
+def _draw(kernels: RunKernels, palette: "Palette", log: bool) -> "Figure":
     from spt.report.plotting import new_figure
 
-    count = len(found.layers)
+    count = len(kernels.layers)
     columns = 2 if count == 4 else min(3, count)
     rows = -(-count // columns)
-    made = new_figure(max(5.0, 3.1 * columns), 0.7 + 2.1 * rows)
-    panels = made.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
-    result = found.opened.result
+    figure = new_figure(max(5.0, 3.1 * columns), 0.7 + 2.1 * rows)
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
+    result = kernels.run.result
     last = palette.pretrain if result.stage == "pretrain" else palette.spt if result.parent else palette.scratch
-    looks: dict[Network, dict[str, Any]] = {
+    styles: dict[Network, dict[str, Any]] = {
         "initial": {"color": palette.faint, "linestyle": (0, (1.2, 1.2)), "linewidth": 1.3, "zorder": 2},
         "pretrained": {"color": palette.pretrain, "linestyle": (0, (4, 1.5)), "linewidth": 1.2, "zorder": 2.5},
         "trained": {"color": last, "linestyle": "-", "linewidth": 1.2, "zorder": 3},
     }
-    names, spacing, top = _names(found), _spacing(found), 0.0
-    for layer, panel in zip(found.layers, panels, strict=False):
+    names, spacing, top = _names(kernels), _spacing(kernels), 0.0
+    for layer, panel in zip(kernels.layers, panels, strict=False):
         panel.set_title(f"layer {layer.number}")
         for network, curve in layer.curves.items():
             lags, values = _thinned(curve.largest)
             top = max(top, float(np.nanmax(np.where(np.isfinite(values), values, 0.0))))
-            panel.plot(lags, np.where(values > 0, values, np.nan) if log else values, **looks[network])
-        _lag_axis(panel, found, palette)
+            panel.plot(lags, np.where(values > 0, values, np.nan) if log else values, **styles[network])
+        _lag_axis(panel, kernels, palette)
     for panel in panels[count:]:
         panel.set_visible(False)
     for number in range(count):
-        if number + columns >= count:  # nothing stands below it
+        if number + columns >= count:  # no panel below it
             panels[number].tick_params(labelbottom=True)
             panels[number].set_xlabel("lag (steps)" if spacing is None else f"lag (steps), a line every {spacing}")
         if number % columns == 0:
@@ -260,32 +260,32 @@ def _draw(found: RunKernels, palette: "Palette", log: bool) -> "Figure":
     else:
         panels[0].set_ylim(0.0, 1.05 * top or 1.0)
     handles = [panels[0].lines[number] for number in range(len(names))]
-    made.legend(handles, list(names.values()), loc="outside upper left", ncols=len(names))
-    return made
+    figure.legend(handles, list(names.values()), loc="outside upper left", ncols=len(names))
+    return figure
 
 
 def _thinned(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Lags and values of at most POINTS points: of neighbouring lags the largest."""
+    """Lags and values of at most POINTS points: the largest of neighbouring lags."""
     size = -(-len(values) // POINTS)
     padded = np.pad(values, (0, -len(values) % size), constant_values=0.0)
     return np.arange(0, len(values), size, dtype=np.float64), padded.reshape(-1, size).max(axis=1)
 
 
-def _lag_axis(panel: "Axes", found: RunKernels, palette: "Palette") -> None:
-    width, spacing = found.opened.bound.data.row_width, _spacing(found)
-    panel.set_xlim(0, found.lags)
+def _lag_axis(panel: "Axes", kernels: RunKernels, palette: "Palette") -> None:
+    width, spacing = kernels.run.setup.data.row_width, _spacing(kernels)
+    panel.set_xlim(0, kernels.lags)
     if width is None or spacing is None:
         return
     panel.grid(visible=False, axis="x")
-    for lag in range(spacing, found.lags + 1, spacing):
+    for lag in range(spacing, kernels.lags + 1, spacing):
         panel.axvline(lag, color=palette.grid, linewidth=0.8, zorder=0.5)
-    labelled = width * 2 ** max(0, math.ceil(math.log2(found.lags / width / 5)))
-    panel.set_xticks(range(0, found.lags + 1, labelled))
+    labelled = width * 2 ** max(0, math.ceil(math.log2(kernels.lags / width / 5)))
+    panel.set_xticks(range(0, kernels.lags + 1, labelled))
 
 
-def _spacing(found: RunKernels) -> int | None:
-    """Lags between vertical lines: a row of pixels, or where that were too many lines several; None: no pictures."""
-    width = found.opened.bound.data.row_width
-    if width is None or width >= found.lags:
+def _spacing(kernels: RunKernels) -> int | None:
+    """Lags between vertical lines: one or, to avoid too many lines, several rows of pixels; None: not a picture."""
+    width = kernels.run.setup.data.row_width
+    if width is None or width >= kernels.lags:
         return None
-    return width * 2 ** max(0, math.ceil(math.log2(found.lags / width / LINES)))
+    return width * 2 ** max(0, math.ceil(math.log2(kernels.lags / width / LINES)))

@@ -1,4 +1,4 @@
-"""A finished run's weights once more: on its own task, or on one that was changed since."""
+"""Evaluate a finished run's weights again: on its own task, or under changes to it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,41 +24,39 @@ def reevaluate(
 ) -> dict[str, Any]:
     """Scores of a finetuning run's selected weights on a split of its task under these changes (`task.a=b`).
 
-    Inputs are shown to the model as in training (its vocabulary, its mean and standard deviation); classes are those of
-    the same number. Where the changed task's interval is another, the model is told (Backbone.rescale). Refused are
-    data that are not those of the run any more, and validation or test rows that the run was trained on. Raises
-    UsageError, DataError or CheckpointError, in words.
+    Inputs are encoded as in training (its vocabulary, its mean and standard deviation); classes are matched by number.
+    If the changed task's interval differs, the model is rescaled (Backbone.rescale). Data that have changed since the
+    run, and validation or test rows that it was trained on, are refused. Raises UsageError, DataError or
+    CheckpointError.
     """
-    strange = [change for change in changes if not change.startswith("task.")]
-    if strange:
-        raise UsageError(f"{strange[0]} is no change to the task; only task.a=b changes what is evaluated")
-    opened = load_run(path)
-    if opened.result.stage != "finetune":
+    other_keys = [change for change in changes if not change.startswith("task.")]
+    if other_keys:
+        raise UsageError(f"{other_keys[0]} does not change the task; only task.a=b changes what is evaluated")
+    run = load_run(path)
+    if run.result.stage != "finetune":
         raise CheckpointError(
             f"{path} is a pretraining run, which has no task; evaluate takes the folder of a finished finetuning run"
         )
-    job, bound, path = opened.job, opened.bound, opened.path
-    data, other = bound.data, bound.data
+    job, setup, path = run.job, run.setup, run.path
+    data, other = setup.data, setup.data
     if changes:
         other = open_task(load(str(path / "recipe.yaml"), changes).recipe.task)
-        _check_alike(data, other)
+        _check_same_kind(data, other)
         if split != "train":
             _refuse_trained_on(path, data, other, split)
     rate = other.interval / data.interval
     if rate != 1:
         try:
-            bound.model.backbone.rescale(rate)
+            setup.model.backbone.rescale(rate)
         except Unsupported as error:
-            raise UsageError(
-                f"model {job.loaded.recipe.model.name} cannot be told another step size: {error}"
-            ) from error
-    shown = replace(other, input=data.input)
+            raise UsageError(f"model {job.loaded.recipe.model.name} cannot rescale its step size: {error}") from error
+    as_trained = replace(other, input=data.input)
     rows = other.splits[split]
     runtime.check_libraries()
     with runtime.kernels():
-        model = bound.model.to(runtime.device)
-        draw = evaluation_draw(job.train, job.seed, opened.result.best_step)
-        arguments = (model, bound.objective, bound.output, rows, shown, runtime, job.train, draw)
+        model = setup.model.to(runtime.device)
+        draw = evaluation_draw(job.train, job.seed, run.result.best_step)
+        arguments = (model, setup.objective, setup.output, rows, as_trained, runtime, job.train, draw)
         scores, _ = evaluate(*arguments, at_once=1)
     return {
         "run": path.name,
@@ -72,28 +70,28 @@ def reevaluate(
 
 
 def _refuse_trained_on(path: Path, data: TaskData, other: TaskData, split: str) -> None:
-    """Raise UsageError when rows to be scored are training rows of the run, by their input or by their names."""
+    """Raise UsageError if rows to be scored are training rows of the run, by their inputs or by their ids."""
     rows = other.splits[split]
     _, trained = read_meta(path / "checkpoints" / "best")
-    # Rows that the task itself has in both splits do not count, changed or not: data check tells them.
-    again = np.setdiff1d(trained, data.splits[split].seen)
-    seen = np.isin(rows.seen, again).reshape(len(rows), -1).any(axis=1)
-    if not np.isin(data.splits[split].ids, data.train.ids).any():  # names tell rows apart
+    # Rows that the unchanged task has in both splits do not count: `spt data check` reports them.
+    trained_elsewhere = np.setdiff1d(trained, data.splits[split].seen)
+    seen = np.isin(rows.seen, trained_elsewhere).reshape(len(rows), -1).any(axis=1)
+    if not np.isin(data.splits[split].ids, data.train.ids).any():  # ids are unique across splits
         seen |= np.isin(rows.ids.astype(str), data.train.ids.astype(str))
     if seen.any():
         raise UsageError(
             f"under these changes {int(seen.sum())} of the {len(rows)} {split} rows are rows that the run was trained "
-            "on, so their scores would mean nothing; leave out what deals rows to splits anew"
+            "on, so their scores would mean nothing; leave out the change that assigns rows to splits differently"
         )
 
 
-def _check_alike(data: TaskData, other: TaskData) -> None:
-    """The changed task's examples are of the same kind."""
-    mine, new = data.input, other.input
-    if isinstance(mine, Tokens) and isinstance(new, Tokens):
-        same = (mine.codes is None) == (new.codes is None) and (mine.codes is not None or mine.vocab >= new.vocab)
+def _check_same_kind(data: TaskData, other: TaskData) -> None:
+    """Raise UsageError unless the changed task's examples are of the same kind."""
+    own, changed = data.input, other.input
+    if isinstance(own, Tokens) and isinstance(changed, Tokens):
+        same = (own.codes is None) == (changed.codes is None) and (own.codes is not None or own.vocab >= changed.vocab)
     else:
-        same = isinstance(mine, Values) and isinstance(new, Values) and mine.channels == new.channels
+        same = isinstance(own, Values) and isinstance(changed, Values) and own.channels == changed.channels
     same = same and data.target == other.target and data.train.sequences == other.train.sequences
     if not same:
         raise UsageError(

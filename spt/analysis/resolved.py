@@ -33,9 +33,9 @@ def resolve_overview(loaded: Loaded, micro_batch: int | None = None) -> dict[str
         "finetune": Job(loaded, "finetune", 0, pretrain),
         "scratch": Job(loaded, "finetune", 0),
     }
-    bound = {name: build_stage(job) for name, job in jobs.items()}
+    setup = {name: build_stage(job) for name, job in jobs.items()}
     values = flatten(loaded.recipe.model_dump(mode="json"))
-    data = bound["finetune"].data
+    data = setup["finetune"].data
     return {
         "recipe": loaded.name,
         "values": [{"key": k, "value": v, "origin": loaded.origins.get(k, "default")} for k, v in values.items()],
@@ -46,31 +46,31 @@ def resolve_overview(loaded: Loaded, micro_batch: int | None = None) -> dict[str
             "target": str(data.target),
             "rows that also stand in train": overlap(data),
         },
-        "parameters": bound["finetune"].model.parameter_counts(),
-        "stages": [_stage(name, bound[name], micro_batch) for name in jobs],
+        "parameters": setup["finetune"].model.parameter_counts(),
+        "stages": [_stage(name, setup[name], micro_batch) for name in jobs],
         "runs": {name: job.name for name, job in jobs.items()},
     }
 
 
-def _stage(name: str, bound: StageSetup, micro_batch: int | None) -> dict[str, Any]:
-    model, train, data = bound.model, bound.job.train, bound.data
+def _stage(name: str, setup: StageSetup, micro_batch: int | None) -> dict[str, Any]:
+    model, train, data = setup.model, setup.job.train, setup.data
     steps = plan_steps(model, data, train)
     examples = example_count(steps, len(data.train), train.batch_size, train.drop_last)
     operations = mean_flops(model, data, train)
     micro = min(micro_batch or train.batch_size, train.batch_size, len(data.train))
-    model.encoder.hidden.requires_grad_(bound.objective.hides)
+    model.encoder.hidden.requires_grad_(setup.objective.hides)
     weights = sum(p.numel() for p in model.parameters())
     try:
-        activations = _saved_bytes(bound, micro)
+        activations = _saved_bytes(setup, micro)
     except Exception as error:
-        name = bound.job.loaded.recipe.model.name
+        name = setup.job.loaded.recipe.model.name
         raise UsageError(
-            f"model {name} fails on a batch: {one_line(error)}; spt check model {name} may tell more"
+            f"model {name} fails on a batch: {one_line(error)}; spt check model {name} may say more"
         ) from error
     return {
         "stage": name,
-        "objective": bound.output.loss + (" a step" if bound.output.per_step else " a sequence"),
-        "selects by": selection_metric(train, bound.output),
+        "objective": setup.output.loss + (" a step" if setup.output.per_step else " a sequence"),
+        "selects by": selection_metric(train, setup.output),
         "steps": steps,
         "warm-up steps": warmup_steps(steps, train),
         "examples": examples,
@@ -99,92 +99,96 @@ def _stage(name: str, bound: StageSetup, micro_batch: int | None) -> dict[str, A
     }
 
 
-def _saved_bytes(bound: StageSetup, size: int) -> int:
-    """Bytes that one micro-batch keeps for the backward pass: counted on tensors that have shapes but no storage."""
-    data = bound.data
+def _saved_bytes(setup: StageSetup, size: int) -> int:
+    """Bytes that one micro-batch saves for the backward pass, counted on tensors that have shapes but no storage."""
+    data = setup.data
     longest = np.argsort(-data.train.extents, kind="stable")[:size]
-    inputs, targets = bound.objective.make_inputs(
+    inputs, targets = setup.objective.make_inputs(
         collate(data.train, longest, data.input, data.target), Draw(0, "show", 0)
     )
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error says it all
-    kept: dict[int, int] = {}
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the exception is reported instead
+    saved: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage.nbytes()
+        saved[storage._cdata] = storage.nbytes()
         return tensor
 
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        shown = inputs._replace(
+        fake_inputs = inputs._replace(
             x=mode.from_tensor(inputs.x),
             hidden=None if inputs.hidden is None else mode.from_tensor(inputs.hidden),
             context=inputs.context._replace(valid=mode.from_tensor(inputs.context.valid)),
         )
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            with torch.autocast("cpu", torch.bfloat16, enabled=bound.job.train.precision == "bf16"):
-                logits = bound.model(shown)
-            asked = targets._replace(values=mode.from_tensor(targets.values), weight=mode.from_tensor(targets.weight))
-            weighted_sum(bound.output, logits, asked)
-    weights = {p.untyped_storage()._cdata for p in bound.model.parameters()}
-    return sum(size for key, size in kept.items() if key not in weights)
+            with torch.autocast("cpu", torch.bfloat16, enabled=setup.job.train.precision == "bf16"):
+                logits = setup.model(fake_inputs)
+            fake_targets = targets._replace(
+                values=mode.from_tensor(targets.values), weight=mode.from_tensor(targets.weight)
+            )
+            weighted_sum(setup.output, logits, fake_targets)
+    weights = {p.untyped_storage()._cdata for p in setup.model.parameters()}
+    return sum(size for key, size in saved.items() if key not in weights)
 
 
 def _kinds(names: Sequence[str]) -> list[str]:
-    """Parameters' names, once for all blocks: kernel.W stands for that of every mixer, norms.bias for all norms'."""
+    """Parameter names without block numbers: kernel.W stands for that of every mixer, norms.bias for all norms."""
     return list(dict.fromkeys(re.sub(r"^backbone\.(mixers\.\d+\.)?|\.\d+(?=\.)", "", name) for name in names))
 
 
-def render(found: dict[str, Any]) -> Any:
+def render(overview: dict[str, Any]) -> Any:
     """The same for a terminal."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     def table(title: str, *columns: str) -> Table:
-        made = Table(
+        created = Table(
             title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
         )
         for column in columns:
-            made.add_column(
+            created.add_column(
                 column, justify="left" if column in ("", "key", "value", "origin", "stage", "of") else "right"
             )
-        return made
+        return created
 
-    values = table(f"recipe {found['recipe']}", "key", "value", "origin")
-    for row in found["values"]:
+    values = table(f"recipe {overview['recipe']}", "key", "value", "origin")
+    for row in overview["values"]:
         origin = Text(row["origin"], style="dim" if row["origin"] == "default" else "")
         values.add_row(row["key"], json.dumps(row["value"]).strip('"'), origin)
-    data = found["data"]
+    data = overview["data"]
     rows = ", ".join(f"{name} {count:,}" for name, count in data["rows"].items())
-    facts = Text(f"\ndata  {rows} sequences of up to {data['length']:,} steps; {data['input']} -> {data['target']}\n")
+    data_text = Text(
+        f"\ndata  {rows} sequences of up to {data['length']:,} steps; {data['input']} -> {data['target']}\n"
+    )
     repeated = {name: count for name, count in data["rows that also stand in train"].items() if count}
     if repeated:
-        facts.append(f"      rows that also stand in train: {repeated}\n")
+        data_text.append(f"      rows that are also in train: {repeated}\n")
 
-    stages = table("stages", "", *(stage["stage"] for stage in found["stages"]))
+    stages = table("stages", "", *(stage["stage"] for stage in overview["stages"]))
     for key in ("objective", "selects by", "steps", "warm-up steps", "examples", "epochs"):
-        stages.add_row(key, *(_number(stage[key]) for stage in found["stages"]))
-    stages.add_row("training FLOPs", *(f"{stage['training FLOPs']:.3g}" for stage in found["stages"]))
-    kinds = dict.fromkeys(kind for stage in found["stages"] for kind in stage["FLOPs by kind"])
+        stages.add_row(key, *(_number(stage[key]) for stage in overview["stages"]))
+    stages.add_row("training FLOPs", *(f"{stage['training FLOPs']:.3g}" for stage in overview["stages"]))
+    kinds = dict.fromkeys(kind for stage in overview["stages"] for kind in stage["FLOPs by kind"])
     for kind in kinds:
-        stages.add_row(f"  {kind}, forward + backward", *(_passes(stage, kind) for stage in found["stages"]))
-    for part in found["parameters"]:
+        stages.add_row(f"  {kind}, forward + backward", *(_passes(stage, kind) for stage in overview["stages"]))
+    for part in overview["parameters"]:
         name = "parameters" if part == "total" else f"  {part}"
-        stages.add_row(name, *(_number(stage["parameters"][part]) for stage in found["stages"]))
+        stages.add_row(name, *(_number(stage["parameters"][part]) for stage in overview["stages"]))
     for part in ("weights, AdamW", "activations", "total"):
         name = "memory, estimated" if part == "total" else f"  {part}"
-        stages.add_row(name, *(f"{stage['memory estimate'][part] / 2**20:,.1f} MiB" for stage in found["stages"]))
+        stages.add_row(name, *(f"{stage['memory estimate'][part] / 2**20:,.1f} MiB" for stage in overview["stages"]))
     stages.add_row(
-        "  sequences at once", *(str(stage["memory estimate"]["sequences at once"]) for stage in found["stages"])
+        "  sequences at once", *(str(stage["memory estimate"]["sequences at once"]) for stage in overview["stages"])
     )
 
     optimiser = table("\noptimiser groups", "stage", "numbers", "tensors", "rate", "decay", "of")
-    for stage in found["stages"]:
+    for stage in overview["stages"]:
         for group in stage["groups"]:
             *numbers, kinds = group.values()
             optimiser.add_row(stage["stage"], *(_number(value) for value in numbers), ", ".join(kinds))
-    runs = Text("\nruns  " + ", ".join(f"{name} {run}" for name, run in found["runs"].items()) + " (seed 0)")
-    return Group(values, facts, stages, optimiser, runs)
+    runs = Text("\nruns  " + ", ".join(f"{name} {run}" for name, run in overview["runs"].items()) + " (seed 0)")
+    return Group(values, data_text, stages, optimiser, runs)
 
 
 def _passes(stage: dict[str, Any], kind: str) -> str:

@@ -1,4 +1,4 @@
-"""The operations that `spt bench op` measures: inputs, the formula as it is written, and the way models compute it.
+"""The operations that `spt bench op` measures: inputs, the formula as written, and the way models compute it.
 
 The formula is plain PyTorch, differentiated by autograd. In double precision it is what errors are measured against,
 in single precision the row `plain`. Letters: B sequences, L steps or positions, M kernel length, H features, N modes
@@ -28,7 +28,7 @@ class Operation(NamedTuple):
     inputs: Callable[[Sizes], Inputs]  # from torch's generator
     plain: Callable[[Sizes, Inputs], Tensor]
     ours: Callable[[Sizes, Inputs], Tensor]
-    keops: bool = False  # can KeOps do it as well?
+    keops: bool = False  # whether KeOps can compute it too
 
 
 def _uniform(low: float, high: float, *shape: int) -> Tensor:
@@ -95,14 +95,14 @@ def _dplr_plain(s: Sizes, inputs: Inputs) -> Tensor:
     dt, *halves = inputs
     A, P, B, C = (torch.cat([x, x.conj()], dim=-1) for x in halves)
     half = dt[:, None, None] / 2 * (torch.diag_embed(A) - P[..., :, None] * P.conj()[..., None, :])
-    one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    step = torch.linalg.solve(one - half, one + half)
-    x = torch.linalg.solve(one - half, dt[:, None] * B)
-    found = []
+    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    step = torch.linalg.solve(identity - half, identity + half)
+    x = torch.linalg.solve(identity - half, dt[:, None] * B)
+    kernel = []
     for _ in range(s["L"]):
-        found.append((C * x).sum(-1).real)
+        kernel.append((C * x).sum(-1).real)
         x = (step @ x[..., None])[..., 0]
-    return torch.stack(found, dim=-1)
+    return torch.stack(kernel, dim=-1)
 
 
 def _dplr(algorithm: Literal["krylov", "cauchy"]) -> Callable[[Sizes, Inputs], Tensor]:
@@ -153,7 +153,7 @@ def _attention(s: Sizes, inputs: Inputs) -> Tensor:
 
 
 def _local_attention_plain(s: Sizes, inputs: Inputs) -> Tensor:
-    """All chunks padded and unfolded, and one mask that tells of missing neighbours, as in the SPT repository."""
+    """All chunks padded and unfolded, and one mask for missing neighbours, as in the SPT repository."""
     w, L = s["w"], s["L"]
     count = -(-L // w)
     q, k, v = (F.pad(x, (0, 0, 0, count * w - L)).flatten(0, 1).unflatten(1, (count, w)) for x in inputs)
@@ -194,7 +194,7 @@ def _turns(length: int, width: int, dtype: torch.dtype, device: torch.device) ->
 
 
 def _rotary_plain(s: Sizes, inputs: Inputs) -> Tensor:
-    """A 2x2 matrix for every step and pair, as in the DLR and SPT repositories."""
+    """A 2x2 matrix for each step and pair, as in the DLR and SPT repositories."""
     (x,) = inputs
     turns = _turns(s["L"], 2 * s["P"], x.dtype, x.device)
     return torch.einsum("...rc,...c->...r", turns, x.unflatten(-1, (-1, 2))).flatten(-2)
@@ -217,7 +217,7 @@ OPERATIONS: dict[str, Operation] = {
         _convolution,
     ),
     "vandermonde": Operation(
-        "kernel of a diagonal model with modes of each feature's own (S4D, DSS)",
+        "kernel of a diagonal model with separate modes for each feature (S4D, DSS)",
         {"K": 2, "H": 128, "N": 32, "L": 1024},
         {"K": 2, "H": 3, "N": 4, "L": 33},
         lambda s: _modes(s, s["H"], s["N"]),
@@ -260,7 +260,7 @@ OPERATIONS: dict[str, Operation] = {
         _scan,
     ),
     "scan_varying": Operation(
-        "diagonal recurrence with coefficients of each step's own (S5 on irregular samples)",
+        "diagonal recurrence with coefficients that vary by step (S5 on irregular samples)",
         {"B": 4, "L": 1024, "P": 64},
         {"B": 2, "L": 33, "P": 3},
         lambda s: _scan_inputs(s, s["B"], s["L"]),

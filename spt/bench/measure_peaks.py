@@ -1,4 +1,4 @@
-"""The process behind `spt.bench.peaks`: jobs as JSON on standard input, peaks in bytes on standard output."""
+"""The process that `spt.bench.peaks` starts: jobs as JSON on standard input, peaks in bytes on standard output."""
 
 import json
 import sys

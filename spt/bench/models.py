@@ -1,4 +1,4 @@
-"""`spt bench model`: a training step of models: time, memory, and what takes the time."""
+"""`spt bench model`: time and memory of a model's training step, and which parts take the time."""
 
 import contextlib
 import json
@@ -36,14 +36,14 @@ from spt.runtime.settings import Settings
 def peak_of_step(variant: Variant) -> int:
     step = Step(variant)
 
-    def twice() -> None:  # the second step has AdamW's state beside the activations
+    def twice() -> None:  # the second step has AdamW's state besides the activations
         step()
         step()
 
     if variant.compiled:
         step(optimise=False)
     else:
-        step(length=16, batch=1, optimise=False)  # libraries, threads
+        step(length=16, batch=1, optimise=False)  # loads libraries, starts threads
     return memory_growth(step.clock.device, twice)
 
 
@@ -62,9 +62,9 @@ def parse_models(
     cpu: bool = False,
     quick: bool = False,
 ) -> list[Variant]:
-    """The rows a command line means: every model at every length, batch, precision, back end and way of attention.
+    """The rows of a command line: every model at every length, batch, precision, kernel back end and attention.
 
-    `key=value` before the first model is for all of them, behind a model for that one.
+    `key=value` before the first model applies to all of them, after a model to that one.
     """
     shared: list[str] = []
     models: list[tuple[str, list[str]]] = []
@@ -73,7 +73,7 @@ def parse_models(
         models += [(name, []) for name in names]
         (models[-1][1] if models else shared).extend(changes)
     if not models:
-        raise UsageError("no model is named; spt list models shows ours (a file of yours ends in .py)")
+        raise UsageError("no model is named; spt list models shows ours (the name of your own file ends in .py)")
     sizes = {"n_layers": layers or (1 if quick else None), "d_model": width or (16 if quick else None)}
     base = {key: value for key, value in sizes.items() if value is not None} | parse_overrides(shared)
     rows = []
@@ -107,29 +107,32 @@ def _complete(name: str, options: dict[str, Any]) -> Part:
     return Part(name=component.name, **checked.model_dump(mode="json"))
 
 
-def bench_models(variants: Sequence[Variant], rounds: int, say: Say, apart: bool = True) -> dict[str, Any]:
-    """What `spt bench model` says, as plain data. Not `apart`: peaks are found by one process, which is quicker."""
+def bench_models(variants: Sequence[Variant], rounds: int, say: Say, separate_peaks: bool = True) -> dict[str, Any]:
+    """What `spt bench model` prints, as plain data.
+
+    On CPUs, peaks are measured by one process each or, without `separate_peaks`, which is faster, by one for all.
+    """
     device = Runtime(Settings(quiet=True, cpu=variants[0].cpu)).device
     check_backends({variant.backend for variant in variants}, "kernels", device)
     check_backends({variant.attention for variant in variants}, "attention", device)
     if any(variant.compiled for variant in variants) and (problem := compiler_problem(device.type)) is not None:
-        say(f"--compile: torch.compile cannot be used here ({problem}); continuing without it")
+        say(f"--compile: torch.compile does not work here ({problem}); continuing without it")
         variants = [variant for variant in variants if not variant.compiled]
     steps: dict[int, Step] = {}
     peaks: dict[int, int | None] = {}
     failed: dict[int, str] = {}
-    elsewhere = device.type == "cpu"
-    together: list[int | None] | None = None
-    if elsewhere and not apart:
-        with contextlib.suppress(KilledError):  # then one by one, to see by which
-            together = peaks_in_subprocess([asdict(variant) for variant in variants])
+    in_subprocess = device.type == "cpu"
+    shared_peaks: list[int | None] | None = None
+    if in_subprocess and not separate_peaks:
+        with contextlib.suppress(KilledError):  # then one by one, to see which one it is
+            shared_peaks = peaks_in_subprocess([asdict(variant) for variant in variants])
     for i, variant in enumerate(variants):
         try:
             step = Step(variant, say)
-            if together is not None:
-                peaks[i] = together[i]
+            if shared_peaks is not None:
+                peaks[i] = shared_peaks[i]
             else:
-                peaks[i] = peaks_in_subprocess([asdict(variant)])[0] if elsewhere else peak_of_step(variant)
+                peaks[i] = peaks_in_subprocess([asdict(variant)])[0] if in_subprocess else peak_of_step(variant)
             step()
             steps[i] = step
         except SptError:
@@ -137,31 +140,31 @@ def bench_models(variants: Sequence[Variant], rounds: int, say: Say, apart: bool
         except backends.Unavailable as error:
             raise BackendError(f"{_label(variant)}: {error}") from error
         except KilledError:
-            failed[i] = "killed, as happens where memory is short"
+            failed[i] = "killed, probably for lack of memory"
         except Exception as error:
             if not out_of_memory(error):
                 raise UsageError(
                     f"model {variant.model} fails on a batch: {one_line(error)}; "
-                    f"spt check model {variant.model} may tell more"
+                    f"spt check model {variant.model} may say more"
                 ) from error
-            failed[i] = "no memory"
+            failed[i] = "out of memory"
         if i in failed:
             say(f"{_label(variant)}: {failed[i]}")
     if not steps:
-        raise BackendError(f"{_label(variants[0])}: {failed[0]}; a smaller batch or shorter sequences need less")
-    measured = dict(zip(steps, alternate(list(steps.values()), rounds, say), strict=True))
+        raise BackendError(f"{_label(variants[0])}: {failed[0]}; use a smaller batch or shorter sequences")
+    timings = dict(zip(steps, alternate(list(steps.values()), rounds, say), strict=True))
     first = next(iter(steps))
     rows = []
     for i, variant in enumerate(variants):
         row: dict[str, Any] = {**asdict(variant), "failed": failed.get(i)}
         if i in steps:
-            step, seconds, peak, base = steps[i], measured[i].seconds(), peaks[i], peaks[first]
+            step, seconds, peak, base = steps[i], timings[i].seconds(), peaks[i], peaks[first]
             row |= {
                 "parameters": sum(p.numel() for p in step.model.parameters()),
                 "seconds": seconds,
-                "step_quartiles": measured[i].quartiles(),
-                "steps": sum(map(len, measured[i].rounds)),
-                "ratio": measured[i].ratios(measured[first]),
+                "step_quartiles": timings[i].quartiles(),
+                "steps": sum(map(len, timings[i].rounds)),
+                "ratio": timings[i].ratios(timings[first]),
                 "positions_per_second": variant.batch * variant.length / seconds["step"],
                 "flops_per_second": step.operations() / seconds["step"],
                 "peak_bytes": peak,

@@ -1,4 +1,4 @@
-"""`spt bench op`: single operations, one back end beside the other."""
+"""`spt bench op`: single operations, back end by back end."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +30,7 @@ from spt.training.seeding import seeded
 
 @dataclass(frozen=True)
 class Case:
-    """A row of `spt bench op`; the back end `plain` is the formula as it is written."""
+    """A row of `spt bench op`; the back end `plain` is the formula as written."""
 
     operation: str
     sizes: dict[str, int]
@@ -39,7 +39,7 @@ class Case:
 
 
 class Trial:
-    """Forward and backward pass of one operation, from a fixed random gradient."""
+    """Forward and backward pass of one operation, with a fixed random output gradient."""
 
     def __init__(self, case: Case, double: bool = False) -> None:
         self.case, self.operation = case, OPERATIONS[case.operation]
@@ -51,7 +51,7 @@ class Trial:
         self.gradient: Tensor | None = None
         self.clock = Clock(device)
 
-    def answers(self) -> tuple[Tensor, ...]:
+    def results(self) -> tuple[Tensor, ...]:
         """The result and the gradients of the inputs."""
         with backends.use("torch" if self.case.backend == "plain" else self.case.backend):
             y = self._forward()
@@ -77,7 +77,7 @@ class Trial:
 
 
 def peak_of_operation(case: Case) -> int:
-    Trial(replace(case, sizes=OPERATIONS[case.operation].small))()  # libraries, threads
+    Trial(replace(case, sizes=OPERATIONS[case.operation].small))()  # loads libraries, starts threads
     trial = Trial(case)
     return memory_growth(trial.clock.device, trial)
 
@@ -85,7 +85,7 @@ def peak_of_operation(case: Case) -> int:
 def parse_operations(
     arguments: Iterable[str], *, backend: str = "plain,torch", quick: bool = False, cpu: bool = False
 ) -> list[Case]:
-    """The rows a command line means: each operation (all, where none is named) by each back end it has."""
+    """The rows of a command line: each operation (all, if none is named) with each of its back ends."""
     names, changes = split_arguments(arguments)
     for name in names:
         if name not in OPERATIONS:
@@ -95,26 +95,32 @@ def parse_operations(
     known = {letter for name in chosen for letter in OPERATIONS[name].sizes}
     for key in sizes:
         if key not in known:
-            raise UsageError(f"{key} is no size of {', '.join(chosen)}{did_you_mean(key, known)}")
-    kinds = parse_choices(backend, ("plain", *backends.NAMES["kernels"]), "--backend")
+            raise UsageError(f"{key} is not a size of {', '.join(chosen)}{did_you_mean(key, known)}")
+    backend_names = parse_choices(backend, ("plain", *backends.NAMES["kernels"]), "--backend")
     rows = []
     for name in chosen:
         operation = OPERATIONS[name]
-        own = {key: sizes.get(key, size) for key, size in (operation.small if quick else operation.sizes).items()}
-        rows += [Case(name, own, kind, cpu) for kind in kinds if kind != "keops" or operation.keops]
+        chosen_sizes = {
+            key: sizes.get(key, size) for key, size in (operation.small if quick else operation.sizes).items()
+        }
+        rows += [
+            Case(name, chosen_sizes, backend_name, cpu)
+            for backend_name in backend_names
+            if backend_name != "keops" or operation.keops
+        ]
     if not rows:
-        raise UsageError(f"--backend {backend}: {', '.join(chosen)} cannot be computed that way")
+        raise UsageError(f"--backend {backend}: cannot compute {', '.join(chosen)}")
     return rows
 
 
 def _size(key: str, value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise UsageError(f"{key}={value}: a whole number from 1 is expected")
+        raise UsageError(f"{key}={value}: expected a whole number of at least 1")
     return value
 
 
 def bench_operations(cases: Sequence[Case], rounds: int, say: Say) -> dict[str, Any]:
-    """What `spt bench op` says, as plain data. Ratios are to an operation's first back end."""
+    """What `spt bench op` prints, as plain data. Ratios are to an operation's first back end."""
     device = Runtime(Settings(quiet=True, cpu=cases[0].cpu)).device
     check_backends({case.backend for case in cases} - {"plain"}, "kernels", device)
     try:
@@ -124,20 +130,20 @@ def bench_operations(cases: Sequence[Case], rounds: int, say: Say) -> dict[str, 
             peaks = [peak_of_operation(case) for case in cases]
         rows: list[dict[str, Any]] = []
         for name in dict.fromkeys(case.operation for case in cases):
-            places = [i for i, case in enumerate(cases) if case.operation == name]
-            trials = [Trial(cases[i]) for i in places]
-            exact = Trial(cases[places[0]], double=True).answers()
-            errors = [_errors(trial.answers(), exact) for trial in trials]
-            measured = alternate(trials, rounds, say)
-            for i, error, found in zip(places, errors, measured, strict=True):
-                peak, base = peaks[i], peaks[places[0]]
+            indices = [i for i, case in enumerate(cases) if case.operation == name]
+            trials = [Trial(cases[i]) for i in indices]
+            exact = Trial(cases[indices[0]], double=True).results()
+            errors = [_errors(trial.results(), exact) for trial in trials]
+            timings = alternate(trials, rounds, say)
+            for i, error, timing in zip(indices, errors, timings, strict=True):
+                peak, base = peaks[i], peaks[indices[0]]
                 rows.append(
                     {
                         **asdict(cases[i]),
-                        "seconds": found.seconds(),
-                        "step_quartiles": found.quartiles(),
-                        "steps": sum(map(len, found.rounds)),
-                        "ratio": found.ratios(measured[0]),
+                        "seconds": timing.seconds(),
+                        "step_quartiles": timing.quartiles(),
+                        "steps": sum(map(len, timing.rounds)),
+                        "ratio": timing.ratios(timings[0]),
                         "peak_bytes": peak,
                         "peak_ratio": peak / base if peak is not None and base else None,
                         "error": error[0],
@@ -146,15 +152,15 @@ def bench_operations(cases: Sequence[Case], rounds: int, say: Say) -> dict[str, 
                 )
     except Exception as error:
         if isinstance(error, KilledError) or out_of_memory(error):
-            raise BackendError("there is no memory for operations of these sizes; smaller ones need less") from error
+            raise BackendError("operations of these sizes do not fit into memory; use smaller ones") from error
         raise
     return {"kind": "op", **conditions(device, rounds), "rows": rows}
 
 
-def _errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> tuple[float, float]:
-    """Of the result and of the worst gradient, each relative to the largest entry."""
-    off = [
+def _errors(results: Sequence[Tensor], exact: Sequence[Tensor]) -> tuple[float, float]:
+    """Largest error of the result and of any gradient, each relative to the largest entry."""
+    errors = [
         float((a - b).detach().abs().max() / b.detach().abs().max().clamp_min(1e-30))
-        for a, b in zip(found, exact, strict=True)
+        for a, b in zip(results, exact, strict=True)
     ]
-    return off[0], max(off[1:])
+    return errors[0], max(errors[1:])

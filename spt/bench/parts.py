@@ -1,4 +1,4 @@
-"""Which part of a training step (kernel, convolution, scan, attention, …) takes how much of it."""
+"""How much of a training step each of its parts (kernel, convolution, scan, attention, …) takes."""
 
 import contextlib
 import os
@@ -31,33 +31,35 @@ LINEAR = {
     f"aten::{name}" for name in ("linear", "matmul", "mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "addmv")
 }
 
-WHOLE = {"kernel", "convolution", "scan", "attention"}  # with all that is done within them
+OWNERS = {"kernel", "convolution", "scan", "attention"}  # these own everything that runs within them
 NODE = "autograd::engine::evaluate_function"
 
 
 def shares(step: Step, seconds: float) -> dict[str, float]:
-    """The parts' shares of a step that takes about `seconds`; they sum to 1."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it reports its beginning and end
+    """Each part's share of a step that takes about `seconds`; they sum to 1."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences its start and stop messages
     cuda = step.clock.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with marked_kernels(step.model), profile(activities=activities) as recorded:
+    with marked_kernels(step.model), profile(activities=activities) as recording:
         began = step.clock()
         for _ in range(max(1, min(5, round(0.1 / seconds)))):
             step()
         wall = step.clock() - began
-    events = [e for e in recorded.events() if e.device_type.name == "CPU" and not e.is_async]
+    events = [e for e in recording.events() if e.device_type.name == "CPU" and not e.is_async]
     finder = _PartFinder(events)
-    spent = dict.fromkeys(PARTS, 0.0)
+    seconds_by_part = dict.fromkeys(PARTS, 0.0)
     for event in events:
-        spent[finder.part(event)] += (event.self_device_time_total if cuda else event.self_cpu_time_total) * 1e-6
-    spent["other"] += max(0.0, wall - sum(spent.values()))
-    total = sum(spent.values())
-    return {part: value / total for part, value in spent.items()}
+        seconds_by_part[finder.part(event)] += (
+            event.self_device_time_total if cuda else event.self_cpu_time_total
+        ) * 1e-6
+    seconds_by_part["other"] += max(0.0, wall - sum(seconds_by_part.values()))
+    total = sum(seconds_by_part.values())
+    return {part: value / total for part, value in seconds_by_part.items()}
 
 
 @contextlib.contextmanager
 def marked_kernels(model: nn.Module) -> Iterator[None]:
-    """Within, whatever a sub-module named `kernel` does stands under one mark."""
+    """Within the context, everything in a submodule named `kernel` is recorded under one mark."""
     marks: list[Any] = []
 
     def enter(*_: Any) -> None:
@@ -80,14 +82,14 @@ def marked_kernels(model: nn.Module) -> Iterator[None]:
 
 
 class _PartFinder:
-    """Which part an event of a recording belongs to."""
+    """Assigns the events of a recording to parts."""
 
     def __init__(self, events: Iterable[Any]) -> None:
         self.functions = _functions()
-        self.makers: dict[int, Any] = {}  # of a backward node, by autograd's number: the forward operation
-        for event in sorted(events, key=lambda event: event.time_range.start):  # that was the last to bear it
+        self.forward: dict[int, Any] = {}  # by autograd's sequence number: the last forward operation that has it
+        for event in sorted(events, key=lambda event: event.time_range.start):
             if event.sequence_nr >= 0 and "Backward" not in event.name and not event.name.startswith(NODE):
-                self.makers[event.sequence_nr] = event
+                self.forward[event.sequence_nr] = event
 
     def part(self, event: Any) -> str:
         named: str | None = None
@@ -95,11 +97,11 @@ class _PartFinder:
         while node is not None:
             if node.name.startswith(SCOPE):
                 return str(node.name.removeprefix(SCOPE))
-            if found := self.functions.get(re.sub(r"Backward\d*$", "", node.name)):
-                return found
-            maker = self.makers.get(node.sequence_nr) if node.name.startswith(NODE) else None
-            if maker is not None and (followed := self.part(maker)) in WHOLE:
-                return followed
+            if part := self.functions.get(re.sub(r"Backward\d*$", "", node.name)):
+                return part
+            maker = self.forward.get(node.sequence_nr) if node.name.startswith(NODE) else None
+            if maker is not None and (forward_part := self.part(maker)) in OWNERS:
+                return forward_part
             if named is None:
                 named = next((part for part, pattern in NAMED.items() if pattern.match(node.name)), None)
             linear = linear or node.name in LINEAR
@@ -110,12 +112,12 @@ class _PartFinder:
 
 
 def _functions() -> dict[str, str]:
-    """The part of each autograd function that says so by its module; KeOps computes kernels."""
-    found, waiting = {}, [torch.autograd.Function]
-    while waiting:
-        for kind in waiting.pop().__subclasses__():
-            waiting.append(kind)
-            home = "vandermonde" if kind.__module__.startswith("pykeops") else kind.__module__
-            if part := FUNCTIONS.get(home.removeprefix("spt.models.ops.")):
-                found[kind.__name__] = part
-    return found
+    """The part of each autograd function, known by the module that defines it; those of KeOps compute kernels."""
+    parts, pending = {}, [torch.autograd.Function]
+    while pending:
+        for function in pending.pop().__subclasses__():
+            pending.append(function)
+            module = "vandermonde" if function.__module__.startswith("pykeops") else function.__module__
+            if part := FUNCTIONS.get(module.removeprefix("spt.models.ops.")):
+                parts[function.__name__] = part
+    return parts

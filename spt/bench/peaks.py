@@ -1,4 +1,4 @@
-"""Memory peaks, each found by a process of its own, so that nothing else is counted."""
+"""Memory peaks, measured in a separate process so that nothing else is counted."""
 
 import json
 import os
@@ -6,23 +6,28 @@ import subprocess
 import sys
 from typing import Any
 
+from spt.runtime.signals import cleanup
+
 
 class KilledError(Exception):
-    """The process that measured a peak was ended from outside, as a kernel short of memory does."""
+    """The process that measured a peak was killed, as the system does when memory runs out."""
 
 
 def peaks_in_subprocess(jobs: list[dict[str, Any]]) -> list[int | None]:
-    """The peaks of these jobs, found one after the other by a process of their own; None where it failed."""
+    """The peaks of these jobs, measured one after the other in one separate process; all None if it fails."""
     environ = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path),
-        "PYTHONSAFEPATH": "1",  # a numpy.py lying about here is not to be imported
+        "PYTHONSAFEPATH": "1",  # do not import a numpy.py from the working directory
     }
     command = [sys.executable, "-m", "spt.bench.measure_peaks"]
-    done = subprocess.run(command, input=json.dumps(jobs), env=environ, capture_output=True, text=True)
-    if done.returncode < 0:
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environ, text=True)
+    with child, cleanup(lambda _: child.kill()):
+        output, _ = child.communicate(json.dumps(jobs))
+    if child.returncode < 0:
         raise KilledError
-    if done.returncode:  # the same will happen here, where it is told
+    if child.returncode:  # the same error will be raised, and reported, here
         return [None for _ in jobs]
-    peaks: list[int | None] = json.loads(done.stdout.splitlines()[-1])
+    peaks: list[int | None] = json.loads(output.splitlines()[-1])
     return peaks

@@ -1,4 +1,8 @@
-"""Timing by alternation, and memory peaks measured in a process of their own."""
+"""Timing by alternation, memory growth, and options that all benchmarks share.
+
+`torch.utils.benchmark` times one statement after another; here rows take turns, so that a change of the machine's load
+meets all of them.
+"""
 
 import contextlib
 import gc
@@ -31,11 +35,11 @@ class Times(NamedTuple):
         return sum(self)
 
 
-Run = Callable[[], Times]
+TimedStep = Callable[[], Times]
 
 
-class Measured(NamedTuple):
-    """Of one row: its steps in every round."""
+class Timings(NamedTuple):
+    """The times of one row: its steps in every round."""
 
     rounds: list[list[Times]]
 
@@ -47,16 +51,16 @@ class Measured(NamedTuple):
         low, _, high = statistics.quantiles(steps, n=4, method="inclusive") if len(steps) > 1 else steps * 3
         return low, high
 
-    def ratio(self, first: "Measured", part: str) -> float | None:
-        """To the first row; each round is compared with itself. None for a part that takes no time."""
+    def ratio(self, first: "Timings", part: str) -> float | None:
+        """Median ratio to the first row within each round. None for a part that takes no time."""
         pairs = zip(self.rounds, first.rounds, strict=True)
-        rounds = [(median_of(mine, part), median_of(theirs, part)) for mine, theirs in pairs]
+        rounds = [(median_of(own, part), median_of(other, part)) for own, other in pairs]
         return statistics.median(a / b for a, b in rounds) if all(b > 0 for _, b in rounds) else None
 
     def seconds(self) -> dict[str, float]:
         return {part: self.median(part) for part in (*Times._fields, "step")}
 
-    def ratios(self, first: "Measured") -> dict[str, float | None]:
+    def ratios(self, first: "Timings") -> dict[str, float | None]:
         return {part: self.ratio(first, part) for part in (*Times._fields, "step")}
 
 
@@ -64,27 +68,27 @@ def median_of(steps: list[Times], part: str) -> float:
     return statistics.median(getattr(times, part) for times in steps)
 
 
-def alternate(runs: Sequence[Run], rounds: int, say: Say, least: float = 0.05) -> list[Measured]:
-    """Every run in turn, the other way round in every second round; a short one several times, for `least` seconds."""
+def alternate(runs: Sequence[TimedStep], rounds: int, say: Say, min_seconds: float = 0.05) -> list[Timings]:
+    """All runs in turn, in reverse order every second round; a short one is repeated for `min_seconds`."""
     counts = []
     for run in runs:
-        seconds = run().step  # with what is done once: libraries, plans, compilation
+        seconds = run().step  # includes what happens only once: loading libraries, compilation
         seconds = run().step if seconds < 1 else seconds
-        counts.append(max(1, min(50, round(least / max(seconds, 1e-6)))))
-    found: list[Measured] = [Measured([]) for _ in runs]
+        counts.append(max(1, min(50, round(min_seconds / max(seconds, 1e-6)))))
+    timings: list[Timings] = [Timings([]) for _ in runs]
     began = time.perf_counter()
     for i in range(rounds):
         order = range(len(runs)) if i % 2 == 0 else reversed(range(len(runs)))
-        for which in order:
-            found[which].rounds.append([runs[which]() for _ in range(counts[which])])
-        spent = time.perf_counter() - began
-        if i == 0 and spent * rounds > 20:
-            say(f"{rounds} rounds of about {spent:.0f} s each")
-    return found
+        for index in order:
+            timings[index].rounds.append([runs[index]() for _ in range(counts[index])])
+        elapsed = time.perf_counter() - began
+        if i == 0 and elapsed * rounds > 20:
+            say(f"{rounds} rounds of about {elapsed:.0f} s each")
+    return timings
 
 
 class Clock:
-    """Seconds, once the device has done what it was asked to."""
+    """Seconds, read when the device has finished its work."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -96,10 +100,10 @@ class Clock:
 
 
 def memory_growth(device: torch.device, run: Callable[[], object]) -> int:
-    """Bytes that `run` needs at most beyond those in use now."""
+    """Peak memory of `run` in bytes, beyond what is in use now."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
-        CDLL("libc.so.6").malloc_trim(0)  # freed memory that glibc keeps would not be seen to be used again
+        CDLL("libc.so.6").malloc_trim(0)  # reuse of freed memory that glibc keeps would not be seen
     reset_peak_memory(device)
     before = peak_memory(device)
     run()
@@ -107,10 +111,10 @@ def memory_growth(device: torch.device, run: Callable[[], object]) -> int:
 
 
 def parse_counts(text: str, option: str) -> list[int]:
-    """`1024` or `1024,4096`: whole numbers from 1."""
+    """`1024` or `1024,4096`: whole numbers of at least 1."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and 0 < int(part[:18]) and len(part) <= 18 for part in parts):
-        raise UsageError(f"{option} {text}: whole numbers from 1 are expected, such as 1024 or 1024,4096")
+        raise UsageError(f"{option} {text}: expected whole numbers of at least 1, such as 1024 or 1024,4096")
     return [int(part) for part in parts]
 
 
@@ -138,4 +142,4 @@ def conditions(device: torch.device, rounds: int) -> dict[str, Any]:
 PARTS = ("kernel", "convolution", "scan", "attention", "linear", "pointwise", "optimiser", "other")
 
 
-SCOPE = "spt::"  # our marks in a recording
+SCOPE = "spt::"  # prefix of our marks in a recording

@@ -30,7 +30,7 @@ class Variant:
     """A row of `spt bench model`."""
 
     model: str
-    options: dict[str, Any]  # complete
+    options: dict[str, Any]  # with defaults filled in
     length: int
     batch: int
     precision: str = "fp32"
@@ -39,11 +39,11 @@ class Variant:
     compiled: bool = False
     recompute: bool = False
     cpu: bool = False
-    given: str = ""  # what the command line said of this model alone
+    given: str = ""  # the command line's options for this model alone
 
 
 class Step:
-    """One training step of a variant; returns what its parts took."""
+    """One training step of a variant; calling it returns the times of its parts."""
 
     def __init__(self, variant: Variant, say: Say = lambda text: None) -> None:
         from spt.training.build import build_backbone
@@ -66,10 +66,10 @@ class Step:
         self.clock = Clock(device)
 
     def __call__(self, length: int | None = None, batch: int | None = None, optimise: bool = True) -> Times:
-        """On the beginning of the batch, if so asked; the optimiser's part can be left out."""
+        """On the first `length` steps of the first `batch` sequences (default: all); the optimiser step is optional."""
         x, gradient = self.x[:batch, :length], self.gradient[:batch, :length]
         context = Context(torch.ones(x.shape[:2], dtype=torch.bool, device=x.device), padded=False)
-        held = (
+        kernels = (
             cached_kernels(self.model, x.shape[1]) if self.variant.recompute else contextlib.nullcontext(lambda: None)
         )
         device = self.clock.device.type
@@ -78,7 +78,7 @@ class Step:
             backends.use(self.variant.attention, "attention", device),
         ):
             began = self.clock()
-            with held as last:
+            with kernels as last:
                 last()
                 with self.runtime.autocast(self.variant.precision):
                     y = self.model(x, context)
@@ -95,7 +95,7 @@ class Step:
             return Times(forward - began, backward - forward, self.clock() - backward)
 
     def operations(self) -> float:
-        """Analytic, of one step, as runs count them."""
+        """FLOPs of one step by formula, as runs count them."""
         length = self.variant.length
         own, shared = as_counts(self.model.flops(length)), as_counts(self.model.shared_flops(length))
         return (self.variant.batch * own + shared).total

@@ -1,1 +1,1 @@
-"""Checks that run the thing: the contract of a model, the installation."""
+"""Checks of a model's contract and of the installation, made by running them."""

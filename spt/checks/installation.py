@@ -1,7 +1,8 @@
-"""Is this installation sound? Every answer comes from running the thing, not from importing it."""
+"""Checks of the installation. Each runs what it checks instead of only importing it."""
 
 import importlib.util
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,20 +19,23 @@ from spt.models.ops import backends
 from spt.runtime.distributed import Runtime
 from spt.runtime.environment import environment
 from spt.runtime.settings import Settings
+from spt.runtime.signals import cleanup
 
 OPTIONAL = {"flash_attn": "FlashAttention kernels", "pykeops": "KeOps kernels", "numba": "fast generators"}
 VARIABLES = ("SPT_RUNS_DIR", "SPT_CACHE_DIR", "SPT_DATA_DIR", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
 
 
 def environment_report() -> dict[str, Any]:
-    """What to paste into an issue."""
-    found = environment()
-    packages = found.pop("packages")
+    """The environment, to be pasted into an issue."""
+    facts = environment()
+    packages = facts.pop("packages")
     extras = {name: importlib.util.find_spec(name) is not None for name in OPTIONAL}
     return {
-        **found,
+        **facts,
         **packages,
-        "optional": ", ".join(f"{name} {'found' if there else 'not installed'}" for name, there in extras.items()),
+        "optional": ", ".join(
+            f"{name} {'facts' if installed else 'not installed'}" for name, installed in extras.items()
+        ),
         "cache": str(cache_dir()),
         "data": str(data_dir()),
         **{name: os.environ[name] for name in VARIABLES if name in os.environ},
@@ -39,19 +43,19 @@ def environment_report() -> dict[str, Any]:
 
 
 def check_installation() -> list[CheckResult]:
-    """From the arithmetic to a whole comparison."""
+    """From arithmetic to a whole comparison."""
     return [_timed(name, probe) for name, probe in _probes()]
 
 
 def _timed(name: str, probe: Callable[[], str]) -> CheckResult:
-    began = time.perf_counter()
+    start = time.perf_counter()
     try:
         detail = probe()
     except SptError as error:
         return CheckResult(name, False, str(error), error.exit_code)
     except Exception as error:
         return CheckResult(name, False, one_line(error), 4)
-    return CheckResult(name, True, f"{detail} ({time.perf_counter() - began:.1f} s)")
+    return CheckResult(name, True, f"{detail} ({time.perf_counter() - start:.1f} s)")
 
 
 def _probes() -> Iterator[tuple[str, Callable[[], str]]]:
@@ -84,8 +88,8 @@ def _kernels() -> str:
 
 
 def _backends(choice: backends.Choice) -> str:
-    found = [row for row in backends.report() if row.choice == choice]
-    return "; ".join(f"{row.name} {'works' if row.problem is None else row.problem}" for row in found)
+    rows = [row for row in backends.report() if row.choice == choice]
+    return "; ".join(f"{row.name} {'works' if row.problem is None else row.problem}" for row in rows)
 
 
 def _cache() -> str:
@@ -102,13 +106,13 @@ def _comparison() -> str:
     from spt.studies.grid import expand
     from spt.studies.schema import Compare
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, cleanup(lambda _: shutil.rmtree(folder, ignore_errors=True)):
         problems: list[str] = []
         runtime = Runtime(Settings(quiet=True, debug=True))
-        layout = expand(
+        grid = expand(
             Compare(recipes=("quickstart",), seeds=2), True, MeasuredCosts(Path(folder), runtime, problems.append)
         )
-        _, failed = run_study(layout, Path(folder), ExecutionTarget(), runtime, problems.append)
+        _, failed = run_study(grid, Path(folder), ExecutionTarget(), runtime, problems.append)
         if failed:
             raise RuntimeError("; ".join(problems))
     return "recipe quickstart, smoke size, two seeds"

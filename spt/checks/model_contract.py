@@ -1,4 +1,4 @@
-"""The contract of a model, as checks that run: over every model of ours in the tests, over a user's by `spt doctor`.
+"""The contract of a model, as checks that run it: our models in the tests, a user's by `spt check model`.
 
 Sizes are awkward on purpose (1, 7, 63 steps). B sequences, L steps, D width.
 """
@@ -29,7 +29,7 @@ TOLERANCE = 1e-4
 
 
 class CheckResult(NamedTuple):
-    """One promise, kept or not."""
+    """Whether one promise is kept."""
 
     name: str
     ok: bool
@@ -38,47 +38,49 @@ class CheckResult(NamedTuple):
 
 
 def check_contract(component: Component) -> list[CheckResult]:
-    """Every promise, causal and two-sided; what a model says it cannot be or do is told, not asked for."""
-    found: list[CheckResult] = []
+    """Check every promise, causal and two-sided. A model may declare one of the two, or a feature, unsupported."""
+    results: list[CheckResult] = []
     refused = 0
     for causal in (False, True):
-        way = "causal" if causal else "two-sided"
+        direction = "causal" if causal else "two-sided"
         try:
             tiny(component, causal)
         except Exception as error:
             if not (isinstance(error, UsageError) and isinstance(error.__cause__, Unsupported)):
-                return [*found, CheckResult("can be built", False, one_line(error))]
+                return [*results, CheckResult("can be built", False, one_line(error))]
             refused += 1
-            found.append(CheckResult(f"can be built ({way})", refused < 2, f"it says not: {error.__cause__}"))
+            results.append(
+                CheckResult(f"can be built ({direction})", refused < 2, f"declared unsupported: {error.__cause__}")
+            )
             continue
         for promise in PROMISES:
-            name = f"{promise.__name__.replace('_', ' ')} ({way})"
+            name = f"{promise.__name__.replace('_', ' ')} ({direction})"
             try:
                 problem = promise(component, causal)
-                found.append(CheckResult(name, problem is None, problem or ""))
+                results.append(CheckResult(name, problem is None, problem or ""))
             except Exception as error:
-                found.append(CheckResult(name, False, one_line(error)))
-    return found
+                results.append(CheckResult(name, False, one_line(error)))
+    return results
 
 
 def tiny(component: Component, causal: bool, **options: Any) -> Backbone:
-    """A small model of this kind, in evaluation mode, the same every time."""
-    given = {"d_model": WIDTH, "n_layers": 2, "causal": causal, **options}
-    config = component.module.Config.model_validate_json(json.dumps(given))
+    """A small model with fixed weights, in evaluation mode."""
+    settings = {"d_model": WIDTH, "n_layers": 2, "causal": causal, **options}
+    config = component.module.Config.model_validate_json(json.dumps(settings))
     part = Part(name=component.name, **config.model_dump(mode="json"))
 
-    def built(longest: int) -> Backbone:
+    def build(longest: int) -> Backbone:
         with seeded(0, "contract"):
             return build_backbone(part, longest).eval()
 
-    model = built(max(LENGTHS) + PADDING)
+    model = build(max(LENGTHS) + PADDING)
     return (
-        model if model.length_multiple == 1 else built(valid_length(model, max(LENGTHS)) + valid_length(model, PADDING))
+        model if model.length_multiple == 1 else build(valid_length(model, max(LENGTHS)) + valid_length(model, PADDING))
     )
 
 
 def valid_length(model: Backbone, length: int) -> int:
-    """This length, or the next that the model takes."""
+    """This length, rounded up to one that the model accepts."""
     return -(-length // model.length_multiple) * model.length_multiple
 
 
@@ -110,13 +112,13 @@ def keeps_the_shape(component: Component, causal: bool) -> str | None:
 
 @torch.no_grad()
 def is_the_same_every_time(component: Component, causal: bool) -> str | None:
-    """Built from one seed twice: equal weights, equal answers, no chance left in evaluation."""
-    one, two = (tiny(component, causal, dropout=0.5) for _ in range(2))
-    for (name, a), (_, b) in zip(one.named_parameters(), two.named_parameters(), strict=True):
+    """Built twice from one seed: equal weights, and nothing random in evaluation."""
+    first, second = (tiny(component, causal, dropout=0.5) for _ in range(2))
+    for (name, a), (_, b) in zip(first.named_parameters(), second.named_parameters(), strict=True):
         if not torch.equal(a, b):
             return f"{name} differs between two models built from one seed; draw weights from torch's generator"
-    x = sequence(2, valid_length(one, 7))
-    if not torch.equal(one(x, all_valid(x)), one(x, all_valid(x))):
+    x = sequence(2, valid_length(first, 7))
+    if not torch.equal(first(x, all_valid(x)), first(x, all_valid(x))):
         return "two evaluations of the same input differ; dropout must be off in evaluation"
     return None
 
@@ -127,13 +129,13 @@ def keeps_examples_apart(component: Component, causal: bool) -> str | None:
     x = sequence(3, valid_length(model, 7))
     alone = torch.cat([model(row[None], all_valid(row[None])) for row in x])
     worst = difference(model(x, all_valid(x)), alone)
-    return f"an example's answer depends on its neighbours in the batch (by {worst:.1g})" if worst > TOLERANCE else None
+    return f"an example's output depends on the rest of its batch (by {worst:.1g})" if worst > TOLERANCE else None
 
 
 @torch.no_grad()
 def never_sees_padding(component: Component, causal: bool) -> str | None:
     model = tiny(component, causal)
-    if not model.ignores_padding:  # it says so, and a task that would pad is refused
+    if not model.ignores_padding:  # declared, so tasks that would pad are refused
         return None
     more = valid_length(model, PADDING)
     for length in (valid_length(model, length) for length in LENGTHS):
@@ -142,7 +144,7 @@ def never_sees_padding(component: Component, causal: bool) -> str | None:
         valid = torch.arange(length + more).expand(2, -1) < length
         worst = difference(model(padded, Context(valid, padded=True))[:, :length], model(x, all_valid(x)))
         if worst > TOLERANCE:
-            return f"padding changes the answer at length {length} (by {worst:.1g})"
+            return f"padding changes the output at length {length} (by {worst:.1g})"
     return None
 
 
@@ -157,13 +159,13 @@ def never_looks_ahead(component: Component, causal: bool) -> str | None:
         changed = torch.cat([x[:, : step + 1], sequence(2, x.shape[1] - step - 1, seed=1)], dim=1)
         worst = difference(model(changed, all_valid(x))[:, : step + 1], before[:, : step + 1])
         if worst > TOLERANCE:
-            return f"steps after {step} change the answer there (by {worst:.1g})"
+            return f"steps after {step} change the output there (by {worst:.1g})"
     return None
 
 
 @torch.no_grad()
 def goes_step_by_step(component: Component, causal: bool) -> str | None:
-    """A causal model that says it is recurrent gives, step by step, what it gives at once."""
+    """A causal model that declares itself recurrent gives the same output step by step as all at once."""
     model = tiny(component, causal)
     x = sequence(2, valid_length(model, 63))
     if not model.recurrent:
@@ -173,23 +175,26 @@ def goes_step_by_step(component: Component, causal: bool) -> str | None:
         answer, state = model.step(x[:, t], state)
         answers.append(answer)
     worst = difference(torch.stack(answers, dim=1), model(x, all_valid(x)))
-    return f"step by step the answer is another (by {worst:.1g})" if worst > TOLERANCE else None
+    return f"step by step the output differs (by {worst:.1g})" if worst > TOLERANCE else None
 
 
 def reaches_every_parameter(component: Component, causal: bool) -> str | None:
     model = tiny(component, causal).train()
     length = valid_length(model, 7)
-    x, weight = sequence(2, length), sequence(2, length, seed=2)  # a plain sum would vanish behind the last norm
+    x, weight = (
+        sequence(2, length),
+        sequence(2, length, seed=2),
+    )  # a plain sum would have no gradient behind the last norm
     (model(x, all_valid(x)) * weight).sum().backward()
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    silent = [name for name, p in trained if p.grad is None or not p.grad.abs().sum() > 0]
-    unlike = [name for name, p in model.named_parameters() if not p.is_floating_point()]
-    if unlike:
-        return f"{', '.join(unlike)} is not real; keep real and imaginary parts in a trailing axis of size 2"
-    wild = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-    if wild:
-        return f"gradients of {', '.join(wild)} are not finite"
-    return f"no gradient reaches {', '.join(silent)}" if silent else None
+    without_gradient = [name for name, p in trained if p.grad is None or not p.grad.abs().sum() > 0]
+    not_real = [name for name, p in model.named_parameters() if not p.is_floating_point()]
+    if not_real:
+        return f"{', '.join(not_real)} is not real; keep real and imaginary parts in a trailing axis of size 2"
+    not_finite = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+    if not_finite:
+        return f"gradients of {', '.join(not_finite)} are not finite"
+    return f"no gradient reaches {', '.join(without_gradient)}" if without_gradient else None
 
 
 @torch.no_grad()
@@ -203,18 +208,21 @@ def survives_bfloat16(component: Component, causal: bool) -> str | None:
         return "not finite under bfloat16 autocast"
     worst = difference(rounded.float(), exact)
     return (
-        f"bfloat16 autocast moves the answer by {worst:.2g}; keep kernels and scans in float32" if worst > 0.2 else None
+        f"bfloat16 autocast changes the output by {worst:.2g}; keep kernels and scans in float32"
+        if worst > 0.2
+        else None
     )
 
 
 def states_its_operations(component: Component, causal: bool) -> str | None:
-    """At least those that torch's counter sees: it misses FFTs and fused kernels, so a model may state more. Backward
-    has some too."""
+    """At least as many as torch's counter sees. It misses FFTs and fused kernels, so a model may state more."""
     model = tiny(component, causal)
     length = valid_length(model, 63)
     counts = as_counts(model.flops(length)) + as_counts(model.shared_flops(length))
     stated = counts.forward
-    optimizer_groups(model, Train(steps=1, batch_size=1, learning_rate=1.0))  # complains of rates for what is not there
+    optimizer_groups(
+        model, Train(steps=1, batch_size=1, learning_rate=1.0)
+    )  # raises if it has rates for parameters that do not exist
     if not (math.isfinite(stated) and stated > 0):
         return f"flops({length}) is {stated}"
     if not (math.isfinite(counts.backward) and counts.backward > 0):
@@ -225,9 +233,9 @@ def states_its_operations(component: Component, causal: bool) -> str | None:
 
 @torch.no_grad()
 def counted_flops(model: Backbone, length: int) -> float:
-    """Forward operations on one sequence as torch counts them, attention written out."""
+    """Forward operations on one sequence as torch counts them, with attention unfused."""
     x, training = sequence(1, length), model.training
-    model.train()  # the operations of a training step are what a run counts
+    model.train()  # runs count the operations of training
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(x, all_valid(x))
     model.train(training)

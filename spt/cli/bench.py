@@ -68,7 +68,7 @@ def bench_model(
         cpu=cpu,
         quick=quick,
     )
-    found = bench_models(variants, rounds or (2 if quick else 7), say, apart=not quick)
+    found = bench_models(variants, rounds or (2 if quick else 7), say, separate_peaks=not quick)
     put(found) if as_json else console().print(render(found))
 
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from spt.cli.options import How
+from spt.cli.options import How, smoke_size
 from spt.cli.output import _results_only
-from spt.errors import BackendError, OutputError, SptError, Stopped, UsageError, one_line
+from spt.errors import BackendError, Interrupted, OutputError, SptError, UsageError, one_line
 from spt.runtime import launch
+from spt.runtime.signals import stop_error
 
 if TYPE_CHECKING:
     pass
@@ -36,8 +37,6 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
         @wraps(function)
         def guarded(**options: Any) -> None:
             debug = bool(options.get("debug")) or os.environ.get("SPT_DEBUG", "") not in ("", "0")
-            with contextlib.suppress(ValueError):  # not in the main thread
-                signal.signal(signal.SIGTERM, _stop)
             for option, variable in (("data_dir", "SPT_DATA_DIR"), ("workers", "SPT_WORKERS")):
                 if options.get(option) is not None:
                     os.environ[variable] = str(options[option])
@@ -52,7 +51,7 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
             except SptError as error:
                 _fail(str(error), error.exit_code, debug, alone=not getattr(error, "known_to_all", False))
             except KeyboardInterrupt:
-                _fail("interrupted; the same command continues", 130, debug)
+                _fail(str(stop_error(signal.SIGINT)), Interrupted.exit_code, debug)
             except BrokenPipeError:  # the reader of our output has left, e.g. `spt … | head`
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
                 launch.leave_group(patience=10)
@@ -101,14 +100,14 @@ def _hand_over(options: dict[str, Any]) -> bool:
     launch.check_request(how.num_processes, how.accelerate_config)
     if not launch.needs_launch(how.num_processes, how.accelerate_config):
         return False
-    from spt.config.load import load
+    from spt.api import load_recipe
     from spt.config.overrides import split_arguments
-    from spt.data.dataset import identify_data
 
     sources, overrides = split_arguments(options.get("arguments", []))
+    smoke = smoke_size(bool(_option(options, "smoke")), bool(_option(options, "smoke_full")))
     with contextlib.redirect_stdout(sys.stderr):
         for source in sources:  # what is wrong with them is said once; data are prepared while nobody waits
-            identify_data(load(source, overrides, smoke=bool(_option(options, "smoke"))))
+            load_recipe(source, overrides, smoke=smoke)
     code = launch.relaunch(how.num_processes, how.accelerate_config, sys.argv[1:])
     if code:
         raise typer.Exit(code)
@@ -118,10 +117,6 @@ def _hand_over(options: dict[str, Any]) -> bool:
 def _option(options: dict[str, Any], name: str) -> Any:
     """An option's value, whether it stands alone or in a group."""
     return next((getattr(value, name) for value in options.values() if hasattr(value, name)), options.get(name))
-
-
-def _stop(number: int, frame: object) -> NoReturn:
-    raise Stopped("stopped; the same command continues")
 
 
 def lost_partner(error: BaseException) -> bool:

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from spt.cli.guard import command
-from spt.cli.options import DataOption, DebugOption, JsonOption, MicroOption, RecipeArgument, SmokeOption, one_recipe
+from spt.cli.options import (
+    DataOption,
+    DebugOption,
+    JsonOption,
+    MicroOption,
+    RecipeArgument,
+    SmokeFullOption,
+    SmokeOption,
+    one_recipe,
+    smoke_size,
+)
 from spt.cli.output import console, put, say
 from spt.errors import UsageError
 
@@ -21,13 +31,14 @@ inspect_app = typer.Typer(help="A look inside finished runs.", no_args_is_help=T
 def show(
     arguments: RecipeArgument,
     smoke: SmokeOption = False,
+    smoke_full: SmokeFullOption = False,
     micro_batch: MicroOption = None,
     data_dir: DataOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """What a recipe would do: every value and its origin, parameters, steps, operations, memory. Trains nothing."""
-    loaded = one_recipe(arguments, smoke)
+    loaded = one_recipe(arguments, smoke_size(smoke, smoke_full))
     from spt.analysis.resolved import render, resolve_overview
 
     found = resolve_overview(loaded, micro_batch)
@@ -62,7 +73,7 @@ def kernels(
     from spt.report.plotting import save
 
     found = module.layer_kernels(run, lags)
-    files = save(module.kernel_figure(found, log), out or found.opened.path / "figures")
+    files = save(module.kernel_figure(found, log), out or found.run.path / "figures")
     for note in found.notes:
         say(f"note: {note}")
     if as_json:
@@ -90,7 +101,7 @@ def attention(
     from spt.report.plotting import save
 
     found = attention.attention_distances(run, rows, split)
-    files = save(attention.attention_figure(found), out or found.opened.path / "figures")
+    files = save(attention.attention_figure(found), out or found.run.path / "figures")
     if as_json:
         put(attention.to_json(found, files))
     else:
@@ -127,18 +138,17 @@ def errors(
     from spt.runtime.distributed import Runtime
     from spt.runtime.settings import Settings
 
-    asked, given, notes = read_predictions(
-        [run, *([other] if other else [])], split, Runtime(Settings(quiet=True, cpu=cpu))
-    )
-    found = analyse_errors(asked, given, top, samples=samples, notes=notes)
+    paths = [run, other] if other else [run]
+    evaluation, predictions, notes = read_predictions(paths, split, Runtime(Settings(quiet=True, cpu=cpu)))
+    analysis = analyse_errors(evaluation, predictions, top, samples=samples, notes=notes)
     folder = out or run / "errors"
-    written = write_analysis(found, folder, draw_all)
+    written = write_analysis(analysis, folder, draw_all)
     if as_json:
-        put({**to_json(found), "folder": str(folder), "files": [path.name for path in written]})
+        put({**to_json(analysis), "folder": str(folder), "files": [path.name for path in written]})
     else:
-        console().print(render(found))
+        console().print(render(analysis))
     say(f"written: {folder}/errors.json, a CSV of every table, figures")
-    if found.shows_samples:
+    if analysis.shows_samples:
         say("note: this holds samples of the data set, whose licence applies to them; --no-samples leaves them out")
 
 

@@ -1,6 +1,5 @@
 """Options that commands share, and what they mean: recipes, seeds, the runtime."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
@@ -9,11 +8,11 @@ import typer
 
 from spt.cli.output import say
 from spt.errors import UsageError
-from spt.runtime import launch
 
 if TYPE_CHECKING:
     from spt.config.recipe import Loaded
-    from spt.runtime.distributed import Runtime
+    from spt.runs.plan import Smoke
+    from spt.runtime.settings import Settings
 
 
 RecipeArgument = Annotated[
@@ -34,11 +33,21 @@ ResumeOption = Annotated[
     Literal["auto", "must", "never"],
     typer.Option(
         "--resume",
-        help="An interrupted run: continue it (auto), insist on one (must), or make everything anew (never).",
+        help="An interrupted run: continue it (auto), insist on one (must), or start everything over (never).",
     ),
 ]
 
-SmokeOption = Annotated[bool, typer.Option("--smoke", help="The same code path in seconds; the scores mean nothing.")]
+SmokeOption = Annotated[
+    bool,
+    typer.Option(
+        "--smoke", help="A few steps of a small network on short sequences, in seconds; the scores mean nothing."
+    ),
+]
+
+SmokeFullOption = Annotated[
+    bool, typer.Option("--smoke-full", help="A few steps of the recipe's own sizes; the scores mean nothing.")
+]
+
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON value on standard output, nothing else there.")]
 
 MicroOption = Annotated[
@@ -101,9 +110,10 @@ class Ran(NamedTuple):
     out: OutOption = Path("runs")
     resume: Annotated[
         Literal["auto", "never"],
-        typer.Option("--resume", help="Continue and reuse runs (auto), or make all anew (never)."),
+        typer.Option("--resume", help="Continue and reuse runs (auto), or start all of them over (never)."),
     ] = "auto"
     smoke: SmokeOption = False
+    smoke_full: SmokeFullOption = False
     jobs: Annotated[
         int,
         typer.Option("--jobs", min=1, max=256, help="Runs at once, each in a process of its own with a GPU if any."),
@@ -129,11 +139,10 @@ HOW = How()
 RAN = Ran()
 
 
-def runtime(resume: Literal["auto", "must", "never"], how: How, wait: bool = False) -> "Runtime":
-    from spt.runtime.distributed import Runtime
+def settings(resume: Literal["auto", "must", "never"], how: How) -> "Settings":
     from spt.runtime.settings import Settings
 
-    settings = Settings(
+    return Settings(
         resume=resume,
         micro_batch_size=how.micro_batch,
         recompute=how.gradient_checkpointing,
@@ -143,37 +152,30 @@ def runtime(resume: Literal["auto", "must", "never"], how: How, wait: bool = Fal
         save_every=how.save_every,
         cpu=how.cpu,
         tracker=how.tracker,
-        wait=wait,
         debug=how.debug,
     )
-    runtime = Runtime(settings)
-    if launch.world_size() > 1:
-        say(runtime.formation())
-        if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no":
-            say("note: the launcher's mixed precision is not used; precision is the recipe's")
-        if runtime.steps_in_backward:
-            say("note: spt has not been run with DeepSpeed yet; hold this run against one without it")
-    elif (idle := runtime.idle_devices()) > 0:
-        say(f"note: one of {idle + 1} devices is used; --num-processes {idle + 1} uses all, with the same results")
-    return runtime
 
 
-def recipes(arguments: Iterable[str], smoke: bool) -> list["Loaded"]:
-    from spt.config.load import load
+def smoke_size(smoke: bool, full: bool) -> "Smoke":
+    """What --smoke and --smoke-full ask for; the latter, where both are given."""
+    return "full" if full else smoke
+
+
+def recipes(arguments: Iterable[str], smoke: "Smoke") -> list["Loaded"]:
+    from spt.api import load_recipe
     from spt.config.overrides import split_arguments
-    from spt.data.dataset import identify_data
 
     sources, overrides = split_arguments(arguments)
     if not sources:
         raise UsageError("no recipe is named; spt recipes list shows ours (a file with = in its name is ./a=b.yaml)")
-    loaded = [identify_data(load(source, overrides, smoke=smoke)) for source in sources]
+    loaded = [load_recipe(source, overrides, smoke=smoke) for source in sources]
     for one in loaded:
         for note in one.notes:
             say(f"{one.name}: {note}")
     return loaded
 
 
-def one_recipe(arguments: Iterable[str], smoke: bool) -> "Loaded":
+def one_recipe(arguments: Iterable[str], smoke: "Smoke") -> "Loaded":
     from spt.config.overrides import split_arguments
 
     arguments = list(arguments)

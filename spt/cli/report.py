@@ -11,7 +11,7 @@ from spt.cli.output import console, put, say
 from spt.errors import UsageError
 
 if TYPE_CHECKING:
-    pass
+    from spt.api import Report
 
 app = typer.Typer()
 
@@ -34,27 +34,31 @@ def report(
     """
     if out is not None and not str(out).strip("."):
         raise UsageError("--out names no folder")
-    show_report(folders, as_json, out, figures=True)
-
-
-def show_report(folders: list[Path], as_json: bool, out: Path | None = None, figures: bool = False) -> None:
-    from spt.report.collect import read_report
-    from spt.report.machine import to_json
-    from spt.report.terminal import terminal
+    from spt.api import read_report
     from spt.runs.plan import PLAN
 
-    found = read_report(folders)
+    found = read_report(*folders)
     if out is None and len(folders) == 1 and (folders[0] / PLAN).is_file():
         out = folders[0]
     paths: tuple[Path, ...] = ()
     if out is not None:
         from spt.report.write import write_report
 
-        paths = write_report(found, out, figures)
-    if as_json:
-        put(to_json(found))
-    else:
-        console().print(terminal(found))
+        paths = write_report(found, out, with_figures=True)
+    show_report(found, as_json)
     if out is not None:
-        more = " and figures" if figures and any(path.parent != out for path in paths) else ""
-        say(f"report: {out / 'report.html'}, .md, .tex, .csv, .json{more}")
+        say_written(out, figures=any(path.parent != out for path in paths))
+
+
+def show_report(report: "Report", as_json: bool) -> None:
+    from spt.report.machine import to_json
+    from spt.report.terminal import terminal
+
+    if as_json:
+        put(to_json(report))
+    else:
+        console().print(terminal(report))
+
+
+def say_written(folder: Path, figures: bool = False) -> None:
+    say(f"report: {folder / 'report.html'}, .md, .tex, .csv, .json{' and figures' if figures else ''}")

@@ -1,6 +1,7 @@
 """`spt compare` and `spt study`: many runs, from one recipe or study file."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,13 +18,13 @@ from spt.cli.options import (
     OutOption,
     Ran,
     RecipesArgument,
-    runtime,
     seeds,
+    settings,
+    smoke_size,
 )
 from spt.cli.output import console, put, put_table, say
-from spt.cli.report import show_report
+from spt.cli.report import say_written, show_report
 from spt.errors import FailedRuns, UsageError
-from spt.runtime import launch
 
 if TYPE_CHECKING:
     from spt.studies.schema import StudySource
@@ -43,63 +44,50 @@ def compare(arguments: RecipesArgument, ran: Ran = RAN, how: How = HOW) -> None:
 def _study(kind: str, arguments: Sequence[str], options: dict[str, Any], ran: Ran, how: How) -> None:
     """A study from the command line."""
     from spt.config.overrides import parse_overrides, split_arguments
-    from spt.studies.schema import StudySource, validate, with_absolute_paths
+    from spt.studies.schema import from_mapping
 
     sources, overrides = split_arguments(arguments)
     if not sources:
         raise UsageError("no recipe is named; spt recipes list shows ours (a file with = in its name is ./a=b.yaml)")
     raw = {"kind": kind, "recipes": sources, "set": parse_overrides(overrides)}
     raw |= {key: value for key, value in options.items() if value is not None}
-    study = with_absolute_paths(validate(raw, f"spt study {kind}" if kind != "compare" else "spt compare"), Path.cwd())
-    _conduct(StudySource(kind, study), ran, how)
+    _run(from_mapping(raw, f"spt study {kind}" if kind != "compare" else "spt compare"), ran, how)
 
 
-def _conduct(opened: "StudySource", ran: Ran, how: How) -> None:
-    study = opened.study
+def _run(source: "StudySource", ran: Ran, how: How) -> None:
     if ran.seeds is not None:
-        study = study.model_copy(update={"seeds": tuple(seeds(ran.seeds))})
+        source = replace(source, study=source.study.model_copy(update={"seeds": tuple(seeds(ran.seeds))}))
     if ran.save is not None:
-        _save(ran.save, study, ran.as_json)
+        _save(ran.save, source.study, ran.as_json)
         return
-    if ran.slurm and ran.jobs > 1:
-        raise UsageError("--jobs and --slurm contradict each other: one runs here, the other on a cluster")
-    if ran.jobs > 1 and launch.world_size() > 1:
-        raise UsageError("--jobs and --num-processes contradict each other: runs at once have one process each")
-    from spt.execution.estimate import MeasuredCosts
-    from spt.execution.run_study import ExecutionTarget, run_study, study_folder
-    from spt.execution.slurm import Slurm
-    from spt.runs.plan import read_plan
-    from spt.runtime.distributed import mark_shared
-    from spt.studies.grid import expand
+    from spt.api import plan_study
 
-    out, smoke = ran.out, ran.smoke
-    if opened.folder is not None:  # goes on where it lies, as it was run
-        out, smoke = opened.folder.parent, smoke or read_plan(opened.folder).smoke
-    place = ExecutionTarget(
-        ran.jobs, Slurm.parse(ran.slurm) if ran.slurm else None, _part(ran.shard) if ran.shard else None
+    study = plan_study(
+        source,
+        smoke=smoke_size(ran.smoke, ran.smoke_full),
+        out=ran.out,
+        jobs=ran.jobs,
+        slurm=ran.slurm or (),
+        shard=_part(ran.shard) if ran.shard else None,
+        settings=settings(ran.resume, how),
+        say=say,
     )
-    here = runtime(ran.resume, how, wait=True)
-    meter = MeasuredCosts(out, here, say)
-    layout = expand(study, smoke, meter)
-    for note in layout.notes:
-        say(note)
-    if opened.folder not in (None, study_folder(layout, out).resolve()):
-        say(
-            f"note: its recipes or options are not those of {opened.folder.name}, so this is a study of its own: "
-            f"{study_folder(layout, out).name}"
-        )
     if ran.dry_run:
         from spt.execution.dry_run import dry_run, render
 
-        found = dry_run(layout, study_folder(layout, out), meter, place.part)
+        found = dry_run(study.grid, study.folder, study.costs, study.target.part)
         put(found) if ran.as_json else console().print(render(found))
         return
-    folder, failed = run_study(layout, out, place, here, say)
-    if here.main:
-        show_report([folder], ran.as_json)
-    if failed:
+    finished = study.run()
+    if study.runtime.main:
+        show_report(finished.report, ran.as_json)
+        say_written(finished.path)
+    if finished.failed:
+        from spt.runtime.distributed import mark_shared
+
         error = FailedRuns(
-            f"{failed} of the runs failed; the report lists them; the same command tries again what did not diverge"
+            f"{finished.failed} of the runs failed; the report lists them; the same command tries again what did not "
+            "diverge"
         )
         raise mark_shared(error)
 
@@ -313,7 +301,7 @@ def study_run(
     """Run a study's file, or go on with it: finished runs are taken as they are."""
     from spt.studies.schema import read
 
-    _conduct(read(source), ran, how)
+    _run(read(source), ran, how)
 
 
 @command(study_app, "status")

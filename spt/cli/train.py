@@ -1,7 +1,7 @@
 """`spt pretrain`, `finetune`, `evaluate`: one run at a time."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,18 +15,18 @@ from spt.cli.options import (
     RecipeArgument,
     ResumeOption,
     SeedOption,
+    SmokeFullOption,
     SmokeOption,
     one_recipe,
     one_seed,
-    runtime,
+    settings,
+    smoke_size,
 )
 from spt.cli.output import put, say
-from spt.errors import UsageError
 
 if TYPE_CHECKING:
-    from spt.config.job import Job
+    from spt.api import TrainedRun
     from spt.runs.result import Result
-    from spt.runtime.distributed import Runtime
 
 app = typer.Typer()
 
@@ -38,14 +38,15 @@ def pretrain(
     out: OutOption = RUNS,
     resume: ResumeOption = "auto",
     smoke: SmokeOption = False,
+    smoke_full: SmokeFullOption = False,
     as_json: JsonOption = False,
     how: How = HOW,
 ) -> None:
     """Self-pretrain: the recipe's first stage, on the training split's inputs, without labels."""
-    loaded, number = one_recipe(arguments, smoke), one_seed(seed)
-    from spt.config.job import Job
+    loaded, number = one_recipe(arguments, smoke_size(smoke, smoke_full)), one_seed(seed)
+    from spt.api import pretrain
 
-    _train(Job(loaded, "pretrain", number), out, runtime(resume, how), as_json)
+    _show(pretrain(loaded, seed=number, out=out, settings=settings(resume, how), say=say), as_json)
 
 
 @command(app)
@@ -59,23 +60,18 @@ def finetune(
     out: OutOption = RUNS,
     resume: ResumeOption = "auto",
     smoke: SmokeOption = False,
+    smoke_full: SmokeFullOption = False,
     as_json: JsonOption = False,
     how: How = HOW,
 ) -> None:
     """Train the task itself; without --scratch or --from, after the recipe's own pretraining, made if missing."""
-    if scratch and source is not None:
-        raise UsageError("--scratch and --from contradict each other: one starts from random weights, one from a run's")
-    loaded, number = one_recipe(arguments, smoke), one_seed(seed)
-    from spt.config.job import Job
+    loaded, number = one_recipe(arguments, smoke_size(smoke, smoke_full)), one_seed(seed)
+    from spt.api import finetune
 
-    parent: Any = None
-    if source is not None:
-        from spt.training.stage import open_weights
-
-        parent = open_weights(source)
-    elif not scratch:
-        parent = Job(loaded, "pretrain", number)
-    _train(Job(loaded, "finetune", number, parent), out, runtime(resume, how), as_json)
+    run = finetune(
+        loaded, seed=number, scratch=scratch, from_run=source, out=out, settings=settings(resume, how), say=say
+    )
+    _show(run, as_json)
 
 
 @command(app)
@@ -93,31 +89,28 @@ def evaluate(
     """Score a finished run's weights once more, on its task or on a changed one, without training.
 
     Where steps of the changed task lie further apart in time (speech at half the sampling rate), models in continuous
-    time are told so.
+    time rescale their step size.
     """
     from spt.analysis.reevaluate import reevaluate
+    from spt.api import start_runtime
 
-    found = reevaluate(run, changes or [], split, runtime("auto", how))
+    found = reevaluate(run, changes or [], split, start_runtime(settings("auto", how), say))
     if as_json:
         put(found)
         return
     scores = ", ".join(f"{name} {value:.6g}" for name, value in found["scores"].items())
     print(f"{run.name}: {scores} on {found['rows']:,} {split} rows")
     if found["rate"] != 1:
-        say(f"note: steps are {found['rate']:g} times as far apart as in training, and the model was told so")
+        say(f"note: steps are {found['rate']:g} times as far apart as in training; the model's step size was rescaled")
     for note in found["notes"]:
         say(f"note: {note}")
 
 
-def _train(job: "Job", out: Path, runtime: "Runtime", as_json: bool) -> None:
-    from spt.training.stage import run_stage
-
-    result = run_stage(job, out, runtime, say)
-    folder = out / job.name
+def _show(run: "TrainedRun", as_json: bool) -> None:
     if as_json:
-        put({"run": str(folder), **result.model_dump(mode="json")})
+        put({"run": str(run.path), **run.result.model_dump(mode="json")})
     else:
-        print(_summary(folder, result))
+        print(_summary(run.path, run.result))
 
 
 def _summary(folder: Path, result: "Result") -> str:

@@ -35,7 +35,7 @@ class SupervisedOptions(ObjectiveOptions):
     )
     metric: Metric = Field(
         "auto",
-        description="what is compared, and selects under select auto: accuracy, f1_macro and accuracy_macro (all "
+        description="what is compared, and selects under select_by auto: accuracy, f1_macro and accuracy_macro (all "
         "classes alike), mse (l2, gaussian), mae (l1), r2, loss, of language models bits_per_byte or perplexity; auto: "
         "the first that fits",
     )

@@ -33,7 +33,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def apply_overrides(raw: dict[str, Any], changes: Mapping[str, Any]) -> list[str]:
-    """Put command-line values into the tree; returns what that dropped, in words."""
+    """Put command-line values into the tree; returns notes on what that dropped."""
     notes = []
     for key, value in changes.items():
         *path, last = key.split(".")

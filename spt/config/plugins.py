@@ -42,7 +42,7 @@ def is_path(name: str) -> bool:
 
 
 def find_plugin(kind: Kind, name: str) -> Component:
-    """Raises UsageError, in words, for a name that leads nowhere or a module that lacks a piece of the contract."""
+    """Raises UsageError for a name that leads nowhere or a module that lacks a piece of the contract."""
     if is_path(name):
         return _from_path(kind, Path(name))
     module = _from_package(kind, name)

@@ -58,7 +58,7 @@ class Part(BaseModel):
 class EncoderConfig(StrictModel):
     """How an input becomes a vector."""
 
-    std: float = Field(
+    init_std: float = Field(
         1.0, gt=0, description="standard deviation of token embeddings and the hidden vector at the start"
     )
     positions: Literal["none", "circle"] = Field(
@@ -66,7 +66,7 @@ class EncoderConfig(StrictModel):
         description="circle: cos and sin of 2 pi i / T of step i of T are two more inputs, as in the DLR paper's "
         "atomic tasks; hidden steps have them too",
     )
-    frames: Literal["linear", "cnn"] = Field(
+    frame_encoder: Literal["linear", "cnn"] = Field(
         "linear",
         description="a step that is a picture: one linear map, or two convolutions with pooling, as in the S5 paper "
         "(appendix G.3.8)",
@@ -126,7 +126,7 @@ class Train(StrictModel):
     )
     plateau_factor: float = Field(0.2, gt=0, lt=1, description="plateau: what the learning rate is multiplied by")
     plateau_patience: int = Field(
-        10, ge=0, description="plateau: evaluations without improvement that are borne; at one more the rate falls"
+        10, ge=0, description="plateau: evaluations without improvement before the rate is lowered at the next one"
     )
     milestones: tuple[float, ...] = Field(
         (), description="steps: where the learning rate falls, as shares of all steps in (0, 1)"
@@ -135,7 +135,7 @@ class Train(StrictModel):
     warmup_steps: int = Field(0, ge=0, description="optimiser steps of linear warm-up")
     warmup_fraction: float | None = Field(None, ge=0, lt=1, description="the same as a share of all steps")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's, decoupled")
-    decay: Literal["matrices", "all"] = Field(
+    weight_decay_on: Literal["matrices", "all"] = Field(
         "matrices", description="what decays: weight matrices, or every parameter"
     )
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's")
@@ -143,9 +143,9 @@ class Train(StrictModel):
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: matrix products in bfloat16, weights in fp32")
     evaluate_every: int | None = Field(None, gt=0, description="steps between evaluations; null: once an epoch")
     patience: int | None = Field(None, gt=0, description="evaluations without improvement before stopping; null: never")
-    evaluation: Literal["exact", "batches"] = Field(
+    metric_average: Literal["exact", "per_batch"] = Field(
         "exact",
-        description="exact: every metric from all rows of a split; batches: its mean over full batches of batch_size "
+        description="exact: every metric from all rows of a split; per_batch: its mean over full batches of batch_size "
         "rows in the split's order, the last incomplete one left out, r2 by batch too, as in the published code",
     )
     validation_masks: Literal["fixed", "redrawn"] = Field(
@@ -153,7 +153,7 @@ class Train(StrictModel):
         description="what an objective hides of validation rows: the same at every evaluation, or, as in the published "
         "code, something new each time (drawn by seed and step, so that a resumed run draws the same)",
     )
-    select: Metric = Field(
+    select_by: Metric = Field(
         "auto",
         description="validation metric that picks the checkpoint, ties by loss; auto: the objective's, else accuracy, "
         "mae (l1), mse (l2, gaussian) or bits_per_byte (language models)",

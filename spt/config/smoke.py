@@ -56,13 +56,13 @@ def _small_part(kind: Kind, part: Part, kept: Container[str]) -> Part:
     return Part(name=part.name, **config.model_dump(mode="json"))
 
 
-def _with_small[Config: BaseModel](config: Config, name: str, size: int) -> Config:
+def _with_small(config: BaseModel, name: str, size: int) -> BaseModel:
     """The config with this option at the smallest value, from `size` on, that its other options allow.
 
     Unchanged where none below the present value is found. null, the largest value, comes down to `size` too.
     """
     value = getattr(config, name)
-    limit = 4 * size if value is None else min(value, 4 * size)
+    limit = 4 * size + 1 if value is None else min(value, 4 * size + 1)
     for candidate in range(size, limit):
         try:
             return type(config).model_validate_json(to_json_text({**config.model_dump(mode="json"), name: candidate}))

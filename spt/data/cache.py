@@ -21,6 +21,7 @@ from spt.data.fingerprints import split_record, with_fingerprints
 from spt.data.source import OpenTask, cache_dir, call_hook, data_dir, is_indexable
 from spt.errors import DataError
 from spt.runs.files import writing
+from spt.runtime.signals import cleanup
 from spt.tasks import __path__ as TASKS
 from spt.tasks.base import Classes, Reals, Split, TaskConfig, TaskData, Tokens, Values, describe
 from spt.tasks.parallel import allocate
@@ -124,7 +125,11 @@ def _write(folder: Path, data: TaskData) -> None:
     import pyarrow as pa
 
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    with writing(folder):
+
+    def remove(_: object = None) -> None:
+        shutil.rmtree(beside, ignore_errors=True)
+
+    with writing(folder), cleanup(remove):
         beside.mkdir()
         try:
             data = data.mapped(with_fingerprints)
@@ -151,7 +156,7 @@ def _write(folder: Path, data: TaskData) -> None:
                 shutil.rmtree(folder)  # a folder without its manifest
             beside.rename(folder)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            remove()
 
 
 def _columns(split: Split) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     <cache>/tasks/<task>-<hash>/{train,val,test}.arrow, data.json
 
-The hash covers the task's options and source, so an edited task is prepared anew. The folder is filled beside and
+The hash covers the task's options and source, so an edited task is prepared again. The folder is filled beside and
 renamed, so its existence means that it is complete.
 """
 

@@ -41,7 +41,7 @@ def refuse_leak(pretrained_on: NDArray[np.uint64], training: NDArray[np.uint64],
     """Raise CheckpointError when a pretraining row lies in this task's validation or test split.
 
     A row that the benchmark itself repeats in its training split does not count: both arms may see it anyway, and
-    the data's own duplicates are told elsewhere (`overlap`).
+    the data's own duplicates are reported elsewhere (`overlap`).
     """
     foreign = np.setdiff1d(pretrained_on, training)
     for name, split in (("validation", data.val), ("test", data.test)):

@@ -11,6 +11,7 @@ from spt.config.plugins import Component, find_plugin
 from spt.config.recipe import Part
 from spt.errors import DataError, SptError, one_line
 from spt.runs.files import writing
+from spt.runtime.signals import cleanup
 from spt.tasks.base import TaskConfig
 
 
@@ -40,7 +41,7 @@ def from_hub(name: str, folder: Path) -> None:
     import datasets
 
     beside = folder.with_name(f".{folder.name}.part")
-    with writing(folder):
+    with writing(folder), cleanup(lambda _: shutil.rmtree(beside, ignore_errors=True)):
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         try:

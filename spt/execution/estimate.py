@@ -61,11 +61,11 @@ class MeasuredCosts:
         """One for all seeds of a configuration."""
         key = digest({**job.settings(), "parent": None})
         if key not in self._estimates:
-            bound = build_stage(job)
-            steps = plan_steps(bound.model, bound.data, job.train)
-            examples = example_count(steps, len(bound.data.train), job.train.batch_size, job.train.drop_last)
-            flops = examples * mean_flops(bound.model, bound.data, job.train).total
-            self._estimates[key] = Estimate(steps, examples, flops, bound.model.parameter_counts()["total"])
+            setup = build_stage(job)
+            steps = plan_steps(setup.model, setup.data, job.train)
+            examples = example_count(steps, len(setup.data.train), job.train.batch_size, job.train.drop_last)
+            flops = examples * mean_flops(setup.model, setup.data, job.train).total
+            self._estimates[key] = Estimate(steps, examples, flops, setup.model.parameter_counts()["total"])
         return self._estimates[key]
 
     def flops(self, job: Job) -> float:
@@ -81,8 +81,8 @@ class MeasuredCosts:
         """
         about = _without_budget(job) | {"device": self._device, "world": self.runtime.world}
         path = self.root / ".measured" / f"{digest(about)}.json"
-        with self.runtime.on_main(lambda: self._alone(path)):  # parts of one study measure once
-            known = self.runtime.once(lambda: _read(path))
+        with self.runtime.entered_on_main(lambda: self._alone(path)):  # parts of one study measure once
+            known = self.runtime.on_main(lambda: _read(path))
             return known if known is not None else self._measured(job, path, about)
 
     @contextlib.contextmanager
@@ -98,15 +98,15 @@ class MeasuredCosts:
 
     def _measured(self, job: Job, path: Path, about: dict[str, object]) -> float:
         self.say(f"{job.loaded.name}: measuring the time of a step of {job.settings_name}")
-        bound = build_stage(job)
-        arguments = (bound.model, bound.objective, bound.output, bound.data, job.train, self.runtime)
+        setup = build_stage(job)
+        arguments = (setup.model, setup.objective, setup.output, setup.data, job.train, self.runtime)
         seconds = statistics.median(time_steps(*arguments, WARM + TIMED)[WARM:])
 
         def keep() -> float:
             write_json(path, {"seconds_per_step": seconds, **about})
             return seconds
 
-        return self.runtime.once(keep)
+        return self.runtime.on_main(keep)
 
     @cached_property
     def _device(self) -> str:

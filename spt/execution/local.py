@@ -13,6 +13,7 @@ import logging
 import os
 import pickle
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from spt.errors import BackendError, Interrupted, OutputError, SptError, Stopped
 from spt.execution.queue import FailedRun, RunRequest, Say, attempt_run, outstanding_jobs, parent_failure
 from spt.runs.files import writing
 from spt.runs.folder import RunFolder
-from spt.runtime import launch
+from spt.runtime import launch, signals
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
 
@@ -69,7 +70,10 @@ def run_locally(
     failed = {failure.job.name: failure for failure in unreadable}
     if not found:
         return list(failed.values())
-    with tempfile.TemporaryDirectory(prefix="spt-") as place:
+    with (
+        tempfile.TemporaryDirectory(prefix="spt-") as place,
+        signals.cleanup(lambda _: shutil.rmtree(place, ignore_errors=True)),
+    ):
         orders = Path(place) / "orders.pkl"
         jobs, labels = zip(*found, strict=True)
         # Resolved here, once: a relative folder means the same to every worker.
@@ -199,8 +203,7 @@ class _Scheduler:
                 raise RuntimeError(message["bug"])
         if self.received:
             self._end(at_work=True)
-            kind, word = (Interrupted, "interrupted") if self.received == signal.SIGINT else (Stopped, "stopped")
-            raise kind(f"{word}; the same command continues")
+            raise signals.stop_error(self.received)
         return list(failed.values())
 
     def _next(self) -> tuple[int, dict[str, Any] | None]:
@@ -264,10 +267,10 @@ class _Scheduler:
     def _bury(self, worker: _Worker, how: str) -> str:
         """Why its run failed, which the run's status says too: the worker itself could not."""
         if worker.process.returncode in (Stopped.exit_code, Interrupted.exit_code):
-            return "its worker was told to stop; the same command continues"
-        memory = ", perhaps for want of memory" if worker.process.returncode == -signal.SIGKILL else ""
+            return "its worker was stopped; the same command continues"
+        memory = ", perhaps because memory ran out" if worker.process.returncode == -signal.SIGKILL else ""
         empty = not worker.log.is_file() or worker.log.stat().st_size == 0
-        reason = f"worker ended without a word ({how}){memory}" + ("" if empty else f"; see {worker.log}")
+        reason = f"worker was killed ({how}){memory}" + ("" if empty else f"; see {worker.log}")
         assert worker.task is not None
         run = RunFolder(self.root, self.found[worker.task].job.name)
         with contextlib.suppress(OutputError), run.locked():
@@ -336,7 +339,7 @@ def main() -> NoReturn:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    signal.signal(signal.SIGTERM, _stop)
+    signals.install(silent=True)
     orders: _WorkerSettings = pickle.loads(Path(sys.argv[1]).read_bytes())
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -349,8 +352,6 @@ def main() -> NoReturn:
         _work(orders, wire, tasks)
     except Stopped as error:
         code = error.exit_code
-    except KeyboardInterrupt:
-        code = Interrupted.exit_code
     except OutputError as error:
         wire.send({"full": str(error)})
         code = error.exit_code
@@ -391,12 +392,6 @@ def _receive(inbox: int, tasks: "queue.SimpleQueue[int | None]") -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(launch.PATIENCE)
     os._exit(Stopped.exit_code)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    # The conductor's death is told twice; the second time must not disturb what the first has set off.
-    if not isinstance(sys.exc_info()[1], Stopped):
-        raise Stopped("stopped; the same command continues")
 
 
 class _Connection:

@@ -115,7 +115,7 @@ def run_here(wanted: Sequence[RunRequest], root: Path, runtime: Runtime, say: Sa
 
     Raises Stopped on request, and OutputError where the disk would fail every other run as well.
     """
-    found, unreadable = runtime.once(lambda: outstanding_jobs(wanted, root, runtime.settings, say))
+    found, unreadable = runtime.on_main(lambda: outstanding_jobs(wanted, root, runtime.settings, say))
     failed = {failure.job.name: failure for failure in unreadable}
     made: set[str] = set()  # also with --resume never, once each
     for job, label in found:

@@ -76,22 +76,22 @@ def run_study(layout: StudyGrid, root: Path, place: ExecutionTarget, runtime: Ru
     check_recipes_build(layout, root, runtime)
     folder = study_folder(layout, root)
     plan = make_plan(layout)
-    runtime.once(lambda: _write(folder, layout, plan, say))
+    runtime.on_main(lambda: _write(folder, layout, plan, say))
     anew = runtime.settings.resume == "never"
     if anew:  # once for the whole study: what its trials have just made, its other runs may need
         runtime = Runtime(replace(runtime.settings, resume="auto"))
-        runtime.once(lambda: _move_aside(layout.jobs, root, say))
+        runtime.on_main(lambda: _move_aside(layout.jobs, root, say))
     before = {one.name for job in layout.jobs for one in with_ancestors(job)}
     failed = _execute(trial_requests(layout), folder, place, runtime, say)
     if layout.searches:
-        layout, plan, said = runtime.once(lambda: apply_selection(layout, root))
+        layout, plan, said = runtime.on_main(lambda: apply_selection(layout, root))
         for text in said:
             say(text)
-        runtime.once(lambda: _write(folder, layout, plan, say))
+        runtime.on_main(lambda: _write(folder, layout, plan, say))
         if anew:
             later = [job for job in layout.jobs if job.name not in before]
-            runtime.once(lambda: _move_aside(later, root, say, but=before))
-        # A setting that diverged has had its try, once a choice is made.
+            runtime.on_main(lambda: _move_aside(later, root, say, but=before))
+        # A diverged setting has used up its trial, once a choice is made.
         settled = {trial.run for search in plan.searches if search.chosen for trial in search.trials}
         failed = [one for one in failed if not (one.job.name in settled and _diverged(root, one.job))]
     failed += _execute(cell_requests(layout), folder, place, runtime, say)
@@ -105,17 +105,17 @@ def _diverged(root: Path, job: Job) -> bool:
 def check_recipes_build(layout: StudyGrid, root: Path, runtime: Runtime) -> None:
     """What is wrong with a recipe is said before anything is written; one seed of each configuration shows it."""
     jobs = layout.jobs
-    if runtime.once(lambda: all(isinstance(index.run_outcome(root, job.name), Result) for job in jobs)):
+    if runtime.on_main(lambda: all(isinstance(index.run_outcome(root, job.name), Result) for job in jobs)):
         return
     first: dict[str, Job] = {}
     for job in [one for wanted in jobs for one in with_ancestors(wanted)]:
         first.setdefault(digest({**job.settings(), "parent": None}), job)
     for job in first.values():
-        runtime.alike(partial(build_stage, job))
+        runtime.each_rank(partial(build_stage, job))
 
 
 def _move_aside(jobs: Sequence[Job], root: Path, say: Say, but: Container[str] = ()) -> None:
-    """Make room for runs that are to be made anew; nothing is lost."""
+    """Make room for runs that are to be repeated; nothing is lost."""
     for job in {one.name: one for wanted in jobs for one in with_ancestors(wanted)}.values():
         run = RunFolder(root, job.name)
         if job.name in but or not run.path.exists():
@@ -186,7 +186,7 @@ def make_plan(layout: StudyGrid) -> StudyPlan:
         kind=layout.study.kind,
         command=command_line(),
         created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        smoke=layout.rows[0].loaded.smoke,
+        smoke=next((row.loaded.smoke for row in layout.rows), False),
         seeds=layout.seeds,
         rows=tuple(
             StudyRow(
@@ -242,7 +242,7 @@ def _write(folder: Path, layout: StudyGrid, plan: StudyPlan, say: Say) -> None:
         if path.is_file() and _same(read_plan(folder), plan):
             return
     except SptError:
-        say(f"{path} was unreadable and is written anew")
+        say(f"{path} was unreadable and has been rewritten")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_json(path, plan.model_dump(mode="json"))

@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from spt.errors import BackendError, Interrupted, OutputError, SptError, Stopped
 from spt.execution.queue import FailedRun, RunRequest, Say, attempt_run, outstanding_jobs, parent_failure
 from spt.runs.files import write_json, writing
 from spt.runs.folder import RunFolder
-from spt.runtime import launch
+from spt.runtime import launch, signals
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
 
@@ -110,12 +109,12 @@ class ArrayElement:
         self.job, self.root, self.settings = job, root, settings
 
     def __call__(self) -> None:
-        with _Signals() as signals:
+        with _SlurmSignals() as slurm_signals, signals.cleanup(lambda _: slurm_signals.hand_over()):
             try:
                 say = _Log().say
                 reason = attempt_run(self.job, self.root, Runtime(self.settings), say, "", ())
             except Stopped:
-                signals.hand_over()
+                slurm_signals.hand_over()
                 sys.exit(Stopped.exit_code)  # no exception: submitit would note a failure for good
         if reason is not None:
             raise SptError(reason)
@@ -135,7 +134,7 @@ class _Log:
         sys.stderr.flush()
 
 
-class _Signals:
+class _SlurmSignals:
     """Slurm's signals, and what they mean: save the state after this step, then leave the machine.
 
     SIGUSR2 comes before the time limit. SIGTERM comes with preemption, `scontrol requeue` and `scancel`; in the last
@@ -146,7 +145,7 @@ class _Signals:
         self.limit = False
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "_Signals":
+    def __enter__(self) -> "_SlurmSignals":
         self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._stop)
         self._before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, self._note)
         return self
@@ -157,14 +156,15 @@ class _Signals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.limit = True
-        signal.raise_signal(signal.SIGTERM)  # while training that is noted, else it is raised here
+        signal.raise_signal(signal.SIGTERM)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if not isinstance(sys.exc_info()[1], Stopped):  # the second of two signals must not disturb the first
-            raise Stopped("stopped; Slurm starts it again")
+        """While nothing trains: a training notes SIGTERM itself."""
+        signals.end_process(Stopped("stopped; Slurm starts it again"))
 
     def hand_over(self) -> None:
         """With the state saved: have submitit queue this element again, if Slurm will not. Then it does not return."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the second of two signals must not disturb the first
         handler = self._before[signal.SIGUSR2]
         if callable(handler) and (self.limit or _still_running()):
             handler(signal.SIGUSR2, None)
@@ -240,7 +240,7 @@ def run_on_slurm(
         raise BackendError("there is no sbatch here; run this on a machine of the cluster, or without Slurm")
     book = _JobRegister(folder / "slurm.json")
     queued = book.queued()
-    # What is in the queue is not made anew a second time, also with --resume never.
+    # What is in the queue is not repeated a second time, also with --resume never.
     anew = settings.resume == "never"
     asked = [one for one in wanted if not (anew and one.job.name in queued)]
     found, unreadable = outstanding_jobs(asked, root, settings, say)
@@ -262,17 +262,21 @@ def run_on_slurm(
             failed[job.name] = FailedRun(job, lost)
     if waiting := sum(one.job.name in queued for one in found):
         say(f"{waiting} jobs are in Slurm's queue already")
-    if new:
-        _submit(new, root, settings, slurm, folder, book, queued, say)
-    ids = {name: book.ids[name] for name in (one.job.name for one in found) if name in book.ids and name not in failed}
+    ids: dict[str, str] = {}
     try:
-        _watch(found, ids, root, slurm, folder, failed, say)
+        with signals.StopSignals() as stop:
+            try:
+                if new:
+                    _submit(new, root, settings, slurm, folder, book, queued, stop, say)
+            finally:
+                names = [one.job.name for one in found]
+                ids |= {name: book.ids[name] for name in names if name in book.ids and name not in failed}
+            _watch(found, ids, root, slurm, folder, failed, stop, say)
     except (KeyboardInterrupt, Stopped) as error:
-        left = " ".join(sorted({number.partition("_")[0] for number in ids.values()}))
-        words = f"; {len(ids)} jobs stay in Slurm's queue: the same command waits for them, scancel {left} ends them"
-        if isinstance(error, Stopped) and not isinstance(error, Interrupted):
-            raise Stopped(f"stopped{words}") from None
-        raise Interrupted(f"interrupted{words}") from None
+        number = signal.SIGTERM if isinstance(error, Stopped) and not isinstance(error, Interrupted) else signal.SIGINT
+        left = " ".join(sorted({job.partition("_")[0] for job in ids.values()}))
+        rest = f"; {len(ids)} jobs stay in Slurm's queue: the same command waits for them, scancel {left} ends them"
+        raise signals.stop_error(number, rest) from None
     return list(failed.values())
 
 
@@ -314,6 +318,7 @@ def _submit(
     folder: Path,
     book: _JobRegister,
     queued: Mapping[str, str],
+    stop: signals.StopSignals,
     say: Say,
 ) -> None:
     behind_queued = [job for job in new if isinstance(job.parent, Job) and job.parent.name in queued]
@@ -322,6 +327,7 @@ def _submit(
     submitted: list[list[str]] = []
 
     def send(jobs: Sequence[Job], dependency: str | None) -> list[str]:
+        stop.check()
         executor = make_executor(folder / "slurm", slurm, dependency)
         elements = [ArrayElement(job, root.resolve(), settings) for job in jobs]
         try:
@@ -329,6 +335,7 @@ def _submit(
                 sent = [executor.submit(element) for element in elements]
             ids = [str(one.job_id) for one in sent]
         except Exception as error:  # submitit's own, with what sbatch said
+            stop.check()  # a Ctrl-C reaches sbatch too
             said = [line for line in str(error).splitlines() if line.strip()]
             told = said[-1].strip() if said else type(error).__name__
             raise BackendError(f"Slurm does not take the jobs: {told}") from error
@@ -390,6 +397,7 @@ def _watch(
     slurm: Slurm,
     folder: Path,
     failed: dict[str, FailedRun],
+    stop: signals.StopSignals,
     say: Say,
 ) -> None:
     """Until every run has ended; those that have leave `ids`."""
@@ -413,7 +421,7 @@ def _watch(
                 failed[job.name] = FailedRun(job, reason)
                 say(f"{label} failed: {reason}")
         if ids:
-            time.sleep(slurm.poll)
+            stop.wait(slurm.poll)
 
 
 def _reason(run: RunFolder, number: str, folder: Path) -> str:
@@ -429,7 +437,7 @@ def _reason(run: RunFolder, number: str, folder: Path) -> str:
     status = run.status() or {}
     if status.get("state") in ("failed", "diverged"):
         return str(status.get("reason"))
-    return f"its Slurm job ended without a word; see {log}"
+    return f"its Slurm job was killed; see {log}"
 
 
 def queued_jobs(ids: Sequence[str]) -> set[str] | None:

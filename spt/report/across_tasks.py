@@ -78,8 +78,8 @@ def aggregate(
     if len(pairs) < 2:
         return None
     means, improvement = _means([task[:, None] for task in pairs]), _improvement([task[:, None] for task in pairs])
-    found = np.concatenate([means, improvement[None]])[:, 0]
-    n, bounds = sum(task.shape[1] for task in pairs), np.full((2, len(found)), math.nan)
+    estimates = np.concatenate([means, improvement[None]])[:, 0]
+    n, bounds = sum(task.shape[1] for task in pairs), np.full((2, len(estimates)), math.nan)
     if min(task.shape[1] for task in pairs) >= FEWEST:
         generator = np.random.default_rng(seed)
         # Pairs drawn together meet more often than by chance, which would draw P(X > Y) towards that of the pairs:
@@ -89,7 +89,7 @@ def aggregate(
         ends = [(1 - confidence) / 2, (1 + confidence) / 2]
         bounds = np.quantile(np.concatenate([joint, _improvement(apart)[None]]), ends, axis=1)
     low, high = ([None if math.isnan(bound) else float(bound) for bound in side] for side in bounds)
-    intervals = [Interval(n, float(found[k]), low[k], high[k], confidence) for k in range(len(found))]
+    intervals = [Interval(n, float(estimates[k]), low[k], high[k], confidence) for k in range(len(estimates))]
     return TaskAggregate(len(pairs), *intervals)
 
 
@@ -144,21 +144,21 @@ class TaskAverage(Record):
 
 
 def pooled(rows: Sequence[Row]) -> tuple[list[TaskAverage], list[str]]:
-    """Tasks are pooled where they share model and level; rows of one task never are."""
+    """Averages over the tasks that share model and level; rows of one task are never averaged."""
     groups: dict[tuple[Kind, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.kind, row.model, factors_text(row.factors)), []).append(row)
-    made, notes = [], []
+    averages, notes = [], []
     for (kind, model, level), members in groups.items():
         if len({row.task for row in members}) < 2:
             continue
         label = model + (f", {level}" if level else "")
         usable = [(row, scores) for row in members if (scores := _normalised(row)) is not None]
         if len({row.task for row, _ in usable}) < len(usable):
-            notes.append(f"not pooled over tasks with {label}: a task has several rows, which do not count as tasks")
+            notes.append(f"not averaged over tasks with {label}: a task has several rows, which do not count as tasks")
             continue
-        found = aggregate([scores for _, scores in usable])
-        if found is None:
+        aggregated = aggregate([scores for _, scores in usable])
+        if aggregated is None:
             continue
         names = tuple(row.task for row, _ in usable)
         kept = {row.label for row, _ in usable}
@@ -168,17 +168,17 @@ def pooled(rows: Sequence[Row]) -> tuple[list[TaskAverage], list[str]]:
             factors=members[0].factors,
             label=label,
             tasks=names,
-            pairs=found.pairs,
-            scratch=_estimate(found.scratch),
-            spt=_estimate(found.spt),
-            difference=_estimate(found.difference),
-            probability=_estimate(found.probability),
-            confidence=found.difference.confidence,
+            pairs=aggregated.pairs,
+            scratch=_estimate(aggregated.scratch),
+            spt=_estimate(aggregated.spt),
+            difference=_estimate(aggregated.difference),
+            probability=_estimate(aggregated.probability),
+            confidence=aggregated.difference.confidence,
             left_out=tuple(row.label for row in members if row.label not in kept),
             verdict="",
         )
-        made.append(pooled.model_copy(update={"verdict": _pooled_sentence(pooled)}))
-    return made, notes
+        averages.append(pooled.model_copy(update={"verdict": _pooled_sentence(pooled)}))
+    return averages, notes
 
 
 def _normalised(row: Row) -> tuple[list[float], list[float]] | None:
@@ -198,7 +198,7 @@ def _estimate(interval: Interval) -> Estimate:
 
 
 def _pooled_sentence(pooled: TaskAverage) -> str:
-    """It describes; what is decided stands in the rows."""
+    """A description; decisions are made in the rows."""
     difference, better = pooled.difference, pooled.probability
     many = f"{100 * pooled.confidence:.0f} %"
 

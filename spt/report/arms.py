@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from spt.report import stats, verdict
 from spt.report.per_example import compare_examples
-from spt.report.verdict import Adjusted, Decision, Pairs, final_score
+from spt.report.verdict import Adjusted, Decision, Difference, Pairs, final_score
 from spt.runs.index import ComparisonRuns, Failure, Outcomes, outcomes
 from spt.runs.plan import ArmName, Ended, Factor, Kind, Record, Total, factors_text
 from spt.runs.predictions import NotComparable
@@ -29,7 +29,7 @@ class Seed(Record):
 
 
 class ItemTest(Record):
-    """The two networks of one seed on the same test items: what other items would say of them, not other seeds."""
+    """The two networks of one seed on the same test items. It generalises to other items, not to other seeds."""
 
     seed: int
     metric: str  # what an item is scored by
@@ -73,7 +73,7 @@ class Arm(Record):
 class Row(Record):
     """One recipe at one level of what a study varies. Means, costs and statistics are over the n complete pairs."""
 
-    label: str = ""  # tells the rows of one report apart
+    label: str = ""  # unique within one report
     kind: Kind
     task: str
     model: str
@@ -93,7 +93,7 @@ class Row(Record):
     high: float | None
     confidence: float
     p: float | None  # of this row alone
-    holm: float | None = None  # p adjusted for all comparisons of the report; None where the row is none
+    holm: float | None = None  # p adjusted for all comparisons of the report; None where the row does not count as one
     tests: int = 0  # comparisons of the report that holm counts
     n: int  # complete pairs
     planned: int
@@ -113,21 +113,22 @@ class Row(Record):
 
     @property
     def comparable(self) -> bool:
-        """Whether its scores are to be tested against others."""
+        """Whether its scores may be tested against others."""
         return self.decision not in ("different data", "smoke", "no pair")
 
 
 class Comparison(NamedTuple):
     """A row, and the runs that it was made from."""
 
-    pairing: ComparisonRuns
-    found: Outcomes
-    test: stats.Paired | None
+    runs: ComparisonRuns
+    outcomes: Outcomes
+    difference: Difference
     row: Row
 
     def results(self, arm: ArmName) -> dict[int, Result]:
         """The finished runs of an arm, by seed."""
-        return {seed: one for (seed, name), one in self.found.items() if name == arm and isinstance(one, Result)}
+        outcomes = self.outcomes.items()
+        return {seed: result for (seed, name), result in outcomes if name == arm and isinstance(result, Result)}
 
     @property
     def pairs(self) -> Pairs:
@@ -135,31 +136,32 @@ class Comparison(NamedTuple):
         return [(result, spt[seed]) for seed, result in self.results("scratch").items() if seed in spt]
 
 
-def compare_arms(pairing: ComparisonRuns) -> Comparison:
-    """One row's pairs, statistics, costs and verdict, by itself."""
-    found = outcomes(pairing)
-    results = [outcome for outcome in found.values() if isinstance(outcome, Result)]
-    both = [(found[seed, "scratch"], found[seed, "spt"]) for seed in pairing.seeds]
+def compare_arms(runs: ComparisonRuns) -> Comparison:
+    """One row's pairs, statistics, costs and verdict, before any adjustment for the other rows."""
+    ended = outcomes(runs)
+    results = [outcome for outcome in ended.values() if isinstance(outcome, Result)]
+    both = [(ended[seed, "scratch"], ended[seed, "spt"]) for seed in runs.seeds]
     pairs = [(a, b) for a, b in both if isinstance(a, Result) and isinstance(b, Result)]
     test = stats.paired([final_score(spt) - final_score(scratch) for scratch, spt in pairs]) if pairs else None
     higher = results[0].higher_is_better if results else True
     metric = results[0].metric if results else ""
-    smoke = pairing.smoke or any(result.smoke for result in results)
-    different = bool(verdict.different_splits(pairs))
-    decision, sentence = verdict.verdict(test, metric, higher, len(pairing.seeds), different, smoke)
+    smoke = runs.smoke or any(result.smoke for result in results)
+    different_data = bool(verdict.different_splits(pairs))
+    difference = Difference(test, metric, higher, len(runs.seeds), different_data, smoke)
+    decision, sentence = verdict.verdict(difference)
     scratch, spt = _arm([pair[0] for pair in pairs]), _arm([pair[1] for pair in pairs])
     ratios = _ratios(scratch, spt)
-    seeds = tuple(_seed(pairing, seed, found) for seed in pairing.seeds)
-    items, absent = _items(pairing, seeds, metric)
+    seeds = tuple(_seed(runs, seed, ended) for seed in runs.seeds)
+    items, skipped = _items(runs, seeds, metric)
     row = Row(
-        kind=pairing.kind,
-        task=pairing.subject.task,
-        model=pairing.subject.model,
-        recipe=pairing.subject.name,
-        factors=pairing.subject.factors,
-        total=pairing.subject.total,
-        source=pairing.source,
-        command=pairing.command,
+        kind=runs.kind,
+        task=runs.row.task,
+        model=runs.row.model,
+        recipe=runs.row.name,
+        factors=runs.row.factors,
+        total=runs.row.total,
+        source=runs.source,
+        command=runs.command,
         smoke=smoke,
         metric=metric,
         higher_is_better=higher,
@@ -172,7 +174,7 @@ def compare_arms(pairing: ComparisonRuns) -> Comparison:
         confidence=stats.CONFIDENCE,
         p=test.p if test else None,
         n=len(pairs),
-        planned=len(pairing.seeds),
+        planned=len(runs.seeds),
         favour_spt=verdict.favour_spt(test, higher) if test else 0,
         detectable=test.detectable if test else None,
         decision=decision,
@@ -182,52 +184,51 @@ def compare_arms(pairing: ComparisonRuns) -> Comparison:
         scratch_arm=scratch,
         spt_arm=spt,
         warnings=tuple(verdict.warnings(pairs)),
-        notes=(*verdict.notes(pairs), *absent),
+        notes=(*verdict.notes(pairs), *skipped),
         seeds=seeds,
         items=items,
-        failures=tuple(outcome for outcome in found.values() if isinstance(outcome, Failure)),
+        failures=tuple(outcome for outcome in ended.values() if isinstance(outcome, Failure)),
     )
-    return Comparison(pairing, found, test, row)
+    return Comparison(runs, ended, difference, row)
 
 
-def adjust_for_multiplicity(all_of_them: Sequence[Comparison]) -> tuple[list[Comparison], list[str]]:
-    """The rows as one family: labels that tell them apart, Holm's p, verdicts that allow for it; and warnings.
+def adjust_for_multiplicity(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[str]]:
+    """The rows as one family, with distinct labels, Holm's p and verdicts that allow for it; and warnings.
 
-    Rows made from the same runs are one comparison, whatever they are called. Smoke rows, and those whose arms saw
-    different data, are none.
+    Rows made from the same runs count as one comparison, whatever they are called. Smoke rows, and those whose arms
+    saw different data, do not count.
     """
-    labels = _labels([one.row for one in all_of_them])
+    labels = _labels([comparison.row for comparison in comparisons])
     members: dict[object, list[int]] = {}
-    for index, one in enumerate(all_of_them):
-        members.setdefault(comparison_runs(one.pairing) or index, []).append(index)
-    said = [
+    for index, comparison in enumerate(comparisons):
+        members.setdefault(comparison_runs(comparison.runs) or index, []).append(index)
+    warnings = [
         f"{' and '.join(labels[index] for index in same)} are the same runs; they count as one comparison"
         for same in members.values()
         if len(same) > 1
     ]
-    p = [one.row.p if one.row.comparable else None for one in (all_of_them[same[0]] for same in members.values())]
+    rows = [comparisons[same[0]].row for same in members.values()]
+    p = [row.p if row.comparable else None for row in rows]
     tests = sum(value is not None for value in p)
-    made = list(all_of_them)
+    adjusted = list(comparisons)
     for same, holm in zip(members.values(), stats.holm(p), strict=True):
         for index in same:
-            made[index] = _adjusted(all_of_them[index], labels[index], Adjusted(holm, tests))
-    return made, said
+            adjusted[index] = _adjusted(comparisons[index], labels[index], Adjusted(holm, tests))
+    return adjusted, warnings
 
 
-def _adjusted(one: Comparison, label: str, adjusted: Adjusted) -> Comparison:
-    row = one.row
+def _adjusted(comparison: Comparison, label: str, adjusted: Adjusted) -> Comparison:
+    row = comparison.row
     update: dict[str, object] = {"label": label}
     if row.comparable:
-        decision, sentence = verdict.verdict(
-            one.test, row.metric, row.higher_is_better, row.planned, False, False, adjusted
-        )
+        decision, sentence = verdict.verdict(comparison.difference, adjusted)
         update |= {"holm": adjusted.p, "tests": adjusted.tests, "decision": decision, "verdict": sentence}
-    return one._replace(row=row.model_copy(update=update))
+    return comparison._replace(row=row.model_copy(update=update))
 
 
-def comparison_runs(pairing: ComparisonRuns) -> frozenset[object]:
-    """What a row is made from, whatever it is called."""
-    return frozenset((pairing.root.resolve(), cell.arm, cell.seed, cell.run) for cell in pairing.cells)
+def comparison_runs(runs: ComparisonRuns) -> frozenset[object]:
+    """The identity of a row's runs, whatever the row is called."""
+    return frozenset((runs.root.resolve(), cell.arm, cell.seed, cell.run) for cell in runs.cells)
 
 
 def _labels(rows: Sequence[Row]) -> list[str]:
@@ -244,11 +245,11 @@ def _labels(rows: Sequence[Row]) -> list[str]:
     return labels
 
 
-def _seed(pairing: ComparisonRuns, seed: int, found: Outcomes) -> Seed:
-    first, second = found[seed, "scratch"], found[seed, "spt"]
+def _seed(runs: ComparisonRuns, seed: int, ended: Outcomes) -> Seed:
+    first, second = ended[seed, "scratch"], ended[seed, "spt"]
     scratch = final_score(first) if isinstance(first, Result) else None
     spt = final_score(second) if isinstance(second, Result) else None
-    runs = {cell.arm: cell for cell in pairing.cells if cell.seed == seed}
+    cells = {cell.arm: cell for cell in runs.cells if cell.seed == seed}
     return Seed(
         seed=seed,
         scratch=scratch,
@@ -256,44 +257,30 @@ def _seed(pairing: ComparisonRuns, seed: int, found: Outcomes) -> Seed:
         delta=None if scratch is None or spt is None else spt - scratch,
         scratch_state=first.state if isinstance(first, Failure) else "done",
         spt_state=second.state if isinstance(second, Failure) else "done",
-        scratch_run=runs["scratch"].run if "scratch" in runs else "",
-        spt_run=runs["spt"].run if "spt" in runs else "",
-        pretrain_run=runs["spt"].parent if "spt" in runs else None,
+        scratch_run=cells["scratch"].run if "scratch" in cells else "",
+        spt_run=cells["spt"].run if "spt" in cells else "",
+        pretrain_run=cells["spt"].parent if "spt" in cells else None,
     )
 
 
-def _items(pairing: ComparisonRuns, seeds: Sequence[Seed], metric: str) -> tuple[tuple[ItemTest, ...], list[str]]:
-    """The complete pairs, item by item, and why some could not be compared so."""
-    tests, absent = [], []
+def _items(runs: ComparisonRuns, seeds: Sequence[Seed], metric: str) -> tuple[tuple[ItemTest, ...], list[str]]:
+    """The complete pairs, item by item, and a note on those that could not be compared."""
+    tests, skipped = [], []
     for seed in seeds:
         if seed.delta is None:
             continue
-        found = compare_examples(pairing.root / seed.scratch_run, pairing.root / seed.spt_run, seed.seed, metric)
-        if isinstance(found, NotComparable):
-            absent.append((seed.seed, found.reason))
-            continue
-        tests.append(
-            ItemTest(
-                seed=seed.seed,
-                metric=found.metric,
-                higher_is_better=found.higher_is_better,
-                n=found.n,
-                scratch=found.scratch,
-                spt=found.spt,
-                difference=found.difference,
-                low=found.low,
-                high=found.high,
-                only_scratch=found.only_scratch,
-                only_spt=found.only_spt,
-                p=found.p,
-            )
-        )
-    if not absent:
+        compared = compare_examples(runs.root / seed.scratch_run, runs.root / seed.spt_run, seed.seed, metric)
+        if isinstance(compared, NotComparable):
+            skipped.append((seed.seed, compared.reason))
+        else:
+            values = {name: getattr(compared, name) for name in ItemTest.model_fields if name != "seed"}
+            tests.append(ItemTest(seed=seed.seed, **values))
+    if not skipped:
         return tuple(tests), []
-    first, reason = absent[0]
-    if len(absent) == 1:
+    first, reason = skipped[0]
+    if len(skipped) == 1:
         return tuple(tests), [f"test items not compared at seed {first}: {reason}"]
-    which = ", ".join(str(seed) for seed, _ in absent)
+    which = ", ".join(str(seed) for seed, _ in skipped)
     return tuple(tests), [f"test items not compared at seeds {which} (seed {first}: {reason})"]
 
 

@@ -1,11 +1,11 @@
 """What finished runs say about self-pretraining: SPT minus scratch, seed by seed, with what both arms cost.
 
-Read from run folders alone: their small JSON files, and the predictions on the test split. Every run that was planned
-is accounted for: it stands in a pair, or among the failures with its reason. The writers beside this file
+Only run folders are read: their small JSON files, and the predictions on the test split. Every planned run is
+accounted for, in a pair or among the failures with its reason. The writers beside this file
 turn a `Report` into text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,7 +31,7 @@ Table = Literal["rows", "seeds", "items", "searches", "curves"]
 
 
 class RunRecord(Record):
-    """A single run, asked for by its folder."""
+    """A single run, named by its folder."""
 
     name: str
     state: Ended | Literal["done"]
@@ -42,9 +42,9 @@ class RunRecord(Record):
 class Report(Record):
     """Everything that finished runs say.
 
-        report = spt.read_report("runs")
-        for row in report.rows:
-            print(row.label, row.delta, row.low, row.high, row.verdict)
+    report = spt.read_report("runs")
+    for row in report.rows:
+        print(row.label, row.delta, row.low, row.high, row.verdict)
     """
 
     rows: tuple[Row, ...] = ()
@@ -74,7 +74,7 @@ class Report(Record):
     def records(self) -> list[dict[str, Any]]:
         """The rows as plain dicts, seeds and costs nested: what `rows` of report.json holds.
 
-            [record["delta"] for record in spt.read_report("runs").records()]
+        [record["delta"] for record in spt.read_report("runs").records()]
         """
         records: list[dict[str, Any]] = self.model_dump(mode="json", include={"rows"})["rows"]
         return records
@@ -82,22 +82,27 @@ class Report(Record):
     def to_pandas(self, table: Table = "rows") -> "pandas.DataFrame":
         """A table of the report as a data frame, with the columns of its CSV file (`rows` are report.csv).
 
-            spt.read_report("runs").to_pandas("seeds").groupby("label")["delta"].mean()
+        spt.read_report("runs").to_pandas("seeds").groupby("label")["delta"].mean()
         """
         import pandas
 
-        records = {
-            "rows": lambda: row_records(self.rows),
-            "seeds": lambda: seed_records(self.rows),
-            "items": lambda: item_records(self.rows),
-            "searches": lambda: trial_records(self.searches),
-            "curves": lambda: curve_records(self.curves),
+        return pandas.DataFrame(self.table_records(table))
+
+    def table_records(self, table: Table) -> list[dict[str, Any]]:
+        """A table of the report as flat records, with the columns of its CSV file."""
+        flatten: dict[Table, tuple[Callable[[Any], list[dict[str, Any]]], Any]] = {
+            "rows": (row_records, self.rows),
+            "seeds": (seed_records, self.rows),
+            "items": (item_records, self.rows),
+            "searches": (trial_records, self.searches),
+            "curves": (curve_records, self.curves),
         }
-        return pandas.DataFrame(records[table]())
+        records, part = flatten[table]
+        return records(part)
 
 
 def read_report(paths: Sequence[Path]) -> Report:
-    """A report over studies, folders full of runs and single runs, in any mixture."""
+    """A report over any mixture of studies, folders of runs and single runs."""
     studies: dict[Path, tuple[Path, StudyPlan]] = {}
     paired: list[ComparisonRuns] = []
     spenders: list[StudyRuns] = []
@@ -118,44 +123,45 @@ def read_report(paths: Sequence[Path]) -> Report:
         elif any((folder / name).is_file() for name in ("result.json", "status.json", "job.json")):
             runs[folder.as_posix()] = _single(folder)
         else:
-            found = all_runs(folder)
-            if not found.studies and not found.pairings:
-                said = f" ({found.complaints[0]})" if found.complaints else ""
+            contents = all_runs(folder)
+            if not contents.studies and not contents.pairings:
+                reason = f" ({contents.warnings[0]})" if contents.warnings else ""
                 raise DataError(
-                    f"{folder} holds no study and no finished finetuning run{said}; "
+                    f"{folder} holds no study and no finished finetuning run{reason}; "
                     "name a folder that `spt compare`, `spt study` or `spt finetune` wrote to"
                 )
-            for one in found.studies:
-                add(*one)
-            paired += found.pairings
-            if found.pairings:
-                spenders.append(StudyRuns("", folder, [cell for pair in found.pairings for cell in pair.cells]))
-            warnings += found.complaints
-            unpaired.update({(folder / failure.run).as_posix(): failure for failure in found.unpaired})
-    rows, equal = adjust_for_multiplicity([compare_arms(pairing) for pairing in paired])
-    balance = budget_matches(rows)
-    off = {match.label: match.warnings for match in balance}
-    together = levels.study_findings(rows)
+            for study in contents.studies:
+                add(*study)
+            paired += contents.pairings
+            if contents.pairings:
+                spenders.append(StudyRuns("", folder, [cell for pair in contents.pairings for cell in pair.cells]))
+            warnings += contents.warnings
+            unpaired.update({(folder / failure.run).as_posix(): failure for failure in contents.unpaired})
+    rows, same_runs = adjust_for_multiplicity([compare_arms(pairing) for pairing in paired])
+    matches = budget_matches(rows)
+    mismatches = {match.label: match.warnings for match in matches}
+    findings = levels.study_findings(rows)
     notes = [f"{folder.name}: {note}" for folder, plan in studies.values() for note in plan.notes]
-    tuned = [one for folder, plan in studies.values() for one in search_results(folder, plan)]
+    searches = [search for folder, plan in studies.values() for search in search_results(folder, plan)]
     return Report(
         rows=tuple(
-            one.row.model_copy(update={"warnings": (*one.row.warnings, *off.get(one.row.label, ()))}) for one in rows
+            row.model_copy(update={"warnings": (*row.warnings, *mismatches.get(row.label, ()))})
+            for row in (comparison.row for comparison in rows)
         ),
-        levels=together.levels,
-        contrasts=together.contrasts,
-        best=together.best,
-        pooled=together.pooled,
-        matches=balance,
-        searches=tuple(tuned),
+        levels=findings.levels,
+        contrasts=findings.contrasts,
+        best=findings.best,
+        pooled=findings.pooled,
+        matches=matches,
+        searches=tuple(searches),
         spent=study_costs(spenders),
         precedents=published_comparisons(rows),
         curves=curves(rows),
-        provenance=provenance(rows, list(studies.values()), tuned, len(unpaired)),
+        provenance=provenance(rows, list(studies.values()), searches, len(unpaired)),
         runs=tuple(runs.values()),
         unpaired=tuple(unpaired.values()),
-        warnings=(*warnings, *equal),
-        notes=(*notes, *together.notes),
+        warnings=(*warnings, *same_runs),
+        notes=(*notes, *findings.notes),
         folders=tuple(sorted({path.as_posix() for path in _folders(spenders)} | runs.keys() | unpaired.keys())),
     )
 
@@ -164,12 +170,12 @@ def _existing(folder: Path) -> Path:
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "does not exist"
         raise UsageError(f"{folder} {what}; name a study, a run, or the folder that holds them")
-    # `.` does not name its parent, nor does a link the folder that its study's runs lie in.
+    # Neither `.` nor a link names the folder that holds the study's runs.
     return folder.resolve() if folder.is_symlink() or folder.name in ("", "..") else folder
 
 
 def _folders(spenders: Sequence[StudyRuns]) -> list[Path]:
-    """Every run folder that is there."""
+    """Every run folder that exists."""
     paths = []
     for spender in spenders:
         parts: list[PlannedCell | PlannedTrial] = [*spender.cells, *spender.trials]
@@ -178,9 +184,9 @@ def _folders(spenders: Sequence[StudyRuns]) -> list[Path]:
 
 
 def _single(folder: Path) -> RunRecord:
-    found = run_outcome(folder.parent, folder.name)
-    if isinstance(found, Result):
-        return RunRecord(name=folder.name, state="done", reason="", result=found)
-    if found.state == "unreadable":
-        raise DataError(found.reason)
-    return RunRecord(name=folder.name, state=found.state, reason=found.reason, result=None)
+    outcome = run_outcome(folder.parent, folder.name)
+    if isinstance(outcome, Result):
+        return RunRecord(name=folder.name, state="done", reason="", result=outcome)
+    if outcome.state == "unreadable":
+        raise DataError(outcome.reason)
+    return RunRecord(name=folder.name, state=outcome.state, reason=outcome.reason, result=None)

@@ -1,4 +1,4 @@
-"""Whether budgets that should be equal are, and what a study has cost altogether."""
+"""Whether the arms' budgets match, and the total cost of a study."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -34,34 +34,34 @@ class StageCost(Record):
     arm: ArmName
     part: Part
     runs: int
-    unknown: int  # runs that were started and left no result: what they cost is not counted
+    unknown: int  # started runs without a result, whose cost is not counted
     ledger: Ledger
 
 
 def budget_matches(rows: Sequence[Comparison]) -> tuple[BudgetMatch, ...]:
-    return tuple(_match(one, one.row.total) for one in rows if one.row.total is not None)
+    return tuple(_match(comparison, comparison.row.total) for comparison in rows if comparison.row.total is not None)
 
 
-def _match(one: Comparison, total: Total) -> BudgetMatch:
-    sides = [[pair[arm] for pair in one.pairs] for arm in (0, 1)]
-    amounts = {axis: [_mean(_amount(result, axis) for result in side) for side in sides] for axis in AXES}
+def _match(comparison: Comparison, total: Total) -> BudgetMatch:
+    arms = [[pair[arm] for pair in comparison.pairs] for arm in (0, 1)]
+    amounts = {axis: [_mean(_amount(result, axis) for result in side) for side in arms] for axis in AXES}
     mismatch = {
         axis: spt / scratch - 1 if scratch and spt is not None else None for axis, (scratch, spt) in amounts.items()
     }
     scratch, spt = amounts[total.axis]
-    said = []
+    warnings = []
     for name, amount in (("scratch", scratch), ("SPT", spt)):
         if amount is not None and total.amount and abs(amount / total.amount - 1) > MATCHED:
-            said.append(f"{name} has {amount / total.amount - 1:+.1%} {total.axis} of the total it should have")
+            warnings.append(f"{name} has {amount / total.amount - 1:+.1%} {total.axis} of the intended total")
     if (residual := mismatch[total.axis]) is not None and abs(residual) > MATCHED:
-        said.append(f"the arms are not matched: SPT has {residual:+.1%} {total.axis} against scratch")
+        warnings.append(f"the arms are not matched: SPT has {residual:+.1%} {total.axis} against scratch")
     return BudgetMatch(
-        label=one.row.label, total=total, scratch=scratch, spt=spt, mismatch=mismatch, warnings=tuple(said)
+        label=comparison.row.label, total=total, scratch=scratch, spt=spt, mismatch=mismatch, warnings=tuple(warnings)
     )
 
 
 def _amount(result: Result, axis: MatchedAxis) -> float | None:
-    """What the run used with its pretraining; None where it was not recorded."""
+    """What the run used, pretraining included; None where it was not recorded."""
     if axis == "epochs":  # of the training split that it was finetuned on
         rows = result.data["train"].rows if "train" in result.data else 0
         return result.total.examples / rows if rows else None
@@ -76,7 +76,7 @@ def _mean(amounts: Iterable[float | None]) -> float | None:
 
 
 class StudyRuns(NamedTuple):
-    """A study's runs, for the sum of what they cost."""
+    """A study's runs, to sum up their cost."""
 
     study: str
     root: Path
@@ -91,13 +91,13 @@ def study_costs(spenders: Sequence[StudyRuns]) -> tuple[StageCost, ...]:
     for spender in spenders:
         root = spender.root.resolve()
         tuning: list[tuple[Part, PlannedCell | PlannedTrial]] = [("tuning", trial) for trial in spender.trials]
-        for part, one in (*tuning, *(("finetuning", cell) for cell in spender.cells)):
-            group = CostGroup(root, spender.study, one.arm)
+        for part, planned in (*tuning, *(("finetuning", cell) for cell in spender.cells)):
+            group = CostGroup(root, spender.study, planned.arm)
             counted = seen.setdefault(group, set())
-            stages: tuple[tuple[Part, str | None], ...] = (("pretraining", one.parent), (part, one.run))
+            stages: tuple[tuple[Part, str | None], ...] = (("pretraining", planned.parent), (part, planned.run))
             for stage, name in stages:
-                there = name is not None and ((root / name).is_dir() or (root / one.run / "result.json").is_file())
-                if name and name not in counted and there:  # a pretraining that was deleted has cost something
+                exists = name is not None and ((root / name).is_dir() or (root / planned.run / "result.json").is_file())
+                if name and name not in counted and exists:  # a deleted pretraining has its cost too
                     counted.add(name)
                     names.setdefault((group, stage), []).append(name)
     order = list(dict.fromkeys((group.root, group.study) for group in seen))

@@ -1,4 +1,4 @@
-"""The tables of what runs have cost."""
+"""Tables of costs, budgets and sizes."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from spt.runs.result import Ledger
 
 
 def matched_budget_table(report: Report) -> ReportTable:
-    header = ("task / model", "matched", "wanted", "scratch", "SPT", "mismatch", *(_axis_name(axis) for axis in AXES))
+    header = ("task / model", "matched", "target", "scratch", "SPT", "mismatch", *(_axis_name(axis) for axis in AXES))
     body = [
         (
             match.label,
@@ -60,7 +60,7 @@ def cost_table(report: Report) -> ReportTable:
         ]
     header = ("task / model", "arm", "steps", "examples", "FLOPs", "time", "memory")
     caption = (
-        "To train one model, means over the same seeds; time includes evaluation; of memory, the largest peak. "
+        "To train one model, means over the same seeds; time includes evaluation; memory is the largest peak. "
         "Ratio: SPT to scratch."
     )
     return ReportTable("Cost", header, body, 2, None, caption)
@@ -70,16 +70,16 @@ def total_cost_table(report: Report) -> ReportTable:
     header = ("study", "arm", "runs", "steps", "examples", "positions", "FLOPs", "device time", "wall time")
     body: list[tuple[str, ...]] = []
     for (study, arm), parts in _by_arm(report).items():
-        named: list[tuple[str, StageCost]] = [(part.part, part) for part in parts]
+        lines: list[tuple[str, StageCost]] = [(part.part, part) for part in parts]
         if len(parts) > 1:
-            named.append(("total", _together(parts)))
-        for number, (part, one) in enumerate(named):
-            ledger = one.ledger
+            lines.append(("total", _sum(parts)))
+        for number, (part, cost) in enumerate(lines):
+            ledger = cost.ledger
             body.append(
                 (
                     "" if number else study or "no study",
                     f"{ARM[arm]}, {part}",
-                    str(one.runs) + (f" + {one.unknown} ?" if one.unknown else ""),
+                    str(cost.runs) + (f" + {cost.unknown} ?" if cost.unknown else ""),
                     count_text(ledger.steps),
                     count_text(ledger.examples),
                     count_text(ledger.positions),
@@ -89,20 +89,20 @@ def total_cost_table(report: Report) -> ReportTable:
                 )
             )
     caption = (
-        "All runs of a study, one that several rows share counted once; an interrupted attempt that was not continued "
-        "is not in it, nor is what a run without a result cost (?)."
+        "All runs of a study; a run that several rows share counts once. Not included: interrupted attempts that were "
+        "not continued, and the cost of runs without a result (?)."
     )
-    return ReportTable("Spent", header, body, 2, ((0, 1, 2, 3, 6, 7, 8),), caption)
+    return ReportTable("Total cost", header, body, 2, ((0, 1, 2, 3, 6, 7, 8),), caption)
 
 
 def _by_arm(report: Report) -> dict[tuple[str, str], list[StageCost]]:
     groups: dict[tuple[str, str], list[StageCost]] = {}
-    for one in report.spent:
-        groups.setdefault((one.study, one.arm), []).append(one)
+    for cost in report.spent:
+        groups.setdefault((cost.study, cost.arm), []).append(cost)
     return groups
 
 
-def _together(parts: Sequence[StageCost]) -> StageCost:
+def _sum(parts: Sequence[StageCost]) -> StageCost:
     update = {
         "runs": sum(part.runs for part in parts),
         "unknown": sum(part.unknown for part in parts),
@@ -113,7 +113,7 @@ def _together(parts: Sequence[StageCost]) -> StageCost:
 
 def operation_table(report: Report) -> ReportTable:
     """Training operations by kind."""
-    ledgers = {name: _together(parts).ledger for name, parts in _by_arm(report).items()}
+    ledgers = {name: _sum(parts).ledger for name, parts in _by_arm(report).items()}
     kinds: dict[str, float] = {}
     for ledger in ledgers.values():
         for kind, flops in ledger.operations.items():
@@ -126,11 +126,11 @@ def operation_table(report: Report) -> ReportTable:
             share = f"{100 * flops / known:.1f} %" if known else "-"
             body.append(("" if number else study or "no study", ARM[arm], kind, flops_text(flops), share))
     header = ("study", "arm", "kind", "FLOPs", "share")
-    return ReportTable("Spent FLOPs by kind", header, body, 3)
+    return ReportTable("Total FLOPs by kind", header, body, 3)
 
 
 def parameter_table(report: Report) -> ReportTable:
-    """Parameters of the finetuned model; one line where the arms agree."""
+    """Parameters of the finetuned model; a single line where the arms agree."""
     body: list[tuple[str, ...]] = []
     for row in report.rows:
         arms = {"scratch": row.scratch_arm, "SPT": row.spt_arm}
@@ -140,7 +140,7 @@ def parameter_table(report: Report) -> ReportTable:
         for name, parts in sizes.items():
             cells = (f"{parts[part]:,}" if part in parts else "-" for part in ("total", "backbone", "encoder", "head"))
             body.append((row.label, name, *cells))
-    header = ("task / model", "arm", "all", "backbone", "encoder", "head")
+    header = ("task / model", "arm", "total", "backbone", "encoder", "head")
     return ReportTable("Parameters", header, body, 2)
 
 

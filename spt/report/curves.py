@@ -1,7 +1,7 @@
-"""Learning curves: what every run's validation split said while it was trained, pretraining, finetuning and scratch.
+"""Learning curves: the validation scores of every run while it trained, pretraining, finetuning and scratch.
 
-Read from the runs' metrics.jsonl. Where a stage is in its training is told as a share of its optimiser steps, so that
-stages of different lengths can be held against each other (SPT, Figure 5).
+Read from the runs' metrics.jsonl. Progress is a share of the stage's optimiser steps, so that stages of different
+lengths can be compared (SPT, Figure 5).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,13 +18,13 @@ STAGES: tuple[Stage, ...] = ("pretraining", "finetuning", "scratch")
 
 
 class Curve(Record):
-    """One run. Of a run that has not finished, as far as it came."""
+    """The curve of one run; of an unfinished run, as far as it got."""
 
     label: str  # of the row
     stage: Stage
     seed: int
     run: str
-    metric: str  # of validation: what the run's checkpoint is chosen by
+    metric: str  # of validation: the one that selects the checkpoint
     planned: int  # optimiser steps of the stage; of an unfinished run, those of the row's longest
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -36,34 +36,34 @@ class Curve(Record):
 
 
 def curves(rows: Sequence[Comparison]) -> tuple[Curve, ...]:
-    """Of every run of every row that has logged a validation score, row by row, stage by stage."""
-    return tuple(curve for one in rows for stage in STAGES for curve in _stage(one, stage))
+    """The curves of every run that has logged a validation score, row by row, stage by stage."""
+    return tuple(curve for comparison in rows for stage in STAGES for curve in _stage(comparison, stage))
 
 
-def _stage(one: Comparison, stage: Stage) -> Iterator[Curve]:
+def _stage(comparison: Comparison, stage: Stage) -> Iterator[Curve]:
     logged: dict[tuple[int, str], list[dict[str, Any]]] = {}
     results: dict[str, Result] = {}
-    for cell in sorted(one.pairing.cells, key=lambda cell: cell.seed):
+    for cell in sorted(comparison.runs.cells, key=lambda cell: cell.seed):
         if (name := _run(cell, stage)) is None:
             continue
-        run = RunFolder(one.pairing.root, name)
+        run = RunFolder(comparison.runs.root, name)
         logged[cell.seed, name] = run.metrics()
-        if (result := _result(one, cell, run, stage)) is not None:
+        if (result := _result(comparison, cell, run, stage)) is not None:
             results[name] = result
     metric = next((result.selected_by for result in results.values()), "")
     finite = {key: [line for line in lines if _is_number(line.get(metric))] for key, lines in logged.items()}
     last = max((line["step"] for lines in finite.values() for line in lines), default=0)
     longest = max([last, *(result.own.steps for result in results.values())])
     for (seed, name), lines in finite.items():
-        found = results.get(name)
-        if lines and (found is None or found.selected_by == metric):
+        result = results.get(name)
+        if lines and (result is None or result.selected_by == metric):
             yield Curve(
-                label=one.row.label,
+                label=comparison.row.label,
                 stage=stage,
                 seed=seed,
                 run=name,
                 metric=metric,
-                planned=(found.own.steps if found else longest) or 1,
+                planned=(result.own.steps if result else longest) or 1,
                 steps=tuple(line["step"] for line in lines),
                 values=tuple(line[metric] for line in lines),
                 losses=tuple(
@@ -80,12 +80,12 @@ def _run(cell: PlannedCell, stage: Stage) -> str | None:
     return cell.run if (cell.arm == "scratch") == (stage == "scratch") else None
 
 
-def _result(one: Comparison, cell: PlannedCell, run: RunFolder, stage: Stage) -> Result | None:
+def _result(comparison: Comparison, cell: PlannedCell, run: RunFolder, stage: Stage) -> Result | None:
     if stage != "pretraining":
-        return one.results(cell.arm).get(cell.seed)
+        return comparison.results(cell.arm).get(cell.seed)
     try:
         return run.result()
-    except OutputError:  # a row whose pretraining cannot be read says so where its runs are listed
+    except OutputError:  # reported among the failures of the row
         return None
 
 

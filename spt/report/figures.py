@@ -1,4 +1,4 @@
-"""The figures of a report. What is drawn stands in the report's tables too; here it is seen at a glance.
+"""The figures of a report. The tables have the same numbers; figures show them at a glance.
 
 Narrow enough to be read on a phone. Scores that are fractions are shown in percent, differences in points.
 """
@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from spt.report.arms import Row
 from spt.report.collect import Report
 from spt.report.curves import Curve
-from spt.report.format import ARM, flops_text, is_percent, shorten, slug
+from spt.report.format import ARM, flops_text, is_percent, metric_text, shorten, slug
 from spt.report.plotting import DASHES, MARKS, Palette, Plot, new_figure
 from spt.report.stats import mean_interval
 from spt.runs.plan import ARMS, factors_text
@@ -30,8 +30,8 @@ NUMERIC = {"compute", "data", "size"}  # kinds of study whose levels lie on an a
 
 
 def all_figures(report: Report) -> list[Plot]:
-    """Every figure that has something in it, in the order of a page."""
-    made = [
+    """Every figure that is not empty, in the order of a page."""
+    figures = [
         *forests(report),
         *seed_lines(report),
         *levels(report),
@@ -39,7 +39,7 @@ def all_figures(report: Report) -> list[Plot]:
         *learning(report),
         *expected(report),
     ]
-    return [drawing for drawing in made if drawing.data]
+    return [figure for figure in figures if figure.data]
 
 
 def _scale(metric: str) -> float:
@@ -47,12 +47,12 @@ def _scale(metric: str) -> float:
 
 
 def _unit(metric: str) -> str:
-    return f"test {metric} (%)" if is_percent(metric) else f"test {metric}"
+    return f"test {metric_text(metric)}"
 
 
 def _difference(metric: str, higher_is_better: bool) -> str:
-    said = f"SPT − scratch, {'points' if is_percent(metric) else metric}"
-    return said + ("" if higher_is_better else " (below 0: SPT is better)")
+    label = f"SPT − scratch, {'points' if is_percent(metric) else metric}"
+    return label + ("" if higher_is_better else " (below 0: SPT is better)")
 
 
 def _by_metric(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -68,12 +68,12 @@ def _names(stem: str, metrics: Sequence[str], metric: str) -> str:
 
 
 def _wrapped(text: str, most: int) -> str:
-    """Labels of rows, in up to three lines that fit over a panel."""
+    """A row's label, in up to three lines that fit above a panel."""
     return "\n".join(textwrap.wrap(_clean(text), most, max_lines=3, placeholder=" …", break_long_words=True)) or " "
 
 
 def _clean(text: str) -> str:
-    """Without control characters, which no picture can hold."""
+    """Without control characters, which an SVG cannot hold."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -98,8 +98,8 @@ def _forest(name: str, metric: str, rows: Sequence[Row]) -> Plot:
     ]
 
     def draw(palette: Palette) -> Figure:
-        made = new_figure(WIDTH, 0.75 + 0.46 * len(rows))
-        axes = made.subplots()
+        figure = new_figure(WIDTH, 0.75 + 0.46 * len(rows))
+        axes = figure.subplots()
         scale = _scale(metric)
         for place, row in enumerate(rows):
             assert row.delta is not None
@@ -125,10 +125,10 @@ def _forest(name: str, metric: str, rows: Sequence[Row]) -> Plot:
         axes.grid(visible=False, axis="y")
         axes.spines["left"].set_visible(False)
         axes.set_xlabel(_difference(metric, rows[0].higher_is_better))
-        return made
+        return figure
 
     caption = (
-        "Mean difference over seeds with its 95 % paired t interval, each row by itself. Filled: decided after Holm's "
+        "Mean difference over seeds with its 95 % paired t interval, for each row alone. Filled: decided after Holm's "
         "adjustment for all rows of this report; hollow: not decided. Blue: SPT scored better; orange: scratch."
     )
     return Plot(name, "What self-pretraining gains", caption, draw, data)
@@ -152,7 +152,7 @@ def _seed_lines(name: str, metric: str, rows: Sequence[Row]) -> Plot:
     def panel(axes: Axes, row: Row, palette: Palette) -> None:
         scale = _scale(metric)
         pairs = [(seed.scratch, seed.spt) for seed in row.seeds if seed.scratch is not None and seed.spt is not None]
-        x, y = [0, 1, math.nan] * len(pairs), [scale * one for pair in pairs for one in (*pair, math.nan)]
+        x, y = [0, 1, math.nan] * len(pairs), [scale * score for pair in pairs for score in (*pair, math.nan)]
         axes.plot(x, y, color=palette.faint, linewidth=1)
         scratch = [scale * seed.scratch for seed in row.seeds if seed.scratch is not None]
         axes.plot([0] * len(scratch), scratch, "o", color=palette.scratch)
@@ -184,31 +184,31 @@ def _panels(
     legend: bool = False,
     x_label: str = "",
 ) -> Callable[[Palette], Figure]:
-    """One panel an item, in rows of so many columns."""
+    """One panel per item, in a grid with this many columns."""
     columns = min(columns, len(items)) or 1
     lines = math.ceil(len(items) / columns)
 
     def draw(palette: Palette) -> Figure:
         width = WIDTH if columns > 1 else 0.75 * WIDTH
-        made = new_figure(width, height * lines + 0.1)
-        grid = made.subplots(lines, columns, squeeze=False)
+        figure = new_figure(width, height * lines + 0.1)
+        grid = figure.subplots(lines, columns, squeeze=False)
         for axes, item in zip(grid.flat, items, strict=False):
             panel(axes, item, palette)
         for axes in islice(grid.flat, len(items), None):
             axes.remove()
-        made.supylabel(y_label, fontsize=9)
+        figure.supylabel(y_label, fontsize=9)
         if x_label:
-            made.supxlabel(x_label, fontsize=9)
+            figure.supxlabel(x_label, fontsize=9)
         if legend:
             handles = {
                 label: handle
-                for axes in made.axes
+                for axes in figure.axes
                 for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
             }
             across = 3 if max(map(len, handles)) < 16 else 2
-            made.set_figheight(made.get_figheight() + 0.25 * math.ceil(len(handles) / across))
-            made.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=across, fontsize=8)
-        return made
+            figure.set_figheight(figure.get_figheight() + 0.25 * math.ceil(len(handles) / across))
+            figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=across, fontsize=8)
+        return figure
 
     return draw
 
@@ -227,20 +227,20 @@ class PlottedFamily(NamedTuple):
     kind: str
     factor: str
     metric: str
-    numeric: bool  # levels lie at numbers of their own, not side by side
+    numeric: bool  # levels are placed at their values, not side by side
     levels: list[PlottedLevel]
 
 
 def levels(report: Report) -> list[Plot]:
-    """Scores along what a study varies, both arms with intervals: shares of a budget, fractions of data, sizes."""
+    """Scores of both arms along what a study varies, with intervals: shares of a budget, fractions of data, sizes."""
     families = _families(report.rows)
-    made = []
+    figures = []
     for kind in dict.fromkeys(family.kind for family in families):
         for metric in dict.fromkeys(family.metric for family in families if family.kind == kind):
             chosen = [family for family in families if (family.kind, family.metric) == (kind, metric)]
             several = len({family.metric for family in families if family.kind == kind}) > 1
-            made.append(_levels(f"levels-{kind}" + (f"-{slug(metric)}" if several else ""), kind, metric, chosen))
-    return made
+            figures.append(_levels(f"levels-{kind}" + (f"-{slug(metric)}" if several else ""), kind, metric, chosen))
+    return figures
 
 
 def _families(rows: Sequence[Row]) -> list[PlottedFamily]:
@@ -259,8 +259,8 @@ def _families(rows: Sequence[Row]) -> list[PlottedFamily]:
         places = [_place(kind, row) for row in members]
         known = [place for place in places if place is not None and place > 0]
         numeric = len(set(known)) == len(members)
-        found = [_level(known[turn] if numeric else float(turn), row) for turn, row in enumerate(members)]
-        ordered = sorted(found, key=lambda level: level.place)
+        family_levels = [_level(known[turn] if numeric else float(turn), row) for turn, row in enumerate(members)]
+        ordered = sorted(family_levels, key=lambda level: level.place)
         families.append(PlottedFamily(label, kind, next(iter(members[0].factors)), metric, numeric, ordered))
     return families
 
@@ -316,7 +316,7 @@ def _levels(name: str, kind: str, metric: str, families: Sequence[PlottedFamily]
             x = [float(line["place"]) for line in lines]
             y = [scale * line["mean"] for line in lines]
             low, high = ([scale * _or(line[end], line["mean"]) for line in lines] for end in ("low", "high"))
-            if kind == "compute" and family.numeric:  # a share of nothing is training from scratch
+            if kind == "compute" and family.numeric:  # a share of zero is training from scratch
                 start = next(line for line in data if line["label"] == family.label and line["arm"] == "scratch")
                 x, y = [0, *x], [scale * start["mean"], *y]
                 low, high = (
@@ -329,7 +329,7 @@ def _levels(name: str, kind: str, metric: str, families: Sequence[PlottedFamily]
                 axes.vlines(x, low, high, color=colour, linewidth=1.2)
         names = [level.name for level in family.levels]
         if not family.numeric:
-            axes.set_xticks(range(len(names)), [_wrapped(one, 12) for one in names], fontsize=7)
+            axes.set_xticks(range(len(names)), [_wrapped(name, 12) for name in names], fontsize=7)
             axes.tick_params(axis="x", rotation=90 if len(names) > 3 else 0)
             axes.margins(x=0.2)
         elif logarithmic:
@@ -337,7 +337,7 @@ def _levels(name: str, kind: str, metric: str, families: Sequence[PlottedFamily]
             places = _apart([level.place for level in family.levels])
             axes.set_xticks(places, [_short(place) for place in places], fontsize=7.5)
             axes.minorticks_off()
-        if is_percent(metric):  # an interval may reach where no score can lie
+        if is_percent(metric):  # an interval may exceed the range of scores
             low_end, high_end = axes.get_ylim()
             axes.set_ylim(max(low_end, -2), min(high_end, 102))
         axes.set_title(_wrapped(family.label, 26), fontsize=8)
@@ -357,7 +357,7 @@ def _or(bound: float | None, mean: float) -> float:
 
 
 def _apart(places: Sequence[float]) -> list[float]:
-    """Those of rising places whose labels do not touch on a logarithmic axis."""
+    """The places, in rising order, whose labels do not touch on a logarithmic axis."""
     span = math.log(places[-1] / places[0])
     kept = [places[-1]]
     for place in reversed(places[:-1]):
@@ -431,7 +431,7 @@ def _compute(name: str, metric: str, rows: Sequence[Row]) -> Plot:
             axes.xaxis.set_minor_formatter(NullFormatter())
             axes.margins(x=0.15)
         else:
-            room = max(0.2 * (high - low), 0.1 * high)  # costs that agree shall look so
+            room = max(0.2 * (high - low), 0.1 * high)  # equal costs should look equal
             axes.set_xlim(low - room, high + room)
             axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: flops_text(value)))
@@ -450,7 +450,7 @@ def _compute(name: str, metric: str, rows: Sequence[Row]) -> Plot:
 
 
 def _entry(text: str) -> str:
-    """An entry of a legend; matplotlib leaves those out that begin with an underscore."""
+    """A legend entry; matplotlib omits those that begin with an underscore."""
     text = shorten(_clean(text), 30)
     return f" {text}" if text.startswith("_") else text
 
@@ -460,7 +460,7 @@ def learning(report: Report) -> list[Plot]:
     labels = [row.label for row in report.rows if any(curve.label == row.label for curve in report.curves)][:MOST]
     supervised = _by_label([curve for curve in report.curves if curve.stage != "pretraining"], labels)
     before = _by_label([curve for curve in report.curves if curve.stage == "pretraining"], labels)
-    made = []
+    figures = []
     for name, title, groups, what in (
         ("learning", "While training the task", supervised, "finetuning after self-pretraining, and scratch"),
         ("pretraining", "While pretraining", before, "the pretraining runs"),
@@ -468,8 +468,8 @@ def learning(report: Report) -> list[Plot]:
         metrics = list(dict.fromkeys(curves[0].metric for curves in groups.values()))
         for metric in metrics:
             chosen = {label: curves for label, curves in groups.items() if curves[0].metric == metric}
-            made.append(_learning(_names(name, metrics, metric), title, what, metric, chosen, len(report.rows)))
-    return made
+            figures.append(_learning(_names(name, metrics, metric), title, what, metric, chosen, len(report.rows)))
+    return figures
 
 
 def _by_label(curves: Sequence[Curve], labels: Sequence[str]) -> dict[str, list[Curve]]:
@@ -504,12 +504,16 @@ def _learning(name: str, title: str, what: str, metric: str, groups: dict[str, l
             x, y = _mean_curve(curves)
             if x:
                 axes.plot(
-                    [100 * one for one in x], [scale * one for one in y], color=colour, linestyle=dash, label=stage
+                    [100 * value for value in x],
+                    [scale * value for value in y],
+                    color=colour,
+                    linestyle=dash,
+                    label=stage,
                 )
         axes.set_title(_wrapped(label, 26), fontsize=8)
         axes.set_xlim(0, 102)
 
-    unit = f"validation {metric}" + (" (%)" if is_percent(metric) else "")
+    unit = f"validation {metric_text(metric)}"
     caption = (
         f"{unit.capitalize()} of {what}, against the share of the stage's own steps, so lines that end together took "
         "different numbers of steps. Thick: mean over the seeds that have a value there; thin: every seed."
@@ -519,7 +523,7 @@ def _learning(name: str, title: str, what: str, metric: str, groups: dict[str, l
 
 
 def _mean_curve(curves: Sequence[Curve]) -> tuple[list[float], list[float]]:
-    """Mean over runs at every share that most of them have a value at."""
+    """Mean over runs at every share where most of them have a value."""
     at: dict[float, list[float]] = {}
     for curve in curves:
         for share, value in zip(curve.shares, curve.values, strict=True):
@@ -530,30 +534,30 @@ def _mean_curve(curves: Sequence[Curve]) -> tuple[list[float], list[float]]:
 
 def expected(report: Report) -> list[Plot]:
     """Expected best validation score by number of settings tried, both arms (Dodge et al. 2019, Tang et al. 2020)."""
-    made = []
-    searches = [one for one in report.searches if one.scratch.expected or one.spt.expected]
+    figures = []
+    searches = [search for search in report.searches if search.scratch.expected or search.spt.expected]
     metrics = list(dict.fromkeys(search.metric for search in searches))
     for metric in metrics:
         chosen = [search for search in searches if search.metric == metric][:MOST]
         labels = Counter(search.label for search in chosen)
         curves = {
             (search.label + (f", {search.study}" if labels[search.label] > 1 else ""), arm): [
-                (one.settings, one.value) for one in found.expected
+                (search.settings, search.value) for search in result.expected
             ]
             for search in chosen
-            for arm, found in (("scratch", search.scratch), ("SPT", search.spt))
+            for arm, result in (("scratch", search.scratch), ("SPT", search.spt))
         }
         data = [
             {"label": label, "arm": arm, "settings": settings, "value": value}
             for (label, arm), points in curves.items()
             for settings, value in points
         ]
-        made.append(
+        figures.append(
             _expected(
                 _names("expected", metrics, metric), metric, list(dict.fromkeys(k[0] for k in curves)), curves, data
             )
         )
-    return made
+    return figures
 
 
 def _expected(
@@ -574,7 +578,7 @@ def _expected(
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_title(_wrapped(label, 26), fontsize=8)
 
-    unit = f"validation {metric}" + (" (%)" if is_percent(metric) else "")
-    caption = f"Expected best {unit} of so many settings drawn at random from those that an arm has tried."
+    unit = f"validation {metric_text(metric)}"
+    caption = f"Expected best {unit} of this many settings drawn at random from those that an arm tried."
     draw = _panels(labels, panel, 2, 2.1, unit, legend=True, x_label="settings tried")
     return Plot(name, "What a search finds by its size", caption, draw, data)

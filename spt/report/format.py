@@ -6,15 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-ARM = {"scratch": "scratch", "spt": "SPT"}  # as people are shown it
+ARM = {"scratch": "scratch", "spt": "SPT"}  # as displayed
 
 
 class ReportTable(NamedTuple):
     title: str
     header: tuple[str, ...]
     body: Sequence[tuple[str, ...]]
-    words: int  # the first so many columns are text, the others numbers
-    narrow: tuple[tuple[int, ...], ...] | None = None  # columns of the parts that fit into 80 characters; None: all
+    text_columns: int  # the first columns; the others are numbers
+    narrow: tuple[tuple[int, ...], ...] | None = None  # columns of parts that fit into 80 characters; None: all fit
     caption: str = ""
 
 
@@ -34,7 +34,7 @@ def time_text(seconds: float) -> str:
 
 
 def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
-    """One line a mapping, all with the keys of the first; nothing for no lines."""
+    """A line for each mapping, all with the keys of the first; an empty text for no lines."""
     file = io.StringIO()
     if lines:
         writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
@@ -44,7 +44,7 @@ def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def abbreviate(names: Sequence[str], most: int = 3) -> str:
-    """The first of them, and how many more there are."""
+    """The first names, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -55,7 +55,7 @@ def slug(text: str) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """A text in so many characters: where it is too long, without its middle."""
+    """The text, without its middle if it is longer than `most` characters."""
     half = (most - 3) // 2
     return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
 
@@ -64,7 +64,7 @@ WHOLE = 1e-7  # rounding of a share of right rows: less than one part in a float
 
 
 def is_percent(metric: str) -> bool:
-    """Whether the metric is a fraction, which people are shown as percent and points."""
+    """Whether the metric is a fraction, displayed in percent and points."""
     return metric.startswith(("accuracy", "f1", "auroc"))
 
 

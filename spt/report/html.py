@@ -1,7 +1,7 @@
-"""A report as one HTML page that needs nothing else: no remote script, font or picture; figures are SVG in the page.
+"""A report as one self-contained HTML page: no remote script, font or picture; figures are inline SVG.
 
-It is readable on a phone, in dark mode and on paper; tables sort by their heads. The page's own content policy forbids
-every request, and the numbers behind tables and figures can be saved from it.
+It is readable on a phone, in dark mode and on paper; tables sort by their headers. The page's content security policy
+forbids every request, and the numbers behind tables and figures can be saved from it.
 """
 
 import base64
@@ -26,17 +26,17 @@ TITLE = "Self-pretraining against training from scratch"
 
 class HtmlCell(NamedTuple):
     text: str
-    key: float | None  # a number's place in the order of its column
+    key: float | None  # a number, by which its column is sorted
     again: bool  # repeats the label of the line above
 
 
 class HtmlTable(NamedTuple):
-    """A table as the page has it."""
+    """A table as the page shows it."""
 
     name: str
     title: str
     header: tuple[str, ...]
-    words: int
+    text_columns: int
     lines: list[list[HtmlCell]]
     caption: str
 
@@ -46,7 +46,7 @@ class HtmlFigure(NamedTuple):
     title: str
     svg: Markup
     caption: str
-    saved: str  # its numbers, as the address of a file; empty where they are too many
+    saved: str  # its numbers as a data URL; empty where they are too many
 
 
 class HtmlSection(NamedTuple):
@@ -56,13 +56,13 @@ class HtmlSection(NamedTuple):
     tables: list[HtmlTable]
 
 
-def page(report: Report, drawings: Sequence[Plot]) -> str:
+def page(report: Report, plots: Sequence[Plot]) -> str:
     """The whole page, with the report's figures. The same report always gives the same bytes."""
-    parts = [_part(section, sheets, drawings) for section, sheets in by_section(report)]
+    parts = [_part(section, tables, plots) for section, tables in by_section(report)]
     return _template().render(
         title=TITLE,
         colours=Markup(plotting.css()),
-        lead=[_verdict(said) for said in statements.statements(report)],
+        lead=[_verdict(statement) for statement in statements.statements(report)],
         warnings=report.warnings,
         notes=report.notes,
         parts=[part for part in parts if part.plots or part.tables],
@@ -70,31 +70,35 @@ def page(report: Report, drawings: Sequence[Plot]) -> str:
     )
 
 
-def _verdict(said: statements.Statement) -> Mapping[str, Any]:
-    return {**said._asdict(), "decided": said.decided}
+def _verdict(statement: statements.Statement) -> Mapping[str, Any]:
+    return {**statement._asdict(), "decided": statement.decided}
 
 
-def _part(section: Section, sheets: Sequence[ReportTable], drawings: Iterable[Plot]) -> HtmlSection:
-    plots = [
-        HtmlFigure(one.name, one.title, Markup(plotting.svg(one, inline=True)), one.caption, _saved(csv_text(one.data)))
-        for one in drawings
-        if one.name.startswith(section.figures)
+def _part(section: Section, tables: Sequence[ReportTable], plots: Iterable[Plot]) -> HtmlSection:
+    figures = [
+        HtmlFigure(
+            plot.name, plot.title, Markup(plotting.svg(plot, inline=True)), plot.caption, _saved(csv_text(plot.data))
+        )
+        for plot in plots
+        if plot.name.startswith(section.figures)
     ]
-    return HtmlSection(section.name, section.title, plots, [html_table(sheet) for sheet in sheets])
+    return HtmlSection(section.name, section.title, figures, [html_table(table) for table in tables])
 
 
-def html_table(sheet: ReportTable) -> HtmlTable:
-    """Labels that a sheet leaves out where they repeat are filled in: a sorted line must stand by itself."""
+def html_table(table: ReportTable) -> HtmlTable:
+    """Repeated labels that the table leaves out are filled in, since lines may be sorted."""
     lines: list[list[HtmlCell]] = []
-    for texts in sheet.body:
+    for texts in table.body:
         line = []
         for column, text in enumerate(texts):
             above = lines[-1][column].text if lines else ""
-            again = column == 0 and sheet.words > 0 and not text and bool(above) and bool(sheet.header[0])
-            line.append(HtmlCell(above if again else text, None if column < sheet.words else number(text), again))
+            again = column == 0 and table.text_columns > 0 and not text and bool(above) and bool(table.header[0])
+            line.append(
+                HtmlCell(above if again else text, None if column < table.text_columns else number(text), again)
+            )
         lines.append(line)
-    header = tuple(" ".join(text.split()) for text in sheet.header)
-    return HtmlTable(slug(sheet.title), sheet.title, header, sheet.words, lines, sheet.caption)
+    header = tuple(" ".join(text.split()) for text in table.header)
+    return HtmlTable(slug(table.title), table.title, header, table.text_columns, lines, table.caption)
 
 
 UNITS = {"M": 1e6, "s": 1.0, "min": 60.0, "h": 3600.0, "%": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
@@ -102,19 +106,19 @@ NUMBER = re.compile(r"[<×]?\s*([+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?)\s*(M|s|min|h|%|
 
 
 def number(text: str) -> float | None:
-    """The number that a cell begins with, by which its column is sorted; None where it begins with none."""
-    found = NUMBER.match(text.replace("−", "-"))
-    return float(found[1].replace(",", "")) * UNITS[found[2] or "s"] if found else None
+    """The number that a cell begins with, by which its column is sorted, if there is one."""
+    match = NUMBER.match(text.replace("−", "-"))
+    return float(match[1].replace(",", "")) * UNITS[match[2] or "s"] if match else None
 
 
 def _files(report: Report) -> list[tuple[str, str]]:
-    """What stands beside the page, to be saved from it."""
-    texts = {"report.csv": machine.rows_csv(report), "seeds.csv": machine.seeds_csv(report)}
+    """The files beside the page, to be saved from it."""
+    texts = {"report.csv": machine.to_csv(report, "rows"), "seeds.csv": machine.to_csv(report, "seeds")}
     return [(name, _saved(text)) for name, text in texts.items() if _saved(text)]
 
 
 def _saved(text: str) -> str:
-    """The address of a text that is part of the page; empty for one that would outweigh the rest of it."""
+    """A text as a data URL; empty for one that would make the page too heavy."""
     return "" if len(text) > HEAVY else "data:text/plain;base64," + base64.b64encode(text.encode()).decode()
 
 

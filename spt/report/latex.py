@@ -1,13 +1,14 @@
-"""The tables of a report as LaTeX, for a paper: booktabs, one `table` environment each. Pure ASCII, so that any engine
-and any input encoding take it. The same report always gives the same bytes.
+"""The tables of a report as LaTeX, for a paper: booktabs, one `table` environment each. Pure ASCII, for any engine and
+input encoding. The same report always gives the same bytes.
 """
 
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from itertools import count
 
 from spt.report.collect import Report
-from spt.report.format import ReportTable
+from spt.report.format import ReportTable, slug
 from spt.report.tables import all_tables
 
 ROWS = 40  # of one table: more do not fit on a page, and a float does not break
@@ -87,7 +88,7 @@ MATHS = {
 
 GREEK = ["gamma", "delta", "theta", "lambda", "xi", "pi", "sigma", "upsilon", "phi", "psi", "omega"]  # both cases
 
-LATIN = {  # capitals that Latin has too are no commands
+LATIN = {  # Greek capitals that look Latin have no command
     **{"alpha": "A", "beta": "B", "epsilon": "E", "zeta": "Z", "eta": "H", "iota": "I", "kappa": "K", "mu": "M"},
     **{"nu": "N", "omicron": "O", "rho": "P", "tau": "T", "chi": "X"},
 }
@@ -111,31 +112,31 @@ ACCENTS = {
 
 
 def latex(report: Report) -> str:
-    """Every table of a report, to be included in a document by `\\input`; what it says in words stands as comments."""
+    """Every table of a report, to be included in a document by `\\input`; the verdicts are comments."""
     shown = all_tables(report)
     tables: list[str] = []
     labels: set[str] = set()
-    for sheet in shown:
-        tables += _tables(sheet, labels)
+    for table in shown:
+        tables += _tables(table, labels)
     packages = ["booktabs", *(["graphicx"] if any(r"\resizebox" in table for table in tables) else [])]
     lines = [f"% Tables of spt report. In the preamble: \\usepackage{{{','.join(packages)}}}"]
     lines += [f"% {escape(label)}: {escape(verdict)}" for label, verdict in _verdicts(report)]
-    lines += [f"% WARNING: {escape(said)}" for said in report.warnings]
+    lines += [f"% WARNING: {escape(warning)}" for warning in report.warnings]
     return "\n\n".join(["\n".join(lines), *tables]) + "\n"
 
 
 def _verdicts(report: Report) -> Iterator[tuple[str, str]]:
     for row in report.rows:
         yield row.label, row.verdict
-        for said in row.warnings:
-            yield f"WARNING, {row.label}", said
+        for warning in row.warnings:
+            yield f"WARNING, {row.label}", warning
     for part in (report.best, report.contrasts, report.pooled):
-        for one in part:
-            yield one.label, one.verdict
+        for statement in part:
+            yield statement.label, statement.verdict
 
 
 def escape(text: str) -> str:
-    """Text as LaTeX, on one line: every special character written out, minus signs told from hyphens."""
+    """Text as LaTeX, on one line: with every special character escaped, and minus signs distinguished from hyphens."""
     marked = re.sub(r"(?<![\w)\-])-(?=\d)|(?<= )-(?= )", "\u2212", " ".join(text.split()))
     parts = re.split("-(?=-)", marked)  # two hyphens would be a dash
     return "-{}".join("".join(map(_letter, part)) for part in parts)
@@ -153,12 +154,12 @@ def _letter(letter: str) -> str:
     base, accent = (parts := unicodedata.normalize("NFD", letter))[:1], parts[1:]
     if base.isascii() and base.isalpha() and accent in ACCENTS:
         return f"\\{ACCENTS[accent]}{{{base}}}"
-    return f"\\texttt{{U+{ord(letter):04X}}}"  # no letter of pdflatex's fonts
+    return f"\\texttt{{U+{ord(letter):04X}}}"  # not in pdflatex's fonts
 
 
 def _greek(letter: str) -> str:
-    found = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(letter, ""))
-    case, name = (found[1], found[2].lower().replace("lamda", "lambda")) if found else ("", "")
+    match = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(letter, ""))
+    case, name = (match[1], match[2].lower().replace("lamda", "lambda")) if match else ("", "")
     if name in LATIN and (case == "CAPITAL" or name == "omicron"):
         return f"\\mathrm{{{LATIN[name]}}}" if case == "CAPITAL" else "o"
     if name not in GREEK and name not in LATIN:
@@ -166,29 +167,29 @@ def _greek(letter: str) -> str:
     return f"\\{name.title() if case == 'CAPITAL' else name}"
 
 
-def _tables(sheet: ReportTable, labels: set[str]) -> Iterator[str]:
-    """A sheet's lines in as many tables as their number asks for."""
-    name = _label(sheet.title, labels)
-    parts = [sheet.body[start : start + ROWS] for start in range(0, len(sheet.body), ROWS)]
+def _tables(table: ReportTable, labels: set[str]) -> Iterator[str]:
+    """A table, split where it has more than `ROWS` lines."""
+    name = _label(table.title, labels)
+    parts = [table.body[start : start + ROWS] for start in range(0, len(table.body), ROWS)]
     for number, body in enumerate(parts):
-        title = sheet.title + (", continued" if number else "")
-        caption = f"{title}. {sheet.caption}" if sheet.caption and not number else title
-        yield _table(sheet, body, caption, f"{name}-part{number + 1}" if number else name)
+        title = table.title + (", continued" if number else "")
+        caption = f"{title}. {table.caption}" if table.caption and not number else title
+        yield _table(table, body, caption, f"{name}-part{number + 1}" if number else name)
 
 
-def _table(sheet: ReportTable, body: Sequence[tuple[str, ...]], caption: str, label: str) -> str:
+def _table(table: ReportTable, body: Sequence[tuple[str, ...]], caption: str, label: str) -> str:
     widths = [
-        max(len(part) for line in (sheet.header, *sheet.body) for part in line[column].split("\n"))
-        for column in range(len(sheet.header))
+        max(len(part) for line in (table.header, *table.body) for part in line[column].split("\n"))
+        for column in range(len(table.header))
     ]
-    kinds = [_column(number < sheet.words, width) for number, width in enumerate(widths)]
+    kinds = [_column(number < table.text_columns, width) for number, width in enumerate(widths)]
     drawn = sum(min(width, LONG) + 2 for width in widths)
     scaled = len(widths) > MANY or drawn > WIDE
     lines = [r"\begin{table}[tbp]", r"\centering", f"\\caption{{{escape(caption)}}}", f"\\label{{tab:{label}}}"]
     lines += [r"\resizebox{\linewidth}{!}{%"] if scaled else []
     lines += [f"\\begin{{tabular}}{{@{{}}{''.join(kinds)}@{{}}}}", r"\toprule"]
-    if any(sheet.header):
-        heads = [_head(name, number < sheet.words) for number, name in enumerate(sheet.header)]
+    if any(table.header):
+        heads = [_head(name, number < table.text_columns) for number, name in enumerate(table.header)]
         lines += [" & ".join(heads) + r" \\", r"\midrule"]
     lines += [" & ".join(map(_cell, line)) + r" \\" for line in body]
     lines += [r"\bottomrule", r"\end{tabular}" + ("}" if scaled else ""), r"\end{table}"]
@@ -212,11 +213,8 @@ def _cell(text: str) -> str:
 
 
 def _label(title: str, taken: set[str]) -> str:
-    """A label made of the title's letters, told apart from those of other tables."""
-    plain = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "table"
-    label, number = plain, 1
-    while label in taken:
-        number += 1
-        label = f"{plain}-{number}"
+    """A label made from the title, unique among the tables."""
+    plain = slug(title)
+    label = next(name for number in count(1) if (name := plain if number == 1 else f"{plain}-{number}") not in taken)
     taken.add(label)
     return label

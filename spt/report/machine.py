@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from spt.report.collect import Report
+from spt.report.collect import Report, Table
 from spt.report.format import csv_text
-from spt.report.records import curve_records, item_records, row_records, seed_records, trial_records
 from spt.report.statements import statements
 
 FORMAT = 2  # of report.json; raised when a field changes its meaning
@@ -30,21 +29,5 @@ def to_json(report: Report) -> dict[str, Any]:
     }
 
 
-def rows_csv(report: Report) -> str:
-    return csv_text(row_records(report.rows))
-
-
-def seeds_csv(report: Report) -> str:
-    return csv_text(seed_records(report.rows))
-
-
-def items_csv(report: Report) -> str:
-    return csv_text(item_records(report.rows))
-
-
-def searches_csv(report: Report) -> str:
-    return csv_text(trial_records(report.searches))
-
-
-def curves_csv(report: Report) -> str:
-    return csv_text(curve_records(report.curves))
+def to_csv(report: Report, table: Table) -> str:
+    return csv_text(report.table_records(table))

@@ -1,7 +1,7 @@
 """Two runs of one seed, compared test example by test example.
 
-Both arms answer the same test split, so their answers are compared in pairs. What comes out speaks of these two
-trained networks; what another seed would have given is the business of `spt.report.stats.paired`.
+Both arms answer the same test split, so their answers are compared in pairs. The result is about these two
+trained networks; `spt.report.stats.paired` covers other seeds.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def compare_examples(scratch: Path, spt: Path, seed: int, metric: str = "") -> E
 
     Classes are right or wrong; quantities have a squared error, or an absolute one if the metric is mae; of examples
     with an answer at every step, the scored steps are counted. Rows are matched by id. Any file that cannot be used
-    gives a `NoItems`, never an error.
+    gives a `NotComparable`, never an error.
     """
     tables = []
     for folder in (scratch, spt):
@@ -81,18 +81,18 @@ def _compared(before: ExampleScores, after: ExampleScores, seed: int) -> Example
         first, second, weight = first[kept], second[kept], weight[kept]
         if not len(first):
             return NotComparable("no step of any example is scored")
-    found = bootstrap_examples(first, second, np.random.default_rng(seed), weight)
+    interval = bootstrap_examples(first, second, np.random.default_rng(seed), weight)
     counts: tuple[int, int] | None = None
     if before.metric == "accuracy" and weight is None:
         counts = int(np.sum(first > second)), int(np.sum(second > first))
     return ExampleComparison(
         metric=before.metric,
-        n=found.n,
+        n=interval.n,
         scratch=float(np.average(first, weights=weight)),
         spt=float(np.average(second, weights=weight)),
-        difference=found.mean,
-        low=found.low,
-        high=found.high,
+        difference=interval.mean,
+        low=interval.low,
+        high=interval.high,
         only_scratch=counts[0] if counts else None,
         only_spt=counts[1] if counts else None,
         p=mcnemar(*counts) if counts else None,
@@ -113,7 +113,7 @@ def _matched(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.int64] | N
 
 
 def _scored(columns: Columns, metric: str) -> ExampleScores | None:
-    """What each example is worth, and the truth it is held against; None without the columns for it."""
+    """The score and the truth of each example; None without the columns for it."""
     if {"label", "prediction"} <= columns.keys():
         label = columns["label"]
         return ExampleScores("accuracy", (columns["prediction"] == label).astype(np.float64), None, _stacked(label))

@@ -1,7 +1,7 @@
-"""How every figure of this project looks and is saved: SVG (for pages and papers), PNG, and its numbers as CSV.
+"""The style of every figure, and how it is saved: SVG (for pages and papers), PNG, and its numbers as CSV.
 
 Figures are matplotlib's, made without pyplot. In an SVG text stays text, and colours are CSS variables, so a figure in
-a page follows the page's light or dark dress, and a file by itself its reader's. The same figure always gives the same
+a page follows the page's light or dark scheme, and a file follows its viewer's. The same figure always gives the same
 bytes.
 """
 
@@ -21,22 +21,22 @@ from spt.errors import UsageError
 from spt.report.format import csv_text
 from spt.runs.files import write_bytes, write_text, writing
 
-MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")  # for series: nothing is told by colour alone
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")  # for series: nothing is conveyed by colour alone
 FONT = "'DejaVu Sans', sans-serif"
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)), (0, (8, 2)))
 
 
 class Palette(NamedTuple):
-    """What colours are for. Each has a contrast of 3 or more with its paper, ink and faint of 4.5."""
+    """Colours by purpose. Each has a contrast of at least 3 with its paper, ink and faint of at least 4.5."""
 
     ink: str  # text
     faint: str  # axes, notes
     grid: str
     paper: str
-    scratch: str  # the two arms and the first stage, everywhere the same
+    scratch: str  # the two arms and the first stage, the same everywhere
     spt: str
     pretrain: str
-    series: tuple[str, ...]  # other things that are told apart
+    series: tuple[str, ...]  # everything else that is distinguished
 
 
 LIGHT = Palette(
@@ -61,7 +61,7 @@ DARK = Palette(
     series=("#6cb0f5", "#f0975a", "#a3cc6a", "#c99be0", "#ee8a94", "#62c4cb", "#d2bd80", "#9aa4b1"),
 )
 
-# Colours that nobody draws with: in an SVG each is replaced by the variable that it stands for.
+# Colours that no figure uses: in an SVG each is replaced by the variable that it stands for.
 _STAND_IN = Palette(
     ink="#010100",
     faint="#010101",
@@ -75,7 +75,7 @@ _STAND_IN = Palette(
 
 
 def names() -> dict[str, tuple[str, str, str]]:
-    """Of every colour, by its CSS variable: stand-in, light, dark."""
+    """Stand-in, light and dark value of every colour, by its CSS variable."""
     single = {name: (getattr(_STAND_IN, name), getattr(LIGHT, name), getattr(DARK, name)) for name in Palette._fields}
     series = single.pop("series")
     return single | {f"series-{number}": trio for number, trio in enumerate(zip(*series, strict=True))}
@@ -86,7 +86,7 @@ class Plot(NamedTuple):
 
     name: str  # of its files: lower case, digits, hyphens
     title: str
-    caption: str  # what is seen, in words, for those who read and for those who cannot see
+    caption: str  # describes the figure, also for readers who cannot see it
     draw: Callable[[Palette], Figure]  # called inside the style of all figures
     data: Sequence[Mapping[str, Any]]  # every number that is drawn, one mapping a line; all have the same keys
 
@@ -96,31 +96,30 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def svg(drawing: Plot, inline: bool = False) -> str:
+def svg(plot: Plot, inline: bool = False) -> str:
     """The figure as SVG with a title and a description. Inline: for a page, which has the variables of `css`."""
     file = io.StringIO()
     with _styled(_STAND_IN):
-        drawing.draw(_STAND_IN).savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        plot.draw(_STAND_IN).savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, count=1, flags=re.S)
-    text = re.sub(r"<[^>]+>", lambda tag: _own(tag[0], drawing.name), text)
+    text = re.sub(r"<[^>]+>", lambda tag: _own(tag[0], plot.name), text)
     text = re.sub(r"\s*\n\s*", " ", text)
-    title, described = f"{drawing.name}-title", f"{drawing.name}-desc"
-    said = (
-        f'<title id="{title}">{escape(drawing.title)}</title><desc id="{described}">{escape(drawing.caption)}</desc>'
+    title, described = f"{plot.name}-title", f"{plot.name}-desc"
+    description = (
+        f'<title id="{title}">{escape(plot.title)}</title><desc id="{described}">{escape(plot.caption)}</desc>'
         + ("" if inline else f"<style>{css()}text{{font-family:{FONT}}}</style>")
     )
     opening = f'<svg role="img" aria-labelledby="{title} {described}" '
-    return re.sub(r"<svg ([^>]*)>", lambda found: f"{opening}{found[1]}>{said}", text, count=1)
+    return re.sub(r"<svg ([^>]*)>", lambda match: f"{opening}{match[1]}>{description}", text, count=1)
 
 
 def _own(tag: str, name: str) -> str:
-    """A tag with variables for colours, as many decimals as are seen, and names of its figure's own: several figures
-    stand in one page."""
+    """A tag with variables for colours, visible decimals only, and ids unique to its figure: a page has several."""
     for variable, (stand_in, _, _) in names().items():
         tag = tag.replace(stand_in, f"var(--{variable})")
-    tag = re.sub(r' (?:d|x|y|points|transform)="[^"]*"', lambda found: re.sub(r"(\.\d)\d+", r"\1", found[0]), tag)
+    tag = re.sub(r' (?:d|x|y|points|transform)="[^"]*"', lambda match: re.sub(r"(\.\d)\d+", r"\1", match[0]), tag)
     tag = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", tag)
     return tag.replace(f"font-family: {FONT}; ", "")
 
@@ -131,32 +130,32 @@ def css() -> str:
     return f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
 
 
-def png(drawing: Plot, dpi: int = 144) -> bytes:
+def png(plot: Plot, dpi: int = 144) -> bytes:
     """The figure as PNG, on white."""
     file = io.BytesIO()
     with _styled(LIGHT):
-        drawing.draw(LIGHT).savefig(file, format="png", dpi=dpi, metadata={"Software": None})
+        plot.draw(LIGHT).savefig(file, format="png", dpi=dpi, metadata={"Software": None})
     return file.getvalue()
 
 
-def save(drawing: Plot, folder: Path) -> tuple[Path, ...]:
+def save(plot: Plot, folder: Path) -> tuple[Path, ...]:
     """Write NAME.svg, NAME.png and NAME.csv; each is replaced as a whole."""
-    if not re.fullmatch(r"[a-z0-9-]+", drawing.name):
-        raise UsageError(f"{drawing.name!r} cannot name the files of a figure")
+    if not re.fullmatch(r"[a-z0-9-]+", plot.name):
+        raise UsageError(f"{plot.name!r} cannot name the files of a figure")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    paths = tuple(folder / f"{drawing.name}{suffix}" for suffix in (".svg", ".png", ".csv"))
-    write_text(paths[0], svg(drawing))
-    write_bytes(paths[1], png(drawing))
-    write_text(paths[2], csv_text(drawing.data))
+    paths = tuple(folder / f"{plot.name}{suffix}" for suffix in (".svg", ".png", ".csv"))
+    write_text(paths[0], svg(plot))
+    write_bytes(paths[1], png(plot))
+    write_text(paths[2], csv_text(plot.data))
     return paths
 
 
 @contextmanager
 def _styled(palette: Palette) -> Iterator[None]:
-    """Ours alone: a user's matplotlibrc would change what is drawn. Signs that the font lacks stay text in an SVG."""
+    """The project's style, whatever the user's matplotlibrc says. Glyphs missing from the font stay text in an SVG."""
     style = {
-        "text.parse_math": False,  # a name may hold a $
+        "text.parse_math": False,  # a name may contain a $
         "svg.fonttype": "none",
         "svg.hashsalt": "spt",
         "font.family": "sans-serif",

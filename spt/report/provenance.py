@@ -1,4 +1,4 @@
-"""Where the numbers of a report come from: splits and their hashes, environments, commands; and a checklist over them.
+"""Where the numbers of a report come from: splits and their hashes, environments, commands, and a checklist.
 
 The checklist asks what reviewers ask (Pineau et al. 2020, The Machine Learning Reproducibility Checklist; Dodge et al.
 2019 for the search of settings). Every answer is derived from the runs' own files, never assumed.
@@ -23,24 +23,24 @@ ChecklistAnswer = Literal["yes", "no", "partly", "not applicable"]
 
 
 class DataUse(Record):
-    """One split as the runs of one task saw it: each distinct version of it is a line."""
+    """One version of a split, as the runs of one task saw it."""
 
     task: str
     split: str
     rows: int
     inputs: str  # hash over every row's input, in order
-    targets: str | None  # of the labels; None where no run was given any
-    pretraining: int  # runs that had these inputs, by stage
+    targets: str | None  # of the labels; None where no run was given labels
+    pretraining: int  # runs that used these inputs, by stage
     finetuning: int
-    repeated: int  # rows whose input also stands in training
+    repeated: int  # rows whose input also occurs in training
 
 
 class EnvironmentUse(Record):
-    """What runs were made with: each distinct one is a line."""
+    """One distinct software and hardware environment."""
 
     runs: int
     spt: str
-    commit: str | None  # `+`: files differed from it
+    commit: str | None  # `+`: with uncommitted changes
     python: str
     system: str
     device: str
@@ -50,7 +50,7 @@ class EnvironmentUse(Record):
 
 
 class StudyCommand(Record):
-    """How to have a study again."""
+    """The command that reproduces a study."""
 
     study: str
     command: str
@@ -73,12 +73,12 @@ class Provenance(Record):
 
 
 class ChecklistInput(NamedTuple):
-    """What the checklist is asked of."""
+    """What the answers of the checklist are derived from."""
 
     rows: Sequence[Row]
     results: Sequence[Result]  # every finished run, once
-    strangers: Sequence[str]  # labels of rows whose pretraining had other training inputs than its finetuning
-    unpaired: int  # runs without a result that no study mentions
+    other_inputs: Sequence[str]  # labels of rows whose pretraining had other training inputs than its finetuning
+    unpaired: int  # unfinished runs that no study mentions
     data: Sequence[DataUse]
     environments: Sequence[EnvironmentUse]
     commands: Sequence[StudyCommand]
@@ -86,63 +86,66 @@ class ChecklistInput(NamedTuple):
 
 
 def provenance(
-    rows: Sequence[Comparison],
+    comparisons: Sequence[Comparison],
     studies: Sequence[tuple[Path, StudyPlan]],
     searches: Sequence[SearchResult],
     unpaired: int = 0,
 ) -> Provenance:
-    if not rows:
+    if not comparisons:
         return Provenance()
-    found = _results(rows)
-    results = list(found.values())
-    judged = ChecklistInput(
-        [one.row for one in rows],
-        results,
-        [one.row.label for one in rows if _strange(one, found)],
-        unpaired,
-        _data(results),
-        _environments(results),
-        [StudyCommand(study=folder.name, command=plan.command, created=plan.created) for folder, plan in studies],
-        searches,
+    results = _results(comparisons)
+    facts = ChecklistInput(
+        rows=[comparison.row for comparison in comparisons],
+        results=list(results.values()),
+        other_inputs=[each.row.label for each in comparisons if _has_other_inputs(each, results)],
+        unpaired=unpaired,
+        data=_data(results.values()),
+        environments=_environments(results.values()),
+        commands=[
+            StudyCommand(study=folder.name, command=plan.command, created=plan.created) for folder, plan in studies
+        ],
+        searches=searches,
     )
-    checks = tuple(check for ask in CHECKS if (check := ask(judged)) is not None)
+    checklist = [
+        ChecklistItem(question=question, answer=answer, evidence=evidence)
+        for question, check in CHECKS.items()
+        for answer, evidence in check(facts)
+    ]
     if not results:
-        nothing = {"answer": "not applicable", "evidence": "no run has finished"}
-        checks = (checks[0], *(check.model_copy(update=nothing) for check in checks[1:]))
+        unknown = {"answer": "not applicable", "evidence": "no run has finished"}
+        checklist[1:] = [item.model_copy(update=unknown) for item in checklist[1:]]
     return Provenance(
-        data=tuple(judged.data),
-        environments=tuple(judged.environments),
-        commands=tuple(judged.commands),
-        checklist=checks,
+        data=tuple(facts.data),
+        environments=tuple(facts.environments),
+        commands=tuple(facts.commands),
+        checklist=tuple(checklist),
     )
 
 
-def _results(rows: Sequence[Comparison]) -> dict[Path, Result]:
+def _results(comparisons: Sequence[Comparison]) -> dict[Path, Result]:
     """Every finished run behind the rows, pretraining included, once."""
-    found: dict[Path, Result] = {}
-    for one in rows:
-        for cell in one.pairing.cells:
-            for name in (cell.parent, cell.run):
-                path = one.pairing.root / name if name else None
-                if path is None or path in found:
-                    continue
-                try:
-                    result = RunFolder(path.parent, path.name).result()
-                except OutputError:  # among the failures, with its reason
-                    continue
-                if result is not None:
-                    found[path] = result
-    return found
+    results: dict[Path, Result] = {}
+    for comparison in comparisons:
+        root = comparison.runs.root
+        for name in (name for cell in comparison.runs.cells for name in (cell.parent, cell.run)):
+            if not name or root / name in results:
+                continue
+            try:
+                result = RunFolder(root, name).result()
+            except OutputError:  # listed among the failures, with its reason
+                continue
+            if result is not None:
+                results[root / name] = result
+    return results
 
 
-def _strange(one: Comparison, found: dict[Path, Result]) -> bool:
-    """Whether a pretraining run had other training inputs than what starts from it."""
-    for cell in one.pairing.cells:
-        root = one.pairing.root
-        first, then = (found.get(root / name) if name else None for name in (cell.parent, cell.run))
-        if first and then and _inputs(first) != _inputs(then):
-            return True
-    return False
+def _has_other_inputs(comparison: Comparison, results: dict[Path, Result]) -> bool:
+    """Whether a pretraining run had other training inputs than the run that starts from it."""
+    root = comparison.runs.root
+    stages = [
+        (results.get(root / cell.parent), results.get(root / cell.run)) for cell in comparison.runs.cells if cell.parent
+    ]
+    return any(first and then and _inputs(first) != _inputs(then) for first, then in stages)
 
 
 def _inputs(result: Result) -> str | None:
@@ -150,161 +153,130 @@ def _inputs(result: Result) -> str | None:
 
 
 def _data(results: Iterable[Result]) -> list[DataUse]:
-    """A line for every distinct version of a split; pretraining, which is given no labels, stands with the inputs."""
-    made: dict[tuple[str, str, str, str | None], DataUse] = {}
-    for result in sorted(results, key=lambda one: one.stage):  # finetuning first
+    """One entry per distinct version of a split. Pretraining, which has no labels, counts with the same inputs."""
+    uses: dict[tuple[str, str, str, str | None], DataUse] = {}
+    for result in sorted(results, key=lambda result: result.stage):  # finetuning first
         pretraining = result.stage == "pretrain"
-        for split, held in result.data.items():
-            key = (result.task, split, held.inputs, held.targets)
+        for split, record in result.data.items():
+            key = (result.task, split, record.inputs, record.targets)
             if pretraining:
-                key = next((old for old in made if old[:3] == key[:3]), key)
-            old = made.get(key)
-            made[key] = DataUse(
+                key = next((known for known in uses if known[:3] == key[:3]), key)
+            use = uses.get(key)
+            uses[key] = DataUse(
                 task=result.task,
                 split=split,
-                rows=held.rows,
-                inputs=held.inputs,
+                rows=record.rows,
+                inputs=record.inputs,
                 targets=key[3],
-                pretraining=(old.pretraining if old else 0) + pretraining,
-                finetuning=(old.finetuning if old else 0) + (not pretraining),
-                repeated=max(result.repeated.get(split, 0), old.repeated if old else 0),
+                pretraining=(use.pretraining if use else 0) + pretraining,
+                finetuning=(use.finetuning if use else 0) + (not pretraining),
+                repeated=max(result.repeated.get(split, 0), use.repeated if use else 0),
             )
     order = ("train", "val", "test")
 
     def place(use: DataUse) -> tuple[str, int, str, str]:
         return use.task, order.index(use.split) if use.split in order else 3, use.inputs, use.targets or ""
 
-    return sorted(made.values(), key=place)
+    return sorted(uses.values(), key=place)
 
 
 def _environments(results: Iterable[Result]) -> list[EnvironmentUse]:
+    defaults: dict[str, Any] = {"spt": "", "commit": None, "python": "", "system": "", "device": "", "processes": 1}
+    defaults |= {"threads": None, "packages": {}}
     counts: Counter[str] = Counter()
     for result in results:
-        raw = result.environment
-        one = EnvironmentUse(
-            runs=0,
-            spt=str(raw.get("spt", "")),
-            commit=raw.get("commit"),
-            python=str(raw.get("python", "")),
-            system=str(raw.get("system", "")),
-            device=str(raw.get("device", "")),
-            processes=raw.get("processes", 1),
-            threads=raw.get("threads"),
-            packages=raw.get("packages", {}),
-        )
-        counts[one.model_dump_json()] += 1
+        values = {name: result.environment.get(name, default) for name, default in defaults.items()}
+        values |= {name: str(values[name]) for name in ("spt", "python", "system", "device")}
+        counts[EnvironmentUse(runs=0, **values).model_dump_json()] += 1
     return [
         EnvironmentUse.model_validate_json(text).model_copy(update={"runs": runs})
         for text, runs in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     ]
 
 
-def _planned_runs(about: ChecklistInput) -> ChecklistItem:
-    planned, lost = 2 * sum(row.planned for row in about.rows), sum(len(row.failures) for row in about.rows)
-    others = sum(len(search.failures) for search in about.searches) + about.unpaired
-    return _check(
-        "Is every planned run accounted for?",
-        "partly" if lost or others else "yes",
-        f"{planned - lost} of {planned} runs of the rows have a score"
-        + (f"; without one, beside them: {others}" if others else "")
-        + ("; all without a score are listed with their reasons" if lost or others else ""),
-    )
+Answers = list[tuple[ChecklistAnswer, str]]  # answer and evidence; none for a question that does not arise
 
 
-def _seeds(about: ChecklistInput) -> ChecklistItem:
-    fewest = min(row.n for row in about.rows)
-    return _check(
-        "Are there enough seeds for an interval, and is every seed shown?",
-        "yes" if fewest >= FEWEST else "no",
-        f"{_span([row.n for row in about.rows])} complete pairs a row; with fewer than {FEWEST} nothing is decided",
-    )
+def _planned_runs(facts: ChecklistInput) -> Answers:
+    planned, lost = 2 * sum(row.planned for row in facts.rows), sum(len(row.failures) for row in facts.rows)
+    others = sum(len(search.failures) for search in facts.searches) + facts.unpaired
+    evidence = f"{planned - lost} of {planned} runs of the rows have a score"
+    evidence += f"; other runs without one: {others}" if others else ""
+    evidence += "; all without a score are listed with their reasons" if lost or others else ""
+    return [("partly" if lost or others else "yes", evidence)]
 
 
-def _statistics(about: ChecklistInput) -> ChecklistItem:
-    tests = max(row.tests for row in about.rows)
-    decided = sum(row.decision in ("spt", "scratch") for row in about.rows)
-    return _check(
-        "Are intervals given, and are tests adjusted for their number?",
-        "yes" if tests else "not applicable",
-        f"paired t intervals over seeds; Holm over {tests} comparisons, {decided} decided"
-        if tests
-        else "no row could be tested",
-    )
+def _smoke(facts: ChecklistInput) -> Answers:
+    smoke = sum(row.smoke for row in facts.rows)
+    return [("no", f"{smoke} rows are smoke runs")] if smoke else []
 
 
-def _baseline(about: ChecklistInput) -> ChecklistItem:
-    known = [row for row in about.rows if row.chance is not None]
+def _seeds(facts: ChecklistInput) -> Answers:
+    numbers = [row.n for row in facts.rows]
+    low, high = min(numbers), max(numbers)
+    span = str(low) if low == high else f"{low} to {high}"
+    evidence = f"{span} complete pairs a row; with fewer than {FEWEST} nothing is decided"
+    return [("yes" if low >= FEWEST else "no", evidence)]
+
+
+def _statistics(facts: ChecklistInput) -> Answers:
+    tests = max(row.tests for row in facts.rows)
+    if not tests:
+        return [("not applicable", "no row could be tested")]
+    decided = sum(row.decision in ("spt", "scratch") for row in facts.rows)
+    return [("yes", f"paired t intervals over seeds; Holm over {tests} comparisons, {decided} decided")]
+
+
+def _baseline(facts: ChecklistInput) -> Answers:
+    known = [row for row in facts.rows if row.chance is not None]
     above = [row for row in known if row.scratch_arm and row.scratch_arm.above_chance]
-    answer: ChecklistAnswer = "not applicable" if not known else "yes" if len(above) == len(about.rows) else "no"
-    evidence = f"scratch is shown to beat chance in {len(above)} of {len(about.rows)} rows"
-    return _check("Is the baseline better than a constant answer?", answer, evidence)
+    answer: ChecklistAnswer = "not applicable" if not known else "yes" if len(above) == len(facts.rows) else "no"
+    return [(answer, f"scratch is shown to beat chance in {len(above)} of {len(facts.rows)} rows")]
 
 
-def _trained_out(about: ChecklistInput) -> ChecklistItem:
-    arms = [(name, row, arm) for row in about.rows for name, arm in _arms(row)]
-    open_ended = [f"{row.label} ({name})" for name, row, arm in arms if 2 * arm.best_at_end > row.n]
-    return _check(
-        "Was the last checkpoint passed by, so that more training would not obviously help?",
-        "not applicable" if not arms else "partly" if open_ended else "yes",
-        "in most runs of these the best checkpoint is the last: " + abbreviate(open_ended)
-        if open_ended
-        else "in no arm is the best checkpoint the last one in most runs",
-    )
-
-
-def _arms(row: Row) -> list[tuple[str, Any]]:
-    return [(name, arm) for name, arm in (("scratch", row.scratch_arm), ("SPT", row.spt_arm)) if arm is not None]
-
-
-def _compute(about: ChecklistInput) -> ChecklistItem:
-    ratios = {row.label: [row.ratios.get(axis) for axis in ("steps", "examples", "flops")] for row in about.rows}
-    off = [label for label, each in ratios.items() if not all(r is not None and abs(r - 1) <= MATCHED for r in each)]
-    answer: ChecklistAnswer = "yes" if not off else "no" if len(off) == len(ratios) else "partly"
-    return _check(
-        "Did both arms have the same compute, pretraining included?",
-        answer,
-        f"steps, examples and FLOPs within {MATCHED:.0%} in {len(ratios) - len(off)} of {len(ratios)} rows"
-        + (f"; not in {abbreviate(off)}" if off else ""),
-    )
-
-
-def _tuning(about: ChecklistInput) -> ChecklistItem:
-    if not about.searches:
-        return _check(
-            "Were settings searched with equal budgets in both arms?",
-            "not applicable",
-            "no search is part of this report; how settings were found is for the recipes' headers to say",
-        )
-    unequal = [one.label for one in about.searches if _tried(one, "scratch") != _tried(one, "spt")]
-    lost = [
-        one.label for one in about.searches if one.scratch.done < one.scratch.trials or one.spt.done < one.spt.trials
+def _converged(facts: ChecklistInput) -> Answers:
+    arms = [
+        (f"{row.label} ({name})", 2 * arm.best_at_end > row.n)
+        for row in facts.rows
+        for name, arm in (("scratch", row.scratch_arm), ("SPT", row.spt_arm))
+        if arm is not None
     ]
-    edges = [one.label for one in about.searches if one.scratch.edges or one.spt.edges]
-    said = f"{sum(one.scratch.trials + one.spt.trials for one in about.searches)} trials, "
-    said += f"other settings or seeds by arm in {abbreviate(unequal)}" if unequal else "the same list in both arms"
-    return _check(
-        "Were settings searched with equal budgets in both arms?",
-        "no" if unequal else "partly" if edges or lost else "yes",
-        said
-        + (f"; trials without a score in {abbreviate(lost)}" if lost else "")
-        + (f"; a choice lies on the edge of what was tried in {abbreviate(edges)}" if edges else ""),
-    )
+    if unfinished := [label for label, mostly_last in arms if mostly_last]:
+        return [("partly", "in most runs of these the best checkpoint is the last: " + abbreviate(unfinished))]
+    return [("yes" if arms else "not applicable", "in no arm is the best checkpoint the last one in most runs")]
+
+
+def _compute(facts: ChecklistInput) -> Answers:
+    ratios = {row.label: [row.ratios.get(axis) for axis in ("steps", "examples", "flops")] for row in facts.rows}
+    off = [label for label, each in ratios.items() if not all(r is not None and abs(r - 1) <= MATCHED for r in each)]
+    matched = f"{len(ratios) - len(off)} of {len(ratios)} rows" + (f"; not in {abbreviate(off)}" if off else "")
+    answer: ChecklistAnswer = "yes" if not off else "no" if len(off) == len(ratios) else "partly"
+    return [(answer, f"steps, examples and FLOPs within {MATCHED:.0%} in {matched}")]
+
+
+def _tuning(facts: ChecklistInput) -> Answers:
+    searches = facts.searches
+    if not searches:
+        return [("not applicable", "this report has no search; the recipes' headers say how settings were chosen")]
+    unequal = [search.label for search in searches if _tried(search, "scratch") != _tried(search, "spt")]
+    lost = [search.label for search in searches if any(arm.done < arm.trials for arm in (search.scratch, search.spt))]
+    edges = [search.label for search in searches if search.scratch.edges or search.spt.edges]
+    evidence = f"{sum(search.scratch.trials + search.spt.trials for search in searches)} trials, "
+    evidence += f"different settings or seeds by arm in {abbreviate(unequal)}" if unequal else "the same in both arms"
+    evidence += f"; trials without a score in {abbreviate(lost)}" if lost else ""
+    evidence += f"; a chosen value is at the edge of the search space in {abbreviate(edges)}" if edges else ""
+    return [("no" if unequal else "partly" if edges or lost else "yes", evidence)]
 
 
 def _tried(search: SearchResult, arm: str) -> set[tuple[str, int]]:
     return {(str(sorted(trial.setting.items())), trial.seed) for trial in search.trials if trial.arm == arm}
 
 
-def _selection(about: ChecklistInput) -> ChecklistItem:
-    leaks = sorted({f"{one.task} / {one.model}" for one in about.results if _validated_on_test(one)})
-    chosen = sorted({one.selected_by for one in about.results if one.stage == "finetune"})
-    return _check(
-        "Were checkpoints chosen on validation alone, and was test looked at once a run?",
-        "no" if leaks else "yes",
-        f"validation is the test split in {abbreviate(leaks)}"
-        if leaks
-        else f"chosen by validation {', '.join(chosen)}; test scored once, after the choice",
-    )
+def _selection(facts: ChecklistInput) -> Answers:
+    if leaks := sorted({f"{run.task} / {run.model}" for run in facts.results if _validated_on_test(run)}):
+        return [("no", f"validation is the test split in {abbreviate(leaks)}")]
+    metrics = sorted({run.selected_by for run in facts.results if run.stage == "finetune"})
+    return [("yes", f"chosen by validation {', '.join(metrics)}; test scored once, after the choice")]
 
 
 def _validated_on_test(result: Result) -> bool:
@@ -312,90 +284,60 @@ def _validated_on_test(result: Result) -> bool:
     return val is not None and test is not None and val.inputs == test.inputs
 
 
-def _splits(about: ChecklistInput) -> ChecklistItem:
-    again = [f"{use.repeated} rows of {use.task} {use.split}" for use in about.data if use.repeated]
-    return _check(
-        "Are the splits apart?",
-        "partly" if again else "yes",
-        f"inputs that also stand in training: {abbreviate(again)}"
-        if again
-        else "no row of validation or test has an input that also stands in training",
-    )
+def _splits(facts: ChecklistInput) -> Answers:
+    if repeated := [f"{use.repeated} rows of {use.task} {use.split}" for use in facts.data if use.repeated]:
+        return [("partly", f"inputs that also occur in training: {abbreviate(repeated)}")]
+    return [("yes", "no row of validation or test has an input that also occurs in training")]
 
 
-def _same_data(about: ChecklistInput) -> ChecklistItem:
-    question = "Did both arms, and both stages, see the same data?"
-    if different := [row.label for row in about.rows if row.decision == "different data"]:
-        return _check(question, "no", f"the arms' splits differ in {abbreviate(different)}")
-    wanted = {row.label for row in about.rows if "pretrained on" in row.factors}
-    if strange := [label for label in about.strangers if label not in wanted]:
-        return _check(question, "no", f"pretraining had other training inputs than finetuning in {abbreviate(strange)}")
-    if about.strangers:
-        return _check(
-            question, "partly", "pretraining had other training inputs, as the study asks for; the arms agree"
-        )
-    return _check(question, "yes", "the hashes of all splits agree, seed by seed, in both arms and stages")
+def _same_data(facts: ChecklistInput) -> Answers:
+    if different := [row.label for row in facts.rows if row.decision == "different data"]:
+        return [("no", f"the arms' splits differ in {abbreviate(different)}")]
+    intended = {row.label for row in facts.rows if "pretrained on" in row.factors}
+    if odd := [label for label in facts.other_inputs if label not in intended]:
+        return [("no", f"pretraining had other training inputs than finetuning in {abbreviate(odd)}")]
+    if facts.other_inputs:
+        return [("partly", "pretraining had other training inputs, as the study asks for; the arms agree")]
+    return [("yes", "the hashes of all splits agree, seed by seed, in both arms and stages")]
 
 
-def _code(about: ChecklistInput) -> ChecklistItem:
-    commits = {one.commit for one in about.environments}
-    edited = sorted(str(commit) for commit in commits if commit and commit.endswith("+"))
-    if edited:
-        return _check("Is the code named exactly?", "no", f"files differed from the commit: {abbreviate(edited)}")
+def _code(facts: ChecklistInput) -> Answers:
+    commits = {environment.commit for environment in facts.environments}
+    if edited := sorted(commit for commit in commits if commit and commit.endswith("+")):
+        return [("no", f"uncommitted changes on top of: {abbreviate(edited)}")]
     if None in commits:
-        versions = ", ".join(sorted({one.spt for one in about.environments}))
-        return _check("Is the code named exactly?", "partly", f"an installed copy, version {versions}")
-    answer: ChecklistAnswer = "yes" if len(commits) == 1 else "partly"
-    return _check("Is the code named exactly?", answer, f"commit {abbreviate(sorted(map(str, commits)))}")
+        versions = ", ".join(sorted({environment.spt for environment in facts.environments}))
+        return [("partly", f"an installed copy, version {versions}")]
+    return [("yes" if len(commits) == 1 else "partly", f"commit {abbreviate(sorted(map(str, commits)))}")]
 
 
-def _environment(about: ChecklistInput) -> ChecklistItem:
-    devices = sorted({one.device for one in about.environments})
-    return _check(
-        "Is the environment recorded, and the same for all runs?",
-        "yes" if len(about.environments) == 1 else "partly",
-        f"environments: {len(about.environments)}, on {abbreviate(devices)}; versions below",
-    )
+def _environment(facts: ChecklistInput) -> Answers:
+    devices = sorted({environment.device for environment in facts.environments})
+    evidence = f"environments: {len(facts.environments)}, on {abbreviate(devices)}; versions below"
+    return [("yes" if len(facts.environments) == 1 else "partly", evidence)]
 
 
-def _again(about: ChecklistInput) -> ChecklistItem:
-    known = [one for one in about.commands if one.command]
-    return _check(
-        "Is the command recorded that makes the runs again?",
-        "yes" if known and len(known) == len(about.commands) else "partly" if known else "no",
-        "below; each run's folder holds its whole recipe" if known else "runs without a study: their recipes alone",
-    )
+def _command(facts: ChecklistInput) -> Answers:
+    known = [study for study in facts.commands if study.command]
+    if not known:
+        return [("no", "runs without a study: only their recipes are recorded")]
+    complete = len(known) == len(facts.commands)
+    return [("yes" if complete else "partly", "below; each run's folder holds its whole recipe")]
 
 
-def _smoke(about: ChecklistInput) -> ChecklistItem | None:
-    smoke = sum(row.smoke for row in about.rows)
-    if not smoke:
-        return None
-    return _check("Are the runs more than a trial of the machinery?", "no", f"{smoke} rows are smoke runs")
-
-
-CHECKS: tuple[Callable[[ChecklistInput], ChecklistItem | None], ...] = (
-    _planned_runs,
-    _smoke,
-    _seeds,
-    _statistics,
-    _baseline,
-    _trained_out,
-    _compute,
-    _tuning,
-    _selection,
-    _splits,
-    _same_data,
-    _code,
-    _environment,
-    _again,
-)
-
-
-def _check(question: str, answer: ChecklistAnswer, evidence: str) -> ChecklistItem:
-    return ChecklistItem(question=question, answer=answer, evidence=evidence)
-
-
-def _span(numbers: Sequence[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return str(low) if low == high else f"{low} to {high}"
+CHECKS: dict[str, Callable[[ChecklistInput], Answers]] = {
+    "Is every planned run accounted for?": _planned_runs,
+    "Are these full runs rather than smoke runs?": _smoke,
+    "Are there enough seeds for an interval, and is every seed shown?": _seeds,
+    "Are intervals given, and are tests adjusted for their number?": _statistics,
+    "Is the baseline better than a constant answer?": _baseline,
+    "Did validation peak before the last checkpoint, so that more training is unlikely to help?": _converged,
+    "Did both arms have the same compute, pretraining included?": _compute,
+    "Were settings searched with equal budgets in both arms?": _tuning,
+    "Were checkpoints chosen on validation alone, and was the test split scored once per run?": _selection,
+    "Are the splits disjoint?": _splits,
+    "Did both arms, and both stages, see the same data?": _same_data,
+    "Is the exact version of the code recorded?": _code,
+    "Is the environment recorded, and the same for all runs?": _environment,
+    "Is the command that reproduces the runs recorded?": _command,
+}

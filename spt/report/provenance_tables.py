@@ -1,4 +1,4 @@
-"""The tables of where a report's numbers come from."""
+"""Tables of where the numbers of a report come from."""
 
 from spt.report.collect import Report
 from spt.report.format import ReportTable
@@ -6,7 +6,7 @@ from spt.report.format import ReportTable
 
 def checklist_table(report: Report) -> ReportTable:
     body = [(check.question, check.answer, check.evidence) for check in report.provenance.checklist]
-    caption = "Answered from the runs' own files. A no is not always a fault; it is what a reader has to know."
+    caption = "Answered from the runs' own files. A no is not always a fault, but a reader should know of it."
     return ReportTable("Reproducibility checklist", ("question", "answer", "evidence"), body, 3, (), caption)
 
 
@@ -36,7 +36,7 @@ def data_table(report: Report) -> ReportTable:
     ]
     caption = (
         "Hashes over all rows in order; runs with the same hash saw the same rows. Also in train: rows whose input "
-        "stands in training as well. Pretraining is given inputs alone."
+        "also occurs in training. Pretraining sees inputs only."
     )
     return ReportTable("Splits", header, body, 4, (), caption)
 
@@ -45,24 +45,29 @@ def environment_table(report: Report) -> ReportTable:
     header = ("code", "Python and packages", "system", "device", "runs", "processes", "threads")
     body = [
         (
-            f"spt {one.spt}" + (f", commit {one.commit}" if one.commit else ""),
-            ", ".join([f"Python {one.python}", *(f"{name} {version}" for name, version in one.packages.items())]),
-            one.system,
-            one.device,
-            str(one.runs),
-            str(one.processes),
-            "-" if one.threads is None else str(one.threads),
+            f"spt {environment.spt}" + (f", commit {environment.commit}" if environment.commit else ""),
+            ", ".join(
+                [
+                    f"Python {environment.python}",
+                    *(f"{name} {version}" for name, version in environment.packages.items()),
+                ]
+            ),
+            environment.system,
+            environment.device,
+            str(environment.runs),
+            str(environment.processes),
+            "-" if environment.threads is None else str(environment.threads),
         )
-        for one in report.provenance.environments
+        for environment in report.provenance.environments
     ]
-    caption = "A + behind a commit: files differed from it. Each run's env.json has its own."
+    caption = "A + after a commit: with uncommitted changes. Each run's env.json has its own."
     return ReportTable("Environment", header, body, 4, (), caption)
 
 
 def command_table(report: Report) -> ReportTable:
-    body = [(one.study, one.command or "-", one.created or "-") for one in report.provenance.commands]
+    body = [(study.study, study.command or "-", study.created or "-") for study in report.provenance.commands]
     caption = (
-        "The same command in the same folder reuses what is finished; elsewhere it makes everything again. On one CPU "
+        "The same command in the same folder reuses what is finished; elsewhere it repeats every run. On one CPU "
         "process of the same environment the numbers are the same, bit for bit."
     )
-    return ReportTable("Commands", ("study", "command", "begun"), body, 3, (), caption)
+    return ReportTable("Commands", ("study", "command", "started"), body, 3, (), caption)

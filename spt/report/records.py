@@ -76,7 +76,7 @@ def curve_records(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     for curve in curves:
         losses = dict(curve.losses)
         for step, share, value in zip(curve.steps, curve.shares, curve.values, strict=True):
-            about = {"label": curve.label, "stage": curve.stage, "seed": curve.seed, "run": curve.run}
-            found = {"step": step, "share": share, "metric": curve.metric, "validation": value}
-            records.append({**about, **found, "training_loss": losses.get(step)})
+            run = {"label": curve.label, "stage": curve.stage, "seed": curve.seed, "run": curve.run}
+            values = {"step": step, "share": share, "metric": curve.metric, "validation": value}
+            records.append({**run, **values, "training_loss": losses.get(step)})
     return records

@@ -1,8 +1,9 @@
 """What a search for settings tried in each arm, and what it chose, by validation scores alone."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from spt.config.recipe import LOWER_IS_BETTER
 from spt.report.stats import expected_best
@@ -16,6 +17,7 @@ from spt.runs.plan import (
     PlannedTrial,
     Record,
     StudyPlan,
+    StudyRow,
     arm_text,
     factors_text,
 )
@@ -38,7 +40,7 @@ class TrialResult(Record):
 
 
 class ExpectedBest(Record):
-    """Mean best validation score of so many of the settings, drawn without replacement."""
+    """Expected best validation score of this many settings, drawn without replacement."""
 
     settings: int
     value: float
@@ -52,8 +54,8 @@ class SearchArm(Record):
     chosen: int | None
     setting: Setting | None
     value: float | None  # the chosen setting's validation score, mean over its seeds
-    edges: tuple[str, ...]  # numeric settings whose chosen value is the smallest or largest that was tried
-    expected: tuple[ExpectedBest, ...]  # of 1, 2, 4, … and all settings that ended
+    edges: tuple[str, ...]  # numeric settings whose chosen value is the smallest or largest tried
+    expected: tuple[ExpectedBest, ...]  # of 1, 2, 4, … and all finished settings
 
 
 class SearchResult(Record):
@@ -76,37 +78,30 @@ class SearchResult(Record):
 
 
 def search_results(folder: Path, plan: StudyPlan) -> list[SearchResult]:
-    subjects = [plan.rows[search.row] for search in plan.searches]
-    short = [f"{subject.task} / {subject.model}" for subject in subjects]
-    made = []
-    for search, subject, name in zip(plan.searches, subjects, short, strict=True):
-        label = f"{name}, {subject.name}" if short.count(name) > 1 else name
-        made.append(_searched(folder, plan, search, label))
-    return made
+    rows = [plan.rows[search.row] for search in plan.searches]
+    labels = [f"{row.task} / {row.model}" for row in rows]
+    return [
+        _search_result(folder, search, row, f"{label}, {row.name}" if labels.count(label) > 1 else label)
+        for search, row, label in zip(plan.searches, rows, labels, strict=True)
+    ]
 
 
-def _searched(folder: Path, plan: StudyPlan, search: PlannedSearch, label: str) -> SearchResult:
-    subject = plan.rows[search.row]
-    found = {trial: trial_result(folder.parent, trial) for trial in search.trials}
-    results = [one for one in found.values() if isinstance(one, Result)]
-    metric = results[0].selected_by if results else ""
-    higher = _higher_is_better(results[0]) if results else True
-    values = {trial: validation_score(one, metric) for trial, one in found.items() if isinstance(one, Result)}
-    arms = {arm: _arm(search, arm, found, values, higher) for arm in ARMS}
-    failures = []
-    for trial, one in found.items():
-        if isinstance(one, Failure):
-            reason = f"trial of setting {trial.number}: {one.reason}"
-            update = {"arm": trial.arm, "seed": trial.seed, "reason": reason}
-            failures.append(one.model_copy(update=update))
+def _search_result(folder: Path, search: PlannedSearch, row: StudyRow, label: str) -> SearchResult:
+    outcomes = {trial: trial_result(folder.parent, trial) for trial in search.trials}
+    results = {trial: outcome for trial, outcome in outcomes.items() if isinstance(outcome, Result)}
+    first = next(iter(results.values()), None)
+    metric = first.selected_by if first else ""
+    values = {trial: validation_score(result, metric) for trial, result in results.items()}
+    trials = SearchTrials(search, outcomes, values, _higher_is_better(first) if first else True)
+    arms = {arm: trials.arm(arm) for arm in ARMS}
     return SearchResult(
         study=folder.name,
         label=label,
-        task=subject.task,
-        model=subject.model,
-        recipe=subject.name,
+        task=row.task,
+        model=row.model,
+        recipe=row.name,
         metric=metric,
-        higher_is_better=higher,
+        higher_is_better=trials.higher_is_better,
         space=search.space,
         scratch=arms["scratch"],
         spt=arms["spt"],
@@ -117,13 +112,23 @@ def _searched(folder: Path, plan: StudyPlan, search: PlannedSearch, label: str) 
                 seed=trial.seed,
                 setting=_setting(search, trial.number) or {},
                 value=values.get(trial),
-                state=one.state if isinstance(one, Failure) else "done",
+                state=_state(outcome),
                 run=trial.run,
             )
-            for trial, one in found.items()
+            for trial, outcome in outcomes.items()
         ),
-        failures=tuple(failures),
-        warnings=tuple(_warnings(search, arms, found, values, higher, {result.selected_by for result in results})),
+        failures=tuple(
+            outcome.model_copy(
+                update={
+                    "arm": trial.arm,
+                    "seed": trial.seed,
+                    "reason": f"trial of setting {trial.number}: {outcome.reason}",
+                }
+            )
+            for trial, outcome in outcomes.items()
+            if isinstance(outcome, Failure)
+        ),
+        warnings=tuple(_warnings(trials, arms, sorted({result.selected_by for result in results.values()}))),
         notes=tuple(_notes(arms)),
     )
 
@@ -134,55 +139,58 @@ def _higher_is_better(result: Result) -> bool:
     return not LOWER_IS_BETTER.get(result.selected_by, True)
 
 
+def _state(outcome: Result | Failure) -> Ended | Literal["done"]:
+    return outcome.state if isinstance(outcome, Failure) else "done"
+
+
 def _setting(search: PlannedSearch, number: int | None) -> Setting | None:
     return search.settings[number] if number is not None and 0 <= number < len(search.settings) else None
 
 
-Found = dict[PlannedTrial, Result | Failure]
-Values = dict[PlannedTrial, float | None]
+class SearchTrials(NamedTuple):
+    """The trials of one search and how they ended."""
 
+    search: PlannedSearch
+    outcomes: Mapping[PlannedTrial, Result | Failure]
+    values: Mapping[PlannedTrial, float | None]  # validation scores of the finished trials
+    higher_is_better: bool
 
-def _by_setting(search: PlannedSearch, arm: ArmName) -> dict[int, list[PlannedTrial]]:
-    trials: dict[int, list[PlannedTrial]] = {}
-    for trial in search.trials:
-        if trial.arm == arm:
-            trials.setdefault(trial.number, []).append(trial)
-    return dict(sorted(trials.items()))
+    def by_setting(self, arm: ArmName) -> dict[int, list[PlannedTrial]]:
+        settings: dict[int, list[PlannedTrial]] = {}
+        for trial in self.search.trials:
+            if trial.arm == arm:
+                settings.setdefault(trial.number, []).append(trial)
+        return dict(sorted(settings.items()))
 
+    def means(self, arm: ArmName) -> dict[int, float | None]:
+        """Mean validation score over seeds of each setting that has ended; None where a seed has no score."""
+        means: dict[int, float | None] = {}
+        for number, trials in self.by_setting(arm).items():
+            if any(_state(self.outcomes[trial]) in UNFINISHED for trial in trials):
+                continue
+            scores = [score for trial in trials if (score := self.values.get(trial)) is not None]
+            means[number] = fmean(scores) if len(scores) == len(trials) else None
+        return means
 
-def _means(search: PlannedSearch, arm: ArmName, found: Found, values: Values) -> dict[int, float | None]:
-    """The validation score of each setting that ended, mean over its seeds; None where a seed gave none."""
-    means: dict[int, float | None] = {}
-    for number, trials in _by_setting(search, arm).items():
-        ended = [found[trial] for trial in trials]
-        if any(isinstance(one, Failure) and one.state in UNFINISHED for one in ended):
-            continue
-        scores = [values.get(trial) for trial in trials]
-        known = [score for score in scores if score is not None]
-        means[number] = fmean(known) if len(known) == len(scores) else None
-    return means
-
-
-def _arm(search: PlannedSearch, arm: ArmName, found: Found, values: Values, higher: bool) -> SearchArm:
-    trials = [trial for trial in search.trials if trial.arm == arm]
-    states = [one.state if isinstance(one, Failure) else "done" for one in (found[trial] for trial in trials)]
-    means = _means(search, arm, found, values)
-    chosen = search.chosen.get(arm)
-    setting = _setting(search, chosen)
-    curve = expected_best(list(means.values()), higher)
-    return SearchArm(
-        settings=len(_by_setting(search, arm)),
-        trials=len(trials),
-        done=states.count("done"),
-        lost=sum(state not in ("done", *UNFINISHED) for state in states),
-        chosen=chosen,
-        setting=setting,
-        value=None if chosen is None else means.get(chosen),
-        edges=_edges(search, setting),
-        expected=tuple(
-            ExpectedBest(settings=k, value=value) for k, value in curve if k == len(curve) or k & (k - 1) == 0
-        ),
-    )
+    def arm(self, arm: ArmName) -> SearchArm:
+        states = [_state(self.outcomes[trial]) for trial in self.search.trials if trial.arm == arm]
+        means = self.means(arm)
+        chosen = self.search.chosen.get(arm)
+        setting = _setting(self.search, chosen)
+        curve = expected_best(list(means.values()), self.higher_is_better)
+        return SearchArm(
+            settings=len(self.by_setting(arm)),
+            trials=len(states),
+            done=states.count("done"),
+            lost=sum(state not in ("done", *UNFINISHED) for state in states),
+            chosen=chosen,
+            setting=setting,
+            value=None if chosen is None else means.get(chosen),
+            edges=_edges(self.search, setting),
+            expected=tuple(
+                ExpectedBest(settings=k, value=value) for k, value in curve if k == len(curve) or k & (k - 1) == 0
+            ),
+        )
 
 
 def _edges(search: PlannedSearch, setting: Setting | None) -> tuple[str, ...]:
@@ -194,48 +202,39 @@ def _edges(search: PlannedSearch, setting: Setting | None) -> tuple[str, ...]:
     return tuple(edges)
 
 
-def _warnings(
-    search: PlannedSearch,
-    arms: dict[ArmName, SearchArm],
-    found: Found,
-    values: Values,
-    higher: bool,
-    metrics: set[str],
-) -> list[str]:
-    said = []
+def _warnings(trials: SearchTrials, arms: Mapping[ArmName, SearchArm], metrics: Sequence[str]) -> list[str]:
+    warnings = []
     scratch, spt = arms["scratch"], arms["spt"]
     if (scratch.settings, scratch.trials) != (spt.settings, spt.trials):
-        said.append(
-            f"the arms were not tuned alike: scratch has {scratch.settings} settings in {scratch.trials} trials, "
+        warnings.append(
+            f"the arms were not tuned equally: scratch has {scratch.settings} settings in {scratch.trials} trials, "
             f"SPT {spt.settings} in {spt.trials}"
         )
-    elif _by_setting(search, "scratch").keys() != _by_setting(search, "spt").keys():
-        said.append("the arms were not tuned alike: they tried different settings")
+    elif trials.by_setting("scratch").keys() != trials.by_setting("spt").keys():
+        warnings.append("the arms were not tuned equally: they tried different settings")
     if len(metrics) > 1:
-        said.append(f"the trials were judged by different metrics: {', '.join(sorted(metrics))}")
-    for arm in ARMS:
-        chosen = search.chosen.get(arm)
-        if chosen is None or len(metrics) > 1:
+        return [*warnings, f"the trials were scored by different metrics: {', '.join(metrics)}"]
+    for arm, chosen in ((arm, arms[arm].chosen) for arm in ARMS):
+        if chosen is None:
             continue
-        means = {number: mean for number, mean in _means(search, arm, found, values).items() if mean is not None}
+        means = {number: mean for number, mean in trials.means(arm).items() if mean is not None}
         if chosen not in means:
-            said.append(f"the setting chosen for {arm_text(arm)} has no validation score")
-        elif (best := (max if higher else min)(means.values())) != means[chosen]:
+            warnings.append(f"the setting chosen for {arm_text(arm)} has no validation score")
+        elif (best := (max if trials.higher_is_better else min)(means.values())) != means[chosen]:
             scores = f"{means[chosen]:.6g}; best {best:.6g}"
-            said.append(f"the setting chosen for {arm_text(arm)} is not the best on validation ({scores})")
-    return said
+            warnings.append(f"the setting chosen for {arm_text(arm)} is not the best on validation ({scores})")
+    return warnings
 
 
-def _notes(arms: dict[ArmName, SearchArm]) -> list[str]:
-    said = []
-    for arm, one in arms.items():
-        if waiting := one.trials - one.done - one.lost:
-            said.append(f"{arm_text(arm)}: {waiting} of {one.trials} trials are not finished")
-        if one.lost:
-            said.append(f"{arm_text(arm)}: {one.lost} of {one.trials} trials gave no score; they count as trials")
-        for name in one.edges:
-            value = factors_text({name: (one.setting or {})[name]})
-            said.append(
-                f"{arm_text(arm)}: the chosen {value} lies on the edge of what was tried; widen the space there"
-            )
-    return said
+def _notes(arms: Mapping[ArmName, SearchArm]) -> list[str]:
+    notes = []
+    for name, arm in arms.items():
+        text = arm_text(name)
+        if waiting := arm.trials - arm.done - arm.lost:
+            notes.append(f"{text}: {waiting} of {arm.trials} trials are not finished")
+        if arm.lost:
+            notes.append(f"{text}: {arm.lost} of {arm.trials} trials have no score; they still count as trials")
+        for edge in arm.edges:
+            value = factors_text({edge: (arm.setting or {})[edge]})
+            notes.append(f"{text}: the chosen {value} is at the edge of the search space; widen it there")
+    return notes

@@ -4,31 +4,36 @@ from typing import NamedTuple, cast, get_args
 
 from spt.report.arms import Row
 from spt.report.collect import Report
+from spt.report.levels import Contrast
 from spt.report.search import SearchResult
 from spt.runs.plan import ArmName, factors_text
 
 
 class Statement(NamedTuple):
-    """What a report says in words about one of its parts."""
+    """The verdict on one part of a report, with warnings and remarks."""
 
     label: str
     verdict: str
     warnings: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    decided: ArmName | None = None  # the arm that is shown to be better, all comparisons considered
+    decided: ArmName | None = None  # the arm shown to be better after adjustment
 
 
 def conclusions(report: Report) -> list[Statement]:
-    """What follows from several rows together, and what was searched."""
+    """Statements about several rows together, and about searches."""
     return [
-        *(Statement(f"{best.label}, share of the budget", f"{best.verdict}") for best in report.best),
+        *(Statement(f"{best.label}, share of the budget", best.verdict) for best in report.best),
+        *(Statement(f"{each.label}, {_contrast_name(each)}", each.verdict) for each in report.contrasts),
+        *(Statement(f"several tasks / {average.label}", average.verdict) for average in report.pooled),
         *(
-            Statement(f"{one.label}, " + ("gain from SPT" if one.what == "SPT - scratch" else one.what), one.verdict)
-            for one in report.contrasts
+            Statement(f"{each.label}, search", _search_text(each), each.warnings, each.notes)
+            for each in report.searches
         ),
-        *(Statement(f"several tasks / {one.label}", one.verdict) for one in report.pooled),
-        *(Statement(f"{one.label}, search", _search_text(one), one.warnings, one.notes) for one in report.searches),
     ]
+
+
+def _contrast_name(contrast: Contrast) -> str:
+    return "gain from SPT" if contrast.what == "SPT - scratch" else contrast.what
 
 
 def _search_text(search: SearchResult) -> str:
@@ -40,7 +45,7 @@ def _search_text(search: SearchResult) -> str:
 
 
 def statements(report: Report) -> list[Statement]:
-    """Everything that a report says in words, row by row, then of rows together."""
+    """Every statement of a report: row by row, then about rows together."""
     return [_row_statement(row) for row in report.rows] + conclusions(report)
 
 
@@ -50,4 +55,4 @@ def _row_statement(row: Row) -> Statement:
 
 
 def remarks(row: Row) -> list[str]:
-    return [said for said in (row.compute, *row.notes) if said]
+    return [remark for remark in (row.compute, *row.notes) if remark]

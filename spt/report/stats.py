@@ -1,12 +1,12 @@
-"""What a handful of paired differences can say, and what they cannot.
+"""Statistics of a few paired differences, and their limits.
 
-The same seed gives both arms the same data in the same order, so they are compared seed by seed. For so few
-pairs the t interval is the one that keeps its word: in simulation, 95 % intervals from three pairs cover the
+The same seed gives both arms the same data in the same order, so they are compared seed by seed. With so few
+pairs only the t interval keeps its coverage: in simulation, 95 % intervals from three pairs cover the
 truth in 95.5 % of cases with t and in 75.5 % with the percentile bootstrap; and no rank or sign-flip test can
 reach p < 0.05 with five pairs or fewer.
 
-Test items are another matter: there are thousands, so within one seed the bootstrap and the exact test of McNemar
-hold. They speak of these two trained networks only, not of the next seed.
+There are thousands of test items, so within one seed the bootstrap and McNemar's exact test are valid. They
+generalise to other items for these two trained networks, not to other seeds.
 """
 
 import math
@@ -106,8 +106,8 @@ class Interval:
 
 def mean_interval(scores: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """Mean of one arm's scores with its t interval: of one score no bounds, of equal ones no width, as in `paired`."""
-    found = paired(scores, confidence)
-    return Interval(found.n, found.mean, found.low, found.high, confidence)
+    interval = paired(scores, confidence)
+    return Interval(interval.n, interval.mean, interval.low, interval.high, confidence)
 
 
 @dataclass(frozen=True)
@@ -126,13 +126,13 @@ def above_chance(margins: Sequence[float], confidence: float = CONFIDENCE) -> Ch
 
     Equal margins of zero or less, as of runs that all give one constant answer, have p = 1.
     """
-    found = paired(margins, confidence)
-    n, mean = found.n, found.mean
-    if found.deviation is None:
+    interval = paired(margins, confidence)
+    n, mean = interval.n, interval.mean
+    if interval.deviation is None:
         return Chance(n, mean, None, None, confidence)
-    if found.deviation == 0:
+    if interval.deviation == 0:
         return Chance(n, mean, mean, 1.0 if mean <= 0 else None, confidence)
-    error = found.deviation / math.sqrt(n)
+    error = interval.deviation / math.sqrt(n)
     p = float(special.stdtr(n - 1, -mean / error))
     return Chance(n, mean, mean - t_quantile(confidence, n - 1) * error, p, confidence)
 

@@ -1,6 +1,6 @@
-"""The tables of a report, as text in cells, not laid out yet.
+"""The tables of a report as cells of text; the writers lay them out.
 
-People are shown fractions such as accuracy in percent, and their differences in points.
+Fractions such as accuracy are shown in percent, their differences in points.
 """
 
 from collections.abc import Callable
@@ -17,34 +17,43 @@ from spt.report.cost_tables import (
     parameter_table,
     total_cost_table,
 )
-from spt.report.format import ARM, ReportTable, delta_text, interval_text, metric_text, p_text, score_text, size_text
+from spt.report.format import (
+    ARM,
+    ReportTable,
+    abbreviate,
+    delta_text,
+    interval_text,
+    metric_text,
+    p_text,
+    score_text,
+    size_text,
+)
 from spt.report.provenance_tables import checklist_table, command_table, data_table, environment_table
-from spt.report.published import published_table
 from spt.report.search import SearchArm, SearchResult
 from spt.runs.plan import factors_text, value_text
 
 
 class Section(NamedTuple):
-    """A part of a report: what it shows, in the order of a page."""
+    """A part of a report: its figures and tables, in the order of a page."""
 
     name: str
     title: str
-    figures: tuple[str, ...]  # beginnings of their names
-    sheets: tuple[Callable[[Report], ReportTable], ...]
+    figures: tuple[str, ...]  # prefixes of their names
+    tables: tuple[Callable[[Report], ReportTable], ...]
 
 
 def all_tables(report: Report) -> list[ReportTable]:
-    """The tables of a report that have something in them."""
-    return [sheet for _, found in by_section(report) for sheet in found]
+    """The tables of a report that are not empty."""
+    return [table for _, tables in by_section(report) for table in tables]
 
 
 def by_section(report: Report) -> list[tuple[Section, list[ReportTable]]]:
-    """The tables of every section that have something in them; single runs stand by themselves."""
-    made = [
-        (section, [sheet for sheet in (build(report) for build in section.sheets) if sheet.body])
+    """Every section with its tables that are not empty; single runs have a section of their own."""
+    sections = [
+        (section, [table for table in (build(report) for build in section.tables) if table.body])
         for section in SECTIONS
     ]
-    return [*made, (RUNS, [run_table(run) for run in report.runs])]
+    return [*sections, (RUNS, [run_table(run) for run in report.runs])]
 
 
 def score_table(report: Report) -> ReportTable:
@@ -75,7 +84,7 @@ def score_table(report: Report) -> ReportTable:
     )
     caption = (
         "Means over the n seeds at which both arms finished; delta is SPT - scratch; intervals and p are of each row "
-        f"alone{family}. > chance: one-sided p, over seeds, or (items) over the test rows of one run; not adjusted."
+        f"alone{family}. > chance: one-sided p over seeds, or (items) over the test rows of one run; not adjusted."
     )
     return ReportTable(
         title, (*header, *header_chance), body, 1, ((0, 1, 2, 3, 4, 5), (0, 6, 7, 8, 9, 10, 11)), caption
@@ -106,7 +115,7 @@ def level_table(report: Report) -> ReportTable:
             )
         )
         last = name
-    caption = "Change: since the level above, mean over the seeds that both have; it is not tested."
+    caption = "Change: from the level above, mean over the seeds that both have; not tested."
     return ReportTable("Scores by level", header, body, 2, ((0, 1, 3, 4, 5, 6, 7),), caption)
 
 
@@ -114,19 +123,19 @@ def contrast_table(report: Report) -> ReportTable:
     header = ("task / model", "arm", "contrast", "n", "difference", "95 % interval", "p", "Holm p")
     body = [
         (
-            one.label,
-            one.what,
-            f"{one.first} - {one.second}",
-            str(one.n) if one.n == one.planned else f"{one.n} of {one.planned}",
-            delta_text(one.difference, one.metric),
-            interval_text(one.low, one.high, one.metric),
-            p_text(one.p),
-            p_text(one.holm),
+            contrast.label,
+            contrast.what,
+            f"{contrast.first} - {contrast.second}",
+            str(contrast.n) if contrast.n == contrast.planned else f"{contrast.n} of {contrast.planned}",
+            delta_text(contrast.difference, contrast.metric),
+            interval_text(contrast.low, contrast.high, contrast.metric),
+            p_text(contrast.p),
+            p_text(contrast.holm),
         )
-        for one in (*report.contrasts, *(one for best in report.best for one in best.contrasts))
+        for contrast in (*report.contrasts, *(contrast for best in report.best for contrast in best.contrasts))
     ]
     caption = (
-        "Paired by seed. Holm p is adjusted for all contrasts of the study; of shares, for every two of them, also "
+        "Paired by seed. Holm p is adjusted for all contrasts of the study; for shares, for every pair of them, also "
         "those not shown, since the best one was picked by these scores."
     )
     return ReportTable("Contrasts", header, body, 3, ((0, 1, 2, 4, 5, 7),), caption)
@@ -136,24 +145,24 @@ def across_tasks_table(report: Report) -> ReportTable:
     header = ("tasks", "model", "pairs", "scratch", "SPT", "difference", "P(SPT > scratch)")
     body = [
         (
-            ", ".join(one.tasks),
-            one.label,
-            str(one.pairs),
-            _estimate_text(one.scratch),
-            _estimate_text(one.spt),
-            _estimate_text(one.difference, "+"),
-            _estimate_text(one.probability),
+            ", ".join(average.tasks),
+            average.label,
+            str(average.pairs),
+            _estimate_text(average.scratch),
+            _estimate_text(average.spt),
+            _estimate_text(average.difference, "+"),
+            _estimate_text(average.probability),
         )
-        for one in report.pooled
+        for average in report.pooled
     ]
-    left = sorted({label for one in report.pooled for label in one.left_out})
+    left_out = sorted({label for average in report.pooled for label in average.left_out})
     caption = (
         "Interquartile means over all runs of the tasks, scores scaled to 0 for chance and 1 for perfect; in brackets "
-        "95 % intervals of a bootstrap that draws seeds within each task: they speak of other seeds, not other tasks, "
-        "and are too narrow where these are few (in simulation 95 % are 85 % with three seeds, 90 % with five)."
+        "95 % intervals of a bootstrap that draws seeds within each task: they apply to other seeds, not other tasks, "
+        "and are too narrow with few seeds (in simulation they cover 85 % with three seeds, 90 % with five)."
     )
-    caption += f" Left out, incomplete or without such a scale: {'; '.join(left)}." if left else ""
-    return ReportTable("Over tasks", header, body, 2, ((0, 1, 5, 6),), caption)
+    caption += f" Left out, since incomplete or without such a scale: {'; '.join(left_out)}." if left_out else ""
+    return ReportTable("Across tasks", header, body, 2, ((0, 1, 5, 6),), caption)
 
 
 def _estimate_text(estimate: Estimate, sign: str = "") -> str:
@@ -163,8 +172,33 @@ def _estimate_text(estimate: Estimate, sign: str = "") -> str:
     return f"{value} ({estimate.low:{sign}.3f} to {estimate.high:{sign}.3f})"
 
 
-def published_numbers_table(report: Report) -> ReportTable:
-    return published_table(report.precedents)
+def published_table(report: Report) -> ReportTable:
+    header = ("task / model", "source", "remarks", "scratch", "published", "SPT", "published", "delta", "published")
+    body = [
+        (
+            f"{comparison.label}: {metric_text(comparison.metric)}",
+            comparison.source,
+            "; ".join(
+                (
+                    *comparison.remarks,
+                    *([f"our settings differ: {abbreviate(comparison.differs, 6)}"] if comparison.differs else []),
+                )
+            )
+            or "-",
+            score_text(comparison.scratch, comparison.metric),
+            score_text(comparison.published_scratch, comparison.metric),
+            score_text(comparison.spt, comparison.metric),
+            score_text(comparison.published_spt, comparison.metric),
+            delta_text(comparison.delta, comparison.metric),
+            delta_text(comparison.published_delta, comparison.metric),
+        )
+        for comparison in report.precedents
+    ]
+    caption = (
+        "As printed, one run each unless the paper says otherwise, without intervals: a difference from ours is not a "
+        "test. Read the remarks before comparing."
+    )
+    return ReportTable("Comparison with published numbers", header, body, 3, ((0, 3, 4, 5, 6, 7, 8),), caption)
 
 
 def seed_table(report: Report) -> ReportTable:
@@ -203,22 +237,22 @@ def per_example_table(report: Report) -> ReportTable:
         for number, item in enumerate(row.items)
     ]
     caption = (
-        "Each line is about the two networks of one seed, and says what they would do on other test items; it says "
-        "nothing about networks of other seeds, and cannot decide which arm is better. Only scratch, only SPT: items "
-        "that one alone has right. Intervals by bootstrap over items; p by McNemar's exact test, not adjusted."
+        "Each line compares the two networks of one seed and generalises to other test items, not to networks of other "
+        "seeds, so it cannot decide which arm is better. Only scratch, only SPT: items that only this network has "
+        "right. Intervals by bootstrap over items; p by McNemar's exact test, not adjusted."
     )
     return ReportTable("Test items, seed by seed", header, body, 1, ((0, 1, 3, 4, 7),), caption)
 
 
 def search_table(report: Report) -> ReportTable:
-    header = ("task / model", "arm", "chosen setting", "trials", "failed", "validation", "on the edge")
+    header = ("task / model", "arm", "chosen setting", "trials", "failed", "validation", "at the edge")
     body: list[tuple[str, ...]] = []
     for search in report.searches:
-        about = f": {metric_text(search.metric)}" if search.metric else ""
+        metric = f": {metric_text(search.metric)}" if search.metric else ""
         for name, arm in _search_arms(search):
             body.append(
                 (
-                    search.label + about if name == "scratch" else "",
+                    search.label + metric if name == "scratch" else "",
                     name,
                     "not chosen yet" if arm.setting is None else factors_text(arm.setting),
                     str(arm.trials) if arm.done == arm.trials else f"{arm.done} of {arm.trials}",
@@ -234,7 +268,7 @@ def search_table(report: Report) -> ReportTable:
     ]
     caption = (
         "Settings are chosen by the validation score of the selected checkpoint, mean over a setting's seeds; the "
-        f"test split has no part in it. Tried in both arms: {' | '.join(spaces)}."
+        f"test split plays no part. Tried in both arms: {' | '.join(spaces)}."
     )
     return ReportTable("Search", header, body, 3, ((0, 1, 2, 3, 5, 6),), caption)
 
@@ -253,7 +287,7 @@ def expected_best_table(report: Report) -> ReportTable:
             label = f"{search.label}: {metric_text(search.metric)}"
             body.append(("" if number else label, str(settings), *scores))
     caption = (
-        "Mean best validation score of so many of the settings that ended, drawn at random; one that gave no score "
+        "Expected best validation score of this many finished settings, drawn at random; a setting without a score "
         "counts as the worst of those that have one."
     )
     return ReportTable(
@@ -296,7 +330,7 @@ def failure_table(report: Report) -> ReportTable:
 
 
 def run_table(run: RunRecord) -> ReportTable:
-    """One run by itself."""
+    """A single run."""
     body = [("state", f"{run.state}: {run.reason}" if run.reason else run.state)]
     if (result := run.result) is not None:
         cost = dict(zip(Cost.model_fields, cost_cells(result.total), strict=True))
@@ -322,7 +356,7 @@ def run_table(run: RunRecord) -> ReportTable:
 SECTIONS = (
     Section("differences", "SPT against scratch", ("forest",), (score_table,)),
     Section("levels", "What the study varies", ("levels",), (level_table, contrast_table)),
-    Section("published", "Published numbers", (), (published_numbers_table,)),
+    Section("published", "Published numbers", (), (published_table,)),
     Section("tasks", "Several tasks", (), (across_tasks_table,)),
     Section("seeds", "Seeds and test items", ("seeds",), (seed_table, per_example_table)),
     Section("training", "Training", ("learning", "pretraining"), ()),

@@ -1,4 +1,4 @@
-"""What a comparison's numbers mean, in sentences that claim no more than the seeds can carry."""
+"""What the numbers of a comparison mean, in sentences that claim no more than the seeds support."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -9,58 +9,54 @@ from spt.runs.result import Result
 
 Doubt = Literal["open", "too few seeds", "no spread", "no pair", "different data", "smoke"]
 
-# "alone": the interval of this comparison decides, the tests of all of them together do not.
+# "alone": decided by the interval of this comparison, but not after Holm's adjustment.
 Decision = Literal["spt", "scratch", "spt alone", "scratch alone"] | Doubt
 Judgement = Literal["first", "second", "first alone", "second alone"] | Doubt
 Pairs = Sequence[tuple[Result, Result]]  # scratch and SPT of the same seed, both finished
-LEVEL = round(1 - CONFIDENCE, 12)  # a p above it decides nothing
+LEVEL = round(1 - CONFIDENCE, 12)  # of significance
 MATCHED = 0.05  # relative difference up to which steps, examples and FLOPs of the arms count as equal
 
 
+class Difference(NamedTuple):
+    """The paired differences first - second, and what limits their interpretation."""
+
+    test: Paired | None  # None without a complete pair
+    metric: str
+    higher_is_better: bool
+    planned: int  # pairs
+    different_data: bool
+    smoke: bool
+    names: tuple[str, str] = ("SPT", "scratch")
+
+
 class Adjusted(NamedTuple):
-    """What is left of a comparison's p among all of those that are read together."""
+    """A p value adjusted for the family of tests that it belongs to."""
 
     p: float | None  # Holm's; None where the test could not be made
     tests: int
+    family: str = "comparisons of this report"
 
 
 def favour_spt(test: Paired, higher_is_better: bool) -> int:
     return test.positive if higher_is_better else test.negative
 
 
-def verdict(
-    test: Paired | None,
-    metric: str,
-    higher_is_better: bool,
-    planned: int,
-    different: bool,
-    smoke: bool,
-    adjusted: Adjusted | None = None,
-) -> tuple[Decision, str]:
+def verdict(difference: Difference, adjusted: Adjusted | None = None) -> tuple[Decision, str]:
     """Which arm is better, or why that is not known."""
-    found, sentence = judge(test, metric, higher_is_better, planned, different, smoke, ("SPT", "scratch"), adjusted)
-    if found == "first" or found == "second":
-        return ("spt" if found == "first" else "scratch"), sentence
-    if found == "first alone" or found == "second alone":
-        return ("spt alone" if found == "first alone" else "scratch alone"), sentence
-    return found, sentence
+    judgement, sentence = judge(difference, adjusted)
+    if judgement == "first" or judgement == "second":
+        return ("spt" if judgement == "first" else "scratch"), sentence
+    if judgement == "first alone" or judgement == "second alone":
+        return ("spt alone" if judgement == "first alone" else "scratch alone"), sentence
+    return judgement, sentence
 
 
-def judge(
-    test: Paired | None,
-    metric: str,
-    higher_is_better: bool,
-    planned: int,
-    different: bool,
-    smoke: bool,
-    names: tuple[str, str],
-    adjusted: Adjusted | None = None,
-    family: str = "comparisons of this report",
-) -> tuple[Judgement, str]:
-    """Which of two is better, from the paired differences first - second, or why that is not known."""
+def judge(difference: Difference, adjusted: Adjusted | None = None) -> tuple[Judgement, str]:
+    """Which of two is better, from their paired differences, or why that is not known."""
+    test, metric, higher_is_better, planned, different_data, smoke, names = difference
     if test is None:
         return "no pair", f"no pair of runs finished (0 of {planned})"
-    if different:
+    if different_data:
         whose = "arms" if names == ("SPT", "scratch") else "runs"
         return "different data", f"not comparable: the {whose} did not see the same data"
     if smoke:
@@ -95,7 +91,7 @@ def judge(
         return ("first" if wins else "second"), sentence + lost
     holm = "" if adjusted.p is None else f" (Holm p {p_text(adjusted.p)})"
     return ("first alone" if wins else "second alone"), (
-        f"{sentence} taken alone; among the {adjusted.tests} {family} it is not decided{holm}{lost}"
+        f"{sentence} on its own; not decided among the {adjusted.tests} {adjusted.family}{holm}{lost}"
     )
 
 
@@ -119,26 +115,28 @@ def compute(ratios: Mapping[str, float | None]) -> str:
 
 
 def warnings(pairs: Pairs) -> list[str]:
-    """What the arms of a pair should share and do not."""
-    said = []
+    """What the arms of a pair should have in common but do not."""
+    problems = []
     for split, seeds in different_splits(pairs).items():
-        said.append(f"the arms have different data in the {split} split ({_seeds(seeds)})")
+        problems.append(f"the arms have different data in the {split} split ({_seeds(seeds)})")
     for split in ("val", "test"):
         if count := max((result.repeated.get(split, 0) for pair in pairs for result in pair), default=0):
             name = "validation" if split == "val" else split
-            said.append(f"{count} {name} rows have the same input as a training row: scores may be memory")
-    said += dict.fromkeys(note for pair in pairs for result in pair for note in result.notes)
+            problems.append(
+                f"{count} {name} rows have the same input as a training row: scores may reflect memorisation"
+            )
+    problems += dict.fromkeys(note for pair in pairs for result in pair for note in result.notes)
     for name, what in (("batch_size", "batch sizes"), ("precision", "precisions")):
         if any(getattr(scratch, name) != getattr(spt, name) for scratch, spt in pairs):
-            said.append(f"the arms were trained with different {what}")
+            problems.append(f"the arms were trained with different {what}")
     codes = {str([result.environment.get(key) for key in ("spt", "commit")]) for pair in pairs for result in pair}
     if len(codes) > 1:
-        said.append("the runs were made by different versions of spt")
+        problems.append("the runs were made by different versions of spt")
     if any(scratch.parameters != spt.parameters for scratch, spt in pairs):
-        said.append("the arms have different numbers of parameters")
+        problems.append("the arms have different numbers of parameters")
     if len({str(result.environment.get("device")) for pair in pairs for result in pair}) > 1:
-        said.append("the runs were made on different devices: wall times and memory cannot be compared")
-    return said
+        problems.append("the runs were made on different devices: wall times and memory cannot be compared")
+    return problems
 
 
 def different_splits(pairs: Pairs) -> dict[str, list[int]]:
@@ -156,21 +154,21 @@ def notes(pairs: Pairs) -> list[str]:
     if not pairs:
         return []
     arms = {"scratch": [scratch for scratch, _ in pairs], "SPT": [spt for _, spt in pairs]}
-    said = []
+    sentences = []
     patience = {arm: sum(result.stop == "patience" for result in results) for arm, results in arms.items()}
     if any(patience.values()):
-        said.append(f"stopped early by patience: {_counts(patience, len(pairs))}")
+        sentences.append(f"stopped early by patience: {_counts(patience, len(pairs))}")
     else:
-        said.append("every run used its whole budget")
+        sentences.append("every run used its whole budget")
     last = {arm: sum(map(best_at_end, results)) for arm, results in arms.items()}
     if any(last.values()):
-        said.append(f"best at the last step, more training might help: {_counts(last, len(pairs))}")
+        sentences.append(f"best at the last step, more training might help: {_counts(last, len(pairs))}")
     for arm, results in arms.items():
-        found = against_chance(results)
-        if found.above is False:
+        chance_test = against_chance(results)
+        if chance_test.above is False:
             chance = score_text(results[0].chance, results[0].metric)
-            said.append(f"{arm} is not shown to be above chance ({chance}; one-sided p {p_text(found.p)})")
-    return said
+            sentences.append(f"{arm} is not shown to be above chance ({chance}; one-sided p {p_text(chance_test.p)})")
+    return sentences
 
 
 def best_at_end(result: Result) -> bool:

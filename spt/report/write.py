@@ -12,25 +12,25 @@ FIGURES = "figures"
 
 
 def write_report(report: Report, folder: Path, with_figures: bool = False) -> tuple[Path, ...]:
-    """Write report.html, .md, .tex, .csv and .json, seeds.csv, and the tables that have lines: items, searches, curves.
+    """Write report.html, .md, .tex, .csv and .json, seeds.csv, and items, searches and curves where they have lines.
 
     With figures, or where the folder has figures of an earlier report: every figure of the page also as
-    figures/NAME.svg, .png and .csv. Each file is replaced as a whole, and what an earlier report had more is removed.
+    figures/NAME.svg, .png and .csv. Files are replaced atomically, and files left from an earlier report are removed.
     """
     old = [path for path in (folder / FIGURES).glob("*.*") if path.stem.startswith(figures.STEMS)]
     with_figures = with_figures or bool(old)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    drawn = figures.all_figures(report)
+    plots = figures.all_figures(report)
     texts = {
-        "report.html": html.page(report, drawn),
-        "report.md": markdown.markdown(report, [(one.name, one.title) for one in drawn] if with_figures else []),
+        "report.html": html.page(report, plots),
+        "report.md": markdown.markdown(report, [(plot.name, plot.title) for plot in plots] if with_figures else []),
         "report.tex": latex(report),
-        "report.csv": machine.rows_csv(report),
-        "seeds.csv": machine.seeds_csv(report),
-        "items.csv": machine.items_csv(report),
-        "searches.csv": machine.searches_csv(report),
-        "curves.csv": machine.curves_csv(report),
+        "report.csv": machine.to_csv(report, "rows"),
+        "seeds.csv": machine.to_csv(report, "seeds"),
+        "items.csv": machine.to_csv(report, "items"),
+        "searches.csv": machine.to_csv(report, "searches"),
+        "curves.csv": machine.to_csv(report, "curves"),
         "report.json": json.dumps(machine.to_json(report), indent=2, allow_nan=False) + "\n",
     }
     for name in ("items.csv", "searches.csv", "curves.csv"):
@@ -42,7 +42,7 @@ def write_report(report: Report, folder: Path, with_figures: bool = False) -> tu
         write_text(folder / name, text)
     paths = [folder / name for name in texts]
     if with_figures:
-        paths += [path for one in drawn for path in plotting.save(one, folder / FIGURES)]
+        paths += [path for plot in plots for path in plotting.save(plot, folder / FIGURES)]
     for path in set(old) - set(paths):
         with writing(path):
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Files written as a whole or not at all, and the file system's refusals in one sentence."""
+"""Atomic file writes, and one-sentence messages for errors of the file system."""
 
 import contextlib
 import errno
@@ -14,17 +14,17 @@ from spt.runs.result import LARGEST
 
 
 def is_out_of_range(value: object) -> bool:
-    """Is this a finite number that no computation of ours gives?"""
+    """Is this a finite number larger than any score or cost can be?"""
     return isinstance(value, int | float) and LARGEST < abs(value) < math.inf
 
 
 def parse_json(text: str) -> Any:
-    """As json.loads, but a number that is not finite, or that no computation of ours gives, is a ValueError too."""
+    """As json.loads, but a number that is not finite or is out of range is a ValueError too."""
 
     def number(written: str, kind: type[int] | type[float] = float) -> int | float:
         value = kind(written)
         if not abs(value) <= LARGEST:
-            raise ValueError(f"{written[:20]} is no number to reckon with")
+            raise ValueError(f"{written[:20]} is out of range")
         return value
 
     return json.loads(text, parse_constant=number, parse_float=number, parse_int=lambda written: number(written, int))
@@ -32,13 +32,13 @@ def parse_json(text: str) -> Any:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the file system's refusals into one sentence."""
+    """Turn errors of the file system into one-sentence messages."""
     try:
         yield
-    except NotImplementedError as error:  # FileLock's word for a file system that cannot lock
+    except NotImplementedError as error:  # raised by FileLock on a file system without locks
         raise OutputError(
-            f"the file system of {path.parent} has no locks, so two processes could spoil each other's work; choose "
-            "another --out or SPT_CACHE_DIR"
+            f"the file system of {path.parent} has no locks, so two processes could overwrite each other's work; "
+            "choose another --out or SPT_CACHE_DIR"
         ) from error
     except OSError as error:
         raise output_error(path, error) from error
@@ -52,7 +52,7 @@ def output_error(path: Path, error: OSError) -> OutputError:
         errno.EROFS: "the file system is read-only; choose another folder",
         errno.EACCES: "permission denied; choose another folder",
         errno.ENOTDIR: "a part of this path is a file, not a folder; choose another folder",
-        errno.EEXIST: "a file of this name stands where a folder is needed",
+        errno.EEXIST: "a file of this name is where a folder is needed",
     }
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
     reason = reasons.get(error.errno or 0, error.strerror or str(error))

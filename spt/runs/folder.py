@@ -1,4 +1,4 @@
-"""What a run leaves behind: one directory, named by what it computes, that says all about itself.
+"""A run's folder: one directory, named by what it computes, that holds everything about the run.
 
 runs/finetune-9f920d1b9d57/
   recipe.yaml          the resolved recipe
@@ -31,7 +31,7 @@ State = Literal["running", "done", "failed", "diverged", "stopped"]
 
 
 class RunFolder:
-    """A run's directory. Made, locked and written only after everything about the run has been checked."""
+    """A run's directory. It is created, locked and written only after everything about the run has been checked."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.name = name
@@ -54,16 +54,16 @@ class RunFolder:
                 f"{path} cannot be read as a result ({type(error).__name__}); move the folder away to run it again"
             ) from error
         if result.format != SCHEMA:
-            raise OutputError(f"{path} has the form {result.format} of another version, not {SCHEMA}")
+            raise OutputError(f"{path} has format {result.format} of another version of spt, not {SCHEMA}")
         if re.sub(r"\.old\d+$", "", self.name) != f"{result.stage}-{result.key}":
             raise OutputError(f"{path} is the result of another run, {result.stage}-{result.key}; move the folder away")
         return result
 
     @contextlib.contextmanager
     def locked(self, wait: Callable[[], None] | None = None) -> Iterator[None]:
-        """Hold the run for this process; the operating system lets go when the process dies, however it dies.
+        """Lock the run for this process; the operating system releases the lock however the process dies.
 
-        When another process holds it: OutputError, or with `wait`, which is called first, wait for it.
+        When another process holds it, raise OutputError; with `wait`, call it and then wait for the lock.
         """
         with writing(self.path):
             Path(self._lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class RunFolder:
             self._lock.release()  # the empty file stays: removing it would race with the next holder
 
     def held(self) -> bool:
-        """Is some process making this run now? Nothing is written to find out."""
+        """Is a process running this now? Finding out writes nothing."""
         path = Path(self._lock.lock_file)
         if not path.is_file():
             return False
@@ -106,7 +106,7 @@ class RunFolder:
         write_json(self.path / "env.json", environment)
 
     def move_aside(self) -> Path | None:
-        """Make room for a fresh start without losing what is there."""
+        """Rename the folder, to make room for a fresh start without losing anything."""
         if not self.path.exists():
             return None
         number = 1
@@ -127,7 +127,7 @@ class RunFolder:
             return []
         rows = []
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, RecursionError):  # a killed process's last may be half a line
+            with contextlib.suppress(ValueError, RecursionError):  # the last line of a killed process may be incomplete
                 row = json.loads(line)
                 if (
                     isinstance(row, dict)
@@ -138,7 +138,7 @@ class RunFolder:
         return rows
 
     def forget_metrics_after(self, step: int) -> None:
-        """Drop what an interrupted run logged beyond the step it is resumed from."""
+        """Drop what an interrupted run logged after the step it resumes from."""
         kept = [row for row in self.metrics() if row["step"] <= step]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
 
@@ -166,8 +166,8 @@ class RunFolder:
         return status if isinstance(status, dict) else None
 
     def finish(self, result: Result, clean: Callable[[], None] = lambda: None) -> None:
-        """The result, then what it makes superfluous, then the word that all is done: whoever is killed in between
-        leaves a run that the next to come cleans."""
+        """Write the result, clean up, then set the status to done: a process killed in between leaves a finished run,
+        which the next process cleans up."""
         write_text(self.path / "result.json", result.model_dump_json(indent=2) + "\n")
         clean()
         self.set_status("done")

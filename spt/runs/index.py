@@ -1,7 +1,7 @@
-"""Which runs belong together, and what became of each.
+"""Which runs belong together, and how each ended.
 
-A study says in its `study.json` which runs it planned. Finished runs that no study mentions are paired by task, model
-and settings. Every run that should be there ends as a result or as a failure.
+A study lists the runs it planned in `study.json`. Finished runs that no study mentions are paired by task, model and
+settings. Every planned run becomes a result or a failure.
 """
 
 from collections import defaultdict
@@ -33,7 +33,7 @@ class ComparisonRuns(NamedTuple):
     """The runs of one row of a report."""
 
     root: Path  # the folder that holds the run folders
-    subject: StudyRow
+    row: StudyRow
     source: str  # the study's folder, or the settings that were paired
     seeds: tuple[int, ...]
     cells: tuple[PlannedCell, ...]
@@ -43,31 +43,31 @@ class ComparisonRuns(NamedTuple):
 
 
 def comparisons_of(folder: Path, plan: StudyPlan) -> list[ComparisonRuns]:
-    """One pairing per row of the study in this folder; none for rows whose runs are not chosen yet."""
+    """The runs of every row of the study in this folder, except rows whose settings are not chosen yet."""
     cells: dict[int, list[PlannedCell]] = defaultdict(list)
     for cell in plan.cells:
         cells[cell.row].append(cell)
-    about = (plan.kind, plan.command, bool(plan.smoke))
+    common = (plan.kind, plan.command, bool(plan.smoke))
     return [
-        ComparisonRuns(folder.parent, subject, folder.name, plan.seeds, tuple(cells[index]), *about)
-        for index, subject in enumerate(plan.rows)
+        ComparisonRuns(folder.parent, row, folder.name, plan.seeds, tuple(cells[index]), *common)
+        for index, row in enumerate(plan.rows)
         if cells[index] or not plan.searches
     ]
 
 
 def studies_in(root: Path) -> tuple[list[tuple[Path, StudyPlan]], list[str]]:
-    """The studies in a folder of runs, and complaints about plans that cannot be read."""
-    found, complaints = [], []
+    """The studies in a folder of runs, and warnings about plans that cannot be read."""
+    studies, warnings = [], []
     for path in sorted(root.glob(f"*/{PLAN}")):
         try:
-            found.append((path.parent, read_plan(path.parent)))
+            studies.append((path.parent, read_plan(path.parent)))
         except DataError as error:
-            complaints.append(str(error))
-    return found, complaints
+            warnings.append(str(error))
+    return studies, warnings
 
 
 class Failure(Record):
-    """A run that gives no score, and why."""
+    """A run without a score, and why."""
 
     run: str  # folder name; empty where none was planned
     arm: ArmName | None = None
@@ -78,33 +78,33 @@ class Failure(Record):
 
 
 class RunsFound(NamedTuple):
-    """What a folder of runs holds. A run is in one list only."""
+    """The contents of a folder of runs. A run is in one list only."""
 
     studies: list[tuple[Path, StudyPlan]]
     pairings: list[ComparisonRuns]  # of runs that no study mentions
     unpaired: list[Failure]  # runs without a result that no study mentions
-    complaints: list[str]
+    warnings: list[str]
 
 
 def all_runs(root: Path) -> RunsFound:
     """Every study in a folder of runs, then the finished runs that none of them mentions."""
-    planned, complaints = studies_in(root)
+    planned, warnings = studies_in(root)
     mentioned = {name for _, plan in planned for name in run_names(plan)}
     finished: dict[str, Result] = {}
     unpaired: list[Failure] = []
     for name in sorted(path.name for path in root.iterdir() if path.is_dir()):
         if not name.startswith(("finetune-", "pretrain-")) or "." in name:  # `.old1`: moved aside
             continue
-        found = run_outcome(root, name)
-        if isinstance(found, Result):
-            finished[name] = found
+        outcome = run_outcome(root, name)
+        if isinstance(outcome, Result):
+            finished[name] = outcome
         elif name not in mentioned:
-            unpaired.append(found)
-    more, ambiguous = pair_by_seed(root, finished, mentioned)
-    return RunsFound(planned, more, unpaired, complaints + ambiguous)
+            unpaired.append(outcome)
+    pairs, ambiguous = pair_by_seed(root, finished, mentioned)
+    return RunsFound(planned, pairs, unpaired, warnings + ambiguous)
 
 
-class Side(NamedTuple):
+class ArmRuns(NamedTuple):
     """The finished runs of one arm in one configuration."""
 
     settings: str
@@ -116,52 +116,52 @@ def pair_by_seed(root: Path, results: dict[str, Result], mentioned: set[str]) ->
     """Pair finished runs that have task, model, metric and a seed in common.
 
     Where an arm was run in several configurations, each of its pairs is a row of its own. Of two runs with
-    the same settings and seed (from different pretraining runs), the second is left out with a complaint.
+    the same settings and seed (from different pretraining runs), the second is left out with a warning.
     """
     parents = {result.key: (name, result) for name, result in results.items() if result.stage == "pretrain"}
-    sides: dict[tuple[str, str, str, bool], dict[ArmName, dict[str, Side]]] = {}
-    complaints: list[str] = []
+    groups: dict[tuple[str, str, str, bool], dict[ArmName, dict[str, ArmRuns]]] = {}
+    warnings: list[str] = []
     for name, result in results.items():
         if result.stage != "finetune" or name in mentioned:
             continue
         arm: ArmName = "spt" if result.parent else "scratch"
         parent, pretraining = parents.get(result.parent or "", (None, None))
         settings = result.settings[:8] + (f"+{pretraining.settings[:8]}" if pretraining else "")
-        arms = sides.setdefault((result.task, result.model, result.metric, result.smoke), {"scratch": {}, "spt": {}})
-        side = arms[arm].setdefault(settings, Side(settings, result.recipe, {}))
-        if result.seed in side.cells:
-            other = side.cells[result.seed].run
-            complaints.append(f"{name} is left out: it has the settings and the seed of {other}")
+        arms = groups.setdefault((result.task, result.model, result.metric, result.smoke), {"scratch": {}, "spt": {}})
+        runs = arms[arm].setdefault(settings, ArmRuns(settings, result.recipe, {}))
+        if result.seed in runs.cells:
+            other = runs.cells[result.seed].run
+            warnings.append(f"{name} is left out: it has the same settings and seed as {other}")
         else:
-            side.cells[result.seed] = PlannedCell(arm=arm, seed=result.seed, run=name, parent=parent)
+            runs.cells[result.seed] = PlannedCell(arm=arm, seed=result.seed, run=name, parent=parent)
     return [
         ComparisonRuns(
             root,
-            StudyRow(name=side[-1].recipe, task=task, model=model),
-            " / ".join(f"{next(iter(part.cells.values())).arm} {part.settings}" for part in side),
-            tuple(sorted({seed for part in side for seed in part.cells})),
-            tuple(cell for part in side for cell in part.cells.values()),
+            StudyRow(name=row[-1].recipe, task=task, model=model),
+            " / ".join(f"{next(iter(arm.cells.values())).arm} {arm.settings}" for arm in row),
+            tuple(sorted({seed for arm in row for seed in arm.cells})),
+            tuple(cell for arm in row for cell in arm.cells.values()),
             smoke=smoke,
         )
-        for (task, model, _, smoke), arms in sides.items()
-        for side in _sides(list(arms["scratch"].values()), list(arms["spt"].values()))
-    ], complaints
+        for (task, model, _, smoke), arms in groups.items()
+        for row in _match_arms(list(arms["scratch"].values()), list(arms["spt"].values()))
+    ], warnings
 
 
-def _sides(scratch: list[Side], spt: list[Side]) -> Iterator[tuple[Side, ...]]:
-    """Every two sides that share a seed; then those that share one with no other, alone."""
+def _match_arms(scratch: list[ArmRuns], spt: list[ArmRuns]) -> Iterator[tuple[ArmRuns, ...]]:
+    """Every two configurations that share a seed, then each one that shares no seed with any other."""
     pairs = [(a, b) for a, b in product(scratch, spt) if a.cells.keys() & b.cells.keys()]
     yield from pairs
-    yield from ((side,) for side in (*scratch, *spt) if not any(side is part for pair in pairs for part in pair))
+    yield from ((runs,) for runs in (*scratch, *spt) if not any(runs is part for pair in pairs for part in pair))
 
 
 Outcomes = dict[tuple[int, ArmName], Result | Failure]  # by seed and arm
 
 
 def outcomes(pairing: ComparisonRuns) -> Outcomes:
-    """Both arms at every seed: a result, or why there is none. The results share one metric."""
+    """Both arms at every seed: a result, or why there is none. All results share one metric."""
     cells = {(cell.seed, cell.arm): cell for cell in pairing.cells}
-    found: Outcomes = {}
+    ended: Outcomes = {}
     metric = ""
     for seed in pairing.seeds:
         for arm in ARMS:
@@ -173,12 +173,12 @@ def outcomes(pairing: ComparisonRuns) -> Outcomes:
                 metric = outcome.metric
             else:
                 outcome = outcome.model_copy(update={"arm": arm, "seed": seed})
-            found[seed, arm] = outcome
-    return found
+            ended[seed, arm] = outcome
+    return ended
 
 
 def _outcome(root: Path, cell: PlannedCell, metric: str) -> Result | Failure:
-    """The result of a finetuning run if it is the one that was planned and has a score in this metric."""
+    """The result of a finetuning run, if it is the planned one and has a score in this metric."""
     result = run_outcome(root, cell.run, cell.parent)
     if isinstance(result, Failure):
         return result
@@ -199,7 +199,7 @@ def _outcome(root: Path, cell: PlannedCell, metric: str) -> Result | Failure:
 
 
 def run_outcome(root: Path, name: str, parent: str | None = None) -> Result | Failure:
-    """A run's result, or what the run, or the pretraining run it waits for, says about the lack of it."""
+    """A run's result, or why there is none, by its own status or that of the pretraining run it waits for."""
     run, before = RunFolder(root, name), ""
     try:
         if (result := run.result()) is not None:
@@ -216,6 +216,6 @@ def run_outcome(root: Path, name: str, parent: str | None = None) -> Result | Fa
     state, code = status.get("state"), status.get("exit_code")
     if state not in ("running", "failed", "diverged", "stopped"):
         return Failure(run=name, state="missing", reason=f"{before}its status is {state}, but there is no result")
-    without = "started, not finished" if state == "running" else "no reason was written down"
+    without = "started, not finished" if state == "running" else "no reason was recorded"
     reason = before + str(status.get("reason") or without)
     return Failure(run=name, state=state, reason=reason, exit_code=code if isinstance(code, int) else None)

@@ -15,6 +15,7 @@ FolderName = Annotated[str, Field(pattern=r"^[^/\\]*[^/\\.][^/\\]*$")]  # beside
 Factor = str | int | float | bool | None  # what a study varies, at one of its levels
 Kind = Literal["compare", "compute", "data", "size", "init", "objective", "tune"]
 Axis = Literal["epochs", "examples", "flops", "time"]
+Smoke = bool | Literal["full"]  # a few steps of a small network, or ("full") of the recipe's own sizes
 PLAN = "study.json"
 
 
@@ -60,7 +61,7 @@ class PlannedTrial(Record):
 
 
 class PlannedSearch(Record):
-    """What was tried for a row of a tuning study: the same settings in both arms, judged on validation only."""
+    """What was tried for a row of a tuning study: the same settings in both arms, chosen on validation only."""
 
     row: int
     space: dict[str, tuple[Factor, ...]]  # of each setting, the values that occur, in order
@@ -81,7 +82,7 @@ class StudyPlan(Record):
     rows: tuple[StudyRow, ...]
     cells: tuple[PlannedCell, ...]
     searches: tuple[PlannedSearch, ...] = ()
-    notes: tuple[str, ...] = ()  # what planning decided that a reader must know
+    notes: tuple[str, ...] = ()  # decisions of the planning that a reader must know
 
     @model_validator(mode="after")
     def _rows_are_listed(self) -> "StudyPlan":

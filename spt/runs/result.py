@@ -33,7 +33,7 @@ class Ledger(BaseModel):
             if name not in ("operations", "peak_bytes")
         }
         operations = {kind: a.get(kind, 0.0) + b.get(kind, 0.0) for kind in (*a, *b)}
-        # Not validated: a sum may pass the limits of what a result may say.
+        # Not validated: a sum may exceed the limits of a result's fields.
         return Ledger.model_construct(**sums, operations=operations, peak_bytes=max(self.peak_bytes, other.peak_bytes))
 
 
@@ -44,11 +44,11 @@ class SplitRecord(BaseModel):
 
     rows: Count
     inputs: str  # hash of every row's input
-    targets: str | None = None  # hash of the labels; None where the stage was given none
+    targets: str | None = None  # hash of the labels; None where the stage has none
 
 
 class _Environment(BaseModel):
-    """What readers take for granted of a result's environment, where it is there."""
+    """The fields of a result's environment that readers rely on."""
 
     commit: str | None = None
     processes: int = 1
@@ -85,8 +85,8 @@ class Result(BaseModel):
     total: Ledger  # own plus the parent's
     parameters: dict[str, Count]  # encoder, backbone, head, total
     data: dict[str, SplitRecord]
-    notes: tuple[str, ...] = ()  # what a reader of the scores must know of the data and the conventions
-    repeated: dict[str, Count] = {}  # rows of validation and test whose input also stands in training
+    notes: tuple[str, ...] = ()  # what a reader of the scores must know about the data and the conventions
+    repeated: dict[str, Count] = {}  # rows of validation and test whose input also occurs in training
     batch_size: Count
     precision: str
     environment: dict[str, Any]  # versions, device: the short form of env.json

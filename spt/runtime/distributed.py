@@ -29,8 +29,9 @@ from spt.models.ops import backends
 from spt.runtime import launch
 from spt.runtime.environment import compiler_problem
 from spt.runtime.settings import TRACKERS, Settings
+from spt.runtime.signals import cleanup
 
-Posed = TypeVar("Posed", bound=tuple[Any, ...])
+TensorTree = TypeVar("TensorTree", bound=tuple[Any, ...])
 Value = TypeVar("Value")
 
 
@@ -107,11 +108,11 @@ class Runtime:
         """GPUs here that this process, alone, leaves unused."""
         return 0 if self.settings.cpu or self.world > 1 else max(0, torch.cuda.device_count() - 1)
 
-    def once(self, function: Callable[[], Value]) -> Value:
+    def on_main(self, function: Callable[[], Value]) -> Value:
         """Run on process 0 alone; every process gets its value, or raises its error."""
-        return self.together(function, only_main=True)[0]
+        return self.all_ranks(function, only_main=True)[0]
 
-    def together(self, function: Callable[[], Value], only_main: bool = False) -> list[Value]:
+    def all_ranks(self, function: Callable[[], Value], only_main: bool = False) -> list[Value]:
         """Run on every process; each gets the values of all, or raises the error of the first that failed."""
         if self.world == 1:
             return [function()]
@@ -132,21 +133,21 @@ class Runtime:
                 raise mark_shared(error)
         return [theirs for theirs, _ in found]
 
-    def alike(self, function: Callable[[], Value]) -> Value:
+    def each_rank(self, function: Callable[[], Value]) -> Value:
         """Run on every process, for the process's own value; when one fails, all raise its error."""
         kept: list[Value] = []
-        self.together(lambda: kept.append(function()))
+        self.all_ranks(lambda: kept.append(function()))
         return kept[0]
 
     @contextlib.contextmanager
-    def on_main(self, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    def entered_on_main(self, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
         """A context that process 0 enters for all, e.g. a lock."""
         with contextlib.ExitStack() as stack:
 
             def enter() -> None:
                 stack.enter_context(make())
 
-            self.once(enter)
+            self.on_main(enter)
             yield
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float | None) -> tuple[nn.Module, Any]:
@@ -183,7 +184,7 @@ class Runtime:
             raise BackendError(str(error)) from error
 
     def compile(self, module: nn.Module, say: Callable[[str], None]) -> None:
-        """Compile a module in place, under its own name; in words, not, where that cannot be done."""
+        """Compile a module in place, under its own name; where that cannot be done, say why and leave it."""
         problem = compiler_problem(self.device.type)
         if problem is not None:
             say(f"--compile: torch.compile cannot be used here ({problem}); continuing without it")
@@ -218,16 +219,16 @@ class Runtime:
     def autocast(self, precision: str) -> contextlib.AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16")
 
-    def pinned(self, posed: Posed) -> Posed:
-        """A question's tensors where a GPU fetches them without being waited for."""
+    def pinned(self, tensors: TensorTree) -> TensorTree:
+        """A batch's tensors in pinned memory, from which a GPU copies without blocking."""
         if self.device.type != "cuda":
-            return posed
-        pinned: Posed = tree_map_only(Tensor, lambda tensor: tensor.pin_memory(), posed)
+            return tensors
+        pinned: TensorTree = tree_map_only(Tensor, lambda tensor: tensor.pin_memory(), tensors)
         return pinned
 
-    def send(self, posed: Posed) -> Posed:
-        """A question's tensors, on this process's device."""
-        return send_to_device(posed, self.device, non_blocking=True)
+    def send(self, tensors: TensorTree) -> TensorTree:
+        """A batch's tensors on this process's device."""
+        return send_to_device(tensors, self.device, non_blocking=True)
 
     def total(self, numbers: list[float]) -> list[float]:
         """Sums over all processes, in float64 (float32 on devices without it)."""
@@ -285,11 +286,16 @@ class Runtime:
             raise BackendError(
                 f"the tracker {wanted} cannot be used: {one_line(error)}; or leave --tracker out"
             ) from error
-        try:
-            yield
-        finally:
+
+        def finish(_: object = None) -> None:
             for tracker in self.accelerator.trackers:  # Accelerate's end_training would end the group of processes too
                 tracker.finish()
+
+        try:
+            with cleanup(finish):
+                yield
+        finally:
+            finish()
             self.accelerator.log_with, self.accelerator.trackers = [], []
 
     def track(self, kind: str, step: int, numbers: dict[str, float]) -> None:

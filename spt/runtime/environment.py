@@ -55,7 +55,11 @@ def _packages() -> dict[str, str]:
 
 
 def command_line() -> str:
-    return shlex.join(["spt", *sys.argv[1:]])
+    """The command, or the program that used the Python API; nothing for an interactive session."""
+    program = Path(sys.argv[0]).name
+    if program in ("spt", "spt.exe", "spt_cli.py", "__main__.py"):
+        return shlex.join(["spt", *sys.argv[1:]])
+    return shlex.join(["python", program, *sys.argv[1:]]) if program.endswith(".py") else ""
 
 
 @cache

@@ -9,6 +9,7 @@ import ctypes
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,11 +17,13 @@ import tempfile
 from collections.abc import Mapping, MutableMapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
-from spt.errors import BackendError, UsageError, one_line
+from spt.errors import BackendError, Interrupted, Stopped, UsageError, one_line
+from spt.runtime import signals
+from spt.runtime.signals import CODE_FILE
 
-CODE_FILE = "SPT_EXIT_CODE_FILE"  # where the first that ends leaves its exit code, which launchers turn into 1
 PATIENCE = 300  # seconds that processes asked to stop have for finishing their step and saving
 MAX_PROCESSES = 256  # processes on one machine
 
@@ -85,7 +88,7 @@ def first_host(nodes: str) -> str:
 
 
 def check_request(processes: int | None, config: Path | None) -> None:
-    """Raise UsageError, in words, for a request that cannot be met."""
+    """Raise UsageError for a request that cannot be met."""
     if config is not None and not config.is_file():
         raise UsageError(f"no accelerate config file {config}; accelerate config writes one")
     if processes is not None and processes > MAX_PROCESSES:
@@ -119,7 +122,10 @@ def needs_launch(processes: int | None, config: Path | None) -> bool:
 
 def relaunch(processes: int | None, config: Path | None, arguments: Sequence[str]) -> int:
     """Run the same command as several processes; returns the exit code that the first to fail meant."""
-    with tempfile.TemporaryDirectory(prefix="spt-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="spt-") as folder,
+        signals.cleanup(lambda _: shutil.rmtree(folder, ignore_errors=True)),
+    ):
         path = Path(folder) / "code"
         environ = {CODE_FILE: str(path), **import_environment()}
         before = {name: os.environ.get(name) for name in environ}
@@ -162,32 +168,53 @@ def _torchrun(processes: int, arguments: Sequence[str], path: Path) -> int:
         told = _code(path)
         if told is not None and any(failure.exitcode == told for failure in error.failures.values()):
             return told
+        if {failure.exitcode for failure in error.failures.values()} <= {Stopped.exit_code, Interrupted.exit_code}:
+            raise signals.stop_error(signal.SIGTERM) from None  # stopped from outside, before it began to train
         # Who lost a partner ends with the code of that, often within the same second; it is not what happened first.
         number, failure = min(
             error.failures.items(),
             key=lambda item: (item[1].exitcode == BackendError.exit_code, item[1].timestamp),
         )
         how = signal.Signals(-failure.exitcode).name if failure.exitcode < 0 else f"exit code {failure.exitcode}"
-        memory = ", perhaps for want of memory" if failure.exitcode == -signal.SIGKILL else ""
+        memory = ", perhaps because memory ran out" if failure.exitcode == -signal.SIGKILL else ""
         raise BackendError(
-            f"process {number} of {processes} ended without a word ({how}{memory}); what was saved is kept and the "
+            f"process {number} of {processes} was killed ({how}{memory}); what was saved is kept and the "
             "same command continues"
         ) from None
-    except SignalException as error:  # the processes have had their time to save; without one, there was nothing to say
-        return _code(path) or (130 if error.sigval == signal.SIGINT else 75)
+    except SignalException as error:  # the processes have had their time to save
+        if (code := _code(path)) is not None:
+            return code
+        raise signals.stop_error(error.sigval) from None  # nothing was to be saved, so nobody has said anything
     except (OSError, RuntimeError, ValueError) as error:  # no port, no process
         raise BackendError(f"{processes} processes could not be started: {one_line(error)}") from error
+    finally:
+        signals.install()  # torchrun has installed handlers of its own
     return 0
 
 
 def _accelerate(config: Path, processes: int | None, arguments: Sequence[str], path: Path) -> int:
-    number = [f"--num_processes={processes}"] if processes else []
-    command = [sys.executable, "-m", "accelerate.commands.launch", f"--config_file={config}", *number]
-    with subprocess.Popen([*command, "-m", "spt_cli", *arguments]) as child:
-        for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, lambda number, _: child.send_signal(number))
-        done = child.wait()
+    count = [f"--num_processes={processes}"] if processes else []
+    command = [sys.executable, "-m", "accelerate.commands.launch", f"--config_file={config}", *count]
+    received: list[int] = []
+    child: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        if child is not None:
+            child.send_signal(number)
+
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, forward)
+    try:
+        with subprocess.Popen([*command, "-m", "spt_cli", *arguments]) as child:
+            for number in received[:1]:  # it came before there was anybody to pass it on to
+                child.send_signal(number)
+            done = child.wait()
+    finally:
+        signals.install()
     if done and _code(path) is None:
+        if received:
+            raise signals.stop_error(received[0])
         raise BackendError(f"accelerate launch with {config} ended with code {done} before spt could say anything")
     return _code(path) or 0
 
@@ -219,6 +246,8 @@ def end_with_parent() -> None:
     if CODE_FILE in os.environ and sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
+        if not Path(os.environ[CODE_FILE]).parent.is_dir():  # it has already gone
+            signal.raise_signal(signal.SIGTERM)
 
 
 def leave_group(patience: float | None = None) -> None:

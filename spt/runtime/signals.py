@@ -1,15 +1,101 @@
-"""SIGTERM and Ctrl-C during training: noted, and acted on between two steps."""
+"""SIGTERM and Ctrl-C, from the first line of a command to its last.
+
+What a handler raises comes up at any instruction, also inside a library: torch swallows an exception that strikes
+while it imports numpy, and goes on with half of it. So the handlers here raise nothing. A signal ends the process at
+once, after the functions registered with `cleanup`; inside `StopSignals` it is noted and acted on at the next safe
+point. This module is loaded before anything that takes time to import, so it imports next to nothing itself.
+"""
 
 import contextlib
+import os
 import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from spt.errors import Interrupted, Stopped
 
+CODE_FILE = "SPT_EXIT_CODE_FILE"  # set in processes that spt starts: where the first that ends leaves its exit code
+
+Cleanup = Callable[[Stopped], object]
+
+_cleanups: list[Cleanup] = []
+_owner = 0  # the process that installed the handlers; its forks have nothing to clean up
+_silent = False
+
+
+def install(*, silent: bool = False) -> None:
+    """From here on SIGTERM and Ctrl-C end this process at once, with one sentence (unless `silent`) and its code."""
+    global _owner, _silent
+    _owner, _silent = os.getpid(), silent
+    signal.signal(signal.SIGTERM, _end)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background jobs of a shell
+        signal.signal(signal.SIGINT, _end)
+
+
+@contextlib.contextmanager
+def cleanup(function: Cleanup) -> Iterator[None]:
+    """While this is open, a signal that ends the process calls `function` first: no `finally` will run."""
+    _cleanups.append(function)
+    try:
+        yield
+    finally:
+        _cleanups.remove(function)
+
+
+def stop_error(number: int, rest: str = "; the same command continues") -> Stopped:
+    """The error that stands for SIGTERM or SIGINT."""
+    return Interrupted(f"interrupted{rest}") if number == signal.SIGINT else Stopped(f"stopped{rest}")
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    if os.getpid() != _owner:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+    end_process(stop_error(number))
+
+
+def end_process(error: Stopped) -> NoReturn:
+    """End this process now: clean up, say why, and exit without returning to whatever was interrupted."""
+    # A launcher may pass on a Ctrl-C that the terminal has already sent. Alone, a second one does not wait for us.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if _has_launcher() else signal.SIG_DFL)
+    try:
+        for function in reversed(_cleanups):
+            with contextlib.suppress(BaseException):
+                function(error)
+        _end_pools()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        if not _silent and _speaks():
+            clear = "\r\x1b[K\x1b[?25h" if os.isatty(2) and os.environ.get("TERM") != "dumb" else ""  # a progress bar
+            os.write(2, f"{clear}spt: {error}\n".encode())
+    finally:
+        os._exit(error.exit_code)
+
+
+def _end_pools() -> None:
+    """End the processes of pools: they would wait for work for ever."""
+    if (multiprocessing := sys.modules.get("multiprocessing.process")) is not None:
+        for child in multiprocessing.active_children():
+            child.terminate()
+
+
+def _has_launcher() -> bool:
+    return any(name in os.environ for name in (CODE_FILE, "RANK", "SLURM_PROCID"))
+
+
+def _speaks() -> bool:
+    """Of several processes the first one speaks; for those that spt has started, the process that started them."""
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    return CODE_FILE not in os.environ and rank == "0"
+
 
 class StopSignals:
-    """While training: SIGTERM and Ctrl-C are noted, and acted on between two steps. A second Ctrl-C acts at once.
+    """Inside, SIGTERM and Ctrl-C are noted, to be acted on between two steps. A second Ctrl-C acts at once.
 
     Several processes: a launcher may pass on a Ctrl-C that the terminal has already sent, so there it is noted only.
     """
@@ -25,21 +111,32 @@ class StopSignals:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        # Of several processes, one that stops, or that alone has failed, ends; its launcher is going to stop it too.
+        ends = isinstance(error, Stopped) or not getattr(error, "known_to_all", False)
+        ending = error is not None and not self._alone and ends
         for number, handler in self._before.items():
-            # Of several processes one that has failed is stopped by its launcher soon; it is ending already.
-            ending = kind is not None and not self._alone and number == signal.SIGTERM
             signal.signal(number, signal.SIG_IGN if ending else handler)
+        if self.received and not ending and not isinstance(error, Stopped | KeyboardInterrupt):
+            signal.raise_signal(self.received)  # it came after the last safe point
+
+    def check(self) -> None:
+        """Raise Stopped if a signal has come."""
+        if self.received:
+            raise stop_error(self.received)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep; raise Stopped soon after a signal."""
+        end = time.monotonic() + seconds
+        self.check()
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 0.2))  # a handler that returns does not end a sleep
+            self.check()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._alone and self.received == signal.SIGINT and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            before = self._before[number]
+            signal.signal(number, before)
+            signal.raise_signal(number)
         # Of two signals, the first says why.
         self.received = self.received or number
-
-
-def stopped(number: int, step: int) -> Stopped:
-    """The error that ends a training after SIGTERM or SIGINT."""
-    if number == signal.SIGINT:
-        return Interrupted(f"interrupted after step {step:,}; the same command continues from there")
-    return Stopped(f"stopped after step {step:,}; the same command continues from there")

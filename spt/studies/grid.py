@@ -1,7 +1,7 @@
 """From a study to its rows and cells: one function for each kind. No torch here.
 
-A row is a recipe at one level of what the study varies; it has two arms over seeds. What a budget is worth in rows,
-operations or seconds, a `Meter` says, since it takes data and networks to know.
+A row is a recipe at one level of what the study varies; it has two arms over seeds. A `CostModel` converts budgets to
+rows, operations or seconds, which takes data and networks.
 """
 
 import itertools
@@ -37,13 +37,13 @@ from spt.studies.schema import (
     recipe_overrides,
 )
 
-MAX_RUNS = 1000  # draws in a row without a new setting after which there are no others
+MAX_RUNS = 1000  # repeated draws in a row after which a search space counts as exhausted
 StageName = Literal["pretrain", "finetune", "scratch"]
 
 
 @runtime_checkable
 class CostModel(Protocol):
-    """What budgets are worth; asked only where a study needs to know."""
+    """The cost of jobs in rows, operations and seconds; asked only where a study needs it."""
 
     def rows(self, loaded: Loaded) -> int:
         """Training rows in use."""
@@ -52,10 +52,10 @@ class CostModel(Protocol):
         """Whether training rows are drawn again in every epoch."""
 
     def identify_data(self, loaded: Loaded) -> Loaded:
-        """The recipe with the identity of its data set, as jobs need it."""
+        """The recipe with the identity of its data set, which jobs need."""
 
-    def same_input(self, one: Loaded, other: Loaded) -> bool:
-        """Do both read their inputs alike, with one vocabulary?"""
+    def same_input(self, first: Loaded, second: Loaded) -> bool:
+        """Do both encode their inputs the same way, with the same vocabulary?"""
 
     def flops(self, job: Job) -> float:
         """Analytic operations of the job's whole training, its parent's not included."""
@@ -95,7 +95,7 @@ class SearchGrid(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyGrid:
-    """A study in full: what is to be run."""
+    """Every run of a study."""
 
     study: Study
     seeds: tuple[int, ...]
@@ -106,23 +106,23 @@ class StudyGrid:
 
     @property
     def jobs(self) -> list[Job]:
-        """Every finetuning that the study wants, trials first, each once."""
-        found = [trial.job for search in self.searches for trial in search.trials] + [cell.job for cell in self.cells]
-        return list({job.name: job for job in found}.values())
+        """Every finetuning job of the study, trials first, each once."""
+        jobs = [trial.job for search in self.searches for trial in search.trials] + [cell.job for cell in self.cells]
+        return list({job.name: job for job in jobs}.values())
 
 
-def expand(study: Study, smoke: Smoke, meter: CostModel) -> StudyGrid:
-    """Rows and cells of a study. Raises UsageError and RecipeError for what cannot be done."""
-    bases = [BaseRecipe(study, source, smoke, meter) for source in study.recipes]
+def expand(study: Study, smoke: Smoke, costs: CostModel) -> StudyGrid:
+    """Rows and cells of a study. Raises UsageError and RecipeError for a study that cannot be run."""
+    bases = [BaseRecipe(study, source, smoke, costs) for source in study.recipes]
     rows, owners, notes = [], [], [note for base in bases for note in base.loaded.notes]
     for base in bases:
-        found, said = _ROWS[study.kind](study, base, meter)
-        rows += found
-        owners += [base] * len(found)
-        notes += said
+        new_rows, new_notes = _ROWS[study.kind](study, base, costs)
+        rows += new_rows
+        owners += [base] * len(new_rows)
+        notes += new_notes
     cells = cells_of([(row.loaded, row.loaded) for row in rows], study.seed_list)
     if isinstance(study, Data) and study.pretrain_on == "all":
-        cells = _pretrained_on_all(cells, study, owners, meter)
+        cells = _pretrained_on_all(cells, study, owners, costs)
         rows = [replace(row, factors={**row.factors, "pretrained on": "all inputs"}) for row in rows]
     if isinstance(study, Tune):
         return StudyGrid(
@@ -132,7 +132,7 @@ def expand(study: Study, smoke: Smoke, meter: CostModel) -> StudyGrid:
 
 
 def cells_of(rows: Iterable[tuple[Loaded, Loaded]], seeds: Sequence[int]) -> list[Cell]:
-    """For every row, a pair (scratch, SPT) of recipes, and seed both arms, seed by seed so that pairs fill up early."""
+    """Both arms of every row, a pair (scratch, SPT) of recipes; seed by seed, so that pairs are complete early."""
     cells = []
     for i, (scratch, spt) in enumerate(rows):
         for seed in seeds:
@@ -147,51 +147,51 @@ def spt_job(loaded: Loaded, seed: int) -> Job:
 class BaseRecipe:
     """A recipe of the study, loaded once, and its variants."""
 
-    def __init__(self, study: Study, source: str, smoke: Smoke, meter: CostModel) -> None:
-        self.source, self.smoke, self.meter = source, smoke, meter
+    def __init__(self, study: Study, source: str, smoke: Smoke, costs: CostModel) -> None:
+        self.source, self.smoke, self.costs = source, smoke, costs
         self.overrides = recipe_overrides(study.set)
         self.loaded = self._load(self.overrides)
 
     def _load(self, overrides: Sequence[str]) -> Loaded:
-        return self.meter.identify_data(load(self.source, overrides, smoke=self.smoke))
+        return self.costs.identify_data(load(self.source, overrides, smoke=self.smoke))
 
     def with_task(self, **options: Any) -> Loaded:
         """The recipe over other rows of the same task."""
         recipe = self.loaded.recipe
         task = Part(**{**recipe.task.model_dump(), **options})
-        return self.meter.identify_data(replace(self.loaded, recipe=recipe.model_copy(update={"task": task})))
+        return self.costs.identify_data(replace(self.loaded, recipe=recipe.model_copy(update={"task": task})))
 
     def variant(self, changes: Changes) -> Loaded:
-        """The recipe with more changes; what is varied stands above what is set in every recipe."""
-        kept = [one for one in self.overrides if one.partition("=")[0] not in changes]
+        """The recipe with more changes; they override what is set in every recipe."""
+        kept = [override for override in self.overrides if override.partition("=")[0] not in changes]
         return self._load([*kept, *recipe_overrides(changes)])
 
 
 RowsAndNotes = tuple[list[GridRow], list[str]]
 
 
-def _compare(study: Compare, base: BaseRecipe, meter: CostModel) -> RowsAndNotes:
+def _compare(study: Compare, base: BaseRecipe, costs: CostModel) -> RowsAndNotes:
     return [GridRow(base.loaded)], []
 
 
-def _tune(study: Tune, base: BaseRecipe, meter: CostModel) -> RowsAndNotes:
-    found = len(settings(study))
-    few = f"{found} settings are tried: the space has no {study.trials} different ones"
-    return [GridRow(base.loaded)], [few] if found < (study.trials or 0) else []
+def _tune(study: Tune, base: BaseRecipe, costs: CostModel) -> RowsAndNotes:
+    count = len(settings(study))
+    note = f"{count} settings are tried: the space does not have {study.trials} different ones"
+    return [GridRow(base.loaded)], [note] if count < (study.trials or 0) else []
 
 
-def _init(study: Init, base: BaseRecipe, meter: CostModel) -> RowsAndNotes:
+def _init(study: Init, base: BaseRecipe, costs: CostModel) -> RowsAndNotes:
     levels = study.initialisations
     return [GridRow(base.variant({"model.initialisation": level}), {"initialisation": level}) for level in levels], []
 
 
-def _size(study: Size, base: BaseRecipe, meter: CostModel) -> RowsAndNotes:
+def _size(study: Size, base: BaseRecipe, costs: CostModel) -> RowsAndNotes:
     sizes = study.of(base.source)
     return [GridRow(base.variant(changes), {"size": label}) for label, changes in sizes.items()], []
 
 
-def _objective(study: Objective, base: BaseRecipe, meter: CostModel) -> RowsAndNotes:
-    """One row for each objective. What looks ahead cannot predict the next step: there both arms are made causal."""
+def _objective(study: Objective, base: BaseRecipe, costs: CostModel) -> RowsAndNotes:
+    """One row for each objective. Next-step prediction needs a causal model: there both arms are made causal."""
     rows, notes = [], []
     for options in study.objectives:
         name, rest = options["name"], {key: value for key, value in options.items() if key != "name"}
@@ -206,30 +206,30 @@ def _objective(study: Objective, base: BaseRecipe, meter: CostModel) -> RowsAndN
 
 
 def _objective_text(loaded: Loaded, given: Mapping[str, Any]) -> str:
-    """An objective with what was asked for, and with what the recipe says otherwise than by default."""
+    """An objective with the options that were given and those that the recipe changes from their defaults."""
     part = loaded.recipe.pretrain.objective
     usual = OBJECTIVE_OPTIONS[part.name].model_fields
-    told = {key: value for key, value in part.options.items() if key in given or value != usual[key].default}
-    return " ".join([part.name, *(f"{key}={value}" for key, value in told.items())])
+    shown = {key: value for key, value in part.options.items() if key in given or value != usual[key].default}
+    return " ".join([part.name, *(f"{key}={value}" for key, value in shown.items())])
 
 
-def _data(study: Data, base: BaseRecipe, meter: CostModel) -> RowsAndNotes:
+def _data(study: Data, base: BaseRecipe, costs: CostModel) -> RowsAndNotes:
     """One row for each fraction, with the recipe's number of updates, or of passes, in every one."""
     rows = []
-    if meter.resampled(base.loaded):
+    if costs.resampled(base.loaded):
         raise UsageError(
-            f"{base.loaded.name}: its task makes new rows in every epoch, so a fraction of them limits nothing; "
+            f"{base.loaded.name}: its task makes new rows in every epoch, so a fraction of them is no limit; "
             "set task.resample_each_epoch=false"
         )
     for fraction in study.fractions:
         if fraction == base.loaded.recipe.task.options["subset_fraction"] and not study.stratified:
-            rows.append(GridRow(base.loaded, {"fraction": fraction}))  # the run that other studies have as well
+            rows.append(GridRow(base.loaded, {"fraction": fraction}))  # the same run as in other studies
             continue
-        # Not through the recipe's text: a smoke run has put subset_fraction back to 1.
+        # Not as an override: a smoke run resets subset_fraction to 1.
         loaded = base.with_task(subset_fraction=fraction, stratified=study.stratified)
-        used = meter.rows(loaded)
+        used = costs.rows(loaded)
         for stage in _stages(loaded):
-            train = _held(study, base, stage, meter)
+            train = _fixed_budget(study, base, stage, costs)
             if base.smoke:
                 train = train.model_copy(update={"batch_size": min(train.batch_size, used)})
             if train.batch_size > used:
@@ -242,41 +242,41 @@ def _data(study: Data, base: BaseRecipe, meter: CostModel) -> RowsAndNotes:
     return rows, []
 
 
-def _held(study: Data, base: BaseRecipe, stage: StageName, meter: CostModel) -> Train:
-    """The recipe's training of a stage, its budget such that it means the same over fewer or more rows."""
-    n, train = meter.rows(base.loaded), base.loaded.recipe.train(stage)
+def _fixed_budget(study: Data, base: BaseRecipe, stage: StageName, costs: CostModel) -> Train:
+    """The recipe's training of a stage, with a budget that means the same for any number of rows."""
+    n, train = costs.rows(base.loaded), base.loaded.recipe.train(stage)
     if study.hold == "epochs":
         if train.epochs is not None:
             return train
         return _budget(train, epochs=_examples(train, n, f"{base.loaded.name}: {stage}") / n)
-    # Evaluated as often as in the recipe: with few rows an epoch is a matter of steps.
+    # Evaluated as often as in the recipe: with few rows an epoch takes only a few steps.
     every = train.evaluate_every or steps_per_epoch(n, train.batch_size, train.drop_last)
     return _budget(train, steps=_steps(train, n, stage, base.loaded), evaluate_every=every)
 
 
 def _pretrained_on_all(
-    cells: Sequence[Cell], study: Data, owners: Sequence[BaseRecipe], meter: CostModel
+    cells: Sequence[Cell], study: Data, owners: Sequence[BaseRecipe], costs: CostModel
 ) -> list[Cell]:
     """The same finetunings after pretraining on every training input: labels are scarce, inputs are not."""
-    found = []
+    changed = []
     whole: dict[BaseRecipe, Loaded] = {}
     for cell in cells:
         if isinstance(cell.job.parent, Job):
             base = owners[cell.row]
             if base not in whole:
                 loaded = base.with_task(subset_fraction=1.0)
-                whole[base] = with_train(loaded, "pretrain", _held(study, base, "pretrain", meter))
-            if not meter.same_input(cell.job.loaded, whole[base]):
+                whole[base] = with_train(loaded, "pretrain", _fixed_budget(study, base, "pretrain", costs))
+            if not costs.same_input(cell.job.loaded, whole[base]):
                 raise UsageError(
-                    f"{base.loaded.name}: this task's vocabulary is that of the rows in use, so what is pretrained on "
-                    "all inputs does not fit a subset; use --pretrain-on subset"
+                    f"{base.loaded.name}: this task's vocabulary depends on the rows in use, so weights pretrained on "
+                    "all inputs do not fit a subset; use --pretrain-on subset"
                 )
             cell = cell._replace(job=replace(cell.job, parent=Job(whole[base], "pretrain", cell.job.seed)))
-        found.append(cell)
-    return found
+        changed.append(cell)
+    return changed
 
 
-def _compute(study: Compute, base: BaseRecipe, meter: CostModel) -> RowsAndNotes:
+def _compute(study: Compute, base: BaseRecipe, costs: CostModel) -> RowsAndNotes:
     """Scratch has the whole budget; SPT gives a share of it to pretraining and the rest to finetuning."""
     loaded, notes = base.loaded, list[str]()
     axis = study.match or _own_axis(loaded)
@@ -284,7 +284,7 @@ def _compute(study: Compute, base: BaseRecipe, meter: CostModel) -> RowsAndNotes
         axis = "examples"  # a smoke run's budgets are steps
     if base.smoke and study.match != axis:
         notes.append(f"{loaded.name}: a smoke run is matched on {axis}")
-    worth = _BUDGET_AXES[axis](loaded, meter)
+    worth = _BUDGET_AXES[axis](loaded, costs)
     total = study.total_of(base.source)
     if total is None or base.smoke:
         total = worth.of_recipe()
@@ -292,32 +292,32 @@ def _compute(study: Compute, base: BaseRecipe, meter: CostModel) -> RowsAndNotes
     scratch = with_train(loaded, "scratch", worth.train("scratch", total))
     rows = []
     for share in filter(None, study.shares):  # 0 is scratch, the baseline of every row
-        one = with_train(scratch, "pretrain", worth.train("pretrain", share * total))
-        one = with_train(one, "finetune", worth.train("finetune", (1 - share) * total))
-        rows.append(GridRow(one, {"share": share}, matched))
+        split = with_train(scratch, "pretrain", worth.train("pretrain", share * total))
+        split = with_train(split, "finetune", worth.train("finetune", (1 - share) * total))
+        rows.append(GridRow(split, {"share": share}, matched))
     return rows, notes
 
 
 class _BudgetAxis(ABC):
     """Budgets on one axis. A stage's warm-up, evaluation and stopping stay as they are."""
 
-    def __init__(self, loaded: Loaded, meter: CostModel) -> None:
-        self.loaded, self.meter = loaded, meter
+    def __init__(self, loaded: Loaded, costs: CostModel) -> None:
+        self.loaded, self.costs = loaded, costs
 
     def of_recipe(self) -> float:
-        """What both stages of the recipe's SPT arm come to."""
+        """The budget of both stages of the recipe's SPT arm."""
         return self.of("pretrain") + self.of("finetune")
 
     @abstractmethod
     def of(self, stage: StageName) -> float:
-        """What the recipe's budget of a stage comes to."""
+        """The recipe's budget of a stage on this axis."""
 
     @abstractmethod
     def train(self, stage: StageName, amount: float) -> Train:
         """A stage's training with this budget."""
 
     def job(self, stage: StageName) -> Job:
-        """A job of this stage, with this stage's settings: without a parent, a finetuning is scratch."""
+        """A job of this stage with its settings; finetuning without a parent is scratch."""
         if stage == "finetune":
             return spt_job(self.loaded, 0)
         return Job(self.loaded, "pretrain" if stage == "pretrain" else "finetune", 0)
@@ -340,7 +340,7 @@ class _EpochBudget(_BudgetAxis):
 class _ExampleBudget(_BudgetAxis):
     def of(self, stage: StageName) -> float:
         train = self.loaded.recipe.train(stage)
-        return _examples(train, self.meter.rows(self.loaded), f"{self.loaded.name}: {stage}")
+        return _examples(train, self.costs.rows(self.loaded), f"{self.loaded.name}: {stage}")
 
     def train(self, stage: StageName, amount: float) -> Train:
         return _budget(self.loaded.recipe.train(stage), examples=max(1, round(amount)))
@@ -348,7 +348,7 @@ class _ExampleBudget(_BudgetAxis):
 
 class _FlopBudget(_BudgetAxis):
     def of(self, stage: StageName) -> float:
-        return self.meter.flops(self.job(stage))
+        return self.costs.flops(self.job(stage))
 
     def train(self, stage: StageName, amount: float) -> Train:
         return _budget(self.loaded.recipe.train(stage), flops=amount)
@@ -357,10 +357,10 @@ class _FlopBudget(_BudgetAxis):
 class _TimeBudget(_BudgetAxis):
     def of(self, stage: StageName) -> float:
         job = self.job(stage)
-        return self.meter.steps(job) * self.meter.seconds_per_step(job)
+        return self.costs.steps(job) * self.costs.seconds_per_step(job)
 
     def train(self, stage: StageName, amount: float) -> Train:
-        each = self.meter.seconds_per_step(self.job(stage))
+        each = self.costs.seconds_per_step(self.job(stage))
         return _budget(self.loaded.recipe.train(stage), steps=max(1, round(amount / each)))
 
 
@@ -373,13 +373,13 @@ _BUDGET_AXES: dict[Axis, type[_BudgetAxis]] = {
 
 
 def _own_axis(loaded: Loaded) -> Axis:
-    """What both stages' budgets are given in; steps count as examples."""
+    """The axis that both stages' budgets are given in; steps count as examples."""
     kinds = {_kind(loaded.recipe.train(stage)) for stage in ("pretrain", "finetune")}
     if len(kinds) > 1:
         raise UsageError(
             f"{loaded.name}: pretraining's budget is given in {_kind(loaded.recipe.pretrain.train)}, finetuning's in "
-            f"{_kind(loaded.recipe.finetune.train)}, which do not add up; say what is held: --match examples, flops or "
-            "time"
+            f"{_kind(loaded.recipe.finetune.train)}, which do not add up; choose the axis to match on: "
+            "--match examples, flops or time"
         )
     (kind,) = kinds
     return "epochs" if kind == "epochs" else "flops" if kind == "flops" else "examples"
@@ -401,7 +401,7 @@ _ROWS: dict[str, Callable[[Any, BaseRecipe, CostModel], RowsAndNotes]] = {
 
 
 def settings(study: Tune) -> list[dict[str, Value]]:
-    """What is tried: every combination of the lists, or random draws, each once where there are enough to draw."""
+    """The settings to try: every combination of the lists, or different random draws."""
     lists = {name: values for name, values in study.space.items() if isinstance(values, tuple)}
     if study.trials is None:
         return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
@@ -409,13 +409,13 @@ def settings(study: Tune) -> list[dict[str, Value]]:
     most = study.trials
     if len(lists) == len(study.space):
         most = min(most, int(np.prod([len(values) for values in lists.values()])))
-    found: dict[str, dict[str, Value]] = {}
+    drawn_settings: dict[str, dict[str, Value]] = {}
     idle = 0
-    while len(found) < most and idle < MAX_RUNS:
+    while len(drawn_settings) < most and idle < MAX_RUNS:
         drawn = {name: _drawn(values, name, rng) for name, values in study.space.items()}
-        idle = 0 if json.dumps(drawn) not in found else idle + 1
-        found.setdefault(json.dumps(drawn), drawn)
-    return list(found.values())
+        idle = 0 if json.dumps(drawn) not in drawn_settings else idle + 1
+        drawn_settings.setdefault(json.dumps(drawn), drawn)
+    return list(drawn_settings.values())
 
 
 def _drawn(values: tuple[Value, ...] | Range, name: str, rng: np.random.Generator) -> Value:
@@ -430,23 +430,23 @@ def _drawn(values: tuple[Value, ...] | Range, name: str, rng: np.random.Generato
 
 
 def _search(study: Tune, row: int, base: GridRow) -> SearchGrid:
-    tried = settings(study)
+    choices = settings(study)
     trials = []
     for seed in study.trial_seeds:
-        for number, values in enumerate(tried):
+        for number, values in enumerate(choices):
             spt, scratch = with_settings(base.loaded, values, "spt"), with_settings(base.loaded, values, "scratch")
             trials += [
                 TrialSetting(number, "spt", seed, spt_job(spt, seed)),
                 TrialSetting(number, "scratch", seed, Job(scratch, "finetune", seed)),
             ]
-    return SearchGrid(row, tried, trials)
+    return SearchGrid(row, choices, trials)
 
 
 def with_settings(loaded: Loaded, values: Mapping[str, Value], arm: Arm) -> Loaded:
     """The recipe with these settings in the supervised training of one arm.
 
-    A budget in steps is one of examples here, so that a larger batch does not mean more training, nor fewer evaluations
-    to choose among.
+    A budget in steps becomes one in examples, so that a larger batch means neither more training nor fewer evaluations
+    to choose from.
     """
     stage: StageName = "finetune" if arm == "spt" else "scratch"
     train = loaded.recipe.train(stage)
@@ -467,7 +467,7 @@ def _stages(loaded: Loaded) -> Iterator[StageName]:
 
 
 def with_train(loaded: Loaded, stage: StageName, train: Train) -> Loaded:
-    """The recipe with another training section; `scratch` gets one of its own if it had none."""
+    """The recipe with another training section for a stage."""
     recipe = loaded.recipe
     update: dict[str, Any] = {"scratch": Scratch(train=train)}
     if stage != "scratch":
@@ -510,9 +510,9 @@ def _examples(train: Train, n: int, place: str) -> float:
         return train.epochs * n
     if train.steps is not None:
         return float(train.steps * min(train.batch_size, n))
-    raise UsageError(f"{place}'s budget is given in operations, which cannot be told in examples; give it in epochs")
+    raise UsageError(f"{place}'s budget is given in operations, not in examples; give it in epochs")
 
 
 def _tidy(amount: float) -> float:
-    """Without the last digits that products of decimal fractions leave: 0.2 * 150 is 30."""
+    """Without the rounding error that products of decimal fractions leave: 0.2 * 150 is 30."""
     return float(f"{amount:.12g}")

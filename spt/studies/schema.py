@@ -1,6 +1,6 @@
-"""A study's file: what is varied over which recipes, and how. One class for each kind; no torch here.
+"""Study files: what is varied over which recipes, and how. One class for each kind; no torch here.
 
-A study is written as YAML, or comes from the command line, and `to_yaml` gives it back complete.
+A study comes from YAML or from the command line; `to_yaml` writes it out in full.
 """
 
 import json
@@ -46,7 +46,7 @@ class _Study(_Strict):
         if isinstance(seeds, tuple) and (len(set(seeds)) < len(seeds) or min(seeds) < 0):
             raise ValueError(f"seeds {list(seeds)} must be different whole numbers from 0")
         if doubles := [name for i, name in enumerate(self.recipes) if name in self.recipes[:i]]:
-            raise ValueError(f"the recipe {doubles[0]} stands twice")
+            raise ValueError(f"the recipe {doubles[0]} is listed twice")
         return self
 
     @property
@@ -84,11 +84,13 @@ class Compute(_Study):
     @model_validator(mode="after")
     def _totals(self) -> "Compute":
         given = self.total.values() if isinstance(self.total, dict) else [self.total]
-        if not all(one is None or one > 0 for one in given):
+        if not all(total is None or total > 0 for total in given):
             raise ValueError("total must be above 0")
         if isinstance(self.total, dict) and set(self.total) != set(self.recipes):
             odd = min(set(self.total) ^ set(self.recipes))
-            raise ValueError(f"total names a budget for each recipe or one for all, but {odd} stands on one side only")
+            raise ValueError(
+                f"total must be one budget or one for each recipe; {odd} is missing from totals or recipes"
+            )
         return self
 
     def total_of(self, recipe: str) -> float | None:
@@ -132,7 +134,7 @@ class Size(_Study):
         if by_recipe and (missing := [name for name in self.recipes if name not in self.sizes]):
             raise ValueError(f"sizes are given by recipe, but not for {missing[0]}")
         if by_recipe and (foreign := [name for name in self.sizes if name not in self.recipes]):
-            raise ValueError(f"sizes are given by recipe, and {foreign[0]} is none of them")
+            raise ValueError(f"sizes are given by recipe, and {foreign[0]} is not one of the recipes")
         for name in self.recipes:
             raw: dict[str, Any] = self.sizes.get(name, self.sizes)
             for label, changes in raw.items():
@@ -141,7 +143,7 @@ class Size(_Study):
         return self
 
     def of(self, recipe: str) -> dict[str, Changes]:
-        """This recipe's sizes; a place without a dot is one of the model's options."""
+        """This recipe's sizes; a key without a dot is a model option."""
         return {
             label: {place if "." in place else f"model.{place}": value for place, value in changes.items()}
             for label, changes in self.sizes.get(recipe, self.sizes).items()
@@ -160,7 +162,7 @@ class Init(_Study):
     @classmethod
     def _once(cls, given: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(given)) < len(given):
-            raise ValueError("an initialisation stands twice")
+            raise ValueError("an initialisation is listed twice")
         return given
 
 
@@ -175,10 +177,10 @@ class Objective(_Study):
     @field_validator("objectives")
     @classmethod
     def _named(cls, given: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-        if not all(isinstance(one.get("name"), str) for one in given):
+        if not all(isinstance(objective.get("name"), str) for objective in given):
             raise ValueError("every objective needs a name: masked or next")
-        if len({json.dumps(one, sort_keys=True) for one in given}) < len(given):
-            raise ValueError("an objective stands twice")
+        if len({json.dumps(objective, sort_keys=True) for objective in given}) < len(given):
+            raise ValueError("an objective is listed twice")
         return given
 
 
@@ -197,7 +199,7 @@ class Range(_Strict):
 
 
 TUNABLE = sorted(
-    set(Train.model_fields) - set(BUDGETS) - {"evaluate_every", "evaluation", "validation_masks", "select"}
+    set(Train.model_fields) - set(BUDGETS) - {"evaluate_every", "metric_average", "validation_masks", "select_by"}
 )
 
 
@@ -221,7 +223,7 @@ class Tune(_Study):
             if name not in TUNABLE:
                 where = "; pretraining has no counterpart in the other arm" if name.startswith("pretrain") else ""
                 hint = where or did_you_mean(name, TUNABLE)
-                raise ValueError(f"space.{name} is no setting of supervised training that can be tuned{hint}")
+                raise ValueError(f"space.{name} is not a tunable setting of supervised training{hint}")
             if isinstance(values, Range):
                 if self.trials is None:
                     raise ValueError(f"space.{name} is a range, so the number of trials is needed (trials: 20)")
@@ -250,16 +252,16 @@ KINDS: dict[str, type[Study]] = {
     "tune": Tune,
 }
 
-_BY_RECIPE = ("sizes", "total")  # what a study may say for each recipe of its own
+_BY_RECIPE = ("sizes", "total")  # fields that may have a value for each recipe
 
 
 @dataclass(frozen=True)
 class StudySource:
-    """A study and where it came from: the paths of its recipes are absolute."""
+    """A study and where it came from; the paths of its recipes are absolute."""
 
     name: str
     study: Study
-    folder: Path | None = None  # where it was run before, if it was named by that
+    folder: Path | None = None  # where it was run before, if it was named by its folder
 
 
 def packaged() -> dict[str, str]:
@@ -269,26 +271,27 @@ def packaged() -> dict[str, str]:
 
 
 def validate(raw: Any, source: str) -> Study:
-    """A study, or a RecipeError with everything that is wrong with it."""
+    """The study. Raises RecipeError with everything that is wrong with it."""
     if not isinstance(raw, dict):
         raise UsageError(f"{source} is not a study: a mapping with kind and recipes is expected")
     kind = raw.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        said = "no kind is given" if kind is None else f"kind {kind!r} is unknown"
+        problem = "no kind is given" if kind is None else f"kind {kind!r} is unknown"
         hint = did_you_mean(str(kind), KINDS) if kind is not None else f"; known: {', '.join(KINDS)}"
-        raise UsageError(f"{source} is not a study: {said}{hint}")
+        raise UsageError(f"{source} is not a study: {problem}{hint}")
     try:
         # Through JSON, because pydantic's strict mode there still takes a list for a tuple.
         study: Study = KINDS[kind].model_validate_json(json.dumps(raw, default=str))
     except ValidationError as error:
-        found = validation_messages(KINDS[kind], error)
-        # Of a value that may be a list or a mapping, what is wrong with the one that it is.
-        raise RecipeError(source, [one for one in found if "a valid array, not {" not in one] or found) from None
+        messages = validation_messages(KINDS[kind], error)
+        # Of a value that may be a list or a mapping, keep the messages for the mapping.
+        relevant = [message for message in messages if "a valid array, not {" not in message]
+        raise RecipeError(source, relevant or messages) from None
     return study
 
 
 def from_mapping(raw: Mapping[str, Any], source: str) -> StudySource:
-    """A study given by its keys; paths of its recipes start from the current folder."""
+    """A study given by its keys; its recipes' paths are relative to the current folder."""
     study = with_absolute_paths(validate(raw, source), Path.cwd())
     return StudySource(study.kind, study)
 
@@ -300,7 +303,7 @@ def read(source: str) -> StudySource:
         folder = path.resolve()
         path = path / "study.yaml"
         if not path.is_file():
-            raise UsageError(f"{source} holds no study.yaml; name a study's file, its folder, or one of ours")
+            raise UsageError(f"{source} holds no study.yaml; name a study file, a study folder or a packaged study")
     if path.suffix in (".yaml", ".yml") or path.is_file():
         try:
             if not path.is_file():
@@ -319,7 +322,7 @@ def read(source: str) -> StudySource:
     if source in known:
         return StudySource(source, validate(_mapping(known[source], source), source))
     hint = did_you_mean(source, known)
-    raise UsageError(f"unknown study {source!r}{hint} (a file of yours ends in .yaml)")
+    raise UsageError(f"unknown study {source!r}{hint} (your own study files must end in .yaml)")
 
 
 def _mapping(text: str, source: str) -> Any:
@@ -333,7 +336,7 @@ def with_absolute_paths(study: Study, folder: Path) -> Study:
     """The same study with its recipes' paths absolute, so that it can be run from anywhere."""
     moved = {name: _absolute(name, folder) for name in study.recipes}
     if len(set(moved.values())) < len(moved):
-        raise UsageError(f"a recipe stands twice, under two names: {', '.join(moved)}")
+        raise UsageError(f"a recipe is listed twice, under two names: {', '.join(moved)}")
     update: dict[str, Any] = {"recipes": tuple(moved.values())}
     for field in _BY_RECIPE:
         if isinstance(given := getattr(study, field, None), dict):
@@ -349,14 +352,14 @@ def _absolute(recipe: str, folder: Path) -> str:
 
 
 def to_yaml(study: Study, folder: Path | None = None, comment: str = "") -> str:
-    """The study's file. With a folder, recipes that lie at or below it are named relative to it."""
+    """The study as YAML. With a folder, recipes are named relative to it."""
     value = study.model_dump(mode="json")
     if folder is not None:
         named = {name: _relative(name, folder) for name in study.recipes}
         value["recipes"] = list(named.values())
         for field in _BY_RECIPE:
             if isinstance(value.get(field), dict):
-                value[field] = {named.get(name, name): one for name, one in value[field].items()}
+                value[field] = {named.get(name, name): entry for name, entry in value[field].items()}
     text = yaml.safe_dump({"kind": value.pop("kind"), **value}, sort_keys=False, allow_unicode=True)
     return f"# {comment}\n{text}" if comment else text
 
@@ -369,11 +372,11 @@ def _relative(recipe: str, folder: Path) -> str:
 
 
 def recipe_overrides(changes: Mapping[str, Any]) -> list[str]:
-    """Changes as the command line has them; a value is written as JSON, which YAML reads back."""
+    """Changes as command-line overrides; values are JSON, which YAML reads."""
     return [f"{place}={json.dumps(value)}" for place, value in changes.items()]
 
 
 def check_recipes(names: Sequence[str]) -> None:
-    """Raise UsageError for a recipe that is not there."""
+    """Raise UsageError for a recipe that does not exist."""
     for name in names:
         read_recipe(name)

@@ -1,4 +1,4 @@
-"""How far studies are, read from their files alone: what is done, running, failed or missing. No torch here."""
+"""The progress of studies, read from their files alone: what is done, running, failed or missing. No torch here."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,31 +19,31 @@ STATES = ("done", "running", "stopped", "failed", "diverged", "missing")
 
 
 def study_status(folder: Path) -> dict[str, Any]:
-    """Of one study, or of all in a folder of runs. Raises UsageError and DataError."""
+    """The status of one study, or of all studies in a folder of runs. Raises UsageError and DataError."""
     if not folder.is_dir():
         raise UsageError(f"no folder {folder}; name a study's folder, or the folder of runs (--out)")
     if (folder / PLAN).is_file():
         folder = folder.resolve()
         return {"studies": [_study(folder, read_plan(folder))], "warnings": []}
-    found, complaints = studies_in(folder)
-    if not found:
-        said = f" ({complaints[0]})" if complaints else ""
-        raise DataError(f"{folder} holds no study{said}; spt study and spt compare make one")
-    return {"studies": [_study(*one) for one in found], "warnings": complaints}
+    studies, complaints = studies_in(folder)
+    if not studies:
+        reason = f" ({complaints[0]})" if complaints else ""
+        raise DataError(f"{folder} holds no study{reason}; create one with spt study or spt compare")
+    return {"studies": [_study(*study) for study in studies], "warnings": complaints}
 
 
 def run_state(root: Path, name: str) -> str:
-    """What became of a run; one that says it is running but that nobody holds was stopped without a word."""
-    found = run_outcome(root, name)
-    if isinstance(found, Result):
+    """The state of a run. One recorded as running that no process has locked was killed: it counts as stopped."""
+    outcome = run_outcome(root, name)
+    if isinstance(outcome, Result):
         return "done"
-    if found.state == "running":
+    if outcome.state == "running":
         return "running" if RunFolder(root, name).held() else "stopped"
-    return found.state if found.state in STATES else "failed"
+    return outcome.state if outcome.state in STATES else "failed"
 
 
 def needed_runs(root: Path, plan: StudyPlan) -> dict[str, str]:
-    """The state of every run of a study, but for pretrainings that are gone and that nothing waits for."""
+    """The state of every run of a study, except deleted pretraining runs that no other run needs."""
     states = {name: run_state(root, name) for name in run_names(plan)}
     pairs = [(trial.parent, trial.run) for search in plan.searches for trial in search.trials]
     pairs += [(cell.parent, cell.run) for cell in plan.cells]
@@ -56,7 +56,7 @@ def _study(folder: Path, plan: StudyPlan) -> dict[str, Any]:
     root = folder.parent
     states = needed_runs(root, plan)
     rows = []
-    for index, subject in enumerate(plan.rows):
+    for index, row in enumerate(plan.rows):
         cells = [cell for cell in plan.cells if cell.row == index]
         trials = [trial for search in plan.searches if search.row == index for trial in search.trials]
         for what, parts in (("trials", trials), ("runs", cells)):
@@ -64,8 +64,8 @@ def _study(folder: Path, plan: StudyPlan) -> dict[str, Any]:
             if names:
                 rows.append(
                     {
-                        "recipe": subject.name,
-                        "factors": dict(subject.factors),
+                        "recipe": row.name,
+                        "factors": dict(row.factors),
                         "what": what,
                         **_counts([states[name] for name in names]),
                     }
@@ -88,9 +88,9 @@ def _counts(states: Sequence[str]) -> dict[str, int]:
     return {"all": len(states), **{name: counts[name] for name in STATES}}
 
 
-def render(found: dict[str, Any]) -> RenderableType:
+def render(status: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = []
-    for study in found["studies"]:
+    for study in status["studies"]:
         smoke = ", smoke" if study["smoke"] else ""
         done = f"{study['done']} of {study['all']} runs done"
         parts.append(Text(f"{study['study']} ({study['kind']}{smoke}): {done}", style="bold"))
@@ -104,7 +104,9 @@ def render(found: dict[str, Any]) -> RenderableType:
             table.add_row(Text(label), *(str(row[name]) if row[name] else "-" for name in ("all", *STATES)))
         parts.append(table)
         if study["to_choose"]:
-            parts.append(Text(f"not chosen yet: {', '.join(study['to_choose'])}; then both arms run over the seeds"))
+            parts.append(
+                Text(f"not chosen yet: {', '.join(study['to_choose'])}; both arms run over the seeds once they are")
+            )
         parts.append(Text())
-    parts += [Text(f"WARNING: {said}") for said in found["warnings"]]
+    parts += [Text(f"WARNING: {warning}") for warning in status["warnings"]]
     return Group(*parts)

@@ -69,17 +69,17 @@ def build_stage(job: Job) -> StageSetup:
         if not re.search("memory|alloc|overflow|too large|numel|storage", str(error), re.I):
             raise
         raise UsageError(f"the network is too large to build here: {one_line(error)}") from error
-    bound = StageSetup(job, data, objective, output, SequenceModel(encoder, backbone, head))
-    _check_abilities(bound)
-    _check_costs(bound)
-    _check_scored(bound)
-    return bound
+    setup = StageSetup(job, data, objective, output, SequenceModel(encoder, backbone, head))
+    _check_abilities(setup)
+    _check_costs(setup)
+    _check_scored(setup)
+    return setup
 
 
-def _check_abilities(bound: StageSetup) -> None:
+def _check_abilities(setup: StageSetup) -> None:
     """The model can take sequences of this task's lengths, as it says itself."""
-    backbone, name = bound.model.backbone, bound.job.loaded.recipe.model.name
-    data = bound.data
+    backbone, name = setup.model.backbone, setup.job.loaded.recipe.model.name
+    data = setup.data
     lengths = np.unique(np.concatenate([np.unique(sequence_lengths(split)) for split in data.splits.values()]))
     odd = lengths[lengths % backbone.length_multiple != 0]
     if odd.size:
@@ -97,25 +97,25 @@ def _check_abilities(bound: StageSetup) -> None:
             f"model {name} takes no account of the time between steps, which this task's sequences have; choose s5, or "
             "leave times out by the task's option"
         )
-    if data.future and bound.objective.labelled and not bound.job.loaded.recipe.model.options["causal"]:
+    if data.future and setup.objective.labelled and not setup.job.loaded.recipe.model.options["causal"]:
         raise UsageError(
             "this task's targets are later inputs, which a model that looks ahead sees; set model.causal=true"
         )
 
 
-def _check_scored(bound: StageSetup) -> None:
+def _check_scored(setup: StageSetup) -> None:
     """Something of the validation split is scored; usually its first rows show it."""
-    split, data = bound.data.val, bound.data
-    draw = evaluation_draw(bound.job.train, bound.job.seed, 0)
+    split, data = setup.data.val, setup.data
+    draw = evaluation_draw(setup.job.train, setup.job.seed, 0)
     for rows in pieces(np.arange(len(split)), 64):
-        _, targets = bound.objective.make_inputs(collate(split, rows, data.input, data.target), draw)
+        _, targets = setup.objective.make_inputs(collate(split, rows, data.input, data.target), draw)
         if targets.weight.any():
             return
     why = "it is too small for the masking ratio, or its sequences have one step"
-    if bound.objective.labelled:
+    if setup.objective.labelled:
         why = "none of its steps has a target"
     raise DataError(
-        f"objective {bound.job.settings_stage.objective.name}: no step of the validation split is scored; {why}"
+        f"objective {setup.job.settings_stage.objective.name}: no step of the validation split is scored; {why}"
     )
 
 
@@ -127,9 +127,10 @@ def _check_train(job: Job, objective: Objective, output: Output, data: TaskData)
             f"{place}.batch_size is {train.batch_size}, but {rows} training rows are in use; choose at most {rows}"
         )
     allowed = {"auto", *known_metrics(output)}
-    if train.select not in allowed:
+    if train.select_by not in allowed:
         raise UsageError(
-            f"{place}.select: {train.select} is no metric of this stage; choose among {', '.join(sorted(allowed))}"
+            f"{place}.select_by: {train.select_by} is no metric of this stage; choose among "
+            f"{', '.join(sorted(allowed))}"
         )
     if train.validation_masks == "redrawn" and not objective.hides:
         raise UsageError(
@@ -138,28 +139,28 @@ def _check_train(job: Job, objective: Objective, output: Output, data: TaskData)
     if output.per_step and objective.labelled and job.loaded.recipe.finetune.head.pool != "mean":
         pool = job.loaded.recipe.finetune.head.pool
         raise UsageError(f"finetune.head.pool: {pool} has no effect, since this task asks at every step; leave it out")
-    for name, split in (("validation", data.val), ("test", data.test)) if train.evaluation == "batches" else ():
+    for name, split in (("validation", data.val), ("test", data.test)) if train.metric_average == "per_batch" else ():
         if len(split) < train.batch_size:
             raise UsageError(
-                f"{place}.evaluation: batches needs a full batch of {train.batch_size}, but the {name} split has "
+                f"{place}.metric_average: per_batch needs a full batch of {train.batch_size}, but the {name} split has "
                 f"{len(split)} rows; use exact"
             )
 
 
-def _check_costs(bound: StageSetup) -> None:
+def _check_costs(setup: StageSetup) -> None:
     """The model states what it costs, names only parameters it has, and the budget reaches beyond the warm-up."""
-    model, train, length = bound.model, bound.job.train, bound.data.length
+    model, train, length = setup.model, setup.job.train, setup.data.length
     try:
         flops, own = float(model.flops(length)), float(model.backbone.flops(length))
     except Exception as error:
-        raise UsageError(f"model {bound.job.loaded.recipe.model.name}: flops fails with {one_line(error)}") from error
+        raise UsageError(f"model {setup.job.loaded.recipe.model.name}: flops fails with {one_line(error)}") from error
     if not (math.isfinite(flops) and flops > 0 and own >= 0):
-        raise UsageError(f"model {bound.job.loaded.recipe.model.name}: flops({length}) is {own}")
+        raise UsageError(f"model {setup.job.loaded.recipe.model.name}: flops({length}) is {own}")
     optimizer_groups(model, train)
-    steps = plan_steps(model, bound.data, train)
+    steps = plan_steps(model, setup.data, train)
     if train.warmup_steps > steps:
         raise UsageError(
-            f"{bound.job.settings_name}.train.warmup_steps is {train.warmup_steps}, but the budget is {steps} steps"
+            f"{setup.job.settings_name}.train.warmup_steps is {train.warmup_steps}, but the budget is {steps} steps"
         )
 
 

@@ -120,9 +120,9 @@ def save_state(run: RunFolder, runtime: Runtime, position: TrainingState) -> Non
         prune(run, position)
 
     try:
-        runtime.once(begin)
-        runtime.together(save)
-        runtime.once(settle)
+        runtime.on_main(begin)
+        runtime.all_ranks(save)
+        runtime.on_main(settle)
     finally:
         if runtime.main:
             shutil.rmtree(beside, ignore_errors=True)
@@ -141,7 +141,7 @@ def prune(run: RunFolder, position: TrainingState) -> None:
 
 def resume(run: RunFolder, runtime: Runtime, say: Callable[[str], None]) -> TrainingState | None:
     """Load the newest intact state into what Accelerate has prepared; None when there is none."""
-    found = runtime.once(lambda: _newest(run, say))
+    found = runtime.on_main(lambda: _newest(run, say))
     if found is None:
         return None
     folder, position = found
@@ -149,7 +149,7 @@ def resume(run: RunFolder, runtime: Runtime, say: Callable[[str], None]) -> Trai
     if position.shards != shards:
         raise CheckpointError(
             f"{folder} was saved by processes of kind {position.shards or 'whole models'} and cannot be read by "
-            f"{shards or 'whole models'}; continue as it was begun, or start anew with --resume never"
+            f"{shards or 'whole models'}; continue as it was begun, or start over with --resume never"
         )
 
     def load() -> None:
@@ -157,10 +157,10 @@ def resume(run: RunFolder, runtime: Runtime, say: Callable[[str], None]) -> Trai
             runtime.accelerator.load_state(str(folder))
         except UNREADABLE as error:
             raise CheckpointError(
-                f"{folder} cannot be loaded ({one_line(error)}); --resume never starts anew and keeps it"
+                f"{folder} cannot be loaded ({one_line(error)}); --resume never starts over and keeps it"
             ) from error
 
-    runtime.together(load)
+    runtime.all_ranks(load)
     return position
 
 
@@ -283,7 +283,7 @@ def spec(input: Tokens | Values) -> dict[str, Any]:
 
 
 def _unlike(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
-    """How two inputs differ, in words: a vocabulary may have thousands of entries."""
+    """How two inputs differ, as text: a vocabulary may have thousands of entries."""
     if theirs.get("codes") and ours.get("codes"):
         missing = len(set(ours["codes"]) - set(theirs["codes"]))
         return (

@@ -76,7 +76,7 @@ def evaluate(
     sequences, extents = split.sequences, split.extents
     positions, least = min(EVALUATION_POSITIONS, len(split) * sequences * int(extents.max())), at_once
     while True:
-        if train.evaluation == "batches":  # as published: whoever shares a batch shares its padding
+        if train.metric_average == "per_batch":  # as published: whoever shares a batch shares its padding
             groups = pieces(everyone, train.batch_size)
         else:
             sorted_rows = by_length(everyone, extents)
@@ -89,10 +89,10 @@ def evaluate(
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            if positions == 1 or train.evaluation == "batches" or runtime.shards:
+            if positions == 1 or train.metric_average == "per_batch" or runtime.shards:
                 raise BackendError(
                     f"there is no memory to evaluate {'one sequence' if positions == 1 else 'a batch'}; use a smaller "
-                    "model, shorter sequences or evaluation: exact"
+                    "model, shorter sequences or metric_average: exact"
                 ) from error
             failed = 1.0
         (failed,) = runtime.highest([failed])  # which rows are whose depends on how they are cut: all cut alike
@@ -107,7 +107,7 @@ def evaluate(
     whole = {name: tensor[kept] for name, tensor in whole.items()}
     assert torch.equal(whole.pop("index"), torch.arange(len(split))), "every example is counted once"
     logits = whole.pop("logits", torch.empty(0))
-    if train.evaluation == "batches":
+    if train.metric_average == "per_batch":
         scores = batch_means(output, whole, train.batch_size)
     else:
         scores = metrics(output, {name: tensor.sum(0) for name, tensor in whole.items()})
@@ -131,7 +131,7 @@ def _predictions(output: Output, logits: Tensor, whole: dict[str, Tensor]) -> Pr
 
 
 def selection_metric(train: Train, output: Output) -> str:
-    return default_metric(output) if train.select == "auto" else train.select
+    return default_metric(output) if train.select_by == "auto" else train.select_by
 
 
 def is_better(found: dict[str, float], best: dict[str, float], metric: str) -> bool:

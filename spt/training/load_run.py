@@ -25,7 +25,7 @@ class FinishedRun:
     path: Path  # resolved
     result: Result
     job: Job
-    bound: StageSetup  # in evaluation mode, with the selected weights
+    setup: StageSetup  # in evaluation mode, with the selected weights
 
     @property
     def weights(self) -> Path:
@@ -35,11 +35,11 @@ class FinishedRun:
     @property
     def network(self) -> SequenceModel:
         """In evaluation mode, with the selected weights."""
-        return self.bound.model
+        return self.setup.model
 
     @property
     def data(self) -> TaskData:
-        return self.bound.data
+        return self.setup.data
 
     def about(self) -> dict[str, Any]:
         """Which run this is, for what a command prints as JSON."""
@@ -63,9 +63,9 @@ def load_run(path: Path) -> FinishedRun:
     """
     path, result, job = read_finished_run(path)
     weights = path / "checkpoints" / "best"
-    found, _ = read_meta(weights)  # damage is told before the data are read
-    bound = build_stage(job)
-    if {name: split_record(split) for name, split in bound.data.splits.items()} != result.data:
+    found, _ = read_meta(weights)  # damage is reported before the data are read
+    setup = build_stage(job)
+    if {name: split_record(split) for name, split in setup.data.splits.items()} != result.data:
         raise DataError(
             f"the task's data are not those that {path.name} was trained on: files or code have changed since; what "
             "its weights know of inputs and classes is not known any more"
@@ -74,11 +74,11 @@ def load_run(path: Path) -> FinishedRun:
     if any(ours.get(name) != value for name, value in found.model.items()):
         raise CheckpointError(f"{weights} holds another architecture than {path.name}/recipe.yaml names now")
     try:
-        load_weights(weights, bound.model)
+        load_weights(weights, setup.model)
     except RuntimeError as error:  # the code of the model has changed since
         raise CheckpointError(f"{weights} does not fit this model any more: {one_line(error)}") from error
-    bound.model.eval()
-    return FinishedRun(path, result, job, bound)
+    setup.model.eval()
+    return FinishedRun(path, result, job, setup)
 
 
 def read_finished_run(path: Path) -> tuple[Path, Result, Job]:

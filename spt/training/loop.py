@@ -20,7 +20,7 @@ from spt.runs.result import Ledger
 from spt.runtime.distributed import Runtime, mark_shared
 from spt.runtime.memory import peak_memory, reset_peak_memory
 from spt.runtime.progress import Bar
-from spt.runtime.signals import StopSignals, stopped
+from spt.runtime.signals import StopSignals, stop_error
 from spt.tasks.base import Split, TaskData
 from spt.training.budget import plan_steps
 from spt.training.checkpoint import CheckpointMeta, TrainingState, load_weights, prune, resume, save_state, save_weights
@@ -75,9 +75,9 @@ def fit(
         clock, saved = time.perf_counter(), time.monotonic()
         already = position.ledger.examples
         with (
+            StopSignals(alone=runtime.world == 1) as signals,
             Prefetcher(learner, rows, total - position.step) as ahead,
             Bar(label, total, position.step, quiet=settings.quiet or not runtime.main) as bar,
-            StopSignals(alone=runtime.world == 1) as signals,
         ):
             while position.step < total and not _out_of_patience(position, train):
                 set_rates(optimizer, position.step, total, train, position.reductions)
@@ -112,14 +112,15 @@ def fit(
                     save_state(run, runtime, position.with_peak(peak_memory(device)))
                     saved = time.monotonic()
                 if stop:
-                    raise mark_shared(stopped(int(stop), position.step))
+                    where = f" after step {position.step:,}; the same command continues from there"
+                    raise mark_shared(stop_error(int(stop), where))
         position = position.with_peak(peak_memory(device))
         rest = time.perf_counter() - clock  # of the last evaluation
         position = position.after(Ledger(seconds=rest, device_seconds=rest * runtime.world))
     finally:
         runtime.accelerator.free_memory()
     # Together: process 0 goes on to tidy this folder up.
-    runtime.together(lambda: load_weights(run.checkpoints / f"best-{position.best_step:08d}", model))
+    runtime.all_ranks(lambda: load_weights(run.checkpoints / f"best-{position.best_step:08d}", model))
     return FitResult(position, "patience" if position.step < total else "budget", metric)
 
 
@@ -132,7 +133,7 @@ def _keep_best(
         save_weights(run.checkpoints / f"best-{position.step:08d}", tensors, about, split.seen)
         prune(run, position)
 
-    runtime.once(write)
+    runtime.on_main(write)
 
 
 def _diverged(what: str, step: int, position: TrainingState) -> DivergedError:
@@ -151,7 +152,7 @@ def _continue(run: RunFolder, runtime: Runtime, say: Callable[[str], None]) -> T
             f"{run.path} has no checkpoint to resume from; use --resume auto to start at the beginning"
         )
     position = position or TrainingState()
-    runtime.once(lambda: run.forget_metrics_after(position.step))
+    runtime.on_main(lambda: run.forget_metrics_after(position.step))
     return position
 
 
@@ -178,7 +179,7 @@ def _log(
         run.log("train", position.step, **training)
         run.log("val", position.step, **found)
 
-    runtime.once(write)
+    runtime.on_main(write)
     runtime.track("train", position.step, training)
     runtime.track("val", position.step, found)
 

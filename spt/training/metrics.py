@@ -99,7 +99,7 @@ def batch_means(output: Output, whole: Mapping[str, Tensor], size: int) -> dict[
     n = len(whole["weight"]) // size
     if n == 0:
         raise DataError(
-            f"evaluation batches: this split has {len(whole['weight'])} rows, not one batch of {size}; "
+            f"metric_average per_batch: this split has {len(whole['weight'])} rows, not one batch of {size}; "
             "use a smaller batch_size, or evaluation exact"
         )
     found = {name: tensor[: n * size].unflatten(0, (n, size)).sum(1) for name, tensor in whole.items()}  # (n,), (n, S)

@@ -32,14 +32,14 @@ class Encoder(nn.Module):
         self.map: nn.Embedding | nn.Linear | Frames
         if isinstance(input, Tokens):
             self.map = nn.Embedding(input.vocab, d_model)
-            nn.init.normal_(self.map.weight, std=config.std)
-        elif config.frames == "cnn":
+            nn.init.normal_(self.map.weight, std=config.init_std)
+        elif config.frame_encoder == "cnn":
             self.map = Frames(input, d_model, config.frame_features)
         else:
             self.map = nn.Linear(input.channels, d_model)
-        if isinstance(input, Tokens) and config.frames == "cnn":
-            raise UsageError("encoder.frames: cnn is for steps that are pictures, but this task has tokens")
-        self.hidden = nn.Parameter(torch.randn(d_model) * config.std)
+        if isinstance(input, Tokens) and config.frame_encoder == "cnn":
+            raise UsageError("encoder.frame_encoder: cnn is for steps that are pictures, but this task has tokens")
+        self.hidden = nn.Parameter(torch.randn(d_model) * config.init_std)
         self.circle = nn.Linear(2, d_model, bias=False) if config.positions == "circle" else None
         no_decay = ["hidden", *(["map.weight"] if isinstance(input, Tokens) else [])]
         self.param_groups = dict.fromkeys(no_decay, ParamGroup())
@@ -81,7 +81,9 @@ class Frames(nn.Module):
         super().__init__()
         if input.frame is None or min(input.frame) < 8:
             had = "whose steps are none" if input.frame is None else f"whose pictures have {input.frame} pixels"
-            raise UsageError(f"encoder.frames: cnn is for pictures of at least 8x8 pixels, but this is a task {had}")
+            raise UsageError(
+                f"encoder.frame_encoder: cnn is for pictures of at least 8x8 pixels, but this is a task {had}"
+            )
         self.frame = input.frame
         self.first = nn.Conv2d(1, self.FEATURES, 5, padding=2)
         self.second = nn.Conv2d(self.FEATURES, self.FEATURES, 3, stride=2, padding=1)

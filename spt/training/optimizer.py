@@ -28,7 +28,7 @@ def optimizer_groups(model: nn.Module, train: Train) -> list[OptimizerGroup]:
     """Every trainable parameter in exactly one group, largest group first.
 
     A module's `param_groups` name the parameters that differ; of the rest, weight decay takes the matrices (or all
-    of them, with `decay: all`, as the published code does).
+    of them, with `weight_decay_on: all`, as the published code does).
     """
     declared: dict[str, ParamGroup] = {}
     for prefix, module in model.named_modules():
@@ -47,7 +47,7 @@ def optimizer_groups(model: nn.Module, train: Train) -> list[OptimizerGroup]:
         learning_rate = group.lr if group.lr is not None else train.learning_rate * group.lr_scale
         decays = group.weight_decay
         if decays is None:
-            decays = train.decay == "all" and group.lr is None and group.lr_scale == 1.0
+            decays = train.weight_decay_on == "all" and group.lr is None and group.lr_scale == 1.0
         found.setdefault((learning_rate, train.weight_decay if decays else 0.0), []).append((name, parameter))
     made = [
         OptimizerGroup(lr, decay, tuple(name for name, _ in members), tuple(parameter for _, parameter in members))

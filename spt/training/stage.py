@@ -20,6 +20,7 @@ from spt.runs.folder import RunFolder, State
 from spt.runs.result import Ledger, Result
 from spt.runtime.distributed import Runtime, is_lost_peer
 from spt.runtime.environment import command_line, environment
+from spt.runtime.signals import cleanup
 from spt.tasks.base import TaskData
 from spt.training.build import StageSetup, build_stage
 from spt.training.checkpoint import CheckpointMeta, TensorMatch, clean, load_pretrained, publish, read_meta, spec
@@ -42,22 +43,22 @@ def run_stage(
     """The job's result: read if it is there, else computed, its parent first. Raises an SptError otherwise.
 
     Of several processes all run this; process 0 alone reads and writes the run's folder. Runs named in `made` are not
-    made anew, whatever the settings say.
+    repeated, whatever the settings say.
     """
     run = RunFolder(root, job.name)
     fresh = runtime.settings.resume == "never" and job.name not in made
-    if not fresh and (result := runtime.once(lambda: finished_result(run, say))) is not None:
+    if not fresh and (result := runtime.on_main(lambda: finished_result(run, say))) is not None:
         return result
     runtime.check_libraries()
     # Before the parent is trained: a mistake in the second stage is found at once.
-    bound = runtime.alike(lambda: build_stage(job))
+    setup = runtime.each_rank(lambda: build_stage(job))
     parent = _parent(job, root, runtime, say, label, made)
-    waiting = partial(say, f"{run.path.name} is being made by another process; waiting for it")
-    with runtime.on_main(lambda: run.locked(waiting if runtime.settings.wait else None)):
-        result = runtime.once(lambda: _take_over(run, fresh, say))
+    waiting = partial(say, f"{run.path.name} is being run by another process; waiting for it")
+    with runtime.entered_on_main(lambda: run.locked(waiting if runtime.settings.wait else None)):
+        result = runtime.on_main(lambda: _take_over(run, fresh, say))
         if result is not None:
             return result
-        return _work(bound, run, parent, runtime, say, label or f"{job.loaded.name} seed {job.seed}")
+        return _work(setup, run, parent, runtime, say, label or f"{job.loaded.name} seed {job.seed}")
 
 
 def _take_over(run: RunFolder, fresh: bool, say: Say) -> Result | None:
@@ -73,7 +74,7 @@ def _take_over(run: RunFolder, fresh: bool, say: Say) -> Result | None:
         raise DivergedError(f"{run.path.name} diverged before ({status.get('reason')}); --resume never runs it again")
     if status.get("state") == "running":  # nobody holds the lock, so nobody is running it
         left_by = f"process {status.get('pid')} on {status.get('host')}"
-        say(f"{run.path.name} was left by {left_by}, which ended without a word; taking it over")
+        say(f"{run.path.name} was left by {left_by}, which was killed; taking it over")
     return None
 
 
@@ -87,7 +88,7 @@ def finished_result(run: RunFolder, say: Say) -> Result | None:
         run.set_status("done")  # last: until then the next to come cleans
     made_by = result.environment.get("spt")
     if made_by != __version__:
-        say(f"{run.name} was made by spt {made_by}, this is {__version__}; --resume never makes it anew")
+        say(f"{run.name} was made by spt {made_by}, this is {__version__}; --resume never runs it again")
     return result
 
 
@@ -125,14 +126,14 @@ def _parent(
     else:
         run_stage(job.parent, root, runtime, say, label, made)
         path = root / job.parent.name
-    return runtime.alike(lambda: PretrainedParent(path))
+    return runtime.each_rank(lambda: PretrainedParent(path))
 
 
-def _start_from(parent: PretrainedParent, bound: StageSetup, say: Say) -> None:
+def _start_from(parent: PretrainedParent, setup: StageSetup, say: Say) -> None:
     """Move the parent's weights into the model, once it is sure that this may be done."""
-    job, data = bound.job, bound.data
+    job, data = setup.job, setup.data
     refuse_leak(parent.rows, training_fingerprints(job.loaded.recipe.task), data, parent.weights.parent.parent.name)
-    matches = load_pretrained(parent.weights, bound.model, architecture(job), data.input)
+    matches = load_pretrained(parent.weights, setup.model, architecture(job), data.input)
     say(match_table(parent.result.key, matches))
     if parent.result.data["train"].inputs != split_record(data.train).inputs:
         there, here = parent.result.data["train"].rows, len(data.train)
@@ -140,11 +141,11 @@ def _start_from(parent: PretrainedParent, bound: StageSetup, say: Say) -> None:
 
 
 def _work(
-    bound: StageSetup, run: RunFolder, parent: PretrainedParent | None, runtime: Runtime, say: Say, label: str
+    setup: StageSetup, run: RunFolder, parent: PretrainedParent | None, runtime: Runtime, say: Say, label: str
 ) -> Result:
-    job, data, model = bound.job, bound.data, bound.model
+    job, data, model = setup.job, setup.data, setup.model
     if parent is not None:
-        runtime.together(lambda: _start_from(parent, bound, say))
+        runtime.all_ranks(lambda: _start_from(parent, setup, say))
     records = {name: split_record(split) for name, split in data.splits.items()}
     repeated = overlap(data)
     for name, count in repeated.items() if not job.parent_key else ():
@@ -159,7 +160,7 @@ def _work(
         run.create(job.loaded.to_yaml(), identity, {**described, "command": command_line()})
         run.set_status("running")
 
-    runtime.once(create)
+    runtime.on_main(create)
 
     def what(step: int) -> CheckpointMeta:
         return CheckpointMeta(
@@ -168,12 +169,13 @@ def _work(
 
     try:
         with (
+            cleanup(lambda error: _record_failure(run, error, runtime.rank)),
             runtime.kernels(),
             runtime.tracked("spt", run.path, {"key": job.key(), "seed": job.seed, "recipe": job.loaded.name}),
         ):
-            arguments = (model, bound.objective, bound.output, data, job.train, job.seed, run, runtime, what, say)
+            arguments = (model, setup.objective, setup.output, data, job.train, job.seed, run, runtime, what, say)
             fitted = fit(*arguments, f"{label} {job.stage}")
-            result = _finish(bound, run, parent, fitted, records, repeated, described, runtime)
+            result = _finish(setup, run, parent, fitted, records, repeated, described, runtime)
     except BaseException as raised:
         error = _named(job, raised)
         _record_failure(run, error, runtime.rank)
@@ -184,7 +186,7 @@ def _work(
 
 
 def _named(job: Job, error: BaseException) -> BaseException:
-    """What a user's own model raised on a batch, in words; all else as it is."""
+    """What a user's own model raised on a batch, as a UsageError; any other error unchanged."""
     if isinstance(error, SptError) or not isinstance(error, Exception):
         return error
     try:
@@ -203,7 +205,7 @@ def architecture(job: Job) -> dict[str, Any]:
 
 
 def _finish(
-    bound: StageSetup,
+    setup: StageSetup,
     run: RunFolder,
     parent: PretrainedParent | None,
     fitted: FitResult,
@@ -213,13 +215,13 @@ def _finish(
     runtime: Runtime,
 ) -> Result:
     """Score the selected weights on test, once, and write the result."""
-    job, data = bound.job, bound.data
+    job, data = setup.job, setup.data
     scores, chance, predictions = None, None, None
-    if bound.objective.labelled:
+    if setup.objective.labelled:
         scores, predictions = evaluate(
-            bound.model.to(runtime.device),
-            bound.objective,
-            bound.output,
+            setup.model.to(runtime.device),
+            setup.objective,
+            setup.output,
             data.test,
             data,
             runtime,
@@ -228,7 +230,7 @@ def _finish(
             at_once=1,
             predict=True,
         )
-        chance = data.chance() if default_metric(bound.output) == "accuracy" else None
+        chance = data.chance() if default_metric(setup.output) == "accuracy" else None
     result = Result(
         key=job.key(),
         stage=job.stage,
@@ -239,9 +241,9 @@ def _finish(
         parent=job.parent_key,
         settings=digest(job.settings()),
         smoke=bool(job.loaded.smoke),
-        metric=default_metric(bound.output),
+        metric=default_metric(setup.output),
         selected_by=fitted.selected_by,
-        higher_is_better=not LOWER_IS_BETTER[default_metric(bound.output)],
+        higher_is_better=not LOWER_IS_BETTER[default_metric(setup.output)],
         chance=chance,
         val=fitted.position.best,
         test=scores,
@@ -249,7 +251,7 @@ def _finish(
         stop=fitted.stop,
         own=fitted.position.ledger,
         total=fitted.position.ledger + (parent.result.total if parent is not None else Ledger()),
-        parameters=bound.model.parameter_counts(),
+        parameters=setup.model.parameter_counts(),
         data=records,
         repeated=repeated,
         notes=_notes(job, data),
@@ -264,7 +266,7 @@ def _finish(
         publish(run, fitted.position.best_step)
         run.finish(result, partial(clean, run))
 
-    runtime.once(write)
+    runtime.on_main(write)
     return result
 
 
@@ -278,7 +280,7 @@ def match_table(source: str, matches: list[TensorMatch]) -> str:
 def _notes(job: Job, data: TaskData) -> tuple[str, ...]:
     """What distinguishes these scores from others of the same name."""
     batches = "scores are means over full batches, as in the published code: not exact, and rows are left out"
-    return (*data.notes, *([batches] if job.train.evaluation == "batches" else []))
+    return (*data.notes, *([batches] if job.train.metric_average == "per_batch" else []))
 
 
 def _write_predictions(run: RunFolder, data: TaskData, predictions: Predictions) -> None:

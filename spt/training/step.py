@@ -143,7 +143,7 @@ class Learner(NamedTuple):
                         f"--micro-batch {max(1, size // 2)} leaves the batch size as it is"
                     ) from error
             # Outside the except clause, whose error still holds the activations. Nothing has been updated yet, and
-            # all chance is addressed, so the step begins anew as if nothing had been.
+            # all chance is addressed, so the step starts over as if nothing had happened.
             self._forget()
             size = _halve_micro_batch(size, self.train, say)
             posed = self.posed(rows, epoch, size)

@@ -120,6 +120,9 @@ class Options(TaskConfig):
             raise ValueError(f"{name!r} is not the name of a data set on the hub; owner/name is expected")
         return name
 
+    def smoke_sizes(self) -> dict[str, int]:
+        return {"max_length": 128} if self.truncate else {}
+
     @model_validator(mode="after")
     def _consistent(self) -> "Options":
         inputs = ("text_column", "list_column", "value_columns", "value_prefix", "file_column")
