@@ -357,7 +357,7 @@ def test_a_folder_in_use(folder):
     recipe(folder, task=TOY, pretrain__train__steps=100000)
     command = [sys.executable, "-m", "spt_cli", "pretrain", "r.yaml", "--save-every", "0"]
     first = subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.DEVNULL)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not list((folder / "runs").glob("*/checkpoints/step-*")):
         assert time.monotonic() < end and first.poll() is None
         time.sleep(0.05)

@@ -111,12 +111,12 @@ def disturbed(folder: Path, out: str, moments: list[tuple[int, int]]) -> None:
     """Run until `steps` steps are done, deliver the signal, and so on; then to the end."""
     for steps, number in moments:
         process = start(folder, out, *SAVING)
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 300
         while steps_done(folder / out) < steps and process.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.002)
         process.send_signal(number)
-        output, errors = process.communicate(timeout=100)
+        output, errors = process.communicate(timeout=300)
         if process.returncode == 0:
             break  # it was quicker
         codes = {signal.SIGTERM: 75, signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}

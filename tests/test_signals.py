@@ -1,6 +1,7 @@
 """A stop is orderly whenever it comes: while libraries are imported, between two runs, or after the last step."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -138,3 +139,35 @@ def test_a_signal_at_any_moment_of_the_start_is_answered(folder, tmp_path, numbe
     assert errors.splitlines()[-1].startswith(sentence) and "Traceback" not in errors
     for path in tmp_path.glob("*/status.json"):
         assert json.loads(path.read_text())["state"] in ("stopped", "done")
+
+
+POOL = """
+import os, time
+from pathlib import Path
+from spt.runtime import signals
+from spt.tasks.parallel import map_chunks
+
+def make(first, last):
+    Path(f"{first}.tmp").write_text(str(os.getpid()))
+    Path(f"{first}.tmp").rename(f"{first}.pid")
+    time.sleep(600)
+
+if __name__ == "__main__":
+    signals.install()
+    list(map_chunks(make, 2, 1, "rows", "processes"))
+"""
+
+
+@both_signals
+def test_a_pool_ends_with_the_command(tmp_path, number):
+    (tmp_path / "pool.py").write_text(POOL)
+    env = environment({"OMP_NUM_THREADS": "1", "SPT_WORKERS": "2"})
+    pipes = {"stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "pool.py"]
+    with subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, preexec_fn=hear, **pipes) as started:
+        while len(list(tmp_path.glob("*.pid"))) < 2:
+            assert started.poll() is None
+            time.sleep(0.02)
+        os.killpg(started.pid, number)  # as a terminal does
+        _, errors = started.communicate(timeout=300)  # until all have closed it
+    assert (started.returncode, errors) == (CODES[number], SENTENCES[number])

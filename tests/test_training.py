@@ -350,7 +350,7 @@ def test_a_killed_process_resumes_exactly(tmp_path):
     saving = [*command, "--out", "parts", "--save-every", "0"]
     process = subprocess.Popen(saving, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
     checkpoints = tmp_path / "parts" / Path(whole["run"]).name / "checkpoints"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not list(checkpoints.glob("step-0000002*")):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.005)

@@ -59,7 +59,8 @@ def _small_part(kind: Kind, part: Part, kept: Container[str]) -> Part:
 def _with_small(config: BaseModel, name: str, size: int) -> BaseModel:
     """The config with this option at the smallest value, from `size` on, that its other options allow.
 
-    Unchanged where none below the present value is found. null, the largest value, comes down to `size` too.
+    At most four times `size` is tried; where no smaller value is allowed, the present one stays. null counts as larger
+    than any number.
     """
     value = getattr(config, name)
     limit = 4 * size + 1 if value is None else min(value, 4 * size + 1)

@@ -78,10 +78,13 @@ def end_process(error: Stopped) -> NoReturn:
 
 
 def _end_pools() -> None:
-    """End the processes of pools: they would wait for work for ever."""
-    if (multiprocessing := sys.modules.get("multiprocessing.process")) is not None:
-        for child in multiprocessing.active_children():
-            child.terminate()
+    """End the processes of pools, which would wait for work for ever, and free the semaphores they share."""
+    with contextlib.suppress(Exception):
+        if (process := sys.modules.get("multiprocessing.process")) is not None:
+            for child in process.active_children():
+                child.terminate()
+        if (util := sys.modules.get("multiprocessing.util")) is not None:
+            util._run_finalizers(0)  # as at a normal exit; else a warning about them follows our sentence
 
 
 def _has_launcher() -> bool:
