@@ -356,7 +356,7 @@ def test_what_a_task_asks_and_a_model_cannot_is_refused(tmp_path):
         ("tags", {"finetune__head": {"pool": "max"}}, "pool: max has no effect"),
         ("numbers", {"finetune__objective": {"name": "supervised", "class_weights": "batch"}}, "class_weights batch"),
         ("plain", {"finetune__objective": {"name": "supervised", "metric": "r2"}}, "metric r2 is none of this task's"),
-        ("plain", {"finetune__train__select": "bits_per_byte"}, "no metric of this stage"),
+        ("plain", {"finetune__train__select_by": "bits_per_byte"}, "no metric of this stage"),
     ):
         with pytest.raises(UsageError, match=said):
             build_stage(Job(asking(tmp_path, ask, **changes), "finetune", 0))

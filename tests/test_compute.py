@@ -143,7 +143,7 @@ def test_groups_are_what_the_model_declares():
         "b.weight": (0.1, 0.0),
         "b.bias": (0.1, 0.0),
     }
-    everything = optimizer_groups(model, train(steps=1, weight_decay=0.3, decay="all"))
+    everything = optimizer_groups(model, train(steps=1, weight_decay=0.3, weight_decay_on="all"))
     assert {name for group in everything if group.weight_decay == 0 for name in group.names} == {"a.special"}
 
 

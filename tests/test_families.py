@@ -131,7 +131,7 @@ def test_randomise_follows_the_seed():
 def test_a_state_space_never_decays(name):
     """With the recipe's own rate, and where the recipe lets everything else decay."""
     backbone = tiny(find_plugin("models", name), causal=False, ssm_lr=None, **SMALL[name])
-    train = Train(steps=1, batch_size=1, learning_rate=0.01, weight_decay=0.05, decay="all")
+    train = Train(steps=1, batch_size=1, learning_rate=0.01, weight_decay=0.05, weight_decay_on="all")
     decaying = {name for group in optimizer_groups(backbone, train) if group.weight_decay for name in group.names}
     never = {"s4": "inv_dt", "s4d": "A_real", "dss": "W", "dlr": "log_Lambda_re", "s5": "log_step"}
     for key in decaying:
