@@ -403,7 +403,7 @@ MEMORY = """
 import torch, sys
 from spt.bench.timing import memory_growth
 from spt.models.ops.attention import local_attend
-def on_main(L):
+def once(L):
     given = [torch.randn(1, 2, L, 16, requires_grad=True) for _ in range(3)]
     local_attend(*given, 128, ahead=int(sys.argv[2] == "two-sided"), causal=sys.argv[2] == "causal").sum().backward()
 once(1024)
