@@ -382,7 +382,7 @@ def test_bytes_and_unknown_recipes_are_said_in_a_sentence(tmp_path):
 
 def test_the_page_of_recipes_is_the_one_that_is_made():
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    assert page == recipes_page(), "make docs writes it anew"
+    assert page == recipes_page(), "run make docs"
 
 
 def test_the_page_has_every_recipe_and_every_footnote():
