@@ -1,8 +1,10 @@
 """Every test runs offline, in folders of its own, and as if no launcher had started it."""
 
 import os
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -34,6 +36,14 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     home = tmp_path_factory.mktemp("home")
     for name in ("SPT_RUNS_DIR", "SPT_CACHE_DIR", "HF_HOME", "KEOPS_CACHE_FOLDER"):  # KeOps compiles into the last
         os.environ[name] = str(home / name.lower())
+
+
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """Every test draws the same weights and noise, whichever tests the worker has run before it."""
+    np.random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture
