@@ -9,7 +9,6 @@ if __name__ == "__main__":
     signals.install()  # here, since already the imports take a moment
 
 import io
-import logging
 import os
 import sys
 from typing import Annotated
@@ -18,7 +17,6 @@ import typer
 
 from spt import __version__
 from spt.cli import bench, data, inspect, recipes, report, study, system, train
-from spt.cli.output import Tell
 from spt.errors import UsageError
 from spt.runtime import launch
 
@@ -56,8 +54,6 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a × must not end a run on a terminal that knows ASCII alone
-    logging.getLogger("spt.tasks").addHandler(Tell(logging.INFO))
-    logging.getLogger("spt.tasks").setLevel(logging.INFO)
     try:
         launch.end_with_parent()
         launch.join_slurm()

@@ -1,9 +1,10 @@
 """docs/recipes.md: the packaged recipes with the numbers that papers publish for them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from spt.config.load import packaged
-from spt.report.published_numbers import Paper, PublishedCell, PublishedNumbers, PublishedPair, cells, load_published
+from spt.report.published_numbers import PublishedCell, PublishedPair, all_cells, load_published, published_pairs
 
 SECTIONS = {  # folder of recipes -> title
     "lra": "Long Range Arena",
@@ -47,9 +48,9 @@ class _Footnotes:
 
 def recipes_page() -> str:
     """The Markdown of docs/recipes.md."""
-    published, notes = load_published(), _Footnotes()
-    told = [one for recipe in packaged() for one in cells(recipe)]
-    parts = [INTRODUCTION, "\n".join(f"- {_cited(paper)}" for paper in published.papers.values())]
+    papers, notes = load_published()["papers"], _Footnotes()
+    told = [one for recipe in packaged() for one in published_pairs(recipe)]
+    parts = [INTRODUCTION, "\n".join(f"- {_cited(paper)}" for paper in papers.values())]
     for folder, title in SECTIONS.items():
         rows = [one for one in told if one.recipe.startswith(f"{folder}/") and not one.settings and not one.factors]
         parts += [f"## {title}", _table("recipe", rows, notes, lambda one: f"`{one.recipe}`")]
@@ -59,13 +60,13 @@ def recipes_page() -> str:
     others = [one for one in told if one.settings]
     parts += ["## With other settings", "Published for the same task, but not with what the recipe says."]
     parts.append(_table("recipe, published with", others, notes, lambda one: f"`{one.recipe}`, {one.settings}"))
-    parts += ["## Doubtful numbers", _doubts(published), str(notes)]
+    parts += ["## Doubtful numbers", _doubts(papers), str(notes)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _cited(paper: Paper) -> str:
-    where = f"arXiv {paper.arxiv}{paper.version or ''}" + (f", {paper.venue}" if paper.venue else "")
-    return f"{paper.name}: {paper.authors}, *{paper.title}* ({where}), {paper.read}."
+def _cited(paper: Mapping[str, str]) -> str:
+    where = f"arXiv {paper['arxiv']}{paper.get('version', '')}" + (f", {paper['venue']}" if "venue" in paper else "")
+    return f"{paper['name']}: {paper['authors']}, *{paper['title']}* ({where}), {paper['read']}."
 
 
 def _level(factors: Mapping[str, str]) -> str:
@@ -93,12 +94,12 @@ def _number(cell: PublishedCell | None, notes: _Footnotes) -> str:
     return printed + "".join(map(notes.mark, filter(None, (cell.note, cell.doubt and f"doubtful: {cell.doubt}"))))
 
 
-def _doubts(published: PublishedNumbers) -> str:
+def _doubts(papers: Mapping[str, Any]) -> str:
     lines = ["| source | row | column | printed | recomputed | doubt |", "|---|---|---|---|---|---|"]
-    for cell in published.cells():
+    for cell in all_cells():
         if cell.doubt:
-            doubts = published.papers[cell.paper].tables[cell.table].doubts
-            again = next(one.recomputed for one in doubts if (one.row, one.column) == (cell.row, cell.column))
+            doubts = papers[cell.paper]["tables"][cell.table]["doubts"]
+            again = next(one for one in doubts if (one["row"], one["column"]) == (cell.row, cell.column))
             where = f"{cell.source} | {cell.row} | {cell.column}"
-            lines.append(f"| {where} | {cell.printed} | {again or '–'} | {cell.doubt} |")
+            lines.append(f"| {where} | {cell.printed} | {again.get('recomputed', '–')} | {cell.doubt} |")
     return "\n".join(lines)

@@ -208,14 +208,20 @@ class Option(NamedTuple):
 
 def commands_page() -> str:
     """Every command with its options, exit codes, variables."""
-    from spt.cli.options import How, Ran
+    from spt.cli.options import RuntimeOptions, StudyOptions
 
     header = ("argument or option", *KEYS[1:])
     listed = dict(commands())
     whole = {option.field: option for option in _options(listed["compare"])}
     shared = {
-        "Options of commands that make many runs": (Ran, [whole[field] for field in Ran._fields if field != "as_json"]),
-        "Options of commands that train": (How, [whole[field] for field in How._fields if field != "debug"]),
+        "Options of commands that make many runs": (
+            StudyOptions,
+            [whole[field] for field in StudyOptions._fields if field != "as_json"],
+        ),
+        "Options of commands that train": (
+            RuntimeOptions,
+            [whole[field] for field in RuntimeOptions._fields if field != "debug"],
+        ),
     }
     parts = [
         "Results go to standard output, everything else to standard error. `spt COMMAND --help` says the same as this "
@@ -356,12 +362,10 @@ def _built(name: str) -> list[tuple[str, str]]:
 
     kinds = {causal: model for causal in (False, True) if (model := _small(name, causal)) is not None}
     one = next(iter(kinds.values()))
-    mixers = {type(mixer).__name__: mixer for mixer in one._layers}
-    resets = sorted({prefix for mixer in mixers.values() for prefix in mixer.state_space})
+    resets = sorted({prefix for mixer in one._layers for prefix in mixer.state_space})
     priors = ["`structured`", "`random`"]
     if resets:
         priors.append(f"`random_ssm` (parameters {', '.join(f'`{prefix}…`' for prefix in resets)})")
-    reads = [kind for kind, mixer in mixers.items() if hasattr(mixer, "import_reference")]
     found = [
         ("direction", " and ".join({False: "two-sided", True: "causal"}[causal] for causal in kinds)),
         ("step by step", "yes, if causal" if True in kinds and kinds[True].recurrent else "no"),
@@ -373,8 +377,6 @@ def _built(name: str) -> list[tuple[str, str]]:
         if choice in _asked(name):
             names = ", ".join(f"`{backend}`" for backend in backends.NAMES[choice])
             found.append((f"back ends of {choice}", f"`{flag}`: {names}"))
-    if reads:
-        found.append(("published parameters", f"read and written by {', '.join(f'`{kind}`' for kind in reads)}"))
     return found
 
 

@@ -4,17 +4,18 @@ Letters: B sequences, L steps, D width, H heads of queries, G heads of keys and 
 H), P = E / 2 pairs in it, w steps of a chunk.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from spt.models.mixer import AttentionWeights, Context, Mixer, ParamGroup, ReferenceTensors, linear_flops
+from spt.models.mixer import Context, Mixer, ParamGroup, linear_flops
 from spt.models.ops import backends
 from spt.models.ops.attention import (
+    AttentionWeights,
     Pairs,
     Rotary,
     attend,
@@ -64,8 +65,10 @@ class Attention(Mixer):
     `shared_qk`: one map for queries and keys; keys have length 1, and a step attends to itself only if it sees nothing
     else (Kitaev et al. 2020). `temperature`: the factor of the scores is trained, starting at E^(-1/2), as in the DLR
     repository. `tied`: the four projections start as copies of one linear map. Without `mask_padding`, steps attend to
-    padding.
+    padding. `bias`: of the linear maps. A subclass may add another bias to the scores.
     """
+
+    distance_bias: Callable[[Int[Tensor, "R M"]], Float[Tensor, "H R M"]] | None = None  # the bias of the scores
 
     def __init__(
         self,
@@ -89,6 +92,7 @@ class Attention(Mixer):
         xpos: float | None = None,
         shared_qk: bool = False,
         temperature: bool = False,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.d_head = n_heads, n_kv_heads or n_heads, d_head or d_model // n_heads
@@ -96,8 +100,8 @@ class Attention(Mixer):
         self.window, self.back, self.band = window, back, band
         self.ahead = int(not causal) if ahead is None else ahead
         self.sizes = [self.heads, self.kv_heads] if shared_qk else [self.heads, self.kv_heads, self.kv_heads]
-        self.qkv = nn.Linear(d_model, sum(self.sizes) * self.d_head)
-        self.out = nn.Linear(self.heads * self.d_head, d_model)
+        self.qkv = nn.Linear(d_model, sum(self.sizes) * self.d_head, bias=bias)
+        self.out = nn.Linear(self.heads * self.d_head, d_model, bias=bias)
         self.temperature = nn.Parameter(torch.full((1,), self.d_head**-0.5)) if temperature else None
         if tied:
             with torch.no_grad():
@@ -111,6 +115,7 @@ class Attention(Mixer):
         # padding. A row without any valid step (our batches have none) gives zeros.
         mask = context.padded and self.mask_padding and (not self.causal or backends.current("attention") == "flash")
         options: dict[str, Any] = {
+            "bias": self.score_bias(q),
             "causal": self.causal,
             "valid": context.valid if mask else None,
             "dropout": self.dropout if self.training else 0.0,
@@ -118,12 +123,16 @@ class Attention(Mixer):
         if self.temperature is not None:
             options["scale"] = 1.0
         if self.window is None:
-            y = attend(q, k, v, bias=self_mask(q, q.shape[2]) if self.shared_qk else None, **options)
+            y = attend(q, k, v, **options)
         else:
-            w, back, ahead = self.window, self.back, self.ahead
-            bias = self_mask(q, w, back, ahead) if self.shared_qk else None
-            y = local_attend(q, k, v, w, back=back, ahead=ahead, band=self.band, bias=bias, **options)
+            y = local_attend(q, k, v, self.window, back=self.back, ahead=self.ahead, band=self.band, **options)
         return self.out(y.transpose(1, 2).flatten(2))
+
+    def score_bias(self, q: Float[Tensor, "B H L E"]) -> Float[Tensor, "#H w K"] | None:
+        """What is added to the scores, as `attend` or, with a window, `local_attend` has it."""
+        if not self.shared_qk:
+            return None
+        return self_mask(q, q.shape[2]) if self.window is None else self_mask(q, self.window, self.back, self.ahead)
 
     def _project(self, x: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, L, E), times the temperature; keys and values (B, G, L, E)."""
@@ -135,7 +144,7 @@ class Attention(Mixer):
 
     def attention_weights(self, x: Float[Tensor, "B L D"], context: Context) -> Iterator[AttentionWeights]:
         q, k, _ = self._project(x)
-        blocks = weights(
+        return weights(
             q,
             k,
             w=self.window,
@@ -146,8 +155,8 @@ class Attention(Mixer):
             scale=None if self.temperature is None else 1.0,
             valid=context.valid if context.padded and self.mask_padding else None,
             mask_self=self.shared_qk,
+            bias=self.distance_bias,
         )
-        return (AttentionWeights(*block) for block in blocks)
 
     def flops(self, length: int) -> Counts:
         """Projections, q k^T and the weighted sum of v, over whole neighbouring chunks. Causal attention counts in
@@ -165,33 +174,3 @@ class Attention(Mixer):
             keys = min(length, start + (1 + self.ahead) * w) - max(0, start - self.back * w)
             pairs += min(w, length - start) * keys
         return pairs
-
-    def import_reference(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Our parameters from a published layer: `linears.0` to `linears.3` of the SPT repository; with a temperature,
-        Q, K, V, O and scale of the DLR repository."""
-        theirs, names = ReferenceTensors(raw), self._reference_names()
-        ours = {
-            f"{own}.{part}": torch.cat([theirs[f"{name}.{part}"] for name in others])
-            for own, others in (("qkv", names[:3]), ("out", names[3:]))
-            for part in ("weight", "bias")
-        }
-        return ours if self.temperature is None else {**ours, "temperature": theirs["scale"]}
-
-    def export_reference(self) -> dict[str, Tensor]:
-        """The other way."""
-        names, sizes = self._reference_names(), [size * self.d_head for size in self.sizes]
-        maps = {
-            f"{name}.{part}": tensor
-            for part in ("weight", "bias")
-            for name, tensor in zip(
-                names, [*getattr(self.qkv, part).split(sizes), getattr(self.out, part)], strict=True
-            )
-        }
-        return maps if self.temperature is None else {**maps, "scale": self.temperature}
-
-    def _reference_names(self) -> tuple[str, str, str, str]:
-        if self.shared_qk:
-            raise ValueError("no published layer has one map for queries and keys")
-        if self.temperature is not None:
-            return "Q", "K", "V", "O"
-        return "linears.0", "linears.1", "linears.2", "linears.3"

@@ -7,7 +7,7 @@ Letters: B sequences in a batch, L steps, D width (`d_model`).
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,16 +17,15 @@ from torch.utils.checkpoint import checkpoint
 
 from spt.models.feedforward import FeedForward, SwitchFeedForward
 from spt.models.mixer import (
-    AttentionWeights,
     Context,
     Mixer,
     ParamGroup,
     PointwiseMixer,
-    ReferenceTensors,
     Unsupported,
     linear_flops,
     new_parameter,
 )
+from spt.models.ops.attention import AttentionWeights
 from spt.models.ops.counts import Counts, as_counts
 from spt.models.ops.dropout import Dropout
 from spt.models.ops.norms import BatchNorm, ScalarNorm, ScaleNorm
@@ -42,7 +41,6 @@ __all__ = [
     "Mixer",
     "ParamGroup",
     "PointwiseMixer",
-    "ReferenceTensors",
     "Unsupported",
     "linear_flops",
     "new_parameter",
@@ -99,9 +97,9 @@ class Backbone(nn.Module):
         recompute = self.recompute and torch.is_grad_enabled()
         for norm, mixer in zip(self.norms, self._layers, strict=True):
             if recompute:
-                phase = _CheckpointPhase()
-                arguments = (norm, mixer, x, context, padding, phase)
-                x = checkpoint(self._sublayer, *arguments, use_reentrant=False, context_fn=phase.contexts)
+                recomputation = _Recomputation()
+                options: dict[str, Any] = {"use_reentrant": False, "context_fn": recomputation.contexts}
+                x = checkpoint(self._sublayer, norm, mixer, x, context, padding, recomputation=recomputation, **options)
             else:
                 x = self._sublayer(norm, mixer, x, context, padding)
         return _normalise(self.last_norm, x, context)
@@ -113,9 +111,10 @@ class Backbone(nn.Module):
         x: Tensor,
         context: Context,
         padding: Tensor | None,
-        phase: "_CheckpointPhase | None" = None,
+        *,
+        recomputation: "_Recomputation | None" = None,
     ) -> Float[Tensor, "B L D"]:
-        update_statistics = phase is None or not phase.recomputing
+        update_statistics = recomputation is None or not recomputation.active
         h = _normalise(norm, x, context, update_statistics) if self.prenorm else x
         if padding is not None:
             h = h.masked_fill(padding, 0.0)
@@ -228,33 +227,32 @@ def _make_feed_forward(config: BackboneConfig) -> list[Mixer]:
     """The feed-forward sub-layer at the end of a block, if any."""
     if config.feed_forward == "none":
         return []
-    width, inner = config.d_ff or 4 * config.d_model, (config.ff_activation, config.ff_dropout)
+    width = config.d_ff or 4 * config.d_model
+    inner: dict[str, Any] = {"activation": config.ff_activation, "dropout": config.ff_dropout}
     if config.feed_forward == "mlp":
-        return [FeedForward(config.d_model, width, *inner)]
+        return [FeedForward(config.d_model, width, **inner)]
     if config.routing == "expert" and config.causal and not config.noncausal_routing:
         raise Unsupported(
             "routing: expert looks ahead, since whether an expert takes a step depends on later steps; choose "
             "routing: token or causal: false (or noncausal_routing: true, as in the DLR paper's language models)"
         )
-    return [SwitchFeedForward(config.d_model, width, config.n_experts, config.routing, *inner)]
+    return [SwitchFeedForward(config.d_model, width, config.n_experts, routing=config.routing, **inner)]
 
 
-class _CheckpointPhase:
-    """Is a checkpointed sub-layer in its first forward pass, or being recomputed for the backward pass?"""
+class _Recomputation(contextlib.AbstractContextManager[None]):
+    """In which a checkpointed sub-layer is recomputed for the backward pass."""
 
-    def __init__(self) -> None:
-        self.recomputing = False
+    active = False
 
     def contexts(self) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-        return contextlib.nullcontext(), self._recomputation()
+        """The contexts of both passes."""
+        return contextlib.nullcontext(), self
 
-    @contextlib.contextmanager
-    def _recomputation(self) -> Iterator[None]:
-        self.recomputing = True
-        try:
-            yield
-        finally:
-            self.recomputing = False
+    def __enter__(self) -> None:
+        self.active = True
+
+    def __exit__(self, *error: object) -> None:
+        self.active = False
 
 
 def _normalise(norm: nn.Module, x: Tensor, context: Context, update_statistics: bool = True) -> Tensor:

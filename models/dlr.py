@@ -18,8 +18,7 @@ Letters: H features, K directions, N modes, B sequences.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -27,7 +26,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from spt.models.base import Backbone, BackboneConfig, Counts, ParamGroup, new_parameter
-from spt.models.longconv import LongConvolution, Modes, ModesKernel
+from spt.models.longconv import DiagonalSystem, Kernel, LongConvolution
 from spt.models.ops.discretise import log_uniform
 from spt.models.ops.output import Kind
 from spt.models.ops.vandermonde import complex_vandermonde, times_minus_i, vandermonde, vandermonde_flops
@@ -75,7 +74,7 @@ class Config(BackboneConfig):
         return self
 
 
-class DLRKernel(ModesKernel):
+class DLRKernel(Kernel):
     """Parameters: W (K, H, N, 2), or (K, H, N) if real; log_Lambda_re, the square root of half the decay, and
     log_Lambda_im, both (N,), unless the version fixes that part."""
 
@@ -127,20 +126,9 @@ class DLRKernel(ModesKernel):
         rows = 2 * H if self.cast in ("prod", "real-prod") else H
         return vandermonde_flops((K, rows, N), min(length, self.limit or length), shared=True)
 
-    def system(self) -> Modes:
-        A = torch.exp(torch.complex(*self._log_lambda()))
-        return Modes(A.to(self.W.dtype.to_complex()), torch.view_as_complex(self._weights()[0].contiguous()))
-
-    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
-        """From the DLR repository's `DLRKernel`, whose Lambda_log_neg_re is a square root, despite its name."""
-        ours = {theirs: name for name, theirs in _REFERENCE_NAMES.items()}
-        return {ours.get(name, name): tensor for name, tensor in raw.items()}
-
-    def export_reference(self, **options: Any) -> dict[str, Tensor]:
-        return {_REFERENCE_NAMES.get(name, name): parameter for name, parameter in self.named_parameters()}
-
-
-_REFERENCE_NAMES = {"log_Lambda_re": "Lambda_log_neg_re", "log_Lambda_im": "Lambda_im"}
+    def system(self) -> DiagonalSystem:
+        A = torch.exp(torch.complex(*self._log_lambda())).to(self.W.dtype.to_complex())
+        return DiagonalSystem(A, torch.ones_like(A), torch.view_as_complex(self._weights()[0].contiguous()))
 
 
 def build(config: Config) -> Backbone:

@@ -12,7 +12,6 @@ two feed-forward layers after the attention: a <- a + W2 gelu(W1 norm(a)).
 Letters: B sequences, L steps, D width, E width of a head, c steps of a chunk (`window`; L without one).
 """
 
-from collections.abc import Mapping
 from typing import Literal
 
 import torch.nn.functional as F
@@ -21,7 +20,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from spt.models.attention import Attention
-from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, ReferenceTensors, linear_flops
+from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, linear_flops
 from spt.models.ops.dropout import Dropout
 
 PAPER = "Gupta, Mehta, Berant 2022"
@@ -86,32 +85,6 @@ class DLRAttention(Mixer):
     def flops(self, length: int) -> Counts:
         maps = [self.map, *(layer for layer in self.extra.modules() if isinstance(layer, nn.Linear))]
         return sum((linear_flops(linear, length) for linear in maps), self.attention.flops(length))
-
-    def import_reference(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """From the DLR repository's `DSS` layer with kernel_type attn: `attn.Q.weight`, `attn.scale`,
-        `output_linear.weight` and so on."""
-        theirs = ReferenceTensors(raw)
-        attention = {name.removeprefix("attn."): tensor for name, tensor in raw.items() if name.startswith("attn.")}
-        ours = {f"attention.{name}": tensor for name, tensor in self.attention.import_reference(attention).items()}
-        for own, other in self._reference_names().items():
-            ours[own] = theirs[other].reshape(self.get_parameter(own).shape)
-        return ours
-
-    def export_reference(self) -> dict[str, Tensor]:
-        """The other way; the bias of the output map has two axes there."""
-        names = self._reference_names()
-        theirs = {f"attn.{name}": tensor for name, tensor in self.attention.export_reference().items()}
-        theirs |= {other: self.get_parameter(own) for own, other in names.items()}
-        return {**theirs, names["map.bias"]: self.map.bias[:, None]}
-
-    def _reference_names(self) -> dict[str, str]:
-        """Theirs by ours, without the attention's."""
-        output = "output_linear.0" if self.gated else "output_linear"
-        names = {f"map.{part}": f"{output}.{part}" for part in ("weight", "bias")}
-        for name, _ in self.extra.named_parameters():
-            index, _, rest = name.partition(".")
-            names[f"extra.{name}"] = f"attn.{('ff', 'ff2')[int(index)]}.{rest}"
-        return names
 
 
 def build(config: Config) -> Backbone:

@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from spt.models.base import Backbone, BackboneConfig, Counts, ParamGroup
-from spt.models.longconv import LongConvolution, Modes, ModesKernel
+from spt.models.longconv import DiagonalSystem, Kernel, LongConvolution
 from spt.models.ops.discretise import as_complex, expm1, softmax_scale
 from spt.models.ops.hippo import normal_part
 from spt.models.ops.output import Kind
@@ -64,7 +64,7 @@ class Config(BackboneConfig):
         return self
 
 
-class DSSKernel(ModesKernel):
+class DSSKernel(Kernel):
     """Parameters, named as in the DLR repository's `DSSKernel`: log_dt (H,), W (K, H, N, 2), and Lambda_log_neg_re, the
     logarithm of -Re Lambda, with Lambda_im or Lambda_log_im, all (N,); for softmax Lambda (N, 2)."""
 
@@ -121,10 +121,10 @@ class DSSKernel(ModesKernel):
         K, H, N, _ = self.W.shape
         return vandermonde_flops((K, H, N), min(length, self.limit or length), shared=False)
 
-    def system(self) -> Modes:
+    def system(self) -> DiagonalSystem:
         W, z = self._discrete()
-        dtype = self.W.dtype.to_complex()
-        return Modes(z.exp().to(dtype), W[0].to(dtype))
+        A, C = (x.to(self.W.dtype.to_complex()) for x in (z.exp(), W[0]))
+        return DiagonalSystem(A, torch.ones_like(A), C)
 
 
 def _frequencies(init: str, N: int) -> Tensor:

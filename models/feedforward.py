@@ -53,6 +53,7 @@ class SwitchFeedForward(PointwiseMixer):
         d_model: int,
         d_ff: int,
         n_experts: int,
+        *,
         routing: Routing = "token",
         activation: Activation = "gelu",
         dropout: float = 0.0,

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Complex, Float
+from jaxtyping import Float, Inexact
 from torch import Tensor, nn
 
-from spt.models.base import BackboneConfig, Context, Counts, Mixer, ParamGroup, ReferenceTensors, Unsupported
+from spt.models.mixer import Context, Mixer, ParamGroup, State, Unsupported, new_parameter
 from spt.models.ops import counts
 from spt.models.ops.convolution import convolve, spectrum, transform_length
+from spt.models.ops.counts import Counts
 from spt.models.ops.output import Gelu, Kind, Output
+from spt.models.options import BackboneConfig, ConjugatePairConfig
 
 
 class Kernel(nn.Module):
@@ -42,53 +44,55 @@ class Kernel(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} does not state its operations")
 
     def system(self) -> Any:
-        """The discretised system that `step` uses, computed once for a sequence."""
+        """The discretised system that `step` uses, computed once for a sequence. One that is not a `DiagonalSystem`
+        brings its own `step`, and has outputs `C` of the state's shape as well."""
         raise NotImplementedError(f"{type(self).__name__} has no recurrent form")
 
-    def initial_state(self, batch: int) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} has no recurrent form")
-
-    def step(self, u: Float[Tensor, "B H"], state: Tensor, system: Any) -> tuple[Float[Tensor, "B H"], Tensor]:
-        """The next output of the causal convolution (without D u) and the state after it."""
-        raise NotImplementedError(f"{type(self).__name__} has no recurrent form")
-
-    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
-        """Our parameters by name, from tensors as the published code stores them; gradients pass through."""
-        return dict(raw)
-
-    def export_reference(self, **options: Any) -> dict[str, Tensor]:
-        """The other way."""
-        return dict(self.named_parameters())
-
-
-class Modes(NamedTuple):
-    """x_t = A x_{t-1} + u_t, y_t = Re sum_n W_n x_t, for N complex modes; A may be shared by all features."""
-
-    A: Complex[Tensor, "*H N"]
-    W: Complex[Tensor, "H N"]
-
-
-class ModesKernel(Kernel):
-    """A kernel of weights W, (K, H, N) or as pairs (K, H, N, 2), and of modes that the subclass parameterises."""
-
-    W: nn.Parameter
-
-    def initial_state(self, batch: int) -> Complex[Tensor, "B H N"]:
-        _, H, N = self.W.shape[:3]
-        return torch.zeros(batch, H, N, dtype=self.W.dtype.to_complex(), device=self.W.device)
+    def initial_state(self, batch: int) -> Inexact[Tensor, "B H N"]:
+        C = self.system().C
+        return torch.zeros(batch, *C.shape[-2:], dtype=C.dtype, device=C.device)
 
     def step(
-        self, u: Float[Tensor, "B H"], state: Tensor, system: Modes
-    ) -> tuple[Float[Tensor, "B H"], Complex[Tensor, "B H N"]]:
-        state = system.A * state + u[..., None]
-        return (system.W * state).sum(-1).real, state
+        self, u: Float[Tensor, "B H"], state: Inexact[Tensor, "B H N"], system: Any
+    ) -> tuple[Float[Tensor, "B H"], Inexact[Tensor, "B H N"]]:
+        """The next output of the causal convolution (without D u) and the state after it."""
+        state = system.A * state + system.B * u[..., None]
+        return (system.C * state).sum(-1).real, state
 
 
-class State(NamedTuple):
-    """Of the recurrent form."""
+class DiagonalSystem(NamedTuple):
+    """x_t = A x_{t-1} + B u_t, y_t = Re sum_n C_n x_t, for N real or complex modes of every feature."""
 
-    system: Any
-    hidden: Tensor
+    A: Inexact[Tensor, "*#H N"]
+    B: Inexact[Tensor, "*#H #N"]
+    C: Inexact[Tensor, "H N"]
+
+
+class ConjugatePairKernel(Kernel):
+    """The kernel of a system in continuous time with conjugate pairs of modes, one of each stored, as in S4 and S4D.
+
+    Parameters: those given, among them inv_dt, which encodes the steps, and C. All but C train at `ssm_lr`.
+    """
+
+    recurrent = True
+    continuous = True
+    inv_dt: nn.Parameter
+    C: nn.Parameter
+
+    def __init__(self, config: ConjugatePairConfig, **parameters: Tensor | None) -> None:
+        super().__init__()
+        self.limit = config.max_kernel_length
+        for name, values in parameters.items():
+            self.register_parameter(name, None if values is None else new_parameter(values))
+        ssm = ParamGroup(lr=config.ssm_lr, weight_decay=False)
+        self.param_groups = {name: ssm for name, values in parameters.items() if values is not None}
+        self.param_groups["C"] = ParamGroup(lr=config.c_lr, weight_decay=True)
+        if not config.dt_uses_ssm_lr:
+            self.param_groups["inv_dt"] = ParamGroup(weight_decay=False)
+
+    def resampled_length(self, length: int) -> int:
+        """The kernel's length for sequences of `length` steps; its limit is a time, counted in steps of training."""
+        return length if self.limit is None else min(length, round(self.limit / self.rate))
 
 
 class LongConvolution(Mixer):
@@ -182,26 +186,6 @@ class LongConvolution(Mixer):
     def step(self, x: Float[Tensor, "B H"], state: State) -> tuple[Float[Tensor, "B H"], State]:
         y, hidden = self.kernel.step(x, state.hidden, state.system)
         return self.output(y + self.D * x), State(state.system, hidden)
-
-    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
-        """Our parameters from those of a whole published layer: `layer.D` or `D`, `layer.kernel.*` or `kernel.*`,
-        `output_linear.*`, with or without axes of size one. `options` go to the kernel."""
-        layer = ReferenceTensors({name.removeprefix("layer."): tensor for name, tensor in raw.items()})
-        kernel = {name.removeprefix("kernel."): tensor for name, tensor in layer.items() if name.startswith("kernel")}
-        ours = self.kernel.import_reference(ReferenceTensors(kernel), **options)
-        state = {f"kernel.{name}": tensor for name, tensor in ours.items()} | {"D": layer["D"].reshape(-1)}
-        for name, tensor in layer.items():
-            if name.startswith("output_linear") and self.output.linear is not None:
-                part = name.rpartition(".")[2]
-                state[f"output.linear.{part}"] = tensor.reshape(getattr(self.output.linear, part).shape)
-        return state
-
-    def export_reference(self, **options: Any) -> dict[str, Tensor]:
-        """`D` (1, H), `kernel.*` and `output_linear.weight`, `output_linear.bias`."""
-        state = {f"kernel.{name}": tensor for name, tensor in self.kernel.export_reference(**options).items()}
-        if self.output.linear is not None:
-            state |= {f"output_linear.{name}": tensor for name, tensor in self.output.linear.named_parameters()}
-        return {"D": self.D[None], **state}
 
 
 @contextlib.contextmanager

@@ -5,28 +5,15 @@ y_t = Re(C x_t) + D u_t, with lambda = exp(-exp(nu) + i exp(theta)) (section 3 o
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Complex, Complex128, Float
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import nn
 
-from spt.models.base import (
-    Backbone,
-    BackboneConfig,
-    Context,
-    Counts,
-    Mixer,
-    ParamGroup,
-    ReferenceTensors,
-    new_parameter,
-)
-from spt.models.ops import counts
+from spt.models.base import Backbone, BackboneConfig, ParamGroup, new_parameter
 from spt.models.ops.output import Output
-from spt.models.ops.scan import enter, impulse_response, leave, scan
 from spt.models.options import NormKind
+from spt.models.recurrence import DiagonalRecurrence, System
 
 PAPER = "Orvieto et al. 2023"
 COST = "L D (N + D)"
@@ -55,30 +42,14 @@ class Config(BackboneConfig):
         return self
 
 
-class System(NamedTuple):
-    """x_t = a x_{t-1} + enter u_t, y_t = Re(leave x_t) + D u_t."""
-
-    a: Complex128[Tensor, " N"]
-    enter: Complex[Tensor, "N H"]
-    leave: Complex[Tensor, "K H N"]
-
-
-class State(NamedTuple):
-    """State of the recurrent form."""
-
-    system: System
-    hidden: Complex[Tensor, "B N"]
-
-
-class LRU(Mixer):
+class LRU(DiagonalRecurrence):
     """The recurrence, then GELU and GLU; without norm and skip.
 
-    Parameters: nu, theta, gamma (N,), logarithms; B (N, H, 2); C (K, H, N, 2); D (H,). The paper's model is causal.
-    Two-sided, a second C reads the same recurrence run backwards; both directions see the present, as in S5.
+    Parameters: nu, theta, gamma (N,), logarithms; B (N, H, 2); C (K, H, N, 2); D (H,). The paper's model is causal; two
+    directions are as in S5.
     """
 
     state_space = ("nu", "theta", "gamma", "B", "C")
-    uncompiled = ("mix_sequence",)
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -97,67 +68,10 @@ class LRU(Mixer):
         self.param_groups = dict.fromkeys(("nu", "theta", "gamma", "B"), ssm)
         self.param_groups |= dict.fromkeys(("C", "D"), ParamGroup(weight_decay=True))
 
-    def forward(self, x: Float[Tensor, "B L H"], context: Context) -> Float[Tensor, "B L H"]:
-        return self.output(self.mix_sequence(x))
-
-    def mix_sequence(self, u: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
-        """y, before the activation."""
-        y = self.D * u
-        for x, c in zip(self.states(u), self._leave(), strict=True):
-            y = y + leave(x, c)
-        return y
-
-    def states(self, u: Float[Tensor, "B L H"]) -> list[Complex[Tensor, "B L N"]]:
-        """x_t of every direction."""
-        system = self.system()
-        v = enter(u, system.enter)
-        return [scan(system.a, v, reverse=bool(k)) for k in range(len(self.C))]
-
     def system(self) -> System:
-        """The recurrence; lambda in double precision, because powers of it are taken."""
         exponent = torch.complex(-torch.exp(self.nu.double()), torch.exp(self.theta.double()))
         enters = torch.exp(self.gamma)[:, None] * torch.view_as_complex(self.B)
-        return System(torch.exp(exponent), enters, self._leave())
-
-    def convolution_kernel(self, length: int) -> Iterable[Float[Tensor, "K C M"]]:
-        system = self.system()
-        return impulse_response(system.a, system.enter, system.leave, length)
-
-    def _leave(self) -> Complex[Tensor, "K H N"]:
-        return torch.view_as_complex(self.C)
-
-    def flops(self, length: int) -> Counts:
-        """B u once; the scan and Re C x in each direction."""
-        K, H, N, _ = self.C.shape
-        complex_maps = counts.linear(length, H, 2 * N) + K * counts.linear(length, 2 * N, H)
-        return complex_maps + K * counts.scan(length, N) + self.output.flops(length)
-
-    def initial_state(self, batch: int) -> State:
-        system = self.system()
-        return State(system, torch.zeros(batch, len(system.a), dtype=system.enter.dtype, device=system.a.device))
-
-    def step(self, x: Float[Tensor, "B H"], state: State) -> tuple[Float[Tensor, "B H"], State]:
-        system = state.system
-        hidden = system.a.to(state.hidden.dtype) * state.hidden + enter(x, system.enter)
-        return self.output(self.D * x + leave(hidden, system.leave[0])), State(system, hidden)
-
-    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
-        """From nu_log, theta_log, gamma_log, B_re, B_im, C_re, C_im and D, alone or as `seq.*` beside `out1.*` and
-        `out2.*`; a second direction, which the published code does not have, from C2_re and C2_im."""
-        raw = ReferenceTensors({name.removeprefix("seq."): tensor for name, tensor in raw.items()})
-        ours = {name: raw[f"{name}_log"] for name in ("nu", "theta", "gamma")}
-        ours["B"] = torch.stack([raw["B_re"], raw["B_im"]], -1)
-        names = ("C", "C2")[: len(self.C)]
-        ours["C"] = torch.stack([torch.stack([raw[f"{name}_re"], raw[f"{name}_im"]], -1) for name in names])
-        dense = {f"output.{name}": tensor for name, tensor in self.output.import_dense(raw).items()}
-        return ours | {"D": raw["D"]} | dense
-
-    def export_reference(self, **options: Any) -> dict[str, Tensor]:
-        """`seq.*`, `out1.*` and `out2.*`, as in the unofficial repository minimal-LRU."""
-        theirs = {f"{name}_log": getattr(self, name) for name in ("nu", "theta", "gamma")} | {"D": self.D}
-        for name, tensor in (("B", self.B), *zip(("C", "C2"), self.C, strict=False)):
-            theirs |= {f"{name}_re": tensor[..., 0], f"{name}_im": tensor[..., 1]}
-        return {f"seq.{name}": tensor for name, tensor in theirs.items()} | self.output.export_dense()
+        return System(torch.exp(exponent), enters, self.output_matrix())
 
 
 def build(config: Config) -> Backbone:

@@ -23,7 +23,7 @@ queries and keys, C = c chunk length or L, G chunks of all sequences, R queries 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -33,8 +33,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, ReferenceTensors, linear_flops
-from spt.models.longconv import Kernel, LongConvolution
+from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, linear_flops
+from spt.models.longconv import DiagonalSystem, Kernel, LongConvolution
 from spt.models.ops import counts
 from spt.models.ops.dropout import Dropout, keep_mask
 from spt.models.ops.output import Output
@@ -108,14 +108,6 @@ def _blocks(length: int) -> tuple[int, int]:
     return -(-length // T), T
 
 
-class System(NamedTuple):
-    """h_t = q h_{t-1} + enter u_t, y_t = <leave, h_t>."""
-
-    q: Float[Tensor, "D N"]
-    enter: Float[Tensor, "D N"]
-    leave: Float[Tensor, "D N"]
-
-
 class EMAKernel(Kernel):
     """Parameters delta, alpha, beta, gamma (K, D, N)."""
 
@@ -156,27 +148,10 @@ class EMAKernel(Kernel):
         A, T = _blocks(min(length, self.limit or length))
         return Counts.of("kernel", 2.0 * self.beta.numel() * A * T)
 
-    def system(self) -> System:
+    def system(self) -> DiagonalSystem:
         p = torch.sigmoid(self.delta[0])
         q = self.weights()[1][0].exp().to(p.dtype)
-        return System(q, p * self.beta[0], self.gamma[0] * self.gamma.shape[-1] ** -0.5)
-
-    def initial_state(self, batch: int) -> Float[Tensor, "B D N"]:
-        return self.beta.new_zeros(batch, *self.beta.shape[1:])
-
-    def step(
-        self, u: Float[Tensor, "B D"], state: Float[Tensor, "B D N"], system: System
-    ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B D N"]]:
-        state = system.q * state + system.enter * u[..., None]
-        return (system.leave * state).sum(-1), state
-
-    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
-        """From (K D, N, 1), gamma (K D, N), whose first axis holds one direction after the other."""
-        return {name: raw[name].reshape(parameter.shape) for name, parameter in self.named_parameters()}
-
-    def export_reference(self, **options: Any) -> dict[str, Tensor]:
-        flat = {name: parameter.flatten(0, 1) for name, parameter in self.named_parameters()}
-        return {name: tensor if name == "gamma" else tensor[..., None] for name, tensor in flat.items()}
+        return DiagonalSystem(q, p * self.beta[0], self.gamma[0] * self.gamma.shape[-1] ** -0.5)
 
 
 class _Silu(Output):
@@ -213,12 +188,6 @@ class SimpleBias(nn.Module):
             )
         return self.weight[longest - length : longest + length - 1]
 
-    def import_reference(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"weight": raw["rel_pos_bias"]}
-
-    def export_reference(self) -> dict[str, Tensor]:
-        return {"rel_pos_bias": self.weight}
-
 
 class RotaryBias(nn.Module):
     """<R(i) alpha, R(j) beta> for query i and key j; R(t) rotates the pair (m, m + Z/2) by t 10000^(-2m/Z).
@@ -240,12 +209,6 @@ class RotaryBias(nn.Module):
         a, a_, b, b_ = *self.alpha.chunk(2), *self.beta.chunk(2)
         even, odd = cos @ (a * b + a_ * b_), sin @ (a_ * b - a * b_)
         return torch.cat([(even - odd)[1:].flip(0), even + odd])
-
-    def import_reference(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: raw[name].reshape(-1) for name in ("alpha", "beta")}
-
-    def export_reference(self) -> dict[str, Tensor]:
-        return {"alpha": self.alpha[None], "beta": self.beta[None]}
 
 
 def attention_weights(
@@ -471,30 +434,6 @@ class GatedAttention(Mixer):
 
     def shared_flops(self, length: int) -> Counts:
         return self.ema.shared_flops(length)
-
-    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
-        """From the Mega repository's MovingAverageGatedAttention; its `norm.*` belongs to the stack and is ignored."""
-        theirs = ReferenceTensors(raw)
-        ema = {f"kernel.{name}": theirs[f"move.{name}"] for name in ("delta", "alpha", "beta", "gamma")}
-        ema = self.ema.import_reference({**ema, "D": theirs["move.omega"]})
-        ours = {f"ema.{name}": tensor for name, tensor in ema.items()}
-        for own, other in _MAPS.items():
-            ours |= {f"{own}.{part}": theirs[f"{other}.{part}"] for part in ("weight", "bias")}
-        bias = ReferenceTensors({name.removeprefix("rel_pos_bias."): tensor for name, tensor in raw.items()})
-        ours |= {f"bias.{name}": tensor for name, tensor in self.bias.import_reference(bias).items()}
-        return ours | {name: theirs[name] for name in ("gamma", "beta")}
-
-    def export_reference(self, **options: Any) -> dict[str, Tensor]:
-        """The other way."""
-        theirs = {f"move.{name}": tensor for name, tensor in self.ema.kernel.export_reference().items()}
-        theirs["move.omega"] = self.ema.D
-        for own, other in _MAPS.items():
-            theirs |= {f"{other}.{part}": getattr(getattr(self, own), part) for part in ("weight", "bias")}
-        theirs |= {f"rel_pos_bias.{name}": tensor for name, tensor in self.bias.export_reference().items()}
-        return theirs | {"gamma": self.gamma, "beta": self.beta}
-
-
-_MAPS = {"value": "v_proj", "base": "mx_proj", "out": "h_proj"}
 
 
 @torch.no_grad()

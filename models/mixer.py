@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from spt.models.ops.attention import AttentionWeights
 from spt.models.ops.counts import Counts, linear
 
 
@@ -26,21 +27,19 @@ class Context(NamedTuple):
     real: Bool[Tensor, " B"] | None = None  # False for a row that only fills up a batch; None: all are examples
 
 
-class AttentionWeights(NamedTuple):
-    """Attention weights of R neighbouring queries on M neighbouring keys, the only ones they may attend to."""
-
-    first_query: int
-    first_key: int
-    weights: Float[Tensor, "B H R M"]  # sum to 1 over keys, or to 0 for a query that may attend to nothing
-    visible: Bool[Tensor, "#B 1 R M"]  # may this query attend to this key?
-
-
 class ParamGroup(NamedTuple):
     """How one parameter is trained, where that differs from the others."""
 
     lr: float | None = None  # a learning rate of its own
     lr_scale: float = 1.0  # or a multiple of the recipe's
     weight_decay: bool | None = None  # None: only if the recipe decays all parameters and the learning rate is its own
+
+
+class State(NamedTuple):
+    """Of a recurrence: the discretised system, which is computed once for a sequence, and what it remembers."""
+
+    system: Any
+    hidden: Tensor
 
 
 class Mixer(nn.Module):
@@ -127,10 +126,3 @@ def new_parameter(values: Tensor) -> nn.Parameter:
 def linear_flops(layer: nn.Linear, length: int) -> Counts:
     """Operations of a linear map applied at every step."""
     return linear(length, layer.in_features, layer.out_features)
-
-
-class ReferenceTensors(dict[str, Tensor]):
-    """Tensors by their names in a published code; looking up a missing one says which there are."""
-
-    def __missing__(self, name: str) -> Tensor:
-        raise ValueError(f"the published tensors have no {name}, only {', '.join(sorted(self)) or 'nothing'}")

@@ -1,5 +1,6 @@
 """Options that models share, as pydantic models. Nothing here or imported from here needs torch."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -72,17 +73,20 @@ class BackboneConfig(BaseModel):
         known = {name for base in ours if issubclass(base, BackboneConfig) for name in base.model_fields}
         return {name: size for name, size in SMOKE_SIZES.items() if name in known and getattr(self, name) is not None}
 
+    def refuse_changed(self, names: Iterable[str], why: str) -> None:
+        """Refuse other values of these options than their defaults, since they would have no effect."""
+        fields = type(self).model_fields
+        for name in names:
+            if getattr(self, name) != fields[name].default:
+                raise ValueError(f"{name} has no effect {why}")
+
     @model_validator(mode="after")
     def _feed_forward_options_have_effect(self) -> "BackboneConfig":
-        defaults = type(self).model_fields
-        given = (FEED_FORWARD_OPTIONS - {"feed_forward"}) & self.model_fields_set
-        changed = {name for name in given if getattr(self, name) != defaults[name].default}
-        if self.feed_forward == "none" and changed:
-            raise ValueError(
-                f"{min(changed)} has no effect without a feed-forward layer; add feed_forward: mlp or switch"
-            )
-        if self.feed_forward == "mlp" and SWITCH_OPTIONS & changed:
-            raise ValueError(f"{min(SWITCH_OPTIONS & changed)} has no effect with feed_forward: mlp; choose switch")
+        if self.feed_forward == "none":
+            others = sorted(FEED_FORWARD_OPTIONS - {"feed_forward"})
+            self.refuse_changed(others, "without a feed-forward layer; add feed_forward: mlp or switch")
+        if self.feed_forward == "mlp":
+            self.refuse_changed(sorted(SWITCH_OPTIONS), "with feed_forward: mlp; choose switch")
         if self.noncausal_routing and not (self.causal and self.routing == "expert"):
             raise ValueError("noncausal_routing has no effect unless the model is causal and routing is expert")
         return self
@@ -97,6 +101,7 @@ class ConjugatePairConfig(BackboneConfig):
     max_kernel_length: int | None = Field(
         None, ge=1, description="longest kernel, in steps; default: as long as the sequence"
     )
+    ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of dt, A, B and S4's P; null: the recipe's")
     dt_uses_ssm_lr: bool = Field(True, description="false: dt trains at the recipe's learning rate, without decay")
     c_lr: float | None = Field(
         None,
@@ -115,3 +120,10 @@ class ConjugatePairConfig(BackboneConfig):
         if self.dt_min > self.dt_max:
             raise ValueError(f"dt_min {self.dt_min} is larger than dt_max {self.dt_max}")
         return self
+
+
+class S4Config(ConjugatePairConfig):
+    """Options of the state space of S4, which SPADE shares."""
+
+    n_ssm: int = Field(1, ge=1, description="independent copies of (A, P, B); divides d_model")
+    dt_transform: Literal["exp", "softplus"] = Field("exp", description="from the trained number to dt")

@@ -8,29 +8,20 @@ conjugate pair), J blocks of the initial state matrix, K directions.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Complex, Complex128, Float, Float64
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import (
-    Backbone,
-    BackboneConfig,
-    Context,
-    Counts,
-    Mixer,
-    ParamGroup,
-    ReferenceTensors,
-    Unsupported,
-    new_parameter,
-)
-from spt.models.ops import counts, hippo
+from spt.models.base import Backbone, BackboneConfig, Context, ParamGroup, Unsupported, new_parameter
+from spt.models.mixer import State
+from spt.models.ops import hippo
 from spt.models.ops.output import Kind, Output
-from spt.models.ops.scan import Discretisation, discretise, discretise_steps, enter, impulse_response, leave, scan
+from spt.models.ops.scan import Discretisation, discretise, discretise_steps, enter, leave, scan
 from spt.models.options import NormKind
+from spt.models.recurrence import DiagonalRecurrence, System
 
 StateMatrix = Literal["hippo_n", "gaussian", "antisymmetric", "s4d_lin", "s4d_inv"]
 Activation = Literal["gelu", "full_glu", "half_glu1", "half_glu2"]
@@ -105,22 +96,10 @@ class Config(BackboneConfig):
         return self
 
 
-class System(NamedTuple):
-    """x_t = a x_{t-1} + enter u_t, y_t = Re(leave x_t) + D u_t."""
-
-    a: Complex128[Tensor, " P"]
-    enter: Complex[Tensor, "P H"]  # B_bar
-    leave: Complex[Tensor, "K H P"]  # C, doubled where a state represents a pair
+Gaps = tuple[Float[Tensor, "B L"], Float[Tensor, "B L"]]  # the time from each step to the one before and the one after
 
 
-class State(NamedTuple):
-    """State of the recurrent form."""
-
-    system: System
-    hidden: Complex[Tensor, "B P"]
-
-
-class S5(Mixer):
+class S5(DiagonalRecurrence):
     """The S5 layer without norm and skip: state space, then GELU or gate.
 
     Parameters: Lambda_re, Lambda_im (P',); B (P', H, 2); C (K, H, P', 2); D (H,); log_step (P',), or (1,) if shared. In
@@ -128,7 +107,6 @@ class S5(Mixer):
     """
 
     state_space = ("Lambda", "B", "C", "log_step")
-    uncompiled = ("mix_sequence",)
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -190,35 +168,17 @@ class S5(Mixer):
     def forward(self, x: Float[Tensor, "B L H"], context: Context) -> Float[Tensor, "B L H"]:
         return self.output(self.mix_sequence(x, None if context.steps is None else gaps_around(context)))
 
-    def mix_sequence(
-        self,
-        u: Float[Tensor, "B L H"],
-        gaps: tuple[Float[Tensor, "B L"], Float[Tensor, "B L"]] | None = None,
-    ) -> Float[Tensor, "B L H"]:
-        """y, before the activation; `gaps`: the time from each step to the one before and to the one after it."""
-        states = self.states(u, gaps)
-        C = self._leave()
-        y = self.D * u
-        for x, c in zip(states, C, strict=True):
-            y = y + leave(x, c)
-        return y
+    def mix_sequence(self, u: Float[Tensor, "B L H"], gaps: Gaps | None = None) -> Float[Tensor, "B L H"]:
+        return self.read(u, self.states(u, gaps))
 
-    def states(
-        self,
-        u: Float[Tensor, "B L H"],
-        gaps: tuple[Float[Tensor, "B L"], Float[Tensor, "B L"]] | None = None,
-    ) -> list[Complex[Tensor, "B L P"]]:
-        """x_t of every direction."""
-        directions = range(len(self.C))
+    def states(self, u: Float[Tensor, "B L H"], gaps: Gaps | None = None) -> list[Complex[Tensor, "B L P"]]:
         if gaps is None:
-            system = self.system()
-            v = enter(u, system.enter)
-            return [scan(system.a, v, reverse=bool(k)) for k in directions]
+            return super().states(u)
         if self.log_step is None:
             raise ValueError("irregular steps need a step size, but parameterisation is discrete")
         v = enter(u, torch.view_as_complex(self.B))
         states = []
-        for k in directions:
+        for k in range(len(self.C)):
             a, b = discretise_steps(self.Lambda, self.Delta, gaps[k].to(self.D.dtype), v, self.config.disc)
             states.append(scan(a, b, reverse=bool(k)))
         return states
@@ -235,72 +195,29 @@ class S5(Mixer):
         return self.rate * self.config.step_rescale * torch.exp(self.log_step.double())
 
     def system(self) -> System:
-        """The discretised system; the part of which powers are taken is in double precision."""
         B = torch.view_as_complex(self.B)
         if self.log_step is None:
-            return System(self.Lambda, B, self._leave())
+            return System(self.Lambda, B, self.output_matrix())
         a, f = discretise(self.Lambda, self.Delta, self.config.disc)
-        return System(a, f.to(B.dtype)[:, None] * B, self._leave())
+        return System(a, f.to(B.dtype)[:, None] * B, self.output_matrix())
 
-    def convolution_kernel(self, length: int) -> Iterable[Float[Tensor, "K C M"]]:
-        """Of equally spaced steps."""
-        system = self.system()
-        return impulse_response(system.a, system.enter, system.leave, length)
-
-    def _leave(self) -> Complex[Tensor, "K H P"]:
+    def output_matrix(self) -> Complex[Tensor, "K H P"]:
+        """C, doubled where a state represents a pair."""
         return torch.view_as_complex(self.C) * (2 if self.config.conj_sym else 1)
-
-    def flops(self, length: int) -> Counts:
-        """B u once; the scan and Re C x in each direction; the cost of irregular steps is left out."""
-        K, H, P, _ = self.C.shape
-        complex_maps = counts.linear(length, H, 2 * P) + K * counts.linear(length, 2 * P, H)
-        return complex_maps + K * counts.scan(length, P) + self.output.flops(length)
-
-    def initial_state(self, batch: int) -> State:
-        system = self.system()
-        return State(system, torch.zeros(batch, len(system.a), dtype=system.enter.dtype, device=system.a.device))
 
     def step(
         self, x: Float[Tensor, "B H"], state: State, gap: Float[Tensor, " B"] | None = None
     ) -> tuple[Float[Tensor, "B H"], State]:
         """`gap`: the time since the previous step, where it is not 1; 1 at the first step."""
-        system = state.system
         if gap is None:
-            hidden = system.a.to(state.hidden.dtype) * state.hidden + enter(x, system.enter)
-        else:
-            v = enter(x, torch.view_as_complex(self.B))[:, None]
-            a, b = discretise_steps(self.Lambda, self.Delta, gap[:, None], v, self.config.disc)
-            hidden = a[:, 0] * state.hidden + b[:, 0]
-        y = self.D * x + leave(hidden, system.leave[0])
-        return self.output(y), State(system, hidden)
-
-    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
-        """From the S5 repository's: those of the state space, alone or as `seq.*` beside `out1.*`, `out2.*` and
-        `norm.*`, which belongs to the stack and is ignored. C is one tensor, or C1 and C2, or both in one."""
-        theirs = ReferenceTensors({name.removeprefix("seq."): tensor for name, tensor in raw.items()})
-        ours = {name: theirs[name] for name in ("Lambda_re", "Lambda_im", "B", "D")}
-        if self.log_step is not None:
-            ours["log_step"] = theirs["log_step"].reshape(-1)
-        K, _, states, _ = self.C.shape
-        C = [theirs["C1"], theirs["C2"]] if "C1" in theirs else list(theirs["C"].split(states, dim=1))
-        if len(C) != K:
-            raise ValueError(f"these parameters are for {len(C)} directions, the model for {K}")
-        ours["C"] = torch.stack(C)
-        return ours | {f"output.{name}": tensor for name, tensor in self.output.import_dense(theirs).items()}
-
-    def export_reference(self, **options: Any) -> dict[str, Tensor]:
-        """`seq.*`, `out1.*` and `out2.*`, as in the S5 repository."""
-        theirs = {f"seq.{name}": getattr(self, name) for name in ("Lambda_re", "Lambda_im", "B", "D")}
-        if self.log_step is not None:
-            theirs["seq.log_step"] = self.log_step[:, None]
-        if len(self.C) == 1 or self.config.c_init == "complex_normal":
-            theirs["seq.C"] = torch.cat(tuple(self.C), dim=1)
-        else:
-            theirs |= {"seq.C1": self.C[0], "seq.C2": self.C[1]}
-        return theirs | self.output.export_dense()
+            return super().step(x, state)
+        v = enter(x, torch.view_as_complex(self.B))[:, None]
+        a, b = discretise_steps(self.Lambda, self.Delta, gap[:, None], v, self.config.disc)
+        hidden = a[:, 0] * state.hidden + b[:, 0]
+        return self.output(self.D * x + leave(hidden, state.system.leave[0])), State(state.system, hidden)
 
 
-def gaps_around(context: Context) -> tuple[Float[Tensor, "B L"], Float[Tensor, "B L"]]:
+def gaps_around(context: Context) -> Gaps:
     """The time from each step to the one before it and to the one after it; 1 where there is none in the sequence.
 
     Forward states use the first, backward states the second (S5, appendix on irregular sampling); neither depends on

@@ -11,8 +11,7 @@ The norm is a buffer that is saved with the weights. Letters: H features, K dire
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +50,7 @@ class Config(BackboneConfig):
 class SGConvKernel(Kernel):
     """Parameters: pieces (S, K, H, d), and alpha (K, H) for dlr; buffer norm (K, H, 1)."""
 
+    alpha: nn.Parameter | None
     norm: Tensor
     factor: Tensor
 
@@ -74,21 +74,16 @@ class SGConvKernel(Kernel):
         else:
             factor = torch.linspace(config.factor_min, config.factor_max, H, dtype=torch.float64)
             self.register_buffer("factor", factor[:, None].to(self.pieces.dtype), persistent=False)
-        self.trained = trained
         self.register_buffer("norm", torch.ones(K, H, 1))
         self.after_initialisation()
 
     @torch.no_grad()
     def after_initialisation(self) -> None:
         """Measure the norm of the initial kernel; training does not change it."""
-        self.norm.copy_(self._norm_of(self._stretched(self.pieces, self.alpha)))
+        self.norm.copy_(self._stretched(self.pieces, self.alpha).norm(dim=-1, keepdim=True))
 
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
         return self._stretched(self.pieces, self.alpha)[..., : min(length, self.longest)] / self.norm
-
-    @staticmethod
-    def _norm_of(kernel: Float[Tensor, "K H M"]) -> Float[Tensor, "K H 1"]:
-        return kernel.norm(dim=-1, keepdim=True)
 
     def _stretched(
         self, pieces: Float[Tensor, "S K H d"], alpha: Float[Tensor, "K H"] | None
@@ -107,27 +102,7 @@ class SGConvKernel(Kernel):
         neighbours, and one for a trained factor."""
         S, K, H, d = self.pieces.shape
         positions = K * H * d * 2 ** (S - 1)
-        return Counts.of("kernel", 5.0 * positions, (8.0 if self.trained else 6.0) * positions)
-
-    def import_reference(self, raw: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
-        """From the authors' `GConv` (kernel_list.0, ..., kernel_norm) or the DLR repository's `SGConvKernel` (ws.0,
-        ..., alpha), which does not save its norm: without one, it is that of the given weights."""
-        pieces = {name: tensor for name, tensor in raw.items() if name.rpartition(".")[0] in ("kernel_list", "ws")}
-        if len(pieces) != len(self.pieces):
-            raise ValueError(
-                f"the published tensors have {len(pieces)} pieces of a kernel, this model {len(self.pieces)}"
-            )
-        ours = {"pieces": torch.stack([pieces[n] for n in sorted(pieces, key=lambda n: int(n.rpartition(".")[2]))])}
-        if self.trained:
-            ours["alpha"] = raw["alpha"]
-        with torch.no_grad():
-            measured = self._norm_of(self._stretched(ours["pieces"], ours.get("alpha")))
-        return ours | {"norm": raw.get("kernel_norm", measured)}
-
-    def export_reference(self, **options: Any) -> dict[str, Tensor]:
-        name = "ws" if self.trained else "kernel_list"
-        pieces = {f"{name}.{i}": piece for i, piece in enumerate(self.pieces)}
-        return {**pieces, **({"alpha": self.alpha} if self.trained else {"kernel_norm": self.norm})}
+        return Counts.of("kernel", 5.0 * positions, (6.0 if self.alpha is None else 8.0) * positions)
 
 
 def build(config: Config) -> Backbone:

@@ -15,7 +15,7 @@ published radius plus one), K keys that a block sees: 3 w, or 2 w if causal.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain, repeat
 from typing import Literal
 
@@ -24,14 +24,12 @@ from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import AttentionWeights, Backbone, Context, Counts, Mixer, ParamGroup, linear_flops, new_parameter
-from spt.models.longconv import Kernel, LongConvolution
+from spt.models.attention import Attention
+from spt.models.base import Backbone, Context, Counts, Mixer, ParamGroup, linear_flops
+from spt.models.longconv import ConjugatePairKernel, LongConvolution
 from spt.models.ops import dplr
-from spt.models.ops.attention import local_attend, weights
-from spt.models.ops.counts import attention
 from spt.models.ops.discretise import log_uniform, parameter_for
-from spt.models.ops.hippo import nplr
-from spt.models.options import ConjugatePairConfig, FeedForwardKind
+from spt.models.options import FeedForwardKind, S4Config
 
 BUCKETS, MAX_DISTANCE = 32, 128  # of relative positions, as in T5 and in SPADE's published code
 
@@ -40,10 +38,7 @@ COST = "L D (N + log L + c + D)"
 PARAMETERS = 841_664
 
 
-class Config(ConjugatePairConfig):
-    n_ssm: int = Field(1, ge=1, description="independent copies of (A, P, B); divides d_model")
-    dt_transform: Literal["exp", "softplus"] = Field("exp", description="from the trained number to dt")
-    ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of dt, A, P and B; null: the recipe's")
+class Config(S4Config):
     n_heads: int = Field(4, ge=1, description="attention heads; divides d_model")
     window: int = Field(128, ge=1, description="a step attends to steps less than this far away; 512 in the paper")
     combine: Literal["concat", "weighted", "stack"] = Field(
@@ -62,41 +57,26 @@ class Config(ConjugatePairConfig):
     def _consistent(self) -> "Config":
         if self.d_model % self.n_heads:
             raise ValueError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}")
-        if self.combine != "weighted" and self.ssm_weight != 0.5:
-            raise ValueError(f"ssm_weight has no effect with combine: {self.combine}; it belongs to weighted")
+        if self.combine != "weighted":
+            self.refuse_changed(("ssm_weight",), f"with combine: {self.combine}; it belongs to weighted")
         return self
 
 
-class S4Kernel(Kernel):
+class S4Kernel(ConjugatePairKernel):
     """The kernel of S4, a DPLR state space that starts as HiPPO-LegS (Gu, Goel, Ré 2022; s4.py), in S4's parameters:
     inv_dt (H, 1); A_real, A_imag (S, M); P, B (S, M, 2); C (K, H, M, 2)."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.limit, self.dt_transform = config.max_kernel_length, config.dt_transform
-        H, K, S, M = config.d_model, 1 if config.causal else 2, config.n_ssm, config.d_state // 2
-        legs = nplr(config.d_state)
-        dt = log_uniform(config.dt_min, config.dt_max, H, 1)
-        state_space = {
-            "inv_dt": parameter_for(dt, config.dt_transform),
-            "A_real": (-legs.w.real).log().repeat(S, 1),
-            "A_imag": (-legs.w.imag).repeat(S, 1),
-            "P": torch.view_as_real(legs.P).repeat(S, 1, 1),
-            "B": torch.view_as_real(legs.B).repeat(S, 1, 1),
-        }
-        for name, values in state_space.items():
-            parameter = new_parameter(values)
-            parameter.requires_grad = not config.freeze_ssm
-            self.register_parameter(name, parameter)
-        self.C = new_parameter(torch.view_as_real(torch.randn(K, H, M, dtype=torch.complex64)))
-        self.param_groups = dict.fromkeys(state_space, ParamGroup(lr=config.ssm_lr, weight_decay=False))
-        self.param_groups["C"] = ParamGroup(lr=config.c_lr, weight_decay=True)
-        if not config.dt_uses_ssm_lr:
-            self.param_groups["inv_dt"] = ParamGroup(weight_decay=False)
+        H, K = config.d_model, 1 if config.causal else 2
+        inv_dt = parameter_for(log_uniform(config.dt_min, config.dt_max, H, 1), config.dt_transform)
+        super().__init__(config, inv_dt=inv_dt, **dplr.legs_parameters(config.d_state, H, K, config.n_ssm))
+        self.dt_transform = config.dt_transform
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad = name == "C" or not config.freeze_ssm
 
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
         state_space = dplr.state_space(dict(self.named_parameters()), self.dt_transform)
-        return dplr.dplr_kernel(state_space, min(length, self.limit or length), self.C.dtype)
+        return dplr.dplr_kernel(state_space, self.resampled_length(length), self.C.dtype)
 
     def flops(self, length: int) -> Counts:
         K, H, M, _ = self.C.shape
@@ -142,64 +122,32 @@ class RelativeBias(nn.Module):
         return self.weight[:, self.bucket[index]]
 
 
-class LocalAttention(Mixer):
+class LocalAttention(Attention):
     """Softmax attention to the steps less than w away, by blocks of w; its linear maps have no biases.
 
     All layers use the same relative position biases, which are registered in the first one (`owns`).
     """
 
     def __init__(self, config: Config, positions: RelativeBias, owns: bool) -> None:
-        super().__init__()
-        self.n_heads, self.window, self.causal = config.n_heads, config.window, config.causal
-        self.dropout = config.attention_dropout
-        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
-        self.out = nn.Linear(config.d_model, config.d_model, bias=False)
+        super().__init__(
+            config.d_model,
+            config.n_heads,
+            config.window,
+            causal=config.causal,
+            rotary=False,
+            dropout=config.attention_dropout,
+            window=config.window,
+            band=config.window - 1,
+            bias=False,
+        )
         nn.init.xavier_uniform_(self.qkv.weight)  # of the stacked map: 1/sqrt(2) times that of each map, as published
         nn.init.xavier_uniform_(self.out.weight)
         self.positions = positions if owns else None
+        self.distance_bias = positions.by_distance
         self._shared = (positions,)  # hidden from torch by the tuple, so that it is registered once; deepcopy works
 
-    def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)  # each (B, H, L, E)
-        y = local_attend(
-            q,
-            k,
-            v,
-            self.window,
-            ahead=0 if self.causal else 1,
-            causal=self.causal,
-            band=self.window - 1,
-            valid=context.valid if context.padded and not self.causal else None,  # padding stands on the right
-            bias=self._shared[0](),
-            dropout=self.dropout if self.training else 0.0,
-        )
-        return self.out(y.transpose(1, 2).flatten(2))
-
-    def attention_weights(self, x: Float[Tensor, "B L D"], context: Context) -> Iterator[AttentionWeights]:
-        q, k, _ = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        blocks = weights(
-            q,
-            k,
-            w=self.window,
-            back=1,
-            ahead=0 if self.causal else 1,
-            causal=self.causal,
-            band=self.window - 1,
-            valid=context.valid if context.padded else None,
-            bias=self._shared[0].by_distance,
-        )
-        return (AttentionWeights(*block) for block in blocks)
-
-    def flops(self, length: int) -> Counts:
-        """Projections, and scores and sums over all keys that a block sees, masked or not."""
-        w = self.window
-        starts = range(0, length, w)
-        pairs = sum(
-            (min(length, start + w) - start) * (min(length, start + (1 if self.causal else 2) * w) - max(0, start - w))
-            for start in starts
-        )
-        width = self.out.in_features
-        return linear_flops(self.qkv, length) + linear_flops(self.out, length) + attention(pairs, width, width)
+    def score_bias(self, q: Float[Tensor, "B H L E"]) -> Float[Tensor, "H w K"]:
+        return self._shared[0]()
 
 
 class Augmented(Mixer):

@@ -17,6 +17,9 @@ from spt.models.attention import Attention, Pairs, Position, Positions
 from spt.models.base import Backbone, BackboneConfig, Mixer, Unsupported
 from spt.models.options import FeedForwardKind
 
+# Options that `Attention` calls by the same name.
+SAME_NAMES = {"causal", "mask_padding", "n_kv_heads", "d_head", "xpos", "shared_qk", "temperature"}
+
 PAPER = "Vaswani et al. 2017"
 COST = "L² D + L D²"
 PARAMETERS = 793_344
@@ -92,11 +95,12 @@ class Config(BackboneConfig):
         if len(set(self.positions)) < len(self.positions):
             raise ValueError(f"positions names one kind twice; choose among {', '.join(get_args(Position))}")
         if self.window is None:
-            self._refuse_without("a window; add window", "look_back", "look_ahead", "exact_window")
+            self.refuse_changed(("look_back", "look_ahead", "exact_window"), "without a window; add window")
         if "learned" not in self.positions:
-            self._refuse_without("learned positions; add learned to positions", "position_std")
+            self.refuse_changed(("position_std",), "without learned positions; add learned to positions")
         if not rotary:
-            self._refuse_without("rotary positions; add rotary to positions", "rotary_pairs", "rotary_base", "xpos")
+            names = ("rotary_pairs", "rotary_base", "xpos")
+            self.refuse_changed(names, "without rotary positions; add rotary to positions")
         if self.causal and self.look_ahead:
             raise ValueError(f"a causal model sees no window ahead, but look_ahead is {self.look_ahead}")
         if self.xpos is not None and not self.causal:
@@ -110,11 +114,6 @@ class Config(BackboneConfig):
                 "shared_qk give different shapes; leave them out"
             )
         return self
-
-    def _refuse_without(self, what: str, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} has no effect without {what}")
 
 
 def build(config: Config) -> Backbone:
@@ -136,22 +135,16 @@ def build(config: Config) -> Backbone:
             config.d_model,
             config.n_heads,
             length,
-            causal=config.causal,
             rotary="rotary" in config.positions,
             dropout=config.attention_dropout,
             tied=config.tied_projections,
-            mask_padding=config.mask_padding,
             window=window,
             back=back,
             ahead=ahead,
             band=band,
-            n_kv_heads=config.n_kv_heads,
-            d_head=config.d_head,
             pairs=config.rotary_pairs,
             base=config.rotary_base,
-            xpos=config.xpos,
-            shared_qk=config.shared_qk,
-            temperature=config.temperature,
+            **config.model_dump(include=SAME_NAMES),
         )
         return [attention]
 

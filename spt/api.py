@@ -5,7 +5,7 @@ Errors are subclasses of `spt.SptError`, each one sentence. Data sets are read f
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from spt.config.job import Job
 from spt.config.load import load
 from spt.config.overrides import parse_overrides
-from spt.config.recipe import Loaded
+from spt.config.recipe import ResolvedRecipe
 from spt.errors import SptError, UsageError
 from spt.report import collect
 from spt.report.collect import Report
@@ -45,8 +45,7 @@ __all__ = [
     "run_study",
 ]
 
-Say = Callable[[str], None]
-news: Say = logging.getLogger("spt").info
+logger = logging.getLogger(__name__)
 
 
 class TrainedRun(NamedTuple):
@@ -66,7 +65,7 @@ class FinishedStudy(NamedTuple):
 
 def load_recipe(
     source: str | Path, overrides: Sequence[str] | Mapping[str, Any] = (), *, smoke: Smoke = False
-) -> Loaded:
+) -> ResolvedRecipe:
     """A packaged recipe or a YAML file, checked, with every default filled in; its data are prepared if they are not.
 
     Overrides are `["model.d_model=64"]`, as on the command line, or `{"model.d_model": 64}`. A smoke recipe has the
@@ -86,12 +85,11 @@ def load_recipe(
 
 
 def pretrain(
-    recipe: str | Path | Loaded,
+    recipe: str | Path | ResolvedRecipe,
     *,
     seed: int = 0,
     out: str | Path | None = None,
     settings: Settings | None = None,
-    say: Say = news,
 ) -> TrainedRun:
     """Self-pretrain: the recipe's first stage. A finished run is read, an interrupted one continues.
 
@@ -103,18 +101,17 @@ def pretrain(
     Raises what `load_recipe` raises, DivergedError where the loss stops being finite, CheckpointError and OutputError
     where a run folder cannot be used.
     """
-    return _train(Job(_loaded(recipe), "pretrain", seed), out, settings, say)
+    return _train(Job(_resolve(recipe), "pretrain", seed), out, settings)
 
 
 def finetune(
-    recipe: str | Path | Loaded,
+    recipe: str | Path | ResolvedRecipe,
     *,
     seed: int = 0,
     scratch: bool = False,
     from_run: str | Path | None = None,
     out: str | Path | None = None,
     settings: Settings | None = None,
-    say: Say = news,
 ) -> TrainedRun:
     """Train the task itself: after the recipe's own pretraining, which is made if it is missing; after that of the
     folder `from_run`; or from random weights (`scratch`, the baseline).
@@ -126,14 +123,14 @@ def finetune(
     """
     if scratch and from_run is not None:
         raise UsageError("scratch and a run to start from contradict each other: one means random weights, one a run's")
-    loaded = _loaded(recipe)
+    resolved = _resolve(recipe)
     if scratch:
-        return _train(Job(loaded, "finetune", seed), out, settings, say)
+        return _train(Job(resolved, "finetune", seed), out, settings)
     if from_run is None:
-        return _train(Job(loaded, "finetune", seed, Job(loaded, "pretrain", seed)), out, settings, say)
+        return _train(Job(resolved, "finetune", seed, Job(resolved, "pretrain", seed)), out, settings)
     from spt.training.stage import open_weights
 
-    return _train(Job(loaded, "finetune", seed, open_weights(Path(from_run))), out, settings, say)
+    return _train(Job(resolved, "finetune", seed, open_weights(Path(from_run))), out, settings)
 
 
 def compare(
@@ -145,7 +142,6 @@ def compare(
     out: str | Path | None = None,
     jobs: int = 1,
     settings: Settings | None = None,
-    say: Say = news,
 ) -> FinishedStudy:
     """Train both arms of every recipe, scratch and SPT, over seeds, and report the paired differences.
 
@@ -158,7 +154,7 @@ def compare(
     sources = [recipes] if isinstance(recipes, str | Path) else recipes
     changes = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
     study = {"kind": "compare", "recipes": [str(source) for source in sources], "set": dict(changes)}
-    return run_study(study, seeds=seeds, smoke=smoke, out=out, jobs=jobs, settings=settings, say=say)
+    return run_study(study, seeds=seeds, smoke=smoke, out=out, jobs=jobs, settings=settings)
 
 
 def run_study(
@@ -171,7 +167,6 @@ def run_study(
     slurm: Sequence[str] = (),
     shard: tuple[int, int] | None = None,
     settings: Settings | None = None,
-    say: Say = news,
 ) -> FinishedStudy:
     """Run a study or continue it, and report it: a packaged study's name, its file, its folder, or its keys.
 
@@ -184,7 +179,7 @@ def run_study(
     RecipeError for what cannot be run, DataError, OutputError, and Stopped on SIGTERM; the same call continues.
     """
     return plan_study(
-        study, seeds=seeds, smoke=smoke, out=out, jobs=jobs, slurm=slurm, shard=shard, settings=settings, say=say
+        study, seeds=seeds, smoke=smoke, out=out, jobs=jobs, slurm=slurm, shard=shard, settings=settings
     ).run()
 
 
@@ -228,13 +223,12 @@ class PlannedStudy:
     costs: "MeasuredCosts"
     target: "ExecutionTarget"
     runtime: "Runtime"
-    say: Say
 
     def run(self) -> FinishedStudy:
         """Have every run made that is missing; process 0 reads and writes the report."""
         from spt.execution.run_study import run_study as execute
 
-        folder, failed = execute(self.grid, self.folder.parent, self.target, self.runtime, self.say)
+        folder, failed = execute(self.grid, self.folder.parent, self.target, self.runtime)
 
         def report() -> Report:
             from spt.report.write import write_report
@@ -256,7 +250,6 @@ def plan_study(
     slurm: Sequence[str] = (),
     shard: tuple[int, int] | None = None,
     settings: Settings | None = None,
-    say: Say = news,
 ) -> PlannedStudy:
     """A study's runs and where they will be made. Arguments and errors as of `run_study`; trains nothing, but measures
     this machine where a budget is one of time."""
@@ -273,33 +266,35 @@ def plan_study(
     if source.folder is not None:  # goes on where it lies, as it was run
         root, smoke = source.folder.parent, smoke or read_plan(source.folder).smoke
     target = ExecutionTarget(jobs, Slurm.parse(slurm) if slurm else None, shard)
-    runtime = start_runtime(replace(settings or Settings(), wait=True), say)
-    costs = MeasuredCosts(root, runtime, say)
+    runtime = start_runtime(replace(settings or Settings(), wait=True))
+    costs = MeasuredCosts(root, runtime)
     grid = expand(source.study, smoke, costs)
     for note in grid.notes:
-        say(note)
+        logger.info(note)
     folder = study_folder(grid, root)
     if source.folder not in (None, folder.resolve()):
-        say(
+        logger.info(
             f"note: its recipes or options are not those of {source.folder.name}, so this is a study of its own: "
             f"{folder.name}"
         )
-    return PlannedStudy(grid, folder, costs, target, runtime, say)
+    return PlannedStudy(grid, folder, costs, target, runtime)
 
 
-def start_runtime(settings: Settings, say: Say) -> "Runtime":
+def start_runtime(settings: Settings) -> "Runtime":
     """The processes and the device of this program, with notes on idle devices and on what the launcher set."""
     from spt.runtime.distributed import Runtime
 
     runtime = Runtime(settings)
     if launch.world_size() > 1:
-        say(runtime.formation())
+        logger.info(runtime.formation())
         if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no":
-            say("note: the launcher's mixed precision is not used; precision is the recipe's")
+            logger.info("note: the launcher's mixed precision is not used; precision is the recipe's")
         if runtime.steps_in_backward:
-            say("note: spt has not been run with DeepSpeed yet; hold this run against one without it")
+            logger.info("note: spt has not been run with DeepSpeed yet; hold this run against one without it")
     elif (idle := runtime.idle_devices()) > 0:
-        say(f"note: one of {idle + 1} devices is used; --num-processes {idle + 1} uses all, with the same results")
+        logger.info(
+            f"note: one of {idle + 1} devices is used; --num-processes {idle + 1} uses all, with the same results"
+        )
     return runtime
 
 
@@ -315,15 +310,15 @@ def _study_source(
     return replace(source, study=validate(keys, source.name))
 
 
-def _train(job: Job, out: str | Path | None, settings: Settings | None, say: Say) -> TrainedRun:
+def _train(job: Job, out: str | Path | None, settings: Settings | None) -> TrainedRun:
     from spt.training.stage import run_stage
 
     root = _root(out)
-    return TrainedRun(root / job.name, run_stage(job, root, start_runtime(settings or Settings(), say), say))
+    return TrainedRun(root / job.name, run_stage(job, root, start_runtime(settings or Settings())))
 
 
-def _loaded(recipe: str | Path | Loaded) -> Loaded:
-    if not isinstance(recipe, Loaded):
+def _resolve(recipe: str | Path | ResolvedRecipe) -> ResolvedRecipe:
+    if not isinstance(recipe, ResolvedRecipe):
         return load_recipe(recipe)
     if recipe.data is not None:
         return recipe

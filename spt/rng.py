@@ -65,12 +65,12 @@ def keys(seed: int, *address: object, rows: NDArray[np.int64]) -> NDArray[np.uin
 
 def uniforms(keys: NDArray[np.uint64], length: int) -> NDArray[np.float64]:
     """(B, L) uniform on [0, 1), multiples of 2^-53."""
-    found = np.empty((len(keys), length))
+    values = np.empty((len(keys), length))
     for rows, columns in _blocks(len(keys), length):
         bits = _bits(keys[rows], columns)
         bits >>= np.uint64(11)
-        np.multiply(bits, 2.0**-53, out=found[rows, columns])
-    return found
+        np.multiply(bits, 2.0**-53, out=values[rows, columns])
+    return values
 
 
 def below(keys: NDArray[np.uint64], length: int, limit: int) -> NDArray[np.int64]:
@@ -80,12 +80,12 @@ def below(keys: NDArray[np.uint64], length: int, limit: int) -> NDArray[np.int64
 
 def normals(keys: NDArray[np.uint64], length: int) -> NDArray[np.float32]:
     """(B, L) from N(0, 1), out of 2^32 equally likely numbers (see `quantiles`)."""
-    found = np.empty((len(keys), length), np.float32)
+    values = np.empty((len(keys), length), np.float32)
     for rows, columns in _blocks(len(keys), length):
         bits = _bits(keys[rows], slice(columns.start // 2, (columns.stop + 1) // 2))
         halves = bits.astype("<u8", copy=False).view("<u4")[:, : columns.stop - columns.start]  # two of a number
-        found[rows, columns] = quantiles(halves)
-    return found
+        values[rows, columns] = quantiles(halves)
+    return values
 
 
 def quantiles(bits: NDArray[np.uint32]) -> NDArray[np.float32]:
@@ -95,15 +95,15 @@ def quantiles(bits: NDArray[np.uint32]) -> NDArray[np.float32]:
     q += np.float32(0.5)
     q *= np.float32(2.0**-32)
     r = np.float32(0.180625) - q * q
-    found = _ratio(r, _MIDDLE)
-    found *= q
+    values = _ratio(r, _MIDDLE)
+    values *= q
     outside = np.flatnonzero(r < 0)
     q, tail = q[outside], bits[outside]
     tail = np.minimum(tail, ~tail)  # the smaller of P and 1 - P; float32 would lose it in 1/2 - |q|
     r64 = np.sqrt(-_log((tail.astype(np.float64) + 0.5) * 2.0**-32))
     r64 -= 1.6
-    found[outside] = np.copysign(_ratio(r64, _TAIL), q)
-    return found.reshape(shape)
+    values[outside] = np.copysign(_ratio(r64, _TAIL), q)
+    return values.reshape(shape)
 
 
 def _blocks(rows: int, length: int) -> Iterator[tuple[slice, slice]]:
@@ -142,12 +142,12 @@ def _ratio(x: Reals, polynomials: tuple[tuple[float, ...], tuple[float, ...]]) -
 
 def _polynomial(x: Reals, coefficients: tuple[float, ...]) -> Reals:
     numbers = [x.dtype.type(coefficient) for coefficient in coefficients]
-    found = x * numbers[0]
-    found += numbers[1]
+    values = x * numbers[0]
+    values += numbers[1]
     for number in numbers[2:]:
-        found *= x
-        found += number
-    return found
+        values *= x
+        values += number
+    return values
 
 
 def _log(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -156,11 +156,11 @@ def _log(x: NDArray[np.float64]) -> NDArray[np.float64]:
     exponent = bits >> 52
     near = (x.view(np.int64) - (exponent << 52)).view(np.float64)  # x / 2^exponent, in [sqrt(1/2), sqrt(2))
     s = (near - 1) / (near + 1)
-    found = _polynomial(s * s, _SERIES)
-    found *= s
-    found *= 2
-    found += exponent * _LN2
-    return found
+    values = _polynomial(s * s, _SERIES)
+    values *= s
+    values *= 2
+    values += exponent * _LN2
+    return values
 
 
 def stream(seed: int, *address: object) -> int:

@@ -4,7 +4,7 @@ A task file holds `class Config(TaskConfig)` and `load(config, raw) -> TaskData`
 `spt list tasks`. Everything else (caching, subsets, fingerprints, padding, objectives) is written once, elsewhere.
 
 Optional hooks of a task file: `sources(config, raw)` names the files it reads, so that edited ones are read again;
-`fetch(config, raw, say)` downloads them, for `spt data prepare` alone; `hub(config)` names a copy on the Hugging Face
+`fetch(config, raw)` downloads them, for `spt data prepare` alone; `hub(config)` names a copy on the Hugging Face
 hub; `vocabulary(config, train)` makes the Tokens of the training rows in use, perhaps a subset, where the stored values
 are codes. Of generated tasks: `INDEXABLE = True` says that a row follows from its number alone, so that `load` makes
 config.max_rows rows of each split and no more; `resample(config, ids, epoch)` makes the training rows of a later epoch,
@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
+
+from spt.tasks.parallel import allocate
 
 
 class TaskConfig(BaseModel):
@@ -237,20 +239,29 @@ class Split:
     def take(self, rows: NDArray[np.int64]) -> "Split":
         """These rows, in this order; the values, and what belongs to steps, are not copied."""
 
-        def taken(array: Any) -> Any:
-            return array if array is None or not len(array) else array[rows]
+        names = {"starts", "stops", "targets", "ids", "fingerprints", "cuts", "text_bytes", "halves", "answers"}
+        arrays = {name: getattr(self, name) for name in names - ({"targets"} if self.per_step else set())}
+        given = {name: array[rows] for name, array in arrays.items() if array is not None and len(array)}
+        return replace(self, **given)
+
+    def packed(self, *, in_place: bool = False) -> "Split":
+        """The rows copied, one behind the other. In place, where memory may not hold two copies, they have to be in
+        order and overwrite the values."""
+        stops = np.cumsum(self.lengths)
+
+        def moved(array: NDArray[Any]) -> NDArray[Any]:
+            joined = array if in_place else allocate((int(stops[-1]), *array.shape[1:]), array.dtype)
+            for start, stop, end in zip(self.starts.tolist(), self.stops.tolist(), stops.tolist(), strict=True):
+                joined[end - (stop - start) : end] = array[start:stop]
+            return joined[: stops[-1]]
 
         return replace(
             self,
-            starts=self.starts[rows],
-            stops=self.stops[rows],
-            targets=self.targets if self.per_step else taken(self.targets),
-            ids=self.ids[rows],
-            fingerprints=taken(self.fingerprints),
-            cuts=taken(self.cuts),
-            text_bytes=taken(self.text_bytes),
-            halves=taken(self.halves),
-            answers=taken(self.answers),
+            values=moved(self.values),
+            starts=stops - self.lengths,
+            stops=stops,
+            targets=moved(self.targets) if self.per_step and self.targets is not None else self.targets,
+            steps=None if self.steps is None else moved(self.steps),
         )
 
     def unlabelled(self) -> "Split":

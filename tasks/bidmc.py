@@ -27,7 +27,6 @@ from pydantic import Field, model_validator
 from spt.rng import generator
 from spt.tasks.base import Reals, Split, TaskConfig, TaskData, Values
 from spt.tasks.files import (
-    Say,
     data_folders,
     data_not_found,
     find_file,
@@ -49,8 +48,6 @@ COLUMNS = {"ppg": "PLETH", "ecg": "II", "hr": "HR", "rr": "RESP", "spo2": "SpO2"
 SHARE = 0.15  # of the recordings, for validation and for test
 MAX_FILE = 2**30  # bytes of an archive's file, unpacked: the published ones have some 5e8
 MAX_LINE = 2**22
-
-Rows = dict[str, NDArray[np.int64]]  # by split
 
 
 class Config(TaskConfig):
@@ -96,20 +93,6 @@ class Recording(NamedTuple):
     numerics: NDArray[np.float32]  # (seconds,), NaN where not measured
 
 
-class Windows(NamedTuple):
-    """n windows: of recordings, whose steps they share, or of an archive."""
-
-    values: NDArray[np.float32]  # (total, C)
-    starts: NDArray[np.int64]  # (n,)
-    targets: NDArray[np.float64]  # (n, 1)
-    ids: NDArray[Any]  # (n,)
-    length: int
-
-    def take(self, rows: NDArray[np.int64]) -> Split:
-        starts = self.starts[rows]
-        return Split(self.values, starts, starts + self.length, self.targets[rows], self.ids[rows])
-
-
 # ------------------------------------------------------------------------------------------------------ hooks
 
 
@@ -130,7 +113,7 @@ def sources(config: Config, raw: Path) -> list[Path]:
     return [] if parquet is None else [parquet]
 
 
-def fetch(config: Config, raw: Path, say: Say) -> None:
+def fetch(config: Config, raw: Path) -> None:
     """Nothing is downloaded, as no checksums are published: raise ValueError that says where the files are."""
     if sources(config, raw):
         return
@@ -152,40 +135,39 @@ def load(config: Config, raw: Path) -> TaskData:
             raise data_not_found(
                 "BIDMC's archive", raw, files, f"spt data prepare bidmc source=archive target={config.target}"
             )
-        windows, notes = _read_archive(paths, config), [LEAK]
-        rows = _drawn(len(windows.starts))
+        splits, notes = _drawn(_read_archive(paths)), [LEAK]
     else:
         recordings = _read(config, folders, raw)
-        notes = (
-            [] if len(recordings) == RECORDINGS else [f"{len(recordings)} recordings, not the {RECORDINGS} published"]
-        )
-        if config.split == "windows":
-            windows = _cut(recordings, config)
-            rows = _drawn(len(windows.starts))
-            notes.append(LEAK)
+        notes = []
+        if len(recordings) != RECORDINGS:
+            notes.append(f"{len(recordings)} recordings, not the {RECORDINGS} published")
+        if config.split == "subjects":
+            splits = _by_patient(recordings, config)
+            notes.append("split by patient: published numbers refer to windows drawn at random, which overlap")
         else:
-            return _by_subject(recordings, config, notes)
-        notes.append("windows cut from the recordings, not those of the archive that published numbers refer to")
-    return _data(config, {part: windows.take(chosen) for part, chosen in rows.items()}, notes)
+            splits = _drawn(_cut(recordings, config))
+            notes += [LEAK, "windows cut from the recordings, not those of the archive that published numbers refer to"]
+    train, val, test = (splits[part] for part in ("train", "val", "test"))
+    return TaskData(_scale(train, config.scaling), Reals(1), train, val, test, interval=1 / RATE, notes=tuple(notes))
 
 
 LEAK = "windows of validation and test overlap with windows of training (as published): scores are far too good"
 
 
-def _by_subject(recordings: list[Recording], config: Config, notes: list[str]) -> TaskData:
+def _by_patient(recordings: list[Recording], config: Config) -> dict[str, Split]:
     splits = {}
     for part, chosen in _patients(recordings, config.split_seed).items():
         windows = _cut(chosen, config)
-        order = generator(config.split_seed, "bidmc", part).permutation(len(windows.starts))
+        order = generator(config.split_seed, "bidmc", part).permutation(len(windows))
         splits[part] = windows.take(order)  # shuffled: the first rows are not all of one patient
-    notes.append("split by patient: published numbers refer to windows drawn at random, which overlap")
-    return _data(config, splits, notes)
+    return splits
 
 
-def _data(config: Config, splits: dict[str, Split], notes: Sequence[str]) -> TaskData:
-    input = _scale(splits["train"], config.scaling)
-    train, val, test = (splits[part] for part in ("train", "val", "test"))
-    return TaskData(input, Reals(1), train, val, test, interval=1 / RATE, notes=tuple(notes))
+def _drawn(windows: Split) -> dict[str, Split]:
+    if len(windows) < 7:
+        raise ValueError(f"{len(windows)} windows cannot be split 70/15/15")
+    parts = zip(("train", "val", "test"), published_thirds(len(windows)), strict=True)
+    return {part: windows.take(rows) for part, rows in parts}
 
 
 def _scale(train: Split, kind: Literal["unit", "standard", "none"]) -> Values:
@@ -210,11 +192,11 @@ def _scale(train: Split, kind: Literal["unit", "standard", "none"]) -> Values:
 # ---------------------------------------------------------------------------------------------------- windows
 
 
-def _cut(recordings: Sequence[Recording], config: Config) -> Windows:
-    """All windows of some recordings, whose signals are stored end to end."""
+def _cut(recordings: Sequence[Recording], config: Config) -> Split:
+    """All windows of some recordings, whose signals are stored end to end; they share steps."""
     total = sum(len(recording.signals) for recording in recordings)
     values = allocate((total, len(CHANNELS)), np.float32)
-    starts, targets, ids = [], [], []
+    starts, targets, ids = list[int](), list[float](), list[str]()
     place = 0
     for recording in recordings:
         values[place : place + len(recording.signals)] = recording.signals
@@ -230,7 +212,8 @@ def _cut(recordings: Sequence[Recording], config: Config) -> Windows:
     if not starts:
         numbers = ", ".join(str(recording.number) for recording in recordings)
         raise ValueError(f"no window of {config.length:,} samples with {config.target} lies in recordings {numbers}")
-    return Windows(values, np.array(starts), np.array(targets)[:, None], np.array(ids), config.length)
+    begins = np.array(starts)
+    return Split(values, begins, begins + config.length, np.array(targets)[:, None], np.array(ids))
 
 
 def _patients(recordings: Sequence[Recording], seed: int) -> dict[str, list[Recording]]:
@@ -249,13 +232,6 @@ def _patients(recordings: Sequence[Recording], seed: int) -> dict[str, list[Reco
     if not all(splits.values()):
         raise ValueError("the patients have too many recordings each to be split 70/15/15")
     return {part: sorted(theirs, key=lambda recording: recording.number) for part, theirs in splits.items()}
-
-
-def _drawn(n: int) -> Rows:
-    if n < 7:
-        raise ValueError(f"{n} windows cannot be split 70/15/15")
-    train, val, test = published_thirds(n)
-    return {"train": train, "val": val, "test": test}
 
 
 # ------------------------------------------------------------------------------------------------- recordings
@@ -381,8 +357,8 @@ def _archive(config: Config, folders: Sequence[Path]) -> list[Path]:
     return [path for path in paths if path is not None]
 
 
-def _read_archive(paths: Sequence[Path], config: Config) -> Windows:
-    """Both files joined, training windows first."""
+def _read_archive(paths: Sequence[Path]) -> Split:
+    """All windows of both files, those of training first."""
     contents = [read_unzipped(path, MAX_FILE) for path in paths]
     counts = [sum(1 for _ in _cases(content, path)) for content, path in zip(contents, paths, strict=True)]
     values = allocate((sum(counts), WINDOW, len(CHANNELS)), np.float32)
@@ -400,7 +376,7 @@ def _read_archive(paths: Sequence[Path], config: Config) -> Windows:
             row += 1
     starts = np.arange(row) * WINDOW
     names = [f"{path.name.partition('.')[0]}-{i}" for path, n in zip(paths, counts, strict=True) for i in range(n)]
-    return Windows(values.reshape(-1, len(CHANNELS)), starts, targets, np.array(names), WINDOW)
+    return Split(values.reshape(-1, len(CHANNELS)), starts, starts + WINDOW, targets, np.array(names))
 
 
 def _cases(content: bytes, path: Path) -> Iterator[tuple[int, bytes]]:

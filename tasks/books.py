@@ -6,7 +6,6 @@ count the UTF-8 bytes of the texts, so they compare models with different tokens
 """
 
 import logging
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from spt.tasks.files import (
     read_batches,
     read_unzipped,
 )
+from spt.tasks.parallel import Reel
 
 SPLITS = {"train": ("train",), "val": ("validation", "val"), "test": ("test",)}  # and their folders' names
 OFFICIAL = {"train": 28_602, "val": 50, "test": 100}  # books
@@ -37,7 +37,7 @@ SLICE = 2**22  # tokens
 BATCH = 2**23  # characters that are tokenised at once
 SENTINELS = 100  # T5's <extra_id_…>, after the pieces
 END = 256  # after the bytes
-LOG = logging.getLogger("spt.tasks")
+logger = logging.getLogger(__name__)
 
 
 class Config(TaskConfig):
@@ -124,13 +124,14 @@ class Bytes:
     def __init__(self, end: bool) -> None:
         self.end = end
         self.vocab = END + end
+        self.type = np.uint16 if end else np.uint8
 
     def encode(self, texts: list[str]) -> Iterator[Coded]:
         for text in texts:
             tokens = np.frombuffer(text.encode("utf-8"), np.uint8)
             widths = np.ones(len(tokens) + self.end, np.uint8)
             if self.end:
-                tokens = np.append(tokens.astype(np.uint16), np.uint16(END))
+                tokens = np.append(tokens.astype(self.type), self.type(END))
                 widths[-1] = 0
             yield tokens, widths
 
@@ -262,7 +263,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 class Stream(NamedTuple):
-    """A split's texts end to end."""
+    """A split's texts end to end, in a temporary file: PG-19 has 11 GB."""
 
     tokens: NDArray[Any]  # (N,)
     bytes: NDArray[np.int64]  # (rows,) of the targets of each row
@@ -272,41 +273,26 @@ class Stream(NamedTuple):
 
 
 def _stream(files: list[Path], coder: Bytes | Pieces, chunk: int) -> Stream:
-    """Tokens go to a temporary file, removed with the array: PG-19 has 11 GB."""
-    total = books = size = words = 0
-    sums = np.zeros(0, np.int64)
+    reel, sums = Reel(coder.type), np.zeros(0, np.int64)
+    size = words = 0
     logged = time.monotonic()
-    with tempfile.TemporaryFile() as file:
-        for texts in _batches(files):
-            for text, (tokens, widths) in zip(texts, coder.encode(texts), strict=True):
-                kind = tokens.dtype
-                for i in range(0, len(tokens), SLICE):
-                    sums = _added(sums, widths[i : i + SLICE], total + i, chunk)
-                _write(file, tokens)
-                total += len(tokens)
-                books += 1
-                size += int(widths.sum(dtype=np.int64))
-                words += sum(len(line.split()) for line in text.splitlines())
-            if time.monotonic() - logged > 10:
-                LOG.info("books: %s texts, %s MB", f"{books:,}", f"{size / 1e6:,.0f}")
-                logged = time.monotonic()
-        if total <= chunk:
-            raise ValueError(
-                f"{files[0].parent}: {total:,} tokens in {books:,} texts ({files[0].name} …); a row of {chunk:,} steps "
-                "and its last target need more; set a smaller chunk"
-            )
-        file.flush()
-        return Stream(np.memmap(file, kind, "r", shape=(total,)), sums[: (total - 1) // chunk], books, size, words)
-
-
-def _write(file: Any, tokens: NDArray[Any]) -> None:
-    try:
-        file.write(np.ascontiguousarray(tokens).data)
-    except OSError as error:
-        folder = tempfile.gettempdir()
+    for texts in _batches(files):
+        for text, (tokens, widths) in zip(texts, coder.encode(texts), strict=True):
+            for i in range(0, len(tokens), SLICE):
+                sums = _added(sums, widths[i : i + SLICE], reel.ends[-1] + i, chunk)
+            reel.add(tokens)
+            size += int(widths.sum(dtype=np.int64))
+            words += sum(len(line.split()) for line in text.splitlines())
+        if time.monotonic() - logged > 10:
+            logger.info("books: %s texts, %s MB", f"{len(reel.ends) - 1:,}", f"{size / 1e6:,.0f}")
+            logged = time.monotonic()
+    total, books = reel.ends[-1], len(reel.ends) - 1
+    if total <= chunk:
         raise ValueError(
-            f"the texts' tokens do not fit into {folder} ({error.strerror}); let TMPDIR name a folder with more room"
-        ) from error
+            f"{files[0].parent}: {total:,} tokens in {books:,} texts ({files[0].name} …); a row of {chunk:,} steps "
+            "and its last target need more; set a smaller chunk"
+        )
+    return Stream(reel.whole(), sums[: (total - 1) // chunk], books, size, words)
 
 
 def _added(sums: NDArray[np.int64], widths: NDArray[Any], first: int, chunk: int) -> NDArray[np.int64]:

@@ -7,6 +7,7 @@ same input, stay together; or with equal shares of every class. Complaints name 
 column. How it is done: tasks/own.
 """
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.tasks.base import Split, TaskData, Tokens
-from spt.tasks.files import Say
-from spt.tasks.own import arrays, assembly, diagnostics, discovery
-from spt.tasks.own import hub as hub_copies
-from spt.tasks.own.examples import ExampleReader
-from spt.tasks.own.long import LongReader
+from spt.tasks.base import TaskData
+from spt.tasks.files import copy_from_hub
+from spt.tasks.own import arrays, diagnostics, discovery
+from spt.tasks.own.assembly import assemble
+from spt.tasks.own.assembly import vocabulary as vocabulary  # a hook
 from spt.tasks.own.options import Options
+from spt.tasks.own.rows import Reader
+
+logger = logging.getLogger(__name__)
 
 
 class Config(Options):
@@ -38,24 +41,23 @@ def sources(config: Config, raw: Path) -> list[Path]:
     return tables + [Path(os.path.join(root, name)) for root in roots for name in arrays.files_in(root)]
 
 
-def fetch(config: Config, raw: Path, say: Say) -> None:
+def fetch(config: Config, raw: Path) -> None:
     """Copy a data set from the hub into the data folder; files of one's own are where they are."""
-    if config.hub is not None:
-        hub_copies.copy(config, raw, say)
+    if config.hub is None:
+        return
+    folder = discovery.hub_folder(config, raw)
+    if folder.is_dir():
+        logger.info(f"{folder} is there already")
+    else:
+        copy_from_hub(config.hub, folder, config=config.hub_config, revision=config.revision, label_names=True)
 
 
 def load(config: Config, raw: Path) -> TaskData:
-    files = _tables(config, raw)
-    reader = (LongReader if config.kind == "long" else ExampleReader)(config, files)
-    for split, paths in discovery.find_tables(config, raw).items():
-        for path in paths:
-            reader.read(split, path)
-    return assembly.assemble(config, files, reader.examples())
-
-
-def vocabulary(config: Config, train: Split) -> Tokens:
-    """The unknown token, then the characters or words that these rows hold often enough, or the most frequent."""
-    return assembly.vocabulary(config, train)
+    tables = discovery.find_tables(config, raw)
+    reader = Reader(config, [path for _, path in tables])
+    for split, path in tables:
+        reader.read(split, path)
+    return assemble(config, reader.files, reader.examples())
 
 
 def findings(config: Config, raw: Path) -> list[str]:
@@ -73,4 +75,4 @@ def readable(config: Config, row: NDArray[Any]) -> str | None:
 
 
 def _tables(config: Config, raw: Path) -> list[Path]:
-    return [path for paths in discovery.find_tables(config, raw).values() for path in paths]
+    return [path for _, path in discovery.find_tables(config, raw)]

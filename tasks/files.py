@@ -4,11 +4,14 @@ Every error is one sentence, a ValueError or FileNotFoundError. Nothing in a fil
 and never unpacked, pickles may hold arrays and plain values only.
 """
 
+import errno
 import gzip
 import hashlib
 import io
+import logging
 import os
 import pickle
+import shutil
 import tarfile
 import time
 import tokenize
@@ -17,11 +20,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 from urllib.request import Request, urlopen
 
 import numpy as np
 from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_BYTES = 2**31  # of a download or an unpacked archive, where a task says nothing else
 CHUNK = 2**18
@@ -29,6 +36,7 @@ TIMEOUT = 60.0  # seconds without a byte
 DAMAGES = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)  # what reading damaged archives raises
 NPY_ERRORS = (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError, tokenize.TokenError)
 MAX_HEADER = 10_000  # characters of an array's description
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 # The Long Range Arena's archive, a tar.gz in spite of its name; it has no published checksum.
 LRA_ARCHIVE = "lra_release.gz"
@@ -36,7 +44,11 @@ LRA_ADDRESS = f"https://storage.googleapis.com/long-range-arena/{LRA_ARCHIVE}"
 LRA_FOLDER = "lra_release/lra_release"  # in the archive; the outer lra_release has second copies of some sets
 LRA_BYTES = 2**35  # that it may unpack to; it has 18.6e9
 
-Say = Callable[[str], None]
+SPLITS = {  # by the usual names of files and of the hub's splits
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
 
 
 # -------------------------------------------------------------------------------------------------- finding
@@ -112,7 +124,7 @@ def verify(path: Path, expected: str) -> None:
         )
 
 
-def download(file: Download, folder: Path, say: Say) -> Path:
+def download(file: Download, folder: Path) -> Path:
     """Download into a folder and verify; the file gets its name when it is complete. An existing one is verified.
 
     Raises ValueError when no address provides it, OSError when it cannot be written.
@@ -120,7 +132,7 @@ def download(file: Download, folder: Path, say: Say) -> Path:
     path = folder / file.name
     if path.exists():
         verify(path, file.checksum)
-        say(f"{path} is there already, and whole")
+        logger.info(f"{path} is there already, and whole")
         return path
     folder.mkdir(parents=True, exist_ok=True)
     beside = folder / f".{file.name}.part"
@@ -128,7 +140,7 @@ def download(file: Download, folder: Path, say: Say) -> Path:
     try:
         for url in file.urls:
             try:
-                _receive(url, beside, say, file.max_bytes or MAX_BYTES)
+                _receive(url, beside, file.max_bytes or MAX_BYTES)
                 actual = checksum(beside, file.checksum.partition(":")[0])
                 if actual != file.checksum:
                     raise _DownloadError(f"what arrives has {actual}, expected is {file.checksum}")
@@ -148,7 +160,7 @@ class _DownloadError(Exception):
     """The server's or the network's fault."""
 
 
-def _receive(url: str, path: Path, say: Say, max_bytes: int) -> None:
+def _receive(url: str, path: Path, max_bytes: int) -> None:
     with path.open("wb") as file:
         try:
             response = urlopen(Request(url, headers={"User-Agent": "spt"}), timeout=TIMEOUT)
@@ -158,7 +170,7 @@ def _receive(url: str, path: Path, say: Say, max_bytes: int) -> None:
             length = response.headers.get("Content-Length")
             total = int(length) if length and length.isdigit() else None
             name = url.rpartition("/")[2]
-            say(f"getting {url}" + (f", {total / 1e6:,.1f} MB" if total else ""))
+            logger.info(f"getting {url}" + (f", {total / 1e6:,.1f} MB" if total else ""))
             done, logged = 0, time.monotonic()
             while True:
                 try:
@@ -175,10 +187,69 @@ def _receive(url: str, path: Path, say: Say, max_bytes: int) -> None:
                     raise _DownloadError(f"more than {max_bytes:,} bytes arrive")
                 if time.monotonic() - logged > 10:
                     share = f" of {total / 1e6:,.1f} MB" if total else " MB"
-                    say(f"{name}: {done / 1e6:,.1f}{share}")
+                    logger.info(f"{name}: {done / 1e6:,.1f}{share}")
                     logged = time.monotonic()
         if total is not None and done < total:
             raise _DownloadError(f"the connection ended after {done:,} of {total:,} bytes")
+
+
+def part_of(folder: Path) -> Path:
+    """Where the copy of a hub data set is made, before it is moved to this folder."""
+    return folder.with_name(f".{folder.name}.part")
+
+
+def copy_from_hub(
+    name: str, folder: Path, *, config: str | None = None, revision: str | None = None, label_names: bool = False
+) -> None:
+    """Copy a data set of the Hugging Face hub: one Parquet file for each split called train, validation, test or alike.
+
+    With `label_names`, numbers that have names (the hub's ClassLabel) become these names. Raises ValueError when the
+    data set cannot be loaded, OSError when it cannot be written.
+    """
+    import datasets
+
+    part = part_of(folder)
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        logger.info(f"getting {name} from the Hugging Face hub")
+        try:
+            data_set = datasets.load_dataset(name, config, revision=revision)
+            splits = {str(split): SPLITS.get(str(split).lower()) for split in data_set}
+            if len(splits) == 1:  # a single split of another name is divided by us
+                splits = {split: known or "train" for split, known in splits.items()}
+            for split, known in splits.items():
+                if known is not None:
+                    rows = _with_label_names(data_set[split]) if label_names else data_set[split]
+                    rows.to_parquet(str(part / f"{known}.parquet"))
+                    logger.info(f"{known}: {len(rows):,} rows")
+        except Exception as error:  # of a library, a network and other people's files
+            if isinstance(error, OSError) and error.errno in UNWRITABLE:
+                raise
+            reason = " ".join(str(error).split())[:300]
+            raise ValueError(f"{name} cannot be copied from the Hugging Face hub: {reason}") from error
+        left = sorted(split for split, known in splits.items() if known is None)
+        if left:
+            logger.info(f"not copied: {', '.join(left)}, which are no training, validation or test rows")
+        if "train" not in splits.values():
+            raise ValueError(f"{name} has no training split; it has {', '.join(splits)}")
+        if folder.exists():  # with other files
+            for path in part.iterdir():
+                path.replace(folder / path.name)
+        else:
+            part.replace(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _with_label_names(rows: "datasets.Dataset") -> "datasets.Dataset":  # type: ignore[name-defined]  # noqa: F821
+    import datasets
+
+    for name, kind in list(rows.features.items()):
+        if isinstance(kind, datasets.ClassLabel):
+            labels = [None if label is None or label < 0 else kind.int2str(label) for label in rows[name]]
+            rows = rows.remove_columns(name).add_column(name, labels)
+    return rows
 
 
 # ------------------------------------------------------------------------------------------------- archives
@@ -205,6 +276,22 @@ def read_members(path: Path, select: Callable[[str], bool], limit: int | None = 
             if len(content) != size:
                 raise EOFError
             yield name, content
+
+
+def read_all_members(
+    path: Path, names: Sequence[str], read: Callable[[str, Callable[[int], bytes]], T], limit: int | None = None
+) -> list[T]:
+    """What `read` makes of each of these members, from its name and its file's readline, until all have come."""
+    parts: dict[str, T] = {}
+    with reading_archive(path):
+        for name, file, _ in open_members(path, names.__contains__, limit):
+            parts[name] = read(name, file.readline)
+            if len(parts) == len(names):
+                break
+    for name in names:
+        if name not in parts:
+            raise ValueError(f"{path} has no member {name}; it is not the published archive")
+    return [parts[name] for name in names]
 
 
 def open_members(
@@ -269,32 +356,32 @@ def read_npy(file: io.BufferedIOBase | IO[bytes], source: str) -> NDArray[Any]:
     return array
 
 
+def decode_image(content: bytes, shape: tuple[int, ...], formats: tuple[str, ...], where: str) -> NDArray[np.uint8]:
+    """An encoded image of (height, width) grey pixels, or (height, width, 3) colours."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(content), formats=formats) as image:
+            size = image.size
+            if size == (shape[1], shape[0]):  # not decoded before its size is known
+                return np.asarray(image.convert("RGB" if shape[2:] == (3,) else "L")).reshape(shape)
+    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{where}: the image cannot be decoded ({type(error).__name__})") from error
+    raise ValueError(f"{where}: the image has {size[0]}x{size[1]} pixels; {shape[1]}x{shape[0]} are expected")
+
+
 # -------------------------------------------------------------------------------------------------- pickles
 
 
-class _Array:
-    """Stands in for a NumPy array in a pickle: shape and bytes, nothing else."""
+class _Stub:
+    """Stands in for a NumPy array or type in a pickle: what it is made from, nothing else."""
 
-    def __init__(self, *ignored: Any) -> None:
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
         self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
-        self.state = state  # (version, shape, dtype, is it in Fortran's order, bytes)
-
-
-class _Buffer(_Array):
-    """The same, as NumPy writes it with pickle protocol 5: (bytes, dtype, shape, order)."""
-
-    def __init__(self, raw: Any, dtype: Any, shape: Any, order: Any) -> None:
-        self.state = (1, shape, dtype, order == "F", raw)
-
-
-class _Type:
-    def __init__(self, code: Any = "", *ignored: Any) -> None:
-        self.code = code.decode() if isinstance(code, bytes) else code
-
-    def __setstate__(self, state: Any) -> None:
-        pass
+        self.state = state  # of an array: (version, shape, dtype, is it in Fortran's order, bytes)
 
 
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
@@ -303,13 +390,13 @@ def _encode(text: Any, encoding: Any = "latin1") -> bytes:
 
 
 _KNOWN: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Type,
+    ("numpy", "ndarray"): _Stub,
+    ("numpy", "dtype"): _Stub,
     ("_codecs", "encode"): _encode,
 } | {
-    (f"numpy.{core}.{module}", name): kind
+    (f"numpy.{core}.{module}", name): _Stub
     for core in ("core", "_core")
-    for module, name, kind in (("multiarray", "_reconstruct", _Array), ("numeric", "_frombuffer", _Buffer))
+    for module, name in (("multiarray", "_reconstruct"), ("numeric", "_frombuffer"))
 }
 
 
@@ -340,10 +427,13 @@ def unpickle(content: bytes, source: str) -> Any:
 def byte_array(value: Any, shape: tuple[int, ...], source: str) -> NDArray[np.uint8]:
     """An unpickled array, which has to be of unsigned bytes and of this shape."""
     try:
-        _, actual, kind, fortran, raw = value.state
-        valid = tuple(actual) == shape and kind.code in ("u1", "uint8") and not fortran
+        if value.state is None:  # as NumPy writes it with pickle protocol 5
+            raw, kind, actual, order = value.arguments
+        else:
+            _, actual, kind, order, raw = value.state
+        valid = tuple(actual) == shape and kind.arguments[0] in ("u1", "uint8", b"u1") and order in ("C", False)
         array = np.frombuffer(raw, np.uint8).reshape(shape) if valid else None
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, IndexError, TypeError, ValueError):
         actual, array = "?", None
     if array is None:
         raise ValueError(f"{source}: an array of bytes of shape {shape} is expected; found is shape {actual}")
@@ -382,8 +472,7 @@ def read_columns(
     count = 0
     result: dict[str, list[Any]] = {name: [] for name in (*(either[0] for either in names), *optional)}
     for path in paths:
-        with _open_parquet(path) as file:
-            columns = _find_columns(path, file, names, optional)
+        with _open_parquet(path, names, optional) as (file, columns):
             count += file.metadata.num_rows
             if count > rows:
                 break
@@ -409,9 +498,8 @@ def read_batches(
     ValueError when a file's row group has more than `numbers` numbers a row on average, before lists are read.
     """
     for path in paths:
-        with _open_parquet(path) as file:
-            columns, meta = _find_columns(path, file, names, optional), file.metadata
-            for group in map(meta.row_group, range(meta.num_row_groups)):
+        with _open_parquet(path, names, optional) as (file, columns):
+            for group in map(file.metadata.row_group, range(file.num_row_groups)):
                 for column in map(group.column, range(group.num_columns)):
                     if column.num_values > numbers * max(group.num_rows, 1):
                         raise ValueError(f"{path}: the lists of column {column.path_in_schema} are too long")
@@ -422,30 +510,28 @@ def read_batches(
 
 
 @contextmanager
-def _open_parquet(path: Path) -> Iterator[Any]:
+def _open_parquet(
+    path: Path, names: Sequence[Sequence[str]], optional: Collection[str]
+) -> Iterator[tuple[Any, dict[str, str]]]:
+    """The file, and each column's name in it by the first of its possible names."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     check_regular(path)
     try:
         with pq.ParquetFile(path) as file:
-            yield file
+            present = file.schema_arrow.names
+            columns = {name: name for name in optional if name in present}
+            for either in names:
+                name = next((name for name in either if name in present), None)
+                if name is None:
+                    raise ValueError(f"{path} has no column {' or '.join(either)}; it has {', '.join(present)}")
+                columns[either[0]] = name
+            yield file, columns
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, PermissionError | IsADirectoryError):
             raise ValueError(f"{path} cannot be read: {error.strerror}") from error
         raise ValueError(f"{path} is damaged or no Parquet file ({type(error).__name__}); get it again") from error
-
-
-def _find_columns(path: Path, file: Any, names: Sequence[Sequence[str]], optional: Collection[str]) -> dict[str, str]:
-    """Each column's name in the file, by the first of its possible names."""
-    present = file.schema_arrow.names
-    result = {}
-    for either in names:
-        name = next((name for name in either if name in present), None)
-        if name is None:
-            raise ValueError(f"{path} has no column {' or '.join(either)}; it has {', '.join(present)}")
-        result[either[0]] = name
-    return result | {name: name for name in optional if name in present}
 
 
 def class_numbers(labels: Sequence[Any], count: int, source: str) -> NDArray[np.int64]:

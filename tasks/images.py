@@ -6,7 +6,6 @@ deviations, MNIST divided by 255, a tenth of the training images drawn for valid
 seed 42; the permutation of MNIST is the bit reversal. See `sources` for the files.
 """
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +18,11 @@ from pydantic import Field, model_validator
 from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens, Values, row_ids
 from spt.tasks.files import (
     Download,
-    Say,
     byte_array,
     class_numbers,
     data_folders,
     data_not_found,
+    decode_image,
     download,
     find_file,
     parquet_files,
@@ -147,7 +146,7 @@ def sources(config: Config, raw: Path) -> list[Path]:
     return _official(config.dataset, raw) or [path for paths in _parquet(config.dataset, raw) for path in paths]
 
 
-def fetch(config: Config, raw: Path, say: Say) -> None:
+def fetch(config: Config, raw: Path) -> None:
     """Download the official archives, unless there is something to read already."""
     known = KNOWN[config.dataset]
     if any(_parquet(config.dataset, raw)) or (config.dataset == "cifar10" and _official("cifar10", raw)):
@@ -155,7 +154,7 @@ def fetch(config: Config, raw: Path, say: Say) -> None:
     there = {path.name.removesuffix(".gz") for path in _official(config.dataset, raw)}
     for file in known.downloads:
         if file.name.removesuffix(".gz") not in there:
-            download(file, raw / config.dataset, say)
+            download(file, raw / config.dataset)
 
 
 def hub(config: Config) -> tuple[str, str]:
@@ -374,7 +373,7 @@ def _decode(paths: Sequence[Path], known: Known, rows: int) -> Images:
         if len(content) == math.prod(shape) and not jpeg and not content.startswith(b"\x89PNG"):
             pixels[i] = np.frombuffer(content, np.uint8).reshape(shape)
         else:
-            pixels[i] = _picture(content, shape, f"{where}, row {i}")
+            pixels[i] = decode_image(content, shape, ("PNG", "JPEG"), f"{where}, row {i}")
     if "index" in table:  # the official order, which the published split refers to
         order = np.array(table["index"])
         if order.dtype.kind not in "iu" or not np.array_equal(np.sort(order), np.arange(rows)):
@@ -382,16 +381,3 @@ def _decode(paths: Sequence[Path], known: Known, rows: int) -> Images:
         places = np.argsort(order)
         pixels, labels = pixels[places], labels[places]
     return Images(pixels, labels, lossy)
-
-
-def _picture(content: bytes, shape: tuple[int, int, int], where: str) -> NDArray[np.uint8]:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
-            size: Any = image.size
-            if size == shape[:2]:  # not decoded before its size is known
-                return np.asarray(image.convert("RGB" if shape[2] == 3 else "L")).reshape(shape)
-    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{where}: the image cannot be decoded ({type(error).__name__})") from error
-    raise ValueError(f"{where}: the image has {size[0]}x{size[1]} pixels; {shape[0]}x{shape[1]} are expected")

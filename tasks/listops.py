@@ -6,6 +6,7 @@ tokens are separated by blanks, `]` counts and parentheses do not, vocabulary `<
 operators; at most `max_length` - 1 tokens, then `<eos>`. `convention: lra`: at most 2,000 tokens, no `<eos>`.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens
-from spt.tasks.files import LRA_ADDRESS, LRA_ARCHIVE, LRA_BYTES, LRA_FOLDER, data_folders, open_members, reading_archive
+from spt.tasks.files import LRA_ADDRESS, LRA_ARCHIVE, LRA_BYTES, LRA_FOLDER, data_folders, read_all_members
 from spt.tasks.generators.listops import (
     DRAWN,
     OPERATORS,
@@ -29,7 +30,16 @@ from spt.tasks.generators.listops import (
     text,
     tokens,
 )
-from spt.tasks.generators.listops_files import PLAIN_HEADER, check_three, collect, official_sizes, read_file, tsv
+from spt.tasks.generators.listops_files import (
+    PLAIN_HEADER,
+    Form,
+    collect,
+    find_set,
+    official_sizes,
+    read_file,
+    read_splits,
+    tsv,
+)
 from spt.tasks.parallel import allocate
 
 INDEXABLE = True
@@ -98,25 +108,16 @@ def sources(config: Config, raw: Path) -> list[Path]:
         return []
     folders = data_folders(raw, "listops")
     if config.source == "nyu":
-        for form in ("{}_{}.tsv", "nyu_{}_{}.parquet"):
-            for folder in folders:
-                files = [folder / form.format(split, config.nyu) for split in ("train", "test")]
-                if files[1].exists():
-                    return [path for path in files if path.exists()]
-        return []
-    for folder in (place / name for place in folders for name in (FOLDER, "listops-1000", ".")):
-        files = [folder / f"basic_{split}.tsv" for split in SPLITS]
-        if files[0].exists():
-            return [path for path in files if path.exists()]
-    for folder in folders:
-        if (folder / LRA_ARCHIVE).exists():
-            return [folder / LRA_ARCHIVE]
-    for names in COPIES if config.source == "released" else ():
-        for folder in folders:
-            files = [folder / f"{name}.parquet" for name in names]
-            if files[0].exists():
-                return [path for path in files if path.exists()]
-    return []
+        forms = [(folder, form) for form in ("{}_{}.tsv", "nyu_{}_{}.parquet") for folder in folders]
+        return find_set(
+            [[folder / form.format(split, config.nyu) for split in ("train", "test")] for folder, form in forms], 1
+        )
+    places = [place / name for place in folders for name in (FOLDER, "listops-1000", ".")]
+    candidates = [[folder / f"basic_{split}.tsv" for split in SPLITS] for folder in places]
+    candidates += [[folder / LRA_ARCHIVE] for folder in folders]
+    if config.source == "released":
+        candidates += [[folder / f"{name}.parquet" for name in names] for names in COPIES for folder in folders]
+    return find_set(candidates)
 
 
 def load(config: Config, raw: Path) -> TaskData:
@@ -153,7 +154,7 @@ def breakdown(config: Config, rows: Split) -> dict[str, NDArray[Any]]:
 
 def readable(config: Config, row: NDArray[Any]) -> str:
     kept = len(row) - (config.convention == "s4")
-    return text(read_back(row[:kept], _table(config)), parentheses=False)
+    return text(read_back(row[:kept], _table(config)))
 
 
 # -------------------------------------------------------------------------------------------------------- rows
@@ -161,8 +162,11 @@ def readable(config: Config, row: NDArray[Any]) -> str:
 
 def _table(config: Config) -> NDArray[np.uint8]:
     """Token of each code."""
-    operators = OPERATORS if config.source == "nyu" and config.nyu == "d20" else OPERATORS[:DRAWN]
-    return tokens(END + 1 if config.convention == "s4" else END, operators)
+    return tokens(END + 1 if config.convention == "s4" else END, _operators(config))
+
+
+def _operators(config: Config) -> tuple[str, ...]:
+    return OPERATORS if config.source == "nyu" and config.nyu == "d20" else OPERATORS[:DRAWN]
 
 
 def _split(part: Expressions, table: NDArray[np.uint8], config: Config) -> Split:
@@ -182,31 +186,18 @@ def _split(part: Expressions, table: NDArray[np.uint8], config: Config) -> Split
 
 
 def _read_released(config: Config, files: list[Path]) -> tuple[list[Expressions], tuple[str, ...]]:
+    form, limit = Form(OPERATORS[:DRAWN], PLAIN_HEADER), config.max_rows
     if files[0].name == LRA_ARCHIVE:
-        parts = _read_archive(files[0], config.max_rows)
+        archive = files[0]
+
+        def read(member: str, readline: Callable[[int], bytes]) -> Expressions:
+            rows = tsv(readline, f"{archive}, member {member}", form.header)
+            return collect(rows, member.removeprefix(f"{FOLDER}/basic_").removesuffix(".tsv"), form, archive, limit)
+
+        parts = read_all_members(archive, [f"{FOLDER}/basic_{name}.tsv" for name in SPLITS], read, LRA_BYTES)
     else:
-        check_three(files)
-        each = zip(files, SPLITS, strict=True)
-        parts = [
-            read_file(path, name, OPERATORS[:DRAWN], PLAIN_HEADER, max_rows=config.max_rows) for path, name in each
-        ]
-    return parts, () if config.max_rows is not None else official_sizes(parts, OFFICIAL, "LRA's released files have")
-
-
-def _read_archive(path: Path, max_rows: int | None) -> list[Expressions]:
-    """From LRA's archive, which is read until all three files have come."""
-    members = {f"{FOLDER}/basic_{name}.tsv": name for name in SPLITS}
-    parts: dict[str, Expressions] = {}
-    with reading_archive(path):
-        for member, file, _ in open_members(path, members.__contains__, LRA_BYTES):
-            rows = tsv(file.readline, f"{path}, member {member}", PLAIN_HEADER, max_rows)
-            parts[member] = collect(rows, members[member], OPERATORS[:DRAWN], path)
-            if len(parts) == len(SPLITS):
-                break
-    for member in members:
-        if member not in parts:
-            raise ValueError(f"{path} has no member {member}; it is not LRA's archive")
-    return [parts[member] for member in members]
+        parts = read_splits(files, form, limit)
+    return parts, official_sizes(parts, OFFICIAL, "LRA's released files have", limit)
 
 
 def _read_nyu(config: Config, files: list[Path], raw: Path) -> tuple[list[Expressions], tuple[str, ...]]:
@@ -217,10 +208,8 @@ def _read_nyu(config: Config, files: list[Path], raw: Path) -> tuple[list[Expres
             "the repository NYU-MLL/spinn (python/spinn/data/listops) there, in listops/ (another folder: "
             "--data-dir or SPT_DATA_DIR)"
         )
-    operators = OPERATORS if config.nyu == "d20" else OPERATORS[:DRAWN]
-    *tested, rest = (
-        read_file(path, name, operators) for path, name in zip(files[::-1], ("test", "train"), strict=False)
-    )
+    form = Form(_operators(config))
+    *tested, rest = (read_file(path, name, form) for path, name in zip(files[::-1], ("test", "train"), strict=False))
     n = len(rest.ids)
     if n < 10:
         raise ValueError(f"{files[0]} has {n} rows; 10 or more are needed, as it is cut into parts")

@@ -4,6 +4,7 @@ What a row is follows from a seed and its address alone, never from who makes it
 once; by default as many as this process has processors.
 """
 
+import itertools
 import logging
 import math
 import multiprocessing
@@ -11,6 +12,7 @@ import os
 import signal
 import tempfile
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -22,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 T = TypeVar("T")
 
 IN_MEMORY = 2**30  # bytes of an array; larger ones lie in a file
-LOG = logging.getLogger("spt.tasks")
+logger = logging.getLogger(__name__)
 
 
 def worker_count() -> int:
@@ -49,7 +51,7 @@ def map_chunks(
     for (_, last), result in zip(chunks, _mapped(make, chunks, count, by), strict=True):
         now = time.monotonic()
         if now - logged > 10:
-            LOG.info("%s: %s of %s rows, %.0f a second", what, f"{last:,}", f"{n:,}", last / (now - begun))
+            logger.info("%s: %s of %s rows, %.0f a second", what, f"{last:,}", f"{n:,}", last / (now - begun))
             logged = now
         yield result
 
@@ -114,3 +116,35 @@ def allocate(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
             f"{shape[0]:,} rows take {size / 1e9:,.1f} GB, for which {folder} has no room ({error.strerror}); ask for "
             "fewer or shorter rows, or let TMPDIR name a folder with more"
         ) from error
+
+
+class Reel:
+    """Pieces of text or sound end to end, in a temporary file: they may be more than memory holds."""
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        self.dtype = np.dtype(dtype)
+        self.ends = [0]
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+
+    def add(self, piece: NDArray[Any]) -> None:
+        """(L,) numbers of the reel's type. Raises ValueError where the disk is full."""
+        try:
+            self._file.write(np.ascontiguousarray(piece, self.dtype).data)
+        except OSError as error:
+            raise ValueError(
+                f"what is read does not fit into {tempfile.gettempdir()} ({error.strerror}); let TMPDIR name a folder "
+                "with more room"
+            ) from error
+        self.ends.append(self.ends[-1] + len(piece))
+
+    def whole(self) -> NDArray[Any]:
+        """All that was added, of one step at least; a map of the file, which stays while a view on it does."""
+        self._file.flush()
+        return np.memmap(self._file, self.dtype, "r", shape=(self.ends[-1],))
+
+    def pieces(self) -> list[NDArray[Any]]:
+        """The same, as it was added."""
+        # As a plain array, which is cut up ten times as fast as a memmap.
+        whole = np.asarray(self.whole()) if self.ends[-1] else np.empty(0, self.dtype)
+        return [whole[first:last] for first, last in itertools.pairwise(self.ends)]

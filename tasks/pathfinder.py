@@ -9,7 +9,8 @@ The S4 family (S4, S5, DLR, SPT) shows a model (grey / 255 - 0.5) / 0.5, the Lon
 """
 
 import io
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -23,10 +24,10 @@ from spt.tasks.files import (
     LRA_ARCHIVE,
     LRA_BYTES,
     LRA_FOLDER,
-    Say,
     check_regular,
     data_folders,
     data_not_found,
+    decode_image,
     find_file,
     published_split,
     read_members,
@@ -34,6 +35,8 @@ from spt.tasks.files import (
 )
 from spt.tasks.generators.pathfinder import generate, pathfinder
 from spt.tasks.parallel import allocate, map_chunks
+
+logger = logging.getLogger(__name__)
 
 INDEXABLE = True
 FOLDERS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
@@ -63,9 +66,9 @@ class Config(TaskConfig):
         description="generated: short paths tried; null: 20, 22, 35 or 30 (by resolution) over their dashes, which for "
         "hard gives 5, 5, 8, 7. A public remark has 17 for the released Path-X",
     )
-    train: int = Field(160_000, ge=1, description="generated: training rows")
-    val: int = Field(20_000, ge=1, description="generated: validation rows")
-    test: int = Field(20_000, ge=1, description="generated: test rows")
+    train_size: int = Field(160_000, ge=1, description="generated: training rows")
+    val_size: int = Field(20_000, ge=1, description="generated: validation rows")
+    test_size: int = Field(20_000, ge=1, description="generated: test rows")
     split: Literal["s4", "lra"] = Field(
         "s4",
         description="released: 80, 10 and 10 % at random with seed 42 (S4, S5, DLR, SPT); the first 80, next 10 and "
@@ -102,10 +105,10 @@ def sources(config: Config, raw: Path) -> list[Path]:
     return [] if archive is None else [archive]
 
 
-def fetch(config: Config, raw: Path, say: Say) -> None:
+def fetch(config: Config, raw: Path) -> None:
     """Nothing is downloaded: no checksum of the archive is published. Raises FileNotFoundError where it is needed."""
     if config.source == "generated" or (config.source == "auto" and not sources(config, raw)):
-        say("pathfinder is generated; nothing to download")
+        logger.info("pathfinder is generated; nothing to download")
     elif not sources(config, raw):
         raise _absent(config, raw)
 
@@ -144,7 +147,7 @@ def _data(config: Config, splits: Iterable[Split], notes: tuple[str, ...]) -> Ta
 def _generated(config: Config) -> TaskData:
     law = pathfinder(config.resolution, config.difficulty, config.distractors)
     splits = []
-    for name, size in (("train", config.train), ("val", config.val), ("test", config.test)):
+    for name, size in (("train", config.train_size), ("val", config.val_size), ("test", config.test_size)):
         rows = generate(law, config.seed, name, min(size, config.max_rows or size), f"pathfinder {law.side}")
         splits.append(_split(config, rows.pixels, rows.labels, row_ids(name, len(rows.labels))))
     note = f"pictures generated here by the published law, seed {config.seed}: not those of the released archive"
@@ -232,21 +235,6 @@ def _strings(content: bytes, source: str) -> list[list[str]]:
         raise ValueError(f"{source} holds bytes that are no text") from None
 
 
-def decoded(content: bytes, side: int, source: str, into: NDArray[np.uint8]) -> None:
-    """A picture file's grey levels into (side * side,)."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
-            size = image.size
-            if size == (side, side):  # not decoded before its size is known
-                into[:] = np.asarray(image.convert("L")).reshape(-1)
-                return
-    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{source}: the picture cannot be decoded ({type(error).__name__})") from error
-    raise ValueError(f"{source}: the picture has {size[0]}x{size[1]} pixels; {side}x{side} are expected")
-
-
 def divided(n: int, split: Literal["s4", "lra"]) -> list[NDArray[np.int64]]:
     """Rows of train, val and test: a tenth of them, cut to a whole number, for each of the latter two."""
     tenth = int(0.1 * n)
@@ -281,7 +269,7 @@ def _released(config: Config, raw: Path) -> TaskData:
 
 
 Read = tuple[list[Entry], NDArray[np.uint8], NDArray[np.int64], int]
-"""Entries in order, stored pictures (m, L), which of them is each entry's, how many files are empty."""
+"""Entries in order, stored pictures (m, W, W), which of them is each entry's, how many files are empty."""
 
 
 def _read_folder(config: Config, folder: Path) -> Read:
@@ -306,12 +294,12 @@ def _read_folder(config: Config, folder: Path) -> Read:
             full.append(entry)
     _enough(full, str(folder))
     needed = np.unique(np.concatenate([rows[: config.max_rows] for rows in divided(len(full), config.split)]))
-    pixels = allocate((len(needed), config.resolution**2), np.uint8)
+    pixels = allocate((len(needed), config.resolution, config.resolution), np.uint8)
 
     def read(start: int, stop: int) -> None:
         for i in range(start, stop):
             path = folder / full[needed[i]].picture
-            decoded(path.read_bytes(), config.resolution, str(path), pixels[i])
+            pixels[i] = decode_image(path.read_bytes(), pixels.shape[1:], ("PNG",), str(path))
 
     for _ in map_chunks(read, len(needed), 1000, f"pathfinder {config.resolution}, files"):
         pass
@@ -331,11 +319,13 @@ def _read_archive(config: Config, archive: Path) -> Read:
         ending = {"imgs": ".png", "metadata": ".npy"}.get(kind)
         return inside != name and ending is not None and inside.endswith(ending)
 
-    pixels = allocate((ROWS, config.resolution**2), np.uint8)
+    pixels = allocate((ROWS, config.resolution, config.resolution), np.uint8)
     where: dict[str, int] = {}
     empty: set[str] = set()
     listings: dict[int, list[Entry]] = {}
-    for name, content in _small(archive, read_members(archive, select, LRA_BYTES)):
+    for name, content in read_members(archive, select, LRA_BYTES):
+        if len(content) > (LISTING if name.endswith(".npy") else PICTURE):
+            raise ValueError(f"{archive}: its member {name} has {len(content):,} bytes, more than such a file has")
         inside = name.removeprefix(prefix)
         if inside.endswith(".npy"):
             stem = Path(inside).stem
@@ -348,7 +338,7 @@ def _read_archive(config: Config, archive: Path) -> Read:
                 raise ValueError(
                     f"{archive} has more than {ROWS:,} pictures under {prefix}; it is not the published one"
                 )
-            decoded(content, config.resolution, f"{archive}, member {name}", pixels[len(where)])
+            pixels[len(where)] = decode_image(content, pixels.shape[1:], ("PNG",), f"{archive}, member {name}")
             where[inside] = len(where)
     listed = [entry for number in sorted(listings) for entry in listings[number]]
     full = [entry for entry in listed if entry.picture not in empty]
@@ -358,13 +348,6 @@ def _read_archive(config: Config, archive: Path) -> Read:
     _enough(full, f"{archive}, {prefix}")
     order = np.array([where[entry.picture] for entry in full])
     return full, pixels[: len(where)], order, len(listed) - len(full)
-
-
-def _small(archive: Path, found: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-    for name, content in found:
-        if len(content) > (LISTING if name.endswith(".npy") else PICTURE):
-            raise ValueError(f"{archive}: its member {name} has {len(content):,} bytes, more than such a file has")
-        yield name, content
 
 
 def _enough(full: list[Entry], source: str) -> None:

@@ -57,8 +57,8 @@ class Config(TaskConfig):
     validation: Literal["own", "test"] = Field(
         "own", description="1,000 sequences of their own (S5's code); the test sequences (CRU's code)"
     )
-    rows: int = Field(2000, ge=1, le=2**24, description="training sequences; 2,000 as published")
-    held: int = Field(1000, ge=1, le=2**24, description="validation sequences, and test sequences; 1,000 as published")
+    train_size: int = Field(2000, ge=1, le=2**24, description="training sequences; 2,000 as published")
+    eval_size: int = Field(1000, ge=1, le=2**24, description="validation and test sequences, each; 1,000 as published")
     seed: int = Field(0, ge=0, description="of the simulation and the noise")
 
     def smoke_sizes(self) -> dict[str, int]:
@@ -75,8 +75,8 @@ class Config(TaskConfig):
 
 
 def load(config: Config, raw: Path) -> TaskData:
-    train, test = _split(config, "train", config.rows), _split(config, "test", config.held)
-    val = _split(config, "val", config.held) if config.validation == "own" else test
+    train, test = _split(config, "train", config.train_size), _split(config, "test", config.eval_size)
+    val = _split(config, "val", config.eval_size) if config.validation == "own" else test
     notes: tuple[str, ...] = ()
     if val is test:
         notes = ("validation is the test split: scores of the selected checkpoint are optimistic",)

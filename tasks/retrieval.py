@@ -14,7 +14,6 @@ See `sources` for the files.
 """
 
 import csv
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,35 +25,29 @@ from pydantic import Field, model_validator
 
 from spt.rng import generator
 from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens
+from spt.tasks.characters import END, character_tokens, code_points
 from spt.tasks.files import (
     LRA_ADDRESS,
     LRA_ARCHIVE,
     LRA_BYTES,
-    Say,
+    LRA_FOLDER,
     check_regular,
     class_numbers,
     data_folders,
     data_not_found,
     find_file,
-    open_members,
     parquet_files,
+    read_all_members,
     read_columns,
-    reading_archive,
 )
-from spt.tasks.parallel import allocate
-from spt.tasks.waves import Reel
+from spt.tasks.parallel import Reel, allocate
 
 FILES = {part: f"new_aan_pairs.{name}.tsv" for part, name in (("train", "train"), ("val", "eval"), ("test", "test"))}
 PUBLISHED = {"train": 147_086, "val": 18_090, "test": 17_437}  # pairs
-MEMBER = re.compile(r"lra_release/lra_release/tsv_data/(new_aan_pairs\.(?:train|eval|test)\.tsv)")
 MAX_LINE = 2**24  # bytes of a pair
 LABELS = {"0.0": 0, "1.0": 1, "0": 0, "1": 1}
 REVIEWS = 25_000  # of IMDb's train, and of its test
 SEED = 42  # of films and pairs
-END = 0  # the code of <eos>; other codes are Unicode's code points, or bytes
-SPECIAL = (-1, -1, END)  # <pad>, <unk>, <eos>
-UNKNOWN = 1
-UTF32 = ("utf-32-le", "surrogatepass")
 
 
 class Config(TaskConfig):
@@ -102,7 +95,7 @@ def sources(config: Config, raw: Path) -> list[Path]:
     return [] if archive is None else [archive]
 
 
-def fetch(config: Config, raw: Path, say: Say) -> None:
+def fetch(config: Config, raw: Path) -> None:
     """Nothing is downloaded, as no checksums are known: unless the files are there, an error says where they are."""
     if sources(config, raw):
         return
@@ -131,14 +124,10 @@ STAND_IN = "pairs of IMDb reviews of one film or of two, not AAN: no published n
 
 
 def vocabulary(config: Config, train: Split) -> Tokens:
-    """From the training rows in use, which may be a subset: the commonest first, ties by code point."""
+    """From the training rows in use, which may be a subset."""
     if config.units == "bytes":
         return Tokens(257, (-1, *range(256)), 0)  # every byte is known
-    counts = train.counts()
-    counts[END] = 0
-    present = np.flatnonzero(counts)
-    codes = (*SPECIAL, *present[np.argsort(-counts[present], kind="stable")].tolist())
-    return Tokens(len(codes), codes, UNKNOWN)
+    return character_tokens(train)
 
 
 # ----------------------------------------------------------------------------------------------------- texts
@@ -184,7 +173,7 @@ class Pairs:
         stops = np.cumsum(lengths)
         starts = stops - lengths
         values = allocate((int(stops[-1]),), kind)
-        for start, stop, cut in zip(starts.tolist(), stops.tolist(), self._cut.clips(), strict=True):
+        for start, stop, cut in zip(starts.tolist(), stops.tolist(), self._cut.pieces(), strict=True):
             steps = values[start:stop]
             if self.config.units == "bytes":
                 steps[:] = cut
@@ -192,7 +181,7 @@ class Pairs:
             if len(cut) == len(steps) - 1:  # ASCII, whose bytes are the code points
                 steps[:-1] = cut
             else:
-                steps[:-1] = np.frombuffer(cut.tobytes().decode("utf-8", "surrogatepass").encode(*UTF32), "<u4")
+                steps[:-1] = code_points(cut.tobytes().decode("utf-8", "surrogatepass"))
             steps[-1] = END
         labels = np.array(self.labels, np.int64)
         return Split(values, starts[::2], stops[1::2], labels, np.array(self.names), cuts=lengths[::2])
@@ -214,26 +203,23 @@ def _papers(raw: Path, config: Config) -> tuple[dict[str, Pairs], list[str]]:
             with path.open("rb") as file:
                 splits[part] = Pairs(_rows(file.readline, str(path), part, config, tally), config)
     elif archive is not None:
-        parts = {name: part for part, name in FILES.items()}
-        with reading_archive(archive):
-            for name, member, _ in open_members(archive, lambda name: MEMBER.fullmatch(name) is not None, LRA_BYTES):
-                part = parts[name.rpartition("/")[2]]
-                splits[part] = Pairs(_rows(member.readline, f"{archive}, member {name}", part, config, tally), config)
-                if len(splits) == len(FILES):
-                    break  # what follows is other tasks'
-        if len(splits) < len(FILES):
-            absent = next(name for part, name in FILES.items() if part not in splits)
-            raise ValueError(f"{archive} has no member lra_release/lra_release/tsv_data/{absent}")
+
+        def read(member: str, readline: Callable[[int], bytes]) -> Pairs:
+            part = next(part for part, name in FILES.items() if member.endswith(name))
+            return Pairs(_rows(readline, f"{archive}, member {member}", part, config, tally), config)
+
+        members = [f"{LRA_FOLDER}/tsv_data/{name}" for name in FILES.values()]
+        splits = dict(zip(FILES, read_all_members(archive, members, read, LRA_BYTES), strict=True))
     else:
         raise data_not_found("AAN", raw, [f"{LRA_ARCHIVE} (or its folder tsv_data)"], "spt data prepare retrieval")
     notes = []
     if tally.quoted and config.quoting == "none":
         notes.append(f'{tally.quoted:,} documents begin with a ", which the published reader takes for quoting')
-    sizes = {part: len(splits[part].labels) for part in FILES}
+    sizes = {part: len(pairs.labels) for part, pairs in splits.items()}
     if sizes != PUBLISHED:
         ours, theirs = (", ".join(f"{n:,}" for n in counts.values()) for counts in (sizes, PUBLISHED))
         notes.append(f"{ours} pairs, not the {theirs} that published numbers refer to")
-    return {part: splits[part] for part in FILES}, notes
+    return splits, notes
 
 
 class Tally:
@@ -311,10 +297,11 @@ def _films(raw: Path) -> dict[str, list[Pair]]:
         if not paths:
             files = ["imdb/train.parquet and test.parquet with columns text, label and movie"]
             raise data_not_found("IMDb with its films", raw, files, "spt data prepare retrieval dataset=imdb_movies")
-        reviews[split] = [review for review in _reviews(paths, split) if review.text not in seen]
-        first_of = {review.text: review.name for review in reversed(reviews[split])}
-        reviews[split] = [review for review in reviews[split] if first_of[review.text] == review.name]
-        seen |= set(first_of)
+        first = dict[str, Review]()
+        for review in _reviews(paths, split):
+            first.setdefault(review.text, review)
+        reviews[split] = [review for text, review in first.items() if text not in seen]
+        seen |= set(first)
     seen_films = {review.film for review in reviews["train"]}
     training = sorted(seen_films)
     order = generator(SEED, "films").permutation(len(training))

@@ -27,9 +27,9 @@ class Config(TaskConfig):
     sizes: Literal["paper", "code"] = Field(
         "paper", description="of 100,000 pictures, 96, 2 and 2 % (DLR paper), or 80, 10 and 10 % (its code)"
     )
-    train: int | None = Field(None, ge=1, description="training rows; null: as `sizes` says")
-    val: int | None = Field(None, ge=1, description="validation rows; null: as `sizes` says")
-    test: int | None = Field(None, ge=1, description="test rows; null: as `sizes` says")
+    train_size: int | None = Field(None, ge=1, description="training rows; null: as `sizes` says")
+    val_size: int | None = Field(None, ge=1, description="validation rows; null: as `sizes` says")
+    test_size: int | None = Field(None, ge=1, description="test rows; null: as `sizes` says")
     seed: int = Field(0, ge=0, description="of all pictures")
     distractors: int | None = Field(
         None, ge=0, le=100, description="short paths tried; null: the published 16, 16 or 18"
@@ -47,7 +47,8 @@ def load(config: Config, raw: Path) -> TaskData:
         law = law._replace(distractors=config.distractors)
     names = ("train", "val", "test")
     splits = []
-    for name, size, published in zip(names, (config.train, config.val, config.test), SIZES[config.sizes], strict=True):
+    sizes = (config.train_size, config.val_size, config.test_size)
+    for name, size, published in zip(names, sizes, SIZES[config.sizes], strict=True):
         n = min(size or published, config.max_rows or size or published)
         rows = generate(law, config.seed, name, n, f"segmentation {law.side}")
         pixels = rows.pixels if config.pixels == "tokens" else rows.pixels[..., None]

@@ -73,7 +73,7 @@ class Config(TaskConfig):
         description="where they differ. solve: the largest N with N² + N <= L, so that answers may stand where data "
         "are, or with N² + 2N <= L; context_shift: shifts of 0 to L-2, or 0 to L-3",
     )
-    rows: int = Field(
+    train_size: int = Field(
         14_400,
         ge=1,
         le=2**32,
@@ -81,7 +81,7 @@ class Config(TaskConfig):
         "other rows in every epoch this only counts epochs: say how many steps (published: 11,000 at L = 512 with "
         "batches of 64, 40,000 at 4096 with 16)",
     )
-    held: int = Field(
+    eval_size: int = Field(
         1000, ge=1, le=2**24, description="validation rows, and test rows; the paper does not say how many"
     )
     resample_each_epoch: bool = Field(
@@ -143,7 +143,7 @@ Made = tuple[NDArray[np.float32], NDArray[np.float32]]  # inputs (B, T, channels
 
 def load(config: Config, raw: Path) -> TaskData:
     shape = config.shape
-    sizes = {name: config.rows if name == "train" else config.held for name in SPLITS}
+    sizes = {name: config.train_size if name == "train" else config.eval_size for name in SPLITS}
     if config.max_rows is not None:
         sizes = {name: min(size, config.max_rows) for name, size in sizes.items()}
     train, val, test = (_split(config, name, size) for name, size in sizes.items())
@@ -157,8 +157,8 @@ def resample(config: Config, ids: NDArray[np.int64], epoch: int) -> Split:
         raise ValueError(
             f"rows are given as {numbers.dtype} of shape {numbers.shape}; a list of row numbers is expected"
         )
-    if numbers.min() < 0 or numbers.max() >= config.rows:
-        raise ValueError(f"rows {numbers.min()} to {numbers.max()} do not exist; an epoch has {config.rows:,}")
+    if numbers.min() < 0 or numbers.max() >= config.train_size:
+        raise ValueError(f"rows {numbers.min()} to {numbers.max()} do not exist; an epoch has {config.train_size:,}")
     if epoch < 0:
         raise ValueError(f"the epoch is {epoch}; epochs count from 0")
     inputs, targets = make(config, "train", numbers, epoch)

@@ -17,8 +17,7 @@ rule is published). See `sources` for the files.
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,7 +29,6 @@ from spt.rng import generator
 from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Values
 from spt.tasks.files import (
     Download,
-    Say,
     data_folders,
     data_not_found,
     download,
@@ -43,8 +41,8 @@ from spt.tasks.files import (
     reading_archive,
     verify,
 )
-from spt.tasks.parallel import allocate
-from spt.tasks.waves import Reel, read_wav
+from spt.tasks.parallel import Reel, allocate
+from spt.tasks.waves import read_wav
 
 # fmt: off
 WORDS = [
@@ -170,6 +168,10 @@ class Clips(NamedTuple):
     about: list[Clip]
     samples: list[NDArray[np.int16]]
 
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        return np.array([self.words.index(clip.word) for clip in self.about], np.int64)
+
 
 # ------------------------------------------------------------------------------------------------------ hooks
 
@@ -191,10 +193,10 @@ def sources(config: Config, raw: Path) -> list[Path]:
         lists = [folder / name for name in LISTS if (folder / name).exists()]
         return [*lists, *(folder / word for word in _words(config) if (folder / word).exists())]
     archive = _archive(config, raw)
-    return [archive[0]] if archive else [path for paths in _parquet(config, raw).values() for path in paths]
+    return [archive] if archive else [path for paths in _parquet(config, raw).values() for path in paths]
 
 
-def fetch(config: Config, raw: Path, say: Say) -> None:
+def fetch(config: Config, raw: Path) -> None:
     """Download the official archive, unless there is something to read already."""
     if sources(config, raw):
         return
@@ -203,7 +205,7 @@ def fetch(config: Config, raw: Path, say: Say) -> None:
             "the spoken digits have no archive of a known checksum: put a copy of "
             f"https://github.com/Jakobovski/free-spoken-digit-dataset into {raw / KNOWN['digits'].folder}"
         )
-    download(ARCHIVE, raw / KNOWN["commands"].folder, say)
+    download(ARCHIVE, raw / KNOWN["commands"].folder)
 
 
 def load(config: Config, raw: Path) -> TaskData:
@@ -217,9 +219,8 @@ def load(config: Config, raw: Path) -> TaskData:
     for part, chosen in rows.items():
         if not len(chosen):
             raise ValueError(f"{known.title}: no clips are left for the {part} split")
-    pad = config.uneven != "keep"
-    scale = _scale([clips.samples[i] for i in rows["train"]], length, pad, config.scaling)
-    train, val, test = (_split(clips, rows[part], length, pad, config.decimate, scale) for part in PARTS)
+    scale = _scale([clips.samples[i] for i in rows["train"]], length, config)
+    train, val, test = (_split(clips, rows[part], length, scale, config) for part in PARTS)
     return TaskData(
         scale.input,
         Classes(len(clips.words)),
@@ -266,17 +267,12 @@ def hashed_part(name: str) -> str:
 def _parted(clips: Clips, rule: str) -> Rows:
     """Rows of each split, in a seeded order: by class they would be in the data set's."""
     if rule == "random":
-        labels = np.array([clips.words.index(clip.word) for clip in clips.about])
-        if len(labels) == 0 or np.bincount(labels, minlength=len(clips.words)).min() < 7:
+        if not clips.about or np.bincount(clips.labels, minlength=len(clips.words)).min() < 7:
             raise ValueError("split: random needs seven clips or more of every word")
-        train, val, test = published_thirds(len(labels), labels)
-        return {"train": train, "val": val, "test": test}
+        return dict(zip(PARTS, published_thirds(len(clips.about), clips.labels), strict=True))
     parts = np.array([hashed_part(c.name) if rule == "hash" else c.part for c in clips.about])
-    rows: Rows = {}
-    for part in ("train", "val", "test"):
-        members = np.flatnonzero(parts == part)
-        rows[part] = members[generator(SEED, "speech", part).permutation(len(members))]
-    return rows
+    members = {part: np.flatnonzero(parts == part) for part in PARTS}
+    return {part: rows[generator(SEED, "speech", part).permutation(len(rows))] for part, rows in members.items()}
 
 
 # ---------------------------------------------------------------------------------------------------- samples
@@ -286,48 +282,41 @@ class Scale(NamedTuple):
     """How samples are stored and shown."""
 
     input: Values
-    change: Callable[[NDArray[np.int16]], NDArray[Any]] | None = None  # of a whole clip, before decimation
+    change: Callable[[NDArray[np.int16]], NDArray[Any]] = np.asarray  # of a whole clip, before decimation
     dtype: Any = np.int16
 
 
-def _scale(
-    train: list[NDArray[np.int16]], length: int, pad: bool, kind: Literal["global", "per_step", "none"]
-) -> Scale:
+def _scale(train: list[NDArray[np.int16]], length: int, config: Config) -> Scale:
     """From whole training clips; sums are exact."""
-    if kind == "none":
+    if config.scaling == "none":
         return Scale(Values(1, (0.0,), (float(FULL_SCALE),)))
-    if kind == "global":
-        total = squares = count = 0
-        for samples in train:
-            wide = samples[:length].astype(np.int64)
-            total, squares = total + int(wide.sum()), squares + int(wide @ wide)
-            count += length if pad else len(wide)
-        mean = total / count
-        variance = (squares * count - total * total) / (count * count)
-        if variance <= 0:
-            raise ValueError("the training clips are silent: all samples are equal")
-        return Scale(Values(1, (mean,), (variance**0.5,)))
-    n = len(train)
-    if n < 2:
-        raise ValueError("scaling: per_step needs two training clips or more")
-    sums, products = np.zeros(length, np.int64), np.zeros(length, np.int64)
+    sums, squares = np.zeros(length, np.int64), np.zeros(length, np.int64)  # of each time step
     for samples in train:
         wide = samples[:length].astype(np.int64)
         sums[: len(wide)] += wide
-        products[: len(wide)] += wide * wide
+        squares[: len(wide)] += wide * wide
+    n = len(train)
+    if config.scaling == "global":
+        count = sum(min(len(samples), length) for samples in train) if config.uneven == "keep" else n * length
+        total, square = sum(sums.tolist()), sum(squares.tolist())
+        variance = (square * count - total * total) / (count * count)
+        if variance <= 0:
+            raise ValueError("the training clips are silent: all samples are equal")
+        return Scale(Values(1, (total / count,), (variance**0.5,)))
+    if n < 2:
+        raise ValueError("scaling: per_step needs two training clips or more")
     unit = float(FULL_SCALE) ** 2
     means = sums / n
-    deviations = np.sqrt(np.maximum(products - sums * means, 0) / (n - 1)) / unit
-    return Scale(Values(1), partial(_standardised, unit=unit, mean=means / unit, std=deviations + 1e-5), np.float32)
+    deviations = np.sqrt(np.maximum(squares - sums * means, 0) / (n - 1)) / unit
+
+    def standardised(clip: NDArray[np.int16]) -> NDArray[np.float32]:
+        return ((clip / unit - means / unit) / (deviations + 1e-5)).astype(np.float32)
+
+    return Scale(Values(1), standardised, np.float32)
 
 
-def _standardised(
-    clip: NDArray[np.int16], unit: float, mean: NDArray[np.float64], std: NDArray[np.float64]
-) -> NDArray[np.float32]:
-    return ((clip / unit - mean) / std).astype(np.float32)
-
-
-def _split(clips: Clips, rows: NDArray[np.int64], length: int, pad: bool, every: int, scale: Scale) -> Split:
+def _split(clips: Clips, rows: NDArray[np.int64], length: int, scale: Scale, config: Config) -> Split:
+    pad, every = config.uneven != "keep", config.decimate
     lengths = np.array([length if pad else min(len(clips.samples[i]), length) for i in rows])
     lengths = -(-lengths // every)
     stops = np.cumsum(lengths)
@@ -337,10 +326,8 @@ def _split(clips: Clips, rows: NDArray[np.int64], length: int, pad: bool, every:
         clip = clips.samples[i][:length]
         if pad and len(clip) < length:
             clip = np.pad(clip, (0, length - len(clip)))
-        values[start:stop, 0] = (scale.change(clip) if scale.change else clip)[::every]
-    labels = np.array([clips.words.index(clips.about[i].word) for i in rows], np.int64)
-    ids = np.array([clips.about[i].name for i in rows])
-    return Split(values, starts, stops, labels, ids)
+        values[start:stop, 0] = scale.change(clip)[::every]
+    return Split(values, starts, stops, clips.labels[rows], np.array([clips.about[i].name for i in rows]))
 
 
 # ------------------------------------------------------------------------------------------------------ files
@@ -367,12 +354,11 @@ def _folder(config: Config, raw: Path) -> Path | None:
     return None
 
 
-def _archive(config: Config, raw: Path) -> tuple[Path, Download] | None:
+def _archive(config: Config, raw: Path) -> Path | None:
     if config.dataset == "digits":
         return None
     folders = data_folders(raw, KNOWN["commands"].folder)
-    archives = [(find_file(folders, archive.name), archive) for archive in (ARCHIVE, OLDER)]
-    return next(((path, archive) for path, archive in archives if path is not None), None)
+    return find_file(folders, ARCHIVE.name) or find_file(folders, OLDER.name)
 
 
 def _parquet(config: Config, raw: Path) -> dict[str, list[Path]]:
@@ -386,37 +372,45 @@ def _parquet(config: Config, raw: Path) -> dict[str, list[Path]]:
     return {part: parquet_files([folder], name) for part, name in names.items() if parquet_files([folder], name)}
 
 
+Sounds = Iterator[tuple[Clip, NDArray[np.int16]]]
+
+
 def _read(config: Config, raw: Path) -> tuple[Clips, list[str]]:
     """The chosen words' clips, and notes about them."""
-    notes, about, reel = list[str](), list[Clip](), Reel(np.int16)
+    chosen, notes = _words(config), list[str]()
     folder, archive, parquet = _folder(config, raw), _archive(config, raw), _parquet(config, raw)
+    lists = dict[str, bytes]()  # of validation and test clips; an archive may have them after the clips
     if folder is not None:
         where = str(folder)
-        clips_read = _digit_files(folder) if config.dataset == "digits" else _word_files(config, folder)
+        sounds = _digit_files(folder) if config.dataset == "digits" else _word_files(_unpacked(config, folder), lists)
     elif archive is not None:
-        where = str(archive[0])
-        verify(archive[0], archive[1].checksum)
-        if archive[1] is OLDER:
+        where, older = str(archive), archive.name == OLDER.name
+        verify(archive, (OLDER if older else ARCHIVE).checksum)
+        if older:
             notes.append("Speech Commands version 0.01: published numbers are for version 0.02")
-        clips_read = _archived(config, archive[0])
+        sounds = _word_files(_archived(config, archive), lists)
     elif parquet:
         where = str(next(iter(parquet.values()))[0].parent)
-        clips_read = _digit_rows(parquet) if config.dataset == "digits" else _word_rows(config, parquet)
+        sounds = _parquet_rows(config, parquet)
     elif config.dataset == "digits":
         files = ["fsdd/recordings/", "fsdd/train.parquet and test.parquet"]
         raise data_not_found("FSDD", raw, files, "spt data prepare speech dataset=digits")
     else:
         files = ["speech_commands/ with a folder a word", ARCHIVE.name, "speech_commands/train.parquet, …"]
         raise data_not_found("Speech Commands", raw, files, "spt data prepare speech")
-    for clip, samples in clips_read:
-        if clip.word in _words(config):
+    about, reel = list[Clip](), Reel(np.int16)
+    for clip, samples in sounds:
+        if clip.word in chosen:
             about.append(clip)
             reel.add(samples)
-    words_present = {clip.word for clip in about}
-    words = [word for word in _words(config) if word in words_present]
-    absent = [word for word in _words(config) if word not in words_present]
+    present = {clip.word for clip in about}
+    if config.split == "official" and config.dataset == "commands" and (folder or archive):
+        unpacked = {word for word in chosen if folder and (folder / word).is_dir()}
+        about = _with_parts(about, lists, present | unpacked, where)
+    absent = [word for word in chosen if word not in present]
     if absent and config.words != "all":
         raise ValueError(f"{where} has no clips of {', '.join(absent)}")
+    words = [word for word in chosen if word in present]
     if len(words) < 2:
         raise ValueError(f"{where} has clips of {' and '.join(words) or 'no known word'}; two words or more are needed")
     order = sorted(range(len(about)), key=lambda i: (words.index(about[i].word), about[i].name))
@@ -427,33 +421,25 @@ def _read(config: Config, raw: Path) -> tuple[Clips, list[str]]:
         raise ValueError(
             f"{where}: split: hash needs names <speaker>_nohash_<number>.wav, in column file of a Parquet copy"
         )
-    clips = reel.clips()
+    clips = reel.pieces()
     return Clips(words, [about[i] for i in order], [clips[i] for i in order]), notes
 
 
-Found = Iterator[tuple[Clip, NDArray[np.int16]]]
-
-
-def _word_files(config: Config, folder: Path) -> Found:
-    """One folder a word, and lists of validation and test clips."""
-    listed = None
-    if config.split == "official":
-        for name in LISTS:
-            if not (folder / name).exists():
-                raise FileNotFoundError(f"{folder / name} is missing: get it, or use split: hash (the same rule)")
-        listed = _listed({name: read_unzipped(folder / name, 2**24) for name in LISTS}, str(folder))
-    words = {word for word in _words(config) if (folder / word).is_dir()}
-    for word in sorted(words):
+def _unpacked(config: Config, folder: Path) -> Iterator[tuple[str, str, bytes]]:
+    """Name, place for messages and content of the lists of splits and of the chosen words' clips."""
+    for name in LISTS if config.split == "official" else ():
+        if not (folder / name).exists():
+            raise FileNotFoundError(f"{folder / name} is missing: get it, or use split: hash (the same rule)")
+        yield name, str(folder / name), read_unzipped(folder / name, 2**24)
+    for word in sorted(word for word in _words(config) if (folder / word).is_dir()):
         for path in sorted((folder / word).iterdir()):
             if CLIP.fullmatch(path.name):
-                yield _named(word, path.name, listed), _clip(read_unzipped(path, MAX_FILE), str(path), "commands")
-    _check_all_found(listed, words, str(folder))
+                yield f"{word}/{path.name}", str(path), read_unzipped(path, MAX_FILE)
 
 
-def _archived(config: Config, archive: Path) -> Found:
-    """The same from an archive, as a stream: the lists of splits may come after the clips."""
-    words, lists = set(_words(config)), dict[str, bytes]()
-    reel, names = Reel(np.int16), list[str]()
+def _archived(config: Config, archive: Path) -> Iterator[tuple[str, str, bytes]]:
+    """The same from an archive, as a stream."""
+    words = set(_words(config))
 
     def select(name: str) -> bool:
         word, _, clip = name.partition("/")
@@ -466,24 +452,28 @@ def _archived(config: Config, archive: Path) -> Found:
             content = file.read()
             if len(content) != size:
                 raise EOFError
-            if name in LISTS:
-                lists[name] = content
-            else:
-                names.append(name)
-                reel.add(_clip(content, f"{archive}, member {name}", "commands"))
-    if config.split == "official" and len(lists) != len(LISTS):
-        raise ValueError(f"{archive} has no member {next(name for name in LISTS if name not in lists)}")
-    listed = _listed(lists, str(archive)) if config.split == "official" else None
-    for name, samples in zip(names, reel.clips(), strict=True):
-        word, _, clip = name.partition("/")
-        yield _named(word, clip, listed), samples
-    _check_all_found(listed, {name.partition("/")[0] for name in names}, str(archive))
+            yield name, f"{archive}, member {name}", content
 
 
-def _listed(lists: dict[str, bytes], where: str) -> dict[str, str]:
-    """Split of each listed clip, <word>/<name>.wav."""
-    listed: dict[str, str] = {}
+def _word_files(files: Iterable[tuple[str, str, bytes]], lists: dict[str, bytes]) -> Sounds:
+    """Clips, whose splits are not known yet; what is no clip goes into `lists`."""
+    for name, where, content in files:
+        if name in LISTS:
+            lists[name] = content
+        else:
+            clip = Clip(name.removesuffix(".wav"), name.partition("/")[0], None)
+            yield clip, _clip(content, where, KNOWN["commands"])
+
+
+def _with_parts(about: list[Clip], lists: dict[str, bytes], words: set[str], where: str) -> list[Clip]:
+    """The clips with the splits that the lists say.
+
+    Raises ValueError where a list is missing or odd, or has a clip of these words that is missing.
+    """
+    listed = dict[str, str]()
     for name, part in LISTS.items():
+        if name not in lists:
+            raise ValueError(f"{where} has no member {name}")
         for number, line in enumerate(lists[name].decode("utf-8", "replace").splitlines(), 1):
             word, _, clip = line.strip().partition("/")
             if not CLIP.fullmatch(clip):
@@ -491,30 +481,18 @@ def _listed(lists: dict[str, bytes], where: str) -> dict[str, str]:
             if f"{word}/{clip}" in listed:
                 raise ValueError(f"{where}: {word}/{clip} is listed twice")
             listed[f"{word}/{clip}"] = part
-    return listed
-
-
-def _named(word: str, file: str, listed: dict[str, str] | None) -> Clip:
-    """Removes the clip from `listed`."""
-    part = None if listed is None else listed.pop(f"{word}/{file}", "train")
-    return Clip(f"{word}/{file.removesuffix('.wav')}", word, part)
-
-
-def _check_all_found(listed: dict[str, str] | None, words: set[str], where: str) -> None:
-    """Raise ValueError for listed clips that are missing, of words that have other clips."""
-    left = [name for name in listed or () if name.partition("/")[0] in words]
+    parted = [clip._replace(part=listed.pop(f"{clip.name}.wav", "train")) for clip in about]
+    left = [name for name in listed if name.partition("/")[0] in words]
     if left:
         raise ValueError(f"{where}: {len(left):,} listed clips are not there, such as {left[0]}; get it again")
+    return parted
 
 
-def _digit_files(folder: Path) -> Found:
+def _digit_files(folder: Path) -> Sounds:
     for path in sorted(folder.iterdir()):
-        match = DIGIT.fullmatch(path.name)
-        if match:
-            yield (
-                _digit(int(match[1]), match[2], int(match[3])),
-                _clip(read_unzipped(path, MAX_FILE), str(path), "digits"),
-            )
+        if match := DIGIT.fullmatch(path.name):
+            clip = _digit(int(match[1]), match[2], int(match[3]))
+            yield clip, _clip(read_unzipped(path, MAX_FILE), str(path), KNOWN["digits"])
 
 
 def _digit(digit: int, speaker: str, index: int) -> Clip:
@@ -522,52 +500,49 @@ def _digit(digit: int, speaker: str, index: int) -> Clip:
     return Clip(f"{digit}_{speaker}_{index}", DIGITS[digit], part)
 
 
-def _word_rows(config: Config, files: dict[str, list[Path]]) -> Found:
-    if config.split == "official" and len(files) < len(PARTS):
+def _parquet_rows(config: Config, files: dict[str, list[Path]]) -> Sounds:
+    known, digits = KNOWN[config.dataset], config.dataset == "digits"
+    if not digits and config.split == "official" and len(files) < len(PARTS):
         raise FileNotFoundError(
             f"{files['train'][0]} is there, but not validation.parquet and test.parquet beside it; split: hash or "
             "random needs train.parquet alone"
         )
-    known = set(WORDS)
+    columns = [(name,) for name in ("audio", *(("label", "speaker", "index") if digits else ("word",)))]
     for part, paths in files.items():
         row = 0
-        for where, table in read_batches(
-            paths, [("audio",), ("word",)], ("file", "sampling_rate"), numbers=MAX_SAMPLES
-        ):
-            _rate(table, where, "commands")
-            words = table["word"].to_pylist()
-            names = table["file"].to_pylist() if "file" in table else [None] * len(words)
-            for word, name, samples in zip(words, names, _sounds(table["audio"], where, "commands"), strict=True):
-                row += 1
-                if word not in known:
-                    raise ValueError(f"{where}: the word is {word!r:.40}, which is none of the 35 of Speech Commands")
-                if name is not None and not (isinstance(name, str) and name.endswith(".wav")):
-                    raise ValueError(f"{where}: the file is {name!r:.60}; <word>/<name>.wav is expected")
-                file = name.rpartition("/")[2].removesuffix(".wav") if name else f"{part}-{row - 1}"
-                yield Clip(f"{word}/{file}", word, part), samples
-
-
-def _digit_rows(files: dict[str, list[Path]]) -> Found:
-    names = [("audio",), ("label",), ("speaker",), ("index",)]
-    for paths in files.values():
-        for where, table in read_batches(paths, names, ("sampling_rate",), numbers=MAX_SAMPLES):
-            _rate(table, where, "digits")
-            columns = [table[name].to_pylist() for name in ("label", "speaker", "index")]
-            for label, speaker, index, samples in zip(*columns, _sounds(table["audio"], where, "digits"), strict=True):
-                if not (isinstance(label, int) and 0 <= label < 10 and isinstance(index, int) and index >= 0):
+        for where, table in read_batches(paths, columns, ("file", "sampling_rate"), numbers=MAX_SAMPLES):
+            clips = _sounds(table.pop("audio"), where, known)
+            rows = zip(*(column.to_pylist() for column in table.values()), strict=True)
+            for values, samples in zip(rows, clips, strict=True):
+                cells = dict(zip(table, values, strict=True))
+                if cells.get("sampling_rate", known.rate) != known.rate:
                     raise ValueError(
-                        f"{where}: the label is {label!r} and the index {index!r}; 0 to 9, and 0 or more, are expected"
+                        f"{where}: the sampling rate is {cells['sampling_rate']}; {known.rate:,} is expected"
                     )
-                yield _digit(label, str(speaker), index), samples
+                yield (_digit_row(cells, where) if digits else _word_row(cells, where, part, row)), samples
+                row += 1
 
 
-def _rate(table: dict[str, Any], where: str, dataset: str) -> None:
-    rates = set(table["sampling_rate"].to_pylist()) if "sampling_rate" in table else set()
-    for rate in rates - {KNOWN[dataset].rate}:
-        raise ValueError(f"{where}: the sampling rate is {rate}; {KNOWN[dataset].rate:,} is expected")
+def _digit_row(cells: dict[str, Any], where: str) -> Clip:
+    label, index = cells["label"], cells["index"]
+    if not (isinstance(label, int) and 0 <= label < 10 and isinstance(index, int) and index >= 0):
+        raise ValueError(
+            f"{where}: the label is {label!r} and the index {index!r}; 0 to 9, and 0 or more, are expected"
+        )
+    return _digit(label, str(cells["speaker"]), index)
 
 
-def _sounds(column: Any, where: str, dataset: str) -> list[NDArray[np.int16]]:
+def _word_row(cells: dict[str, Any], where: str, part: str, row: int) -> Clip:
+    word, file = cells["word"], cells.get("file")
+    if word not in WORDS:
+        raise ValueError(f"{where}: the word is {word!r:.40}, which is none of the 35 of Speech Commands")
+    if file is not None and not (isinstance(file, str) and file.endswith(".wav")):
+        raise ValueError(f"{where}: the file is {file!r:.60}; <word>/<name>.wav is expected")
+    name = file.rpartition("/")[2].removesuffix(".wav") if file else f"{part}-{row}"
+    return Clip(f"{word}/{name}", word, part)
+
+
+def _sounds(column: Any, where: str, known: Known) -> list[NDArray[np.int16]]:
     """Clips of an Arrow column: lists of numbers, or WAV files as bytes, alone or in a struct."""
     import pyarrow as pa
 
@@ -589,17 +564,17 @@ def _sounds(column: Any, where: str, dataset: str) -> list[NDArray[np.int16]]:
                 raise ValueError(
                     f"{where}: audio is {column.type}; lists of 16-bit samples, or WAV files as bytes, are expected"
                 )
-            clips.append(_clip(content, where, dataset))
+            clips.append(_clip(content, where, known))
     if not all(map(len, clips)):
         raise ValueError(f"{where}: a clip has no samples")
     return clips
 
 
-def _clip(content: bytes, where: str, dataset: str) -> NDArray[np.int16]:
+def _clip(content: bytes, where: str, known: Known) -> NDArray[np.int16]:
     samples, rate = read_wav(content, where, MAX_SAMPLES)
-    if samples.dtype != np.int16 or samples.shape[1] != 1 or rate != KNOWN[dataset].rate:
+    if samples.dtype != np.int16 or samples.shape[1] != 1 or rate != known.rate:
         raise ValueError(
             f"{where} has {samples.shape[1]} channels of {samples.dtype} at {rate:,} samples a second; one of int16 at "
-            f"{KNOWN[dataset].rate:,} is expected"
+            f"{known.rate:,} is expected"
         )
     return samples[:, 0]

@@ -8,6 +8,8 @@ duplicates (96 within training, 199 within test, 123 texts in both) are left as 
 """
 
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,9 +19,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens, row_ids
+from spt.tasks.characters import END, character_tokens, code_points
 from spt.tasks.files import (
     Download,
-    Say,
     check_regular,
     class_numbers,
     data_folders,
@@ -41,11 +43,9 @@ ARCHIVE = Download(
 )
 HUB = "stanfordnlp/imdb"
 FOLDER = "aclImdb"
+REVIEW = re.compile(rf"{FOLDER}/(train|test)/(neg|pos)/(\d+)_\d+\.txt")
 KINDS = ("neg", "pos")  # label 0, label 1
 SEED = 42  # of the validation split, and of the order
-END = 0  # the code of <eos>; other codes are Unicode's code points
-SPECIAL = (-1, -1, END)  # <pad>, <unk>, <eos>
-UNKNOWN = 1
 
 
 class Config(TaskConfig):
@@ -79,10 +79,10 @@ def sources(config: Config, raw: Path) -> list[Path]:
     return _official(raw) or [path for split in ("train", "test") for path in parquet_files(folders, split)]
 
 
-def fetch(config: Config, raw: Path, say: Say) -> None:
+def fetch(config: Config, raw: Path) -> None:
     """Download the official archive, unless there is something to read already."""
     if not sources(config, raw):
-        download(ARCHIVE, raw / "imdb", say)
+        download(ARCHIVE, raw / "imdb")
 
 
 def hub(config: Config) -> tuple[str, str]:
@@ -105,17 +105,8 @@ def load(config: Config, raw: Path) -> TaskData:
 
 
 def vocabulary(config: Config, train: Split) -> Tokens:
-    """From the training rows in use, which may be a subset: the commonest first, ties by code point."""
-    counts = train.counts()
-    counts[END] = 0
-    frequent = np.flatnonzero(counts >= config.min_count)
-    if not len(frequent):
-        raise ValueError(
-            f"no character occurs {config.min_count} times in the {len(train):,} training rows in use; lower min_count"
-        )
-    frequent = frequent[np.argsort(-counts[frequent], kind="stable")]
-    codes = (*SPECIAL, *frequent.tolist())
-    return Tokens(len(codes), codes, UNKNOWN)
+    """From the training rows in use, which may be a subset."""
+    return character_tokens(train, config.min_count)
 
 
 def class_names(config: Config) -> tuple[str, ...]:
@@ -142,8 +133,7 @@ def _split(part: Reviews, name: str, rows: NDArray[np.int64], max_length: int) -
 
 def encode(text: str, max_length: int) -> NDArray[np.uint32]:
     """A text's first characters as code points, then END. NUL itself, which is no character, becomes U+FFFD."""
-    kept = text[: max_length - 1].replace("\0", "\ufffd")
-    return np.frombuffer(f"{kept}\0".encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint32)
+    return code_points(text[: max_length - 1].replace("\0", "\ufffd") + chr(END))
 
 
 # ----------------------------------------------------------------------------------------------------- files
@@ -180,37 +170,35 @@ def _read_parquet(paths: list[Path]) -> Reviews:
 
 def _read_official(paths: list[Path]) -> tuple[Reviews, Reviews]:
     """One file a review, named <number>_<stars>.txt, in four folders or an archive; in the order of the numbers."""
-    reviews: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    if len(paths) == 1:
-        verify(paths[0], ARCHIVE.checksum)
-        for name, content in read_members(paths[0], lambda name: _place(name) is not None):
-            split, kind, number = _place(name) or ("", "", 0)
-            reviews.setdefault((split, kind), []).append((number, decode_text(content, f"{paths[0]}, member {name}")))
-    else:
-        for folder in paths:
-            if not folder.is_dir():
-                raise FileNotFoundError(f"the folder {folder} is missing; unpack {ARCHIVE.name} again")
-            for path in folder.iterdir():
-                place = _place(f"{FOLDER}/{folder.parent.name}/{folder.name}/{path.name}")
-                if place is not None:
-                    check_regular(path)
-                    reviews.setdefault(place[:2], []).append((place[2], decode_text(path.read_bytes(), str(path))))
+    reviews = defaultdict[tuple[str, str], list[tuple[int, str]]](list)
+    for name, where, content in _review_files(paths):
+        split, kind, number = name.groups()
+        reviews[split, kind].append((int(number), decode_text(content, where)))
     parts = []
     for split in ("train", "test"):
-        texts: list[str] = []
         for kind in KINDS:
-            rows = sorted(reviews.get((split, kind), []))
-            if len(rows) != ROWS // 2:
+            if len(reviews[split, kind]) != ROWS // 2:
                 raise ValueError(
-                    f"{paths[0] if len(paths) == 1 else paths[0].parent.parent}: {split}/{kind} holds {len(rows):,} "
-                    f"reviews; {ROWS // 2:,} are expected"
+                    f"{paths[0] if len(paths) == 1 else paths[0].parent.parent}: {split}/{kind} holds "
+                    f"{len(reviews[split, kind]):,} reviews; {ROWS // 2:,} are expected"
                 )
-            texts += [text for _, text in rows]
+        texts = [text for kind in KINDS for _, text in sorted(reviews[split, kind])]
         parts.append(Reviews(texts, np.repeat([0, 1], ROWS // 2)))
     return parts[0], parts[1]
 
 
-def _place(name: str) -> tuple[str, str, int] | None:
-    """(split, kind, number) of a review's file."""
-    match = re.fullmatch(rf"{FOLDER}/(train|test)/(neg|pos)/(\d+)_\d+\.txt", name)
-    return (match[1], match[2], int(match[3])) if match else None
+def _review_files(paths: list[Path]) -> Iterator[tuple[re.Match[str], str, bytes]]:
+    """Name, place for messages and content of each review's file."""
+    if len(paths) == 1:
+        verify(paths[0], ARCHIVE.checksum)
+        for name, content in read_members(paths[0], lambda name: REVIEW.fullmatch(name) is not None):
+            if match := REVIEW.fullmatch(name):
+                yield match, f"{paths[0]}, member {name}", content
+        return
+    for folder in paths:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"the folder {folder} is missing; unpack {ARCHIVE.name} again")
+        for path in folder.iterdir():
+            if match := REVIEW.fullmatch(f"{FOLDER}/{folder.parent.name}/{folder.name}/{path.name}"):
+                check_regular(path)
+                yield match, str(path), path.read_bytes()

@@ -4,17 +4,11 @@ L frames (one sample of every channel), C channels. Layout: Microsoft's RIFF spe
 (1994), and its WAVEFORMATEXTENSIBLE. Every error is one sentence, a ValueError.
 """
 
-import itertools
 import struct
-import tempfile
-import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
-
-from spt.tasks.files import check_regular, read_unzipped
+from numpy.typing import NDArray
 
 MAX_CHANNELS = 256
 MAX_RATE = 10_000_000  # frames a second
@@ -58,15 +52,6 @@ def read_wav(content: bytes, where: str, limit: int) -> tuple[NDArray[Any], int]
     raise ValueError(f"{where} is damaged or cut short: it has no {'samples' if form else 'format'}")
 
 
-def wav_file(path: Path, limit: int) -> tuple[NDArray[Any], int]:
-    """`read_wav` of a file, which is not read when it is larger than 8 channels of `limit` frames can be.
-
-    Raises ValueError, and OSError when it cannot be opened.
-    """
-    check_regular(path)
-    return read_wav(read_unzipped(path, 32 * limit + 2**20), str(path), limit)
-
-
 def unit(samples: NDArray[Any]) -> NDArray[np.float32]:
     """Samples of any of these types as float32 in [-1, 1): integers by full scale; floats as they are."""
     if samples.dtype == np.uint8:
@@ -74,30 +59,6 @@ def unit(samples: NDArray[Any]) -> NDArray[np.float32]:
     if samples.dtype.kind == "i":
         return (samples / 2 ** (8 * samples.dtype.itemsize - 1)).astype(np.float32)
     return samples.astype(np.float32, copy=False)
-
-
-class Reel:
-    """One-channel clips of many files end to end, in a temporary file: they may be more than memory holds."""
-
-    def __init__(self, dtype: DTypeLike) -> None:
-        self.dtype = np.dtype(dtype)
-        self.ends = [0]
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115
-        weakref.finalize(self, self._file.close)
-
-    def add(self, clip: NDArray[Any]) -> None:
-        """(L,) samples of the reel's type."""
-        self._file.write(np.ascontiguousarray(clip, self.dtype).data)
-        self.ends.append(self.ends[-1] + len(clip))
-
-    def clips(self) -> list[NDArray[Any]]:
-        """All that were added, in order; views on the file, which stays while one of them does."""
-        self._file.flush()
-        if not self.ends[-1]:
-            return []
-        # As a plain array, which is cut up ten times as fast as a memmap.
-        whole = np.asarray(np.memmap(self._file, self.dtype, "r", shape=(self.ends[-1],)))
-        return [whole[first:last] for first, last in itertools.pairwise(self.ends)]
 
 
 def _format(chunk: bytes, where: str) -> tuple[int, int, int, int]:

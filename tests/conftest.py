@@ -1,7 +1,9 @@
 """Every test runs offline, in folders of its own, and as if no launcher had started it."""
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,8 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "agg"
 os.environ["WANDB_MODE"] = "disabled"
 os.environ["NO_COLOR"] = "1"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the same code
+sys.dont_write_bytecode = False
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # the workers share the cores already
 else:
@@ -25,6 +29,8 @@ KEPT = {"SLURM_CONF", "SPT_GOLDEN", "SPT_DATA_DIR"}
 for name in set(os.environ) - KEPT:
     if name in RANKS or name.startswith(LAUNCHERS):
         del os.environ[name]
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored in the background jobs of a shell
 
 settings.register_profile("spt", deadline=None, derandomize=os.environ.get("CI") == "true")
 settings.load_profile("spt")
@@ -52,6 +58,16 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "runs"
     monkeypatch.setenv("SPT_RUNS_DIR", str(folder))
     return folder
+
+
+@pytest.fixture
+def messages() -> Iterator[list[str]]:
+    """What the loggers of spt are given during the test."""
+    from spt.runtime.progress import forward_messages
+
+    texts: list[str] = []
+    with forward_messages(texts.append):
+        yield texts
 
 
 @pytest.fixture(scope="session")

@@ -55,10 +55,6 @@ PRESUMED = {
         "import torch\nfrom spt.config.plugins import find_plugin\nfrom spt.checks.model_contract import tiny\n"
         "backbone = tiny(find_plugin('models', 's4'), causal=True, d_model=16)\nstream = torch.randn(3, 8, 16)\n"
     ),
-    "layer = backbone.mixers[0]": (
-        "from spt.config.plugins import find_plugin\nfrom spt.checks.model_contract import tiny\n"
-        "backbone = tiny(find_plugin('models', 's5'), causal=True)\npublished = backbone.mixers[0].export_reference()\n"
-    ),
 }
 
 

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from golden import Case, Found, gradients
+from reference_weights import import_reference
 from torch import Tensor
 from torch.func import functional_call
 
@@ -38,7 +39,7 @@ def layer(case: Case, **options: object) -> dict[str, Found]:
         **options,
     ).to(case.dtype)
     raw, x = case.raw(), case.array("x").requires_grad_()
-    y = functional_call(attention, attention.import_reference(raw), (x, everything(x)))
+    y = functional_call(attention, import_reference(attention, raw), (x, everything(x)))
     found = {"y": y, **gradients((y * case.array("g")).sum(), {**raw, "x": x})}
     if not config.get("rotary", True):  # the keys' bias shifts all scores alike: its gradient is rounding
         names = [f"grad.linears.{i}.bias" for i in range(2)]
@@ -55,7 +56,7 @@ def wrapped(case: Case) -> dict[str, Found]:
     config = dlr_attention.Config(d_model=D, n_heads=heads, window=window, causal=causal, max_length=L)
     whole = dlr_attention.DLRAttention(config).to(case.dtype)
     raw, u = case.raw(), case.array("u").requires_grad_()
-    y = functional_call(whole, whole.import_reference(raw), (u.mT, everything(u.mT))).mT
+    y = functional_call(whole, import_reference(whole, raw), (u.mT, everything(u.mT))).mT
     return {"y_layer": y, **gradients((y * case.array("g")).sum(), {**raw, "u": u}, "grad_layer.")}
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from golden import Case, Found, gradients
 from parity_diagonal import chosen
+from reference_weights import import_reference
 
 from spt.models import s4, s4d
 from spt.models.base import Backbone, Context
@@ -19,7 +20,7 @@ def s4_block(case: Case) -> Mapping[str, Found]:
     stack = _stack(case).train(config["training"])
     layer = {name.removeprefix("layer."): tensor for name, tensor in raw.items() if name.startswith("layer.")}
     length = {"length": _tilde_length(case)} if config["mode"] == "dplr" else {}
-    ours = {f"mixers.0.{n}": tensor for n, tensor in stack.mixers[0].import_reference(layer, **length).items()}
+    ours = {f"mixers.0.{n}": tensor for n, tensor in import_reference(stack.mixers[0], layer, **length).items()}
     ours |= {f"norms.0.{name.rpartition('.')[2]}": tensor for name, tensor in raw.items() if name.startswith("norm.")}
     buffers = {f"norms.0.{n.rpartition('.')[2]}": case.array(n) for n in case.names if n.startswith("buffer.norm.")}
     x = u.mT if transposed else u

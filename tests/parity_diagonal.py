@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from golden import Case, Found, gradients
+from reference_weights import import_reference
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -17,6 +18,7 @@ from spt.models.longconv import Kernel, LongConvolution
 from spt.models.ops.vandermonde import complex_vandermonde
 
 Compute = Callable[[LongConvolution], Mapping[str, Tensor]]
+Import = Callable[[LongConvolution, Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 class Within(nn.Module):
@@ -57,7 +59,9 @@ def recurrent(layer: LongConvolution, u: Tensor, state: Tensor | None = None) ->
     return torch.stack(answers, dim=-1), state
 
 
-def whole_case(case: Case, layer: LongConvolution, more: Compute | None = None) -> dict[str, Found]:
+def whole_case(
+    case: Case, layer: LongConvolution, more: Compute | None = None, import_weights: Import = import_reference
+) -> dict[str, Found]:
     """What nearly every case holds: kernel, outputs, and their gradients with respect to the published tensors."""
     leaves = case.raw()
     # A kernel's case may come without a layer around it.
@@ -72,7 +76,7 @@ def whole_case(case: Case, layer: LongConvolution, more: Compute | None = None) 
         return found | dict(more(layer) if more else {})
 
     raw = {name: leaf for name, leaf in leaves.items() if name != "u"}
-    imported = {**dict(layer.named_parameters()), **layer.import_reference({**raw, **extra})}
+    imported = {**dict(layer.named_parameters()), **import_weights(layer, {**raw, **extra})}
     found: dict[str, Found] = dict(with_parameters(layer, imported, compute))
     if "g" in case:
         for prefix, answer in (("grad.", "y_ctx"), ("grad_layer.", "y_layer")):
@@ -118,16 +122,18 @@ def s4d(case: Case) -> dict[str, Found]:
         found, kernel = {}, layer.kernel
         if "y_step" in case or "dense.dA" in case:
             found = dict(zip(("dense.dA", "dense.dB", "dense.dC"), kernel.system(), strict=True))
-            found["dense.dC"] = found["dense.dC"][None]
+            found["dense.dC"] = found["dense.dC"][None] / 2  # theirs is doubled where it is read
             u = case.array("u")
             y, found["state_final"] = recurrent(layer, u)
             found["y_step"] = y + layer.D[:, None] * u
         if "state0" in case:
             u, state = case.array("u"), case.array("state0")
-            found["y_state"] = outputs(layer, u)["y_ctx"] + kernel.response(state, u.shape[-1])
-            found["state_next"] = kernel.state_after(u, state)
+            y, found["state_next"] = recurrent(layer, u, state)
+            found["y_state"] = y + layer.D[:, None] * u
             half = u[..., : u.shape[-1] // 2]
-            found["kernel_rate2"] = kernel(half.shape[-1], rate=2.0)
+            layer.rescale(2.0)
+            found["kernel_rate2"] = kernel(half.shape[-1])
+            layer.rescale(1.0)
             conv = torch.stack([convolved(half[b], found["kernel_rate2"][0]) for b in range(len(half))])
             found["y_rate2"] = conv + layer.D[:, None] * half
         return found
@@ -214,18 +220,16 @@ def sgconv(case: Case) -> dict[str, Found]:
                 )
         return found
 
-    found = whole_case(case, wrapped(layer, case), more)
-    return found
+    return whole_case(case, layer, more, import_bare)
 
 
-def wrapped(layer: LongConvolution, case: Case) -> LongConvolution:
+def import_bare(layer: LongConvolution, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The published kernels stand alone or directly in a layer, under no `kernel.`; here names are as they come."""
-    layer.import_reference = lambda raw: {  # type: ignore[method-assign]
-        **{f"kernel.{name}": tensor for name, tensor in layer.kernel.import_reference(raw).items()},
+    return {
+        **{f"kernel.{name}": tensor for name, tensor in import_reference(layer.kernel, raw).items()},
         **({"D": raw["D"].reshape(-1)}),
         **{name.replace("output_linear", "output.linear"): t for name, t in raw.items() if "output_linear" in name},
     }
-    return layer
 
 
 def factors(decay: str) -> dict[str, float]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from golden import Case, Found, gradients
 from parity_s5 import Methods
+from reference_weights import export_reference, import_reference
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -30,12 +31,12 @@ def moving_average(case: Case) -> dict[str, Found]:
     ).to(case.dtype)
     raw, u = case.raw(), case.array("u").requires_grad_()  # (L, B, D)
     plain = {f"kernel.{name}": tensor for name, tensor in raw.items() if name != "omega"} | {"D": raw["omega"]}
-    methods = Methods(ema, ema.import_reference(plain))
+    methods = Methods(ema, import_reference(ema, plain))
     y = methods.call("forward", u.transpose(0, 1), every(u.transpose(0, 1))).transpose(0, 1)
     found: dict[str, Found] = {"y": y, **gradients((y * case.array("g")).sum(), {**raw, "u": u})}
     with torch.no_grad():
         p = torch.sigmoid(raw["delta"])
-        kernel = Methods(ema.kernel, ema.kernel.import_reference(raw))
+        kernel = Methods(ema.kernel, import_reference(ema.kernel, raw))
         W, log_q = kernel.call("weights")
         lags = case.array("kernel").shape[-1]
         found |= {"p": p, "q": log_q.exp().to(case.dtype).view(p.shape)}
@@ -87,7 +88,7 @@ def layer(case: Case) -> dict[str, Found]:
     attention = RecordingAttention(options)
     stack = Backbone(options, lambda: [attention]).to(case.dtype)
     raw, u = case.raw(), case.array("u").requires_grad_()
-    given = {f"mixers.0.{name}": tensor for name, tensor in attention.import_reference(raw).items()}
+    given = {f"mixers.0.{name}": tensor for name, tensor in import_reference(attention, raw).items()}
     given |= norm_of(raw)
     x = u.transpose(0, 1)
     y = functional_call(stack, given, (x, every(x))).transpose(0, 1)
@@ -102,8 +103,8 @@ def bias(case: Case) -> dict[str, Found]:
     ours = SimpleBias(config["max_positions"]) if "param" in case else RotaryBias(config["dim"])
     ours.to(case.dtype)
     names = {"rel_pos_bias": "param"} if "param" in case else {"alpha": "alpha", "beta": "beta"}
-    ours.load_state_dict(ours.import_reference({theirs: case.array(name) for theirs, name in names.items()}))
-    back = ours.export_reference()
+    ours.load_state_dict(import_reference(ours, {theirs: case.array(name) for theirs, name in names.items()}))
+    back = export_reference(ours)
     length = config["seq_len"]
     matrix = ours.by_distance(length).unfold(0, length, 1).flip(0)
     return {"bias": matrix, **{name: back[theirs] for theirs, name in names.items()}}

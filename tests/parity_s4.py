@@ -5,6 +5,7 @@ import re
 import torch
 from golden import Case, Found, gradients
 from parity_diagonal import chosen, convolved, layer_for, outputs, recurrent, with_parameters
+from reference_weights import export_reference, import_reference
 from torch import Tensor
 
 from spt.models import s4 as s4_model
@@ -61,7 +62,7 @@ def s4(case: Case) -> dict[str, Found]:
             after = tuned
             while after < max(lengths.values()):
                 after *= 2
-            exported = kernel.export_reference(length=after)
+            exported = export_reference(kernel, length=after)
             found |= {"l_kernel_after": exported["l_kernel"], "C_tilde_after": exported["C"]}
         if "u" in leaves:
             u = leaves["u"]
@@ -75,7 +76,7 @@ def s4(case: Case) -> dict[str, Found]:
             found["y_state"] = y + layer.D[:, None] * u
         return found | matrices(layer)
 
-    imported = layer.import_reference(raw, length=tuned)
+    imported = import_reference(layer, raw, length=tuned)
     found: dict[str, Found] = dict(with_parameters(layer, imported, compute))
     for prefix, answer in (("grad.", "y_ctx"), ("grad_layer.", "y_layer")):
         if "g" in case:
@@ -88,12 +89,13 @@ def s4(case: Case) -> dict[str, Found]:
 def resampled(case: Case, layer: LongConvolution, raw: dict[str, Tensor], tuned: int) -> dict[str, Tensor]:
     """At twice the step the published code keeps C~, so that its C is another one: that of twice the step."""
     u, name = case.array("u"), "layer.kernel.inv_dt"
-    transform = layer.kernel.config.dt_transform
+    transform = layer.kernel.dt_transform
     coarser = parameter_for(2 * positive(raw[name], transform), transform)
-    twice = layer.import_reference(raw | {name: coarser}, length=tuned // 2)
-    imported = layer.import_reference(raw, length=tuned) | {"kernel.C": twice["kernel.C"]}
+    twice = import_reference(layer, raw | {name: coarser}, length=tuned // 2)
+    imported = import_reference(layer, raw, length=tuned) | {"kernel.C": twice["kernel.C"]}
     half = u[..., : u.shape[-1] // 2]
-    kernel = with_parameters(layer, imported, lambda layer: {"": layer.kernel(half.shape[-1], rate=2.0)})[""]
+    layer.rescale(2.0)
+    kernel = with_parameters(layer, imported, lambda layer: {"": layer.kernel(half.shape[-1])})[""]
     conv = torch.stack([convolved(row, kernel[0]) for row in half])
     return {"kernel_rate2": kernel, "y_rate2": conv + imported["D"][:, None] * half}
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from golden import Case, Found, gradients
+from reference_weights import import_reference
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -50,7 +51,7 @@ def s5(case: Case) -> dict[str, Found]:
         return hippo_n(case)
     layer = s5_file.S5(s5_config(case.config)).to(case.dtype)
     raw, u = case.raw(), case.array("u").requires_grad_()
-    methods = Methods(layer, layer.import_reference(raw))
+    methods = Methods(layer, import_reference(layer, raw))
     gaps = None
     if "integration_timesteps" in case:
         steps = torch.cat([torch.full((1,), 7.0, dtype=case.dtype), case.array("integration_timesteps")])[None]
@@ -115,7 +116,7 @@ def s5_layer(case: Case) -> dict[str, Found]:
     backbone.train(config["training"])
     raw, u = case.raw(), case.array("u").requires_grad_()
     (layer,) = backbone.mixers
-    given = {f"mixers.0.{name}": tensor for name, tensor in layer.import_reference(raw).items()}
+    given = {f"mixers.0.{name}": tensor for name, tensor in import_reference(layer, raw).items()}
     given |= {"norms.0.weight": raw["norm.scale"], "norms.0.bias": raw["norm.bias"]}
     buffers = {}
     if "stats.mean" in case:
@@ -137,7 +138,7 @@ def lru(case: Case) -> dict[str, Found]:
     ring = {name: config[name] for name in ("r_min", "r_max", "max_phase") if name in config}
     layer = lru_file.LRU(lru_file.Config(d_model=config["H"], d_state=config["N"], causal=True, **ring)).to(case.dtype)
     raw, u = case.raw(), case.array("u").requires_grad_()
-    methods = Methods(layer, layer.import_reference(raw))
+    methods = Methods(layer, import_reference(layer, raw))
     y = methods.call("mix_sequence", u[None])[0]
     found: dict[str, Found] = {"y": y, **gradients((y * case.array("g")).sum(), {**raw, "u": u})}
     with torch.no_grad():

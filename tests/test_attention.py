@@ -12,9 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_weights import export_reference, import_reference
 from tiny import ROOT, recipe_file
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.bias import causal_lower_right
 from typer.testing import CliRunner
 
 from spt.checks import model_contract
@@ -25,7 +27,7 @@ from spt.errors import BackendError, UsageError
 from spt.models.attention import Attention, rotary_table, rotate, sinusoids
 from spt.models.base import Context
 from spt.models.ops import attention, backends
-from spt.models.ops.attention import Rotary, attend, local_attend, segments, self_mask, xpos_scale
+from spt.models.ops.attention import Chunks, Rotary, attend, local_attend, segments, self_mask, xpos_scale
 from spt.models.transformer import Config
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
@@ -295,7 +297,7 @@ def test_a_causal_query_has_a_key():
 def test_a_causal_mask_as_gpus_are_told_of_it():
     """Where torch is told of a lower right corner instead of being given a mask."""
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 12, 8), torch.randn(2, 4, 12, 8)
-    told = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=attention.causal_lower_right(5, 12))
+    told = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(5, 12))
     torch.testing.assert_close(told, attend(q, k, v, causal=True))
 
 
@@ -438,12 +440,12 @@ def test_shapes_alone_are_enough():
 def test_segments_by_hand():
     """Two sequences of 5 steps, the second with 3, in chunks of 2 that look one back."""
     valid = torch.tensor([[True] * 5, [True, False, True, True, False]])
-    found = segments(2, 5, 2, 1, 0, valid, torch.device("cpu"))
+    found = segments(2, 5, Chunks(2, 1), valid, torch.device("cpu"))
     assert found.queries.tolist() == [0, 1, 2, 3, 4, 5, 7, 8]
     assert found.query_ends.tolist() == [0, 2, 4, 5, 6, 8]
     assert found.key_ends.tolist() == [0, 2, 6, 9, 10, 13]
     assert found.keys.tolist() == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 5, 7, 8]
-    whole = segments(2, 5, 5, 0, 0, None, torch.device("cpu"))
+    whole = segments(2, 5, Chunks(5), None, torch.device("cpu"))
     assert whole.queries is None and whole.keys is None and whole.key_ends.tolist() == [0, 5, 10]
 
 
@@ -737,11 +739,11 @@ def test_recomputing_activations_changes_nothing():
 def test_weights_of_the_published_code(options):
     """There and back; what is missing is named."""
     layer, other = (Attention(8, 4, 20, causal=False, rotary=True, **options) for _ in range(2))
-    published = layer.export_reference()
+    published = export_reference(layer)
     names = ("Q", "K", "V", "O") if options.get("temperature") else tuple(f"linears.{i}" for i in range(4))
     scale = {"scale"} if options.get("temperature") else set()
     assert set(published) == {f"{name}.{part}" for name in names for part in ("weight", "bias")} | scale
-    other.load_state_dict(other.import_reference(published))
+    other.load_state_dict(import_reference(other, published))
     for key, tensor in layer.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[key])
     x = torch.randn(2, 9, 8)
@@ -749,12 +751,12 @@ def test_weights_of_the_published_code(options):
     torch.testing.assert_close(layer.qkv(x)[..., : q.shape[-1]], q)
     published.pop(f"{names[1]}.bias")
     with pytest.raises(ValueError, match=f"have no {names[1]}.bias"):
-        other.import_reference(published)
+        import_reference(other, published)
 
 
 def test_shared_maps_are_not_published():
     with pytest.raises(ValueError, match="one map for queries and keys"):
-        Attention(8, 2, 9, causal=False, rotary=False, shared_qk=True).export_reference()
+        export_reference(Attention(8, 2, 9, causal=False, rotary=False, shared_qk=True))
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,13 @@ def test_what_is_printed(here):
     assert "convolution B=2" in text and "plain" in text and "torch" in text and "e-0" in text
 
 
-@pytest.mark.parametrize("name", [row.name for row in listing("models")])
+QUICK = ("transformer", "s4", "s5", "hf")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [row.name if row.name in QUICK else pytest.param(row.name, marks=pytest.mark.slow) for row in listing("models")],
+)
 def test_every_model_can_be_measured(name, here):
     """And what makes a kernel, a scan or attention is seen to."""
     (variant,) = parse_models([name], length="70", batch="2", layers=1, width=8, cpu=True)
@@ -263,18 +269,17 @@ def test_a_killed_process_is_reported(tmp_path):
     file.write_text(file.read_text().replace("x = self.map(x)", f"{kill}; x = self.map(x)"))
     variants = parse_models([str(file)], quick=True, cpu=True)
     with pytest.raises(BackendError, match="killed"):
-        models.bench_models(variants, 1, lambda text: None, separate_peaks=False)
+        models.bench_models(variants, 1, separate_peaks=False)
 
 
-def test_gradient_checkpointing_and_compilation(here, monkeypatch):
-    """Options of a row; without a compiler, that is said and the rest is measured."""
+def test_gradient_checkpointing_and_compilation(here, monkeypatch, messages):
+    """Options of a row; without a compiler, that is logged and the rest is measured."""
     variants = parse_models(["transformer"], compile=True, recompute=True, quick=True, cpu=True)
     assert [variant.compiled for variant in variants] == [False, True]
     assert Step(variants[0]).model.recompute
     monkeypatch.setattr(models, "compiler_problem", lambda device: "no compiler")
-    said = []
-    found = models.bench_models(variants, 1, said.append, separate_peaks=False)
-    assert len(found["rows"]) == 1 and "no compiler" in said[0]
+    found = models.bench_models(variants, 1, separate_peaks=False)
+    assert len(found["rows"]) == 1 and "no compiler" in messages[0]
 
 
 # --------------------------------------------------------------------------------------------------------- measuring
@@ -287,14 +292,14 @@ def test_rows_take_turns():
         order.append(name)
         return Times(seconds, seconds, 0.0)
 
-    first, second = alternate([lambda: run("a", 0.5), lambda: run("b", 1.0)], 3, lambda text: None)
+    first, second = alternate([lambda: run("a", 0.5), lambda: run("b", 1.0)], 3)
     assert "".join(order) == "ab" + "abbaab"
     assert second.ratio(first, "step") == 2 and first.median("step") == 1
     assert second.ratio(first, "optimiser") is None
 
 
 def test_a_short_row_is_repeated():
-    (found,) = alternate([lambda: Times(0.005, 0.005, 0.0)], 2, lambda text: None)
+    (found,) = alternate([lambda: Times(0.005, 0.005, 0.0)], 2)
     assert [len(steps) for steps in found.rounds] == [5, 5]
 
 

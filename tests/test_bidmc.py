@@ -340,9 +340,9 @@ def test_nothing_there_says_what_to_do(tmp_path):
     with pytest.raises(FileNotFoundError, match="spt data prepare bidmc"):
         bidmc.load(config(), tmp_path)
     with pytest.raises(ValueError, match=r"put the folder bidmc_csv from https://physionet\.org"):
-        bidmc.fetch(config(), tmp_path, print)
+        bidmc.fetch(config(), tmp_path)
     with pytest.raises(ValueError, match=r"BIDMC32RR_TRAIN\.ts .*zenodo\.org/records/4001463"):
-        bidmc.fetch(config(source="archive", split="windows", target="rr"), tmp_path, print)
+        bidmc.fetch(config(source="archive", split="windows", target="rr"), tmp_path)
 
 
 def test_options_that_do_not_go_together():

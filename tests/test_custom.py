@@ -25,7 +25,7 @@ from spt.errors import DataError, RecipeError
 from spt.tasks.base import Classes, Reals, Tokens, Values
 from spt.tasks.own.options import Options
 from spt.tasks.own.parsing import sort_labels
-from spt.tasks.own.splits import TRAIN, Splitter, hash_key
+from spt.tasks.own.splits import TRAIN, hash_key, missing_shares, split_by_hash
 
 TEXT = {"text_column": "body", "label_column": "stars"}
 LIST = {"list_column": "x", "label_column": "y"}
@@ -263,9 +263,9 @@ def test_notes(tmp_path):
 
 
 def drawn(folder, seed, row):
-    splitter = Splitter(Options(path=folder, split_seed=seed, **LIST), {"train", "validation"})
+    shares = missing_shares(Options(path=folder, split_seed=seed, **LIST), {"train", "validation"})
     key = hash_key(np.asarray(row["x"], np.float32).tobytes(), seed)
-    return splitter.by_hash(np.array([key], np.uint64))[0] != TRAIN
+    return split_by_hash(shares, np.array([key], np.uint64))[0] != TRAIN
 
 
 # ------------------------------------------------------------------------------------------------------------- splits

@@ -1049,17 +1049,17 @@ def test_a_wrong_file_in_the_place_is_not_overwritten(raw: Path, monkeypatch: py
     wanted = Download(("http://127.0.0.1:9/a.gz",), f"md5:{hashlib.md5(b'right').hexdigest()}")
     (place / "a.gz").write_bytes(b"wrong")
     with pytest.raises(ValueError, match="is not the published file"):
-        files.download(wanted, place, print)
+        files.download(wanted, place)
     assert (place / "a.gz").read_bytes() == b"wrong"
     (place / "a.gz").write_bytes(b"right")
-    assert files.download(wanted, place, lambda said: None) == place / "a.gz"
+    assert files.download(wanted, place) == place / "a.gz"
 
 
 def test_an_endless_download_is_cut(raw: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Server.content = b"x" * 300_000
     monkeypatch.setattr(files, "MAX_BYTES", 100_000)
     with pytest.raises(ValueError, match="more than 100,000 bytes arrive"):
-        files.download(Download((f"{server}/unsized/a",), "md5:0"), raw, lambda said: None)
+        files.download(Download((f"{server}/unsized/a",), "md5:0"), raw)
     assert os.listdir(raw) == []
 
 
@@ -1279,8 +1279,8 @@ def test_a_users_hooks_fail_in_words(tmp_path: Path, raw: Path) -> None:
     for hook, complaint in (
         ("def sources(config, raw):\n    return 1 / 0\n", "sources fails with ZeroDivisionError"),
         ("def vocabulary(config, train):\n    raise ValueError('none left')\n", "none left"),
-        ("def fetch(config, raw, say):\n    return {}['x']\n", "fetch fails with KeyError"),
-        ("def fetch(config, raw, say):\n    raise ValueError('no such address')\n", "no such address"),
+        ("def fetch(config, raw):\n    return {}['x']\n", "fetch fails with KeyError"),
+        ("def fetch(config, raw):\n    raise ValueError('no such address')\n", "no such address"),
     ):
         path = tmp_path / "mine.py"
         path.write_text(body + hook)

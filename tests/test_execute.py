@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tiny import environment, loaded, own_task, spt_job, weights
 
 from spt.config.job import Job, PretrainedWeights
-from spt.config.recipe import Loaded
+from spt.config.recipe import ResolvedRecipe
 from spt.errors import BackendError, Interrupted, OutputError, Stopped, UsageError
 from spt.execution import local
 from spt.execution.local import run_locally
@@ -31,16 +31,16 @@ from spt.runtime.settings import Settings
 SETTINGS = Settings(quiet=True, cpu=True)
 
 
-def wanted(*jobs: Job) -> list[RunRequest]:
+def requests(*jobs: Job) -> list[RunRequest]:
     return [RunRequest(job, f"[{i}]") for i, job in enumerate(jobs, 1)]
 
 
-def family(one: Loaded, seed: int = 0) -> list[Job]:
+def family(one: ResolvedRecipe, seed: int = 0) -> list[Job]:
     """From scratch, and pretrained."""
     return [Job(one, "finetune", seed), spt_job(one, seed)]
 
 
-def tuned(one: Loaded, rate: float) -> Loaded:
+def tuned(one: ResolvedRecipe, rate: float) -> ResolvedRecipe:
     """Another recipe with the same pretraining."""
     finetune = one.recipe.finetune
     train = finetune.train.model_copy(update={"learning_rate": rate})
@@ -48,7 +48,7 @@ def tuned(one: Loaded, rate: float) -> Loaded:
     return replace(one, recipe=recipe)
 
 
-def diverging(tmp_path: Path) -> Loaded:
+def diverging(tmp_path: Path) -> ResolvedRecipe:
     """In the pretraining; from scratch it learns well."""
     return loaded(tmp_path, pretrain__train__learning_rate=1e30, pretrain__train__max_grad_norm=None)
 
@@ -74,7 +74,7 @@ def same_runs(one: Path, two: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory) -> Loaded:
+def one(tmp_path_factory) -> ResolvedRecipe:
     return loaded(tmp_path_factory.mktemp("one"))
 
 
@@ -83,7 +83,7 @@ def test_every_job_once_and_parents_first(one):
     again, pretraining = spt_job(one), spt.parent
     other = spt_job(tuned(one, 0.5))
     weighted = Job(one, "finetune", 3, PretrainedWeights(Path("x"), "abc"))
-    found = in_order(wanted(scratch, spt, again, other, pretraining, weighted))
+    found = in_order(requests(scratch, spt, again, other, pretraining, weighted))
     assert [job.name for job, _ in found] == [j.name for j in (scratch, pretraining, spt, other, weighted)]
     assert [label for _, label in found] == ["[1]", "[2]", "[2]", "[4]", "[6]"]
     assert in_order(found) == found
@@ -101,7 +101,7 @@ def jobs(one) -> dict[tuple[str, int], Job]:
 
 @given(data=st.data(), count=st.integers(1, 5))
 def test_shards_are_disjoint_complete_and_hold_whole_families(jobs, data, count):
-    everything = wanted(*data.draw(st.lists(st.sampled_from(list(jobs.values())), max_size=20)))
+    everything = requests(*data.draw(st.lists(st.sampled_from(list(jobs.values())), max_size=20)))
     parts = [shard(everything, index, count) for index in range(1, count + 1)]
     assert sorted(one.label for part in parts for one in part) == sorted(one.label for one in everything)
     names = [{job.name for job, _ in in_order(part)} for part in parts]  # with the pretrainings
@@ -115,18 +115,18 @@ def test_shards_are_disjoint_complete_and_hold_whole_families(jobs, data, count)
 @pytest.mark.parametrize("index", [0, 4])
 def test_there_is_no_such_shard(one, index):
     with pytest.raises(UsageError, match=f"no shard {index} of 3"):
-        shard(wanted(*family(one)), index, 3)
+        shard(requests(*family(one)), index, 3)
 
 
 # -------------------------------------------------------------------------------------------------- in this process
 
 
-def test_a_failed_pretraining_fails_its_children_alone(tmp_path):
+def test_a_failed_pretraining_fails_its_children_alone(tmp_path, messages):
     """Also twice in a row: what diverged is not tried again, and says so."""
     bad, good = diverging(tmp_path), loaded(tmp_path)
-    jobs, said = [*family(bad), spt_job(tuned(bad, 0.5)), spt_job(good, 1)], []
+    jobs = [*family(bad), spt_job(tuned(bad, 0.5)), spt_job(good, 1)]
     for words in ("finite", "diverged before"):
-        failed = run_here(wanted(*jobs), tmp_path / "runs", Runtime(SETTINGS), said.append)
+        failed = run_here(requests(*jobs), tmp_path / "runs", Runtime(SETTINGS))
         found = reasons(failed)
         assert list(found) == [jobs[1].parent.name, jobs[1].name, jobs[2].name]
         first, *children = found.values()
@@ -134,43 +134,25 @@ def test_a_failed_pretraining_fails_its_children_alone(tmp_path):
         assert words in first
         assert state(tmp_path / "runs", jobs[1].parent) == "diverged"
     assert state(tmp_path / "runs", jobs[0]) == state(tmp_path / "runs", jobs[3]) == "done"
-    assert "[2] failed: " in " ".join(said)
+    assert "[2] failed: " in " ".join(messages)
 
 
 def test_a_finished_run_does_not_need_its_pretraining(tmp_path):
     job = spt_job(loaded(tmp_path))
     runs = tmp_path / "runs"
-    assert run_here(wanted(job), runs, Runtime(SETTINGS), print) == []
+    assert run_here(requests(job), runs, Runtime(SETTINGS)) == []
     (runs / job.parent.name).rename(tmp_path / "elsewhere")
-    assert run_here(wanted(job), runs, Runtime(SETTINGS), print) == []
+    assert run_here(requests(job), runs, Runtime(SETTINGS)) == []
     assert not (runs / job.parent.name).exists()
     (runs / job.name / "result.json").write_text("{")
-    (failure,) = run_here(wanted(job), runs, Runtime(SETTINGS), print)
+    (failure,) = run_here(requests(job), runs, Runtime(SETTINGS))
     assert "cannot be read as a result" in failure.reason
-    (failure,) = run_locally(wanted(job), runs, SETTINGS, 1, print, tmp_path)
+    (failure,) = run_locally(requests(job), runs, SETTINGS, 1, tmp_path)
     assert "cannot be read as a result" in failure.reason
 
 
 def make_here(jobs, runs, settings, folder):
-    return run_here(jobs, runs, Runtime(settings), lambda text: None)
-
-
-def make_local(jobs, runs, settings, folder):
-    return run_locally(jobs, runs, settings, 2, lambda text: None, folder)
-
-
-@pytest.mark.parametrize("make", [make_here, pytest.param(make_local, marks=pytest.mark.slow)])
-def test_anew_means_once(tmp_path, make):
-    """A pretraining that two finetunings share is repeated once, by --resume never."""
-    one = loaded(tmp_path)
-    jobs, runs = [spt_job(one), spt_job(tuned(one, 0.5))], tmp_path / "runs"
-    never = Settings(quiet=True, cpu=True, resume="never")
-    assert make(wanted(*jobs), runs, never, tmp_path) == []
-    assert len([path for path in runs.iterdir() if path.is_dir() and path.name[0] != "."]) == 3
-    assert make(wanted(*jobs), runs, never, tmp_path) == []
-    assert sorted(path.name for path in runs.glob("*.old*")) == sorted(
-        f"{job.name}.old1" for job in (*jobs, jobs[0].parent)
-    )
+    return run_here(jobs, runs, Runtime(settings))
 
 
 def test_a_full_disk_ends_everything(tmp_path, monkeypatch):
@@ -179,7 +161,7 @@ def test_a_full_disk_ends_everything(tmp_path, monkeypatch):
 
     monkeypatch.setattr("spt.execution.queue.run_stage", full)
     with pytest.raises(OutputError):
-        run_here(wanted(*family(loaded(tmp_path))), tmp_path / "runs", Runtime(SETTINGS), print)
+        run_here(requests(*family(loaded(tmp_path))), tmp_path / "runs", Runtime(SETTINGS))
 
 
 # ------------------------------------------------------------------------------------------------------- by workers
@@ -191,20 +173,20 @@ def threads(monkeypatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
 
 
-def test_workers_do_what_one_process_does(tmp_path, threads):
+def test_workers_do_what_one_process_does(tmp_path, threads, messages):
     """Bit for bit; a failing run among them fails in the same words; what they say comes as whole lines."""
     one = own_task(tmp_path, model__dropout=0.2)
     bad = diverging(tmp_path)
-    jobs = wanted(*family(one), spt_job(bad), spt_job(one, 1))
-    said: list[str] = []
-    found = reasons(run_locally(jobs, tmp_path / "two", SETTINGS, 2, said.append, tmp_path / "study"))
-    failed = reasons(run_here(jobs, tmp_path / "one", Runtime(SETTINGS), lambda text: None))
+    jobs = requests(*family(one), spt_job(bad), spt_job(one, 1))
+    found = reasons(run_locally(jobs, tmp_path / "two", SETTINGS, 2, tmp_path / "study"))
+    texts = list(messages)
+    failed = reasons(run_here(jobs, tmp_path / "one", Runtime(SETTINGS)))
     assert found == failed and len(found) == 2
     same_runs(tmp_path / "one", tmp_path / "two")
     assert len(list((tmp_path / "two").glob("*/result.json"))) == 5
-    assert sum("weights from pretrain-" in text for text in said) == 2
-    assert [text for text in said if text.startswith("[3] failed: ")]
-    assert run_locally(wanted(*family(one)), tmp_path / "two", SETTINGS, 2, said.append, tmp_path / "study") == []
+    assert sum("weights from pretrain-" in text for text in texts) == 2
+    assert [text for text in texts if text.startswith("[3] failed: ")]
+    assert run_locally(requests(*family(one)), tmp_path / "two", SETTINGS, 2, tmp_path / "study") == []
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
@@ -212,16 +194,16 @@ def test_workers_that_cannot_start_end_it(tmp_path, monkeypatch, attempts):
     monkeypatch.setattr(local, "ATTEMPTS", attempts)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(BackendError, match=f"{attempts} workers in a row ended at their start .exit code 1."):
-        run_locally(wanted(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 2, print, tmp_path)
+        run_locally(requests(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 2, tmp_path)
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(BackendError, match="no worker could be started"):
-        run_locally(wanted(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 2, print, tmp_path)
+        run_locally(requests(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 2, tmp_path)
 
 
 def test_what_a_worker_cannot_do_is_said_in_its_words(tmp_path):
     settings = Settings(quiet=True, cpu=True, tracker="nonesuch")
     with pytest.raises(BackendError, match="unknown tracker 'nonesuch'"):
-        run_locally(wanted(*family(loaded(tmp_path))), tmp_path / "runs", settings, 1, print, tmp_path)
+        run_locally(requests(*family(loaded(tmp_path))), tmp_path / "runs", settings, 1, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -234,17 +216,17 @@ def test_each_worker_has_one_gpu_in_turn(monkeypatch, visible, count, expected):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    assert [local._slot(i, cpu=False).get("CUDA_VISIBLE_DEVICES") for i in range(len(expected))] == expected
-    assert local._slot(0, cpu=True) == {}
+    assert [local._visible_device(i, cpu=False).get("CUDA_VISIBLE_DEVICES") for i in range(len(expected))] == expected
+    assert local._visible_device(0, cpu=True) == {}
 
 
 def test_a_launcher_and_workers_do_not_go_together(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="workers are started by spt"):
-        run_locally([], tmp_path, SETTINGS, 2, print, tmp_path)
+        run_locally([], tmp_path, SETTINGS, 2, tmp_path)
 
 
-CONDUCTOR = """
+SCHEDULER = """
 import os, pickle, signal, sys
 from pathlib import Path
 from spt.errors import SptError, Stopped
@@ -258,11 +240,10 @@ signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 Path("pid").write_text(str(os.getpid()))
 jobs, settings, workers = pickle.loads(Path("jobs.pkl").read_bytes())
-say = lambda text: print(text, file=sys.stderr, flush=True)
 try:
-    failed = run_locally(jobs, Path("runs"), settings, workers, say, Path("study"))
+    failed = run_locally(jobs, Path("runs"), settings, workers, Path("study"))
 except SptError as error:
-    say(str(error))
+    print(error, file=sys.stderr)
     sys.exit(error.exit_code)
 for failure in failed:
     print(failure.job.name, failure.reason, flush=True)
@@ -275,12 +256,12 @@ LONG = {
 
 
 @contextlib.contextmanager
-def conductor(folder: Path, jobs: list[RunRequest], count: int, pipe: str = "") -> Iterator[subprocess.Popen[str]]:
+def scheduler(folder: Path, jobs: list[RunRequest], count: int, pipe: str = "") -> Iterator[subprocess.Popen[str]]:
     """A process that has runs made by workers with as many threads as this one has; a checkpoint after every step."""
     settings = Settings(quiet=True, cpu=True, save_every=0.0)
     (folder / "jobs.pkl").write_bytes(pickle.dumps((jobs, settings, count)))
-    (folder / "conductor.py").write_text(CONDUCTOR)
-    command = f"exec {sys.executable} conductor.py {pipe}"
+    (folder / "scheduler.py").write_text(SCHEDULER)
+    command = f"exec {sys.executable} scheduler.py {pipe}"
     process = subprocess.Popen(
         ["sh", "-c", command],
         cwd=folder,
@@ -303,7 +284,7 @@ def conductor(folder: Path, jobs: list[RunRequest], count: int, pipe: str = "") 
 
 
 def alive(folder: Path) -> list[int]:
-    """Workers of the conductor in this folder."""
+    """Workers of the scheduler in this folder."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -344,8 +325,8 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds p
 def test_a_worker_that_ends_takes_one_run_with_it(tmp_path, number, words, then):
     """Another makes the rest; the state is kept for the next call."""
     slow, quick = loaded(tmp_path, **LONG), loaded(tmp_path)
-    jobs = wanted(spt_job(slow), *family(quick))
-    with conductor(tmp_path, jobs, 1) as process:
+    jobs = requests(spt_job(slow), *family(quick))
+    with scheduler(tmp_path, jobs, 1) as process:
         until(training(tmp_path, jobs[0].job.parent))
         os.kill(alive(tmp_path)[0], number)
         output, _ = process.communicate(timeout=300)
@@ -358,7 +339,7 @@ def test_a_worker_that_ends_takes_one_run_with_it(tmp_path, number, words, then)
 
 
 def finish(folder: Path, jobs: list[RunRequest]) -> None:
-    with conductor(folder, jobs, 2) as process:
+    with scheduler(folder, jobs, 2) as process:
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
 
@@ -374,10 +355,10 @@ SHORT = {
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_stop_loses_nothing_and_leaves_nobody(tmp_path, number):
-    """Signals to the conductor alone. A pipe it wrote to ends; the same call goes on and ends as if undisturbed."""
+    """Signals to the scheduler alone. A pipe it wrote to ends; the same call goes on and ends as if undisturbed."""
     one = own_task(tmp_path, **SHORT)
-    jobs = wanted(*family(one), *family(one, 1))
-    with conductor(tmp_path, jobs, 2, "2>&1 | cat") as process:
+    jobs = requests(*family(one), *family(one, 1))
+    with scheduler(tmp_path, jobs, 2, "2>&1 | cat") as process:
         until(training(tmp_path, jobs[1].job.parent))
         os.kill(int((tmp_path / "pid").read_text()), number)
         output, _ = process.communicate(timeout=300)
@@ -386,25 +367,24 @@ def test_a_stop_loses_nothing_and_leaves_nobody(tmp_path, number):
     states = {json.loads(path.read_text())["state"] for path in (tmp_path / "runs").glob("*/status.json")}
     assert "stopped" in states and states <= {"stopped", "done"}, output
     finish(tmp_path, jobs)
-    assert run_here(jobs, tmp_path / "whole", Runtime(SETTINGS), lambda text: None) == []
+    assert run_here(jobs, tmp_path / "whole", Runtime(SETTINGS)) == []
     same_runs(tmp_path / "whole", tmp_path / "runs")
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Stopped), (signal.SIGINT, Interrupted)])
-def test_a_stop_at_the_start_is_orderly_too(tmp_path, number, error):
+def test_a_stop_at_the_start_is_orderly_too(tmp_path, number, error, messages):
     """In this very process, as soon as the first worker is there."""
     folder = tmp_path / "study"
-    said: list[str] = []
     before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
 
-    def start(conductor: local._Scheduler) -> None:
-        real(conductor)
+    def start(scheduler: local._Scheduler) -> None:
+        real(scheduler)
         signal.raise_signal(number)
 
     real = local._Scheduler._start
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local._Scheduler, "_start", start)
         with pytest.raises(error):
-            run_locally(wanted(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 1, said.append, folder)
+            run_locally(requests(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 1, folder)
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
     assert not list((tmp_path / "runs").glob("*/result.json"))

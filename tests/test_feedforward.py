@@ -24,7 +24,7 @@ SWITCH = {"feed_forward": "switch", "n_experts": 3, "d_ff": 20}
 
 def layer(routing="token", **options) -> SwitchFeedForward:
     torch.manual_seed(0)
-    return SwitchFeedForward(D, F, X, routing, **options).double()
+    return SwitchFeedForward(D, F, X, routing=routing, **options).double()
 
 
 def lengths(*valid: int, longest: int = 13) -> Context:
@@ -106,7 +106,7 @@ def test_what_stands_on_padding_does_not_matter(routing):
 @pytest.mark.parametrize("routing", ["token", "expert"])
 def test_one_expert_is_the_plain_layer(routing):
     """Its probability is one; it takes every step, once."""
-    plain, one = FeedForward(D, F).double(), SwitchFeedForward(D, F, 1, routing).double().eval()
+    plain, one = FeedForward(D, F).double(), SwitchFeedForward(D, F, 1, routing=routing).double().eval()
     weights = {"up": plain.up.weight.T[None], "up_bias": plain.up.bias, "down": plain.down.weight.T[None]}
     one.load_state_dict({**weights, "down_bias": plain.down.bias, "router.weight": one.router.weight})
     x = torch.randn(2, 7, D, dtype=torch.float64)
@@ -142,12 +142,12 @@ def test_memory_does_not_grow_with_the_experts(routing):
         return sum(sizes.values())
 
     plain = kept(FeedForward(64, 256))
-    assert kept(SwitchFeedForward(64, 256, 16, routing)) < 1.5 * plain
+    assert kept(SwitchFeedForward(64, 256, 16, routing=routing)) < 1.5 * plain
 
 
 @pytest.mark.parametrize("routing", ["token", "expert"])
 def test_operations_by_hand_and_by_count(routing):
-    mixer, x = SwitchFeedForward(8, 24, 4, routing), torch.randn(1, 64, 8)
+    mixer, x = SwitchFeedForward(8, 24, 4, routing=routing), torch.randn(1, 64, 8)
     assert mixer.flops(64).forward == 2 * 64 * 8 * 4 + 4 * 64 * 8 * 24
     with FlopCounterMode(display=False) as counter:
         mixer(x, all_valid(x))
@@ -167,7 +167,7 @@ def test_no_expert_works_on_padding():
 def test_halves_are_routed_by_whole_numbers(routing):
     """Under autocast the experts are bfloat16, the router is not."""
     torch.manual_seed(0)
-    mixer, x = SwitchFeedForward(16, 32, 4, routing), torch.randn(2, 40, 16)
+    mixer, x = SwitchFeedForward(16, 32, 4, routing=routing), torch.randn(2, 40, 16)
     with torch.autocast("cpu", torch.bfloat16):
         p, y = mixer.probabilities(x), mixer(x, all_valid(x))
         from_halves = mixer.probabilities(x.bfloat16())

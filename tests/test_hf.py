@@ -41,6 +41,11 @@ from spt.training.seeding import seeded
 from spt_cli import app
 
 
+def slow(*names: str) -> list[Any]:
+    """Parameters of tests that the slow suite alone runs."""
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 class Kind(NamedTuple):
     """An architecture as it is tried: with which settings, and which of the two ways it can be."""
 
@@ -140,7 +145,10 @@ def hold_to_the_contract(name: str, folder: Path) -> None:
     assert refused == {way for way, able in expected.items() if not able}
 
 
-@pytest.mark.parametrize("name", KINDS)
+HEAVY = ("mamba", "mamba2", "xlstm", "recurrent_gemma", "longformer", "big_bird", "gpt_neox", "roformer")
+
+
+@pytest.mark.parametrize("name", [*(name for name in KINDS if name not in HEAVY), *slow(*HEAVY)])
 def test_the_contract(name, tmp_path):
     hold_to_the_contract(name, tmp_path)
 
@@ -321,7 +329,7 @@ def test_what_the_code_cannot_do_without_is_frozen():
     ]
 
 
-@pytest.mark.parametrize("name", ["llama", "bert", "nystromformer", "mamba2", "xlstm", "recurrent_gemma"])
+@pytest.mark.parametrize("name", ["llama", "bert", "nystromformer", *slow("mamba2", "xlstm", "recurrent_gemma")])
 def test_recomputing_changes_nothing(name):
     model = built(name, causal=not KINDS[name].two_sided)
     plain = gradients(model)
@@ -384,7 +392,7 @@ def test_random_prior():
 # ----------------------------------------------------------------------------------------------------------- operations
 
 
-@pytest.mark.parametrize("name", ["llama", "bert", "mamba2", "longformer", "reformer", "xlstm", "convbert"])
+@pytest.mark.parametrize("name", ["llama", "bert", "convbert", *slow("mamba2", "longformer", "reformer", "xlstm")])
 def test_operations_are_those_that_torch_counts(name):
     kind = (KINDS | MORE)[name]
     model = built(name, causal=not kind.two_sided, max_length=200).eval()
@@ -392,6 +400,7 @@ def test_operations_are_those_that_torch_counts(name):
         assert model.flops(length).forward == pytest.approx(model_contract.counted_flops(model, length), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_operations_that_torch_does_not_see():
     """By hand. Two of eight experts a step, three maps of D to 4 D each, and the router; a selective scan: 6 E N a
     step and layer, E = 2 D; a Fourier transform of n numbers: 5 n log2 n."""
@@ -405,7 +414,7 @@ def test_operations_that_torch_does_not_see():
     )
 
 
-@pytest.mark.parametrize("name", ["recurrent_gemma", "qwen3_next"])
+@pytest.mark.parametrize("name", slow("recurrent_gemma", "qwen3_next"))
 def test_long_sequences_are_not_gone_through_to_be_counted(name, monkeypatch):
     """Their code is a loop over steps or chunks."""
     lengths = []
@@ -419,7 +428,9 @@ def test_long_sequences_are_not_gone_through_to_be_counted(name, monkeypatch):
 # ------------------------------------------------------------------------------------------------------ in the pipeline
 
 
-@pytest.mark.parametrize("name", ["bert", "longformer", "big_bird", "reformer", "nystromformer", "fnet", "jamba"])
+@pytest.mark.parametrize(
+    "name", ["bert", "fnet", "reformer", *slow("longformer", "big_bird", "nystromformer", "jamba")]
+)
 def test_shown_without_values(name, tmp_path):
     """The memory estimate runs on tensors that have none, with padding."""
     small = {
@@ -639,7 +650,7 @@ def test_finetuning_starts_from_the_weights(tmp_path):
 # ------------------------------------------------------------------------------------------------------------- fetching
 
 
-def test_fetching_asks_for_settings_and_safetensors_alone(tmp_path, cache, monkeypatch):
+def test_fetching_asks_for_settings_and_safetensors_alone(tmp_path, cache, monkeypatch, messages):
     folder, _ = saved(tmp_path / "pythia")
     asked = []
 
@@ -648,15 +659,14 @@ def test_fetching_asks_for_settings_and_safetensors_alone(tmp_path, cache, monke
         return str(snapshot(cache, name, folder))
 
     monkeypatch.setattr(weights, "snapshot_download", download)
-    said: list[str] = []
     one = config(checkpoint="somebody/pythia", causal=True)
-    hf.fetch(one, said.append)
+    hf.fetch(one)
     patterns = ["config.json", "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
-    assert asked == [("somebody/pythia", None, patterns)] and len(said) == 1
-    hf.fetch(one, said.append)
-    hf.fetch(config(checkpoint=str(folder), causal=True), said.append)
-    hf.fetch(config(), said.append)
-    assert len(asked) == len(said) == 1, "what is there, and what is not on the hub, is not fetched"
+    assert asked == [("somebody/pythia", None, patterns)] and len(messages) == 1
+    hf.fetch(one)
+    hf.fetch(config(checkpoint=str(folder), causal=True))
+    hf.fetch(config())
+    assert len(asked) == len(messages) == 1, "what is there, and what is not on the hub, is not fetched"
     assert hf.build(one).model.config.hidden_size == 16
 
 
@@ -682,13 +692,13 @@ def test_what_can_go_wrong_is_said_in_words(error, words, cache, monkeypatch):
 
     monkeypatch.setattr(weights, "snapshot_download", download)
     with pytest.raises(ValueError, match=words):
-        hf.fetch(config(checkpoint="somebody/pythia", revision="first", causal=True), lambda text: None)
+        hf.fetch(config(checkpoint="somebody/pythia", revision="first", causal=True))
 
 
 def test_without_a_network_it_says_so(cache, tmp_path):
     """The real client, offline; and the command that fetches, in one sentence."""
     with pytest.raises(ValueError, match="the Hugging Face hub cannot be reached"):
-        hf.fetch(config(checkpoint="somebody/pythia", causal=True), lambda text: None)
+        hf.fetch(config(checkpoint="somebody/pythia", causal=True))
     recipe = recipe_file(tmp_path, model={"name": "hf", "checkpoint": "somebody/pythia", "causal": True})
     done = CliRunner().invoke(app, ["data", "prepare", str(recipe)])
     assert done.exit_code == 3 and "cannot be reached" in done.stderr, done.stderr
@@ -701,7 +711,7 @@ def test_a_repository_of_pickles_is_no_source(tmp_path, cache, monkeypatch):
     (folder / "model.safetensors").unlink()
     monkeypatch.setattr(weights, "snapshot_download", lambda name, **_: str(snapshot(cache, name, folder)))
     with pytest.raises(ValueError, match=r"somebody/pythia lacks model\.safetensors"):
-        hf.fetch(config(checkpoint="somebody/pythia", causal=True), lambda text: None)
+        hf.fetch(config(checkpoint="somebody/pythia", causal=True))
 
 
 # ------------------------------------------------------------------------------------------------------------- mistakes

@@ -139,7 +139,7 @@ def finished(tmp_path_factory):
     model = {"name": "dlr", "d_model": 8, "n_layers": 1, "d_state": 8, "ssm_lr": None}
     job = spt_job(loaded(folder, model=model))
     run(job, folder)
-    scratch = Job(job.loaded, "finetune", 0)
+    scratch = Job(job.resolved, "finetune", 0)
     run(scratch, folder)
     return folder, job, scratch
 

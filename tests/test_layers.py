@@ -27,11 +27,11 @@ KNOWN_TO = {  # a library, and the only modules that know it
     },
     "submitit": {"spt.execution.slurm"},
     "transformers": {"spt.models.hf.backbone", "spt.models.hf.config", "spt.models.hf.weights"},
-    "datasets": {"spt.data.cache", "spt.data.source", "spt.tasks.own.hub"},
+    "datasets": {"spt.data.cache", "spt.tasks.files"},
 }
 SHARED = {  # what the files of a folder may share, and what the pipeline may name
-    "spt.models": {"base", "options", "mixer", "feedforward", "ops", "longconv", "attention"},
-    "spt.tasks": {"base", "files", "parallel", "waves", "generators", "own"},
+    "spt.models": {"base", "options", "mixer", "feedforward", "ops", "longconv", "recurrence", "attention"},
+    "spt.tasks": {"base", "characters", "files", "parallel", "waves", "generators", "own"},
 }
 # Rooms that may load torch; the others are imported by commands that answer at once.
 WORK = ("analysis", "bench", "checks", "data", "execution", "runtime", "training")

@@ -292,14 +292,36 @@ def test_same_law_as_the_official_subtrees(data_dir, name, law, n):
 # -------------------------------------------------------------------------------------------------------- text
 
 
+def published(codes):
+    """An expression as published: operator and first argument are a pair, this and the next argument, at last with `]`.
+
+    A pair is `( left right )`.
+    """
+    names = text(codes).split()
+    before = [0] * len(names)  # opening parentheses at a token
+    open_lists, out = [], list(names)
+    for i, name in enumerate(names):
+        if name.startswith("["):
+            open_lists.append(i)
+            continue
+        if name == "]":
+            before[open_lists[-1]] += 1
+            out[i] += " )"
+            open_lists.pop()
+        if open_lists:
+            before[open_lists[-1]] += 1
+            out[i] += " )"
+    return " ".join("( " * count + name for count, name in zip(before, out, strict=True))
+
+
 def test_text_form_is_the_published_one(data_dir):
     for name in ("lra_official_code_test", "nyu_test_d20"):
         sources = [row["source"] for row in official(data_dir, name)[:500]]
         trees = tokenize([source.encode() for source in sources])
-        assert [text(row) for row in trees.rows()] == sources
-    assert text([OPEN + 1, 2, 9, CLOSE]) == "( ( ( [MAX 2 ) 9 ) ] )"
+        assert [published(row) for row in trees.rows()] == sources
+    assert published(np.array([OPEN + 1, 2, 9, CLOSE], np.uint8)) == "( ( ( [MAX 2 ) 9 ) ] )"
     for row in distinct(0, Law(0, 200, 8, 5), 50, templates=False, what="test"):
-        printed, bare = text(row), text(row, parentheses=False)
+        printed, bare = published(row), text(row)
         assert len(printed.split()) == 3 * len(row) - 2 and len(bare.split()) == len(row)
         for form in (printed, bare):
             assert np.array_equal(tokenize([form.encode()]).codes, row)

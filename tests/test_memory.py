@@ -104,15 +104,14 @@ def test_a_step_that_ran_out_of_memory_half_way_begins_anew(tmp_path, n):
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
-def test_out_of_memory_raises_accumulation(tmp_path, kind):
+def test_out_of_memory_raises_accumulation(tmp_path, kind, messages):
     """8 sequences do not fit, nor 4; the batch stays 8, and so do the numbers."""
     job = Job(own_task(tmp_path, pretrain__train__batch_size=8), "pretrain", 0)
     whole = run(job, tmp_path / "whole")
-    said = []
     with memory_for(3, kind=kind) as machine:
-        found = run(job, tmp_path / "parts", said)
+        found = run(job, tmp_path / "parts")
     assert machine.seen[:3] == [8, 4, 2] and max(machine.seen[3:]) == 2  # found out once
-    assert [text for text in said if "out of memory" in text] == [
+    assert [text for text in messages if "out of memory" in text] == [
         "out of memory: continuing with 4 sequences at once; the batch size stays 8",
         "out of memory: continuing with 2 sequences at once; the batch size stays 8",
     ]
@@ -164,7 +163,7 @@ def test_a_bug_is_not_taken_for_want_of_memory(tmp_path):
         Backbone.forward = real
 
 
-def test_a_micro_batch_is_sought_before_gpus_wait_for_each_other(tmp_path):
+def test_a_micro_batch_is_sought_before_gpus_wait_for_each_other(tmp_path, messages):
     """What several GPUs do first, here with the answers of the others made up: another one holds only 2."""
     from types import SimpleNamespace
 
@@ -173,15 +172,14 @@ def test_a_micro_batch_is_sought_before_gpus_wait_for_each_other(tmp_path):
     from spt.training.build import build_stage
     from spt.training.checkpoint import TrainingState
 
-    job = Job(own_task(tmp_path), "pretrain", 0)
-    setup = build_stage(job)
+    setup = build_stage(Job(own_task(tmp_path, pretrain__train__batch_size=16), "pretrain", 0))
 
     class Two(Runtime):
         world, rank = 2, 0
         device = SimpleNamespace(type="cuda")
 
-        def send(self, posed):
-            return posed
+        def send(self, micro_batch):
+            return micro_batch
 
         def highest(self, numbers):
             return [float(numbers[0] or size_now() > 2)]
@@ -190,21 +188,10 @@ def test_a_micro_batch_is_sought_before_gpus_wait_for_each_other(tmp_path):
         return machine.seen[-1]
 
     runtime = Two(Settings(cpu=True))
-    learner = Learner(
-        setup.model,
-        setup.model,
-        torch.optim.SGD(setup.model.parameters(), 0.1),
-        setup.objective,
-        setup.output,
-        setup.data,
-        job.train.model_copy(update={"batch_size": 16}),
-        0,
-        runtime,
-    )
-    said = []
+    learner = Learner(setup, setup.model, torch.optim.SGD(setup.model.parameters(), 0.1), runtime)
     with memory_for(4) as machine:
-        assert learner.fitting(TrainingState(), 10, said.append) == 2
-    assert machine.seen == [8, 4, 2] and len(said) == 2
+        assert learner.find_micro_batch(TrainingState(), 10) == 2
+    assert machine.seen == [8, 4, 2] and len(messages) == 2
     assert all(p.grad is None for p in setup.model.parameters())
 
 
@@ -215,7 +202,7 @@ def test_bf16_is_finite_and_close(tmp_path):
     halves = {"pretrain__train__precision": "bf16", "finetune__train__precision": "bf16"}
     rounded = spt_job(own_task(tmp_path, **options, **halves))
     result = run(rounded, tmp_path / "runs")
-    assert result.precision == "bf16" and result.key != exact.key()
+    assert result.precision == "bf16" and result.key != exact.key
     for one, two in ((exact, rounded), (exact.parent, rounded.parent)):
         a, b = losses(tmp_path / "runs", one), losses(tmp_path / "runs", two)
         assert np.isfinite(b).all() and not np.array_equal(a, b)

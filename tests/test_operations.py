@@ -340,7 +340,7 @@ def test_a_block_of_s5_by_hand():
 @pytest.mark.parametrize("routing", ["token", "expert"])
 def test_experts_backward(routing):
     """All experts' weights get a gradient only from the steps they take."""
-    mixer = SwitchFeedForward(8, 24, 4, routing).train()
+    mixer = SwitchFeedForward(8, 24, 4, routing=routing).train()
     x = torch.randn(1, 64, 8, requires_grad=True)
     y = mixer(x, Context(torch.ones(1, 64, dtype=torch.bool), padded=False))
     with FlopCounterMode(display=False) as counter:

@@ -12,7 +12,7 @@ from test_custom import npy, npz, sounds, wav, write
 from spt.tasks import custom
 from spt.tasks.base import IGNORED, Classes, Reals, Tokens
 from spt.tasks.own.options import Options
-from spt.tasks.own.splits import Splitter
+from spt.tasks.own.splits import split_stratified
 
 LONG = {"id_column": "p", "time_column": "t", "value_columns": ["v", "w"], "label_column": "y"}
 HALF = {"validation_fraction": 0.25, "test_fraction": 0.25}
@@ -241,18 +241,16 @@ def test_stratified_groups_are_whole_and_balanced(tmp_path):
 
 
 def test_a_class_of_one_goes_to_training_whatever_the_shares():
-    splitter = Splitter(
-        Options(path=Path("a"), list_column="x", label_column="y", validation_fraction=0.4, test_fraction=0.4), ()
-    )
     n = 40
-    splits = splitter.stratified(np.arange(n, dtype=np.uint64), np.arange(n), np.arange(n), np.ones(n, np.int64))
+    keys, counts = np.arange(n, dtype=np.uint64), np.ones(n, np.int64)
+    splits = split_stratified((0.2, 0.4, 0.4), keys, np.arange(n), np.arange(n), counts)
     assert (splits == 0).all()
 
 
 # ------------------------------------------------------------------------------------------------------------- the hub
 
 
-def test_a_data_set_of_the_hub_is_copied_by_prepare_alone(tmp_path, monkeypatch):
+def test_a_data_set_of_the_hub_is_copied_by_prepare_alone(tmp_path, monkeypatch, messages):
     import datasets
 
     folder, raw = tmp_path / "owner" / "films", tmp_path / "data"
@@ -278,20 +276,19 @@ def test_a_data_set_of_the_hub_is_copied_by_prepare_alone(tmp_path, monkeypatch)
     assert custom.sources(chosen, raw) == []
     monkeypatch.chdir(tmp_path)  # a folder of this name takes the hub's place
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    said = []
-    custom.fetch(chosen, raw, said.append)
+    custom.fetch(chosen, raw)
     assert sorted(path.name for path in custom.sources(chosen, raw)) == ["test.parquet", "train.parquet"]
-    assert any("not copied: unsupervised" in line for line in said)
+    assert any("not copied: unsupervised" in line for line in messages)
     assert pq.read_table(raw / "hub" / "owner--films" / "train.parquet")["label"].unique().to_pylist() == [
         "against",
         "for",
     ]
     data = custom.load(chosen, raw)
     assert len(data.test) == 20 and len(data.train) + len(data.val) == 60 and data.target == Classes(2)
-    custom.fetch(chosen, raw, said.append)
-    assert said[-1].endswith("is there already")
+    custom.fetch(chosen, raw)
+    assert messages[-1].endswith("is there already")
     with pytest.raises(ValueError, match="owner/nothing cannot be copied from the Hugging Face hub: "):
-        custom.fetch(config(None, **{**options, "hub": "owner/nothing"}), raw, said.append)
+        custom.fetch(config(None, **{**options, "hub": "owner/nothing"}), raw)
     assert [path.name for path in (raw / "hub").iterdir()] == ["owner--films"]
 
 

@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,12 +19,35 @@ from scipy import ndimage
 from spt.tasks import pathfinder, segmentation
 from spt.tasks.base import IGNORED
 from spt.tasks.generators import compiled
-from spt.tasks.generators.pathfinder import PATHFINDER, SEGMENTATION, Law, Painter, Picture, pictures
+from spt.tasks.generators.pathfinder import PATHFINDER, SEGMENTATION, Law, Painter, pictures, tables
 from spt.tasks.generators.pathfinder import pathfinder as law_of
 
 COUNTS = {32: 200, 64: 30, 128: 60, 256: 60}
 LAWS = {**{f"{side}": law for side, law in PATHFINDER.items()}, **{f"s{s}": law for s, law in SEGMENTATION.items()}}
 SMALL = [name for name in LAWS if name != "s512"]  # its tables take seconds
+
+
+class Picture(NamedTuple):
+    """What was drawn, and how. The first and last dashes of paths 0 and 1 begin at the paths' outer tips."""
+
+    pixels: NDArray[np.uint8]
+    label: int
+    classes: NDArray[np.uint8]
+    margin: int
+    dashes: NDArray[np.int64]  # (n, 4)
+    angles: NDArray[np.float64]  # (n,) the direction it is drawn in
+    discs: NDArray[np.int64]
+    marked: int
+
+
+def draw(painter: Painter, seed: int) -> Picture:
+    law = painter.law
+    pixels, classes = np.empty((2, law.side, law.side), np.uint8)
+    label, which, dashes, discs, marked = painter.draw(seed, pixels, classes if law.segmentation else None)
+    t = tables(law, law.margins[which])  # a first dash is drawn from its tail, others from their end to the pivot
+    angles = np.concatenate([np.arange(-180, 180) * np.pi / 180, np.arctan2(-t.ends[:, 0], -t.ends[:, 1])])
+    chosen = angles[dashes[:, 3]]
+    return Picture(pixels, label, classes, law.margins[which], dashes.copy(), chosen, discs.copy(), marked)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +57,7 @@ def drawn() -> Callable[[Law, int], list[Picture]]:
     def some(law: Law, n: int) -> list[Picture]:
         if len(known.get(law, [])) < n:
             painter = Painter(law)
-            known[law] = [painter.picture(1000 + i) for i in range(n)]
+            known[law] = [draw(painter, 1000 + i) for i in range(n)]
         return known[law][:n]
 
     return some
@@ -229,7 +252,7 @@ def test_grey_levels_are_the_official_ones(side: int, drawn: Any, data_dir: Path
 )
 def test_other_parameters_would_be_noticed(wrong: dict[str, Any], data_dir: Path) -> None:
     painter = Painter(PATHFINDER[128]._replace(**wrong))
-    ours = np.array([painter.picture(i).pixels for i in range(40)])
+    ours = np.array([draw(painter, i).pixels for i in range(40)])
     assert unlike(ours, official(data_dir, "pathfinder128"))
 
 
@@ -247,7 +270,6 @@ def test_segmentation_is_the_official_one(side: int, drawn: Any, data_dir: Path)
 def test_classes_of_pixels_follow_the_paths(drawn: Any) -> None:
     law = SEGMENTATION[128]
     for picture in drawn(law, 10):
-        assert picture.classes is not None
         assert (picture.classes == 2).any() == (picture.label == 1)
         for (path, y, x, _), angle in zip(picture.dashes, picture.angles, strict=True):
             middle = tuple(np.rint([y, x] + law.length / 2 * direction(angle)).astype(int))
@@ -261,7 +283,7 @@ def test_labels_are_balanced_and_both_margins_occur() -> None:
     law = PATHFINDER[32]
     _, labels, _ = pictures(law, 0, "train", 0, 600)
     assert abs(labels.mean() - 0.5) < 4 * 0.5 / np.sqrt(600)
-    margins = [Painter(PATHFINDER[128]).picture(i).margin for i in range(40)]
+    margins = [draw(Painter(PATHFINDER[128]), i).margin for i in range(40)]
     assert 8 < margins.count(2) < 32 and set(margins) == {2, 3}
 
 
@@ -277,13 +299,13 @@ def test_short_paths_at_32_are_few_as_published(drawn: Any) -> None:
 
 
 def test_a_row_follows_from_seed_split_and_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config = pathfinder.Config(train=50, val=10, test=12)
+    config = pathfinder.Config(train_size=50, val_size=10, test_size=12)
     monkeypatch.setenv("SPT_WORKERS", "1")
     one = pathfinder.load(config, tmp_path)
     monkeypatch.setenv("SPT_WORKERS", "2")
     two = pathfinder.load(config, tmp_path)
-    few = pathfinder.load(pathfinder.Config(train=50, val=10, test=12, max_rows=7), tmp_path)
-    other = pathfinder.load(pathfinder.Config(train=10, val=10, test=10, seed=1), tmp_path)
+    few = pathfinder.load(pathfinder.Config(train_size=50, val_size=10, test_size=12, max_rows=7), tmp_path)
+    other = pathfinder.load(pathfinder.Config(train_size=10, val_size=10, test_size=10, seed=1), tmp_path)
     for name, split in one.splits.items():
         same, prefix = two.splits[name], few.splits[name]
         assert np.array_equal(split.values, same.values) and np.array_equal(split.targets, same.targets)
@@ -297,14 +319,14 @@ def test_a_row_follows_from_seed_split_and_number(monkeypatch: pytest.MonkeyPatc
 
 
 def test_tokens_are_the_same_pixels(tmp_path: Path) -> None:
-    sizes: Any = {"train": 3, "val": 1, "test": 1}
+    sizes: Any = {"train_size": 3, "val_size": 1, "test_size": 1}
     values, tokens = (pathfinder.load(pathfinder.Config(pixels=p, **sizes), tmp_path) for p in ("values", "tokens"))
     assert tokens.input.vocab == 256 and np.array_equal(values.train.values[:, 0], tokens.train.values)
     tokens.check()
 
 
 def test_segmentation_rows(tmp_path: Path) -> None:
-    data = segmentation.load(segmentation.Config(train=6, val=2, test=2), tmp_path)
+    data = segmentation.load(segmentation.Config(train_size=6, val_size=2, test_size=2), tmp_path)
     data.check()
     assert data.target.per_step and data.train.targets.shape == (6 * 128**2,)
     assert data.train.targets.min() == 0 > IGNORED
@@ -319,7 +341,7 @@ def test_difficulties_and_counts() -> None:
         assert law_of(side) == law
     easy = law_of(32, "easy")
     assert (easy.contour, easy.distractor) == (6, 2) and law_of(128, distractors=17).distractors == 17
-    picture = Painter(easy).picture(0)
+    picture = draw(Painter(easy), 0)
     assert (picture.dashes[:, 0] < 2).sum() == 12
 
 
@@ -417,14 +439,13 @@ def test_sources_tell_what_is_read(tmp_path: Path, files: Any) -> None:
     assert pathfinder.sources(pathfinder.Config(source="generated"), tmp_path) == []
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_what_is_not_there(tmp_path: Path, messages) -> None:
     with pytest.raises(FileNotFoundError, match="lra_release"):
         pathfinder.load(RELEASED, tmp_path)
     with pytest.raises(FileNotFoundError, match="source: generated"):
-        pathfinder.fetch(RELEASED, tmp_path, lambda line: None)
-    said: list[str] = []
-    pathfinder.fetch(pathfinder.Config(), tmp_path, said.append)
-    assert "nothing to download" in said[0]
+        pathfinder.fetch(RELEASED, tmp_path)
+    pathfinder.fetch(pathfinder.Config(), tmp_path)
+    assert "nothing to download" in messages[0]
     with pytest.raises(ValueError, match="distractors"):
         pathfinder.Config(source="released", distractors=3)
 

@@ -153,7 +153,7 @@ def test_spoiled_pixels_are_a_mix_with_uniform_noise():
 
 
 def test_grey_levels_are_those_of_the_official_simulator(reference):
-    options = Config(frames=100, kept=100, rows=150)
+    options = Config(frames=100, kept=100, train_size=150)
     pictures = make(options, "train", 0, 150)[0]
     clear = clearness(options, "train", np.arange(150))
     noise = pictures[clear == 0]
@@ -186,7 +186,7 @@ def test_seeded_frames_are_uniform():
 
 
 def test_a_row_holds_what_its_kept_frames_show():
-    options = Config(rows=20)
+    options = Config(train_size=20)
     pictures, targets, steps = make(options, "train", 0, 20)
     rows = np.arange(20)
     when = kept_frames(options, "train", rows)
@@ -211,7 +211,7 @@ def test_frames_are_the_same_whichever_are_kept():
 
 
 def test_splits_are_determined_disjoint_and_prefixes(tmp_path, monkeypatch):
-    options = Config(frames=20, kept=8, rows=30, held=11)
+    options = Config(frames=20, kept=8, train_size=30, eval_size=11)
     data = load(options, tmp_path)
     data.check()
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 30, "val": 11, "test": 11}
@@ -240,13 +240,13 @@ def test_splits_are_determined_disjoint_and_prefixes(tmp_path, monkeypatch):
 
 
 def test_options(tmp_path):
-    options = {"frames": 20, "kept": 8, "rows": 4, "held": 3}
+    options = {"frames": 20, "kept": 8, "train_size": 4, "eval_size": 3}
     assert load(Config(**options, times="drop"), tmp_path).train.steps is None
     data = load(Config(**options, validation="test"), tmp_path)
     assert np.array_equal(data.val.values, data.test.values) and "optimistic" in data.notes[0]
     assert not load(Config(**options), tmp_path).notes
     defaults = Config()
-    assert (defaults.rows, defaults.held, defaults.frames, defaults.kept) == (2000, 1000, 100, 50)
+    assert (defaults.train_size, defaults.eval_size, defaults.frames, defaults.kept) == (2000, 1000, 100, 50)
     with pytest.raises(ValidationError, match="kept: 50 of frames: 40; at most all"):
         Config(frames=40)
     with pytest.raises(ValidationError, match="less than or equal to 4096"):

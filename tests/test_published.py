@@ -3,9 +3,11 @@
 import re
 from decimal import Decimal
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import yaml
+from pydantic import BaseModel, ConfigDict, Field
 from recipes_page import recipes_page
 from test_reference import ROWS, asked, header, resolved
 from tiny import changed as altered
@@ -15,14 +17,113 @@ from spt.config.load import packaged
 from spt.config.recipe import LOWER_IS_BETTER
 from spt.config.yaml import parse_yaml
 from spt.report import published_numbers
-from spt.report.published_numbers import PublishedNumbers, cells, load_published, published_arms
+from spt.report.published_numbers import all_cells, all_pairs, load_published, published_pair, published_pairs
 from spt.training.metrics import default_metric
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "spt" / "report" / "published.yaml"
-TABLES = {(key, name): table for key, paper in load_published().papers.items() for name, table in paper.tables.items()}
-PAIRS = list(load_published().pairs())
 NUMBER = re.compile(r"(?<![\w.,/])(?:\d+\.\d+|\.\d+|\d+)(?:e-\d+)?(?!\w|[.,]\d)")
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Measure(Part):
+    """A published unit, and which of our metrics it corresponds to."""
+
+    unit: str
+    metric: str
+    factor: float = Field(gt=0)  # published * factor is in the metric's own units
+    higher_is_better: bool
+
+
+class Average(Part):
+    """A column that is the mean of others. Chance, of two classes, counts as 50."""
+
+    column: str
+    of: tuple[str, ...]
+    chance: float = 50
+
+
+class Pair(Part):
+    """Rows that are the two arms of recipes, by column; or one column, trained from scratch, with recipes by row."""
+
+    scratch: str | None = None
+    spt: str | None = None
+    column: str | None = None
+    recipes: dict[str, str]
+    factors: dict[str, str] = {}  # what a study varies, at this level
+    by: str | None = None  # the factor whose level is the column
+    settings: str = ""  # how the published run differs from the recipe; empty: it is the recipe's own
+
+
+class Note(Part):
+    rows: tuple[str, ...]
+    columns: tuple[str, ...] = ()  # empty: all
+    text: str
+    own: Literal["true"] | None = None  # not quoted, unlike the rest of the row
+    quoted: Literal["true"] | None = None  # quoted, unlike the rest of the row
+
+
+class Doubt(Part):
+    """A cell that may be misprinted, or that does not follow from the others."""
+
+    row: str
+    column: str
+    printed: str
+    recomputed: str | None = None  # of an average
+    text: str
+
+
+class Table(Part):
+    """A table as it is printed, and which recipes its cells belong to."""
+
+    page: int | None = None  # None where the text has no pages
+    section: str
+    shows: str
+    measure: str
+    measures: dict[str, str] = {}  # of columns with a different measure
+    columns: tuple[str, ...]
+    average: Average | None = None
+    rows: tuple[tuple[str, ...], ...]
+    pairs: tuple[Pair, ...] = ()
+    notes: tuple[Note, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
+
+    @property
+    def cells(self) -> dict[tuple[str, str], str]:
+        """(row, column) -> what is printed."""
+        return {
+            (row[0], column): value for row in self.rows for column, value in zip(self.columns, row[2:], strict=True)
+        }
+
+    def trained(self, row: str) -> set[str]:
+        return set(next(line[1] for line in self.rows if line[0] == row).split())
+
+
+class Paper(Part):
+    name: str
+    authors: str
+    title: str
+    venue: str | None = None
+    arxiv: str
+    version: str | None = None  # of arXiv; None where the text read has none
+    read: str  # the form in which it was read
+    remark: str = ""  # on each of its numbers
+    tables: dict[str, Table]
+
+
+class PublishedFile(Part):
+    """What `published.yaml` may hold."""
+
+    measures: dict[str, Measure]
+    papers: dict[str, Paper]
+
+
+PUBLISHED = PublishedFile.model_validate(load_published())
+TABLES = {(key, name): table for key, paper in PUBLISHED.papers.items() for name, table in paper.tables.items()}
+PAIRS = list(all_pairs())
 
 
 def raw():
@@ -32,7 +133,7 @@ def raw():
 def check(published):
     """Raise ValueError where the file contradicts itself or our metrics."""
     for measure in published.measures.values():
-        if LOWER_IS_BETTER.get(measure.metric) == measure.higher_is_better:
+        if LOWER_IS_BETTER[measure.metric] == measure.higher_is_better:
             raise ValueError(f"{measure.metric}: higher_is_better is not ours")
     tables = [table for paper in published.papers.values() for table in paper.tables.values()]
     named = {name for table in tables for name in (table.measure, *table.measures.values())}
@@ -81,10 +182,8 @@ def check_table(table):
 
 
 def test_no_key_is_repeated():
-    assert (
-        parse_yaml(FILE.read_text(encoding="utf-8"), "published.yaml")["papers"].keys()
-        == load_published().papers.keys()
-    )
+    whole = parse_yaml(FILE.read_text(encoding="utf-8"), "published.yaml")
+    assert whole["papers"].keys() == PUBLISHED.papers.keys()
 
 
 @pytest.mark.parametrize(
@@ -110,16 +209,16 @@ def test_mistakes_in_the_file_are_refused(place, value, words):
         node = node[int(step)] if isinstance(node, list) else node[step]
     node[int(last) if isinstance(node, list) else last] = value
     with pytest.raises(ValueError, match=words):
-        check(PublishedNumbers.model_validate(whole))
+        check(PublishedFile.model_validate(whole))
 
 
 def test_a_measure_points_the_way_of_its_metric():
     with pytest.raises(ValueError, match="higher_is_better"):
-        check(PublishedNumbers.model_validate(altered(raw(), measures__accuracy__higher_is_better="false")))
+        check(PublishedFile.model_validate(altered(raw(), measures__accuracy__higher_is_better="false")))
 
 
 def test_the_file_is_consistent():
-    check(load_published())
+    check(PUBLISHED)
 
 
 def averages():
@@ -151,7 +250,7 @@ def test_these_averages_do_not_recompute():
 
 
 def test_numbers_that_stand_in_two_tables_are_equal():
-    at = {(cell.paper, cell.table, cell.row, cell.column): cell.printed for cell in load_published().cells()}
+    at = {(cell.paper, cell.table, cell.row, cell.column): cell.printed for cell in all_cells()}
     for column in ("ListOps", "Text", "Image", "PathX"):
         assert at["spt", "2", "S4", column] == at["spt", "7", "S4", column]
         assert at["spt", "2", "S4 + Masked SPT", column] == at["spt", "7", "S4 + SPT", column]
@@ -180,12 +279,11 @@ def test_the_metric_is_one_that_the_task_gives(name):
     _, output, _ = asked(recipe)
     chosen = recipe.finetune.objective.options["metric"]
     compared = default_metric(output) if chosen == "auto" else chosen
-    found = {told.metric for told in cells(name)}
+    found = {told.metric for told in published_pairs(name)}
     if recipe.task.name == "books":
         assert found == {"loss"}  # of T5's tokens: no bits per byte follow from it
     else:
         assert compared in found and found <= {compared, "accuracy_macro"}
-    assert all(cell.higher_is_better != LOWER_IS_BETTER[cell.metric] for one in cells(name) for cell in one[3:] if cell)
 
 
 def source(name):
@@ -200,14 +298,10 @@ def source(name):
 def test_a_header_has_the_numbers_of_the_file_and_no_other(name):
     found = NUMBER.findall(source(name))
     told = {float(number) for number in found}
-    tables = {(cell.paper, cell.table) for one in cells(name) for cell in one[3:] if cell}
-    known = {
-        float(cell.printed)
-        for cell in load_published().cells()
-        if (cell.paper, cell.table) in tables and not cell.missing
-    }
+    tables = {(cell.paper, cell.table) for one in published_pairs(name) for cell in one[3:] if cell}
+    known = {float(cell.printed) for cell in all_cells() if (cell.paper, cell.table) in tables and not cell.missing}
     assert {float(number) for number in found if "." in number} <= known
-    own = [cell for one in cells(name) if not one.settings and not one.factors for cell in one[3:] if cell]
+    own = [cell for one in published_pairs(name) if not one.settings and not one.factors for cell in one[3:] if cell]
     for cell in own:
         assert cell.missing or published_numbers.number(cell.printed) in told, f"{cell.printed} is not in the header"
     assert [cell for cell in own if not cell.missing] or "infeasible" in source(name)
@@ -218,7 +312,7 @@ def test_a_header_says_which_number_is_whose():
     checked = 0
     for name in ROWS:
         found = re.search(r"Published (?:accuracy|R²): SPT ([\d.]+\d)[,;] from scratch ([\d.]+\d)", header(name))
-        own = next(told for told in cells(name) if not told.settings and not told.factors)
+        own = next(told for told in published_pairs(name) if not told.settings and not told.factors)
         if found:
             assert (own.spt.printed, own.scratch.printed) == (found[1], found[2]), name
             checked += 1
@@ -239,7 +333,7 @@ def test_every_level_of_a_packaged_study_has_its_published_pair(name):
         )
         assert levels
         for level in levels:
-            found = published_arms(recipe, level, "accuracy")
+            found = published_pair(recipe, level, "accuracy")
             assert found and found.scratch and found.spt and found.spt.table == name[-1], (recipe, level)
 
 
@@ -268,9 +362,10 @@ def test_every_level_of_a_packaged_study_has_its_published_pair(name):
     ],
 )
 def test_what_stands_beside_a_row(recipe, factors, metric, scratch, spt, table, page):
-    found = published_arms(recipe, factors, metric)
+    found = published_pair(recipe, factors, metric)
     assert found.scratch.value == scratch and (found.spt.value if found.spt else None) == spt
-    assert (found.scratch.table, found.scratch.page) == (table, page) and found.scratch.arm == "scratch"
+    where = f"Table {table}" + (f", p. {page}" if page else "")
+    assert found.scratch.source.partition(", ")[2] == where and found.scratch.arm == "scratch"
     assert found.spt is None or found.spt.arm == "spt"
 
 
@@ -290,26 +385,26 @@ def test_what_stands_beside_a_row(recipe, factors, metric, scratch, spt, table, 
     ],
 )
 def test_nothing_is_published_for_another_recipe_level_or_metric(recipe, factors, metric):
-    assert published_arms(recipe, factors, metric) is None
+    assert published_pair(recipe, factors, metric) is None
 
 
 def test_a_cell_says_where_it_is_from_and_what_is_doubtful():
-    pair = published_arms("lra/image-s4", {}, "accuracy")
-    assert pair.scratch.quoted and not pair.spt.quoted and pair.spt.objective == "masked"
+    pair = published_pair("lra/image-s4", {}, "accuracy")
+    assert pair.scratch.quoted and not pair.spt.quoted
     assert pair.spt.source == "SPT, Table 2, p. 5" and pair.spt.printed == "89.36"
-    retrained = published_arms("lra/image-s4", {"share": 0.4}, "accuracy").scratch
+    retrained = published_pair("lra/image-s4", {"share": 0.4}, "accuracy").scratch
     assert not retrained.quoted and "88.65" in retrained.doubt
-    assert published_arms("lra/image-transformer", {"size": "300K"}, "accuracy").scratch.doubt
-    assert published_arms("lra/pathx256-s4", {}, "accuracy").scratch.quoted is False
-    assert published_arms("bidmc/hr-s4", {}, "r2").scratch.quoted is False
-    nothing = published_arms("lra/pathx256-transformer", {}, "accuracy").scratch
+    assert published_pair("lra/image-transformer", {"size": "300K"}, "accuracy").scratch.doubt
+    assert published_pair("lra/pathx256-s4", {}, "accuracy").scratch.quoted is False
+    assert published_pair("bidmc/hr-s4", {}, "r2").scratch.quoted is False
+    nothing = published_pair("lra/pathx256-transformer", {}, "accuracy").scratch
     assert nothing.value is None and nothing.missing == "infeasible"
-    assert published_arms("lra/text-s5", {}, "accuracy").scratch.note == "as others quote it"
-    assert published_arms("lra/text-s5", {}, "accuracy").scratch.printed == "89.31"
+    assert published_pair("lra/text-s5", {}, "accuracy").scratch.note == "as others quote it"
+    assert published_pair("lra/text-s5", {}, "accuracy").scratch.printed == "89.31"
 
 
 def test_a_recipes_own_numbers_come_first_and_other_settings_last():
-    found = cells("lra/listops-dlr")
+    found = published_pairs("lra/listops-dlr")
     assert [bool(one.settings) for one in found] == [False, False, False, True]
     assert found[0].factors == {} and found[-1].scratch.printed == "60.5"
 
@@ -365,7 +460,7 @@ def test_what_cannot_be_compared_is_said_in_a_sentence(tmp_path, text):
 def test_a_recipe_is_resolved_once_for_all_runs_that_have_its_text(tmp_path, monkeypatch):
     text = load_recipe("quickstart", ["model.d_model=48"]).to_yaml()
     found = run_with(tmp_path, text)
-    monkeypatch.setattr(published_numbers, "_settings", None)
+    monkeypatch.setattr(published_numbers, "resolve", None)
     assert run_with(tmp_path, text) == found
 
 

@@ -107,7 +107,7 @@ def test_all_mistakes_come_at_once(tmp_path):
         ("- a\n- b\n", "is not a recipe"),
         ("just words", "is not a recipe"),
         ("a: [1, 2", "line"),
-        ("a: 1\na: 2", "the key a stands twice"),
+        ("a: 1\na: 2", "the key a is given twice"),
         ("a: &x 1\nb: *x", "aliases"),
         ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", "aliases"),  # the beginning of a billion laughs
         ("a: {b: 1}\nc:\n  <<: {d: 1}", "merge keys"),
@@ -216,18 +216,16 @@ def test_the_resolved_recipe_is_a_recipe_and_means_the_same(tmp_path):
     path.write_text(one.to_yaml())
     again = load(str(path))
     assert again.recipe == one.recipe
-    assert spt_job(again).key() == spt_job(one).key()
+    assert spt_job(again).key == spt_job(one).key
 
 
 def test_keys_change_with_the_science_and_nothing_else(tmp_path):
     base = spt_job(loaded(tmp_path))
-    assert (
-        base.key() == spt_job(loaded(tmp_path, model={**RECIPE["model"], "dropout": 0.0})).key()
-    )  # a default written out
+    assert base.key == spt_job(loaded(tmp_path, model={**RECIPE["model"], "dropout": 0.0})).key  # a default written out
     renamed = tmp_path / "other-name.yaml"
     renamed.write_text(yaml.safe_dump(RECIPE))
-    assert spt_job(load(str(renamed))).key() == base.key()
-    keys = {base.key(), spt_job(loaded(tmp_path), seed=1).key(), Job(loaded(tmp_path), "finetune", 0).key()}
+    assert spt_job(load(str(renamed))).key == base.key
+    keys = {base.key, spt_job(loaded(tmp_path), seed=1).key, Job(loaded(tmp_path), "finetune", 0).key}
     for change in (
         {"task__split_seed": 1},
         {"model__dropout": 0.1},
@@ -237,13 +235,13 @@ def test_keys_change_with_the_science_and_nothing_else(tmp_path):
         {"finetune__head": {"pool": "max"}},
         {"finetune__train__batch_size": 4},
     ):
-        keys.add(spt_job(loaded(tmp_path, **change)).key())
+        keys.add(spt_job(loaded(tmp_path, **change)).key)
     assert len(keys) == 10
     # what only the other stage or the other arm does, leaves a run alone
     scratch = {"scratch": {"train": {"steps": 9, "batch_size": 8, "learning_rate": 0.01}}}
-    assert spt_job(loaded(tmp_path, **scratch)).key() == base.key()
+    assert spt_job(loaded(tmp_path, **scratch)).key == base.key
     one, other = (Job(loaded(tmp_path, **c), "pretrain", 0) for c in ({}, {"finetune__train__batch_size": 4}))
-    assert one.key() == other.key()
+    assert one.key == other.key
 
 
 def test_a_users_file_is_known_by_its_content(tmp_path):
@@ -254,7 +252,7 @@ def test_a_users_file_is_known_by_its_content(tmp_path):
         (tmp_path / folder / "mine.py").write_text(content)
         one = load(str(recipe_file(tmp_path / folder, model={"name": "./mine.py", "d_model": 16})))
         assert one.identities["model"].startswith("mine@")
-        keys.add(spt_job(one).key())
+        keys.add(spt_job(one).key)
     assert len(keys) == 2  # the folder does not matter, the content does
 
 

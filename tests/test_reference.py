@@ -379,7 +379,8 @@ def goes(name: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     ["lra/listops-transformer", "lra/pathx-transformer", "lra/pathfinder-s4", "skills/reverse-dlr",
-     "skills/select-attention", "skills/subtrees-dlr", "skills/segmentation-128-dlr", "pendulum/s5"],
+     "skills/select-attention", "skills/subtrees-dlr", "pendulum/s5",
+     pytest.param("skills/segmentation-128-dlr", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_a_row_of_a_generated_task_runs_in_smoke_size(name, tmp_path, monkeypatch):
     monkeypatch.setenv("SPT_DATA_DIR", str(tmp_path / "nothing"))
@@ -392,7 +393,9 @@ def test_a_row_of_pairs_runs_in_smoke_size(tmp_path, monkeypatch):
     goes("lra/retrieval-transformer", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["speech/sc35-transformer-causal", "bidmc/hr-s4", "books/dlr"])
+@pytest.mark.parametrize(
+    "name", ["speech/sc35-transformer-causal", "bidmc/hr-s4", pytest.param("books/dlr", marks=pytest.mark.slow)]
+)
 def test_a_row_of_real_data_runs_in_smoke_size(name, tmp_path, data_dir, monkeypatch):
     monkeypatch.setenv("SPT_DATA_DIR", str(data_dir))
     goes(name, tmp_path)

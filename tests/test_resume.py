@@ -161,7 +161,8 @@ def test_a_file_limit_ends_in_words_and_loses_nothing(quiet_day):
     same_day(quiet_day / "whole", quiet_day / "limited")
 
 
-@pytest.mark.parametrize("kilobytes", [90, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kilobytes", [90, 200])
 def test_a_full_disk_ends_in_words_and_loses_nothing(quiet_day, kilobytes, tmp_path):
     """A file system of its own, too small; where such a thing may be made."""
     mount = f"mount -t tmpfs -o size={kilobytes}k tmpfs {tmp_path}"

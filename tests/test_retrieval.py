@@ -192,7 +192,7 @@ def test_nothing_there_says_what_to_do(tmp_path):
     with pytest.raises(FileNotFoundError, match="spt data prepare retrieval"):
         retrieval.load(config(), tmp_path)
     with pytest.raises(ValueError, match=r"get https://storage\.googleapis\.com/long-range-arena/lra_release\.gz"):
-        retrieval.fetch(config(), tmp_path, print)
+        retrieval.fetch(config(), tmp_path)
     with pytest.raises(FileNotFoundError, match="dataset=imdb_movies"):
         retrieval.load(config(dataset="imdb_movies"), tmp_path)
     with pytest.raises(ValueError, match="quoting: csv is for aan"):

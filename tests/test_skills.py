@@ -16,7 +16,7 @@ from spt.tasks.base import Reals, Values
 from spt.tasks.skills import Config, Skill, load, make, resample
 
 SKILLS = get_args(Skill)
-SMALL = {"length": 24, "rows": 12, "held": 5}
+SMALL = {"length": 24, "train_size": 12, "eval_size": 5}
 SPECIAL = {"shift": {"shifts": 4}, "select": {"chosen": 6}, "select_fixed": {"chosen": 6}}
 
 
@@ -336,7 +336,7 @@ def test_epochs_splits_and_seeds_differ(skill, tmp_path):
 
 
 def test_many_workers_and_chunks_make_the_same_rows(tmp_path, monkeypatch):
-    options = config("sort", rows=100)
+    options = config("sort", train_size=100)
     monkeypatch.setenv("SPT_WORKERS", "1")
     one = load(options, tmp_path)
     monkeypatch.setenv("SPT_WORKERS", "3")
@@ -374,7 +374,7 @@ def test_options_that_mean_nothing_are_refused(options, words):
 
 def test_more_than_the_disk_holds_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"rows take .* GB, for which .* has no room"):
-        load(Config(length=2**20, rows=2**32), tmp_path)
+        load(Config(length=2**20, train_size=2**32), tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------- chance

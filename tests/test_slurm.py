@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_execute import SETTINGS, diverging, family, make_here, reasons, same_runs, state, tuned, wanted
+from test_execute import SETTINGS, diverging, family, make_here, reasons, requests, same_runs, state, tuned
 from tiny import loaded, own_task, spt_job
 
 from spt.config.job import Job
@@ -24,7 +24,6 @@ from spt.execution.queue import PARENT_FAILED, in_order
 from spt.execution.slurm import (
     ArrayElement,
     JobArray,
-    SingleJob,
     Slurm,
     after,
     arrays,
@@ -45,7 +44,7 @@ def test_options_are_read():
          "additional.reservation=x=y", "additional.nice=5"]
     )  # fmt: skip
     assert found == Slurm(
-        "gpu", 600, 1, None, "16G", setup=("module load cuda", "a=b"), poll=0.5,
+        partition="gpu", time=600, gpus=1, memory="16G", setup=("module load cuda", "a=b"), poll=0.5,
         additional={"reservation": "x=y", "nice": "5"},
     )  # fmt: skip
     assert Slurm.parse([]) == Slurm()
@@ -54,13 +53,14 @@ def test_options_are_read():
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("partion=x", "unknown Slurm option partion; did you mean partition?"),
+        ("partion=x", "Slurm option partion: unknown key; did you mean partition?"),
         ("partition", "not of the form KEY=VALUE"),
         ("partition=", "not of the form KEY=VALUE"),
-        ("time=9", "time=9 is not a number of minutes from 10"),
-        ("time=4h", "time=4h is not a number of minutes from 10"),
-        ("cpus=0", "cpus=0 is not a number of cpus from 1"),
-        ("poll=nan", "poll=nan is not a number of seconds"),
+        ("time=9", "time=9: .* choose at least 10 minutes"),
+        ("time=4h", "Slurm option time: input should be a valid integer"),
+        ("cpus=0", "Slurm option cpus: input should be greater than or equal to 1"),
+        ("gpus=2", "gpus=2: a run on Slurm uses one GPU at most"),
+        ("poll=nan", "Slurm option poll: input should be a finite number"),
         ("additional.=3", "unknown Slurm option additional."),
         ("additional=3", "unknown Slurm option additional"),
     ],
@@ -70,24 +70,20 @@ def test_wrong_options_are_told(option, words):
         Slurm.parse([option])
 
 
-def test_an_option_stands_once():
-    with pytest.raises(UsageError, match="qos stands twice"):
+def test_an_option_is_given_once():
+    with pytest.raises(UsageError, match="qos is given twice"):
         Slurm.parse(["qos=a", "qos=b"])
 
 
-def test_what_cannot_be_had_is_said_at_once(tmp_path, monkeypatch):
-    for options, words in ((Slurm(gpus=2), "one GPU at most"), (Slurm(time=5), "choose at least 10")):
-        with pytest.raises(UsageError, match=words):
-            run_on_slurm([], tmp_path, SETTINGS, options, tmp_path, print)
+def test_a_machine_without_slurm_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(BackendError, match="there is no sbatch here"):
-        run_on_slurm([], tmp_path, SETTINGS, Slurm(), tmp_path, print)
+        run_on_slurm([], tmp_path, SETTINGS, Slurm(), tmp_path)
 
 
 def test_sbatch_gets_what_was_asked_for():
-    found = parameters(
-        Slurm("gpu", 600, 1, 4, "16G", setup=("module load x",), additional={"nice": "5"}), "after:1", "s"
-    )
+    options = {"partition": "gpu", "time": 600, "gpus": 1, "cpus": 4, "memory": "16G"}
+    found = parameters(Slurm(**options, setup=("module load x",), additional={"nice": "5"}), "after:1", "s")
     assert (found["partition"], found["time"], found["gpus_per_node"], found["mem"]) == ("gpu", 600, 1, "16G")
     assert found["cpus_per_task"] == 4 and found["srun_args"] == ["--cpus-per-task=4"]
     assert found["setup"][0] == "module load x" and any("OMP_NUM_THREADS" in line for line in found["setup"])
@@ -109,7 +105,7 @@ class Named(Job):
     name = ""
 
     def __init__(self, name: str, stage: str, parent: "Named | None" = None) -> None:
-        self.__dict__ |= {"name": name, "loaded": name, "stage": stage, "seed": 0, "parent": parent}
+        self.__dict__ |= {"name": name, "resolved": name, "stage": stage, "seed": 0, "parent": parent}
 
 
 families = st.lists(st.integers(0, 4), max_size=12)  # numbers of children
@@ -124,9 +120,9 @@ def test_every_element_stands_behind_its_own_pretraining(numbers, alone, largest
     blocks += [[Named(f"s{i}", "finetune")] for i in range(alone)]
     chance.shuffle(blocks)
     jobs = [job for block in blocks for job in block]
-    batches, lone = arrays(jobs, largest)
+    batches = arrays(jobs, largest)
     sent = [job.name for batch in batches for job in batch.jobs]
-    assert sorted(sent) == sorted(job.name for job in jobs) and lone == []
+    assert sorted(sent) == sorted(job.name for job in jobs)
     for i, batch in enumerate(batches):
         assert 0 < len(batch.jobs) <= largest
         for k, job in enumerate(batch.jobs):
@@ -139,16 +135,9 @@ def test_every_element_stands_behind_its_own_pretraining(numbers, alone, largest
     assert flat == sorted(flat, reverse=True)  # pretrainings first
 
 
-def test_what_comes_behind_what_is_behind_something_goes_alone():
-    first = Named("a", "pretrain")
-    second = Named("b", "pretrain", first)
-    third = Named("c", "finetune", second)
-    assert arrays([first, second, third]) == ([JobArray((first,)), JobArray((second,), 0)], [SingleJob(third, "b")])
-
-
 def test_a_parent_that_is_done_is_no_parent():
     child = Named("b", "finetune", Named("a", "pretrain"))
-    assert arrays([child]) == ([JobArray((child,))], [])
+    assert arrays([child]) == [JobArray((child,))]
 
 
 def test_dependencies_go_element_by_element():
@@ -171,7 +160,7 @@ def test_what_scontrol_lists():
 
 
 class Cluster:
-    """Slurm, as far as the conductor sees it: takes arrays, runs an element at every look, keeps dependencies."""
+    """Slurm, as far as the caller sees it: takes arrays, runs an element at every look, keeps dependencies."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lose: str = "") -> None:
         self.arrays: list[tuple[str | None, list[ArrayElement]]] = []
@@ -238,9 +227,9 @@ def test_runs_are_made_in_arrays_and_failures_told(tmp_path, monkeypatch):
     """In the same words as in this process, and with the same outcome."""
     good, bad = own_task(tmp_path), diverging(tmp_path)
     broken = loaded(tmp_path, finetune__train__batch_size=1000)
-    jobs = wanted(spt_job(good), spt_job(bad), spt_job(tuned(good, 0.5)), Job(broken, "finetune", 0))
+    jobs = requests(spt_job(good), spt_job(bad), spt_job(tuned(good, 0.5)), Job(broken, "finetune", 0))
     cluster = Cluster(monkeypatch)
-    failed = run_on_slurm(jobs, tmp_path / "slurm", SETTINGS, QUICK, tmp_path / "study", lambda text: None)
+    failed = run_on_slurm(jobs, tmp_path / "slurm", SETTINGS, QUICK, tmp_path / "study")
     behind = [dependency for dependency, _ in cluster.arrays]
     assert behind == [None, "aftercorr:100", "afterok:100_0"]
     assert [len(elements) for _, elements in cluster.arrays] == [3, 2, 1]
@@ -249,50 +238,41 @@ def test_runs_are_made_in_arrays_and_failures_told(tmp_path, monkeypatch):
     same_runs(tmp_path / "here", tmp_path / "slurm")
     # What is done is not submitted again, what failed is.
     cluster.arrays.clear()
-    run_on_slurm(jobs, tmp_path / "slurm", SETTINGS, QUICK, tmp_path / "study", lambda text: None)
+    run_on_slurm(jobs, tmp_path / "slurm", SETTINGS, QUICK, tmp_path / "study")
     assert sorted(element.job.name for _, found in cluster.arrays for element in found) == sorted(reasons(failed))
 
 
 def test_an_element_that_vanishes_is_told(tmp_path, monkeypatch):
     job = spt_job(loaded(tmp_path))
     Cluster(monkeypatch, lose=job.parent.name)
-    found = reasons(run_on_slurm(wanted(job), tmp_path / "runs", SETTINGS, QUICK, tmp_path, print))
+    found = reasons(run_on_slurm(requests(job), tmp_path / "runs", SETTINGS, QUICK, tmp_path))
     lost = "its Slurm job 100 left the queue before it began"
     assert found == {job.parent.name: lost, job.name: f"{PARENT_FAILED} {lost}"}
 
 
-def test_a_stop_leaves_the_queue_and_the_same_call_waits(tmp_path, monkeypatch):
+def test_a_stop_leaves_the_queue_and_the_same_call_waits(tmp_path, monkeypatch, messages):
     """Also a new child of a pretraining that is queued goes behind it."""
     one = loaded(tmp_path)
-    jobs, runs, said = wanted(*family(one)), tmp_path / "runs", []
+    jobs, runs = requests(*family(one)), tmp_path / "runs"
     cluster = Cluster(monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(slurm, "_watch", lambda *_: signal.raise_signal(signal.SIGINT))
+        patch.setattr(slurm._JobWatch, "wait", lambda *_: signal.raise_signal(signal.SIGINT))
         with pytest.raises(Interrupted, match=r"3 jobs stay in Slurm's queue: .* scancel 100 101 ends them"):
-            run_on_slurm(jobs, runs, SETTINGS, QUICK, tmp_path, said.append)
+            run_on_slurm(jobs, runs, SETTINGS, QUICK, tmp_path)
     book = json.loads((tmp_path / "slurm.json").read_text())["jobs"]
     assert len(cluster.arrays) == 2 and set(book) == {job.name for job, _ in in_order(jobs)}
-    more = [*jobs, *wanted(spt_job(tuned(one, 0.5)))]
-    assert run_on_slurm(more, runs, SETTINGS, QUICK, tmp_path, said.append) == []
+    more = [*jobs, *requests(spt_job(tuned(one, 0.5)))]
+    assert run_on_slurm(more, runs, SETTINGS, QUICK, tmp_path) == []
     assert [dependency for dependency, _ in cluster.arrays[2:]] == [f"afterok:{book[jobs[1].job.parent.name]}"]
-    assert any("jobs are in Slurm's queue already" in text for text in said)
+    assert any("jobs are in Slurm's queue already" in text for text in messages)
     assert len(list(runs.glob("*/result.json"))) == 4
-
-
-def test_anew_means_once(tmp_path, monkeypatch):
-    job, runs = spt_job(loaded(tmp_path)), tmp_path / "runs"
-    Cluster(monkeypatch)
-    never = Settings(quiet=True, cpu=True, resume="never")
-    for _ in range(2):
-        assert run_on_slurm(wanted(job), runs, never, QUICK, tmp_path, lambda text: None) == []
-    assert sorted(path.name for path in runs.glob("*.old*")) == sorted([f"{job.name}.old1", f"{job.parent.name}.old1"])
 
 
 def test_a_book_that_cannot_be_read_is_told(tmp_path, monkeypatch):
     Cluster(monkeypatch)
     (tmp_path / "slurm.json").write_text("[]")
     with pytest.raises(OutputError, match="it is not known which jobs"):
-        run_on_slurm([], tmp_path, SETTINGS, QUICK, tmp_path, print)
+        run_on_slurm([], tmp_path, SETTINGS, QUICK, tmp_path)
 
 
 def test_slurm_refuses_in_words(tmp_path, monkeypatch):
@@ -304,7 +284,7 @@ def test_slurm_refuses_in_words(tmp_path, monkeypatch):
     executor.submit = refuse
     monkeypatch.setattr(slurm, "make_executor", lambda *_: executor)
     with pytest.raises(BackendError, match=r"Slurm does not take the jobs: .*Invalid partition$"):
-        run_on_slurm(wanted(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, QUICK, tmp_path, print)
+        run_on_slurm(requests(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, QUICK, tmp_path)
 
 
 # -------------------------------------------------------------------------------------------------------- signals
@@ -368,9 +348,9 @@ def until(met: Callable[[], Any], seconds: float = 200.0) -> Any:
 def submit(jobs: list[Any], root: Path, folder: Path) -> dict[str, str]:
     """Into the queue, without waiting."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slurm, "_watch", lambda *_: signal.raise_signal(signal.SIGINT))
+        patch.setattr(slurm._JobWatch, "wait", lambda *_: signal.raise_signal(signal.SIGINT))
         with pytest.raises(Interrupted):
-            run_on_slurm(jobs, root, Settings(quiet=True, cpu=True, save_every=0.0), REAL, folder, lambda text: None)
+            run_on_slurm(jobs, root, Settings(quiet=True, cpu=True, save_every=0.0), REAL, folder)
     return json.loads((folder / "slurm.json").read_text())["jobs"]
 
 
@@ -389,8 +369,8 @@ def logs(folder: Path) -> str:
 @pytest.mark.slurm
 def test_a_cluster_does_what_one_process_does(tmp_path, cluster):
     good, bad = own_task(tmp_path), diverging(tmp_path)
-    jobs = wanted(*family(good), spt_job(bad), spt_job(good, 1), spt_job(tuned(good, 0.5), 1))
-    failed = run_on_slurm(jobs, tmp_path / "slurm", SETTINGS, REAL, tmp_path / "study", lambda text: None)
+    jobs = requests(*family(good), spt_job(bad), spt_job(good, 1), spt_job(tuned(good, 0.5), 1))
+    failed = run_on_slurm(jobs, tmp_path / "slurm", SETTINGS, REAL, tmp_path / "study")
     here = make_here(jobs, tmp_path / "here", SETTINGS, tmp_path)
     assert reasons(failed) == reasons(here), logs(tmp_path / "study")
     assert len(failed) == 2
@@ -402,7 +382,7 @@ def test_a_cluster_does_what_one_process_does(tmp_path, cluster):
 def test_an_element_that_is_requeued_goes_on_at_the_saved_step(tmp_path, cluster, how):
     """What depends on it waits; the end is that of a run without trouble."""
     one = own_task(tmp_path, **LONG)
-    jobs = wanted(*family(one), spt_job(one, 1))
+    jobs = requests(*family(one), spt_job(one, 1))
     ids = submit(jobs, tmp_path / "runs", tmp_path / "study")
     run = RunFolder(tmp_path / "runs", jobs[1].job.parent.name)
     until(lambda: saved(run) > 20)
@@ -412,9 +392,7 @@ def test_an_element_that_is_requeued_goes_on_at_the_saved_step(tmp_path, cluster
     there, step = steps(run), saved(run)
     assert 20 < step < 600
     assert min(until(lambda: steps(run) - there)) > step
-    assert run_on_slurm(jobs, tmp_path / "runs", SETTINGS, REAL, tmp_path / "study", lambda text: None) == [], logs(
-        tmp_path / "study"
-    )
+    assert run_on_slurm(jobs, tmp_path / "runs", SETTINGS, REAL, tmp_path / "study") == [], logs(tmp_path / "study")
     assert make_here(jobs, tmp_path / "here", SETTINGS, tmp_path) == []
     same_runs(tmp_path / "here", tmp_path / "runs")
 
@@ -423,12 +401,12 @@ def test_an_element_that_is_requeued_goes_on_at_the_saved_step(tmp_path, cluster
 def test_a_cancelled_element_stays_cancelled(tmp_path, cluster):
     """Its state is saved all the same, and what depends on it ends too."""
     one = own_task(tmp_path, **LONG)
-    jobs = wanted(*family(one), spt_job(one, 1))
+    jobs = requests(*family(one), spt_job(one, 1))
     ids = submit(jobs, tmp_path / "runs", tmp_path / "study")
     run = RunFolder(tmp_path / "runs", jobs[1].job.parent.name)
     until(lambda: saved(run) > 20)
     subprocess.run(["scancel", ids[run.name]], check=True, timeout=60)
-    found = reasons(run_on_slurm(jobs, tmp_path / "runs", SETTINGS, REAL, tmp_path / "study", lambda text: None))
+    found = reasons(run_on_slurm(jobs, tmp_path / "runs", SETTINGS, REAL, tmp_path / "study"))
     assert list(found) == [run.name, jobs[1].job.name], logs(tmp_path / "study")
     assert "was killed" in found[run.name]
     assert state(tmp_path / "runs", jobs[1].job.parent) == "stopped" and 20 < saved(run) < 600

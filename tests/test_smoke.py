@@ -4,8 +4,9 @@ import json
 
 import pytest
 import torch
-from tiny import recipe_file, spt
+from tiny import recipe_file
 
+from spt.api import compare, run_study
 from spt.config.load import load, packaged
 from spt.config.overrides import flatten
 from spt.config.plugins import find_plugin
@@ -14,6 +15,7 @@ from spt.data.dataset import open_task
 from spt.errors import UsageError
 from spt.models.options import SMOKE_SIZES
 from spt.runs.plan import read_plan
+from spt.runtime.settings import Settings
 from spt.training.build import build_backbone
 
 TRAINING = {*BUDGETS, "batch_size", "evaluate_every", "warmup_steps", "warmup_fraction", "patience"}
@@ -130,18 +132,15 @@ def test_sizes_that_cannot_be_had_are_a_sentence(tmp_path):
 
 def test_a_study_keeps_its_size_of_smoke(tmp_path):
     model = {"name": "transformer", "d_model": 48, "n_layers": 1, "n_heads": 2}
-    recipe = recipe_file(tmp_path, model=model)
+    recipe, settings = recipe_file(tmp_path, model=model), Settings(cpu=True, quiet=True)
     runs = {}
-    for option in ("--smoke", "--smoke-full"):
-        out = tmp_path / option
-        done = spt("compare", recipe, option, "--seeds", "0,", "--cpu", "--json", "--out", out, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert all(row["smoke"] is True for row in json.loads(done.stdout)["rows"])
+    for size in (True, "full"):
+        out = tmp_path / str(size)
+        study = compare(recipe, seeds=[0], smoke=size, out=out, settings=settings)
+        assert all(row.smoke is True for row in study.report.rows) and read_plan(study.path).smoke == size
         results = [json.loads(path.read_text()) for path in out.glob("*/result.json")]
         assert len(results) == 3 and all(result["smoke"] is True for result in results)
-        runs[option] = {path.parent.name for path in out.glob("*/result.json")}
-        (study,) = out.glob("compare-*")
-        assert read_plan(study).smoke == (True if option == "--smoke" else "full")
-        assert spt("study", "run", study, "--cpu", cwd=tmp_path).returncode == 0
-        assert {path.parent.name for path in out.glob("*/result.json")} == runs[option]
-    assert not runs["--smoke"] & runs["--smoke-full"]
+        runs[size] = {path.parent.name for path in out.glob("*/result.json")}
+        assert run_study(study.path, settings=settings).path.resolve() == study.path.resolve()
+        assert {path.parent.name for path in out.glob("*/result.json")} == runs[size]
+    assert not runs[True] & runs["full"]

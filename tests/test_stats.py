@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spt.report.stats import (
-    Chance,
     Interval,
     Paired,
     above_chance,
@@ -21,7 +20,6 @@ from spt.report.stats import (
     expected_best,
     holm,
     mcnemar,
-    mean_interval,
     paired,
     smallest_detectable,
 )
@@ -89,7 +87,7 @@ def test_smallest_detectable_difference_without_the_noncentral_t(monkeypatch: py
 
 
 def test_one_pair_has_a_difference_and_nothing_else() -> None:
-    assert paired([0.03]) == Paired(1, 0.03, None, None, None, None, None, positive=1, negative=0)
+    assert paired([0.03]) == Paired(1, 0.03, positive=1, negative=0)
     assert paired([0.03]).sign == 0
     assert smallest_detectable(1, deviation=1.0) is None
 
@@ -171,10 +169,8 @@ def test_interval_of_one_arm() -> None:
 
     scores = [0.71, 0.74, 0.69, 0.75]
     low, high = stats.ttest_1samp(scores, 0).confidence_interval(0.95)
-    got = mean_interval(scores)
+    got = paired(scores)
     assert (got.n, got.mean, got.low, got.high) == pytest.approx((4, 0.7225, low, high))
-    assert mean_interval([0.7]) == Interval(1, 0.7, None, None)
-    assert mean_interval([0.7, 0.7]) == Interval(2, 0.7, 0.7, 0.7)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 12])
@@ -184,25 +180,21 @@ def test_above_chance_is_the_one_sided_t_test(n: int) -> None:
     for seed in range(5):
         margins = np.random.default_rng([n, seed]).normal(0.02, 0.03, n)
         reference = stats.ttest_1samp(margins, 0, alternative="greater")
-        got = above_chance(margins.tolist())
-        assert (got.n, got.mean) == (n, pytest.approx(margins.mean()))
-        assert got.p == pytest.approx(reference.pvalue, rel=1e-9)
-        assert got.low == pytest.approx(reference.confidence_interval(0.95).low, rel=1e-9)
+        assert above_chance(margins.tolist()) == pytest.approx(reference.pvalue, rel=1e-9)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 10])
 def test_runs_at_chance_pass_for_better_5_percent_of_the_time(n: int) -> None:
     """A two-sided interval would let 2.5 % pass. The tolerance is three standard errors of 2,000 draws."""
     found = [above_chance(draw) for draw in np.random.default_rng(n).normal(0, 0.02, (2000, n)).tolist()]
-    assert np.mean([one.p < 0.05 for one in found]) == pytest.approx(0.05, abs=0.015)
-    assert all((one.p < 0.05) == (one.low > 0) for one in found)
+    assert np.mean([p < 0.05 for p in found]) == pytest.approx(0.05, abs=0.015)
 
 
 def test_above_chance_without_a_spread() -> None:
-    assert above_chance([0.3]) == Chance(1, 0.3, None, None)
-    assert above_chance([0.0, 0.0, 0.0]) == Chance(3, 0.0, 0.0, 1.0)  # one constant answer in every run
-    assert above_chance([-0.1, -0.1]) == Chance(2, -0.1, -0.1, 1.0)
-    assert above_chance([0.4, 0.4]) == Chance(2, 0.4, 0.4, None)
+    assert above_chance([0.3]) is None
+    assert above_chance([0.0, 0.0, 0.0]) == 1.0  # one constant answer in every run
+    assert above_chance([-0.1, -0.1]) == 1.0
+    assert above_chance([0.4, 0.4]) is None
     with pytest.raises(ValueError, match="finite"):
         above_chance([0.1, math.nan])
 

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def runtime():
 
 @pytest.fixture
 def meter(tmp_path, runtime):
-    return MeasuredCosts(tmp_path / "runs", runtime, lambda text: None)
+    return MeasuredCosts(tmp_path / "runs", runtime)
 
 
 EPOCHS = {"epochs": 2, "batch_size": 8, "learning_rate": 0.01}
@@ -160,7 +161,7 @@ def cost(job, axis, meter):
     examples = example_count(steps, n, job.train.batch_size)
     if axis == "epochs":
         return examples / n
-    return {"examples": examples, "flops": meter.flops(job), "time": steps * meter.seconds_per_step(job)}[axis]
+    return {"examples": examples, "flops": meter.estimate(job).flops, "time": steps * meter.seconds_per_step(job)}[axis]
 
 
 @pytest.mark.parametrize("axis", ["epochs", "examples", "flops", "time"])
@@ -186,7 +187,7 @@ def test_the_total_of_a_recipe_is_that_of_its_two_stages(tmp_path, meter):
     layout = laid(tmp_path, meter, "compute", recipe=by_epochs(), shares=[0.5])
     (row,) = layout.rows
     assert (row.total.axis, row.total.amount) == ("epochs", 5)
-    recipe = row.loaded.recipe
+    recipe = row.resolved.recipe
     assert (recipe.pretrain.train.epochs, recipe.finetune.train.epochs, recipe.scratch.train.epochs) == (2.5, 2.5, 5)
 
 
@@ -205,16 +206,15 @@ def test_the_finetuning_is_measured_as_itself(tmp_path, meter):
     assert with_own.rows[0].total == laid(tmp_path, meter, "compute", match="flops", shares=[0.5]).rows[0].total
 
 
-def test_a_step_is_measured_once(tmp_path, runtime):
+def test_a_step_is_measured_once(tmp_path, runtime, messages):
     """The same budgets are found again, or a continued study would not find its runs."""
-    said = []
     job = Job(load(str(recipe_file(tmp_path))), "pretrain", 0)
-    first = MeasuredCosts(tmp_path / "runs", runtime, said.append).seconds_per_step(job)
-    again = MeasuredCosts(tmp_path / "runs", runtime, said.append)
-    assert 0 < first == again.seconds_per_step(replace(job, seed=1)) and len(said) == 1
+    first = MeasuredCosts(tmp_path / "runs", runtime).seconds_per_step(job)
+    again = MeasuredCosts(tmp_path / "runs", runtime)
+    assert 0 < first == again.seconds_per_step(replace(job, seed=1)) and len(messages) == 1
     other = Job(load(str(recipe_file(tmp_path)), ["model.d_model=32"]), "pretrain", 0)
     again.seconds_per_step(other)
-    assert len(said) == 2, "of another network it is another time"
+    assert len(messages) == 2, "of another network it is another time"
 
 
 # Data
@@ -226,7 +226,7 @@ def test_subsets_are_nested_and_the_same_in_both_stages(tmp_path, meter):
     for cell in layout.cells:
         if cell.arm != "spt" or cell.job.seed:
             continue
-        mine, before = (open_task(job.loaded.recipe.task).train for job in (cell.job, cell.job.parent))
+        mine, before = (open_task(job.resolved.recipe.task).train for job in (cell.job, cell.job.parent))
         assert np.array_equal(mine.ids, before.ids)
         seen.append(set(mine.ids.tolist()))
     assert seen[0] < seen[1] < seen[2]
@@ -268,8 +268,8 @@ def test_pretraining_on_all_inputs(tmp_path, meter):
     assert {row.factors["pretrained on"] for row in layout.rows} == {"all inputs"}
     for cell in layout.cells:
         if cell.arm == "spt":
-            assert cell.job.parent.loaded.recipe.task.options["subset_fraction"] == 1
-            assert cell.job.loaded.recipe.task.options["subset_fraction"] < 1
+            assert cell.job.parent.resolved.recipe.task.options["subset_fraction"] == 1
+            assert cell.job.resolved.recipe.task.options["subset_fraction"] < 1
             assert cell.job.parent.train.steps == 6
 
 
@@ -282,14 +282,17 @@ def test_recipes_of_one_name_are_told_apart(tmp_path, meter):
     raw = {"kind": "data", "recipes": paths, "seeds": 1, "fractions": [0.1], "pretrain_on": "all"}
     for cell in expand(validate(raw, "here"), False, meter).cells:
         if cell.job.parent:
-            widths = {job.loaded.recipe.model.options["d_model"] for job in (cell.job, cell.job.parent)}
+            widths = {job.resolved.recipe.model.options["d_model"] for job in (cell.job, cell.job.parent)}
             assert len(widths) == 1
 
 
 def test_a_vocabulary_of_the_rows_in_use_does_not_fit_all_inputs(tmp_path, meter, monkeypatch):
-    both = [load(str(recipe_file(tmp_path)), [f"task.max_rows={n}"]) for n in (8, 24)]
-    assert meter.same_input(*both)
-    monkeypatch.setattr(MeasuredCosts, "same_input", lambda *_: False)
+    laid(tmp_path, meter, "data", fractions=[0.4], pretrain_on="all")
+
+    def open_task(self, recipe):
+        return SimpleNamespace(train=range(24), resample=None, input=object())
+
+    monkeypatch.setattr(MeasuredCosts, "open_task", open_task)
     with pytest.raises(UsageError, match="use --pretrain-on subset"):
         laid(tmp_path, meter, "data", fractions=[0.4], pretrain_on="all")
 
@@ -299,18 +302,18 @@ def test_passes_can_be_held_instead_of_updates(tmp_path, meter):
     layout = laid(tmp_path, meter, "data", recipe=recipe, fractions=[0.1], hold="epochs")
     (row,) = layout.rows
     n = len(open_task(Part(name="digits")).train)
-    assert row.loaded.recipe.finetune.train.epochs == pytest.approx(50 * 8 / n)
+    assert row.resolved.recipe.finetune.train.epochs == pytest.approx(50 * 8 / n)
 
 
 def test_a_small_subset_is_evaluated_as_often_as_the_whole(tmp_path, meter):
     layout = laid(tmp_path, meter, "data", recipe=by_epochs(task={"name": "digits"}), fractions=[0.1])
     epoch = -(-len(open_task(Part(name="digits")).train) // 8)
-    assert layout.rows[0].loaded.recipe.finetune.train.evaluate_every == epoch
+    assert layout.rows[0].resolved.recipe.finetune.train.evaluate_every == epoch
 
 
 def test_a_limit_comes_before_a_fraction(tmp_path, meter):
     layout = laid(tmp_path, meter, "data", fractions=[0.4, 1], hold="epochs")
-    rows = [set(open_task(row.loaded.recipe.task).train.ids.tolist()) for row in layout.rows]
+    rows = [set(open_task(row.resolved.recipe.task).train.ids.tolist()) for row in layout.rows]
     assert [len(ids) for ids in rows] == [9, 24] and rows[0] < rows[1]
 
 
@@ -331,18 +334,18 @@ def test_a_subset_smaller_than_a_batch_is_refused(tmp_path, meter):
 def test_sizes_initialisations_and_objectives(tmp_path, meter):
     layout = laid(tmp_path, meter, "size", sizes={"S": {"d_model": 8}, "M": {"model.d_model": 32, "d_ff": 8}})
     assert [row.factors for row in layout.rows] == [{"size": "S"}, {"size": "M"}]
-    assert [row.loaded.recipe.model.options["d_model"] for row in layout.rows] == [8, 32]
+    assert [row.resolved.recipe.model.options["d_model"] for row in layout.rows] == [8, 32]
     assert meter.estimate(layout.cells[0].job).parameters < meter.estimate(layout.cells[-1].job).parameters
     layout = laid(tmp_path, meter, "init")
-    assert [row.loaded.recipe.model.options["initialisation"] for row in layout.rows] == ["structured", "random"]
+    assert [row.resolved.recipe.model.options["initialisation"] for row in layout.rows] == ["structured", "random"]
     layout = laid(tmp_path, meter, "objective", **EXAMPLES["objective"])
-    first, second = (row.loaded.recipe for row in layout.rows)
+    first, second = (row.resolved.recipe for row in layout.rows)
     assert (first.pretrain.objective.options["ratio"], first.pretrain.objective.options["span"]) == (0.5, 4)
     assert first.model.options["causal"] is False
     assert second.pretrain.objective.name == "next" and second.model.options["causal"] is True
     assert any("causal in both arms" in note for note in layout.notes)
     layout = laid(tmp_path, meter, "objective", objectives=[{"name": "masked", "span": 4}])
-    assert layout.rows[0].loaded.recipe.pretrain.objective.options["ratio"] == 0.5, "the recipe's"
+    assert layout.rows[0].resolved.recipe.pretrain.objective.options["ratio"] == 0.5, "the recipe's"
     assert layout.rows[0].factors == {"objective": "masked ratio=0.5 span=4"}
     with pytest.raises(UsageError, match="span is 100, but this task's sequences have at most 64 steps"):
         build_stage(
@@ -394,7 +397,7 @@ def test_both_arms_try_the_same(tmp_path, meter):
     layout = laid(tmp_path, meter, "tune", space={"learning_rate": [0.1, 0.01], "batch_size": [4, 8]})
     (search,) = layout.searches
     arms = {arm: [t for t in search.trials if t.arm == arm] for arm in ("scratch", "spt")}
-    assert [t.number for t in arms["scratch"]] == [t.number for t in arms["spt"]] == [0, 1, 2, 3]
+    assert [t.row for t in arms["scratch"]] == [t.row for t in arms["spt"]] == [0, 1, 2, 3]
     for one, other in zip(arms["scratch"], arms["spt"], strict=True):
         assert one.job.train == other.job.train
         assert one.job.train.examples == 6 * 8, "a larger batch is no longer training"
@@ -407,7 +410,7 @@ def test_a_baseline_with_settings_of_its_own_is_tuned_too(tmp_path, meter):
     scratch = {"steps": 12, "batch_size": 8, "learning_rate": 0.5, "weight_decay": 0.3}
     layout = laid(tmp_path, meter, "tune", recipe={"scratch__train": scratch}, space={"learning_rate": [0.1, 0.01]})
     for trial in layout.searches[0].trials:
-        assert trial.job.train.learning_rate == (0.1, 0.01)[trial.number]
+        assert trial.job.train.learning_rate == (0.1, 0.01)[trial.row]
         assert trial.job.train.weight_decay == (0.3 if trial.arm == "scratch" else 0.0)
 
 
@@ -415,7 +418,7 @@ def test_the_choice_is_made_on_validation_alone(tmp_path, meter, runtime):
     """The best validation score wins in each arm, whatever the test scores are."""
     root = tmp_path / "runs"
     layout = laid(tmp_path, meter, "tune", space={"learning_rate": [1e-6, 0.03, 0.01]}, seeds=[5, 6])
-    folder, failed = run_study(layout, root, ExecutionTarget(), runtime, lambda text: None)
+    folder, failed = run_study(layout, root, ExecutionTarget(), runtime)
     plan = read_plan(folder)
     (search,) = plan.searches
     assert failed == 0 and folder == study_folder(layout, root)
@@ -430,7 +433,7 @@ def test_the_choice_is_made_on_validation_alone(tmp_path, meter, runtime):
                 assert job["seed"] in (5, 6)
     assert study_status(folder)["studies"][0]["done"] == len(run_names(plan))
     before = {path: path.stat().st_mtime_ns for path in root.rglob("result.json")}
-    assert run_study(layout, root, ExecutionTarget(), runtime, lambda text: None) == (folder, 0)
+    assert run_study(layout, root, ExecutionTarget(), runtime) == (folder, 0)
     assert before == {path: path.stat().st_mtime_ns for path in root.rglob("result.json")}
     # A better test score changes nothing; a better validation score does.
     loser = next(t for t in search.trials if t.arm == "spt" and t.number != search.chosen["spt"])
@@ -441,16 +444,15 @@ def test_the_choice_is_made_on_validation_alone(tmp_path, meter, runtime):
     assert selection.select_settings(root, search)["spt"] == loser.number
 
 
-def test_nothing_is_chosen_before_all_have_had_their_try(tmp_path, meter, runtime):
+def test_nothing_is_chosen_before_all_have_had_their_try(tmp_path, meter, runtime, messages):
     root = tmp_path / "runs"
     layout = laid(tmp_path, meter, "tune", space={"learning_rate": [0.03, 0.01]}, seeds=1)
-    said = []
-    folder, _ = run_study(layout, root, ExecutionTarget(part=(1, 2)), runtime, said.append)
-    assert any("nothing is chosen yet" in text and "are not finished" in text for text in said)
+    folder, _ = run_study(layout, root, ExecutionTarget(part=(1, 2)), runtime)
+    assert any("nothing is chosen yet" in text and "are not finished" in text for text in messages)
     assert read_plan(folder).cells == ()
-    again, _ = run_study(layout, root, ExecutionTarget(part=(2, 2)), runtime, said.append)
+    again, _ = run_study(layout, root, ExecutionTarget(part=(2, 2)), runtime)
     assert again == folder
-    assert run_study(layout, root, ExecutionTarget(), runtime, said.append) == (folder, 0)
+    assert run_study(layout, root, ExecutionTarget(), runtime) == (folder, 0)
     assert len(read_plan(folder).cells) == 2
 
 
@@ -458,7 +460,7 @@ def test_a_diverged_setting_loses_and_counts_as_tried(tmp_path, meter, runtime):
     root = tmp_path / "runs"
     recipe = {"finetune__train__max_grad_norm": None}
     layout = laid(tmp_path, meter, "tune", recipe=recipe, space={"learning_rate": [0.01, 1e38]}, seeds=1)
-    folder, failed = run_study(layout, root, ExecutionTarget(), runtime, lambda text: None)
+    folder, failed = run_study(layout, root, ExecutionTarget(), runtime)
     assert failed == 0, "it used up its trial"
     (search,) = read_plan(folder).searches
     assert search.chosen == {"scratch": 0, "spt": 0}
@@ -471,7 +473,7 @@ def test_a_diverged_setting_loses_and_counts_as_tried(tmp_path, meter, runtime):
 def test_a_plan_is_what_was_written(tmp_path, meter, runtime):
     root = tmp_path / "runs"
     layout = laid(tmp_path, meter, "compute", recipe=by_epochs(), shares=[0.4])
-    folder, failed = run_study(layout, root, ExecutionTarget(), runtime, lambda text: None)
+    folder, failed = run_study(layout, root, ExecutionTarget(), runtime)
     found = read_plan(folder)
     assert failed == 0 and found.kind == "compute" and found.rows[0].total.amount == 5
     planned = make_plan(layout)
@@ -484,27 +486,22 @@ def test_a_plan_is_what_was_written(tmp_path, meter, runtime):
 def test_kinds_share_their_runs(tmp_path, meter, runtime):
     """The baseline of one study is not trained again for another."""
     root = tmp_path / "runs"
-    run_study(laid(tmp_path, meter, "compare", seeds=1), root, ExecutionTarget(), runtime, lambda text: None)
+    run_study(laid(tmp_path, meter, "compare", seeds=1), root, ExecutionTarget(), runtime)
     names = {path.name for path in root.glob("finetune-*")}
     run_study(
         laid(tmp_path, meter, "init", initialisations=["structured"], seeds=1),
         root,
         ExecutionTarget(),
         runtime,
-        lambda text: None,
     )
-    run_study(
-        laid(tmp_path, meter, "data", fractions=[1], seeds=1), root, ExecutionTarget(), runtime, lambda text: None
-    )
+    run_study(laid(tmp_path, meter, "data", fractions=[1], seeds=1), root, ExecutionTarget(), runtime)
     assert {path.name for path in root.glob("finetune-*")} == names
     assert {path.parent.name.partition("-")[0] for path in root.glob("*/study.json")} == {"compare", "init", "data"}
 
 
 def test_a_pretraining_that_nothing_waits_for_is_not_missed(tmp_path, meter, runtime):
     root = tmp_path / "runs"
-    folder, _ = run_study(
-        laid(tmp_path, meter, "compare", seeds=1), root, ExecutionTarget(), runtime, lambda text: None
-    )
+    folder, _ = run_study(laid(tmp_path, meter, "compare", seeds=1), root, ExecutionTarget(), runtime)
     shutil.rmtree(next(root.glob("pretrain-*")))
     (told,) = study_status(folder)["studies"]
     assert (told["done"], told["all"], told["missing"]) == (2, 2, 0)
@@ -513,7 +510,7 @@ def test_a_pretraining_that_nothing_waits_for_is_not_missed(tmp_path, meter, run
 def test_a_result_of_another_run_is_not_taken(tmp_path, meter, runtime):
     root = tmp_path / "runs"
     layout = laid(tmp_path, meter, "compare", seeds=1)
-    run_study(layout, root, ExecutionTarget(), runtime, lambda text: None)
+    run_study(layout, root, ExecutionTarget(), runtime)
     spt, scratch = (next(c.job.name for c in layout.cells if c.arm == arm) for arm in ("spt", "scratch"))
     shutil.copy(root / spt / "result.json", root / scratch / "result.json")
     with pytest.raises(OutputError, match="the result of another run"):
@@ -542,9 +539,7 @@ def test_all_anew_is_each_run_once(tmp_path, meter):
     """A final run may be one of the trials, and shares their pretraining: neither is made twice."""
     root = tmp_path / "runs"
     layout = laid(tmp_path, meter, "tune", space={"learning_rate": [0.03, 0.01]}, seeds=1)
-    run_study(layout, root, ExecutionTarget(), Runtime(Settings(quiet=True, cpu=True)), lambda text: None)
+    run_study(layout, root, ExecutionTarget(), Runtime(Settings(quiet=True, cpu=True)))
     names = {path.parent.name for path in root.glob("*/result.json")}
-    run_study(
-        layout, root, ExecutionTarget(), Runtime(Settings(quiet=True, cpu=True, resume="never")), lambda text: None
-    )
+    run_study(layout, root, ExecutionTarget(), Runtime(Settings(quiet=True, cpu=True, resume="never")))
     assert {path.parent.name for path in root.glob("*/result.json")} == names | {f"{name}.old1" for name in names}

@@ -130,21 +130,20 @@ def test_ctrl_c_saves_and_says_130(tmp_path):
     assert RunFolder(tmp_path / "runs", job.name).status()["exit_code"] == 130
 
 
-def test_resume_modes(tmp_path):
+def test_resume_modes(tmp_path, messages):
     job = Job(loaded(tmp_path), "pretrain", 0)
     with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
         run(job, tmp_path / "runs", resume="must")
     assert not (tmp_path / "runs" / job.name).exists()
     first = run(job, tmp_path / "runs")
-    said = []
-    second = run(job, tmp_path / "runs", said, resume="never")
+    second = run(job, tmp_path / "runs", resume="never")
     same_result(first, second)
     assert (tmp_path / "runs" / f"{job.name}.old1" / "result.json").is_file()  # nothing is lost
-    assert "old1" in " ".join(said)
+    assert "old1" in " ".join(messages)
     assert run(job, tmp_path / "runs", resume="must") == second  # finished: nothing to resume, nothing wrong
 
 
-def test_a_damaged_newest_checkpoint_falls_back(tmp_path):
+def test_a_damaged_newest_checkpoint_falls_back(tmp_path, messages):
     job = Job(loaded(tmp_path, pretrain__train__steps=8), "pretrain", 0)
     whole = run(job, tmp_path / "whole")
     with stopping_after(6), pytest.raises(Stopped):
@@ -152,9 +151,8 @@ def test_a_damaged_newest_checkpoint_falls_back(tmp_path):
     steps = sorted((tmp_path / "runs" / job.name / "checkpoints").glob("step-*"))
     assert [path.name for path in steps] == ["step-00000005", "step-00000006"]  # the last two are kept
     (steps[-1] / "model.safetensors").write_bytes(b"not weights")
-    said = []
-    same_result(whole, run(job, tmp_path / "runs", said))
-    assert any("step-00000006 cannot be used (model.safetensors is damaged)" in text for text in said)
+    same_result(whole, run(job, tmp_path / "runs"))
+    assert any("step-00000006 cannot be used (model.safetensors is damaged)" in text for text in messages)
 
 
 @pytest.mark.parametrize("micro", [1, 3, 5])
@@ -421,13 +419,12 @@ def test_test_is_scored_with_the_selected_weights(tmp_path):
     setup = build_stage(job)
     load_weights(tmp_path / "runs" / job.name / "checkpoints/best", setup.model)
     runtime = Runtime(Settings(cpu=True))
-    arguments = (setup.model, setup.objective, setup.output)
-    rest = (setup.data, runtime, job.train, Draw(0, "evaluation", 0))
-    again, found = evaluate(*arguments, setup.data.test, *rest, at_once=3, predict=True)
+    draw = Draw(0, "evaluation", 0)
+    again, found = evaluate(setup.model, setup, setup.data.test, runtime, draw, at_once=3, predict=True)
     assert again == result.test
     table = pq.read_table(tmp_path / "runs" / job.name / "predictions.parquet").to_pydict()
     assert table["prediction"] == found.values.tolist()
-    assert evaluate(*arguments, setup.data.val, *rest, at_once=3)[0] == result.val
+    assert evaluate(setup.model, setup, setup.data.val, runtime, draw, at_once=3)[0] == result.val
 
 
 def test_the_loop_is_plain_adamw(tmp_path, monkeypatch):
@@ -637,7 +634,7 @@ def test_other_data_are_another_run(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir(exist_ok=True)
         np.save(tmp_path / folder / "rows.npy", np.random.default_rng(seed).integers(0, 9, (40, 5)))
         monkeypatch.setenv("SPT_DATA_DIR", str(tmp_path / folder))
-        keys.append(Job(load(str(path)), "pretrain", 0).key())
+        keys.append(Job(load(str(path)), "pretrain", 0).key)
     assert len(set(keys[:3])) == 3 and keys[3] == keys[0]  # the same rows again are the same run
 
 
@@ -738,7 +735,7 @@ def test_a_copy_of_a_checkpoint_is_left_alone(tmp_path):
     assert list(folder.glob("*.bak"))
 
 
-def test_a_position_of_another_step_is_damage(tmp_path):
+def test_a_position_of_another_step_is_damage(tmp_path, messages):
     job = Job(loaded(tmp_path, pretrain__train__steps=8), "pretrain", 0)
     whole = run(job, tmp_path / "whole")
     with stopping_after(5), pytest.raises(Stopped):
@@ -749,9 +746,8 @@ def test_a_position_of_another_step_is_damage(tmp_path):
     sums = json.loads((step / "manifest.json").read_text())
     sums["position.json"] = hashlib.sha256((step / "position.json").read_bytes()).hexdigest()
     (step / "manifest.json").write_text(json.dumps(sums))
-    said = []
-    same_result(whole, run(job, tmp_path / "runs", said))
-    assert any("position.json is damaged" in text for text in said)
+    same_result(whole, run(job, tmp_path / "runs"))
+    assert any("position.json is damaged" in text for text in messages)
 
 
 def test_a_validation_split_that_nothing_is_scored_on_is_refused_at_once(tmp_path):

@@ -47,11 +47,10 @@ def test_every_tensor_of_encoder_and_backbone_is_copied(pretrained):
     assert all(m.parameters == counts[m.part] for m in matches)
 
 
-def test_the_match_table_is_printed(pretrained, tmp_path):
+def test_the_match_table_is_printed(pretrained, tmp_path, messages):
     one, folder = pretrained
-    said = []
-    run(Job(one, "finetune", 0, open_weights(folder)), tmp_path, said)
-    table = "\n".join(said)
+    run(Job(one, "finetune", 0, open_weights(folder)), tmp_path)
+    table = "\n".join(messages)
     assert "encoder   copied" in table and "backbone  copied" in table and "head      new" in table
 
 
@@ -130,7 +129,7 @@ def test_a_fraction_may_follow_the_whole(pretrained, tmp_path):
     assert result.parent == parent.key and result.data["train"].rows == 50
 
 
-def test_the_datas_own_duplicates_are_no_leak_but_are_told(tmp_path):
+def test_the_datas_own_duplicates_are_no_leak_but_are_told(tmp_path, messages):
     """A row that stands in training and in test: both arms see it, and a note says so."""
     one = own_task(tmp_path)
     (tmp_path / "toy.py").write_text(
@@ -141,9 +140,8 @@ def test_the_datas_own_duplicates_are_no_leak_but_are_told(tmp_path):
     )
     one = load(str(tmp_path / "tiny.yaml"))
     assert overlap(open_task(one.recipe.task)) == {"val": 0, "test": 7}
-    said = []
-    run(spt_job(one), tmp_path / "runs", said)
-    assert any("7 of the 7 test rows have the same input as a training row" in text for text in said)
+    run(spt_job(one), tmp_path / "runs")
+    assert any("7 of the 7 test rows have the same input as a training row" in text for text in messages)
 
 
 def test_fingerprints_are_recorded(pretrained, tmp_path):

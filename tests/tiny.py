@@ -16,7 +16,7 @@ from warm import Server
 
 from spt.config import load as recipes
 from spt.config.job import Job
-from spt.config.recipe import Loaded, Train
+from spt.config.recipe import ResolvedRecipe, Train
 from spt.data.dataset import identify_data
 from spt.models.base import Backbone
 from spt.runs.result import Result
@@ -26,7 +26,7 @@ from spt.training.optimizer import optimizer_groups
 from spt.training.stage import run_stage
 
 
-def load(source: str, overrides: Sequence[str] = (), *, smoke: bool = False) -> Loaded:
+def load(source: str, overrides: Sequence[str] = (), *, smoke: bool = False) -> ResolvedRecipe:
     """A recipe with the identity of its data set, as jobs need it."""
     return identify_data(recipes.load(source, overrides, smoke=smoke))
 
@@ -124,11 +124,11 @@ def recipe_file(folder: Path, base: dict[str, Any] | None = None, **changes: Any
     return path
 
 
-def loaded(folder: Path, **changes: Any) -> Loaded:
+def loaded(folder: Path, **changes: Any) -> ResolvedRecipe:
     return load(str(recipe_file(folder, **changes)))
 
 
-def own_task(folder: Path, **changes: Any) -> Loaded:
+def own_task(folder: Path, **changes: Any) -> ResolvedRecipe:
     """A recipe over TASK; changes may override `task__kind` and the rest."""
     (folder / "toy.py").write_text(TASK)
     return loaded(folder, **{"task": {"name": "./toy.py"}, **changes})
@@ -147,13 +147,12 @@ def held_to_table(backbone: Backbone, table: dict[str, tuple[float, float]]) -> 
     assert seen == set(table), "a line of the table that no parameter meets"
 
 
-def spt_job(one: Loaded, seed: int = 0) -> Job:
+def spt_job(one: ResolvedRecipe, seed: int = 0) -> Job:
     return Job(one, "finetune", seed, Job(one, "pretrain", seed))
 
 
-def run(job: Job, root: Path, said: list[str] | None = None, **settings: Any) -> Result:
-    say = (said if said is not None else []).append
-    return run_stage(job, root, Runtime(Settings(quiet=True, cpu=True, **settings)), say)
+def run(job: Job, root: Path, **settings: Any) -> Result:
+    return run_stage(job, root, Runtime(Settings(quiet=True, cpu=True, **settings)))
 
 
 def spt(

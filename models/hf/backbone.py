@@ -132,12 +132,12 @@ class HuggingFace(Backbone):
 
     def _set_checkpointing(self, enable: bool) -> None:
         """Gradient checkpointing by the model's own layers, if it supports that."""
-        if enable == self._checkpointing:
+        if enable == self._checkpointing or not self.model.supports_gradient_checkpointing:
             return
         self._checkpointing = enable
-        if self.model.supports_gradient_checkpointing and enable:
+        if enable:
             self.model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-        elif self.model.supports_gradient_checkpointing:
+        else:
             self.model.activation_checkpointing_disable()
 
     def _set_attention(self, x: Tensor) -> None:

@@ -55,10 +55,8 @@ class Config(BackboneConfig):
     def _consistent(self) -> "Config":
         if (self.architecture is None) == (self.checkpoint is None):
             raise ValueError("the model is either an architecture or a checkpoint; give one of them")
-        fields = BackboneConfig.model_fields
-        changed = sorted(name for name in fields.keys() - SUPPORTED if getattr(self, name) != fields[name].default)
-        if changed:
-            raise ValueError(f"{changed[0]} has no effect on a model of transformers; put its settings under options")
+        unsupported = sorted(BackboneConfig.model_fields.keys() - SUPPORTED)
+        self.refuse_changed(unsupported, "on a model of transformers; put its settings under options")
         if self.initialisation == "random_ssm":
             raise ValueError("initialisation random_ssm is not for models of transformers; use random")
         if self.initialisation == "random" and self.pretrained:

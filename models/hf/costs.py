@@ -4,8 +4,10 @@ Letters: L steps, D width, E inner width and N state size of a scan.
 """
 
 import contextlib
+import functools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -23,20 +25,8 @@ _KINDS = {
 }
 
 
-class Polynomial(NamedTuple):
-    """Operations of a sequence: a + b L + c L² at L, rounded up to a multiple."""
-
-    multiple: int
-    a: Counts
-    b: Counts
-    c: Counts
-
-    def __call__(self, length: int) -> Counts:
-        length = round_up(length, self.multiple)
-        return self.a + self.b * length + self.c * length**2
-
-
-_POLYNOMIALS: dict[str, Polynomial | None] = {}  # by `HuggingFace.cache_key`; None: no polynomial fits
+# By `HuggingFace.cache_key`: operations of a sequence as a polynomial in its length; None: no polynomial fits.
+_POLYNOMIALS: dict[str, Callable[[int], Counts] | None] = {}
 _COUNTS: dict[tuple[str, int], Counts] = {}  # of those, by length too
 
 
@@ -58,7 +48,7 @@ def flops(backbone: Any, length: int) -> Counts:
     return _COUNTS[key, length]
 
 
-def _fit(backbone: Any) -> Polynomial | None:
+def _fit(backbone: Any) -> Callable[[int], Counts] | None:
     """A quadratic polynomial through three lengths, if it gives the count of a fourth; in multiples of 1, 64 or 256
     steps, for models that compute in chunks."""
     multiples = dict.fromkeys(math.lcm(backbone.pad_to_multiple_of, chunk) for chunk in (1, 64, 256))
@@ -71,13 +61,19 @@ def _fit(backbone: Any) -> Polynomial | None:
         first, second = (at[y] - at[x]) / (y - x), (at[z] - at[y]) / (z - y)
         c = (second - first) / (z - x)
         b = first - c * (x + y)
-        polynomial = Polynomial(multiple, at[x] - b * x - c * x**2, b, c)
-        predicted, counted = polynomial(w), at[w]
-        if math.isclose(predicted.forward, counted.forward, rel_tol=1e-6) and math.isclose(
-            predicted.backward, counted.backward, rel_tol=1e-6
-        ):
+        polynomial = functools.partial(_polynomial, multiple, (at[x] - b * x - c * x**2, b, c))
+        predicted = polynomial(w)
+        pairs = ((predicted.forward, at[w].forward), (predicted.backward, at[w].backward))
+        if all(math.isclose(fitted, counted, rel_tol=1e-6) for fitted, counted in pairs):
             return polynomial
     return None
+
+
+def _polynomial(multiple: int, coefficients: tuple[Counts, Counts, Counts], length: int) -> Counts:
+    """a + b L + c L², with the length rounded up to a multiple."""
+    a, b, c = coefficients
+    length = round_up(length, multiple)
+    return a + b * length + c * length**2
 
 
 def count(backbone: Any, length: int) -> Counts:

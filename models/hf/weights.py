@@ -5,8 +5,9 @@ import functools
 import hashlib
 import inspect
 import json
+import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ from transformers import AutoModel
 from spt.models.hf.config import NOT_OF_EMBEDDINGS, Config, last_line, transformers_config
 from spt.models.hf.sizes import Settings
 
+logger = logging.getLogger(__name__)
+
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"  # lists the files, where there are several
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 
 
-def fetch(config: Config, say: Callable[[str], None]) -> None:
+def fetch(config: Config) -> None:
     """Download the configuration and, if needed, the weights of a checkpoint on the hub.
 
     Raises ValueError if that fails.
@@ -42,7 +45,7 @@ def fetch(config: Config, say: Callable[[str], None]) -> None:
     if folder is not None and here and not (config.pretrained and _missing_weights(folder)):
         return
     name, weights = str(config.checkpoint), [WEIGHTS, INDEX, "model-*-of-*.safetensors"]
-    say(f"fetching {name} from the Hugging Face hub")
+    logger.info(f"fetching {name} from the Hugging Face hub")
     try:
         patterns = ["config.json", *(weights if config.pretrained else [])]
         snapshot = snapshot_download(name, revision=config.revision, allow_patterns=patterns)

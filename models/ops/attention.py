@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right
 
 from spt.models.ops import backends
 
@@ -117,12 +116,31 @@ def _angles(length: int, width: int, base: float) -> Float[Tensor, "L P"]:
 # ---------------------------------------------------------------------------------------------------------- attention
 
 
+class AttentionWeights(NamedTuple):
+    """Attention weights of R neighbouring queries on M neighbouring keys, the only ones they may attend to."""
+
+    first_query: int
+    first_key: int
+    weights: Float[Tensor, "B H R M"]  # sum to 1 over keys, or to 0 for a query that may attend to nothing
+    visible: Bool[Tensor, "#B 1 R M"]  # may this query attend to this key?
+
+
 class _Options(NamedTuple):
-    """Options of one attention call."""
+    """What `attend` is given besides queries, keys and values."""
 
     causal: bool
     scale: float | None
+    valid: Bool[Tensor, "B M"] | None
+    bias: Float[Tensor, "#H L M"] | None
     dropout: float
+
+
+class Chunks(NamedTuple):
+    """Chunks of w steps; the queries of chunk j see the keys of chunks j - back to j + ahead."""
+
+    w: int
+    back: int = 0
+    ahead: int = 0
 
 
 def attend(
@@ -144,11 +162,11 @@ def attend(
     """
     if causal and k.shape[2] < q.shape[2]:
         raise ValueError(f"{k.shape[2]} keys for {q.shape[2]} queries: the first query would see no key")
-    options, backend = _Options(causal, scale, dropout), backends.current("attention")
+    options, backend = _Options(causal, scale, valid, bias, dropout), backends.current("attention")
     if backend == "flash" and bias is None and k.shape[2] == q.shape[2]:
-        return _flash(q, k, v, q.shape[2], 0, 0, valid, options)
+        return _flash(q, k, v, Chunks(q.shape[2]), options)
     q, k, v = _autocast(q), _autocast(k), _autocast(v)
-    return (_formula if backend == "math" else _sdpa)(q, k, v, valid, bias, options)
+    return (_formula if backend == "math" else _sdpa)(q, k, v, options)
 
 
 def local_attend(
@@ -180,9 +198,9 @@ def local_attend(
     if causal and ahead:
         raise ValueError("causal attention sees no chunk ahead")
     if backends.current("attention") == "flash" and band is None and bias is None:
-        return _flash(q, k, v, w, back, ahead, valid, _Options(causal, scale, dropout))
+        return _flash(q, k, v, Chunks(w, back, ahead), _Options(causal, scale, valid, None, dropout))
     if band is not None:
-        bias = _add_band(bias, w, back, ahead, (band, band) if isinstance(band, int) else band, q)
+        bias = _add_band(bias, Chunks(w, back, ahead), (band, band) if isinstance(band, int) else band, q)
 
     def piece(q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, bias: Tensor | None) -> Tensor:
         return attend(q, k, v, causal=causal, scale=scale, valid=valid, bias=bias, dropout=dropout)
@@ -231,14 +249,14 @@ def weights(
     valid: Bool[Tensor, "B L"] | None = None,
     mask_self: bool = False,
     bias: Callable[[Int[Tensor, "R M"]], Float[Tensor, "H R M"]] | None = None,
-) -> Iterator[tuple[int, int, Float[Tensor, "B H R M"], Bool[Tensor, "#B 1 R M"]]]:
-    """The attention weights of `attend`, or with w of `local_attend`, in blocks of some queries and the keys near them:
-    first query, first key, weights, and which key is visible to which query. `bias` is a function of the distance from
-    query to key; with `mask_self` a step sees itself only if it sees nothing else. Memory grows linearly with L."""
+) -> Iterator[AttentionWeights]:
+    """The attention weights of `attend`, or with w of `local_attend`, in blocks of some queries and the keys near them.
+    `bias` is a function of the distance from query to key; with `mask_self` a step sees itself only if it sees nothing
+    else. Memory grows linearly with L."""
     L, device = q.shape[2], q.device
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    w, back, ahead = (L, 0, 0) if w is None else (w, back, ahead)
+    w, back, ahead = Chunks(L) if w is None else Chunks(w, back, ahead)
     limits = (L, L) if band is None else (band, band) if isinstance(band, int) else band
     for start in range(0, L, ROWS):
         stop = min(start + ROWS, L)
@@ -259,7 +277,7 @@ def weights(
         if bias is not None:
             scores = scores + bias(distance)
         masked = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-        yield start, first, masked.softmax(dim=-1).masked_fill(~visible, 0.0), visible
+        yield AttentionWeights(start, first, masked.softmax(dim=-1).masked_fill(~visible, 0.0), visible)
 
 
 def self_mask(like: Tensor, w: int, back: int = 0, ahead: int = 0) -> Float[Tensor, "1 w K"]:
@@ -273,10 +291,9 @@ def _concatenate(pieces: list[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
 
 
-def _add_band(
-    bias: Tensor | None, w: int, back: int, ahead: int, band: tuple[int, int], like: Tensor
-) -> Float[Tensor, "#H w K"]:
+def _add_band(bias: Tensor | None, chunks: Chunks, band: tuple[int, int], like: Tensor) -> Float[Tensor, "#H w K"]:
     """The bias, with minus infinity for keys that are too far away."""
+    w, back, ahead = chunks
     own, near = torch.arange(w, device=like.device) + back * w, torch.arange((back + 1 + ahead) * w, device=like.device)
     distance = near - own[:, None]
     if bias is None:
@@ -299,15 +316,13 @@ def _visible(L: int, M: int, device: torch.device, causal: bool, valid: Tensor |
     return past if keys is None else past & keys
 
 
-def _formula(
-    q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, bias: Tensor | None, options: _Options
-) -> Float[Tensor, "B H L E"]:
+def _formula(q: Tensor, k: Tensor, v: Tensor, options: _Options) -> Float[Tensor, "B H L E"]:
     """The formula as written, against which the other implementations are tested."""
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if options.scale is None else options.scale)
-    if bias is not None:
-        scores = scores + bias
-    visible, masked = _visible(q.shape[2], k.shape[2], q.device, options.causal, valid), scores.isneginf()
+    if options.bias is not None:
+        scores = scores + options.bias
+    visible, masked = _visible(q.shape[2], k.shape[2], q.device, options.causal, options.valid), scores.isneginf()
     if visible is not None:
         masked = masked | ~visible
     # Not minus infinity: in a row with nothing else, the gradient would be NaN.
@@ -315,25 +330,22 @@ def _formula(
     return F.dropout(weights, options.dropout).to(v.dtype) @ v
 
 
-def _sdpa(
-    q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, bias: Tensor | None, options: _Options
-) -> Float[Tensor, "B H L E"]:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, options: _Options) -> Float[Tensor, "B H L E"]:
     """scaled_dot_product_attention. A mask, if needed, is materialised for a few queries at a time."""
     L, M = q.shape[2], k.shape[2]
-    common: dict[str, Any] = {
-        "scale": options.scale,
-        "dropout_p": options.dropout,
-        "enable_gqa": k.shape[1] != q.shape[1],
-    }
-    if options.causal and valid is None and bias is None and (L == M or q.is_cuda):
+    causal, scale, valid, bias, dropout = options
+    common: dict[str, Any] = {"scale": scale, "dropout_p": dropout, "enable_gqa": k.shape[1] != q.shape[1]}
+    if causal and valid is None and bias is None and (L == M or q.is_cuda):
         if L == M:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, **common)
+        from torch.nn.attention.bias import causal_lower_right  # brings torch's compiler: a second or two
+
         return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(L, M), **common)
     outputs, start = [], 0
-    for rows in q.split(ROWS, dim=2) if options.causal else (q,):
+    for rows in q.split(ROWS, dim=2) if causal else (q,):
         stop = start + rows.shape[2]
-        keys = M - L + stop if options.causal else M
-        mask = _visible(stop - start, keys, q.device, options.causal, None if valid is None else valid[:, :keys])
+        keys = M - L + stop if causal else M
+        mask = _visible(stop - start, keys, q.device, causal, None if valid is None else valid[:, :keys])
         if bias is not None:
             bias_block = bias[None, :, start:stop, :keys].to(q.dtype)
             mask = bias_block if mask is None else bias_block.masked_fill(~mask, -torch.inf)
@@ -354,10 +366,9 @@ class Segments(NamedTuple):
     key_ends: Int[Tensor, " N"]
 
 
-def segments(
-    B: int, L: int, w: int, back: int, ahead: int, valid: Bool[Tensor, "B L"] | None, device: torch.device
-) -> Segments:
+def segments(B: int, L: int, chunks: Chunks, valid: Bool[Tensor, "B L"] | None, device: torch.device) -> Segments:
     """One segment for every chunk of every sequence, without masked steps; chunks without any other are left out."""
+    w, back, ahead = chunks
     n = -(-L // w)
     included = torch.ones(B, L, dtype=torch.bool, device=device) if valid is None else valid
     counts = F.pad(included, (0, n * w - L)).view(B, n, w).sum(-1)
@@ -380,9 +391,7 @@ def segments(
     return Segments(queries, keys, query_ends.int(), key_ends.int())
 
 
-def _flash(
-    q: Tensor, k: Tensor, v: Tensor, w: int, back: int, ahead: int, valid: Tensor | None, options: _Options
-) -> Float[Tensor, "B H L E"]:
+def _flash(q: Tensor, k: Tensor, v: Tensor, chunks: Chunks, options: _Options) -> Float[Tensor, "B H L E"]:
     """One call of flash-attn for all segments, without padding. Its causal mask lets the last query of a segment see
     the last key, which is the query's own step."""
     B, H, L, E = q.shape
@@ -392,21 +401,20 @@ def _flash(
             f"the attention backend flash computes in half precision, but its input is {str(q.dtype)[6:]}; "
             "use precision: bf16, or another backend"
         )
-    where = segments(B, L, w, back, ahead, valid, q.device)
-    rows, keys, values = (
-        steps if index is None else steps[index]
-        for steps, index in zip(
-            (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)), (where.queries, where.keys, where.keys), strict=True
-        )
-    )
+    where = segments(B, L, chunks, options.valid, q.device)
+    rows, keys, values = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    if where.queries is not None:
+        rows = rows[where.queries]
+    if where.keys is not None:
+        keys, values = keys[where.keys], values[where.keys]
     y = backends.flash()(
         rows,
         keys,
         values,
         where.query_ends,
         where.key_ends,
-        min(w, L),
-        min((back + 1 + ahead) * w, L),
+        min(chunks.w, L),
+        min((chunks.back + 1 + chunks.ahead) * chunks.w, L),
         dropout_p=options.dropout,
         softmax_scale=options.scale,
         causal=options.causal,

@@ -12,12 +12,12 @@ imported and still fail there (state-spaces/s4 issue 17), and so can flash-attn,
 GPUs. The choice applies to the process: it changes how a model runs, not what it computes.
 """
 
+import contextlib
 import functools
 import importlib
 import os
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,6 @@ NAMES: dict[Choice, tuple[str, ...]] = {  # the first is the default
     "kernels": ("torch", "keops"),
     "attention": ("auto", "sdpa", "flash", "math"),
 }
-_KINDS: dict[Choice, str] = {"kernels": "kernel backend", "attention": "attention backend"}
 _chosen: dict[Choice, str] = {choice: names[0] for choice, names in NAMES.items()}
 
 
@@ -35,43 +34,25 @@ class Unavailable(RuntimeError):
     """A backend that does not exist or does not run here; the message says which and why."""
 
 
-class Row(NamedTuple):
-    """One backend in the report of `spt doctor`."""
-
-    choice: Choice
-    name: str
-    chosen: bool
-    problem: str | None  # None: it works
-
-
 def current(choice: Choice = "kernels") -> str:
     """The backend in use."""
     return _chosen[choice]
 
 
-class use:
+def use(name: str, choice: Choice = "kernels", device: str | None = None) -> contextlib.ExitStack:
     """Use a backend from now on, or as a context manager until its end.
 
     Raises `Unavailable` if it does not work (on this device; see `probe`), without changing the choice.
     """
-
-    def __init__(self, name: str, choice: Choice = "kernels", device: str | None = None) -> None:
-        names, kind = NAMES[choice], _KINDS[choice]
-        if name not in names:
-            raise Unavailable(f"there is no {kind} {name!r}; choose among {', '.join(names)}")
-        if problem := probe(name, device, choice):
-            raise Unavailable(f"the {kind} {name} does not work here: {problem}")
-        self._choice: Choice = choice
-        self._before = _chosen[choice]
-        _chosen[choice] = name
-
-    def __enter__(self) -> "use":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _chosen[self._choice] = self._before
+    names, kind = NAMES[choice], f"{choice.removesuffix('s')} backend"
+    if name not in names:
+        raise Unavailable(f"there is no {kind} {name!r}; choose among {', '.join(names)}")
+    if problem := probe(name, device, choice):
+        raise Unavailable(f"the {kind} {name} does not work here: {problem}")
+    restore = contextlib.ExitStack()
+    restore.callback(_chosen.__setitem__, choice, _chosen[choice])
+    _chosen[choice] = name
+    return restore
 
 
 def probe(name: str, device: str | None = None, choice: Choice = "kernels") -> str | None:
@@ -83,15 +64,6 @@ def probe(name: str, device: str | None = None, choice: Choice = "kernels") -> s
         return f"there is no such backend; choose among {', '.join(NAMES[choice])}"
     test = _PROBES.get(name)
     return None if test is None else test(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-def report(device: str | None = None) -> list[Row]:
-    """Every backend of every choice, probed: for `spt doctor`."""
-    return [
-        Row(choice, name, name == _chosen[choice], probe(name, device, choice))
-        for choice, names in NAMES.items()
-        for name in names
-    ]
 
 
 def keops() -> Any:

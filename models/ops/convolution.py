@@ -32,14 +32,12 @@ def spectrum(kernel: Float[Tensor, "K H M"], n: int) -> Complex[Tensor, "H F"]:
     return transform
 
 
-def convolve(
-    u: Float[Tensor, "B L H"], spectrum: Complex[Tensor, "H F"], n: int, dtype: torch.dtype | None = None
-) -> Float[Tensor, "B L H"]:
-    """The first L steps of the circular convolution, computed in the spectrum's precision, as `dtype` (default: u's).
+def convolve(u: Float[Tensor, "B L H"], spectrum: Complex[Tensor, "H F"], n: int) -> Float[Tensor, "B L H"]:
+    """The first L steps of the circular convolution, computed in the spectrum's precision, as u's type.
 
     Only u and the spectrum are kept for the backward pass, which transforms u again.
     """
-    y: Tensor = _Convolve.apply(u, spectrum, n, dtype or u.dtype)
+    y: Tensor = _Convolve.apply(u, spectrum, n)
     return y
 
 
@@ -68,10 +66,10 @@ class _Convolve(torch.autograd.Function):
     """Some features at a time, so that temporaries stay in a CPU's cache; (B, L, H) outside, (B, block, n) inside."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, spectrum: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, u: Tensor, spectrum: Tensor, n: int) -> Tensor:
         ctx.save_for_backward(u, spectrum)
         ctx.n = n
-        y = torch.empty_like(u, dtype=dtype)
+        y = torch.empty_like(u)
         for part in _blocks(u, n):
             product = _transform(u, part, n, spectrum).mul_(spectrum[part])
             y[..., part] = torch.fft.irfft(product, n=n)[..., : u.shape[1]].mT
@@ -91,7 +89,7 @@ class _Convolve(torch.autograd.Function):
             if du is not None:
                 product = transformed.mul_(spectrum[part].conj())
                 du[..., part] = torch.fft.irfft(product, n=n)[..., :length].mT
-        return du, dspectrum, None, None
+        return du, dspectrum, None
 
 
 def _blocks(u: Tensor, n: int) -> list[slice]:

@@ -5,6 +5,7 @@ z = dt A, L the length of a softmax.
 """
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -13,6 +14,13 @@ from torch import Tensor
 
 Transform = Literal["exp", "relu", "none", "softplus", "sigmoid"]
 _FLOOR = 1e-4  # smallest initial value of a positive number; and what relu adds
+_TRANSFORMS: dict[Transform, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {  # and their inverses
+    "exp": (torch.exp, torch.log),
+    "relu": (lambda parameter: parameter.relu() + _FLOOR, lambda value: value - _FLOOR),
+    "none": (lambda parameter: parameter, lambda value: value),
+    "softplus": (torch.nn.functional.softplus, lambda value: value.expm1().log()),
+    "sigmoid": (torch.sigmoid, lambda value: value.clamp_max(1 - _FLOOR).logit()),
+}
 
 
 def log_uniform(low: float, high: float, *shape: int) -> Float64[Tensor, "..."]:
@@ -22,25 +30,12 @@ def log_uniform(low: float, high: float, *shape: int) -> Float64[Tensor, "..."]:
 
 def positive(parameter: Float[Tensor, "*shape"], transform: Transform) -> Float[Tensor, "*shape"]:
     """The positive number that a parameter encodes (S4D, section 3.4)."""
-    if transform == "exp":
-        return parameter.exp()
-    if transform == "relu":
-        return parameter.relu() + _FLOOR
-    if transform == "softplus":
-        return torch.nn.functional.softplus(parameter)
-    return parameter.sigmoid() if transform == "sigmoid" else parameter
+    return _TRANSFORMS[transform][0](parameter)
 
 
 def parameter_for(value: Float[Tensor, "*shape"], transform: Transform) -> Float[Tensor, "*shape"]:
     """The parameter that encodes a positive number, clipped to at least 1e-4 (and, for sigmoid, to less than 1)."""
-    value = value.clamp_min(_FLOOR)
-    if transform == "exp":
-        return value.log()
-    if transform == "relu":
-        return value - _FLOOR
-    if transform == "softplus":
-        return value.expm1().log()
-    return value.clamp_max(1 - _FLOOR).logit() if transform == "sigmoid" else value
+    return _TRANSFORMS[transform][1](value.clamp_min(_FLOOR))
 
 
 def as_complex(pair: Float[Tensor, "*shape 2"]) -> Complex128[Tensor, "*shape"]:

@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from spt.models.ops import backends
 from spt.models.ops.counts import Counts
 from spt.models.ops.discretise import Transform, as_complex, positive
+from spt.models.ops.hippo import nplr
 
 Algorithm = Literal["krylov", "cauchy"]
 
@@ -52,6 +53,20 @@ def state_space(parameters: Mapping[str, Tensor], transform: Transform, rate: fl
     shared = (A, as_complex(parameters["P"]), as_complex(parameters["B"]))
     A, P, B = (x.repeat(len(dt) // len(x), 1) for x in shared)
     return StateSpace(dt, A, P, B, as_complex(parameters["C"]))
+
+
+def legs_parameters(N: int, H: int, K: int, S: int) -> dict[str, Tensor]:
+    """The initial parameters of S4 but for its steps: copies of HiPPO-LegS, with the imaginary part of B clipped at
+    2 as in the S4 repository, and C ~ CN(0, 1)."""
+    legs = nplr(N)
+    C = torch.randn(K, H, N // 2, dtype=torch.complex64)  # E|C|² = 1
+    return {
+        "A_real": (-legs.w.real).log().repeat(S, 1),
+        "A_imag": (-legs.w.imag).repeat(S, 1),
+        "P": torch.view_as_real(legs.P).repeat(S, 1, 1),
+        "B": torch.view_as_real(legs.B).repeat(S, 1, 1),
+        "C": torch.view_as_real(C),
+    }
 
 
 class System(NamedTuple):
@@ -90,12 +105,6 @@ def truncated(system: System, length: int) -> Complex128[Tensor, "K H M"]:
     """C~ = C (1 - Abar^length), which the published code trains (S4, section C.3)."""
     rows, matrix = _complement(system, length)
     return _from_rows(rows @ matrix)
-
-
-def untruncated(system: System, length: int) -> Complex128[Tensor, "K H M"]:
-    """C, where the system holds C~ instead: C~ (1 - Abar^length)^-1."""
-    rows, matrix = _complement(system, length)
-    return _from_rows(torch.linalg.solve(matrix, rows, left=False))
 
 
 def _complement(system: System, length: int) -> tuple[Float64[Tensor, "H K N"], Float64[Tensor, "H N N"]]:

@@ -4,7 +4,6 @@ What is cheap to recompute is not kept for the backward pass: of y -> GLU(W drop
 of the linear map are, neither GELU nor dropout nor gate. Letters: B sequences, L steps, H features.
 """
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -74,24 +73,6 @@ class Output(nn.Module):
             return gated
         dropped = y if before is None else y * before * scale
         return dropped * torch.sigmoid(v)
-
-    def import_dense(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Our map from flax's dense layers: out1 is gated by out2 (S5 and LRU repositories), or out2 alone."""
-        names = ["out1", "out2"] if self.kind == "glu" else ["out2"]
-        if self.linear is None or f"{names[0]}.kernel" not in raw:
-            return {}
-        weight = torch.cat([raw[f"{name}.kernel"].T for name in names])
-        return {"linear.weight": weight, "linear.bias": torch.cat([raw[f"{name}.bias"] for name in names])}
-
-    def export_dense(self) -> dict[str, Tensor]:
-        """The other way."""
-        if self.linear is None:
-            return {}
-        names = ["out1", "out2"] if self.kind == "glu" else ["out2"]
-        width = self.linear.in_features
-        weights = zip(names, self.linear.weight.split(width), strict=True)
-        biases = zip(names, self.linear.bias.split(width), strict=True)
-        return {f"{n}.kernel": weight.T for n, weight in weights} | {f"{n}.bias": bias for n, bias in biases}
 
     def flops(self, length: int) -> Counts:
         return Counts() if self.linear is None else linear(length, self.linear.in_features, self.linear.out_features)

@@ -31,33 +31,25 @@ _RESPONSES = 2**22  # numbers of an impulse response computed at a time
 
 
 def scan(
-    a: Inexact[Tensor, "*steps P"],
-    b: Inexact[Tensor, "B L P"],
-    initial: Inexact[Tensor, "B P"] | None = None,
-    *,
-    reverse: bool = False,
+    a: Inexact[Tensor, "*steps P"], b: Inexact[Tensor, "B L P"], *, reverse: bool = False
 ) -> Inexact[Tensor, "B L P"]:
-    """x with x_t = a x_{t-1} + b_t, from x_{-1} = `initial` (0); `reverse`: x_t = a x_{t+1} + b_t, from x_L.
+    """x with x_t = a x_{t-1} + b_t, from x_{-1} = 0; `reverse`: x_t = a x_{t+1} + b_t, from x_L = 0.
 
     `a` is (P,), or (B, L, P) with one coefficient for every step; a and b are both real or both complex. The result has
     the type of b.
     """
     _check(a, b)
-    x: Tensor = _Scan.apply(a, b, initial, reverse)
+    x: Tensor = _Scan.apply(a, b, reverse)
     return x
 
 
 def sequential(
-    a: Inexact[Tensor, "*steps P"],
-    b: Inexact[Tensor, "B L P"],
-    initial: Inexact[Tensor, "B P"] | None = None,
-    *,
-    reverse: bool = False,
+    a: Inexact[Tensor, "*steps P"], b: Inexact[Tensor, "B L P"], *, reverse: bool = False
 ) -> Inexact[Tensor, "B L P"]:
     """The definition of `scan`: a loop over the steps."""
     _check(a, b)
     a = a.to(b.dtype).expand_as(b)
-    x = torch.zeros_like(b[:, 0]) if initial is None else initial
+    x = torch.zeros_like(b[:, 0])
     states: dict[int, Tensor] = {}
     for t in sorted(range(b.shape[1]), reverse=reverse):
         states[t] = x = a[:, t] * x + b[:, t]
@@ -75,18 +67,18 @@ def _check(a: Tensor, b: Tensor) -> None:
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor, reverse: bool) -> Tensor:
         x = torch.empty_like(b, memory_format=torch.contiguous_format)
-        _solve(a, b.resolve_conj(), x, initial, reverse)
-        ctx.save_for_backward(a, x, initial)
+        _solve(a, b.resolve_conj(), x, None, reverse)
+        ctx.save_for_backward(a, x)
         ctx.reverse = reverse
         return x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, Tensor, None]:
         """g_t = dx_t + conj(a_{t+1}) g_{t+1} is the gradient of b; conj(x_{t-1}) g_t that of a_t."""
-        a, x, initial = ctx.saved_tensors
+        a, x = ctx.saved_tensors
         L, dx = x.shape[1], dx.resolve_conj()
         first, last = (L - 1, 0) if ctx.reverse else (0, L - 1)
         before, after = (slice(1, L), slice(0, L - 1)) if ctx.reverse else (slice(0, L - 1), slice(1, L))
@@ -95,24 +87,18 @@ class _Scan(torch.autograd.Function):
         g[:, last] = dx[:, last]
         if L > 1:
             _solve(back, dx[:, before], g[:, before], g[:, last], not ctx.reverse)
-        da = dinitial = None
-        if ctx.needs_input_grad[0]:
-            at_first = None if initial is None else initial.conj() * g[:, first]
-            if a.ndim == 1:
-                da = _summed_products(x[:, before], g[:, after]).to(a.dtype)
-                da = da if at_first is None else da + at_first.sum(0)
-            else:
-                da = torch.empty_like(g)
-                da[:, first] = 0 if at_first is None else at_first
-                torch.mul(x[:, before].conj(), g[:, after], out=da[:, after])
-                da = da.to(a.dtype)
-        if ctx.needs_input_grad[2]:
-            dinitial = (a if a.ndim == 1 else a[:, first]).to(g.dtype).conj() * g[:, first]
-        return da, g, dinitial, None
+        if not ctx.needs_input_grad[0]:
+            return None, g, None
+        if a.ndim == 1:
+            return _summed_products(x[:, before], g[:, after]).to(a.dtype), g, None
+        da = torch.empty_like(g)
+        da[:, first] = 0
+        torch.mul(x[:, before].conj(), g[:, after], out=da[:, after])
+        return da.to(a.dtype), g, None
 
 
 def _solve(a: Tensor, b: Tensor, x: Tensor, initial: Tensor | None, reverse: bool) -> None:
-    """Write the states into x, which shares no memory with b."""
+    """Write the states after `initial` (None: zero) into x, which shares no memory with b."""
     L = b.shape[1]
     if L <= 2 * CHUNK:
         _walk(a.to(b.dtype), b, x, initial, reverse)

@@ -75,21 +75,6 @@ def softmax_vandermonde(
     return kernel
 
 
-def moments(
-    u: Float[Tensor, "B H L"], alpha: Float[Tensor, "H N"], theta: Float[Tensor, "H N"]
-) -> Complex[Tensor, "B H N"]:
-    """sum_l u[l] lambda^l: the state after an input that is given backwards in time."""
-    batch, _, length = u.shape
-    T, A = _blocks(batch, length)
-    u = torch.nn.functional.pad(u, (0, A * T - length)).transpose(0, 1).reshape(len(alpha), batch * A, T)
-    parts = [
-        torch.bmm(u, inner.mT).unflatten(1, (batch, A))
-        for inner in powers(alpha, theta, _steps(T, 1, u.device), u.dtype)
-    ]
-    outer = torch.complex(*powers(alpha, theta, _steps(A, T, u.device), u.dtype)).mT  # (H, A, N)
-    return (torch.complex(*parts) * outer[:, None]).sum(2).transpose(0, 1)
-
-
 def times_minus_i(W: Float[Tensor, "*shape 2"]) -> Float[Tensor, "*shape 2"]:
     """Im z = Re(-i z)."""
     return torch.stack([W[..., 1], -W[..., 0]], dim=-1)

@@ -8,13 +8,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spt.analysis.kernels import trained_label
 from spt.data.batching import collate
 from spt.errors import UsageError
 from spt.models.base import AttentionWeights, Context, Mixer
@@ -33,27 +34,19 @@ WITH_ATTENTION = ("dlr_attention", "spade", "transformer")
 WITHIN_STEPS = (1, 8, 64)  # steps
 
 
-class HeadStatistics(NamedTuple):
-    """Means over queries."""
-
-    distance: float  # steps
-    entropy: float  # nats
-    within: tuple[float, ...]  # share of the attention at most WITHIN_STEPS away
-
-    def as_dict(self) -> dict[str, float]:
-        shares = {f"within_{steps}": share for steps, share in zip(WITHIN_STEPS, self.within, strict=True)}
-        return {"distance": self.distance, "entropy": self.entropy, **shares}
+# Means over queries: distance in steps, entropy in nats, shares of the attention at most so many steps away.
+STATISTICS = ("distance", "entropy", *(f"within_{steps}" for steps in WITHIN_STEPS))
+Statistics = dict[str, float]
+Network = Literal["initial", "trained", "uniform"]  # uniform attention weighs all visible keys equally
 
 
 class HeadDistances(NamedTuple):
-    """One head of one layer; `uniform` weighs all visible keys equally."""
+    """One head of one layer."""
 
     layer: int  # from 1, among those with attention
     head: int  # from 1
     module: str  # the layer's name in the network
-    initial: HeadStatistics
-    trained: HeadStatistics
-    uniform: HeadStatistics
+    statistics: Mapping[Network, Statistics]
 
 
 class AttentionDistances(NamedTuple):
@@ -79,38 +72,28 @@ def attention_distances(
     trained = _Sums.of(setup.model, run, split, rows)
     if not trained:
         raise UsageError(
-            f"model {run.job.loaded.recipe.model.name} has no softmax attention to show; "
+            f"model {run.job.resolved.recipe.model.name} has no softmax attention to show; "
             f"{', '.join(WITH_ATTENTION[:-1])} and {WITH_ATTENTION[-1]} do"
         )
     initial = _Sums.of(run.untrained(), run, split, rows)
-    heads = [
-        HeadDistances(layer, head + 1, module, *numbers)
-        for layer, (module, sums) in enumerate(trained.items(), 1)
-        for head, numbers in enumerate(
-            zip(initial[module].numbers(), sums.numbers(), [sums.uniform_numbers()] * sums.heads, strict=True)
-        )
-    ]
+    heads: list[HeadDistances] = []
+    for layer, (module, sums) in enumerate(trained.items(), 1):
+        *by_head, uniform = sums.means()
+        for head, (before, after) in enumerate(zip(initial[module].means(), by_head, strict=False), 1):
+            statistics: dict[Network, Statistics] = {"initial": before, "trained": after, "uniform": uniform}
+            heads.append(HeadDistances(layer, head, module, statistics))
     return AttentionDistances(run, split, rows, tuple(heads))
 
 
 class _Sums:
-    """Sums over a layer's queries of distance, entropy and near shares, for each head and for uniform attention."""
+    """Sums over a layer's queries of every statistic, for each head and, last, for uniform attention."""
 
     def __init__(self) -> None:
         self.queries = 0
-        self.by_head: NDArray[np.float64] | None = None  # (H, 2 + len(WITHIN_STEPS))
-        self.uniform = np.zeros(2 + len(WITHIN_STEPS))
+        self.values: NDArray[np.float64] = np.zeros(())  # (H + 1, len(STATISTICS)) as soon as a pass was added
 
-    @property
-    def heads(self) -> int:
-        return 0 if self.by_head is None else len(self.by_head)
-
-    def numbers(self) -> list[HeadStatistics]:
-        assert self.by_head is not None, "the layer was called"
-        return [_numbers(row / self.queries) for row in self.by_head]
-
-    def uniform_numbers(self) -> HeadStatistics:
-        return _numbers(self.uniform / self.queries)
+    def means(self) -> list[Statistics]:
+        return [dict(zip(STATISTICS, row, strict=True)) for row in (self.values / self.queries).tolist()]
 
     def add(self, attention: AttentionWeights, valid: Tensor) -> None:
         """`valid` (B, L) excludes queries on padding; queries that may attend to nothing are excluded too."""
@@ -119,34 +102,27 @@ class _Sums:
         query = torch.arange(attention.first_query, attention.first_query + R, device=device)
         key = torch.arange(attention.first_key, attention.first_key + M, device=device)
         away = (key - query[:, None]).abs()
-        is_counted = (
-            valid[:, attention.first_query : attention.first_query + R] & attention.visible.any(-1)[:, 0]
-        )  # (B, R)
-        near = [(away <= steps) for steps in WITHIN_STEPS]
+        counted = valid[:, attention.first_query : attention.first_query + R] & attention.visible.any(-1)[:, 0]
+        near = [away <= steps for steps in WITHIN_STEPS]
         weights = attention.weights
-        by_head = [
-            (weights * away).sum(-1),
-            torch.special.entr(weights).sum(-1),
-            *((weights * n).sum(-1) for n in near),
-        ]
-        sums = torch.stack([torch.einsum("bhr,br->h", part.double(), is_counted.double()) for part in by_head], dim=-1)
-        self.by_head = sums.cpu().numpy() + (0.0 if self.by_head is None else self.by_head)
+        heads = [(weights * away).sum(-1), torch.special.entr(weights).sum(-1), *((weights * n).sum(-1) for n in near)]
+        by_head = torch.stack([torch.einsum("bhr,br->h", part.double(), counted.double()) for part in heads], dim=-1)
         visible = attention.visible[:, 0].double()  # (B or 1, R, M)
         count = visible.sum(-1).clamp_min(1.0)
         even = [(visible * away).sum(-1) / count, count.log(), *((visible * n).sum(-1) / count for n in near)]
-        self.uniform += np.array([float((part * is_counted).sum()) for part in even])
-        self.queries += int(is_counted.sum())
+        uniform = [float((part * counted).sum()) for part in even]
+        self.values = self.values + np.vstack([by_head.cpu().numpy(), uniform])
+        self.queries += int(counted.sum())
 
     @staticmethod
     def of(model: SequenceModel, run: FinishedRun, split: str, rows: int) -> dict[str, "_Sums"]:
         """By name, every layer with softmax attention that the model calls."""
-        setup, job = run.setup, run.job
-        data = setup.data
-        draw = evaluation_draw(job.train, job.seed, run.result.best_step)
+        data, objective = run.setup.data, run.setup.objective
+        draw = evaluation_draw(run.job.train, run.job.seed, run.result.best_step)
         with torch.no_grad(), recorded_attention(model) as sums:
             for row in range(rows):
                 batch = collate(data.splits[split], np.array([row]), data.input, data.target)
-                inputs, _ = setup.objective.make_inputs(batch, draw)
+                inputs, _ = objective.make_inputs(batch, draw)
                 model(inputs)
                 if not sums:
                     break
@@ -179,11 +155,10 @@ def recorded_attention(model: torch.nn.Module) -> Iterator[dict[str, _Sums]]:
             handle.remove()
 
 
-def _numbers(row: NDArray[np.float64]) -> HeadStatistics:
-    return HeadStatistics(float(row[0]), float(row[1]), tuple(float(share) for share in row[2:]))
-
-
 def to_json(distances: AttentionDistances, files: Sequence[Path]) -> dict[str, Any]:
+    def finite(numbers: Statistics) -> dict[str, float | None]:
+        return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+
     return {
         **distances.run.about(),
         "split": distances.split,
@@ -193,7 +168,7 @@ def to_json(distances: AttentionDistances, files: Sequence[Path]) -> dict[str, A
                 "layer": head.layer,
                 "head": head.head,
                 "module": head.module,
-                **{name: _finite(getattr(head, name).as_dict()) for name in ("initial", "trained", "uniform")},
+                **{network: finite(numbers) for network, numbers in head.statistics.items()},
             }
             for head in distances.heads
         ],
@@ -212,13 +187,13 @@ def attention_table(distances: AttentionDistances) -> "Table":
     for column in ("distance", "start", "uniform", "entropy", "start", *shares):
         table.add_column(column, justify="right")
     for head in distances.heads:
-        statistics = (head.trained, head.initial, head.uniform)
+        trained, initial, uniform = (head.statistics[name] for name in ("trained", "initial", "uniform"))
         table.add_row(
             str(head.layer) if head.head == 1 else "",
             str(head.head),
-            *(f"{numbers.distance:.1f}" for numbers in statistics),
-            *(f"{numbers.entropy:.2f}" for numbers in statistics[:2]),
-            *(f"{100 * share:.1f}" for share in head.trained.within),
+            *(f"{numbers['distance']:.1f}" for numbers in (trained, initial, uniform)),
+            *(f"{numbers['entropy']:.2f}" for numbers in (trained, initial)),
+            *(f"{100 * trained[f'within_{steps}']:.1f}" for steps in WITHIN_STEPS),
         )
     return table
 
@@ -230,61 +205,40 @@ def attention_figure(distances: AttentionDistances) -> "Plot":
     result = distances.run.result
     caption = (
         f"Mean attention distance of every head, in steps, on {distances.rows:,} {distances.split} rows: filled "
-        f"{_last(distances)}, hollow at the start; dashes: uniform attention over all that a head can see."
+        f"{trained_label(result)[0]}, hollow at the start; dashes: uniform attention over all that a head can see."
     )
     data = [
-        {
-            "layer": head.layer,
-            "head": head.head,
-            **{
-                f"{network}_{name}": value
-                for network in ("initial", "trained", "uniform")
-                for name, value in getattr(head, network).as_dict().items()
-            },
-        }
+        {"layer": head.layer, "head": head.head}
+        | {f"{network}_{name}": x for network, numbers in head.statistics.items() for name, x in numbers.items()}
         for head in distances.heads
     ]
     title = f"Attention distance of {result.recipe}, seed {result.seed}"
     return Plot("attention", title, caption, lambda palette: _draw(distances, palette), data)
 
 
-def _last(distances: AttentionDistances) -> str:
-    result = distances.run.result
-    return "after pretraining" if result.stage == "pretrain" else "after finetuning" if result.parent else "trained"
-
-
 def _draw(distances: AttentionDistances, palette: "Palette") -> "Figure":
     from spt.report.plotting import new_figure
 
-    result, layers = distances.run.result, distances.heads[-1].layer
-    color = palette.pretrain if result.stage == "pretrain" else palette.spt if result.parent else palette.scratch
+    layers = distances.heads[-1].layer
+    label, color = trained_label(distances.run.result)
     figure = new_figure(min(11.0, max(5.0, 1.6 + 0.9 * layers)), 3.6)
     panel = figure.subplots()
     for layer in range(1, layers + 1):
-        heads = [head for head in distances.heads if head.layer == layer]
+        heads = [head.statistics for head in distances.heads if head.layer == layer]
         places = layer + 0.6 * ((np.arange(len(heads)) + 0.5) / len(heads) - 0.5)
-        before = [head.initial.distance for head in heads]
-        after = [head.trained.distance for head in heads]
+        before, after, uniform = ([head[name]["distance"] for head in heads] for name in get_args(Network))
         (dashes,) = panel.plot(
-            [layer - 0.36, layer + 0.36],
-            [heads[0].uniform.distance] * 2,
-            color=palette.faint,
-            linestyle=(0, (4, 2)),
-            linewidth=1.2,
+            [layer - 0.36, layer + 0.36], [uniform[0]] * 2, color=palette.faint, linestyle=(0, (4, 2)), linewidth=1.2
         )
         panel.vlines(places, before, after, color=palette.faint, linewidth=0.8, zorder=1.5)
         (hollow,) = panel.plot(places, before, "o", color=palette.faint, markerfacecolor=palette.paper, zorder=2)
-        (filled,) = panel.plot(places, after, "o", color=color, zorder=3)
+        (filled,) = panel.plot(places, after, "o", color=getattr(palette, color), zorder=3)
     panel.grid(visible=False, axis="x")
     panel.set_xticks(range(1, layers + 1))
     panel.set_xlim(0.5, layers + 0.5)
     panel.set_ylim(bottom=0.0)
     panel.set_xlabel("layer")
     panel.set_ylabel("mean attention distance (steps)")
-    names = ["at the start", _last(distances), "uniform"]
+    names = ["at the start", label, "uniform"]
     figure.legend([hollow, filled, dashes], names, loc="outside upper left", ncols=3)
     return figure
-
-
-def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}

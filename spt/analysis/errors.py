@@ -7,12 +7,11 @@ Letters: n rows, m items, K numbers of a prediction, R runs (1 or 2), C classes.
 """
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +74,11 @@ class Evaluation:
         return isinstance(self.target, Classes)
 
     @property
+    def score(self) -> Literal["accuracy", "RMSE"]:
+        """Of a group of items."""
+        return "accuracy" if self.classes else "RMSE"
+
+    @property
     def split_name(self) -> str:
         return SPLIT_NAMES.get(self.split, self.split)
 
@@ -83,12 +87,15 @@ class Evaluation:
         rows = f"{len(self.rows):,} {self.split_name} rows"
         return rows if self.step is None else f"{len(self.truth):,} scored steps in {rows}"
 
-    def class_name(self, number: int) -> str:
-        return self.names[number] if number < len(self.names) else str(number)
+    def class_names(self, numbers: Iterable[Any]) -> list[str]:
+        return [self.names[k] if k < len(self.names) else str(k) for k in numbers]
 
-    def items(self, i: int) -> slice:
-        """Those of row i."""
-        return slice(*np.searchsorted(self.row, [i, i + 1]).tolist())
+    def row_ids(self, rows: Iterable[Any]) -> list[str]:
+        return [str(self.rows.ids[i]) for i in rows]
+
+    def items(self, i: int) -> NDArray[np.int64]:
+        """Indices of row i's."""
+        return np.arange(*np.searchsorted(self.row, [i, i + 1]))
 
     def correct(self, run: RunPredictions) -> NDArray[np.bool_]:
         """(m,)"""
@@ -99,8 +106,10 @@ class Evaluation:
         """(m, K)"""
         return run.predicted.astype(np.float64) - self.truth.astype(np.float64)
 
-    def squared_errors(self, run: RunPredictions) -> Floats:
-        """(m,) Mean over the numbers of a prediction."""
+    def losses(self, run: RunPredictions) -> Floats:
+        """(m,) Of a class 0 if it is correct, else 1; of numbers the mean of their squared errors."""
+        if self.classes:
+            return (~self.correct(run)).astype(np.float64)
         squared: Floats = np.square(self.errors(run)).mean(1)
         return squared
 
@@ -112,45 +121,16 @@ class Evaluation:
 
 
 Runs = Sequence[RunPredictions]
+Groups = tuple[list[str], NDArray[np.int64]]  # labels, and (m,) the index of each item's label
 
 
 @dataclass(frozen=True)
 class ErrorTable:
     name: str  # of its CSV file
     title: str
-    lines: Sequence[Mapping[str, Any]]  # all with the same keys
+    lines: Sequence[Line]  # all with the same keys
     caption: str = ""
-
-    @property
-    def columns(self) -> list[str]:
-        return list(self.lines[0]) if self.lines else []
-
-
-class Groups(NamedTuple):
-    labels: list[str]
-    of: NDArray[np.int64]  # (m,) index of each item's label
-
-
-class GroupScore(NamedTuple):
-    """The items of one group, and each run's score with its bounds."""
-
-    group: str
-    second: str  # of a crossed attribute, else empty
-    n: int
-    values: tuple[tuple[float, float | None, float | None], ...]  # (R,) value, low, high
-
-
-@dataclass(frozen=True)
-class Breakdown:
-    """Accuracy (of numbers, the RMSE) by a named attribute, perhaps crossed with a second one."""
-
-    name: str
-    second: str
-    lines: tuple[GroupScore, ...]
-
-    @property
-    def title(self) -> str:
-        return f"{self.name} and {self.second}" if self.second else self.name
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of a breakdown: attribute, each line's group
 
 
 @dataclass(frozen=True)
@@ -161,10 +141,9 @@ class ErrorAnalysis:
     runs: tuple[RunPredictions, ...]
     sentence: str
     tables: tuple[ErrorTable, ...]
-    breakdowns: tuple[Breakdown, ...]
+    confusions: Sequence[Line]  # all of them, the most common first
     matrix: NDArray[np.int64] | None  # (R, C, C) truth by prediction
     hardest: NDArray[np.int64]  # rows, the worst first
-    scores: tuple[dict[str, float], ...]
     notes: tuple[str, ...] = ()
     samples: bool = True  # may rows of the data set be shown?
 
@@ -178,23 +157,18 @@ def analyse_errors(
     evaluation: Evaluation, runs: Runs, top: int = 16, *, samples: bool = True, notes: Sequence[str] = ()
 ) -> ErrorAnalysis:
     """Every table that the targets allow; `top` is how many rows and confusions are listed."""
-    breakdowns = tuple(_breakdowns(evaluation, runs))
-    tables: list[ErrorTable] = []
+    confusions: list[Line] = []
     matrix = None
     if evaluation.classes:
-        matrix = _matrix(evaluation, runs)
-        largest = confusions(evaluation, runs)
+        confusions, matrix = _confusions(evaluation, runs), _matrix(evaluation, runs)
+        sentence = _class_sentence(evaluation, runs, confusions)
+        tables = [ErrorTable("confusions", "Largest confusions", confusions[:top])]
         if matrix is not None:
-            tables.append(class_table(evaluation, runs, matrix))
-        if largest:
-            tables.append(ErrorTable("confusions", "Largest confusions", largest[:top]))
-        if matrix is not None:
-            tables.append(matrix_table(evaluation, runs, matrix))
-        sentence = _class_sentence(evaluation, runs, largest)
+            tables = [_class_table(evaluation, runs, matrix), *tables, _matrix_table(evaluation, runs, matrix)]
     else:
-        tables.append(output_table(evaluation, runs))
         sentence = _number_sentence(evaluation, runs)
-    tables += [_breakdown_table(evaluation, runs, breakdown) for breakdown in breakdowns]
+        tables = [_output_table(evaluation, runs)]
+    tables += _breakdowns(evaluation, runs)
     hardest = hardest_rows(evaluation, runs[0])[:top]
     if len(hardest):
         tables.append(_hardest_table(evaluation, runs, hardest, samples))
@@ -204,39 +178,50 @@ def analyse_errors(
         evaluation,
         tuple(runs),
         sentence,
-        tuple(tables),
-        breakdowns,
-        matrix,
-        hardest,
-        scores=tuple(_scores(evaluation, run) for run in runs),
+        tables=tuple(table for table in tables if table.lines),
+        confusions=confusions,
+        matrix=matrix,
+        hardest=hardest,
         notes=tuple(notes),
         samples=samples,
     )
 
 
-def _scores(evaluation: Evaluation, run: RunPredictions) -> dict[str, float]:
-    if evaluation.classes:
-        return {"accuracy": float(np.mean(evaluation.correct(run)))}
-    error = evaluation.errors(run)
-    return {
-        "rmse": float(np.sqrt(np.mean(error**2))),
-        "mae": float(np.mean(np.abs(error))),
-        "bias": float(error.mean()),
-    }
+def lines_of(columns: Mapping[str, Any]) -> list[Line]:
+    """A table's lines from its columns, with None for NaN."""
+    from pandas import DataFrame  # slow to import
+
+    frame = DataFrame(columns)
+    lines: list[Line] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return lines
 
 
-def _class_sentence(evaluation: Evaluation, runs: Runs, largest: Sequence[Mapping[str, Any]]) -> str:
-    correct = [evaluation.correct(run) for run in runs]
+def column_name(name: str, run: RunPredictions, runs: Runs) -> str:
+    """With the run's label if there are two."""
+    return name if len(runs) == 1 else f"{name} {run.label}"
+
+
+def _side_by_side(runs: Runs, columns: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """(R,) runs' columns as those of one table."""
+    pairs = zip(runs, columns, strict=True)
+    return {column_name(name, run, runs): values for run, own in pairs for name, values in own.items()}
+
+
+def rmse(errors: Floats) -> float:
+    return float(np.sqrt(np.square(errors).mean()))
+
+
+def _class_sentence(evaluation: Evaluation, runs: Runs, confusions: Sequence[Line]) -> str:
+    correct = np.stack([evaluation.correct(run) for run in runs])  # (R, m)
     shares = [f"{100 * int(each.sum()) / len(each):.1f} %" for each in correct]
     if len(runs) == 2:
-        first, second = correct
-        alone = (int(np.sum(first & ~second)), int(np.sum(second & ~first)))
+        alone = (correct & ~correct[::-1]).sum(1)
         by_run = ", ".join(f"{run.label} {share}" for run, share in zip(runs, shares, strict=True))
         alone_text = ", ".join(f"{count:,} by {run.label} alone" for run, count in zip(runs, alone, strict=True))
         return f"{by_run} of {evaluation.size_text} correct; {alone_text}."
-    if correct[0].all():
+    if not confusions:
         return f"All {evaluation.size_text} correct."
-    top = largest[0]
+    top = confusions[0]
     return (
         f"{shares[0]} of {evaluation.size_text} correct; the most common confusion is {top['truth']} predicted as "
         f"{top['answer']}, {top['count']:,} of {top['of']:,}."
@@ -246,12 +231,11 @@ def _class_sentence(evaluation: Evaluation, runs: Runs, largest: Sequence[Mappin
 def _number_sentence(evaluation: Evaluation, runs: Runs) -> str:
     clauses = []
     for run in runs:
-        error = evaluation.errors(run)
-        worst = int(np.argmax(np.square(error).mean(1)))
+        error, worst = evaluation.errors(run), int(np.argmax(evaluation.losses(run)))
         label = f"{run.label}: " if len(runs) == 2 else ""
         clauses.append(
-            f"{label}RMSE {np.sqrt(np.square(error).mean()):.4g}, the largest error {np.abs(error[worst]).max():.4g} "
-            f"in row {evaluation.rows.ids[evaluation.row[worst]]}"
+            f"{label}RMSE {rmse(error):.4g}, the largest error {np.abs(error[worst]).max():.4g} in row "
+            f"{evaluation.rows.ids[evaluation.row[worst]]}"
         )
     return f"{'; '.join(clauses)}; over {evaluation.size_text}."
 
@@ -269,94 +253,81 @@ def _matrix(evaluation: Evaluation, runs: Runs) -> NDArray[np.int64] | None:
     return np.stack([confusion_matrix(evaluation.truth, run.predicted, labels=labels) for run in runs])
 
 
-def class_table(evaluation: Evaluation, runs: Runs, matrix: NDArray[np.int64]) -> ErrorTable:
+def _class_table(evaluation: Evaluation, runs: Runs, matrix: NDArray[np.int64]) -> ErrorTable:
     """Support, recall, precision and F1 of every class; of pixels also intersection over union."""
-    columns: dict[str, Sequence[Any]] = {
-        "class": [evaluation.class_name(k) for k in range(matrix.shape[1])],
-        "support": matrix[0].sum(1).tolist(),
-    }
-    for run, counts in zip(runs, matrix, strict=True):
-        hits, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
-        scores = {
-            "recall": (hits, true),
-            "precision": (hits, predicted),
-            "F1": (2 * hits, true + predicted),
-        }
-        if evaluation.step is not None and as_picture(evaluation, 0) is not None:
-            scores["IoU"] = (hits, true + predicted - hits)
-        for name, (part, whole) in scores.items():
-            ratios = zip(part.tolist(), whole.tolist(), strict=True)
-            columns[_column(name, run, runs)] = [a / b if b else None for a, b in ratios]
-    lines = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    from pandas import Series
+
+    pixels = evaluation.step is not None and as_picture(evaluation, 0) is not None
+
+    def scores(counts: NDArray[np.int64]) -> dict[str, Any]:  # 0/0 is NaN
+        hits, true, predicted = map(Series, (counts.diagonal(), counts.sum(1), counts.sum(0)))
+        scores = {"recall": hits / true, "precision": hits / predicted, "F1": 2 * hits / (true + predicted)}
+        return scores | ({"IoU": hits / (true + predicted - hits)} if pixels else {})
+
+    names, support = evaluation.class_names(range(matrix.shape[1])), matrix[0].sum(1)
+    lines = lines_of({"class": names, "support": support, **_side_by_side(runs, map(scores, matrix))})
     caption = _undefined(lines, "- if a class does not occur or is never predicted")
     return ErrorTable("classes", "By class", lines, caption)
 
 
-def _undefined(lines: Sequence[Mapping[str, Any]], caption: str) -> str:
+def _undefined(lines: Sequence[Line], caption: str) -> str:
     return caption if any(value is None for line in lines for value in line.values()) else ""
 
 
-def _column(name: str, run: RunPredictions, runs: Runs) -> str:
-    """A column's name: with the run's label if there are two."""
-    return name if len(runs) == 1 else f"{name} {run.label}"
-
-
-def confusions(evaluation: Evaluation, runs: Runs) -> list[Line]:
+def _confusions(evaluation: Evaluation, runs: Runs) -> list[Line]:
     """Every pair of a class and a wrong prediction that occurs, the most common in both runs together first."""
-    truth = evaluation.truth.astype(np.int64)
-    count = int(max(truth.max(), *(run.predicted.max() for run in runs))) + 1
-    support = np.bincount(truth, minlength=count).tolist()
-    occurrences: dict[tuple[int, int], list[int]] = {}
-    for number, run in enumerate(runs):
-        wrong = ~evaluation.correct(run)
-        pairs, counts = np.unique(truth[wrong] * count + run.predicted[wrong], return_counts=True)
-        for pair, times in zip(pairs.tolist(), counts.tolist(), strict=True):
-            occurrences.setdefault(divmod(pair, count), [0] * len(runs))[number] = times
-    lines = []
-    for (true, predicted), by_run in sorted(occurrences.items(), key=lambda item: (-sum(item[1]), item[0])):
-        line: Line = {"truth": evaluation.class_name(true), "answer": evaluation.class_name(predicted)}
-        line |= {_column("count", run, runs): times for run, times in zip(runs, by_run, strict=True)}
-        line["of"] = support[true]
-        line |= {_column("share", run, runs): times / support[true] for run, times in zip(runs, by_run, strict=True)}
-        lines.append(line)
-    return lines
+    from pandas import DataFrame, concat
 
-
-def matrix_table(evaluation: Evaluation, runs: Runs, matrix: NDArray[np.int64]) -> ErrorTable:
-    names = [evaluation.class_name(k) for k in range(matrix.shape[1])]
-    lines = [
+    pairs = (DataFrame({"truth": evaluation.truth, "answer": run.predicted}) for run in runs)
+    wrong = [each[each["truth"] != each["answer"]].value_counts() for each in pairs]
+    counts = concat(wrong, axis=1).fillna(0).astype(int).sort_index()
+    counts = counts.loc[counts.sum(axis=1).sort_values(ascending=False, kind="stable").index]
+    truth, answer = counts.index.get_level_values("truth"), counts.index.get_level_values("answer")
+    support = np.bincount(evaluation.truth)[truth]
+    by_run = counts.to_numpy().T
+    return lines_of(
         {
-            **({"run": run.label} if len(runs) == 2 else {}),
-            "truth": name,
-            **{f"as {predicted}": count for predicted, count in zip(names, row, strict=True)},
+            "truth": evaluation.class_names(truth),
+            "answer": evaluation.class_names(answer),
+            **_side_by_side(runs, ({"count": times} for times in by_run)),
+            "of": support,
+            **_side_by_side(runs, ({"share": times / support} for times in by_run)),
         }
-        for run, counts in zip(runs, matrix, strict=True)
-        for name, row in zip(names, counts.tolist(), strict=True)
-    ]
+    )
+
+
+def _matrix_table(evaluation: Evaluation, runs: Runs, matrix: NDArray[np.int64]) -> ErrorTable:
+    names = evaluation.class_names(range(matrix.shape[1]))
+    lines = []
+    for run, counts in zip(runs, matrix, strict=True):
+        head = {"run": run.label} if len(runs) == 2 else {}
+        predicted = {f"as {name}": column for name, column in zip(names, counts.T, strict=True)}
+        lines += lines_of({**head, "truth": names, **predicted})
     return ErrorTable("confusion", "Confusion matrix: truth down, predictions across", lines)
 
 
-def output_table(evaluation: Evaluation, runs: Runs) -> ErrorTable:
+def _output_table(evaluation: Evaluation, runs: Runs) -> ErrorTable:
     """Bias, RMSE, MAE and R² of every number of a prediction.
 
     R² = 1 - squared error / squared deviation of the truth from its mean; undefined if the truth is constant.
     """
-    lines = []
-    for k in range(evaluation.truth.shape[1]):
-        truth = evaluation.truth[:, k].astype(np.float64)
-        line: Line = {"output": str(k), "n": len(truth), "mean": float(truth.mean())}
-        spread = float(np.square(truth - truth.mean()).sum())
-        for run in runs:
-            error = run.predicted[:, k].astype(np.float64) - truth
-            squared = float(np.square(error).sum())
-            scores = {
-                "bias": float(error.mean()),
-                "RMSE": (squared / len(truth)) ** 0.5,
-                "MAE": float(np.abs(error).mean()),
-                "R²": 1 - squared / spread if spread > 1e-12 * float(np.square(truth).sum()) else None,
-            }
-            line |= {_column(name, run, runs): value for name, value in scores.items()}
-        lines.append(line)
+    truth = np.ascontiguousarray(evaluation.truth.T, np.float64)  # (K, m)
+    outputs, n = truth.shape
+    spread = np.square(truth - truth.mean(1, keepdims=True)).sum(1)
+    spread[spread <= 1e-12 * np.square(truth).sum(1)] = np.nan
+
+    def scores(run: RunPredictions) -> dict[str, Any]:
+        error = np.ascontiguousarray(evaluation.errors(run).T)
+        squared = np.square(error).sum(1)
+        return {
+            "bias": error.mean(1),
+            "RMSE": [mean**0.5 for mean in (squared / n).tolist()],
+            "MAE": np.abs(error).mean(1),
+            "R²": 1 - squared / spread,
+        }
+
+    columns = {"output": list(map(str, range(outputs))), "n": n, "mean": truth.mean(1)}
+    lines = lines_of(columns | _side_by_side(runs, map(scores, runs)))
     caption = _undefined(lines, "- if the truth is constant")
     return ErrorTable("outputs", "Errors by output: prediction minus truth", lines, caption)
 
@@ -367,87 +338,63 @@ def groups(values: NDArray[Any]) -> Groups:
     if values.dtype.kind not in "iuf" or (whole and len(np.unique(values)) <= MAX_LEVELS):
         levels, index = np.unique(values, return_inverse=True)
         labels = [x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x) for x in levels.tolist()]
-        return Groups(labels, index.reshape(-1))
-    method: Any = "inverted_cdf"  # edges are values that occur
+        return labels, index.reshape(-1)
+    method: Any = "inverted_cdf"  # edges are values that occur, so no bin is empty
     edges = np.unique(np.quantile(values, np.linspace(0, 1, BINS + 1), method=method))
-    starts = edges[:-1] if len(edges) > 1 else edges
-    bins = np.clip(np.searchsorted(starts, values, side="right") - 1, 0, None)
-    used, index = np.unique(bins, return_inverse=True)
-    ranges = ((inside.min(), inside.max()) for inside in (values[bins == i] for i in used))
-    return Groups([_range_text(low, high, whole) for low, high in ranges], index.reshape(-1))
-
-
-def _range_text(low: Any, high: Any, whole: bool) -> str:
+    index = np.searchsorted(edges[1:-1], values, side="right")
+    bins = [values[index == i] for i in range(index.max() + 1)]
+    bounds = [(inside.min(), inside.max()) for inside in bins]
     if whole:
-        return f"{low}" if low == high else f"{low}–{high}"
-    return f"{low:.3g} to {high:.3g}"
+        return [f"{low}" if low == high else f"{low}–{high}" for low, high in bounds], index
+    return [f"{low:.3g} to {high:.3g}" for low, high in bounds], index
 
 
-def _breakdowns(evaluation: Evaluation, runs: Runs) -> Iterable[Breakdown]:
+def _breakdowns(evaluation: Evaluation, runs: Runs) -> list[ErrorTable]:
     """By the task's own attributes and by those that every task has; then by the first two of its own, crossed."""
     attributes = dict(evaluation.attributes)
     attributes.setdefault("length", evaluation.rows.lengths[evaluation.row])
     if evaluation.step is not None:
         attributes.setdefault("position", evaluation.step)
     grouped = {name: groups(values) for name, values in attributes.items()}
-    for name, by in grouped.items():
-        if len(by.labels) > 1:
-            yield Breakdown(name, "", tuple(_group_scores(evaluation, runs, by)))
-    own = [name for name in list(evaluation.attributes)[:2] if len(grouped[name].labels) > 1]
-    if len(own) == 2 and len(grouped[own[1]].labels) <= MAX_CROSSED:
-        crossed = _group_scores(evaluation, runs, grouped[own[0]], grouped[own[1]])
-        yield Breakdown(own[0], own[1], tuple(crossed))
+    grouped = {name: (labels, index) for name, (labels, index) in grouped.items() if len(labels) > 1}
+    tables = [_breakdown(evaluation, runs, {name: grouped[name]}) for name in grouped]
+    crossed = [name for name in list(evaluation.attributes)[:2] if name in grouped]
+    if len(crossed) == 2 and len(grouped[crossed[1]][0]) <= MAX_CROSSED:
+        tables.append(_breakdown(evaluation, runs, {name: grouped[name] for name in crossed}))
+    return tables
 
 
-def _group_scores(
-    evaluation: Evaluation, runs: Runs, first: Groups, second: Groups | None = None
-) -> Iterable[GroupScore]:
-    """The groups that have items: of classes accuracy and its Wilson interval, of numbers the RMSE."""
-    count = 1 if second is None else len(second.labels)
-    index = first.of if second is None else first.of * count + second.of
-    size = len(first.labels) * count
-    n = np.bincount(index, minlength=size)
-    scores = [evaluation.correct(run) if evaluation.classes else evaluation.squared_errors(run) for run in runs]
-    sums = [np.bincount(index, score, size) for score in scores]
-    for i in np.flatnonzero(n).tolist():
-        values = []
-        for total in sums:
-            low, high = wilson(round(total[i]), int(n[i])) if evaluation.classes else (None, None)
-            mean = float(total[i] / n[i])
-            values.append((mean if evaluation.classes else mean**0.5, low, high))
-        group, other = divmod(i, count)
-        yield GroupScore(first.labels[group], "" if second is None else second.labels[other], int(n[i]), tuple(values))
-
-
-def wilson(correct: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Wilson's score interval (1927) of a share: correct of n independent predictions."""
+def _breakdown(evaluation: Evaluation, runs: Runs, grouped: Mapping[str, Groups]) -> ErrorTable:
+    """The groups that have items: of classes accuracy and its Wilson interval (1927), of numbers the RMSE."""
     from scipy.stats import binomtest  # slow to import
 
-    interval = binomtest(correct, n).proportion_ci(confidence, method="wilson")
-    return float(interval.low), float(interval.high)
+    shape = [len(labels) for labels, _ in grouped.values()]
+    index = np.ravel_multi_index([index for _, index in grouped.values()], shape)
+    used, n = np.unique(index, return_counts=True)
 
+    def scores(run: RunPredictions) -> dict[str, Any]:
+        loss = np.bincount(index, evaluation.losses(run))[used]
+        if not evaluation.classes:
+            return {"RMSE": np.array([mean**0.5 for mean in (loss / n).tolist()])}
+        correct = n - loss.astype(np.int64)
+        tests = map(binomtest, correct.tolist(), n.tolist())
+        low, high = zip(*(test.proportion_ci(CONFIDENCE, method="wilson") for test in tests), strict=True)
+        return {"accuracy": correct / n, "low": low, "high": high}
 
-def _breakdown_table(evaluation: Evaluation, runs: Runs, breakdown: Breakdown) -> ErrorTable:
-    score = "accuracy" if evaluation.classes else "RMSE"
-    lines = []
-    for group in breakdown.lines:
-        line: Line = {breakdown.name: group.group}
-        line |= {breakdown.second: group.second} if breakdown.second else {}
-        line["n"] = group.n
-        for run, (value, low, high) in zip(runs, group.values, strict=True):
-            line[_column(score, run, runs)] = value
-            if evaluation.classes:
-                line |= {_column("low", run, runs): low, _column("high", run, runs): high}
-        if len(runs) == 2:
-            name = "difference" if evaluation.classes else "RMSE difference"
-            line[name] = group.values[1][0] - group.values[0][0]
-        lines.append(line)
+    places = zip(grouped.items(), np.unravel_index(used, shape), strict=True)
+    own_groups = {name: [labels[k] for k in own] for (name, (labels, _)), own in places}
+    by_run = [scores(run) for run in runs]
+    columns = {**own_groups, "n": n, **_side_by_side(runs, by_run)}
+    if len(runs) == 2:
+        first, second = (scores[evaluation.score] for scores in by_run)
+        columns["difference" if evaluation.classes else "RMSE difference"] = second - first
     caption = ""
     if evaluation.classes:
         caption = "low and high: Wilson's 95 % interval" + (" (in the CSV)" if len(runs) == 2 else "")
         caption += ", as if steps were independent" if evaluation.step is not None else ""
-    title = f"{'Accuracy' if evaluation.classes else 'Error'} by {breakdown.title}"
-    return ErrorTable(f"by-{slug(breakdown.title)}", title, lines, caption)
+    title = " and ".join(grouped)
+    heading = f"{'Accuracy' if evaluation.classes else 'Error'} by {title}"
+    return ErrorTable(f"by-{slug(title)}", heading, lines_of(columns), caption, own_groups)
 
 
 def hardest_rows(evaluation: Evaluation, run: RunPredictions) -> NDArray[np.int64]:
@@ -456,67 +403,48 @@ def hardest_rows(evaluation: Evaluation, run: RunPredictions) -> NDArray[np.int6
     One class a row: the wrong predictions by their margin over the next class, the largest first. Classes of steps: the
     most wrong steps, then the larger share. Numbers: the largest mean squared error.
     """
-    if not evaluation.classes:
-        mean = evaluation.mean_by_row(evaluation.squared_errors(run))
-        order = np.argsort(-mean, kind="stable")
-        return order[mean[order] > 0]
-    wrong = ~evaluation.correct(run)
-    if evaluation.step is None:
-        rows = np.flatnonzero(wrong)
+    losses = evaluation.losses(run)
+    if evaluation.classes and evaluation.step is None:
+        rows = np.flatnonzero(losses)
         return rows if run.margin is None else rows[np.argsort(-run.margin[rows], kind="stable")]
-    count = np.bincount(evaluation.row, wrong, len(evaluation.rows))
-    order = np.lexsort((-evaluation.mean_by_row(wrong), -count))
-    return order[count[order] > 0]
+    mean = evaluation.mean_by_row(losses)
+    total = np.bincount(evaluation.row, losses, len(mean))
+    order = np.lexsort((-mean, -total)) if evaluation.classes else np.argsort(-mean, kind="stable")
+    return order[mean[order] > 0]
 
 
 def _hardest_table(evaluation: Evaluation, runs: Runs, rows: NDArray[np.int64], samples: bool) -> ErrorTable:
-    as_text = samples and isinstance(evaluation.input, Tokens) and as_picture(evaluation, int(rows[0])) is None
-    lines = []
-    for i in rows.tolist():
-        line: Line = {"id": str(evaluation.rows.ids[i]), **_row_line(evaluation, runs, i)}
-        if as_text:
-            line["row"] = readable(evaluation, i)
-        lines.append(line)
+    truth = evaluation.truth
+    columns: dict[str, Any] = {"id": evaluation.row_ids(rows)}
     captions = [f"the worst of {runs[0].label}"] if len(runs) == 2 else []
-    if evaluation.classes and evaluation.step is None:
-        captions.append("margin: score of the prediction minus that of the next best")
-    return ErrorTable("hardest", "Hardest rows", lines, "; ".join(captions))
-
-
-def _row_line(evaluation: Evaluation, runs: Runs, i: int) -> Line:
     if evaluation.step is not None:
-        items = evaluation.items(i)
-        line: Line = {"steps": items.stop - items.start}
+        items = [evaluation.items(i) for i in rows.tolist()]
+        columns["steps"] = list(map(len, items))
+        name, summary = ("wrong", np.count_nonzero) if evaluation.classes else ("RMSE", rmse)
+        by_run = map(evaluation.errors, runs)
+        columns |= _side_by_side(runs, ({name: [summary(errors[each]) for each in items]} for errors in by_run))
+    elif evaluation.classes:
+        columns["label"] = evaluation.class_names(truth[rows])
         for run in runs:
-            if evaluation.classes:
-                line[_column("wrong", run, runs)] = int(np.sum(run.predicted[items] != evaluation.truth[items]))
-            else:
-                error = run.predicted[items].astype(np.float64) - evaluation.truth[items]
-                line[_column("RMSE", run, runs)] = float(np.sqrt(np.square(error).mean()))
-        return line
-    if evaluation.classes:
-        line = {"label": evaluation.class_name(int(evaluation.truth[i]))}
-        for run in runs:
-            line[_column("answer", run, runs)] = evaluation.class_name(int(run.predicted[i]))
+            columns[column_name("answer", run, runs)] = evaluation.class_names(run.predicted[rows])
             if run.margin is not None:
-                margin = float(run.margin[i])
-                line[_column("margin", run, runs)] = margin if math.isfinite(margin) else None
-        return line
-    line = {}
-    for k in range(evaluation.truth.shape[1]):
-        number = str(k) if evaluation.truth.shape[1] > 1 else ""
-        line[f"target{number}"] = float(evaluation.truth[i, k])
-        line |= {_column(f"answer{number}", run, runs): float(run.predicted[i, k]) for run in runs}
-    return line
+                columns[column_name("margin", run, runs)] = np.where(np.isfinite(run.margin), run.margin, np.nan)[rows]
+        captions.append("margin: score of the prediction minus that of the next best")
+    else:
+        for k in range(truth.shape[1]):
+            number = str(k) if truth.shape[1] > 1 else ""
+            columns[f"target{number}"] = truth[rows, k]
+            columns |= _side_by_side(runs, ({f"answer{number}": run.predicted[rows, k]} for run in runs))
+    if samples and isinstance(evaluation.input, Tokens) and as_picture(evaluation, int(rows[0])) is None:
+        columns["row"] = [readable(evaluation, i) for i in rows.tolist()]
+    return ErrorTable("hardest", "Hardest rows", lines_of(columns), "; ".join(captions))
 
 
 def readable(evaluation: Evaluation, i: int, longest: int = ROW_TEXT) -> str:
     """A row's tokens as text on one line; a long row without its middle."""
     row, cuts = evaluation.rows.row(i), evaluation.rows.cuts
-    if cuts is not None:
-        parts = [row[: cuts[i]], row[cuts[i] :]]
-        return " | ".join(shorten(_text(evaluation, part), longest // 2) for part in parts)
-    return shorten(_text(evaluation, row), longest)
+    parts = [row] if cuts is None else [row[: cuts[i]], row[cuts[i] :]]
+    return " | ".join(shorten(_text(evaluation, part), longest // len(parts)) for part in parts)
 
 
 def _text(evaluation: Evaluation, row: NDArray[Any]) -> str:
@@ -531,23 +459,17 @@ def as_picture(evaluation: Evaluation, i: int) -> Floats | None:
 
     None if the row is not a picture.
     """
-    row, kind = evaluation.rows.row(i), evaluation.input
+    row, kind, width = evaluation.rows.row(i), evaluation.input, evaluation.row_width
+    pixels: NDArray[Any] | None = None
     if evaluation.picture is not None:
-        picture = evaluation.picture(row)
-        return None if picture is None else _unit_range(picture, kind)
-    if isinstance(kind, Values) and kind.frame is not None:
+        pixels = evaluation.picture(row)
+    elif isinstance(kind, Values) and kind.frame is not None:
         steps = np.unique(np.linspace(0, len(row) - 1, min(6, len(row))).astype(int))
-        return _unit_range(np.concatenate([row[t].reshape(kind.frame) for t in steps], axis=1), kind)
-    width = evaluation.row_width
-    if width is None or len(row) % width or evaluation.rows.cuts is not None:
+        pixels = np.concatenate([row[t].reshape(kind.frame) for t in steps], axis=1)
+    elif width is not None and len(row) % width == 0 and evaluation.rows.cuts is None and row[0].size in (1, 3):
+        pixels = row.reshape((-1, width) if row[0].size == 1 else (-1, width, 3))
+    if pixels is None:
         return None
-    pixels = row.reshape(-1, width, row[0].size)
-    if pixels.shape[-1] == 1:
-        return _unit_range(pixels[..., 0], kind)
-    return _unit_range(pixels, kind) if pixels.shape[-1] == 3 else None
-
-
-def _unit_range(pixels: NDArray[Any], kind: Tokens | Values) -> Floats:
     values = np.asarray(pixels, np.float64)
     levels = kind.vocab if isinstance(kind, Tokens) else kind.levels
     if levels is not None:
@@ -559,37 +481,29 @@ def _unit_range(pixels: NDArray[Any], kind: Tokens | Values) -> Floats:
 def _agreement_tables(evaluation: Evaluation, first: RunPredictions, second: RunPredictions) -> list[ErrorTable]:
     """Which items only one run predicts correctly; of numbers, which run is closer."""
     if not evaluation.classes:
-        a, b = (evaluation.squared_errors(run) for run in (first, second))
-        lines: list[Line] = [
-            {"items": f"{first.label} closer", "n": int(np.sum(a < b))},
-            {"items": f"{second.label} closer", "n": int(np.sum(b < a))},
-            {"items": "equally close", "n": int(np.sum(a == b))},
-        ]
+        a, b = evaluation.losses(first), evaluation.losses(second)
+        names = [f"{first.label} closer", f"{second.label} closer", "equally close"]
+        lines = lines_of({"items": names, "n": [int(each.sum()) for each in (a < b, b < a, a == b)]})
         return [ErrorTable("between", "Which run is closer to the truth", lines)]
     x, y = evaluation.correct(first), evaluation.correct(second)
-    only_first, only_second = int(np.sum(x & ~y)), int(np.sum(y & ~x))
-    lines = [
-        {"right": "both", "n": int(np.sum(x & y))},
-        {"right": f"only {first.label}", "n": only_first},
-        {"right": f"only {second.label}", "n": only_second},
-        {"right": "neither", "n": int(np.sum(~x & ~y))},
-    ]
+    names = ["both", f"only {first.label}", f"only {second.label}", "neither"]
+    counts = [int(each.sum()) for each in (x & y, x & ~y, y & ~x, ~x & ~y)]
+    lines = lines_of({"right": names, "n": counts})
     if evaluation.step is not None:
         return [ErrorTable("between", "Steps that each run predicts correctly", lines)]
-    test = f"McNemar's exact test: p = {mcnemar(only_first, only_second):.3g}"
-    tables = [ErrorTable("between", "Rows that each run predicts correctly", lines, test)]
-    if (x != y).any():
-        disputed = [
-            {
-                "id": str(evaluation.rows.ids[i]),
-                "right": (first if x[i] else second).label,
-                "label": evaluation.class_name(int(evaluation.truth[i])),
-                **{f"answer {run.label}": evaluation.class_name(int(run.predicted[i])) for run in (first, second)},
-            }
-            for i in np.flatnonzero(x != y).tolist()
-        ]
-        tables.append(ErrorTable("only", "Rows that only one run predicts correctly", disputed))
-    return tables
+    test = f"McNemar's exact test: p = {mcnemar(counts[1], counts[2]):.3g}"
+    rows = np.flatnonzero(x != y)
+    answers = ({"answer": evaluation.class_names(run.predicted[rows])} for run in (first, second))
+    disputed = {
+        "id": evaluation.row_ids(rows),
+        "right": np.where(x[rows], first.label, second.label),
+        "label": evaluation.class_names(evaluation.truth[rows]),
+        **_side_by_side((first, second), answers),
+    }
+    return [
+        ErrorTable("between", "Rows that each run predicts correctly", lines, test),
+        ErrorTable("only", "Rows that only one run predicts correctly", lines_of(disputed)),
+    ]
 
 
 def render(analysis: ErrorAnalysis) -> RenderableType:
@@ -608,7 +522,7 @@ def render(analysis: ErrorAnalysis) -> RenderableType:
 
 
 def _rich_table(table: ErrorTable, runs: Runs) -> RichTable:
-    columns = [name for name in table.columns if len(runs) == 1 or name.partition(" ")[0] not in CSV_ONLY]
+    columns = [name for name in table.lines[0] if len(runs) == 1 or name.partition(" ")[0] not in CSV_ONLY]
     rendered = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
         text = any(isinstance(line[name], str) for line in table.lines)
@@ -632,6 +546,13 @@ def _cell(name: str, value: Any) -> str:
     return f"{100 * value:.1f} %" if name.partition(" ")[0] in FRACTIONS else f"{value:.4g}"
 
 
+def _scores(evaluation: Evaluation, run: RunPredictions) -> dict[str, float]:
+    if evaluation.classes:
+        return {"accuracy": float(np.mean(evaluation.correct(run)))}
+    error = evaluation.errors(run)
+    return {"rmse": rmse(error), "mae": float(np.mean(np.abs(error))), "bias": float(error.mean())}
+
+
 def to_json(analysis: ErrorAnalysis) -> dict[str, Any]:
     """What `--json` prints and errors.json holds."""
     evaluation = analysis.evaluation
@@ -643,15 +564,12 @@ def to_json(analysis: ErrorAnalysis) -> dict[str, Any]:
         "rows": len(evaluation.rows),
         "items": len(evaluation.truth),
         "item": "row" if evaluation.step is None else "step",
-        "runs": [
-            {"run": run.name, "label": run.label, **scores}
-            for run, scores in zip(analysis.runs, analysis.scores, strict=True)
-        ],
+        "runs": [{"run": run.name, "label": run.label, **_scores(evaluation, run)} for run in analysis.runs],
         "sentence": analysis.sentence,
         "samples": analysis.shows_samples,
         "notes": list(analysis.notes),
         "tables": {
-            table.name: {"title": table.title, "caption": table.caption, "lines": [dict(line) for line in table.lines]}
+            table.name: {"title": table.title, "caption": table.caption, "lines": table.lines}
             for table in analysis.tables
         },
     }
@@ -665,10 +583,9 @@ def write_analysis(
         folder.mkdir(parents=True, exist_ok=True)
         for name in _earlier_files(folder):
             (folder / name).unlink(missing_ok=True)
-    paths = []
-    for table in analysis.tables:
-        paths.append(folder / f"{table.name}.csv")
-        write_text(paths[-1], csv_text(table.lines))
+    paths = [folder / f"{table.name}.csv" for table in analysis.tables]
+    for path, table in zip(paths, analysis.tables, strict=True):
+        write_text(path, csv_text(table.lines))
     paths += draw(analysis, folder)
     content = {**to_json(analysis), "files": [path.name for path in paths]}
     write_text(folder / FILE, json.dumps(content, indent=2, allow_nan=False) + "\n")

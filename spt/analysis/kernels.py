@@ -17,6 +17,7 @@ from torch import nn
 from spt.errors import CheckpointError, UsageError
 from spt.models.base import Mixer
 from spt.runs.folder import RunFolder
+from spt.runs.result import Result
 from spt.training.checkpoint import load_pretrained
 from spt.training.load_run import FinishedRun, load_run
 from spt.training.stage import architecture
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 
 Network = Literal["initial", "pretrained", "trained"]
-NETWORKS: tuple[Network, ...] = ("initial", "pretrained", "trained")
 WITH_KERNELS = ("dlr", "dss", "lru", "mega", "s4", "s4d", "s5", "sgconv", "spade")
 REACHES = (0.1, 0.01)  # of the largest value
 POINTS = 1024  # of a curve; with more lags, a point is the largest of several
@@ -64,10 +64,6 @@ class RunKernels(NamedTuple):
     layers: tuple[LayerKernels, ...]
     notes: tuple[str, ...]
 
-    @property
-    def networks(self) -> tuple[Network, ...]:
-        return tuple(name for name in NETWORKS if name in self.layers[0].curves)
-
 
 def layer_kernels(path: Path, lags: int | None = None) -> RunKernels:
     """For a finished run of either stage, its first `lags` lags (default: all of its task's longest sequence).
@@ -84,7 +80,7 @@ def layer_kernels(path: Path, lags: int | None = None) -> RunKernels:
     trained = curves(setup.model.backbone, lags)
     if not trained:
         raise UsageError(
-            f"model {run.job.loaded.recipe.model.name} has no convolution kernel; {', '.join(WITH_KERNELS[:-1])} "
+            f"model {run.job.resolved.recipe.model.name} has no convolution kernel; {', '.join(WITH_KERNELS[:-1])} "
             f"and {WITH_KERNELS[-1]} do, as do layers of your own that define convolution_kernel"
         )
     model = run.untrained()
@@ -132,15 +128,11 @@ def summary(curve: KernelCurve) -> dict[str, Any]:
     """The largest value, its lag, and the furthest lags with more than a tenth and a hundredth of it."""
     values = curve.largest
     if not np.isfinite(values).all():
-        return {"peak": None, "peak_lag": None, "reach_10_percent": None, "reach_1_percent": None}
+        return dict.fromkeys(("peak", "peak_lag", "reach_10_percent", "reach_1_percent"))
     peak = float(values.max())
     tenth, hundredth = (int(np.flatnonzero(values > share * peak).max(initial=0)) for share in REACHES)
-    return {
-        "peak": peak,
-        "peak_lag": int(values.argmax()),
-        "reach_10_percent": tenth,
-        "reach_1_percent": hundredth,
-    }
+    lags = {"peak_lag": int(values.argmax()), "reach_10_percent": tenth, "reach_1_percent": hundredth}
+    return {"peak": peak, **lags}
 
 
 def to_json(kernels: RunKernels, files: Sequence[Path]) -> dict[str, Any]:
@@ -210,18 +202,23 @@ def _rows(kernels: RunKernels) -> list[dict[str, Any]]:
             columns[network] = curve.largest
             if curve.after is not None:
                 columns |= {f"{network}_before": curve.before, f"{network}_after": curve.after}
-        cells = zip(*(column.tolist() for column in columns.values()), strict=True)
-        for lag, values in enumerate(cells):
-            rounded = (float(f"{value:.7g}") for value in values)
-            rows.append({"layer": layer.number, "lag": lag, **dict(zip(columns, rounded, strict=True))})
+        for lag in range(kernels.lags):
+            values = {name: float(f"{column[lag]:.7g}") for name, column in columns.items()}
+            rows.append({"layer": layer.number, "lag": lag, **values})
     return rows
 
 
+def trained_label(result: Result) -> tuple[str, str]:
+    """What figures call the run's trained network, and the name of its colour in a palette."""
+    if result.stage == "pretrain":
+        return "after pretraining", "pretrain"
+    return ("after finetuning", "spt") if result.parent else ("trained", "scratch")
+
+
 def _names(kernels: RunKernels) -> dict[Network, str]:
-    result = kernels.run.result
-    last = "after pretraining" if result.stage == "pretrain" else "after finetuning" if result.parent else "trained"
-    names: dict[Network, str] = {"initial": "at the start", "pretrained": "after pretraining", "trained": last}
-    return {network: names[network] for network in kernels.networks}
+    names: dict[Network, str] = {"initial": "at the start", "pretrained": "after pretraining"}
+    names["trained"] = trained_label(kernels.run.result)[0]
+    return {network: names[network] for network in kernels.layers[0].curves}
 
 
 def _draw(kernels: RunKernels, palette: "Palette", log: bool) -> "Figure":
@@ -232,8 +229,7 @@ def _draw(kernels: RunKernels, palette: "Palette", log: bool) -> "Figure":
     rows = -(-count // columns)
     figure = new_figure(max(5.0, 3.1 * columns), 0.7 + 2.1 * rows)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
-    result = kernels.run.result
-    last = palette.pretrain if result.stage == "pretrain" else palette.spt if result.parent else palette.scratch
+    last = getattr(palette, trained_label(kernels.run.result)[1])
     styles: dict[Network, dict[str, Any]] = {
         "initial": {"color": palette.faint, "linestyle": (0, (1.2, 1.2)), "linewidth": 1.3, "zorder": 2},
         "pretrained": {"color": palette.pretrain, "linestyle": (0, (4, 1.5)), "linewidth": 1.2, "zorder": 2.5},

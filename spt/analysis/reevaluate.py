@@ -11,11 +11,12 @@ from spt.config.load import load
 from spt.data.dataset import open_task
 from spt.errors import CheckpointError, UsageError
 from spt.models.base import Unsupported
+from spt.runs.result import Result
 from spt.runtime.distributed import Runtime
-from spt.tasks.base import TaskData, Tokens, Values
+from spt.tasks.base import Split, TaskData, Tokens, Values
 from spt.training.checkpoint import read_meta
-from spt.training.evaluate import evaluate
-from spt.training.load_run import load_run
+from spt.training.evaluate import Observer, evaluate
+from spt.training.load_run import FinishedRun, load_run
 from spt.training.objectives import evaluation_draw
 
 
@@ -33,11 +34,8 @@ def reevaluate(
     if other_keys:
         raise UsageError(f"{other_keys[0]} does not change the task; only task.a=b changes what is evaluated")
     run = load_run(path)
-    if run.result.stage != "finetune":
-        raise CheckpointError(
-            f"{path} is a pretraining run, which has no task; evaluate takes the folder of a finished finetuning run"
-        )
-    job, setup, path = run.job, run.setup, run.path
+    check_finetuned(run.path, run.result)
+    setup, path = run.setup, run.path
     data, other = setup.data, setup.data
     if changes:
         other = open_task(load(str(path / "recipe.yaml"), changes).recipe.task)
@@ -49,15 +47,12 @@ def reevaluate(
         try:
             setup.model.backbone.rescale(rate)
         except Unsupported as error:
-            raise UsageError(f"model {job.loaded.recipe.model.name} cannot rescale its step size: {error}") from error
-    as_trained = replace(other, input=data.input)
+            raise UsageError(
+                f"model {run.job.resolved.recipe.model.name} cannot rescale its step size: {error}"
+            ) from error
     rows = other.splits[split]
     runtime.check_libraries()
-    with runtime.kernels():
-        model = setup.model.to(runtime.device)
-        draw = evaluation_draw(job.train, job.seed, run.result.best_step)
-        arguments = (model, setup.objective, setup.output, rows, as_trained, runtime, job.train, draw)
-        scores, _ = evaluate(*arguments, at_once=1)
+    scores = evaluate_run(run, replace(other, input=data.input), rows, runtime)
     return {
         "run": path.name,
         "split": split,
@@ -67,6 +62,24 @@ def reevaluate(
         "scores": scores,
         "notes": list(other.notes),
     }
+
+
+def check_finetuned(path: Path, result: Result) -> None:
+    """Raise CheckpointError if the result is that of a pretraining run."""
+    if result.stage != "finetune":
+        raise CheckpointError(f"{path} is a pretraining run, which has no task; name the folder of a finetuning run")
+
+
+def evaluate_run(
+    run: FinishedRun, data: TaskData, rows: Split, runtime: Runtime, observe: Observer | None = None
+) -> dict[str, float]:
+    """Scores of a finetuning run's network on these rows of its own or of similar data; `observe` as in `evaluate`."""
+    job, setup = run.job, replace(run.setup, data=data)
+    draw = evaluation_draw(job.train, job.seed, run.result.best_step)
+    with runtime.kernels():
+        model = setup.model.to(runtime.device)
+        scores, _ = evaluate(model, setup, rows, runtime, draw, at_once=1, observe=observe)
+    return scores
 
 
 def _refuse_trained_on(path: Path, data: TaskData, other: TaskData, split: str) -> None:

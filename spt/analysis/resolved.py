@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 from spt.config.budget import example_count
 from spt.config.job import Job
 from spt.config.overrides import flatten
-from spt.config.recipe import Loaded
+from spt.config.recipe import ResolvedRecipe
 from spt.data.batching import collate
 from spt.data.fingerprints import overlap
 from spt.errors import UsageError, one_line
@@ -25,20 +26,20 @@ from spt.training.losses import weighted_sum
 from spt.training.optimizer import optimizer_groups, warmup_steps
 
 
-def resolve_overview(loaded: Loaded, micro_batch: int | None = None) -> dict[str, Any]:
+def resolve_overview(resolved: ResolvedRecipe, micro_batch: int | None = None) -> dict[str, Any]:
     """Everything `spt show` shows, as plain data."""
-    pretrain = Job(loaded, "pretrain", 0)
+    pretrain = Job(resolved, "pretrain", 0)
     jobs = {
         "pretrain": pretrain,
-        "finetune": Job(loaded, "finetune", 0, pretrain),
-        "scratch": Job(loaded, "finetune", 0),
+        "finetune": Job(resolved, "finetune", 0, pretrain),
+        "scratch": Job(resolved, "finetune", 0),
     }
     setup = {name: build_stage(job) for name, job in jobs.items()}
-    values = flatten(loaded.recipe.model_dump(mode="json"))
+    values = flatten(resolved.recipe.model_dump(mode="json"))
     data = setup["finetune"].data
     return {
-        "recipe": loaded.name,
-        "values": [{"key": k, "value": v, "origin": loaded.origins.get(k, "default")} for k, v in values.items()],
+        "recipe": resolved.name,
+        "values": [{"key": k, "value": v, "origin": resolved.origins.get(k, "default")} for k, v in values.items()],
         "data": {
             "rows": {name: len(split) for name, split in data.splits.items()},
             "length": data.length,
@@ -63,7 +64,7 @@ def _stage(name: str, setup: StageSetup, micro_batch: int | None) -> dict[str, A
     try:
         activations = _saved_bytes(setup, micro)
     except Exception as error:
-        name = setup.job.loaded.recipe.model.name
+        name = setup.job.resolved.recipe.model.name
         raise UsageError(
             f"model {name} fails on a batch: {one_line(error)}; spt check model {name} may say more"
         ) from error
@@ -115,17 +116,10 @@ def _saved_bytes(setup: StageSetup, size: int) -> int:
         return tensor
 
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fake_inputs = inputs._replace(
-            x=mode.from_tensor(inputs.x),
-            hidden=None if inputs.hidden is None else mode.from_tensor(inputs.hidden),
-            context=inputs.context._replace(valid=mode.from_tensor(inputs.context.valid)),
-        )
+        fake_inputs, fake_targets = tree_map_only(torch.Tensor, mode.from_tensor, (inputs, targets))
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             with torch.autocast("cpu", torch.bfloat16, enabled=setup.job.train.precision == "bf16"):
                 logits = setup.model(fake_inputs)
-            fake_targets = targets._replace(
-                values=mode.from_tensor(targets.values), weight=mode.from_tensor(targets.weight)
-            )
             weighted_sum(setup.output, logits, fake_targets)
     weights = {p.untyped_storage()._cdata for p in setup.model.parameters()}
     return sum(size for key, size in saved.items() if key not in weights)
@@ -143,14 +137,13 @@ def render(overview: dict[str, Any]) -> Any:
     from rich.text import Text
 
     def table(title: str, *columns: str) -> Table:
-        created = Table(
+        empty = Table(
             title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
         )
         for column in columns:
-            created.add_column(
-                column, justify="left" if column in ("", "key", "value", "origin", "stage", "of") else "right"
-            )
-        return created
+            text = column in ("", "key", "value", "origin", "stage", "of")
+            empty.add_column(column, justify="left" if text else "right")
+        return empty
 
     values = table(f"recipe {overview['recipe']}", "key", "value", "origin")
     for row in overview["values"]:
@@ -166,21 +159,10 @@ def render(overview: dict[str, Any]) -> Any:
         data_text.append(f"      rows that are also in train: {repeated}\n")
 
     stages = table("stages", "", *(stage["stage"] for stage in overview["stages"]))
-    for key in ("objective", "selects by", "steps", "warm-up steps", "examples", "epochs"):
-        stages.add_row(key, *(_number(stage[key]) for stage in overview["stages"]))
-    stages.add_row("training FLOPs", *(f"{stage['training FLOPs']:.3g}" for stage in overview["stages"]))
-    kinds = dict.fromkeys(kind for stage in overview["stages"] for kind in stage["FLOPs by kind"])
-    for kind in kinds:
-        stages.add_row(f"  {kind}, forward + backward", *(_passes(stage, kind) for stage in overview["stages"]))
-    for part in overview["parameters"]:
-        name = "parameters" if part == "total" else f"  {part}"
-        stages.add_row(name, *(_number(stage["parameters"][part]) for stage in overview["stages"]))
-    for part in ("weights, AdamW", "activations", "total"):
-        name = "memory, estimated" if part == "total" else f"  {part}"
-        stages.add_row(name, *(f"{stage['memory estimate'][part] / 2**20:,.1f} MiB" for stage in overview["stages"]))
-    stages.add_row(
-        "  sequences at once", *(str(stage["memory estimate"]["sequences at once"]) for stage in overview["stages"])
-    )
+    kinds = list(dict.fromkeys(kind for stage in overview["stages"] for kind in stage["FLOPs by kind"]))
+    columns = [_stage_cells(stage, kinds) for stage in overview["stages"]]
+    for name in columns[0]:
+        stages.add_row(name, *(cells[name] for cells in columns))
 
     optimiser = table("\noptimiser groups", "stage", "numbers", "tensors", "rate", "decay", "of")
     for stage in overview["stages"]:
@@ -191,9 +173,27 @@ def render(overview: dict[str, Any]) -> Any:
     return Group(values, data_text, stages, optimiser, runs)
 
 
-def _passes(stage: dict[str, Any], kind: str) -> str:
-    passes = stage["FLOPs by kind"].get(kind)
-    return "" if passes is None else f"{passes['forward']:.2g} + {passes['backward']:.2g}"
+def _stage_cells(stage: dict[str, Any], kinds: Sequence[str]) -> dict[str, str]:
+    """A stage's column, by the name of the line; `kinds` of operations that any stage has."""
+
+    def passes(kind: str) -> str:
+        flops = stage["FLOPs by kind"].get(kind)
+        return "" if flops is None else f"{flops['forward']:.2g} + {flops['backward']:.2g}"
+
+    def part(name: str, total: str) -> str:
+        return total if name == "total" else f"  {name}"
+
+    memory = dict(stage["memory estimate"])
+    at_once = memory.pop("sequences at once")
+    keys = ("objective", "selects by", "steps", "warm-up steps", "examples", "epochs")
+    return {
+        **{key: _number(stage[key]) for key in keys},
+        "training FLOPs": f"{stage['training FLOPs']:.3g}",
+        **{f"  {kind}, forward + backward": passes(kind) for kind in kinds},
+        **{part(name, "parameters"): _number(count) for name, count in stage["parameters"].items()},
+        **{part(name, "memory, estimated"): f"{size / 2**20:,.1f} MiB" for name, size in memory.items()},
+        "  sequences at once": str(at_once),
+    }
 
 
 def _number(value: Any) -> str:

@@ -1,19 +1,16 @@
 """`spt bench model`: time and memory of a model's training step, and which parts take the time."""
 
 import contextlib
-import json
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import product
 from typing import Any, get_args
 
-from pydantic import ValidationError
-
 from spt.bench.parts import shares
 from spt.bench.peaks import KilledError, peaks_in_subprocess
 from spt.bench.timing import (
     Precision,
-    Say,
     alternate,
     check_backends,
     conditions,
@@ -22,15 +19,16 @@ from spt.bench.timing import (
     parse_counts,
 )
 from spt.bench.training_step import Step, Variant
+from spt.config.load import complete_part
 from spt.config.overrides import parse_overrides, split_arguments
-from spt.config.recipe import Part
-from spt.config.validation import validation_messages
-from spt.errors import BackendError, RecipeError, SptError, UsageError, one_line
+from spt.errors import BackendError, SptError, UsageError, one_line
 from spt.models.ops import backends
 from spt.runtime.distributed import Runtime
 from spt.runtime.environment import compiler_problem
 from spt.runtime.memory import out_of_memory
 from spt.runtime.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 def peak_of_step(variant: Variant) -> int:
@@ -78,7 +76,7 @@ def parse_models(
     base = {key: value for key, value in sizes.items() if value is not None} | parse_overrides(shared)
     rows = []
     for name, changes in models:
-        part = _complete(name, base | parse_overrides(changes))
+        part = complete_part("models", name, {"name": name, **base, **parse_overrides(changes)})
         rows += [
             Variant(
                 part.name, part.options, steps, size, kind, library, how, compiled, recompute, cpu, " ".join(changes)
@@ -95,19 +93,7 @@ def parse_models(
     return rows
 
 
-def _complete(name: str, options: dict[str, Any]) -> Part:
-    from spt.config.plugins import find_plugin
-
-    component = find_plugin("models", name)
-    config = component.module.Config
-    try:
-        checked = config.model_validate_json(json.dumps(options, default=str))
-    except ValidationError as error:
-        raise RecipeError(name, validation_messages(config, error)) from None
-    return Part(name=component.name, **checked.model_dump(mode="json"))
-
-
-def bench_models(variants: Sequence[Variant], rounds: int, say: Say, separate_peaks: bool = True) -> dict[str, Any]:
+def bench_models(variants: Sequence[Variant], rounds: int, separate_peaks: bool = True) -> dict[str, Any]:
     """What `spt bench model` prints, as plain data.
 
     On CPUs, peaks are measured by one process each or, without `separate_peaks`, which is faster, by one for all.
@@ -116,7 +102,7 @@ def bench_models(variants: Sequence[Variant], rounds: int, say: Say, separate_pe
     check_backends({variant.backend for variant in variants}, "kernels", device)
     check_backends({variant.attention for variant in variants}, "attention", device)
     if any(variant.compiled for variant in variants) and (problem := compiler_problem(device.type)) is not None:
-        say(f"--compile: torch.compile does not work here ({problem}); continuing without it")
+        logger.info(f"--compile: torch.compile does not work here ({problem}); continuing without it")
         variants = [variant for variant in variants if not variant.compiled]
     steps: dict[int, Step] = {}
     peaks: dict[int, int | None] = {}
@@ -128,7 +114,7 @@ def bench_models(variants: Sequence[Variant], rounds: int, say: Say, separate_pe
             shared_peaks = peaks_in_subprocess([asdict(variant) for variant in variants])
     for i, variant in enumerate(variants):
         try:
-            step = Step(variant, say)
+            step = Step(variant)
             if shared_peaks is not None:
                 peaks[i] = shared_peaks[i]
             else:
@@ -145,14 +131,14 @@ def bench_models(variants: Sequence[Variant], rounds: int, say: Say, separate_pe
             if not out_of_memory(error):
                 raise UsageError(
                     f"model {variant.model} fails on a batch: {one_line(error)}; "
-                    f"spt check model {variant.model} may say more"
+                    f"spt check model {variant.model} tells more"
                 ) from error
             failed[i] = "out of memory"
         if i in failed:
-            say(f"{_label(variant)}: {failed[i]}")
+            logger.info(f"{_label(variant)}: {failed[i]}")
     if not steps:
         raise BackendError(f"{_label(variants[0])}: {failed[0]}; use a smaller batch or shorter sequences")
-    timings = dict(zip(steps, alternate(list(steps.values()), rounds, say), strict=True))
+    timings = dict(zip(steps, alternate(list(steps.values()), rounds), strict=True))
     first = next(iter(steps))
     rows = []
     for i, variant in enumerate(variants):

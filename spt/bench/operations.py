@@ -11,7 +11,6 @@ from spt.bench.cases import OPERATIONS
 from spt.bench.peaks import KilledError, peaks_in_subprocess
 from spt.bench.timing import (
     Clock,
-    Say,
     Times,
     alternate,
     check_backends,
@@ -119,7 +118,7 @@ def _size(key: str, value: Any) -> int:
     return value
 
 
-def bench_operations(cases: Sequence[Case], rounds: int, say: Say) -> dict[str, Any]:
+def bench_operations(cases: Sequence[Case], rounds: int) -> dict[str, Any]:
     """What `spt bench op` prints, as plain data. Ratios are to an operation's first back end."""
     device = Runtime(Settings(quiet=True, cpu=cases[0].cpu)).device
     check_backends({case.backend for case in cases} - {"plain"}, "kernels", device)
@@ -134,7 +133,7 @@ def bench_operations(cases: Sequence[Case], rounds: int, say: Say) -> dict[str, 
             trials = [Trial(cases[i]) for i in indices]
             exact = Trial(cases[indices[0]], double=True).results()
             errors = [_errors(trial.results(), exact) for trial in trials]
-            timings = alternate(trials, rounds, say)
+            timings = alternate(trials, rounds)
             for i, error, timing in zip(indices, errors, timings, strict=True):
                 peak, base = peaks[i], peaks[indices[0]]
                 rows.append(

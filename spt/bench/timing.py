@@ -6,6 +6,7 @@ meets all of them.
 
 import contextlib
 import gc
+import logging
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +20,8 @@ from spt.models.ops import backends
 from spt.runtime.environment import environment
 from spt.runtime.memory import peak_memory, reset_peak_memory
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
+
 Precision = Literal["fp32", "bf16"]
 
 
@@ -68,7 +70,7 @@ def median_of(steps: list[Times], part: str) -> float:
     return statistics.median(getattr(times, part) for times in steps)
 
 
-def alternate(runs: Sequence[TimedStep], rounds: int, say: Say, min_seconds: float = 0.05) -> list[Timings]:
+def alternate(runs: Sequence[TimedStep], rounds: int, min_seconds: float = 0.05) -> list[Timings]:
     """All runs in turn, in reverse order every second round; a short one is repeated for `min_seconds`."""
     counts = []
     for run in runs:
@@ -83,7 +85,7 @@ def alternate(runs: Sequence[TimedStep], rounds: int, say: Say, min_seconds: flo
             timings[index].rounds.append([runs[index]() for _ in range(counts[index])])
         elapsed = time.perf_counter() - began
         if i == 0 and elapsed * rounds > 20:
-            say(f"{rounds} rounds of about {elapsed:.0f} s each")
+            logger.info(f"{rounds} rounds of about {elapsed:.0f} s each")
     return timings
 
 

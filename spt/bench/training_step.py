@@ -11,7 +11,6 @@ from torch.profiler import record_function
 from spt.bench.timing import (
     SCOPE,
     Clock,
-    Say,
     Times,
 )
 from spt.config.recipe import Part, Train
@@ -45,7 +44,7 @@ class Variant:
 class Step:
     """One training step of a variant; calling it returns the times of its parts."""
 
-    def __init__(self, variant: Variant, say: Say = lambda text: None) -> None:
+    def __init__(self, variant: Variant) -> None:
         from spt.training.build import build_backbone
 
         self.variant = variant
@@ -62,7 +61,7 @@ class Step:
             group["lr"] = 0.0
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         if variant.compiled:
-            self.runtime.compile(self.model, say)
+            self.runtime.compile(self.model)
         self.clock = Clock(device)
 
     def __call__(self, length: int | None = None, batch: int | None = None, optimise: bool = True) -> Times:

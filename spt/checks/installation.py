@@ -5,7 +5,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from spt.errors import SptError, one_line
 from spt.models.ops import backends
 from spt.runtime.distributed import Runtime
 from spt.runtime.environment import environment
+from spt.runtime.progress import forward_messages
 from spt.runtime.settings import Settings
 from spt.runtime.signals import cleanup
 
@@ -29,13 +31,10 @@ def environment_report() -> dict[str, Any]:
     """The environment, to be pasted into an issue."""
     facts = environment()
     packages = facts.pop("packages")
-    extras = {name: importlib.util.find_spec(name) is not None for name in OPTIONAL}
     return {
         **facts,
         **packages,
-        "optional": ", ".join(
-            f"{name} {'facts' if installed else 'not installed'}" for name, installed in extras.items()
-        ),
+        "optional": _optional({name: name for name in OPTIONAL}),
         "cache": str(cache_dir()),
         "data": str(data_dir()),
         **{name: os.environ[name] for name in VARIABLES if name in os.environ},
@@ -44,7 +43,7 @@ def environment_report() -> dict[str, Any]:
 
 def check_installation() -> list[CheckResult]:
     """From arithmetic to a whole comparison."""
-    return [_timed(name, probe) for name, probe in _probes()]
+    return [_timed(name, probe) for name, probe in PROBES.items()]
 
 
 def _timed(name: str, probe: Callable[[], str]) -> CheckResult:
@@ -56,15 +55,6 @@ def _timed(name: str, probe: Callable[[], str]) -> CheckResult:
     except Exception as error:
         return CheckResult(name, False, one_line(error), 4)
     return CheckResult(name, True, f"{detail} ({time.perf_counter() - start:.1f} s)")
-
-
-def _probes() -> Iterator[tuple[str, Callable[[], str]]]:
-    yield "torch computes", _torch
-    yield "fused attention, forward and backward", _attention
-    yield "kernels of state-space models, forward and backward", _kernels
-    yield "prepared data can be kept", _cache
-    yield "both arms, end to end", _comparison
-    yield "optional packages", _optional
 
 
 def _torch() -> str:
@@ -83,13 +73,8 @@ def _attention() -> str:
     return f"{device}; {_backends('attention')}"
 
 
-def _kernels() -> str:
-    return _backends("kernels")
-
-
 def _backends(choice: backends.Choice) -> str:
-    rows = [row for row in backends.report() if row.choice == choice]
-    return "; ".join(f"{row.name} {'works' if row.problem is None else row.problem}" for row in rows)
+    return "; ".join(f"{name} {backends.probe(name, choice=choice) or 'works'}" for name in backends.NAMES[choice])
 
 
 def _cache() -> str:
@@ -106,19 +91,31 @@ def _comparison() -> str:
     from spt.studies.grid import expand
     from spt.studies.schema import Compare
 
-    with tempfile.TemporaryDirectory() as folder, cleanup(lambda _: shutil.rmtree(folder, ignore_errors=True)):
-        problems: list[str] = []
+    problems: list[str] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        cleanup(lambda _: shutil.rmtree(folder, ignore_errors=True)),
+        forward_messages(problems.append),
+    ):
         runtime = Runtime(Settings(quiet=True, debug=True))
-        grid = expand(
-            Compare(recipes=("quickstart",), seeds=2), True, MeasuredCosts(Path(folder), runtime, problems.append)
-        )
-        _, failed = run_study(grid, Path(folder), ExecutionTarget(), runtime, problems.append)
+        grid = expand(Compare(recipes=("quickstart",), seeds=2), True, MeasuredCosts(Path(folder), runtime))
+        _, failed = run_study(grid, Path(folder), ExecutionTarget(), runtime)
         if failed:
             raise RuntimeError("; ".join(problems))
     return "recipe quickstart, smoke size, two seeds"
 
 
-def _optional() -> str:
-    return ", ".join(
-        f"{what} {'found' if importlib.util.find_spec(name) else 'not installed'}" for name, what in OPTIONAL.items()
-    )
+def _optional(labels: Mapping[str, str] = OPTIONAL) -> str:
+    """Whether each optional package is installed, under these labels."""
+    installed = {name: importlib.util.find_spec(name) is not None for name in labels}
+    return ", ".join(f"{labels[name]} {'installed' if here else 'not installed'}" for name, here in installed.items())
+
+
+PROBES: dict[str, Callable[[], str]] = {
+    "torch computes": _torch,
+    "fused attention, forward and backward": _attention,
+    "kernels of state-space models, forward and backward": partial(_backends, "kernels"),
+    "prepared data can be kept": _cache,
+    "both arms, end to end": _comparison,
+    "optional packages": _optional,
+}

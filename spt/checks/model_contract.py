@@ -74,9 +74,8 @@ def tiny(component: Component, causal: bool, **options: Any) -> Backbone:
             return build_backbone(part, longest).eval()
 
     model = build(max(LENGTHS) + PADDING)
-    return (
-        model if model.length_multiple == 1 else build(valid_length(model, max(LENGTHS)) + valid_length(model, PADDING))
-    )
+    longest = valid_length(model, max(LENGTHS)) + valid_length(model, PADDING)
+    return model if model.length_multiple == 1 else build(longest)
 
 
 def valid_length(model: Backbone, length: int) -> int:
@@ -95,6 +94,12 @@ def all_valid(x: Tensor) -> Context:
 def difference(a: Tensor, b: Tensor) -> float:
     """Largest difference, relative to the largest entry."""
     return float((a - b).abs().max() / b.abs().max().clamp_min(1e-6))
+
+
+def _if_different(a: Tensor, b: Tensor, problem: str) -> str | None:
+    """The problem, with its size, if the tensors differ by more than rounding."""
+    size = difference(a, b)
+    return f"{problem} (by {size:.1g})" if size > TOLERANCE else None
 
 
 @torch.no_grad()
@@ -128,8 +133,7 @@ def keeps_examples_apart(component: Component, causal: bool) -> str | None:
     model = tiny(component, causal)
     x = sequence(3, valid_length(model, 7))
     alone = torch.cat([model(row[None], all_valid(row[None])) for row in x])
-    worst = difference(model(x, all_valid(x)), alone)
-    return f"an example's output depends on the rest of its batch (by {worst:.1g})" if worst > TOLERANCE else None
+    return _if_different(model(x, all_valid(x)), alone, "an example's output depends on the rest of its batch")
 
 
 @torch.no_grad()
@@ -142,9 +146,9 @@ def never_sees_padding(component: Component, causal: bool) -> str | None:
         x = sequence(2, length)
         padded = torch.cat([x, 100 * sequence(2, more, seed=1)], dim=1)
         valid = torch.arange(length + more).expand(2, -1) < length
-        worst = difference(model(padded, Context(valid, padded=True))[:, :length], model(x, all_valid(x)))
-        if worst > TOLERANCE:
-            return f"padding changes the output at length {length} (by {worst:.1g})"
+        y = model(padded, Context(valid, padded=True))[:, :length]
+        if problem := _if_different(y, model(x, all_valid(x)), f"padding changes the output at length {length}"):
+            return problem
     return None
 
 
@@ -157,9 +161,11 @@ def never_looks_ahead(component: Component, causal: bool) -> str | None:
     before = model(x, all_valid(x))
     for step in (0, 30, 61):
         changed = torch.cat([x[:, : step + 1], sequence(2, x.shape[1] - step - 1, seed=1)], dim=1)
-        worst = difference(model(changed, all_valid(x))[:, : step + 1], before[:, : step + 1])
-        if worst > TOLERANCE:
-            return f"steps after {step} change the output there (by {worst:.1g})"
+        after = model(changed, all_valid(x))
+        if problem := _if_different(
+            after[:, : step + 1], before[:, : step + 1], f"steps after {step} change the output there"
+        ):
+            return problem
     return None
 
 
@@ -174,17 +180,14 @@ def goes_step_by_step(component: Component, causal: bool) -> str | None:
     for t in range(x.shape[1]):
         answer, state = model.step(x[:, t], state)
         answers.append(answer)
-    worst = difference(torch.stack(answers, dim=1), model(x, all_valid(x)))
-    return f"step by step the output differs (by {worst:.1g})" if worst > TOLERANCE else None
+    return _if_different(torch.stack(answers, dim=1), model(x, all_valid(x)), "step by step the output differs")
 
 
 def reaches_every_parameter(component: Component, causal: bool) -> str | None:
     model = tiny(component, causal).train()
     length = valid_length(model, 7)
-    x, weight = (
-        sequence(2, length),
-        sequence(2, length, seed=2),
-    )  # a plain sum would have no gradient behind the last norm
+    x = sequence(2, length)
+    weight = sequence(2, length, seed=2)  # a plain sum would have no gradient behind the last norm
     (model(x, all_valid(x)) * weight).sum().backward()
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     without_gradient = [name for name, p in trained if p.grad is None or not p.grad.abs().sum() > 0]
@@ -207,11 +210,8 @@ def survives_bfloat16(component: Component, causal: bool) -> str | None:
     if not rounded.isfinite().all():
         return "not finite under bfloat16 autocast"
     worst = difference(rounded.float(), exact)
-    return (
-        f"bfloat16 autocast changes the output by {worst:.2g}; keep kernels and scans in float32"
-        if worst > 0.2
-        else None
-    )
+    problem = f"bfloat16 autocast changes the output by {worst:.2g}; keep kernels and scans in float32"
+    return problem if worst > 0.2 else None
 
 
 def states_its_operations(component: Component, causal: bool) -> str | None:
@@ -220,9 +220,7 @@ def states_its_operations(component: Component, causal: bool) -> str | None:
     length = valid_length(model, 63)
     counts = as_counts(model.flops(length)) + as_counts(model.shared_flops(length))
     stated = counts.forward
-    optimizer_groups(
-        model, Train(steps=1, batch_size=1, learning_rate=1.0)
-    )  # raises if it has rates for parameters that do not exist
+    optimizer_groups(model, Train(steps=1, batch_size=1, learning_rate=1.0))  # raises if a rate has no parameter
     if not (math.isfinite(stated) and stated > 0):
         return f"flops({length}) is {stated}"
     if not (math.isfinite(counts.backward) and counts.backward > 0):

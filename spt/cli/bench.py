@@ -1,16 +1,13 @@
 """`spt bench`: time and memory on this machine."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from spt.cli.data import TaskArgument
 from spt.cli.guard import command
 from spt.cli.options import DataOption, DebugOption, JsonOption
-from spt.cli.output import console, put, say
-
-if TYPE_CHECKING:
-    pass
+from spt.cli.output import console, print_json
 
 bench_app = typer.Typer(help="Time and memory of models, operations and data on this machine.", no_args_is_help=True)
 
@@ -68,8 +65,8 @@ def bench_model(
         cpu=cpu,
         quick=quick,
     )
-    found = bench_models(variants, rounds or (2 if quick else 7), say, separate_peaks=not quick)
-    put(found) if as_json else console().print(render(found))
+    measured = bench_models(variants, rounds or (2 if quick else 7), separate_peaks=not quick)
+    print_json(measured) if as_json else console().print(render(measured))
 
 
 @command(bench_app, "op")
@@ -92,8 +89,8 @@ def bench_op(
     from spt.bench.tables import render
 
     cases = parse_operations(arguments or [], backend=backend, quick=quick, cpu=cpu)
-    found = bench_operations(cases, rounds or (2 if quick else 7), say)
-    put(found) if as_json else console().print(render(found))
+    measured = bench_operations(cases, rounds or (2 if quick else 7))
+    print_json(measured) if as_json else console().print(render(measured))
 
 
 @command(bench_app, "task")
@@ -111,5 +108,5 @@ def bench_task(
     from spt.bench.tasks import bench_task as measure
     from spt.data.prepare import task_from_arguments
 
-    found = measure(task_from_arguments(arguments), batch, rounds or (2 if quick else 7))
-    put(found) if as_json else console().print(render(found))
+    measured = measure(task_from_arguments(arguments), batch, rounds or (2 if quick else 7))
+    print_json(measured) if as_json else console().print(render(measured))

@@ -1,16 +1,13 @@
 """`spt data`: the data of a recipe's task."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from spt.cli.guard import command
 from spt.cli.options import DataOption, DebugOption, JsonOption, WorkersOption
-from spt.cli.output import put, say
-
-if TYPE_CHECKING:
-    pass
+from spt.cli.output import notify, print_json
 
 data_app = typer.Typer(help="The data of a recipe's task.", no_args_is_help=True)
 
@@ -40,15 +37,15 @@ def data_prepare(
 
     task, model = parts_from_arguments(arguments)
     if model is not None:
-        fetch_weights(model, say)
-    found = prepare(task, from_hub, say)
+        fetch_weights(model)
+    summary = prepare(task, from_hub)
     if as_json:
-        put(found)
+        print_json(summary)
         return
-    for note in found["notes"]:
-        say(f"note: {note}")
-    rows = ", ".join(f"{name} {count:,}" for name, count in found["rows"].items())
-    print(f"{found['task']}: {rows} rows in {found['folder']} (data {found['data']})")
+    for note in summary["notes"]:
+        notify(f"note: {note}")
+    rows = ", ".join(f"{name} {count:,}" for name, count in summary["rows"].items())
+    print(f"{summary['task']}: {rows} rows in {summary['folder']} (data {summary['data']})")
 
 
 @command(data_app, "check")
@@ -66,8 +63,8 @@ def data_check(
     from spt.data.prepare import task_from_arguments
     from spt.data.summary import render, summarise
 
-    found = summarise(task_from_arguments(arguments))
+    summary = summarise(task_from_arguments(arguments))
     if as_json:
-        put(found)
+        print_json(summary)
     else:
-        print(render(found))
+        print(render(summary))

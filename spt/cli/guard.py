@@ -9,30 +9,28 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 
-from spt.cli.options import How, smoke_size
-from spt.cli.output import _results_only
+from spt.cli.options import RuntimeOptions, smoke_size
+from spt.cli.output import notify, results_only
 from spt.errors import BackendError, Interrupted, OutputError, SptError, UsageError, one_line
 from spt.runtime import launch
+from spt.runtime.progress import forward_messages
 from spt.runtime.signals import stop_error
-
-if TYPE_CHECKING:
-    pass
 
 
 def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command whose errors are one sentence and an exit code; `--debug` shows the traceback instead.
 
-    A parameter whose annotation is a NamedTuple of options stands for all of them; with `How`, the command can run as
-    several processes.
+    A parameter whose annotation is a NamedTuple of options stands for all of them; with `RuntimeOptions`, the command
+    can run as several processes.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         signature, groups = _signature(function)
-        runs = How in groups.values()
+        runs = RuntimeOptions in groups.values()
 
         @wraps(function)
         def guarded(**options: Any) -> None:
@@ -45,7 +43,7 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
             try:
                 if runs and _hand_over(options):
                     return
-                with _results_only() if options.get("as_json") else contextlib.nullcontext():
+                with forward_messages(notify), results_only() if options.get("as_json") else contextlib.nullcontext():
                     function(**options)
                 launch.leave_group()
             except SptError as error:
@@ -64,7 +62,7 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
             except SystemExit as error:
                 _fail(f"the code of a task or a model called sys.exit({error.code!r})", UsageError.exit_code, debug)
             except Exception as error:
-                if lost_partner(error):
+                if _is_lost_peer(error):
                     _fail(
                         "another process of this run has ended", BackendError.exit_code, debug, quiet=launch.is_child()
                     )
@@ -96,9 +94,9 @@ def _signature(function: Callable[..., None]) -> tuple[inspect.Signature, dict[s
 
 def _hand_over(options: dict[str, Any]) -> bool:
     """Where several processes are asked for and none was started: start them, and end as process 0 does."""
-    how: How = options["how"]
-    launch.check_request(how.num_processes, how.accelerate_config)
-    if not launch.needs_launch(how.num_processes, how.accelerate_config):
+    runtime: RuntimeOptions = options["runtime"]
+    launch.check_request(runtime.num_processes, runtime.accelerate_config)
+    if not launch.needs_launch(runtime.num_processes, runtime.accelerate_config):
         return False
     from spt.api import load_recipe
     from spt.config.overrides import split_arguments
@@ -108,7 +106,7 @@ def _hand_over(options: dict[str, Any]) -> bool:
     with contextlib.redirect_stdout(sys.stderr):
         for source in sources:  # what is wrong with them is said once; data are prepared while nobody waits
             load_recipe(source, overrides, smoke=smoke)
-    code = launch.relaunch(how.num_processes, how.accelerate_config, sys.argv[1:])
+    code = launch.relaunch(runtime.num_processes, runtime.accelerate_config, sys.argv[1:])
     if code:
         raise typer.Exit(code)
     return True
@@ -119,7 +117,7 @@ def _option(options: dict[str, Any], name: str) -> Any:
     return next((getattr(value, name) for value in options.values() if hasattr(value, name)), options.get(name))
 
 
-def lost_partner(error: BaseException) -> bool:
+def _is_lost_peer(error: BaseException) -> bool:
     runtime = sys.modules.get("spt.runtime.distributed")  # without it, no process has met another
     return runtime is not None and bool(runtime.is_lost_peer(error))
 

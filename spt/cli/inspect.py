@@ -1,7 +1,7 @@
 """`spt show`, `spt inspect` and `spt diff`: a look inside recipes and finished runs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,11 +17,8 @@ from spt.cli.options import (
     one_recipe,
     smoke_size,
 )
-from spt.cli.output import console, put, say
+from spt.cli.output import console, notify, print_json
 from spt.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer()
 inspect_app = typer.Typer(help="A look inside finished runs.", no_args_is_help=True)
@@ -38,14 +35,14 @@ def show(
     debug: DebugOption = False,
 ) -> None:
     """What a recipe would do: every value and its origin, parameters, steps, operations, memory. Trains nothing."""
-    loaded = one_recipe(arguments, smoke_size(smoke, smoke_full))
+    recipe = one_recipe(arguments, smoke_size(smoke, smoke_full))
     from spt.analysis.resolved import render, resolve_overview
 
-    found = resolve_overview(loaded, micro_batch)
+    result = resolve_overview(recipe, micro_batch)
     if as_json:
-        put(found)
+        print_json(result)
     else:
-        console().print(render(found))
+        console().print(render(result))
 
 
 FiguresOption = Annotated[
@@ -72,15 +69,15 @@ def kernels(
     from spt.analysis import kernels as module
     from spt.report.plotting import save
 
-    found = module.layer_kernels(run, lags)
-    files = save(module.kernel_figure(found, log), out or found.run.path / "figures")
-    for note in found.notes:
-        say(f"note: {note}")
+    result = module.layer_kernels(run, lags)
+    files = save(module.kernel_figure(result, log), out or result.run.path / "figures")
+    for note in result.notes:
+        notify(f"note: {note}")
     if as_json:
-        put(module.to_json(found, files))
+        print_json(module.to_json(result, files))
     else:
-        console().print(module.kernel_table(found))
-        say(f"figure: {files[0]}, .png, .csv")
+        console().print(module.kernel_table(result))
+        notify(f"figure: {files[0]}, .png, .csv")
 
 
 @command(inspect_app)
@@ -100,13 +97,13 @@ def attention(
     from spt.analysis import attention
     from spt.report.plotting import save
 
-    found = attention.attention_distances(run, rows, split)
-    files = save(attention.attention_figure(found), out or found.run.path / "figures")
+    result = attention.attention_distances(run, rows, split)
+    files = save(attention.attention_figure(result), out or result.run.path / "figures")
     if as_json:
-        put(attention.to_json(found, files))
+        print_json(attention.to_json(result, files))
     else:
-        console().print(attention.attention_table(found))
-        say(f"figure: {files[0]}, .png, .csv")
+        console().print(attention.attention_table(result))
+        notify(f"figure: {files[0]}, .png, .csv")
 
 
 @command(inspect_app)
@@ -144,12 +141,12 @@ def errors(
     folder = out or run / "errors"
     written = write_analysis(analysis, folder, draw_all)
     if as_json:
-        put({**to_json(analysis), "folder": str(folder), "files": [path.name for path in written]})
+        print_json({**to_json(analysis), "folder": str(folder), "files": [path.name for path in written]})
     else:
         console().print(render(analysis))
-    say(f"written: {folder}/errors.json, a CSV of every table, figures")
+    notify(f"written: {folder}/errors.json, a CSV of every table, figures")
     if analysis.shows_samples:
-        say("note: this holds samples of the data set, whose licence applies to them; --no-samples leaves them out")
+        notify("note: this holds samples of the data set, whose licence applies to them; --no-samples leaves them out")
 
 
 @command(app)
@@ -171,13 +168,14 @@ def diff(
 
         if everything:
             raise UsageError("--all is for two runs; these are reports")
-        changes = diff_reports.diff_reports(first, second)
-        put(changes.model_dump(mode="json")) if as_json else console().print(diff_reports.render(changes))
-        return
-    from spt.analysis import diff_runs
+        report_diff = diff_reports.diff_reports(first, second)
+        values, rendered = report_diff.model_dump(mode="json"), diff_reports.render(report_diff)
+    else:
+        from spt.analysis import diff_runs
 
-    found = diff_runs.diff_runs(first, second)
-    put(diff_runs.to_json(found, everything)) if as_json else console().print(diff_runs.render(found, everything))
+        run_diff = diff_runs.diff_runs(first, second, everything)
+        values, rendered = run_diff.model_dump(mode="json"), diff_runs.render(run_diff)
+    print_json(values) if as_json else console().print(rendered)
 
 
 def is_report(path: Path) -> bool:

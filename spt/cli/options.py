@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from spt.cli.output import say
+from spt.cli.output import notify
 from spt.errors import UsageError
 
 if TYPE_CHECKING:
-    from spt.config.recipe import Loaded
+    from spt.config.recipe import ResolvedRecipe
     from spt.runs.plan import Smoke
     from spt.runtime.settings import Settings
 
@@ -66,7 +66,7 @@ WorkersOption = Annotated[
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of whatever goes wrong.")]
 
 
-class How(NamedTuple):
+class RuntimeOptions(NamedTuple):
     """The options of every training command that say how it runs; none of them changes what is computed."""
 
     micro_batch: MicroOption = None
@@ -103,7 +103,7 @@ class How(NamedTuple):
     debug: DebugOption = False
 
 
-class Ran(NamedTuple):
+class StudyOptions(NamedTuple):
     """The options of every command that has many runs made: which of them, where, and what is done beforehand."""
 
     seeds: Annotated[str | None, typer.Option("--seeds", help="How many (5: seeds 0 to 4), or which (0,1,2).")] = None
@@ -135,24 +135,24 @@ class Ran(NamedTuple):
 
 
 RUNS = Path("runs")
-HOW = How()
-RAN = Ran()
+RUNTIME = RuntimeOptions()
+STUDY = StudyOptions()
 
 
-def settings(resume: Literal["auto", "must", "never"], how: How) -> "Settings":
+def settings(resume: Literal["auto", "must", "never"], runtime: RuntimeOptions) -> "Settings":
     from spt.runtime.settings import Settings
 
     return Settings(
         resume=resume,
-        micro_batch_size=how.micro_batch,
-        recompute=how.gradient_checkpointing,
-        compile=how.compile,
-        backend=how.backend,
-        attention=how.attention,
-        save_every=how.save_every,
-        cpu=how.cpu,
-        tracker=how.tracker,
-        debug=how.debug,
+        micro_batch_size=runtime.micro_batch,
+        recompute=runtime.gradient_checkpointing,
+        compile=runtime.compile,
+        backend=runtime.backend,
+        attention=runtime.attention,
+        save_every=runtime.save_every,
+        cpu=runtime.cpu,
+        tracker=runtime.tracker,
+        debug=runtime.debug,
     )
 
 
@@ -161,21 +161,21 @@ def smoke_size(smoke: bool, full: bool) -> "Smoke":
     return "full" if full else smoke
 
 
-def recipes(arguments: Iterable[str], smoke: "Smoke") -> list["Loaded"]:
+def recipes(arguments: Iterable[str], smoke: "Smoke") -> list["ResolvedRecipe"]:
     from spt.api import load_recipe
     from spt.config.overrides import split_arguments
 
     sources, overrides = split_arguments(arguments)
     if not sources:
         raise UsageError("no recipe is named; spt recipes list shows ours (a file with = in its name is ./a=b.yaml)")
-    loaded = [load_recipe(source, overrides, smoke=smoke) for source in sources]
-    for one in loaded:
-        for note in one.notes:
-            say(f"{one.name}: {note}")
-    return loaded
+    resolved = [load_recipe(source, overrides, smoke=smoke) for source in sources]
+    for recipe in resolved:
+        for note in recipe.notes:
+            notify(f"{recipe.name}: {note}")
+    return resolved
 
 
-def one_recipe(arguments: Iterable[str], smoke: "Smoke") -> "Loaded":
+def one_recipe(arguments: Iterable[str], smoke: "Smoke") -> "ResolvedRecipe":
     from spt.config.overrides import split_arguments
 
     arguments = list(arguments)
@@ -205,7 +205,7 @@ def seeds(text: str, option: str = "--seeds") -> list[int]:
         return list(range(found[0]))
     doubles = sorted({n for n in found if found.count(n) > 1})
     if doubles:
-        raise UsageError(f"{option} {text}: seed {doubles[0]} stands twice; a pair counts once")
+        raise UsageError(f"{option} {text}: seed {doubles[0]} is given twice; a pair counts once")
     return found
 
 

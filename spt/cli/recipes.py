@@ -1,17 +1,14 @@
 """`spt recipes` and `spt list`: what comes with spt."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from spt.cli.guard import command
 from spt.cli.options import DebugOption, JsonOption
-from spt.cli.output import console, put, put_table, say
+from spt.cli.output import console, notify, print_json, print_table
 from spt.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 recipes_app = typer.Typer(help="The recipes that come with spt.", no_args_is_help=True)
 list_app = typer.Typer(help="What recipes can name.", no_args_is_help=True)
@@ -23,7 +20,7 @@ def recipes_list(as_json: JsonOption = False, debug: DebugOption = False) -> Non
     from spt.config.load import describe, packaged
 
     rows = [{"name": name, "description": describe(text)} for name, text in packaged().items()]
-    put_table(rows, ("name", "description"), as_json)
+    print_table(rows, ("name", "description"), as_json)
 
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A packaged recipe, or a file.")]
@@ -34,9 +31,9 @@ def recipes_show(name: NameArgument, as_json: JsonOption = False, debug: DebugOp
     """A recipe's file as it is (spt show gives it with every default filled in)."""
     from spt.config.load import read
 
-    found, text, _ = read(name)
+    stem, text, _ = read(name)
     if as_json:
-        put({"name": found, "text": text})
+        print_json({"name": stem, "text": text})
     else:
         print(text, end="")
 
@@ -53,15 +50,15 @@ def recipes_copy(
     from spt.config.load import read
     from spt.runs.files import writing
 
-    found, text, _ = read(name)
+    stem, text, _ = read(name)
     target = to or Path()
     if target.is_dir():
-        target = target / f"{found.rpartition('/')[2]}.yaml"
+        target = target / f"{stem.rpartition('/')[2]}.yaml"
     if target.exists():
         raise UsageError(f"{target} exists; name another file")
     with writing(target):
         target.write_text(text, encoding="utf-8")
-    say(f"wrote {target}; run it with: spt compare {target}")
+    notify(f"wrote {target}; run it with: spt compare {target}")
 
 
 @command(recipes_app, "schema")
@@ -69,7 +66,7 @@ def recipes_schema(debug: DebugOption = False) -> None:
     """JSON schema of a recipe, for editors that check YAML."""
     from spt.config.load import schema
 
-    put(schema())
+    print_json(schema())
 
 
 @command(list_app, "models")
@@ -86,7 +83,7 @@ def list_models(as_json: JsonOption = False, debug: DebugOption = False) -> None
 
     rows = [row._asdict() for row in listing("models")]
     if as_json:
-        put(rows)
+        print_json(rows)
         return
     facts = ("name", "parameters", "cost", "paper")
     cells = [{key: _cell(row[key]) for key in facts} for row in rows]
@@ -110,7 +107,7 @@ def list_tasks(as_json: JsonOption = False, debug: DebugOption = False) -> None:
     from spt.config.plugins import listing
 
     rows = [{key: getattr(row, key) for key in ("name", "description", "source")} for row in listing("tasks")]
-    put_table(rows, ("name", "description"), as_json)
+    print_table(rows, ("name", "description"), as_json)
 
 
 def _cell(value: Any) -> str:

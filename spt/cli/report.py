@@ -7,7 +7,7 @@ import typer
 
 from spt.cli.guard import command
 from spt.cli.options import DebugOption, JsonOption
-from spt.cli.output import console, put, say
+from spt.cli.output import console, notify, print_json
 from spt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,17 +37,17 @@ def report(
     from spt.api import read_report
     from spt.runs.plan import PLAN
 
-    found = read_report(*folders)
+    built = read_report(*folders)
     if out is None and len(folders) == 1 and (folders[0] / PLAN).is_file():
         out = folders[0]
     paths: tuple[Path, ...] = ()
     if out is not None:
         from spt.report.write import write_report
 
-        paths = write_report(found, out, with_figures=True)
-    show_report(found, as_json)
+        paths = write_report(built, out, with_figures=True)
+    show_report(built, as_json)
     if out is not None:
-        say_written(out, figures=any(path.parent != out for path in paths))
+        notify_written(out, figures=any(path.parent != out for path in paths))
 
 
 def show_report(report: "Report", as_json: bool) -> None:
@@ -55,10 +55,10 @@ def show_report(report: "Report", as_json: bool) -> None:
     from spt.report.terminal import terminal
 
     if as_json:
-        put(to_json(report))
+        print_json(to_json(report))
     else:
         console().print(terminal(report))
 
 
-def say_written(folder: Path, figures: bool = False) -> None:
-    say(f"report: {folder / 'report.html'}, .md, .tex, .csv, .json{' and figures' if figures else ''}")
+def notify_written(folder: Path, figures: bool = False) -> None:
+    notify(f"report: {folder / 'report.html'}, .md, .tex, .csv, .json{' and figures' if figures else ''}")

@@ -9,21 +9,21 @@ import typer
 
 from spt.cli.guard import command
 from spt.cli.options import (
-    HOW,
-    RAN,
     RUNS,
+    RUNTIME,
+    STUDY,
     DebugOption,
-    How,
     JsonOption,
     OutOption,
-    Ran,
     RecipesArgument,
+    RuntimeOptions,
+    StudyOptions,
     seeds,
     settings,
     smoke_size,
 )
-from spt.cli.output import console, put, put_table, say
-from spt.cli.report import say_written, show_report
+from spt.cli.output import console, notify, print_json, print_table
+from spt.cli.report import notify_written, show_report
 from spt.errors import FailedRuns, UsageError
 
 if TYPE_CHECKING:
@@ -36,12 +36,14 @@ study_app = typer.Typer(
 
 
 @command(compare_app)
-def compare(arguments: RecipesArgument, ran: Ran = RAN, how: How = HOW) -> None:
+def compare(arguments: RecipesArgument, study: StudyOptions = STUDY, runtime: RuntimeOptions = RUNTIME) -> None:
     """Train both arms, scratch and SPT, over seeds, and report the paired difference. Finished runs are reused."""
-    _study("compare", arguments, {}, ran, how)
+    _study("compare", arguments, {}, study, runtime)
 
 
-def _study(kind: str, arguments: Sequence[str], options: dict[str, Any], ran: Ran, how: How) -> None:
+def _study(
+    kind: str, arguments: Sequence[str], options: dict[str, Any], study: StudyOptions, runtime: RuntimeOptions
+) -> None:
     """A study from the command line."""
     from spt.config.overrides import parse_overrides, split_arguments
     from spt.studies.schema import from_mapping
@@ -51,37 +53,36 @@ def _study(kind: str, arguments: Sequence[str], options: dict[str, Any], ran: Ra
         raise UsageError("no recipe is named; spt recipes list shows ours (a file with = in its name is ./a=b.yaml)")
     raw = {"kind": kind, "recipes": sources, "set": parse_overrides(overrides)}
     raw |= {key: value for key, value in options.items() if value is not None}
-    _run(from_mapping(raw, f"spt study {kind}" if kind != "compare" else "spt compare"), ran, how)
+    _run(from_mapping(raw, f"spt study {kind}" if kind != "compare" else "spt compare"), study, runtime)
 
 
-def _run(source: "StudySource", ran: Ran, how: How) -> None:
-    if ran.seeds is not None:
-        source = replace(source, study=source.study.model_copy(update={"seeds": tuple(seeds(ran.seeds))}))
-    if ran.save is not None:
-        _save(ran.save, source.study, ran.as_json)
+def _run(source: "StudySource", study: StudyOptions, runtime: RuntimeOptions) -> None:
+    if study.seeds is not None:
+        source = replace(source, study=source.study.model_copy(update={"seeds": tuple(seeds(study.seeds))}))
+    if study.save is not None:
+        _save(study.save, source.study, study.as_json)
         return
     from spt.api import plan_study
 
-    study = plan_study(
+    planned = plan_study(
         source,
-        smoke=smoke_size(ran.smoke, ran.smoke_full),
-        out=ran.out,
-        jobs=ran.jobs,
-        slurm=ran.slurm or (),
-        shard=_part(ran.shard) if ran.shard else None,
-        settings=settings(ran.resume, how),
-        say=say,
+        smoke=smoke_size(study.smoke, study.smoke_full),
+        out=study.out,
+        jobs=study.jobs,
+        slurm=study.slurm or (),
+        shard=_part(study.shard) if study.shard else None,
+        settings=settings(study.resume, runtime),
     )
-    if ran.dry_run:
+    if study.dry_run:
         from spt.execution.dry_run import dry_run, render
 
-        found = dry_run(study.grid, study.folder, study.costs, study.target.part)
-        put(found) if ran.as_json else console().print(render(found))
+        found = dry_run(planned.grid, planned.folder, planned.costs, planned.target.part)
+        print_json(found) if study.as_json else console().print(render(found))
         return
-    finished = study.run()
-    if study.runtime.main:
-        show_report(finished.report, ran.as_json)
-        say_written(finished.path)
+    finished = planned.run()
+    if planned.runtime.main:
+        show_report(finished.report, study.as_json)
+        notify_written(finished.path)
     if finished.failed:
         from spt.runtime.distributed import mark_shared
 
@@ -93,17 +94,19 @@ def _run(source: "StudySource", ran: Ran, how: How) -> None:
 
 
 def _save(path: Path, study: Any, as_json: bool) -> None:
+    from spt.config.load import read as read_recipe
     from spt.runs.files import write_text
-    from spt.studies.schema import check_recipes, to_yaml
+    from spt.studies.schema import to_yaml
 
-    check_recipes(study.recipes)
+    for name in study.recipes:  # raises for one that does not exist
+        read_recipe(name)
     target = path if path.suffix in (".yaml", ".yml") else path.with_name(f"{path.name}.yaml")
     if target.exists():
         raise UsageError(f"{target} exists; name another file")
     write_text(target, to_yaml(study, target.parent, f"spt study run {target.name}"))
-    say(f"wrote {target}; run it with: spt study run {target}")
+    notify(f"wrote {target}; run it with: spt study run {target}")
     if as_json:
-        put({"file": str(target)})
+        print_json({"file": str(target)})
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -135,15 +138,15 @@ def _assigned(text: str, option: str) -> dict[str, Any]:
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
         if not equals or not name or name in found:
-            raise UsageError(f"{option} {text}: {part!r} is not name=value, or stands twice")
+            raise UsageError(f"{option} {text}: {part!r} is not name=value, or is given twice")
         found[name.strip()] = parse_yaml(value, f"{option} {text}")
     return found
 
 
 @command(study_app, "compare")
-def study_compare(arguments: RecipesArgument, ran: Ran = RAN, how: How = HOW) -> None:
+def study_compare(arguments: RecipesArgument, study: StudyOptions = STUDY, runtime: RuntimeOptions = RUNTIME) -> None:
     """Both arms of every recipe: the same as spt compare."""
-    _study("compare", arguments, {}, ran, how)
+    _study("compare", arguments, {}, study, runtime)
 
 
 @command(study_app, "compute")
@@ -160,11 +163,11 @@ def study_compute(
         float | None,
         typer.Option("--total", help="The whole budget, in that unit.", show_default="the recipe's two stages"),
     ] = None,
-    ran: Ran = RAN,
-    how: How = HOW,
+    study: StudyOptions = STUDY,
+    runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Shares of one budget to pretraining; scratch has all of it."""
-    _study("compute", arguments, {"shares": _list(shares, "--shares"), "match": match, "total": total}, ran, how)
+    _study("compute", arguments, {"shares": _list(shares, "--shares"), "match": match, "total": total}, study, runtime)
 
 
 @command(study_app, "data")
@@ -181,12 +184,12 @@ def study_data(
     hold: Annotated[
         Literal["steps", "epochs"], typer.Option("--hold", help="What smaller subsets keep of the budget.")
     ] = "steps",
-    ran: Ran = RAN,
-    how: How = HOW,
+    study: StudyOptions = STUDY,
+    runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Nested subsets of the training split, in both stages."""
     options = {"stratified": stratified, "pretrain_on": pretrain_on, "hold": hold}
-    _study("data", arguments, {"fractions": _list(fractions, "--fractions"), **options}, ran, how)
+    _study("data", arguments, {"fractions": _list(fractions, "--fractions"), **options}, study, runtime)
 
 
 @command(study_app, "size")
@@ -196,8 +199,8 @@ def study_size(
         list[str],
         typer.Option("--size", metavar="NAME:a=1,b=2", help="A size and its changes (repeat): 1M:d_model=144"),
     ],
-    ran: Ran = RAN,
-    how: How = HOW,
+    study: StudyOptions = STUDY,
+    runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Model sizes, each a set of changes to the recipe."""
     sizes: dict[str, Any] = {}
@@ -206,7 +209,7 @@ def study_size(
         if not changes or name in sizes:
             raise UsageError(f"--size {text}: NAME:option=value,… is expected, each name once")
         sizes[name] = _assigned(changes, "--size")
-    _study("size", arguments, {"sizes": sizes}, ran, how)
+    _study("size", arguments, {"sizes": sizes}, study, runtime)
 
 
 @command(study_app, "init")
@@ -215,11 +218,11 @@ def study_init(
     initialisations: Annotated[
         str | None, typer.Option("--initialisations", help="Of the model.", show_default="structured,random")
     ] = None,
-    ran: Ran = RAN,
-    how: How = HOW,
+    study: StudyOptions = STUDY,
+    runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Structured and random initial parameters, crossed with both arms."""
-    _study("init", arguments, {"initialisations": _list(initialisations, "--initialisations", str)}, ran, how)
+    _study("init", arguments, {"initialisations": _list(initialisations, "--initialisations", str)}, study, runtime)
 
 
 @command(study_app, "objective")
@@ -231,8 +234,8 @@ def study_objective(
     ] = None,
     ratios: Annotated[str | None, typer.Option("--ratios", help="Of hidden steps: masked with each of them.")] = None,
     spans: Annotated[str | None, typer.Option("--spans", help="Steps hidden together, with each ratio.")] = None,
-    ran: Ran = RAN,
-    how: How = HOW,
+    study: StudyOptions = STUDY,
+    runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """What pretraining asks for: masked, with which ratio and span, or the next step."""
     objectives: list[dict[str, Any]] = []
@@ -245,7 +248,7 @@ def study_objective(
             objectives.append({"name": "masked", **{key: value for key, value in given.items() if value is not None}})
     if not objectives:
         raise UsageError("no objective is named; --objective masked --objective next, or --ratios 0.15,0.5")
-    _study("objective", arguments, {"objectives": objectives}, ran, how)
+    _study("objective", arguments, {"objectives": objectives}, study, runtime)
 
 
 @command(study_app, "tune")
@@ -266,8 +269,8 @@ def study_tune(
     trial_seeds: Annotated[
         str | None, typer.Option("--trial-seeds", help="For every setting: how many, or which (0,).", show_default="0,")
     ] = None,
-    ran: Ran = RAN,
-    how: How = HOW,
+    study: StudyOptions = STUDY,
+    runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """The same settings tried in both arms, chosen on validation; then both arms over seeds at what was chosen."""
     found = {}
@@ -278,7 +281,7 @@ def study_tune(
         found[name] = _values(values, text)
     options = {"space": found, "trials": trials, "search_seed": search_seed}
     tried = seeds(trial_seeds, "--trial-seeds") if trial_seeds is not None else None
-    _study("tune", arguments, {**options, "trial_seeds": tried}, ran, how)
+    _study("tune", arguments, {**options, "trial_seeds": tried}, study, runtime)
 
 
 def _values(text: str, given: str) -> Any:
@@ -295,13 +298,13 @@ def study_run(
     source: Annotated[
         str, typer.Argument(metavar="FILE|FOLDER|NAME", help="A study's file or folder, or one of ours.")
     ],
-    ran: Ran = RAN,
-    how: How = HOW,
+    study: StudyOptions = STUDY,
+    runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Run a study's file, or go on with it: finished runs are taken as they are."""
     from spt.studies.schema import read
 
-    _run(read(source), ran, how)
+    _run(read(source), study, runtime)
 
 
 @command(study_app, "status")
@@ -317,7 +320,7 @@ def study_status(
     from spt.studies.status import render, study_status
 
     found = study_status(folder or out)
-    put(found) if as_json else console().print(render(found))
+    print_json(found) if as_json else console().print(render(found))
 
 
 @command(study_app, "list")
@@ -327,7 +330,7 @@ def study_list(as_json: JsonOption = False, debug: DebugOption = False) -> None:
     from spt.studies.schema import packaged
 
     rows = [{"name": name, "description": describe(text)} for name, text in packaged().items()]
-    put_table(rows, ("name", "description"), as_json)
+    print_table(rows, ("name", "description"), as_json)
 
 
 @command(study_app, "show")
@@ -341,6 +344,6 @@ def study_show(
 
     opened = read(source)
     if as_json:
-        put({"name": opened.name, **opened.study.model_dump(mode="json")})
+        print_json({"name": opened.name, **opened.study.model_dump(mode="json")})
     else:
         print(to_yaml(opened.study), end="")

@@ -6,7 +6,7 @@ import typer
 
 from spt.cli.guard import command
 from spt.cli.options import DebugOption, JsonOption
-from spt.cli.output import put
+from spt.cli.output import print_json
 
 if TYPE_CHECKING:
     from spt.checks.model_contract import CheckResult
@@ -20,11 +20,11 @@ def env(as_json: JsonOption = False, debug: DebugOption = False) -> None:
     """What runs depend on: versions, devices, folders. Made for pasting into an issue."""
     from spt.checks.installation import environment_report
 
-    found = environment_report()
+    facts = environment_report()
     if as_json:
-        put(found)
+        print_json(facts)
     else:
-        for key, value in found.items():
+        for key, value in facts.items():
             print(f"{key:<16} {value}")
 
 
@@ -51,7 +51,7 @@ def check_model(
 
 def _show_checks(checks: "list[CheckResult]", as_json: bool) -> None:
     if as_json:
-        put([check._asdict() for check in checks])
+        print_json([check._asdict() for check in checks])
     else:
         for check in checks:
             print(f"{'ok  ' if check.ok else 'FAIL'} {check.name}{f': {check.detail}' if check.detail else ''}")

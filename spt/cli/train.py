@@ -7,13 +7,13 @@ import typer
 
 from spt.cli.guard import command
 from spt.cli.options import (
-    HOW,
     RUNS,
-    How,
+    RUNTIME,
     JsonOption,
     OutOption,
     RecipeArgument,
     ResumeOption,
+    RuntimeOptions,
     SeedOption,
     SmokeFullOption,
     SmokeOption,
@@ -22,7 +22,7 @@ from spt.cli.options import (
     settings,
     smoke_size,
 )
-from spt.cli.output import put, say
+from spt.cli.output import notify, print_json
 
 if TYPE_CHECKING:
     from spt.api import TrainedRun
@@ -40,13 +40,13 @@ def pretrain(
     smoke: SmokeOption = False,
     smoke_full: SmokeFullOption = False,
     as_json: JsonOption = False,
-    how: How = HOW,
+    runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Self-pretrain: the recipe's first stage, on the training split's inputs, without labels."""
-    loaded, number = one_recipe(arguments, smoke_size(smoke, smoke_full)), one_seed(seed)
+    recipe, number = one_recipe(arguments, smoke_size(smoke, smoke_full)), one_seed(seed)
     from spt.api import pretrain
 
-    _show(pretrain(loaded, seed=number, out=out, settings=settings(resume, how), say=say), as_json)
+    _show(pretrain(recipe, seed=number, out=out, settings=settings(resume, runtime)), as_json)
 
 
 @command(app)
@@ -62,15 +62,13 @@ def finetune(
     smoke: SmokeOption = False,
     smoke_full: SmokeFullOption = False,
     as_json: JsonOption = False,
-    how: How = HOW,
+    runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Train the task itself; without --scratch or --from, after the recipe's own pretraining, made if missing."""
-    loaded, number = one_recipe(arguments, smoke_size(smoke, smoke_full)), one_seed(seed)
+    recipe, number = one_recipe(arguments, smoke_size(smoke, smoke_full)), one_seed(seed)
     from spt.api import finetune
 
-    run = finetune(
-        loaded, seed=number, scratch=scratch, from_run=source, out=out, settings=settings(resume, how), say=say
-    )
+    run = finetune(recipe, seed=number, scratch=scratch, from_run=source, out=out, settings=settings(resume, runtime))
     _show(run, as_json)
 
 
@@ -84,7 +82,7 @@ def evaluate(
         Literal["test", "val", "train"], typer.Option("--split", help="Which rows of the task are answered.")
     ] = "test",
     as_json: JsonOption = False,
-    how: How = HOW,
+    runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Score a finished run's weights once more, on its task or on a changed one, without training.
 
@@ -94,21 +92,23 @@ def evaluate(
     from spt.analysis.reevaluate import reevaluate
     from spt.api import start_runtime
 
-    found = reevaluate(run, changes or [], split, start_runtime(settings("auto", how), say))
+    scored = reevaluate(run, changes or [], split, start_runtime(settings("auto", runtime)))
     if as_json:
-        put(found)
+        print_json(scored)
         return
-    scores = ", ".join(f"{name} {value:.6g}" for name, value in found["scores"].items())
-    print(f"{run.name}: {scores} on {found['rows']:,} {split} rows")
-    if found["rate"] != 1:
-        say(f"note: steps are {found['rate']:g} times as far apart as in training; the model's step size was rescaled")
-    for note in found["notes"]:
-        say(f"note: {note}")
+    scores = ", ".join(f"{name} {value:.6g}" for name, value in scored["scores"].items())
+    print(f"{run.name}: {scores} on {scored['rows']:,} {split} rows")
+    if scored["rate"] != 1:
+        notify(
+            f"note: steps are {scored['rate']:g} times as far apart as in training; the model's step size was rescaled"
+        )
+    for note in scored["notes"]:
+        notify(f"note: {note}")
 
 
 def _show(run: "TrainedRun", as_json: bool) -> None:
     if as_json:
-        put({"run": str(run.path), **run.result.model_dump(mode="json")})
+        print_json({"run": str(run.path), **run.result.model_dump(mode="json")})
     else:
         print(_summary(run.path, run.result))
 

@@ -1,4 +1,4 @@
-"""What is to be computed: jobs, and the cells of a comparison that need them. No torch here.
+"""What is computed: jobs, and the cells of a comparison that need them. No torch here.
 
 A job's key is the hash of everything that decides its outcome: task, model, stage, seed, and the key of the run it
 starts from. How it is run (device, processes, micro-batches, trackers) stays out.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from spt.config.load import path_options
-from spt.config.recipe import Finetune, Loaded, Part, Pretrain, Train
+from spt.config.recipe import Finetune, Part, Pretrain, ResolvedRecipe, Section, Train
 
 Stage = Literal["pretrain", "finetune"]
 Arm = Literal["scratch", "spt"]
@@ -30,81 +30,76 @@ class PretrainedWeights:
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be had."""
+    """One run."""
 
-    loaded: Loaded
+    resolved: ResolvedRecipe
     stage: Stage
     seed: int
     parent: "Job | PretrainedWeights | None" = None
 
     def __post_init__(self) -> None:
-        assert self.loaded.data is not None, "a job is made of a recipe whose data set has been identified"
+        assert self.resolved.data is not None, "a job is made of a recipe whose data set has been identified"
 
     @property
     def settings_stage(self) -> Pretrain | Finetune:
-        return self.loaded.recipe.pretrain if self.stage == "pretrain" else self.loaded.recipe.finetune
+        return self.resolved.recipe.pretrain if self.stage == "pretrain" else self.resolved.recipe.finetune
 
     @property
-    def settings_name(self) -> Literal["pretrain", "finetune", "scratch"]:
+    def settings_name(self) -> Section:
         """The recipe's section of the training settings: the scratch arm may have its own."""
-        scratch = self.stage == "finetune" and self.parent is None and self.loaded.recipe.scratch is not None
+        scratch = self.stage == "finetune" and self.parent is None and self.resolved.recipe.scratch is not None
         return "scratch" if scratch else self.stage
 
     @property
     def train(self) -> Train:
-        return self.loaded.recipe.train(self.settings_name)
+        return self.resolved.recipe.train(self.settings_name)
+
+    @property
+    def parent_name(self) -> str | None:
+        """The folder of the run it starts from, if that is made too."""
+        return self.parent.name if isinstance(self.parent, Job) else None
 
     @property
     def parent_key(self) -> str | None:
-        if self.parent is None:
-            return None
-        return self.parent.key if isinstance(self.parent, PretrainedWeights) else self.parent.key()
+        return None if self.parent is None else self.parent.key
 
     def settings(self) -> dict[str, Any]:
         """What the seeds of one configuration have in common; of the parent, its own settings."""
-        recipe, stage = self.loaded.recipe, self.settings_stage
-        parent: Any = None
-        if isinstance(self.parent, Job):
-            parent = self.parent.settings()
-        elif self.parent is not None:
-            parent = self.parent.key
+        recipe, stage = self.resolved.recipe, self.settings_stage
         return {
             "format": FORMAT,
             "stage": self.stage,
-            "data": self.loaded.data,
-            "task": {"name": self.loaded.identities["task"], **without_paths("tasks", recipe.task)},
-            "model": {"name": self.loaded.identities["model"], **without_paths("models", recipe.model)},
+            "data": self.resolved.data,
+            "task": {"name": self.resolved.identities["task"], **without_paths("tasks", recipe.task)},
+            "model": {"name": self.resolved.identities["model"], **without_paths("models", recipe.model)},
             "encoder": recipe.encoder.model_dump(mode="json"),
             "objective": stage.objective.model_dump(mode="json"),
             "head": stage.head.model_dump(mode="json"),
             "train": self.train.model_dump(mode="json"),
-            "parent": parent,
+            "parent": self.parent.settings() if isinstance(self.parent, Job) else self.parent_key,
         }
 
+    @cached_property  # a study asks for it many times
     def key(self) -> str:
-        return self._key
-
-    @cached_property
-    def _key(self) -> str:  # kept: a study asks for it many times
         return digest({**self.settings(), "seed": self.seed, "parent": self.parent_key})
 
     @property
     def name(self) -> str:
         """The run folder's name."""
-        return f"{self.stage}-{self.key()}"
+        return f"{self.stage}-{self.key}"
 
 
 def without_paths(kind: Literal["models", "tasks"], part: Part) -> dict[str, Any]:
-    """A component's options but for where its files lie: a task's `data`, a model's name, stand for what is in them."""
+    """A component's options but for where its files lie: the identities of the data and the model stand for those."""
     paths = path_options(kind, {"name": part.name, **part.options})
     return {key: value for key, value in part.options.items() if key not in paths}
 
 
 class Cell(NamedTuple):
-    """One entry of a study: an arm of one of its rows, on one seed."""
+    """One entry of a study: an arm of one of its rows on one seed; of a search, an arm of one of its settings."""
 
     arm: Arm
-    row: int
+    row: int  # of the study, or the number of the setting
     job: Job
 
 

@@ -2,24 +2,21 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spt.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 from spt.config.recipe import BUDGETS
 from spt.config.yaml import parse_yaml
+from spt.errors import UsageError
 
 _OVERRIDE = re.compile(r"^[A-Za-z_]\w*(\.\w+)*=")
 
 
 def split_arguments(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
     """(recipes, overrides): an argument that begins with `a.b=` is an override."""
-    found: tuple[list[str], list[str]] = ([], [])
+    recipes, overrides = list[str](), list[str]()
     for argument in arguments:
-        found[bool(_OVERRIDE.match(argument))].append(argument)
-    return found
+        (overrides if _OVERRIDE.match(argument) else recipes).append(argument)
+    return recipes, overrides
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:

@@ -10,12 +10,15 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
+from spt.config.validation import validate_values
 from spt.errors import SptError, UsageError, did_you_mean, one_line
 
 Kind = Literal["models", "tasks"]
@@ -26,6 +29,10 @@ class Component(NamedTuple):
     name: str  # as it stands in the resolved recipe: a path is absolute
     module: ModuleType
     identity: str  # what keys and result names call it: a path gives its stem and the hash of its content
+
+    def configure(self, options: Mapping[str, Any]) -> Any:
+        """Its Config with these options. Raises ValidationError."""
+        return validate_values(self.module.Config, options)
 
 
 class Listing(NamedTuple):
@@ -59,18 +66,11 @@ def listing(kind: Kind) -> list[Listing]:
 
 
 def _ours(kind: Kind) -> list[Listing]:
-    folder, rows = _folder(kind), []
+    folder, rows = Path(importlib.import_module(f"spt.{kind}").__path__[0]), []
     for path in (*folder.glob("*.py"), *folder.glob("*/__init__.py")):
         state = path.stat()
-        row = _describe(kind, path, state.st_mtime_ns, state.st_size)
-        if row is not None:
-            rows.append(row)
-    return sorted(rows)
-
-
-def _folder(kind: Kind) -> Path:
-    package = importlib.import_module(f"spt.{kind}")
-    return Path(package.__path__[0])
+        rows.append(_describe(kind, path, state.st_mtime_ns, state.st_size))
+    return sorted(filter(None, rows))
 
 
 def _plugins(kind: Kind) -> list["importlib.metadata.EntryPoint"]:
@@ -88,14 +88,14 @@ def _describe(kind: Kind, path: Path, changed: int, size: int) -> Listing | None
     names |= {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     if not {"Config", CONTRACT[kind]} <= names:
         return None
-    said = {
+    constants = {
         target.id: node.value.value
         for node in tree.body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    known: list[Any] = [said.get(name) for name in ("PARAMETERS", "COST", "PAPER")]
+    known: list[Any] = [constants.get(name) for name in ("PARAMETERS", "COST", "PAPER")]
     name = path.parent.name if path.stem == "__init__" else path.stem
     return Listing(name, (ast.get_docstring(tree) or "").partition("\n")[0], "spt", *known)
 
@@ -104,30 +104,40 @@ def _from_package(kind: Kind, name: str) -> ModuleType:
     known = {row.name for row in _ours(kind)}
     if name in known:  # before looking for plug-ins, which takes long
         return importlib.import_module(f"spt.{kind}.{name}")
-    plugins = {e.name: e for e in _plugins(kind)}
+    plugins = {entry.name: entry for entry in _plugins(kind)}
     if name in plugins:
-        try:
-            loaded = plugins[name].load()
-        except (Exception, SystemExit) as error:
-            raise UsageError(f"the plug-in {plugins[name].value} fails when imported: {one_line(error)}") from error
-        if isinstance(loaded, ModuleType):
-            return loaded
-        raise UsageError(f"the plug-in {plugins[name].value} is not a module; its entry point must name a module")
+        plugin = f"the plug-in {plugins[name].value}"
+        with _import_errors(plugin):
+            module = plugins[name].load()
+        if isinstance(module, ModuleType):
+            return module
+        raise UsageError(f"{plugin} is not a module; its entry point must name a module")
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         try:
-            return importlib.import_module(name)
+            with _import_errors(name, passing=(SptError, ModuleNotFoundError)):
+                return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not name.startswith(error.name):
                 raise UsageError(f"{name} cannot be imported: {error}") from error
             if error.name != name.split(".")[0]:
                 raise UsageError(f"there is no module {error.name}, though {name.split('.')[0]} exists") from error
-        except SptError:
-            raise
-        except (Exception, SystemExit) as error:  # as with a file: its author's to see
-            raise UsageError(f"{name} fails when imported: {one_line(error)}") from error
     what = kind.removesuffix("s")
     hint = did_you_mean(name, known | set(plugins))
     raise UsageError(f"unknown {what} {name!r}{hint or f' (spt list {kind} shows them; a file of yours ends in .py)'}")
+
+
+@contextmanager
+def _import_errors(
+    name: str, path: Path | None = None, passing: tuple[type[Exception], ...] = (SptError,)
+) -> Iterator[None]:
+    """Whatever a user's module raises when imported is its author's to see, in one sentence."""
+    try:
+        yield
+    except passing:
+        raise
+    except (Exception, SystemExit) as error:
+        line = line_in(path, error) if path else ""
+        raise UsageError(f"{name}{line} fails when imported: {one_line(error)}") from error
 
 
 def _digest(path: Path) -> str:
@@ -146,13 +156,11 @@ def _import_file(path: Path, digest: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before execution: dataclasses and pydantic look their module up
     try:
-        spec.loader.exec_module(module)
+        with _import_errors(str(path), path):
+            spec.loader.exec_module(module)
     except SptError:
         del sys.modules[name]
         raise
-    except (Exception, SystemExit) as error:  # whatever the file raises is its author's to see, in one sentence
-        del sys.modules[name]
-        raise UsageError(f"{path}{line_in(path, error)} fails when imported: {one_line(error)}") from error
     return module
 
 

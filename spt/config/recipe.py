@@ -1,22 +1,18 @@
 """A recipe: one self-contained YAML file that names a task, a model and what to do with them.
 
 Precedence, lowest first: the declared default, the file, `a.b=c` on the command line. There is no inheritance between
-files. Every complaint about a recipe comes at once, each with its dotted place. Importing this needs no torch;
+files. All problems of a recipe are reported at once, each with its dotted place. Importing this needs no torch;
 loading a recipe does, because a component's own options are checked by the component.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from spt.runs.plan import Smoke
-
-if TYPE_CHECKING:
-    pass
-
 
 Metric = Literal[
     "auto",
@@ -37,6 +33,7 @@ LOWER_IS_BETTER = {
 }
 
 BUDGETS = ("epochs", "steps", "examples", "flops")
+Section = Literal["pretrain", "finetune", "scratch"]  # of a recipe, with training settings of its own
 
 
 class StrictModel(BaseModel):
@@ -163,8 +160,8 @@ class Train(StrictModel):
     def _consistent(self) -> "Train":
         given = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(given) != 1:
-            found = "none is given" if not given else f"{' and '.join(given)} are given"
-            raise ValueError(f"exactly one of {', '.join(BUDGETS)} is the budget, but {found}")
+            problem = "none is given" if not given else f"{' and '.join(given)} are given"
+            raise ValueError(f"exactly one of {', '.join(BUDGETS)} is the budget, but {problem}")
         if self.warmup_steps and self.warmup_fraction is not None:
             raise ValueError("warmup_steps and warmup_fraction are both given; keep one")
         if self.steps is not None and self.warmup_steps > self.steps:
@@ -229,14 +226,12 @@ class Recipe(StrictModel):
     finetune: Finetune = Field(description="the second stage of SPT, and the only one of scratch: the task itself")
     scratch: Scratch | None = Field(None, description="the baseline's own training; null: as finetune")
 
-    def train(self, stage: Literal["pretrain", "finetune", "scratch"]) -> Train:
-        if stage == "scratch":
-            return (self.scratch or self.finetune).train
-        return getattr(self, stage).train
+    def train(self, section: Section) -> Train:
+        return (getattr(self, section) or self.finetune).train
 
 
 @dataclass(frozen=True)
-class Loaded:
+class ResolvedRecipe:
     """A recipe with all defaults filled in, and where each value came from."""
 
     name: str
@@ -246,6 +241,20 @@ class Loaded:
     notes: tuple[str, ...] = ()  # what loading decided that a user should know
     smoke: Smoke = False
     data: str | None = None  # identity of the task's rows, attached when a job is made
+
+    @property
+    def task_name(self) -> str:
+        return self.identities["task"].partition("@")[0]
+
+    @property
+    def model_name(self) -> str:
+        return self.identities["model"].partition("@")[0]
+
+    def with_train(self, section: Section, train: Train) -> "ResolvedRecipe":
+        """The recipe with other training settings in a section."""
+        part = Scratch(train=train) if section == "scratch" else getattr(self.recipe, section)
+        update: dict[str, Any] = {section: part.model_copy(update={"train": train})}
+        return replace(self, recipe=self.recipe.model_copy(update=update))
 
     def to_yaml(self) -> str:
         header = f"# {self.name}, resolved: every default filled in.\n"

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from spt.config.plugins import Kind, find_plugin
 from spt.config.recipe import BUDGETS, Part, Recipe, Scratch, Train
-from spt.config.validation import to_json_text
+from spt.config.validation import validate_values
 from spt.errors import UsageError, one_line
 from spt.runs.plan import Smoke
 
@@ -44,7 +44,7 @@ def smoke_recipe(recipe: Recipe, smoke: Smoke, kept: Container[str] = ()) -> Rec
 def _small_part(kind: Kind, part: Part, kept: Container[str]) -> Part:
     """A task or model at its smoke sizes, but for the options in `kept`."""
     component = find_plugin(kind, part.name)
-    config = component.module.Config.model_validate_json(to_json_text(part.options))
+    config = component.configure(part.options)
     try:
         for name, size in config.smoke_sizes().items():
             if name not in kept:
@@ -66,7 +66,7 @@ def _with_small(config: BaseModel, name: str, size: int) -> BaseModel:
     limit = 4 * size + 1 if value is None else min(value, 4 * size + 1)
     for candidate in range(size, limit):
         try:
-            return type(config).model_validate_json(to_json_text({**config.model_dump(mode="json"), name: candidate}))
+            return validate_values(type(config), {**config.model_dump(mode="json"), name: candidate})
         except ValidationError:
             continue
     return config

@@ -2,19 +2,18 @@
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from spt.errors import did_you_mean
 
-if TYPE_CHECKING:
-    pass
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def validation_messages(model: type[BaseModel], error: ValidationError, place: str = "") -> list[str]:
     """Every problem pydantic found, in our words, with its dotted place."""
-    found = []
+    messages = []
     for problem in error.errors():
         location = [str(part) for part in problem["loc"] if "[" not in str(part)]  # not which branch of a union
         dotted = ".".join([place, *location] if place else location)
@@ -26,20 +25,21 @@ def validation_messages(model: type[BaseModel], error: ValidationError, place: s
         elif problem["type"] not in ("value_error", "json_invalid"):
             shown = json.dumps(problem["input"], default=str)
             message = f"{message[0].lower()}{message[1:]}, not {shown[:60]}"
-        found.append(f"{dotted}: {message}" if dotted else message)
-    return found
+        messages.append(f"{dotted}: {message}" if dotted else message)
+    return messages
 
 
-def to_json_text(value: Any) -> str:
+def validate_values(model: type[Model], values: Any) -> Model:
+    """The model with these values, as a YAML file has them. Raises ValidationError."""
     # Through JSON, because pydantic's strict mode there still takes a list for a tuple.
-    return json.dumps(value, default=str)
+    return model.model_validate_json(json.dumps(values, default=str))
 
 
 def known_fields(model: type[BaseModel], location: Sequence[str]) -> list[str]:
     """The known keys at a place inside a nested model."""
     for step in location:
-        known = model.model_fields.get(step)
-        candidates = [known.annotation, *getattr(known.annotation, "__args__", ())] if known else []
+        field = model.model_fields.get(step)
+        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
         nested = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
         if not nested:
             return []

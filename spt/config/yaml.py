@@ -1,15 +1,13 @@
 """Recipes and studies as YAML: numbers as in YAML 1.2, no aliases, no duplicate keys."""
 
+import os
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from spt.errors import UsageError, one_line
-
-if TYPE_CHECKING:
-    pass
-
 
 MAX_BYTES = 1_000_000  # a recipe is a page of text
 
@@ -33,7 +31,7 @@ class RecipeLoader(yaml.SafeLoader):
                     problem="merge keys (<<) are not used in recipes", problem_mark=key.start_mark
                 )
             if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key {key.value} stands twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value} is given twice", problem_mark=key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep=True)
 
@@ -53,6 +51,26 @@ for _tag, _pattern, _first in (
 
 
 RecipeLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))  # 010 is ten, not eight
+
+
+def is_file_name(source: str | Path) -> bool:
+    """Does this name a user's file, rather than a recipe or study that comes with spt?"""
+    return os.path.splitext(source)[1] in (".yaml", ".yml") or os.path.isfile(source)
+
+
+def read_text(source: str | Path, kind: str) -> str:
+    """The text of a recipe's or study's file. Raises UsageError for one that cannot be read."""
+    path = Path(source)
+    try:
+        if not path.is_file():
+            raise UsageError(f"{source} is not a file" if path.exists() else f"no {kind} file {source}")
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise UsageError(f"{source} has {size:,} bytes; that is not a {kind}")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{source} is not UTF-8 text") from None
+    except OSError as error:
+        raise UsageError(f"{source} cannot be read: {error.strerror}") from None
 
 
 def parse_yaml(text: str, source: str) -> Any:

@@ -66,10 +66,10 @@ def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, targ
     y = None
     if split.targets is not None:
         kind = np.int64 if isinstance(target, Classes) else np.float32
-        found = np.array(split.targets[places if split.per_step else rows], dtype=kind, order="C")
+        targets = np.array(split.targets[places if split.per_step else rows], dtype=kind, order="C")
         if split.per_step and padded:
-            found[~valid] = IGNORED if isinstance(target, Classes) else np.nan
-        y = torch.from_numpy(found)
+            targets[~valid] = IGNORED if isinstance(target, Classes) else np.nan
+        y = torch.from_numpy(targets)
     times = None
     if split.steps is not None:
         times = torch.from_numpy(np.where(valid, split.steps[places], np.float32(1)))

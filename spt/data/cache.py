@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,25 +24,27 @@ from spt.runs.files import writing
 from spt.runtime.signals import cleanup
 from spt.tasks import __path__ as TASKS
 from spt.tasks.base import Classes, Reals, Split, TaskConfig, TaskData, Tokens, Values, describe
-from spt.tasks.parallel import allocate
 
-FORMAT = 3
+FORMAT = 4
+COLUMNS = [field.name for field in fields(Split) if field.name not in ("starts", "stops", "per_step")]  # as Arrow
+OF_DATA = ("notes", "length", "interval", "future", "row_width")  # fields of the data
 
 
-def prepared_folder(opened: OpenTask) -> Path:
+def prepared_folder(task: OpenTask) -> Path:
     """The folder with the task's splits, made now if it is not there."""
-    component, config, raw = opened.component, opened.config, data_dir().resolve()
+    component, config, raw = task.component, task.config, data_dir().resolve()
     shared = set(TaskConfig.model_fields)
-    if is_indexable(opened):
+    if is_indexable(task):
         shared -= {"max_rows"}
-    if not is_indexable(opened):
+    else:
         config = config.model_copy(update={"max_rows": None})
+    stats = [(path, path.stat()) for path in task.files]  # an edited file is read again
     key = {
         "format": FORMAT,
-        "options": {key: value for key, value in config.model_dump(mode="json").items() if key not in shared},
+        "options": config.model_dump(mode="json", exclude=shared),
         "source": _source(component.module),
         "raw": str(raw),
-        "files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in _stats(opened.files)],
+        "files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats],
     }
     name = component.identity.partition("@")[0].replace("/", "-")
     folder = cache_dir() / "tasks" / f"{name}-{digest(key)}"
@@ -57,11 +59,6 @@ def prepared_folder(opened: OpenTask) -> Path:
     return folder
 
 
-def _stats(paths: Iterable[Path]) -> list[tuple[Path, os.stat_result]]:
-    """Size and time of change: an edited file is read again."""
-    return [(path, path.stat()) for path in paths]
-
-
 def _source(module: Any) -> str:
     """Hash of the code that reads or generates: a task's file, what it imports of spt.tasks, and the random numbers."""
     files = dict.fromkeys([Path(module.__file__), Path(rng.__file__), *_imported(Path(module.__file__))])
@@ -70,26 +67,26 @@ def _source(module: Any) -> str:
 
 def _imported(path: Path) -> list[Path]:
     """The files of spt.tasks that a file imports, and those that these import; sorted."""
-    root, found, waiting = Path(TASKS[0]), set[Path](), [path]
+    root, imported, waiting = Path(TASKS[0]), set[Path](), [path]
     while waiting:
         file = waiting.pop()
         for names in _imports(file, file.stat().st_mtime_ns, file.stat().st_size):
             near = root.joinpath(*names).with_suffix(".py")
-            if near not in found and near.is_file():
-                found.add(near)
+            if near not in imported and near.is_file():
+                imported.add(near)
                 waiting.append(near)
-    return sorted(found)
+    return sorted(imported)
 
 
 @cache
 def _imports(file: Path, changed: int, size: int) -> tuple[tuple[str, ...], ...]:
     """What a file may import of spt.tasks, as paths; read once for each state of the file."""
-    found: list[tuple[str, ...]] = []
+    imported: list[tuple[str, ...]] = []
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("spt.tasks"):
             names = tuple(str(node.module).split(".")[2:])
-            found += [names, *((*names, alias.name) for alias in node.names)]
-    return tuple(names for names in found if names)
+            imported += [names, *((*names, alias.name) for alias in node.names)]
+    return tuple(names for names in imported if names)
 
 
 def _lock(folder: Path, name: str) -> FileLock:
@@ -145,11 +142,7 @@ def _write(folder: Path, data: TaskData) -> None:
                 "input": describe(data.input),
                 "target": describe(data.target),
                 "rows": {name: split_record(split).model_dump() for name, split in data.splits.items()},
-                "notes": list(data.notes),
-                "length": data.length,
-                "interval": data.interval,
-                "future": data.future,
-                "row_width": data.row_width,
+                **{name: getattr(data, name) for name in OF_DATA},
             }
             (beside / "data.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
             if folder.exists():
@@ -160,44 +153,30 @@ def _write(folder: Path, data: TaskData) -> None:
 
 
 def _columns(split: Split) -> dict[str, Any]:
-    """A split as Arrow columns; what it has not, is not among them."""
+    """A split as Arrow columns, without what it does not have; rows one behind the other are not copied."""
     import pyarrow as pa
 
-    assert split.targets is not None
-    targets = np.asarray(split.targets)
-    if split.per_step:
-        labels = _lists(split, targets)
-    else:
-        labels = pa.array(targets.astype(np.int64)) if targets.ndim == 1 else _vectors(targets.astype(np.float64))
-    found = {"values": _lists(split, split.values), "target": labels, "id": pa.array(split.ids)}
-    if split.steps is not None:
-        found["steps"] = _lists(split, split.steps)
-    plain = {"fingerprint": split.fingerprints, "cut": split.cuts, "text_bytes": split.text_bytes}
-    found |= {name: pa.array(array) for name, array in (plain | {"answer": split.answers}).items() if array is not None}
-    return found if split.halves is None else {**found, "halves": _vectors(split.halves)}
+    split = split if split.contiguous else split.packed()
+    of_steps = ("values", "steps", "targets") if split.per_step else ("values", "steps")
+    columns = {}
+    for name in COLUMNS:
+        array = getattr(split, name)
+        if name == "targets" and not split.per_step:
+            array = array.astype(np.int64 if array.ndim == 1 else np.float64)
+        if name in of_steps and array is not None:
+            columns[name] = _lists(array, split.lengths)
+        elif array is not None:
+            columns[name] = pa.array(array) if array.ndim == 1 else _lists(array, np.ones(len(split), np.int64))
+    return columns
 
 
-def _lists(split: Split, array: NDArray[Any]) -> Any:
-    """What belongs to each row's steps as one Arrow list; not copied when the rows lie one behind the other."""
+def _lists(array: NDArray[Any], lengths: NDArray[np.int64]) -> Any:
+    """Rows of these lengths, one behind the other, as one Arrow list a row, not copied."""
     import pyarrow as pa
 
-    width = 1 if array.ndim == 1 else array.shape[1]
-    if not split.contiguous:
-        joined, place = allocate((int(split.lengths.sum()), *array.shape[1:]), array.dtype), 0
-        for start, stop in zip(split.starts.tolist(), split.stops.tolist(), strict=True):
-            joined[place : place + stop - start] = array[start:stop]
-            place += stop - start
-        array = joined
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(split.lengths * width)])
     flat = np.ascontiguousarray(array).reshape(-1)
-    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(flat))
-
-
-def _vectors(rows: NDArray[Any]) -> Any:
-    import pyarrow as pa
-
-    n, size = rows.shape
-    return pa.ListArray.from_arrays(np.arange(n + 1, dtype=np.int32) * size, rows.reshape(-1))
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths * (flat.size // max(len(array), 1)))])
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(flat))
 
 
 def read_prepared(folder: Path) -> TaskData:
@@ -206,15 +185,14 @@ def read_prepared(folder: Path) -> TaskData:
     try:
         manifest = json.loads((folder / "data.json").read_text(encoding="utf-8"))
         input, target = _from_spec(manifest["input"]), _from_spec(manifest["target"])
-        splits = {}
+        splits: dict[str, Any] = {}
         for name in ("train", "val", "test"):
             table = datasets.Dataset.from_file(str(folder / f"{name}.arrow")).data.table
             splits[name] = _from_columns(table, input, target)
             if manifest["rows"][name] != split_record(splits[name]).model_dump():
                 raise ValueError("other rows than were prepared")
-        extra = {key: manifest[key] for key in ("length", "interval", "future")} | {"notes": tuple(manifest["notes"])}
-        extra["row_width"] = manifest.get("row_width")  # not known of what was prepared before there was one
-        return TaskData(input, target, splits["train"], splits["val"], splits["test"], **extra)
+        data: dict[str, Any] = {name: manifest[name] for name in OF_DATA} | {"notes": tuple(manifest["notes"])}
+        return TaskData(input, target, **splits, **data)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise DataError(
             f"the prepared data in {folder} are damaged ({type(error).__name__}); delete the folder, it is made again"
@@ -222,37 +200,20 @@ def read_prepared(folder: Path) -> TaskData:
 
 
 def _from_columns(table: Any, input: Tokens | Values, target: Classes | Reals) -> Split:
-    """A split whose arrays are views on an Arrow table."""
-
-    def lists(name: str, width: int | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        column = table.column(name).chunk(0)
-        flat, ends = column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy().astype(np.int64, copy=False)
-        return (flat, ends) if width is None else (flat.reshape(-1, width), ends // width)
-
-    def plain(name: str) -> NDArray[Any] | None:
-        return table.column(name).to_numpy() if name in table.column_names else None
-
-    size = target.size if isinstance(target, Reals) else None
-    values, ends = lists("values", input.channels if isinstance(input, Values) else None)
-    if target.per_step or size is not None:
-        targets, _ = lists("target", size)
-    else:
-        targets = table.column("target").to_numpy()
-    ids = table.column("id").to_numpy()
-    return Split(
-        values,
-        ends[:-1],
-        ends[1:],
-        targets,
-        ids.astype(str) if ids.dtype == object else ids,
-        table.column("fingerprint").to_numpy(),
-        per_step=target.per_step,
-        cuts=plain("cut"),
-        steps=lists("steps", None)[0] if "steps" in table.column_names else None,
-        text_bytes=plain("text_bytes"),
-        halves=lists("halves", 2)[0] if "halves" in table.column_names else None,
-        answers=plain("answer"),
-    )
+    """A split whose arrays of steps are views on an Arrow table."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for name in table.column_names:
+        column = table.column(name)
+        lists = hasattr(column.chunk(0), "offsets")
+        arrays[name] = column.chunk(0).values.to_numpy(zero_copy_only=True) if lists else column.to_numpy()
+    channels, size = getattr(input, "channels", None), getattr(target, "size", None)
+    for name, width in (("values", channels), ("targets", size), ("halves", 2)):
+        if width is not None and name in arrays:
+            arrays[name] = arrays[name].reshape(-1, width)
+    if arrays["ids"].dtype == object:
+        arrays["ids"] = arrays["ids"].astype(str)
+    ends = table.column("values").chunk(0).offsets.to_numpy().astype(np.int64, copy=False) // (channels or 1)
+    return Split(starts=ends[:-1], stops=ends[1:], per_step=target.per_step, **arrays)
 
 
 def _from_spec(spec: dict[str, Any]) -> Any:

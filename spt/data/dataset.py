@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spt.config.plugins import Component
-from spt.config.recipe import Loaded, Part
+from spt.config.recipe import Part, ResolvedRecipe
 from spt.data.cache import prepared_folder, read_prepared
 from spt.data.fingerprints import rows_hash
 from spt.data.source import call_hook, is_indexable, open_part
@@ -29,9 +29,9 @@ def open_task(part: Part) -> TaskData:
     subsets are nested (SPT paper, appendix C.1.4); stratified, of one in which every class comes as often as in the
     whole split, early and late.
     """
-    opened = open_part(part)
-    config, module = opened.config, opened.component.module
-    data = read_prepared(prepared_folder(opened))
+    task = open_part(part)
+    config, module = task.config, task.component.module
+    data = read_prepared(prepared_folder(task))
     whole, max_rows = len(data.train), config.max_rows
     if max_rows is not None:
         data = data.mapped(lambda split: split.take(np.arange(min(max_rows, len(split)))))
@@ -39,15 +39,15 @@ def open_task(part: Part) -> TaskData:
     if keep < len(data.train):
         rows = generator(config.subset_seed, "subset").permutation(len(data.train))
         if config.stratified:
-            rows = rows[_spread_classes(_training_classes(data, opened.component)[rows])]
+            rows = rows[_spread_classes(_training_classes(data, task.component)[rows])]
         data = replace(data, train=data.train.take(rows[:keep]))
     coded = isinstance(data.input, Tokens) and data.input.codes is not None
     if coded and len(data.train) < whole and hasattr(module, "vocabulary"):
-        data = replace(data, input=call_hook(opened.component, "vocabulary", config, data.train))
+        data = replace(data, input=call_hook(task.component, "vocabulary", config, data.train))
     if hasattr(module, "resample") and getattr(config, "resample_each_epoch", True):
         if data.train.cuts is not None:
-            raise DataError(f"task {opened.component.identity}: rows of pairs cannot be resampled; leave out resample")
-        data = replace(data, resample=partial(_resample, opened.component, config, data))
+            raise DataError(f"task {task.component.identity}: rows of pairs cannot be resampled; leave out resample")
+        data = replace(data, resample=partial(_resample, task.component, config, data))
     return data
 
 
@@ -69,24 +69,24 @@ def _spread_classes(classes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _resample(component: Component, config: TaskConfig, data: TaskData, ids: NDArray[np.int64], epoch: int) -> Split:
     """Training rows of a later epoch, as the task makes them, once they are known to be of the kind asked for."""
-    made = call_hook(component, "resample", config, ids, epoch)
+    rows = call_hook(component, "resample", config, ids, epoch)
     place = f"task {component.identity}: resample"
-    if not isinstance(made, Split):
-        raise DataError(f"{place} returned {type(made).__name__}, not a Split")
-    if not np.array_equal(made.ids, ids):
-        raise DataError(f"{place} returned {len(made)} rows that do not have the {len(ids)} ids asked for")
-    if made.values.dtype != data.train.values.dtype or (made.steps is None) != (data.train.steps is None):
-        raise DataError(f"{place} returned {made.values.dtype} values, or times, unlike load's")
+    if not isinstance(rows, Split):
+        raise DataError(f"{place} returned {type(rows).__name__}, not a Split")
+    if not np.array_equal(rows.ids, ids):
+        raise DataError(f"{place} returned {len(rows)} rows that do not have the {len(ids)} ids asked for")
+    if rows.values.dtype != data.train.values.dtype or (rows.steps is None) != (data.train.steps is None):
+        raise DataError(f"{place} returned {rows.values.dtype} values, or times, unlike load's")
     try:
-        replace(data, train=made, val=made, test=made).check()
+        replace(data, train=rows, val=rows, test=rows).check()
     except ValueError as error:
         raise DataError(f"{place}: {str(error).replace('the train split', 'what it returned')}") from error
-    if int(made.extents.max()) > data.length:
+    if int(rows.extents.max()) > data.length:
         raise DataError(
-            f"{place} returned a row of {int(made.extents.max()):,} steps, but the task's longest has {data.length:,}; "
+            f"{place} returned a row of {int(rows.extents.max()):,} steps, but the task's longest has {data.length:,}; "
             "say TaskData(length=…)"
         )
-    return made
+    return rows
 
 
 def data_identity(part: Part) -> str:
@@ -94,9 +94,9 @@ def data_identity(part: Part) -> str:
     return rows_hash(open_task(part))
 
 
-def identify_data(loaded: Loaded) -> Loaded:
+def identify_data(resolved: ResolvedRecipe) -> ResolvedRecipe:
     """The recipe with the identity of its data set, which is prepared if it is not yet. Raises DataError."""
-    return replace(loaded, data=data_identity(loaded.recipe.task))
+    return replace(resolved, data=data_identity(resolved.recipe.task))
 
 
 def training_fingerprints(part: Part) -> NDArray[np.uint64]:

@@ -19,9 +19,9 @@ def split_record(split: Split) -> SplitRecord:
     targets = None
     if split.targets is not None:
         kind = np.int64 if split.targets.dtype.kind in "iu" else np.float64
-        told = split.answers if split.per_step else np.ascontiguousarray(split.targets, kind)
-        assert told is not None, "prepared rows have fingerprints of their steps' targets"
-        targets = hashlib.sha256(np.ascontiguousarray(told).tobytes()).hexdigest()[:16]
+        labels = split.answers if split.per_step else np.ascontiguousarray(split.targets, kind)
+        assert labels is not None, "prepared rows have fingerprints of their steps' targets"
+        targets = hashlib.sha256(np.ascontiguousarray(labels).tobytes()).hexdigest()[:16]
     return SplitRecord(rows=len(split), inputs=inputs, targets=targets)
 
 
@@ -68,16 +68,16 @@ def with_fingerprints(split: Split) -> Split:
 
 def fingerprints(split: Split) -> NDArray[np.uint64]:
     """(n,) One number for each row's input: its bytes, their type, where a pair is cut, when its steps are."""
-    found = _prints(split.values, split.starts, split.stops)
+    prints = _prints(split.values, split.starts, split.stops)
     if split.steps is not None:
-        found ^= _prints(split.steps, split.starts, split.stops)
-    return found if split.cuts is None else found ^ (split.cuts.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+        prints ^= _prints(split.steps, split.starts, split.stops)
+    return prints if split.cuts is None else prints ^ (split.cuts.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
 
 def _prints(array: NDArray[Any], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.uint64]:
     person = array.dtype.str.encode()[:16]
-    found = np.empty(len(starts), np.uint64)
+    prints = np.empty(len(starts), np.uint64)
     for i, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
         row = np.ascontiguousarray(array[start:stop]).reshape(-1).view(np.uint8)
-        found[i] = int.from_bytes(hashlib.blake2b(row.data, digest_size=8, person=person).digest(), "little")
-    return found
+        prints[i] = int.from_bytes(hashlib.blake2b(row.data, digest_size=8, person=person).digest(), "little")
+    return prints

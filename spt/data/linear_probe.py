@@ -29,14 +29,13 @@ def linear_probe(data: TaskData) -> dict[str, Any] | None:
 
     if data.target.per_step and not (_asked(data.train) and _asked(data.test)):
         return None
-    ways = _step_features if data.target.per_step else _row_features
-    (x, y, name), (x_test, y_test, _) = (
-        ways(data, split, part) for part, split in (("train", data.train), ("test", data.test))
-    )
+    features = _step_features if data.target.per_step else _row_features
+    x, y, name = features(data, data.train, "train")
+    x_test, y_test, _ = features(data, data.test, "test")
     if isinstance(data.target, Classes) and len(np.unique(y)) < 2:
         return None
     mean, std = x.mean(axis=0), x.std(axis=0)
-    x, x_test = ((one - mean) / np.where(std > 0, std, 1.0) for one in (x, x_test))
+    x, x_test = ((rows - mean) / np.where(std > 0, std, 1.0) for rows in (x, x_test))
     if isinstance(data.target, Classes):
         answers = RidgeClassifier(alpha=float(len(x)) ** 0.5).fit(x, y).predict(x_test)
         return {"features": name, "test": {"accuracy": float((answers == y_test).mean())}}
@@ -46,23 +45,17 @@ def linear_probe(data: TaskData) -> dict[str, Any] | None:
     return {"features": name, "test": {"r2": float(r2.mean())}}
 
 
-def _rows(split: Split, part: str, most: int) -> NDArray[np.int64]:
-    return np.sort(generator(0, "probe", part).permutation(len(split))[:most])
-
-
 def _row_features(data: TaskData, split: Split, part: str) -> tuple[NDArray[np.float64], NDArray[Any], str]:
     """(n, F) of each row, (n,) or (n, K) targets, and a name."""
     assert split.targets is not None
-    rows = _rows(split, part, ROWS)
+    rows = np.sort(generator(0, "probe", part).permutation(len(split))[:ROWS])
+    starts, stops, targets = split.starts[rows], split.stops[rows], np.asarray(split.targets)[rows]
     if split.cuts is None:
-        x, name = _of_sequences(data, split, split.starts[rows], split.stops[rows])
-    else:
-        middle = split.starts[rows] + split.cuts[rows]
-        (a, name), (b, _) = (
-            _of_sequences(data, split, *ends) for ends in ((split.starts[rows], middle), (middle, split.stops[rows]))
-        )
-        x, name = np.concatenate([a, b, np.abs(a - b)], axis=1), f"{name} of both sequences, and their distance"
-    return x, np.asarray(split.targets)[rows], name
+        x, name = _of_sequences(data, split, starts, stops)
+        return x, targets, name
+    a, name = _of_sequences(data, split, starts, starts + split.cuts[rows])
+    b, _ = _of_sequences(data, split, starts + split.cuts[rows], stops)
+    return np.concatenate([a, b, np.abs(a - b)], axis=1), targets, f"{name} of both sequences, and their distance"
 
 
 def _of_sequences(
@@ -70,12 +63,12 @@ def _of_sequences(
 ) -> tuple[NDArray[np.float64], str]:
     if isinstance(data.input, Tokens):
         vocab = min(data.input.vocab, WIDE)
-        found = np.zeros((len(starts), vocab + 1))
+        shares = np.zeros((len(starts), vocab + 1))
         for i, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
             ids = np.minimum(data.input.ids(np.asarray(split.values[start : min(stop, start + CUT)])), vocab - 1)
-            found[i, :-1] = np.bincount(ids, minlength=vocab) / len(ids)
-            found[i, -1] = np.log(stop - start)
-        return found, "how often each token stands in a row, and the row's length"
+            shares[i, :-1] = np.bincount(ids, minlength=vocab) / len(ids)
+            shares[i, -1] = np.log(stop - start)
+        return shares, "how often each token stands in a row, and the row's length"
     rows = (np.asarray(split.values[a : min(b, a + CUT)], np.float64) for a, b in zip(starts, stops, strict=True))
     if data.train.steps is None and data.length * data.input.channels <= WIDE and _even(data):
         return np.stack([row.reshape(-1) for row in rows]), "all numbers of a row"
@@ -90,15 +83,19 @@ def _even(data: TaskData) -> bool:
 def _asked(split: Split) -> bool:
     """Has any step of these rows a target?"""
     assert split.targets is not None
-    found = replace(split, values=split.targets).pieces()
-    return any(bool((piece != IGNORED).any() if piece.ndim == 1 else np.isfinite(piece[:, 0]).any()) for piece in found)
+    return any(_scored(piece).any() for piece in replace(split, values=split.targets).pieces())
+
+
+def _scored(targets: NDArray[Any]) -> NDArray[np.bool_]:
+    """(L,) Which steps have a target."""
+    return targets != IGNORED if targets.ndim == 1 else np.isfinite(targets[:, 0])
 
 
 def _moments(row: NDArray[np.float64]) -> NDArray[np.float64]:
     """(L, C) -> (F,)"""
     changes = np.diff(row, axis=0) if len(row) > 1 else np.zeros_like(row)
-    found = [row.mean(0), row.std(0), *np.quantile(row, (0, 0.1, 0.5, 0.9, 1), axis=0), changes.std(0)]
-    return np.concatenate([*found, np.abs(changes).mean(0), [np.log(len(row))]])
+    moments = [row.mean(0), row.std(0), *np.quantile(row, (0, 0.1, 0.5, 0.9, 1), axis=0), changes.std(0)]
+    return np.concatenate([*moments, np.abs(changes).mean(0), [np.log(len(row))]])
 
 
 def _step_features(data: TaskData, split: Split, part: str) -> tuple[NDArray[np.float64], NDArray[Any], str]:
@@ -108,8 +105,7 @@ def _step_features(data: TaskData, split: Split, part: str) -> tuple[NDArray[np.
     rows = generator(0, "probe", part).permutation(len(split))
     for start, stop in zip(split.starts[rows].tolist(), split.stops[rows].tolist(), strict=True):
         targets = np.asarray(split.targets[start:stop])
-        asked = targets != IGNORED if targets.ndim == 1 else np.isfinite(targets[:, 0])
-        places = np.flatnonzero(asked)
+        places = np.flatnonzero(_scored(targets))
         places = places[:: max(1, -(-len(places) // 256))]  # of many rows rather than all steps of one
         if not len(places):
             continue

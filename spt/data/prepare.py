@@ -2,28 +2,30 @@
 
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-from pydantic import ValidationError
 
-from spt.config.load import anchor_paths, packaged, read
+from spt.config.load import anchor_paths, complete_part, packaged, read
 from spt.config.overrides import apply_overrides, parse_overrides, split_arguments
-from spt.config.plugins import Kind, find_plugin, is_path, listing
+from spt.config.plugins import find_plugin, is_path, listing
 from spt.config.recipe import Part, Recipe
-from spt.config.validation import validation_messages
 from spt.config.yaml import parse_yaml
 from spt.data.cache import prepared_folder
 from spt.data.dataset import open_task
 from spt.data.fingerprints import rows_hash
-from spt.data.source import cache_dir, data_dir, from_hub, open_part
-from spt.errors import DataError, RecipeError, SptError, UsageError, did_you_mean, one_line
+from spt.data.source import cache_dir, data_dir, hook_errors, open_part
+from spt.errors import SptError, UsageError, did_you_mean
 from spt.runs.files import writing
+from spt.runtime.signals import cleanup
+from spt.tasks.files import copy_from_hub, part_of
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 def task_from_arguments(arguments: Iterable[str]) -> Part:
@@ -62,70 +64,45 @@ def parts_from_arguments(arguments: Iterable[str]) -> tuple[Part, Part | None]:
     anchor_paths(raw, Path.cwd())
     if not (isinstance(raw["task"], dict) and isinstance(raw["task"].get("name"), str)):
         raise UsageError(f"{name} is not a recipe: it has no task with a name")
-    model = raw.get("model")
-    if isinstance(model, dict) and isinstance(model.get("name"), str):
-        reads = hasattr(find_plugin("models", model["name"]).module, "fetch")
-        return _checked("tasks", name, raw["task"], place), _checked("models", name, model, "model") if reads else None
-    return _checked("tasks", name, raw["task"], place), None
+    task, model = complete_part("tasks", name, raw["task"], place), raw.get("model")
+    if not (isinstance(model, dict) and isinstance(model.get("name"), str)):
+        return task, None
+    if hasattr(find_plugin("models", model["name"]).module, "fetch"):
+        return task, complete_part("models", name, model, "model")
+    return task, None
 
 
-def _checked(kind: Kind, source: str, part: Mapping[str, Any], place: str) -> Part:
-    """The part with its options checked and completed."""
-    component = find_plugin(kind, str(part["name"]))
-    options = {key: value for key, value in part.items() if key != "name"}
-    try:
-        config = component.module.Config.model_validate_json(json.dumps(options, default=str))
-    except ValidationError as error:
-        raise RecipeError(source, validation_messages(component.module.Config, error, place)) from None
-    return Part(name=component.name, **config.model_dump(mode="json"))
-
-
-def fetch_weights(part: Part, say: Say) -> None:
+def fetch_weights(part: Part) -> None:
     """Download what a model starts from, where that is missing."""
     module = find_plugin("models", part.name).module
     config = module.Config.model_validate_json(json.dumps(part.options))
-    try:
-        module.fetch(config, say)
-    except SptError:
-        raise
-    except (OSError, ValueError) as error:
-        raise DataError(f"model {part.name}: {error}") from error
-    except Exception as error:
-        if module.__name__.startswith("spt.models."):
-            raise
-        raise DataError(f"model {part.name}: fetch fails with {one_line(error)}") from error
+    with hook_errors(f"model {part.name}", module, "fetch"):
+        module.fetch(config)
 
 
-def prepare(part: Part, hub: bool, say: Say) -> dict[str, Any]:
+def prepare(part: Part, hub: bool) -> dict[str, Any]:
     """Download what is missing, where the task knows how, and prepare the splits."""
-    opened, raw = open_part(part), data_dir().resolve()
-    module = opened.component.module
+    task, raw = open_part(part), data_dir().resolve()
+    module, owner = task.component.module, f"task {part.name}"
     if hub and not hasattr(module, "hub"):
         raise UsageError(f"task {part.name} has no copy on the Hugging Face hub that we know of")
     lock = cache_dir() / "tasks" / f".fetch-{hashlib.sha256(str(raw).encode()).hexdigest()[:12]}.lock"
     with writing(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
     if hub:
-        there = opened.files
-        if there:
-            say(f"{there[0]} is there already; nothing is copied from the hub")
+        files = task.files
+        if files:
+            logger.info(f"{files[0]} is there already; nothing is copied from the hub")
         else:
-            name, folder = module.hub(opened.config)
-            with FileLock(lock):
-                from_hub(name, raw / folder)
+            name, subfolder = module.hub(task.config)
+            target = raw / subfolder
+            unfinished = cleanup(lambda _: shutil.rmtree(part_of(target), ignore_errors=True))
+            with FileLock(lock), writing(target), unfinished, hook_errors(owner, module, "hub", (SptError, OSError)):
+                copy_from_hub(name, target)
     elif hasattr(module, "fetch"):
-        with FileLock(lock), writing(raw):
-            try:
-                module.fetch(opened.config, raw, say)
-            except (OSError, SptError):
-                raise
-            except ValueError as error:
-                raise DataError(f"task {part.name}: {error}") from error
-            except Exception as error:
-                if module.__name__.startswith("spt.tasks."):
-                    raise
-                raise DataError(f"task {part.name}: fetch fails with {one_line(error)}") from error
-    folder = prepared_folder(opened)
+        with FileLock(lock), writing(raw), hook_errors(owner, module, "fetch", (SptError, OSError)):
+            module.fetch(task.config, raw)
+    folder = prepared_folder(task)
     data = open_task(part)
     return {
         "task": part.name,

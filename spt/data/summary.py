@@ -1,7 +1,7 @@
 """`spt data check`: what a task's data hold, from the prepared rows in use."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,17 +20,16 @@ from spt.tasks.base import Classes, Split, TaskData, Tokens, Values, class_count
 
 def summarise(part: Part) -> dict[str, Any]:
     """What the task's data are, from the prepared rows in use. Raises DataError when they are missing or damaged."""
-    opened = open_part(part)
-    folder, data = prepared_folder(opened), open_task(part)
-    files = opened.files
+    task = open_part(part)
+    folder, data = prepared_folder(task), open_task(part)
     data.check()
     for name, split in data.splits.items():
         if not np.array_equal(fingerprints(split), split.fingerprints):
             raise DataError(f"the prepared data in {folder} are damaged ({name}); delete the folder, it is made again")
-    found: dict[str, Any] = {
+    return {
         "task": part.name,
         "options": part.options,
-        "files": [{"path": str(path), "bytes": path.stat().st_size} for path in files],
+        "files": [{"path": str(path), "bytes": path.stat().st_size} for path in task.files],
         "notes": list(data.notes),
         "rows": {name: len(split) for name, split in data.splits.items()},
         "lengths": {name: _spread(split) for name, split in data.splits.items()},
@@ -46,11 +45,10 @@ def summarise(part: Part) -> dict[str, Any]:
         "probe": linear_probe(data),
         "guesses": _guesses(data),
         "duplicates": _duplicates(data),
-        "findings": [*_findings(data), *_of_files(opened)],
+        "findings": [*_findings(data), *_of_files(task)],
         "folder": str(folder),
         "data": rows_hash(data),
     }
-    return found
 
 
 FILES = 8  # are named on the page
@@ -61,8 +59,8 @@ def _spread(split: Split) -> dict[str, Any]:
     """Of the sequences' lengths."""
     lengths = sequence_lengths(split)
     counts, edges = np.histogram(lengths, BINS if lengths.min() < lengths.max() else 1)
-    found = {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())}
-    return found | {"histogram": counts.tolist(), "edges": edges.tolist()}
+    ends = {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())}
+    return ends | {"histogram": counts.tolist(), "edges": edges.tolist()}
 
 
 def _times(split: Split) -> dict[str, float]:
@@ -74,28 +72,28 @@ def _times(split: Split) -> dict[str, float]:
 
 def _findings(data: TaskData) -> list[str]:
     """What is odd about the rows themselves, a sentence each."""
-    found = []
+    findings = []
     if isinstance(data.input, Values):
         ends = [(piece.min(axis=0), piece.max(axis=0)) for piece in data.train.pieces()]
         low, high = np.min([low for low, _ in ends], axis=0), np.max([high for _, high in ends], axis=0)
         flat = np.flatnonzero(low == high)
         if len(flat):
             which = ", ".join(f"{k} ({low[k]:g})" for k in flat[:5].tolist()) + (", …" if len(flat) > 5 else "")
-            found.append(f"{len(flat)} of {data.input.channels} channels are constant in the training rows: {which}")
+            findings.append(f"{len(flat)} of {data.input.channels} channels are constant in the training rows: {which}")
     if isinstance(data.target, Classes):
         counts = class_counts(data.train, data.target.count)
         rare = int((counts < 2).sum())
         if rare and not data.target.per_step:
-            found.append(f"{rare} of {data.target.count} classes have fewer than two training rows")
+            findings.append(f"{rare} of {data.target.count} classes have fewer than two training rows")
         if counts.max() >= 0.9 * counts.sum():
-            found.append(
+            findings.append(
                 f"{counts.max() / counts.sum():.1%} of the training answers are class {int(counts.argmax())}: look at "
                 "f1_macro or accuracy_macro (finetune.objective.metric) beside accuracy"
             )
     conflicts = _conflicts(data.train)
     if conflicts:
-        found.append(f"{conflicts:,} training rows have the input of an earlier row, but another target")
-    return found
+        findings.append(f"{conflicts:,} training rows have the input of an earlier row, but another target")
+    return findings
 
 
 def _conflicts(split: Split) -> int:
@@ -107,11 +105,11 @@ def _conflicts(split: Split) -> int:
     return int(other.reshape(len(split), -1).any(axis=1).sum())
 
 
-def _of_files(opened: OpenTask) -> list[str]:
+def _of_files(task: OpenTask) -> list[str]:
     """What the task itself says of its files, where it looks into them."""
-    if not hasattr(opened.component.module, "findings"):
+    if not hasattr(task.component.module, "findings"):
         return []
-    return [str(text) for text in call_hook(opened.component, "findings", opened.config, data_dir().resolve())]
+    return [str(text) for text in call_hook(task.component, "findings", task.config, data_dir().resolve())]
 
 
 def _inputs(data: TaskData) -> dict[str, Any]:
@@ -149,17 +147,17 @@ def _guesses(data: TaskData) -> dict[str, float]:
     cross_entropy: nats, always answering with the training frequencies (one is added to every count); l1: standardised,
     always answering with the training median of the channel.
     """
-    found: dict[str, float] = {}
+    losses: dict[str, float] = {}
     if isinstance(data.input, Tokens) or data.input.levels is not None:
         size = data.input.vocab if isinstance(data.input, Tokens) else data.input.levels or 0
         train, val = (_frequencies(data, split, size) for split in (data.train, data.val))
         guess = (train + 1) / (train + 1).sum()
-        found["cross_entropy"] = float(-(val * np.log(guess)).sum() / val.sum())
+        losses["cross_entropy"] = float(-(val * np.log(guess)).sum() / val.sum())
     if isinstance(data.input, Values):
         median = _median(data.train)  # (C,)
         apart = sum(np.abs(piece - median).sum(axis=0) for piece in data.val.pieces())
-        found["l1"] = float(np.mean(apart / int(data.val.lengths.sum()) / np.array(data.input.std)))
-    return found
+        losses["l1"] = float(np.mean(apart / int(data.val.lengths.sum()) / np.array(data.input.std)))
+    return losses
 
 
 def _median(split: Split) -> NDArray[np.float64]:
@@ -187,58 +185,62 @@ def _duplicates(data: TaskData) -> dict[str, int]:
     splits = data.splits
     within = {name: len(split) - len(np.unique(split.fingerprints)) for name, split in splits.items()}
     between = {
-        f"{one} also in {other}": int(np.isin(splits[one].fingerprints, splits[other].fingerprints).sum())
-        for one, other in (("val", "train"), ("test", "train"), ("val", "test"))
+        f"{name} also in {other}": int(np.isin(splits[name].fingerprints, splits[other].fingerprints).sum())
+        for name, other in (("val", "train"), ("test", "train"), ("val", "test"))
     }
     return within | between
 
 
-def render(found: Mapping[str, Any]) -> str:
+def render(summary: Mapping[str, Any]) -> str:
     """The same as one page."""
-    lines = [f"task      {found['task']}  " + ", ".join(f"{k}={json.dumps(v)}" for k, v in found["options"].items())]
-    files = [f"{file['path']}  {file['bytes']:,} bytes" for file in found["files"][:FILES]]
-    if len(found["files"]) > FILES:
-        rest = sum(file["bytes"] for file in found["files"][FILES:])
-        files.append(f"and {len(found['files']) - FILES:,} more, {rest:,} bytes")
-    lines += _labelled("files", files or ["none named by the task"])
-    lines += _labelled("notes", found["notes"])
-    lines += ["", f"          {'rows':>8}   {'length: min':>11} {'median':>9} {'max':>9}   from min to max"]
-    for name, rows in found["rows"].items():
-        spread = found["lengths"][name]
-        bars = _bars(spread["histogram"])
-        lines.append(
-            f"{name:<9} {rows:>8,}   {spread['min']:>11,} {spread['median']:>9,.0f} {spread['max']:>9,}   {bars}"
-        )
-    if found["resampled"]:
-        lines += ["          training rows are drawn again for every epoch; these are the first epoch's"]
-    if found["examples"] != "sequences":
-        lines += [f"          a row is one of {found['examples']}, whose lengths these are"]
-    lines += ["", f"input     {found['input']}"]
-    for name, times in (found["times"] or {}).items():
-        lines.append(
-            f"          {name}: {times['min']:g} to {times['max']:g} from step to step, mean {times['mean']:.4g}"
-        )
-    if found["interval"] != 1:
-        lines.append(f"          one step stands for {found['interval']:g} (of the task's unit of time)")
-    for name, spread in found.get("values", {}).items():
-        lines.append(f"          {name}: values {spread['min']:g} to {spread['max']:g}")
-    for name, share in found.get("unknown", {}).items():
-        lines.append(f"          {name}: {share:.3%} unknown")
-    lines.append(f"target    {found['target']}")
-    for name, targets in found["targets"].items():
-        lines.append(f"          {name}: {_target_line(targets)}")
-    if found["chance"] is not None:
-        lines.append(f"chance    {found['chance']:.2%} of the test answers are the commonest training class")
-    if found["probe"]:
-        scores = ", ".join(f"{name} {value:.4g}" for name, value in found["probe"]["test"].items())
-        lines.append(f"probe     {scores} on test, by a linear map of {found['probe']['features']}")
-    guesses = ", ".join(f"{name} {value:.4g}" for name, value in found["guesses"].items())
-    lines.append(f"guesses   {guesses}: losses on validation inputs without a look at their neighbours")
-    repeated = [f"{name} {count:,}" for name, count in found["duplicates"].items() if count]
-    lines.append(f"repeated  {', '.join(repeated) or 'no input stands twice'}")
-    lines += _labelled("findings", found["findings"])
-    lines += ["", f"prepared  {found['folder']}", f"data      {found['data']}"]
-    return "\n".join(lines)
+    return "\n".join(f"{label:<9} {text}" if label or text else "" for label, text in _lines(summary))
+
+
+def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Label and text of each line."""
+    yield "task", f"{summary['task']}  " + ", ".join(f"{k}={json.dumps(v)}" for k, v in summary["options"].items())
+    files = [f"{file['path']}  {file['bytes']:,} bytes" for file in summary["files"][:FILES]]
+    if len(summary["files"]) > FILES:
+        rest = sum(file["bytes"] for file in summary["files"][FILES:])
+        files.append(f"and {len(summary['files']) - FILES:,} more, {rest:,} bytes")
+    yield from _labelled("files", files or ["none named by the task"])
+    yield from _labelled("notes", summary["notes"])
+    yield "", ""
+    yield "", f"{'rows':>8}   {'length: min':>11} {'median':>9} {'max':>9}   from min to max"
+    for name, rows in summary["rows"].items():
+        lengths = summary["lengths"][name]
+        spread = f"{lengths['min']:>11,} {lengths['median']:>9,.0f} {lengths['max']:>9,}"
+        yield name, f"{rows:>8,}   {spread}   {_bars(lengths['histogram'])}"
+    if summary["resampled"]:
+        yield "", "training rows are drawn again for every epoch; these are the first epoch's"
+    if summary["examples"] != "sequences":
+        yield "", f"a row is one of {summary['examples']}, whose lengths these are"
+    yield "", ""
+    yield "input", summary["input"]
+    for name, times in (summary["times"] or {}).items():
+        yield "", f"{name}: {times['min']:g} to {times['max']:g} from step to step, mean {times['mean']:.4g}"
+    if summary["interval"] != 1:
+        yield "", f"one step stands for {summary['interval']:g} (of the task's unit of time)"
+    for name, values in summary.get("values", {}).items():
+        yield "", f"{name}: values {values['min']:g} to {values['max']:g}"
+    for name, share in summary.get("unknown", {}).items():
+        yield "", f"{name}: {share:.3%} unknown"
+    yield "target", summary["target"]
+    for name, targets in summary["targets"].items():
+        yield "", f"{name}: {_target_line(targets)}"
+    if summary["chance"] is not None:
+        yield "chance", f"{summary['chance']:.2%} of the test answers are the commonest training class"
+    if summary["probe"]:
+        scores = ", ".join(f"{name} {value:.4g}" for name, value in summary["probe"]["test"].items())
+        yield "probe", f"{scores} on test, by a linear map of {summary['probe']['features']}"
+    guesses = ", ".join(f"{name} {value:.4g}" for name, value in summary["guesses"].items())
+    yield "guesses", f"{guesses}: losses on validation inputs without a look at their neighbours"
+    repeated = [f"{name} {count:,}" for name, count in summary["duplicates"].items() if count]
+    yield "repeated", ", ".join(repeated) or "no input occurs twice"
+    yield from _labelled("findings", summary["findings"])
+    yield "", ""
+    yield "prepared", summary["folder"]
+    yield "data", summary["data"]
 
 
 def _bars(counts: list[int]) -> str:
@@ -247,8 +249,8 @@ def _bars(counts: list[int]) -> str:
     return "".join("▁▂▃▄▅▆▇█"[-(-7 * count // top)] if count else " " for count in counts)
 
 
-def _labelled(label: str, lines: list[str]) -> list[str]:
-    return [f"{label if i == 0 else '':<9} {line}" for i, line in enumerate(lines)]
+def _labelled(label: str, texts: list[str]) -> Iterator[tuple[str, str]]:
+    return zip([label, *[""] * len(texts)], texts, strict=False)
 
 
 def _target_line(targets: list[int] | Mapping[str, list[float]]) -> str:

@@ -1,61 +1,56 @@
 """Many runs by several worker processes on this machine, each with a GPU of its own where there are any.
 
-The conductor hands a worker one run at a time, over the worker's standard input, and hears of it over its standard
-output, in lines of JSON. What a worker's libraries print goes to a log file. A worker that dies takes one run with it,
-and another takes its place; workers that lose the conductor save their state and end.
+The scheduler and a worker exchange pickled messages over the worker's standard input and output; what a worker's
+libraries print goes to a log file. To a worker: the folder of runs and the settings, then one run (a RunRequest) at a
+time. From a worker, as (kind, value):
+
+    ready                 it has a device and waits for runs
+    log     text          a message of a logger
+    done    str or None   its run has ended: why it failed, or None
+    error   exception     what would fail every other run as well
+
+A worker that dies takes one run with it, and another takes its place; workers that lose the scheduler save their state
+and end.
 """
 
 import contextlib
-import ctypes
-import heapq
-import json
 import logging
 import os
 import pickle
 import queue
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, NamedTuple, NoReturn
+from types import FrameType
+from typing import Any, BinaryIO, NoReturn
 
 import torch
 
-from spt.config.job import Job
 from spt.errors import BackendError, Interrupted, OutputError, SptError, Stopped, UsageError, one_line
-from spt.execution.queue import FailedRun, RunRequest, Say, attempt_run, outstanding_jobs, parent_failure
+from spt.execution.queue import FailedRun, Failures, RunRequest, attempt_run, unfinished_requests
 from spt.runs.files import writing
 from spt.runs.folder import RunFolder
 from spt.runtime import launch, signals
 from spt.runtime.distributed import Runtime
+from spt.runtime.progress import forward_messages
 from spt.runtime.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 PATIENCE = 60.0  # seconds that workers asked to stop have for finishing their step and saving
 ATTEMPTS = 3  # workers in a row that may die at their start
 
 
-class _WorkerSettings(NamedTuple):
-    """What every worker is started with."""
-
-    jobs: tuple[Job, ...]
-    labels: tuple[str, ...]
-    root: Path
-    settings: Settings
-    conductor: int  # its process id
-
-
 def run_locally(
-    wanted: Sequence[RunRequest], root: Path, settings: Settings, workers: int, say: Say, folder: Path
+    requests: Sequence[RunRequest], root: Path, settings: Settings, workers: int, folder: Path
 ) -> list[FailedRun]:
-    """Have every run made by up to `workers` processes; returns the failures. Their logs are in folder/workers.
+    """Carry out every run by up to `workers` processes; returns the failures. Their logs are in folder/workers.
 
     Raises Stopped on request, after the workers have saved their states; OutputError where the disk would fail every
     other run as well; BackendError when workers cannot be started.
@@ -66,263 +61,214 @@ def run_locally(
         )
     if workers < 1:
         raise UsageError(f"there cannot be {workers} workers; ask for at least 1")
-    found, unreadable = outstanding_jobs(wanted, root, settings, say)
-    failed = {failure.job.name: failure for failure in unreadable}
-    if not found:
-        return list(failed.values())
-    with (
-        tempfile.TemporaryDirectory(prefix="spt-") as place,
-        signals.cleanup(lambda _: shutil.rmtree(place, ignore_errors=True)),
-    ):
-        orders = Path(place) / "orders.pkl"
-        jobs, labels = zip(*found, strict=True)
+    unfinished, failures = unfinished_requests(requests, root)
+    if unfinished:
+        logs = folder / "workers"
+        with writing(logs):
+            logs.mkdir(parents=True, exist_ok=True)
         # Resolved here, once: a relative folder means the same to every worker.
-        spec = _WorkerSettings(jobs, labels, root.resolve(), replace(settings, quiet=True), os.getpid())
-        orders.write_bytes(pickle.dumps(spec))
-        with _Scheduler(found, root, settings, min(workers, len(found)), say, folder / "workers", orders) as conductor:
-            return conductor.conduct(failed)
+        setup = (root.resolve(), replace(settings, quiet=True))
+        waiting = {request.job.name: request for request in unfinished}
+        _Scheduler(waiting, failures, setup, min(workers, len(unfinished)), logs).run()
+    return list(failures.values())
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
+    slot: int
     process: "subprocess.Popen[bytes]"
     log: Path
-    slot: int
     ready: bool = False
-    task: int | None = None  # the run it is making
+    request: RunRequest | None = None  # the run it is making
+
+    def send(self, message: object) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended; its listener will say so
+            pickle.dump(message, self.process.stdin)
+            self.process.stdin.flush()
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            if self.process.returncode is None and hasattr(os, "killpg"):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.kill()
+
+
+class _StopWorkers(signals.StopSignals):
+    """SIGTERM and Ctrl-C are noted, to be acted on between two messages. A second signal kills the workers."""
+
+    def __init__(self, kill: Callable[[], None]) -> None:
+        super().__init__()
+        self._kill = kill
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
+            self._kill()
+        self.received = self.received or number
+
+
+Message = tuple[str, Any]
 
 
 @dataclass
 class _Scheduler:
-    found: Sequence[RunRequest]
-    root: Path
-    settings: Settings
-    most: int  # workers
-    say: Say
+    unfinished: dict[str, RunRequest]  # by name, parents first
+    failures: Failures
+    setup: tuple[Path, Settings]  # what every worker is sent first: the folder of runs, and the settings
+    count: int  # of workers, at most
     logs: Path
-    orders: Path
-    workers: dict[int, _Worker] = field(default_factory=dict)  # by their slots
-    received: int = 0  # the signal that asks to stop
-    # What has happened: (slot, message), None for a worker that has ended; (-1, None) wakes up. A SimpleQueue, since
-    # signal handlers put into it.
-    events: "queue.SimpleQueue[tuple[int, dict[str, Any] | None]]" = field(default_factory=queue.SimpleQueue)
-    _before: dict[int, Any] = field(default_factory=dict)
+    workers: list[_Worker] = field(default_factory=list)
+    failed_starts: int = 0  # in a row
+    # What workers have sent; None when one has ended. A SimpleQueue, since a signal may come at any moment.
+    events: "queue.SimpleQueue[tuple[_Worker, Message | None]]" = field(default_factory=queue.SimpleQueue)
 
-    def __enter__(self) -> "_Scheduler":
-        with writing(self.logs):
-            self.logs.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(ValueError):  # not in the main thread: whoever owns it decides
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._note)
-        return self
+    def run(self) -> None:
+        """Until every run has ended; no worker is left afterwards."""
+        with _StopWorkers(self._kill) as stop:
+            try:
+                while self.unfinished:
+                    self._assign()
+                    self._handle_event()
+                    stop.check()
+            finally:
+                self._end()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        try:
-            self._end(at_work=error is not None)
-        finally:
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
-            if self.received and error is None:  # too late for us; not for what comes next
-                signal.raise_signal(self.received)
-            for log in self.logs.glob("*.log"):
-                with contextlib.suppress(OSError):
-                    if log.stat().st_size == 0:
-                        log.unlink()
+    def _assign(self) -> None:
+        """Give runs to idle workers, in order, and start workers for the rest."""
+        startable = self._startable()
+        for worker in self.workers:
+            if startable and worker.ready and worker.request is None:
+                worker.request = startable.pop(0)
+                worker.send(worker.request)
+        starting = sum(not worker.ready for worker in self.workers)
+        for _ in range(min(self.count - len(self.workers), len(startable) - starting)):
+            self._start()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
-            self._kill()  # asked for a second time: at once
-        self.received = self.received or number
-        self.events.put((-1, None))
-
-    def conduct(self, failed: dict[str, FailedRun]) -> list[FailedRun]:
-        names = [job.name for job, _ in self.found]
-        index = {name: i for i, name in enumerate(names)}
-        children: dict[int, list[int]] = {}
-        ready: list[int] = []  # a heap: the first in order comes first
-        for i, (job, _) in enumerate(self.found):
-            parent = index.get(job.parent.name) if isinstance(job.parent, Job) else None
-            if parent is None:
-                ready.append(i)
-            else:
-                children.setdefault(parent, []).append(i)
-        deaths = 0
-
-        def over(i: int, reason: str | None) -> None:
-            job, label = self.found[i]
-            if reason is not None:
-                failed[job.name] = FailedRun(job, reason)
-                self.say(f"{label} failed: {reason}")
-            for child in children.pop(i, []):
-                lost = parent_failure(self.found[child].job, failed)
-                if lost is None:
-                    heapq.heappush(ready, child)
-                else:
-                    over(child, lost)
-
-        for i in list(ready):
-            if (lost := parent_failure(self.found[i].job, failed)) is not None:  # its parent's result cannot be read
-                ready.remove(i)
-                over(i, lost)
-        heapq.heapify(ready)
-        while ready or any(worker.task is not None for worker in self.workers.values()):
-            for worker in self.workers.values():
-                if ready and worker.ready and worker.task is None:
-                    worker.task = heapq.heappop(ready)
-                    self._tell(worker, {"make": worker.task})
-            starting = sum(not worker.ready for worker in self.workers.values())
-            for _ in range(min(self.most - len(self.workers), len(ready) - starting)):
-                self._start()
-            slot, message = self._next()
-            if self.received:
-                break
-            if slot < 0:
-                continue
-            worker = self.workers[slot] if message is not None else self._gone(slot)
-            if message is None:
-                how = self._how(worker)
-                if worker.task is not None:
-                    over(worker.task, self._bury(worker, how))
-                elif not worker.ready:
-                    deaths += 1
-                    if deaths == ATTEMPTS:
-                        raise BackendError(f"{deaths} workers in a row ended at their start ({how}); see {worker.log}")
-            elif "ready" in message:
-                worker.ready, deaths = True, 0
-            elif "say" in message:
-                self.say(message["say"])
-            elif "done" in message:
-                worker.task = None
-                over(message["done"], message["reason"])
-            elif "unable" in message:
-                raise BackendError(message["unable"])
-            elif "full" in message:
-                raise OutputError(message["full"], hopeless=True)
-            elif "bug" in message:
-                self.say(message["traceback"])
-                raise RuntimeError(message["bug"])
-        if self.received:
-            self._end(at_work=True)
-            raise signals.stop_error(self.received)
-        return list(failed.values())
-
-    def _next(self) -> tuple[int, dict[str, Any] | None]:
-        while True:
-            # Not for ever: on some systems a signal is only looked at between two calls.
-            with contextlib.suppress(queue.Empty):
-                return self.events.get(timeout=1.0)
+    def _startable(self) -> list[RunRequest]:
+        """The runs that nobody makes yet and that wait for no other. Those whose parent has failed fail here."""
+        for name, request in list(self.unfinished.items()):
+            if (reason := self.failures.of_parent(request.job)) is not None:
+                del self.unfinished[name]
+                self.failures.add(request, reason)
+        running = {worker.request.job.name for worker in self.workers if worker.request is not None}
+        return [
+            request
+            for name, request in self.unfinished.items()
+            if name not in running and request.job.parent_name not in self.unfinished
+        ]
 
     def _start(self) -> None:
-        slot = next(i for i in range(self.most) if i not in self.workers)
+        slot = min(set(range(self.count)) - {worker.slot for worker in self.workers})
         log = self.logs / f"{slot + 1}.log"
-        environ = {**os.environ, **launch.import_environment(), **_slot(slot, self.settings.cpu)}
-        environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // self.most)))
-        with writing(log), log.open("ab") as words:
+        environ = {**os.environ, **launch.import_environment(), **_visible_device(slot, self.setup[1].cpu)}
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // self.count)))
+        with writing(log), log.open("ab") as output:
             try:
-                # A session of its own: Ctrl-C on the terminal is the conductor's to hear, and a worker goes with all
-                # that it has started.
+                # A session of its own: Ctrl-C on the terminal is the scheduler's to handle, and a worker is killed with
+                # all that it has started.
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "spt.execution.local", str(self.orders)],
+                    [sys.executable, "-m", "spt.execution.local"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=words,
+                    stderr=output,
                     env=environ,
                     start_new_session=True,
                 )
             except OSError as error:
                 raise BackendError(f"no worker could be started: {one_line(error)}") from error
-        self.workers[slot] = worker = _Worker(process, log, slot)
+        worker = _Worker(slot, process, log)
+        self.workers.append(worker)
+        worker.send(self.setup)
         threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
 
     def _listen(self, worker: _Worker) -> None:
         assert worker.process.stdout is not None
-        for line in worker.process.stdout:
-            try:
-                message = json.loads(line)
-            except ValueError:  # the last words of one that was killed
-                continue
-            self.events.put((worker.slot, message))
-        worker.process.stdout.close()
+        with worker.process.stdout as messages, contextlib.suppress(EOFError, pickle.UnpicklingError):
+            while True:  # the last message of a worker that was killed may be cut off
+                self.events.put((worker, pickle.load(messages)))
         worker.process.wait()
-        self.events.put((worker.slot, None))
+        self.events.put((worker, None))
 
-    def _gone(self, slot: int) -> _Worker:
-        worker = self.workers.pop(slot)
-        assert worker.process.stdin is not None
-        with contextlib.suppress(OSError):
-            worker.process.stdin.close()
-        return worker
+    def _handle_event(self) -> None:
+        try:
+            worker, message = self.events.get(timeout=0.2)
+        except queue.Empty:
+            return
+        if message is None:
+            self._remove(worker)
+            how = launch.exit_text(worker.process.returncode)
+            if worker.request is not None:
+                self._finish(worker.request, self._death(worker, how))
+            elif not worker.ready:
+                self.failed_starts += 1
+                if self.failed_starts == ATTEMPTS:
+                    raise BackendError(f"{ATTEMPTS} workers in a row ended at their start ({how}); see {worker.log}")
+            return
+        kind, value = message
+        if kind == "ready":
+            worker.ready, self.failed_starts = True, 0
+        elif kind == "log":
+            logger.info(value)
+        elif kind == "done":
+            assert worker.request is not None
+            self._finish(worker.request, value)
+            worker.request = None
+        elif kind == "error":
+            raise value
 
-    def _tell(self, worker: _Worker, message: dict[str, Any]) -> None:
-        assert worker.process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended; its listener will say so
-            worker.process.stdin.write(json.dumps(message).encode() + b"\n")
-            worker.process.stdin.flush()
+    def _finish(self, request: RunRequest, reason: str | None) -> None:
+        del self.unfinished[request.job.name]
+        if reason is not None:
+            self.failures.add(request, reason)
 
-    @staticmethod
-    def _how(worker: _Worker) -> str:
-        code = worker.process.returncode
-        return f"exit code {code}" if code >= 0 else _signal_name(-code)
-
-    def _bury(self, worker: _Worker, how: str) -> str:
-        """Why its run failed, which the run's status says too: the worker itself could not."""
+    def _death(self, worker: _Worker, how: str) -> str:
+        """Why the run of a dead worker failed; the run's status says so too: the worker itself could not."""
         if worker.process.returncode in (Stopped.exit_code, Interrupted.exit_code):
             return "its worker was stopped; the same command continues"
         memory = ", perhaps because memory ran out" if worker.process.returncode == -signal.SIGKILL else ""
         empty = not worker.log.is_file() or worker.log.stat().st_size == 0
         reason = f"worker was killed ({how}){memory}" + ("" if empty else f"; see {worker.log}")
-        assert worker.task is not None
-        run = RunFolder(self.root, self.found[worker.task].job.name)
+        assert worker.request is not None
+        run = RunFolder(self.setup[0], worker.request.job.name)
         with contextlib.suppress(OutputError), run.locked():
             if (run.status() or {}).get("state") == "running":
                 run.set_status("failed", reason, BackendError.exit_code)
         return reason
 
-    def _end(self, at_work: bool) -> None:
-        """Nobody is left afterwards. Those at work save their state first; those that are not need no word."""
-        for worker in self.workers.values():
-            if at_work:
-                with contextlib.suppress(OSError):
-                    worker.process.terminate()
-            else:
-                self._tell(worker, {"end": True})
+    def _remove(self, worker: _Worker) -> None:
+        self.workers.remove(worker)
+        assert worker.process.stdin is not None
+        with contextlib.suppress(OSError):
+            worker.process.stdin.close()
+
+    def _end(self) -> None:
+        """End every worker; those at work save their state first."""
+        for worker in self.workers:
+            with contextlib.suppress(OSError):
+                worker.process.terminate()
         deadline = time.monotonic() + PATIENCE
         while self.workers:
-            try:
-                slot, message = self.events.get(timeout=min(1.0, max(0.01, deadline - time.monotonic())))
-            except queue.Empty:
-                if time.monotonic() > deadline:
-                    self._kill()
-                continue
-            if slot >= 0 and message is None:
-                self._gone(slot)
-            elif message is not None and "say" in message:
-                with contextlib.suppress(OSError, ValueError):
-                    self.say(message["say"])
+            if time.monotonic() > deadline:
+                self._kill()
+            with contextlib.suppress(queue.Empty):
+                worker, message = self.events.get(timeout=0.2)
+                if message is None:
+                    self._remove(worker)
+                elif message[0] == "log":
+                    with contextlib.suppress(OSError, ValueError):
+                        logger.info(message[1])
+        for log in self.logs.glob("*.log"):
+            with contextlib.suppress(OSError):
+                if log.stat().st_size == 0:
+                    log.unlink()
 
     def _kill(self) -> None:
-        for worker in list(self.workers.values()):
-            with contextlib.suppress(OSError):
-                if worker.process.returncode is None and hasattr(os, "killpg"):
-                    os.killpg(worker.process.pid, signal.SIGKILL)
-                worker.process.kill()
+        for worker in list(self.workers):
+            worker.kill()
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _cores() -> int:
-    """That this process may use."""
-    with contextlib.suppress(AttributeError, OSError):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _slot(slot: int, cpu: bool) -> dict[str, str]:
+def _visible_device(slot: int, cpu: bool) -> dict[str, str]:
     """The variable that gives a worker one of the GPUs that this process sees, in turn."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if cpu:
@@ -334,91 +280,56 @@ def _slot(slot: int, cpu: bool) -> dict[str, str]:
 
 
 def main() -> NoReturn:
-    """A worker's whole life. The exit code is for people; the conductor has heard by then."""
-    inbox, outbox = os.dup(0), os.dup(1)  # ours; what others print must not come between
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
+    """A worker's whole life. The exit code is for people; the scheduler has been told why by then."""
+    inbox, outbox = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # what libraries print must not come between the messages
     os.dup2(2, 1)
     signals.install(silent=True)
-    orders: _WorkerSettings = pickle.loads(Path(sys.argv[1]).read_bytes())
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
-    wire = _Connection(outbox)
-    tasks: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(inbox, tasks), daemon=True).start()
-    code = 0
+    launch.sigterm_at_parent_exit()
+    lock = threading.Lock()
+
+    def send(kind: str, value: object = None) -> None:  # from any thread
+        with lock, contextlib.suppress(OSError):  # the scheduler may have gone
+            pickle.dump((kind, value), outbox)
+            outbox.flush()
+
     try:
-        _work(orders, wire, tasks)
+        _work(inbox, send)
     except Stopped as error:
         code = error.exit_code
-    except OutputError as error:
-        wire.send({"full": str(error)})
-        code = error.exit_code
     except SptError as error:
-        wire.send({"unable": str(error)})
+        hopeless = isinstance(error, OutputError)
+        send("error", OutputError(str(error), hopeless=True) if hopeless else BackendError(str(error)))
         code = error.exit_code
     except Exception as error:
-        wire.send({"bug": one_line(error), "traceback": traceback.format_exc()})
+        send("log", traceback.format_exc())
+        send("error", RuntimeError(one_line(error)))
         code = 1
     launch.exit_process(code)
 
 
-def _work(orders: _WorkerSettings, wire: "_Connection", tasks: "queue.SimpleQueue[int | None]") -> None:
-    logger = logging.getLogger("spt.tasks")
-    logger.addHandler(_Tell(wire))
-    logger.setLevel(logging.INFO)
-    runtime = Runtime(orders.settings)
+def _work(inbox: BinaryIO, send: Callable[..., None]) -> NoReturn:
+    """Make the runs that come, until a signal ends this process."""
+    requests: queue.SimpleQueue[RunRequest] = queue.SimpleQueue()
+    root, settings = pickle.load(inbox)
+    threading.Thread(target=_receive, args=(inbox, requests), daemon=True).start()
+    runtime = Runtime(settings)
     runtime.check_libraries()
     _ = runtime.device  # one that cannot be used is found now
-    wire.send({"ready": True})
-    while (task := tasks.get()) is not None:
-        job = orders.jobs[task]
-        # The conductor has had its parent made, in this very call.
-        made = {job.parent.name} if isinstance(job.parent, Job) else set()
-        reason = attempt_run(job, orders.root, runtime, wire.say, orders.labels[task], made)
-        wire.send({"done": task, "reason": reason})
+    send("ready")
+    with forward_messages(lambda text: send("log", text)):
+        while True:
+            send("done", attempt_run(requests.get(), root, runtime))
 
 
-def _receive(inbox: int, tasks: "queue.SimpleQueue[int | None]") -> None:
-    """In a thread: take the conductor's messages; when it is gone, so are we, with our state saved."""
-    with os.fdopen(inbox, "rb") as lines:
-        for line in lines:
-            message = json.loads(line)
-            if "end" in message:
-                tasks.put(None)
-                return
-            tasks.put(message["make"])
+def _receive(inbox: BinaryIO, requests: "queue.SimpleQueue[RunRequest]") -> None:
+    """In a thread: take runs from the scheduler; when it is gone, end this process with its state saved."""
+    with contextlib.suppress(EOFError, pickle.UnpicklingError):
+        while True:
+            requests.put(pickle.load(inbox))
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(launch.PATIENCE)
     os._exit(Stopped.exit_code)
-
-
-class _Connection:
-    """To the conductor, a line at a time, from any thread. One that has gone hears nothing more."""
-
-    def __init__(self, number: int) -> None:
-        self._number, self._lock = number, threading.Lock()
-
-    def send(self, message: dict[str, Any]) -> None:
-        rest = json.dumps(message).encode() + b"\n"
-        with self._lock, contextlib.suppress(OSError):
-            while rest:
-                rest = rest[os.write(self._number, rest) :]
-
-    def say(self, text: str) -> None:
-        self.send({"say": text})
-
-
-class _Tell(logging.Handler):
-    """What takes long in a task says how far it is."""
-
-    def __init__(self, wire: _Connection) -> None:
-        super().__init__(logging.INFO)
-        self._wire = wire
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._wire.say(record.getMessage())
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Have many runs carried out: in which order, which share of them, and one after the other in this process.
+"""Carry out many runs: in which order, which share of them, and one after the other in this process.
 
-One failure never stops the rest. Worker processes and Slurm are in workers.py and slurm.py.
+One failure never stops the rest. Worker processes and Slurm are in local.py and slurm.py.
 """
 
-from collections.abc import Callable, Container, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,97 +13,102 @@ from spt.config.plugins import is_path
 from spt.errors import OutputError, SptError, Stopped, UsageError, one_line
 from spt.runs.folder import RunFolder
 from spt.runtime.distributed import Runtime
-from spt.runtime.settings import Settings
 from spt.training.stage import finished_result, run_stage
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
+
 PARENT_FAILED = "its pretraining failed:"
 
 
 class RunRequest(NamedTuple):
-    """A run to be had; those it starts from are had before it."""
+    """A run to make; the runs it starts from are made first."""
 
     job: Job
     label: str  # for people, e.g. "[3/12] quickstart seed 1 spt:"
 
 
 class FailedRun(NamedTuple):
-    """A run that could not be had."""
-
     job: Job
     reason: str  # one sentence
 
 
-def in_order(wanted: Sequence[RunRequest]) -> list[RunRequest]:
-    """Every job once, parents before children; a parent has its first child's label. Order otherwise kept."""
-    return _in_order(wanted, lambda job: True)
+class Failures(dict[str, FailedRun]):
+    """Failed runs by name, each logged when it is added."""
+
+    def add(self, request: RunRequest, reason: str) -> None:
+        self[request.job.name] = FailedRun(request.job, reason)
+        logger.warning(f"{request.label} failed: {reason}")
+
+    def of_parent(self, job: Job) -> str | None:
+        """Why a job cannot be run, if the run it starts from has failed."""
+        parent = job.parent_name
+        if parent is None or parent not in self:
+            return None
+        reason = self[parent].reason
+        return reason if reason.startswith(PARENT_FAILED) else f"{PARENT_FAILED} {reason}"
 
 
-def outstanding_jobs(
-    wanted: Sequence[RunRequest], root: Path, settings: Settings, say: Say
-) -> tuple[list[RunRequest], list[FailedRun]]:
-    """In order, what is left to make, and what cannot be since its result cannot be read.
+def in_order(
+    requests: Sequence[RunRequest], is_needed: Callable[[RunRequest], bool] = lambda request: True
+) -> list[RunRequest]:
+    """Every job once, parents before children; a parent has its first child's label. Order otherwise kept.
 
-    A pretraining is only made for a run that is left to make, or when it is wanted itself.
+    Parents are added for the requests that are needed.
     """
-    unreadable: list[FailedRun] = []
-    done: dict[str, bool] = {}
+    ordered: dict[str, RunRequest] = {}
 
-    def left(job: Job) -> bool:
-        if job.name not in done:
+    def add(request: RunRequest) -> None:
+        parent = request.job.parent
+        if request.job.name in ordered:
+            return
+        if isinstance(parent, Job) and is_needed(request):
+            add(RunRequest(parent, request.label))
+        ordered[request.job.name] = request
+
+    for request in requests:
+        add(request)
+    return list(ordered.values())
+
+
+def unfinished_requests(requests: Sequence[RunRequest], root: Path) -> tuple[list[RunRequest], Failures]:
+    """In order, the runs still to make, and those that cannot be made because their results cannot be read.
+
+    A pretraining is made only for a run that is still to make, or when it is requested itself.
+    """
+    failures, finished = Failures(), dict[str, bool]()
+
+    def is_needed(request: RunRequest) -> bool:
+        name = request.job.name
+        if name not in finished:
             try:
-                done[job.name] = (
-                    settings.resume != "never" and finished_result(RunFolder(root, job.name), say) is not None
-                )
+                finished[name] = finished_result(RunFolder(root, name)) is not None
             except OutputError as error:
                 if error.hopeless:
                     raise
-                done[job.name] = True
-                unreadable.append(FailedRun(job, str(error)))
-        return not done[job.name]
+                finished[name] = True
+                failures.add(request, str(error))
+        return not finished[name]
 
-    found = [one for one in _in_order(wanted, left) if left(one.job)]
-    labels = {job.name: label for job, label in in_order(wanted)} if unreadable else {}
-    for failure in unreadable:
-        say(f"{labels[failure.job.name]} failed: {failure.reason}")
-    return found, unreadable
+    return [request for request in in_order(requests, is_needed) if is_needed(request)], failures
 
 
-def _in_order(wanted: Sequence[RunRequest], left: Callable[[Job], bool]) -> list[RunRequest]:
-    """As `ordered`, without the parents of jobs that are not `left` to make."""
-    found: dict[str, RunRequest] = {}
-
-    def add(job: Job, label: str) -> None:
-        if job.name in found:
-            return
-        if isinstance(job.parent, Job) and left(job):
-            add(job.parent, label)
-        found[job.name] = RunRequest(job, label)
-
-    for job, label in wanted:
-        add(job, label)
-    return list(found.values())
-
-
-def shard(wanted: Sequence[RunRequest], index: int, count: int) -> list[RunRequest]:
+def shard(requests: Sequence[RunRequest], index: int, count: int) -> list[RunRequest]:
     """The index-th (from 1) of `count` parts of nearly equal numbers of runs; the same on every machine.
 
     Jobs that share a pretraining are in one part, so that no two parts make the same run.
     """
     if not 1 <= index <= count:
         raise UsageError(f"there is no shard {index} of {count}; shards count from 1")
-    families: dict[str, set[str]] = {}  # by its first ancestor: the runs of a family
-    family: list[str] = []
-    for job, _ in wanted:
-        line = with_ancestors(job)
-        family.append(line[0].name)
-        families.setdefault(line[0].name, set()).update(one.name for one in line)
+    families: dict[str, set[str]] = {}  # names of runs, by that of their first ancestor
+    for job, _ in requests:
+        names = [run.name for run in with_ancestors(job)]
+        families.setdefault(names[0], set()).update(names)
     loads = [0] * count
     part: dict[str, int] = {}
-    for name in sorted(families, key=lambda name: -len(families[name])):  # stable: of equal ones the first first
+    for name in sorted(families, key=lambda name: -len(families[name])):  # stable: of equal sizes, the first first
         part[name] = loads.index(min(loads))
         loads[part[name]] += len(families[name])
-    return [one for one, name in zip(wanted, family, strict=True) if part[name] == index - 1]
+    return [request for request in requests if part[with_ancestors(request.job)[0].name] == index - 1]
 
 
 def with_ancestors(job: Job) -> list[Job]:
@@ -110,38 +116,23 @@ def with_ancestors(job: Job) -> list[Job]:
     return [*(with_ancestors(job.parent) if isinstance(job.parent, Job) else []), job]
 
 
-def run_here(wanted: Sequence[RunRequest], root: Path, runtime: Runtime, say: Say) -> list[FailedRun]:
+def run_here(requests: Sequence[RunRequest], root: Path, runtime: Runtime) -> list[FailedRun]:
     """One run after the other, in this process (or these processes together); returns the failures.
 
     Raises Stopped on request, and OutputError where the disk would fail every other run as well.
     """
-    found, unreadable = runtime.on_main(lambda: outstanding_jobs(wanted, root, runtime.settings, say))
-    failed = {failure.job.name: failure for failure in unreadable}
-    made: set[str] = set()  # also with --resume never, once each
-    for job, label in found:
-        reason = parent_failure(job, failed)
-        if reason is None:
-            reason = attempt_run(job, root, runtime, say, label, made)
-        if reason is None:
-            made.add(job.name)
-        else:
-            failed[job.name] = FailedRun(job, reason)
-            say(f"{label} failed: {reason}")
-    return list(failed.values())
+    unfinished, failures = runtime.on_main(lambda: unfinished_requests(requests, root))
+    for request in unfinished:
+        reason = failures.of_parent(request.job) or attempt_run(request, root, runtime)
+        if reason is not None:
+            failures.add(request, reason)
+    return list(failures.values())
 
 
-def parent_failure(job: Job, failed: dict[str, FailedRun]) -> str | None:
-    """Why a job cannot be, if the run it starts from has failed."""
-    if not isinstance(job.parent, Job) or job.parent.name not in failed:
-        return None
-    reason = failed[job.parent.name].reason
-    return reason if reason.startswith(PARENT_FAILED) else f"{PARENT_FAILED} {reason}"
-
-
-def attempt_run(job: Job, root: Path, runtime: Runtime, say: Say, label: str, made: Container[str]) -> str | None:
-    """Have one run; returns why it failed, or None. Raises what ends all of them."""
+def attempt_run(request: RunRequest, root: Path, runtime: Runtime) -> str | None:
+    """Make one run; returns why it failed, or None. Raises what ends all of them."""
     try:
-        run_stage(job, root, runtime, say, label, made)
+        run_stage(request.job, root, runtime, request.label)
     except Stopped:
         raise
     except SptError as error:
@@ -153,7 +144,7 @@ def attempt_run(job: Job, root: Path, runtime: Runtime, say: Say, label: str, ma
     except Exception as error:
         if runtime.settings.debug or runtime.world > 1:
             raise
-        model = job.loaded.recipe.model.name
-        hint = f"; spt check model {model} may tell more" if is_path(model) else ""
+        model = request.job.resolved.recipe.model.name
+        hint = f"; spt check model {model} tells more" if is_path(model) else ""
         return f"{one_line(error)} (traceback.txt in its run folder; --debug stops here){hint}"
     return None

@@ -1,13 +1,15 @@
-"""Have a study's runs made, from plan to report: trials first, then what they choose, then both arms over seeds."""
+"""Carry out a study, from plan to report: trials first, then both arms over seeds at the settings they select."""
 
+import logging
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from spt.config.job import Cell, Job, digest
-from spt.config.recipe import Loaded
+from spt.config.recipe import ResolvedRecipe
 from spt.errors import SptError, UsageError
 from spt.execution.local import run_locally
 from spt.execution.queue import FailedRun, RunRequest, run_here, shard, with_ancestors
@@ -35,12 +37,12 @@ from spt.studies.grid import StudyGrid, cells_of, with_settings
 from spt.studies.schema import to_yaml
 from spt.training.build import build_stage
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ExecutionTarget:
-    """Where runs are made: in this process, by so many workers on this machine, or by Slurm; all, or a part."""
+    """Where runs are made: in this process, by several workers on this machine, or by Slurm; all, or a part."""
 
     jobs: int = 1
     slurm: Slurm | None = None
@@ -55,153 +57,156 @@ class ExecutionTarget:
             raise UsageError(f"shard {self.part[0]} of {self.part[1]} does not exist: shards count from 1")
 
 
-def study_folder(layout: StudyGrid, root: Path) -> Path:
+def study_folder(grid: StudyGrid, root: Path) -> Path:
     """The study's folder: named by its runs, so that the same study is found again however it is asked for."""
-    about = {
-        "cells": [[cell.arm, cell.row, cell.job.name] for cell in layout.cells],
-        "trials": [[s.row, t.number, t.arm, t.job.name] for s in layout.searches for t in s.trials],
-        "rows": [dict(row.factors) for row in layout.rows],
-        "seeds": list(layout.seeds),
+    contents = {
+        "cells": [[cell.arm, cell.row, cell.job.name] for cell in grid.cells],
+        "trials": [[search.row, t.row, t.arm, t.job.name] for search in grid.searches for t in search.trials],
+        "rows": [dict(row.factors) for row in grid.rows],
+        "seeds": list(grid.seeds),
     }
-    return root / f"{layout.study.kind}-{digest(about)}"
+    return root / f"{grid.study.kind}-{digest(contents)}"
 
 
-def run_study(layout: StudyGrid, root: Path, place: ExecutionTarget, runtime: Runtime, say: Say) -> tuple[Path, int]:
-    """Have every run of the study; returns its folder and how many runs failed.
+def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Runtime) -> tuple[Path, int]:
+    """Carry out every run of the study; returns its folder and how many runs failed.
 
     Finished runs are taken as they are. One failure never stops the rest; a request to stop ends the study at once,
     and the same command goes on.
     """
     runtime.check_libraries()
-    check_recipes_build(layout, root, runtime)
-    folder = study_folder(layout, root)
-    plan = make_plan(layout)
-    runtime.on_main(lambda: _write(folder, layout, plan, say))
-    anew = runtime.settings.resume == "never"
-    if anew:  # once for the whole study: what its trials have just made, its other runs may need
+    check_recipes_build(grid, root, runtime)
+    folder = study_folder(grid, root)
+    plan = make_plan(grid)
+    runtime.on_main(lambda: _write(folder, grid, plan))
+    restart = runtime.settings.resume == "never"
+    if restart:  # once for the whole study: what its trials have just made, its other runs may need
         runtime = Runtime(replace(runtime.settings, resume="auto"))
-        runtime.on_main(lambda: _move_aside(layout.jobs, root, say))
-    before = {one.name for job in layout.jobs for one in with_ancestors(job)}
-    failed = _execute(trial_requests(layout), folder, place, runtime, say)
-    if layout.searches:
-        layout, plan, said = runtime.on_main(lambda: apply_selection(layout, root))
-        for text in said:
-            say(text)
-        runtime.on_main(lambda: _write(folder, layout, plan, say))
-        if anew:
-            later = [job for job in layout.jobs if job.name not in before]
-            runtime.on_main(lambda: _move_aside(later, root, say, but=before))
+        runtime.on_main(lambda: _move_aside(_all_runs(grid.jobs).values(), root))
+    before = _all_runs(grid.jobs)
+    failed = _execute(trial_requests(grid), folder, target, runtime)
+    if grid.searches:
+        grid, plan, messages = runtime.on_main(lambda: apply_selection(grid, root))
+        for message in messages:
+            logger.info(message)
+        runtime.on_main(lambda: _write(folder, grid, plan))
+        if restart:
+            later = [job for name, job in _all_runs(grid.jobs).items() if name not in before]
+            runtime.on_main(lambda: _move_aside(later, root))
         # A diverged setting has used up its trial, once a choice is made.
         settled = {trial.run for search in plan.searches if search.chosen for trial in search.trials}
-        failed = [one for one in failed if not (one.job.name in settled and _diverged(root, one.job))]
-    failed += _execute(cell_requests(layout), folder, place, runtime, say)
-    return folder, len({one.job.name for one in failed})
+        failed = [run for run in failed if not (run.job.name in settled and _diverged(root, run.job))]
+    failed += _execute(cell_requests(grid), folder, target, runtime)
+    return folder, len({run.job.name for run in failed})
 
 
 def _diverged(root: Path, job: Job) -> bool:
     return (RunFolder(root, job.name).status() or {}).get("state") == "diverged"
 
 
-def check_recipes_build(layout: StudyGrid, root: Path, runtime: Runtime) -> None:
-    """What is wrong with a recipe is said before anything is written; one seed of each configuration shows it."""
-    jobs = layout.jobs
+def _all_runs(jobs: Iterable[Job]) -> dict[str, Job]:
+    """Jobs and those they start from, by name."""
+    return {run.name: run for job in jobs for run in with_ancestors(job)}
+
+
+def check_recipes_build(grid: StudyGrid, root: Path, runtime: Runtime) -> None:
+    """Raise what is wrong with a recipe before anything is written, by building one seed of each configuration."""
+    jobs = grid.jobs
     if runtime.on_main(lambda: all(isinstance(index.run_outcome(root, job.name), Result) for job in jobs)):
         return
     first: dict[str, Job] = {}
-    for job in [one for wanted in jobs for one in with_ancestors(wanted)]:
+    for job in _all_runs(jobs).values():
         first.setdefault(digest({**job.settings(), "parent": None}), job)
     for job in first.values():
         runtime.each_rank(partial(build_stage, job))
 
 
-def _move_aside(jobs: Sequence[Job], root: Path, say: Say, but: Container[str] = ()) -> None:
+def _move_aside(jobs: Iterable[Job], root: Path) -> None:
     """Make room for runs that are to be repeated; nothing is lost."""
-    for job in {one.name: one for wanted in jobs for one in with_ancestors(wanted)}.values():
+    for job in jobs:
         run = RunFolder(root, job.name)
-        if job.name in but or not run.path.exists():
-            continue
-        with run.locked():
-            if (aside := run.move_aside()) is not None:
-                say(f"{run.name} was there already; the old one is now {aside.name}")
+        if run.path.exists():
+            with run.locked():
+                if (aside := run.move_aside()) is not None:
+                    logger.info(f"{run.name} was there already; the old one is now {aside.name}")
 
 
 def _execute(
-    wanted: Sequence[RunRequest], folder: Path, place: ExecutionTarget, runtime: Runtime, say: Say
+    requests: Sequence[RunRequest], folder: Path, target: ExecutionTarget, runtime: Runtime
 ) -> list[FailedRun]:
-    if place.part is not None:
-        wanted = shard(wanted, *place.part)
+    if target.part is not None:
+        requests = shard(requests, *target.part)
     root, settings = folder.parent, runtime.settings
-    if place.slurm is not None:
-        return run_on_slurm(wanted, root, settings, place.slurm, folder, say)
-    if place.jobs > 1:
-        return run_locally(wanted, root, settings, place.jobs, say, folder)
-    return run_here(wanted, root, runtime, say)
+    if target.slurm is not None:
+        return run_on_slurm(requests, root, settings, target.slurm, folder)
+    if target.jobs > 1:
+        return run_locally(requests, root, settings, target.jobs, folder)
+    return run_here(requests, root, runtime)
 
 
-def trial_requests(layout: StudyGrid) -> list[RunRequest]:
-    trials = [(layout.rows[s.row], t) for s in layout.searches for t in s.trials]
+def trial_requests(grid: StudyGrid) -> list[RunRequest]:
+    trials = [(grid.rows[search.row].resolved.name, trial) for search in grid.searches for trial in search.trials]
     return [
-        RunRequest(t.job, f"[trial {i}/{len(trials)}] {row.loaded.name} setting {t.number} seed {t.seed} {t.arm}:")
-        for i, (row, t) in enumerate(trials, 1)
+        RunRequest(t.job, f"[trial {i}/{len(trials)}] {name} setting {t.row} seed {t.job.seed} {t.arm}:")
+        for i, (name, t) in enumerate(trials, 1)
     ]
 
 
-def cell_requests(layout: StudyGrid) -> list[RunRequest]:
-    cells = layout.cells
-    return [RunRequest(cell.job, f"[{i}/{len(cells)}] {_label(layout, cell)}:") for i, cell in enumerate(cells, 1)]
+def cell_requests(grid: StudyGrid) -> list[RunRequest]:
+    def label(cell: Cell) -> str:
+        factors = factors_text(grid.rows[cell.row].factors)
+        return " ".join(filter(None, [cell.job.resolved.name, factors, f"seed {cell.job.seed}", cell.arm]))
+
+    return [RunRequest(cell.job, f"[{i}/{len(grid.cells)}] {label(cell)}:") for i, cell in enumerate(grid.cells, 1)]
 
 
-def _label(layout: StudyGrid, cell: Cell) -> str:
-    factors = factors_text(layout.rows[cell.row].factors)
-    return " ".join(filter(None, [cell.job.loaded.name, factors, f"seed {cell.job.seed}", cell.arm]))
-
-
-def apply_selection(layout: StudyGrid, root: Path) -> tuple[StudyGrid, StudyPlan, list[str]]:
+def apply_selection(grid: StudyGrid, root: Path) -> tuple[StudyGrid, StudyPlan, list[str]]:
     """The study with the cells of those rows whose trials are all done, at the settings that validation chose; its
-    plan; and what was chosen, in words. Reads files only."""
-    plan = make_plan(layout)
-    if not layout.searches:
-        return layout, plan, []
-    rows: dict[int, tuple[Loaded, Loaded]] = {}
-    searches, said = [], []
+    plan; and what was chosen, as sentences. Reads files only."""
+    plan = make_plan(grid)
+    if not grid.searches:
+        return grid, plan, []
+    arms: dict[int, tuple[ResolvedRecipe, ResolvedRecipe, None]] = {}
+    searches, messages = [], []
     for search in plan.searches:
-        found, base = selection.select_settings(root, search), layout.rows[search.row].loaded
-        if isinstance(found, str):
-            said.append(f"{base.name}: nothing is chosen yet: {found}")
+        choice, base = selection.select_settings(root, search), grid.rows[search.row].resolved
+        if isinstance(choice, str):
+            messages.append(f"{base.name}: nothing is chosen yet: {choice}")
         else:
-            scratch, spt = (with_settings(base, search.settings[found[arm]], arm) for arm in ARMS)
-            rows[search.row] = (scratch, spt)
-            search = search.model_copy(update={"chosen": found})
-            texts = [f"{arm_text(arm)} {factors_text(search.settings[n])}" for arm, n in found.items()]
-            said.append(f"{base.name}: chosen on validation: {'; '.join(texts)}")
+            scratch, spt = (with_settings(base, search.settings[choice[arm]], arm) for arm in ARMS)
+            arms[search.row] = (scratch, spt, None)
+            search = search.model_copy(update={"chosen": choice})
+            texts = [f"{arm_text(arm)} {factors_text(search.settings[n])}" for arm, n in choice.items()]
+            messages.append(f"{base.name}: chosen on validation: {'; '.join(texts)}")
         searches.append(search)
-    cells = [cell._replace(row=list(rows)[cell.row]) for cell in cells_of(rows.values(), layout.seeds)]
-    layout = replace(layout, cells=cells)
-    return layout, make_plan(layout).model_copy(update={"searches": tuple(searches)}), said
+    cells = [cell._replace(row=list(arms)[cell.row]) for cell in cells_of(arms.values(), grid.seeds)]
+    grid = replace(grid, cells=cells)
+    return grid, make_plan(grid).model_copy(update={"searches": tuple(searches)}), messages
 
 
-def make_plan(layout: StudyGrid) -> StudyPlan:
+def make_plan(grid: StudyGrid) -> StudyPlan:
     """study.json: what the study consists of, so that a report can tell what is missing."""
+
+    def planned(cell: Cell) -> dict[str, Any]:
+        return {"arm": cell.arm, "seed": cell.job.seed, "run": cell.job.name, "parent": cell.job.parent_name}
+
     return StudyPlan(
-        kind=layout.study.kind,
+        kind=grid.study.kind,
         command=command_line(),
         created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        smoke=next((row.loaded.smoke for row in layout.rows), False),
-        seeds=layout.seeds,
+        smoke=next((row.resolved.smoke for row in grid.rows), False),
+        seeds=grid.seeds,
         rows=tuple(
             StudyRow(
-                name=row.loaded.name,
-                task=_short(row.loaded, "task"),
-                model=_short(row.loaded, "model"),
+                name=row.resolved.name,
+                task=row.resolved.task_name,
+                model=row.resolved.model_name,
                 factors=dict(row.factors),
                 total=row.total,
             )
-            for row in layout.rows
+            for row in grid.rows
         ),
-        cells=tuple(
-            PlannedCell(row=cell.row, arm=cell.arm, seed=cell.job.seed, run=cell.job.name, parent=_parent(cell.job))
-            for cell in layout.cells
-        ),
+        cells=tuple(PlannedCell(row=cell.row, **planned(cell)) for cell in grid.cells),
         searches=tuple(
             PlannedSearch(
                 row=search.row,
@@ -210,50 +215,36 @@ def make_plan(layout: StudyGrid) -> StudyPlan:
                     for name in search.settings[0]
                 },
                 settings=tuple(dict(values) for values in search.settings),
-                trials=tuple(
-                    PlannedTrial(arm=t.arm, number=t.number, seed=t.seed, run=t.job.name, parent=_parent(t.job))
-                    for t in search.trials
-                ),
+                trials=tuple(PlannedTrial(number=trial.row, **planned(trial)) for trial in search.trials),
             )
-            for search in layout.searches
+            for search in grid.searches
         ),
-        notes=tuple(layout.notes),
+        notes=tuple(grid.notes),
     )
 
 
 def _order(value: object) -> tuple[bool, float, str]:
     """Numbers by size, before words."""
-    number = isinstance(value, int | float)
-    return (not number, float(value) if isinstance(value, int | float) else 0.0, str(value))
+    return (False, float(value), "") if isinstance(value, int | float) else (True, 0.0, str(value))
 
 
-def _parent(job: Job) -> str | None:
-    return job.parent.name if isinstance(job.parent, Job) else None
-
-
-def _short(loaded: Loaded, place: str) -> str:
-    return loaded.identities[place].partition("@")[0]
-
-
-def _write(folder: Path, layout: StudyGrid, plan: StudyPlan, say: Say) -> None:
+def _write(folder: Path, grid: StudyGrid, plan: StudyPlan) -> None:
     """The plan, and the study's file. A plan that says the same is left as it is: when and how it was made stays."""
     path = folder / PLAN
     try:
         if path.is_file() and _same(read_plan(folder), plan):
             return
     except SptError:
-        say(f"{path} was unreadable and has been rewritten")
+        logger.info(f"{path} was unreadable and has been rewritten")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_json(path, plan.model_dump(mode="json"))
-    write_text(folder / "study.yaml", to_yaml(layout.study, comment=f"spt study run {folder.name} repeats this study"))
+    write_text(folder / "study.yaml", to_yaml(grid.study, comment=f"spt study run {folder.name} repeats this study"))
 
 
-def _same(there: StudyPlan, here: StudyPlan) -> bool:
+def _same(written: StudyPlan, plan: StudyPlan) -> bool:
     """Trials that are not chosen from yet do not undo a choice that is written."""
-    if there.searches and not here.cells:
-        there = there.model_copy(
-            update={"cells": (), "searches": tuple(s.model_copy(update={"chosen": {}}) for s in there.searches)}
-        )
-    about = {"command": "", "created": ""}
-    return there.model_copy(update=about) == here.model_copy(update=about)
+    if written.searches and not plan.cells:
+        searches = tuple(search.model_copy(update={"chosen": {}}) for search in written.searches)
+        written = written.model_copy(update={"cells": (), "searches": searches})
+    return written == plan.model_copy(update={"command": written.command, "created": written.created})

@@ -6,8 +6,8 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 from spt.report import stats, verdict
-from spt.report.per_example import compare_examples
-from spt.report.verdict import Adjusted, Decision, Difference, Pairs, final_score
+from spt.report.per_example import ItemTest, compare_examples
+from spt.report.verdict import Decision, Difference, Pairs, adjusted_fields, final_score
 from spt.runs.index import ComparisonRuns, Failure, Outcomes, outcomes
 from spt.runs.plan import ArmName, Ended, Factor, Kind, Record, Total, factors_text
 from spt.runs.predictions import NotComparable
@@ -26,23 +26,6 @@ class Seed(Record):
     scratch_run: str
     spt_run: str
     pretrain_run: str | None
-
-
-class ItemTest(Record):
-    """The two networks of one seed on the same test items. It generalises to other items, not to other seeds."""
-
-    seed: int
-    metric: str  # what an item is scored by
-    higher_is_better: bool
-    n: int  # items
-    scratch: float
-    spt: float
-    difference: float  # SPT - scratch
-    low: float | None  # percentile bootstrap over items
-    high: float | None
-    only_scratch: int | None  # items that scratch alone has right
-    only_spt: int | None
-    p: float | None  # McNemar's exact test, not adjusted
 
 
 class Cost(Record):
@@ -122,6 +105,7 @@ class Comparison(NamedTuple):
 
     runs: ComparisonRuns
     outcomes: Outcomes
+    pairs: Pairs
     difference: Difference
     row: Row
 
@@ -130,11 +114,6 @@ class Comparison(NamedTuple):
         outcomes = self.outcomes.items()
         return {seed: result for (seed, name), result in outcomes if name == arm and isinstance(result, Result)}
 
-    @property
-    def pairs(self) -> Pairs:
-        spt = self.results("spt")
-        return [(result, spt[seed]) for seed, result in self.results("scratch").items() if seed in spt]
-
 
 def compare_arms(runs: ComparisonRuns) -> Comparison:
     """One row's pairs, statistics, costs and verdict, before any adjustment for the other rows."""
@@ -142,17 +121,18 @@ def compare_arms(runs: ComparisonRuns) -> Comparison:
     results = [outcome for outcome in ended.values() if isinstance(outcome, Result)]
     both = [(ended[seed, "scratch"], ended[seed, "spt"]) for seed in runs.seeds]
     pairs = [(a, b) for a, b in both if isinstance(a, Result) and isinstance(b, Result)]
-    test = stats.paired([final_score(spt) - final_score(scratch) for scratch, spt in pairs]) if pairs else None
-    higher = results[0].higher_is_better if results else True
-    metric = results[0].metric if results else ""
-    smoke = runs.smoke or any(result.smoke for result in results)
-    different_data = bool(verdict.different_splits(pairs))
-    difference = Difference(test, metric, higher, len(runs.seeds), different_data, smoke)
-    decision, sentence = verdict.verdict(difference)
+    difference = Difference.of(
+        [((spt,), (scratch,)) for scratch, spt in pairs],
+        metric=results[0].metric if results else "",
+        higher_is_better=results[0].higher_is_better if results else True,
+        planned=len(runs.seeds),
+        smoke=runs.smoke or any(result.smoke for result in results),
+    )
+    test = difference.test
     scratch, spt = _arm([pair[0] for pair in pairs]), _arm([pair[1] for pair in pairs])
     ratios = _ratios(scratch, spt)
     seeds = tuple(_seed(runs, seed, ended) for seed in runs.seeds)
-    items, skipped = _items(runs, seeds, metric)
+    items, skipped = _items(runs, seeds, difference.metric)
     row = Row(
         kind=runs.kind,
         task=runs.row.task,
@@ -162,23 +142,14 @@ def compare_arms(runs: ComparisonRuns) -> Comparison:
         total=runs.row.total,
         source=runs.source,
         command=runs.command,
-        smoke=smoke,
-        metric=metric,
-        higher_is_better=higher,
+        smoke=difference.smoke,
         chance=results[0].chance if results else None,
         scratch=scratch.score if scratch else None,
         spt=spt.score if spt else None,
         delta=test.mean if test else None,
-        low=test.low if test else None,
-        high=test.high if test else None,
         confidence=stats.CONFIDENCE,
-        p=test.p if test else None,
-        n=len(pairs),
-        planned=len(runs.seeds),
-        favour_spt=verdict.favour_spt(test, higher) if test else 0,
+        favour_spt=verdict.favour_spt(test, difference.higher_is_better) if test else 0,
         detectable=test.detectable if test else None,
-        decision=decision,
-        verdict=sentence,
         ratios=ratios,
         compute=verdict.compute(ratios) if pairs else "",
         scratch_arm=scratch,
@@ -188,8 +159,9 @@ def compare_arms(runs: ComparisonRuns) -> Comparison:
         seeds=seeds,
         items=items,
         failures=tuple(outcome for outcome in ended.values() if isinstance(outcome, Failure)),
+        **difference.fields(),
     )
-    return Comparison(runs, ended, difference, row)
+    return Comparison(runs, ended, pairs, difference, row)
 
 
 def adjust_for_multiplicity(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[str]]:
@@ -199,31 +171,21 @@ def adjust_for_multiplicity(comparisons: Sequence[Comparison]) -> tuple[list[Com
     saw different data, do not count.
     """
     labels = _labels([comparison.row for comparison in comparisons])
-    members: dict[object, list[int]] = {}
-    for index, comparison in enumerate(comparisons):
-        members.setdefault(comparison_runs(comparison.runs) or index, []).append(index)
-    warnings = [
-        f"{' and '.join(labels[index] for index in same)} are the same runs; they count as one comparison"
-        for same in members.values()
-        if len(same) > 1
+    identities = [comparison_runs(comparison.runs) or index for index, comparison in enumerate(comparisons)]
+    first = [identities.index(identity) for identity in identities]
+    groups = [
+        [label for label, index in zip(labels, first, strict=True) if index == start] for start in sorted({*first})
     ]
-    rows = [comparisons[same[0]].row for same in members.values()]
-    p = [row.p if row.comparable else None for row in rows]
-    tests = sum(value is not None for value in p)
-    adjusted = list(comparisons)
-    for same, holm in zip(members.values(), stats.holm(p), strict=True):
-        for index in same:
-            adjusted[index] = _adjusted(comparisons[index], labels[index], Adjusted(holm, tests))
-    return adjusted, warnings
-
-
-def _adjusted(comparison: Comparison, label: str, adjusted: Adjusted) -> Comparison:
-    row = comparison.row
-    update: dict[str, object] = {"label": label}
-    if row.comparable:
-        decision, sentence = verdict.verdict(comparison.difference, adjusted)
-        update |= {"holm": adjusted.p, "tests": adjusted.tests, "decision": decision, "verdict": sentence}
-    return comparison._replace(row=row.model_copy(update=update))
+    warnings = [
+        f"{' and '.join(same)} are the same runs; they count as one comparison" for same in groups if len(same) > 1
+    ]
+    updates = adjusted_fields(
+        [comparison.difference for comparison in comparisons], "comparisons of this report", first
+    )
+    return [
+        comparison._replace(row=comparison.row.model_copy(update={"label": label, **update}))
+        for comparison, label, update in zip(comparisons, labels, updates, strict=True)
+    ], warnings
 
 
 def comparison_runs(runs: ComparisonRuns) -> frozenset[object]:
@@ -265,29 +227,31 @@ def _seed(runs: ComparisonRuns, seed: int, ended: Outcomes) -> Seed:
 
 def _items(runs: ComparisonRuns, seeds: Sequence[Seed], metric: str) -> tuple[tuple[ItemTest, ...], list[str]]:
     """The complete pairs, item by item, and a note on those that could not be compared."""
-    tests, skipped = [], []
+    tests: list[ItemTest] = []
+    skipped: dict[int, NotComparable] = {}
     for seed in seeds:
-        if seed.delta is None:
-            continue
-        compared = compare_examples(runs.root / seed.scratch_run, runs.root / seed.spt_run, seed.seed, metric)
-        if isinstance(compared, NotComparable):
-            skipped.append((seed.seed, compared.reason))
-        else:
-            values = {name: getattr(compared, name) for name in ItemTest.model_fields if name != "seed"}
-            tests.append(ItemTest(seed=seed.seed, **values))
+        if seed.delta is not None:
+            try:
+                tests.append(
+                    compare_examples(runs.root / seed.scratch_run, runs.root / seed.spt_run, seed.seed, metric)
+                )
+            except NotComparable as error:
+                skipped[seed.seed] = error
     if not skipped:
         return tuple(tests), []
-    first, reason = skipped[0]
-    if len(skipped) == 1:
-        return tuple(tests), [f"test items not compared at seed {first}: {reason}"]
-    which = ", ".join(str(seed) for seed, _ in skipped)
-    return tuple(tests), [f"test items not compared at seeds {which} (seed {first}: {reason})"]
+    first, reason = next(iter(skipped.items()))
+    which = (
+        f"seed {first}: {reason}"
+        if len(skipped) == 1
+        else f"{verdict.seeds_text(list(skipped))} (seed {first}: {reason})"
+    )
+    return tuple(tests), [f"test items not compared at {which}"]
 
 
 def _arm(results: Sequence[Result]) -> Arm | None:
     if not results:
         return None
-    chance = verdict.against_chance(results)
+    p, test = verdict.against_chance(results)
     return Arm(
         score=fmean(final_score(result) for result in results),
         total=_cost([result.total for result in results]),
@@ -295,33 +259,26 @@ def _arm(results: Sequence[Result]) -> Arm | None:
         finetuning=_cost([result.own for result in results]),
         stops=dict(sorted(Counter(result.stop for result in results).items())),
         best_at_end=sum(map(verdict.best_at_end, results)),
-        above_chance=chance.above,
-        chance_p=chance.p,
-        chance_test=chance.test,
+        above_chance=None if p is None else p <= verdict.LEVEL,
+        chance_p=p,
+        chance_test=test,
         parameters=results[0].parameters,
     )
 
 
+AMOUNTS = ("steps", "examples", "flops", "seconds")  # of a cost
+
+
 def _cost(ledgers: Sequence[Ledger]) -> Cost:
-    return Cost(
-        steps=fmean(ledger.steps for ledger in ledgers),
-        examples=fmean(ledger.examples for ledger in ledgers),
-        flops=fmean(ledger.flops for ledger in ledgers),
-        seconds=fmean(ledger.seconds for ledger in ledgers),
-        peak_bytes=max(ledger.peak_bytes for ledger in ledgers) or None,
-    )
+    means = {name: fmean(getattr(ledger, name) for ledger in ledgers) for name in AMOUNTS}
+    return Cost(**means, peak_bytes=max(ledger.peak_bytes for ledger in ledgers) or None)
 
 
 def _before(result: Result) -> Ledger:
     """What the run's pretraining cost. Its peak is known only where it is the larger one."""
     total, own = result.total, result.own
-    return Ledger(
-        steps=total.steps - own.steps,
-        examples=total.examples - own.examples,
-        flops=total.flops - own.flops,
-        seconds=total.seconds - own.seconds,
-        peak_bytes=total.peak_bytes if total.peak_bytes > own.peak_bytes else 0,
-    )
+    amounts = {name: getattr(total, name) - getattr(own, name) for name in AMOUNTS}
+    return Ledger(**amounts, peak_bytes=total.peak_bytes if total.peak_bytes > own.peak_bytes else 0)
 
 
 def _ratios(scratch: Arm | None, spt: Arm | None) -> dict[str, float | None]:

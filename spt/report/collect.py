@@ -21,7 +21,7 @@ from spt.report.published import PublishedComparison, published_comparisons
 from spt.report.records import curve_records, item_records, row_records, seed_records, trial_records
 from spt.report.search import SearchResult, search_results
 from spt.runs.index import ComparisonRuns, Failure, all_runs, comparisons_of, run_outcome
-from spt.runs.plan import PLAN, Ended, PlannedCell, PlannedTrial, Record, StudyPlan, read_plan
+from spt.runs.plan import PLAN, Ended, Record, StudyPlan, read_plan, run_names
 from spt.runs.result import Result
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ class RunRecord(Record):
     """A single run, named by its folder."""
 
     name: str
-    state: Ended | Literal["done"]
-    reason: str
-    result: Result | None
+    state: Ended | Literal["done"] = "done"
+    reason: str = ""
+    result: Result | None = None
 
 
 class Report(Record):
@@ -143,6 +143,9 @@ def read_report(paths: Sequence[Path]) -> Report:
     findings = levels.study_findings(rows)
     notes = [f"{folder.name}: {note}" for folder, plan in studies.values() for note in plan.notes]
     searches = [search for folder, plan in studies.values() for search in search_results(folder, plan)]
+    named = {pair.root / name for pair in paired for cell in pair.cells for name in (cell.parent, cell.run) if name}
+    named |= {folder.parent / name for folder, plan in studies.values() for name in run_names(plan)}
+    folders = {path.as_posix() for path in named if path.is_dir()} | runs.keys() | unpaired.keys()
     return Report(
         rows=tuple(
             row.model_copy(update={"warnings": (*row.warnings, *mismatches.get(row.label, ()))})
@@ -162,7 +165,7 @@ def read_report(paths: Sequence[Path]) -> Report:
         unpaired=tuple(unpaired.values()),
         warnings=(*warnings, *same_runs),
         notes=(*notes, *findings.notes),
-        folders=tuple(sorted({path.as_posix() for path in _folders(spenders)} | runs.keys() | unpaired.keys())),
+        folders=tuple(sorted(folders)),
     )
 
 
@@ -174,19 +177,10 @@ def _existing(folder: Path) -> Path:
     return folder.resolve() if folder.is_symlink() or folder.name in ("", "..") else folder
 
 
-def _folders(spenders: Sequence[StudyRuns]) -> list[Path]:
-    """Every run folder that exists."""
-    paths = []
-    for spender in spenders:
-        parts: list[PlannedCell | PlannedTrial] = [*spender.cells, *spender.trials]
-        paths += [spender.root / name for part in parts for name in (part.parent, part.run) if name]
-    return [path for path in paths if path.is_dir()]
-
-
 def _single(folder: Path) -> RunRecord:
     outcome = run_outcome(folder.parent, folder.name)
     if isinstance(outcome, Result):
-        return RunRecord(name=folder.name, state="done", reason="", result=outcome)
+        return RunRecord(name=folder.name, result=outcome)
     if outcome.state == "unreadable":
         raise DataError(outcome.reason)
-    return RunRecord(name=folder.name, state=outcome.state, reason=outcome.reason, result=None)
+    return RunRecord(name=folder.name, state=outcome.state, reason=outcome.reason)

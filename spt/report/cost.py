@@ -1,13 +1,13 @@
 """Whether the arms' budgets match, and the total cost of a study."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple, get_args
 
 from spt.report.arms import Comparison
 from spt.report.verdict import MATCHED
-from spt.runs.index import Failure, run_outcome
+from spt.runs.index import run_outcome
 from spt.runs.plan import ARMS, ArmName, PlannedCell, PlannedTrial, Record, Total
 from spt.runs.result import Ledger, Result
 
@@ -44,7 +44,7 @@ def budget_matches(rows: Sequence[Comparison]) -> tuple[BudgetMatch, ...]:
 
 def _match(comparison: Comparison, total: Total) -> BudgetMatch:
     arms = [[pair[arm] for pair in comparison.pairs] for arm in (0, 1)]
-    amounts = {axis: [_mean(_amount(result, axis) for result in side) for side in arms] for axis in AXES}
+    amounts = {axis: [_mean([_amount(result, axis) for result in side]) for side in arms] for axis in AXES}
     mismatch = {
         axis: spt / scratch - 1 if scratch and spt is not None else None for axis, (scratch, spt) in amounts.items()
     }
@@ -69,10 +69,9 @@ def _amount(result: Result, axis: MatchedAxis) -> float | None:
     return float(getattr(result.total, amounts[axis])) or None
 
 
-def _mean(amounts: Iterable[float | None]) -> float | None:
-    every = list(amounts)
-    known = [amount for amount in every if amount is not None]
-    return fmean(known) if known and len(known) == len(every) else None
+def _mean(amounts: Sequence[float | None]) -> float | None:
+    known = [amount for amount in amounts if amount is not None]
+    return fmean(known) if known and len(known) == len(amounts) else None
 
 
 class StudyRuns(NamedTuple):
@@ -84,41 +83,37 @@ class StudyRuns(NamedTuple):
     trials: Sequence[PlannedTrial] = ()
 
 
-def study_costs(spenders: Sequence[StudyRuns]) -> tuple[StageCost, ...]:
-    """What each study cost, arm by arm. A final run that was a trial before counts as tuning."""
-    names: dict[tuple[CostGroup, Part], list[str]] = {}
-    seen: dict[CostGroup, set[str]] = {}
-    for spender in spenders:
-        root = spender.root.resolve()
-        tuning: list[tuple[Part, PlannedCell | PlannedTrial]] = [("tuning", trial) for trial in spender.trials]
-        for part, planned in (*tuning, *(("finetuning", cell) for cell in spender.cells)):
-            group = CostGroup(root, spender.study, planned.arm)
-            counted = seen.setdefault(group, set())
-            stages: tuple[tuple[Part, str | None], ...] = (("pretraining", planned.parent), (part, planned.run))
-            for stage, name in stages:
-                exists = name is not None and ((root / name).is_dir() or (root / planned.run / "result.json").is_file())
-                if name and name not in counted and exists:  # a deleted pretraining has its cost too
-                    counted.add(name)
-                    names.setdefault((group, stage), []).append(name)
-    order = list(dict.fromkeys((group.root, group.study) for group in seen))
-    groups = sorted(seen, key=lambda group: (order.index((group.root, group.study)), ARMS.index(group.arm)))
-    return tuple(
-        _spent(
-            group, part, [run_outcome(group.root, name) for name in sorted(names[group, part])]
-        )  # floats add up in order
-        for group in groups
-        for part in get_args(Part)
-        if (group, part) in names
-    )
-
-
 class CostGroup(NamedTuple):
     root: Path
     study: str
     arm: ArmName
 
 
-def _spent(group: CostGroup, part: Part, runs: Sequence[Result | Failure]) -> StageCost:
+def study_costs(spenders: Sequence[StudyRuns]) -> tuple[StageCost, ...]:
+    """What each study cost, arm by arm. A final run that was a trial before counts as tuning."""
+    stages: dict[CostGroup, dict[str, Part]] = {}  # of each run by name
+    for spender in spenders:
+        root = spender.root.resolve()
+        tuning: list[tuple[Part, PlannedCell | PlannedTrial]] = [("tuning", trial) for trial in spender.trials]
+        for part, planned in (*tuning, *(("finetuning", cell) for cell in spender.cells)):
+            counted = stages.setdefault(CostGroup(root, spender.study, planned.arm), {})
+            finished = (root / planned.run / "result.json").is_file()  # a deleted pretraining has its cost too
+            runs: tuple[tuple[Part, str | None], ...] = (("pretraining", planned.parent), (part, planned.run))
+            for stage, name in runs:
+                if name and (finished or (root / name).is_dir()):
+                    counted.setdefault(name, stage)
+    order = list(dict.fromkeys((group.root, group.study) for group in stages))
+    groups = sorted(stages, key=lambda group: (order.index((group.root, group.study)), ARMS.index(group.arm)))
+    return tuple(
+        _spent(group, part, names)
+        for group in groups
+        for part in get_args(Part)
+        if (names := [name for name, stage in stages[group].items() if stage == part])
+    )
+
+
+def _spent(group: CostGroup, part: Part, names: Sequence[str]) -> StageCost:
+    runs = [run_outcome(group.root, name) for name in sorted(names)]  # floats add up in order
     ledgers = [run.own for run in runs if isinstance(run, Result)]
     return StageCost(
         study=group.study,

@@ -1,11 +1,11 @@
 """Tables of costs, budgets and sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from spt.report.arms import Cost
 from spt.report.collect import Report
 from spt.report.cost import AXES, StageCost
-from spt.report.format import ARM, ReportTable, count_text, flops_text, ratio_text, time_text
+from spt.report.format import ARM, TEXTS, Group, ReportTable, TableSpec, count_text, flops_text, ratio_text, time_text
 from spt.runs.result import Ledger
 
 
@@ -35,11 +35,8 @@ def _axis_name(axis: str) -> str:
 
 
 def _axis_text(axis: str, amount: float | None) -> str:
-    if amount is None:
-        return "-"
-    if axis == "epochs":
-        return f"{amount:.4g}"
-    return flops_text(amount) if axis == "flops" else time_text(amount) if axis == "time" else count_text(amount)
+    texts: dict[str, Callable[[float], str]] = {"epochs": "{:.4g}".format, "flops": flops_text, "time": time_text}
+    return "-" if amount is None else texts.get(axis, count_text)(amount)
 
 
 def _percent(ratio: float | None) -> str:
@@ -66,33 +63,23 @@ def cost_table(report: Report) -> ReportTable:
     return ReportTable("Cost", header, body, 2, None, caption)
 
 
-def total_cost_table(report: Report) -> ReportTable:
-    header = ("study", "arm", "runs", "steps", "examples", "positions", "FLOPs", "device time", "wall time")
-    body: list[tuple[str, ...]] = []
-    for (study, arm), parts in _by_arm(report).items():
-        lines: list[tuple[str, StageCost]] = [(part.part, part) for part in parts]
-        if len(parts) > 1:
-            lines.append(("total", _sum(parts)))
-        for number, (part, cost) in enumerate(lines):
-            ledger = cost.ledger
-            body.append(
-                (
-                    "" if number else study or "no study",
-                    f"{ARM[arm]}, {part}",
-                    str(cost.runs) + (f" + {cost.unknown} ?" if cost.unknown else ""),
-                    count_text(ledger.steps),
-                    count_text(ledger.examples),
-                    count_text(ledger.positions),
-                    flops_text(ledger.flops),
-                    time_text(ledger.device_seconds),
-                    time_text(ledger.seconds),
-                )
-            )
-    caption = (
-        "All runs of a study; a run that several rows share counts once. Not included: interrupted attempts that were "
-        "not continued, and the cost of runs without a result (?)."
-    )
-    return ReportTable("Total cost", header, body, 2, ((0, 1, 2, 3, 6, 7, 8),), caption)
+TOTAL_COST = TableSpec(
+    "Total cost",
+    "study | arm | runs | steps: ledger.steps | examples: ledger.examples | positions: ledger.positions | "
+    "FLOPs: ledger.flops | device time: ledger.device_seconds | wall time: ledger.seconds",
+    lambda report: [
+        Group(study or "no study", [*parts, *([_sum(parts)] if len(parts) > 1 else [])])
+        for (study, _), parts in _by_arm(report).items()
+    ],
+    cells={
+        "arm": lambda cost, _: f"{ARM[cost.arm]}, {cost.part}",
+        "runs": lambda cost, _: str(cost.runs) + (f" + {cost.unknown} ?" if cost.unknown else ""),
+    },
+    text_columns=2,
+    narrow=((0, 1, 2, 3, 6, 7, 8),),
+    caption="All runs of a study; a run that several rows share counts once. Not included: interrupted attempts that "
+    "were not continued, and the cost of runs without a result (?).",
+)
 
 
 def _by_arm(report: Report) -> dict[tuple[str, str], list[StageCost]]:
@@ -104,6 +91,7 @@ def _by_arm(report: Report) -> dict[tuple[str, str], list[StageCost]]:
 
 def _sum(parts: Sequence[StageCost]) -> StageCost:
     update = {
+        "part": "total",
         "runs": sum(part.runs for part in parts),
         "unknown": sum(part.unknown for part in parts),
         "ledger": sum((part.ledger for part in parts), start=Ledger()),
@@ -114,19 +102,15 @@ def _sum(parts: Sequence[StageCost]) -> StageCost:
 def operation_table(report: Report) -> ReportTable:
     """Training operations by kind."""
     ledgers = {name: _sum(parts).ledger for name, parts in _by_arm(report).items()}
-    kinds: dict[str, float] = {}
-    for ledger in ledgers.values():
-        for kind, flops in ledger.operations.items():
-            kinds[kind] = kinds.get(kind, 0.0) + flops
-    body: list[tuple[str, ...]] = []
+    kinds = sum(ledgers.values(), start=Ledger()).operations
+    body = []
     for (study, arm), ledger in ledgers.items():
         known = sum(ledger.operations.values())
         for number, kind in enumerate(sorted(kinds, key=lambda kind: (-kinds[kind], kind))):
             flops = ledger.operations.get(kind, 0.0)
             share = f"{100 * flops / known:.1f} %" if known else "-"
             body.append(("" if number else study or "no study", ARM[arm], kind, flops_text(flops), share))
-    header = ("study", "arm", "kind", "FLOPs", "share")
-    return ReportTable("Total FLOPs by kind", header, body, 3)
+    return ReportTable("Total FLOPs by kind", ("study", "arm", "kind", "FLOPs", "share"), body, 3)
 
 
 def parameter_table(report: Report) -> ReportTable:
@@ -146,10 +130,7 @@ def parameter_table(report: Report) -> ReportTable:
 
 def cost_cells(cost: Cost | Ledger) -> tuple[str, ...]:
     """One cell per field of `Cost`."""
-    return (
-        count_text(cost.steps),
-        count_text(cost.examples),
-        flops_text(cost.flops),
-        time_text(cost.seconds),
-        f"{cost.peak_bytes / 2**20:,.0f} MiB" if cost.peak_bytes else "-",
-    )
+    return tuple(TEXTS[axis](getattr(cost, axis), "") for axis in Cost.model_fields)
+
+
+COST_TABLES = (matched_budget_table, cost_table, TOTAL_COST, operation_table, parameter_table)

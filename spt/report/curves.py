@@ -4,13 +4,14 @@ Read from the runs' metrics.jsonl. Progress is a share of the stage's optimiser 
 lengths can be compared (SPT, Figure 5).
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from spt.errors import OutputError
 from spt.report.arms import Comparison
 from spt.runs.folder import RunFolder
-from spt.runs.plan import PlannedCell, Record
+from spt.runs.plan import ArmName, Record
 from spt.runs.result import LARGEST, Result
 
 Stage = Literal["pretraining", "finetuning", "scratch"]
@@ -41,15 +42,20 @@ def curves(rows: Sequence[Comparison]) -> tuple[Curve, ...]:
 
 
 def _stage(comparison: Comparison, stage: Stage) -> Iterator[Curve]:
+    arm: ArmName = "scratch" if stage == "scratch" else "spt"
+    finished = comparison.results(arm)
     logged: dict[tuple[int, str], list[dict[str, Any]]] = {}
     results: dict[str, Result] = {}
     for cell in sorted(comparison.runs.cells, key=lambda cell: cell.seed):
-        if (name := _run(cell, stage)) is None:
+        name = cell.parent if stage == "pretraining" else cell.run
+        if cell.arm != arm or name is None:
             continue
         run = RunFolder(comparison.runs.root, name)
         logged[cell.seed, name] = run.metrics()
-        if (result := _result(comparison, cell, run, stage)) is not None:
-            results[name] = result
+        with contextlib.suppress(OutputError):  # reported among the failures of the row
+            result = run.result() if stage == "pretraining" else finished.get(cell.seed)
+            if result is not None:
+                results[name] = result
     metric = next((result.selected_by for result in results.values()), "")
     finite = {key: [line for line in lines if _is_number(line.get(metric))] for key, lines in logged.items()}
     last = max((line["step"] for lines in finite.values() for line in lines), default=0)
@@ -72,21 +78,6 @@ def _stage(comparison: Comparison, stage: Stage) -> Iterator[Curve]:
                     if line.get("kind") == "train" and _is_number(line.get("loss"))
                 ),
             )
-
-
-def _run(cell: PlannedCell, stage: Stage) -> str | None:
-    if stage == "pretraining":
-        return cell.parent if cell.arm == "spt" else None
-    return cell.run if (cell.arm == "scratch") == (stage == "scratch") else None
-
-
-def _result(comparison: Comparison, cell: PlannedCell, run: RunFolder, stage: Stage) -> Result | None:
-    if stage != "pretraining":
-        return comparison.results(cell.arm).get(cell.seed)
-    try:
-        return run.result()
-    except OutputError:  # reported among the failures of the row
-        return None
 
 
 def _is_number(value: object) -> bool:

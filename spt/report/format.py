@@ -3,8 +3,12 @@
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
+
+from spt.runs.plan import factors_text
 
 ARM = {"scratch": "scratch", "spt": "SPT"}  # as displayed
 
@@ -99,3 +103,80 @@ def ratio_text(ratio: float | None) -> str:
 
 def p_text(p: float | None) -> str:
     return "-" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"
+
+
+class Group(NamedTuple):
+    """Lines of a table under one label, with their metric where the records have none of their own."""
+
+    label: str
+    records: Iterable[Any]
+    metric: str = ""
+
+
+Cell = Callable[[Any, str], str]  # text of a record, given its metric
+
+TEXTS: dict[str, Cell] = {  # text of a field, given the record's metric
+    **dict.fromkeys(("scratch", "spt", "chance", "published_scratch", "published_spt", "value"), score_text),
+    **dict.fromkeys(("delta", "published_delta", "difference", "scratch_change", "spt_change"), delta_text),
+    **dict.fromkeys(("p", "holm"), lambda p, _: p_text(p)),
+    **dict.fromkeys(("steps", "examples", "positions"), lambda count, _: count_text(count)),
+    **dict.fromkeys(("seconds", "device_seconds"), lambda seconds, _: time_text(seconds)),
+    **dict.fromkeys(("only_scratch", "only_spt", "rows", "repeated"), lambda n, _: "-" if n is None else f"{n:,}"),
+    **dict.fromkeys(("scratch_arm", "spt_arm"), lambda arm, _: _chance_text(arm)),
+    **dict.fromkeys(("factors", "setting"), lambda factors, _: factors_text(factors)),
+    **dict.fromkeys(("command", "created"), lambda text, _: text or "-"),
+    "arm": lambda arm, _: ARM.get(arm, ""),
+    "detectable": size_text,
+    "flops": lambda flops, _: flops_text(flops),
+    "peak_bytes": lambda size, _: f"{size / 2**20:,.0f} MiB" if size else "-",
+}
+
+CELLS: dict[str, Cell] = {  # columns that show several fields
+    "n": lambda record, _: part_text(record.n, getattr(record, "planned", record.n)),
+    "items": lambda item, _: f"{item.n:,}",
+    "95 % interval": lambda record, metric: interval_text(record.low, record.high, metric),
+}
+
+
+def _chance_text(arm: Any) -> str:
+    if arm is None or arm.chance_p is None:
+        return "-"
+    return p_text(arm.chance_p) + (" (items)" if arm.chance_test == "binomial" else "")
+
+
+def part_text(count: int, whole: int) -> str:
+    return str(count) if count == whole else f"{count} of {whole}"
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table with a line for each record, made by calling it with a report.
+
+    `columns` is its header, as "task / model | scratch | SPT: spt". The first column holds the labels of the groups,
+    each other one the field of that name, or the one that its name is followed by, unless `cells` has a text for it.
+    """
+
+    title: str | Callable[[Any], str]
+    columns: str
+    groups: Callable[[Any], Iterable[Group]]
+    cells: Mapping[str, Cell] = field(default_factory=dict)
+    text_columns: int = 1
+    narrow: tuple[tuple[int, ...], ...] | None = None
+    caption: str | Callable[[Any], str] = ""
+
+    def __call__(self, report: Any) -> ReportTable:
+        title, caption = (text(report) if callable(text) else text for text in (self.title, self.caption))
+        header, fields = zip(*(column.partition(": ")[::2] for column in self.columns.split(" | ")), strict=True)
+        body = []
+        for group in self.groups(report):
+            for number, record in enumerate(group.records):
+                metric = getattr(record, "metric", group.metric)
+                line = [self._text(record, metric, *column) for column in zip(header[1:], fields[1:], strict=True)]
+                body.append(("" if number else group.label, *line))
+        return ReportTable(title, header, body, self.text_columns, self.narrow, caption)
+
+    def _text(self, record: Any, metric: str, name: str, field: str) -> str:
+        if cell := self.cells.get(name) or CELLS.get(name):
+            return cell(record, metric)
+        value, kind = attrgetter(field or name)(record), (field or name).rpartition(".")[2]
+        return TEXTS[kind](value, metric) if kind in TEXTS else "-" if value is None else str(value)

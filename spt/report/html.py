@@ -6,19 +6,20 @@ forbids every request, and the numbers behind tables and figures can be saved fr
 
 import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from spt.report import machine, plotting, statements
+from spt.report import machine, plotting
 from spt.report.collect import Report
 from spt.report.format import ReportTable, csv_text, slug
 from spt.report.plotting import Plot
-from spt.report.tables import Section, by_section
+from spt.report.statements import statements
+from spt.report.tables import by_section
 
 HEAVY = 100_000  # characters; curves.csv and figures/ have longer ones
 TITLE = "Self-pretraining against training from scratch"
@@ -30,75 +31,39 @@ class HtmlCell(NamedTuple):
     again: bool  # repeats the label of the line above
 
 
-class HtmlTable(NamedTuple):
-    """A table as the page shows it."""
-
-    name: str
-    title: str
-    header: tuple[str, ...]
-    text_columns: int
-    lines: list[list[HtmlCell]]
-    caption: str
-
-
-class HtmlFigure(NamedTuple):
-    name: str
-    title: str
-    svg: Markup
-    caption: str
-    saved: str  # its numbers as a data URL; empty where they are too many
-
-
-class HtmlSection(NamedTuple):
-    name: str
-    title: str
-    plots: list[HtmlFigure]
-    tables: list[HtmlTable]
-
-
 def page(report: Report, plots: Sequence[Plot]) -> str:
     """The whole page, with the report's figures. The same report always gives the same bytes."""
-    parts = [_part(section, tables, plots) for section, tables in by_section(report)]
+    parts = [
+        (section, [plot for plot in plots if plot.name.startswith(section.figures)], tables)
+        for section, tables in by_section(report)
+    ]
     return _template().render(
         title=TITLE,
         colours=Markup(plotting.css()),
-        lead=[_verdict(statement) for statement in statements.statements(report)],
+        lead=statements(report),
         warnings=report.warnings,
         notes=report.notes,
-        parts=[part for part in parts if part.plots or part.tables],
-        files=_files(report),
+        parts=[(section, figures, tables) for section, figures, tables in parts if figures or tables],
+        files={"report.csv": machine.to_csv(report, "rows"), "seeds.csv": machine.to_csv(report, "seeds")},
     )
 
 
-def _verdict(statement: statements.Statement) -> Mapping[str, Any]:
-    return {**statement._asdict(), "decided": statement.decided}
+def _svg(plot: Plot) -> Markup:
+    return Markup(plotting.svg(plot, inline=True))
 
 
-def _part(section: Section, tables: Sequence[ReportTable], plots: Iterable[Plot]) -> HtmlSection:
-    figures = [
-        HtmlFigure(
-            plot.name, plot.title, Markup(plotting.svg(plot, inline=True)), plot.caption, _saved(csv_text(plot.data))
-        )
-        for plot in plots
-        if plot.name.startswith(section.figures)
-    ]
-    return HtmlSection(section.name, section.title, figures, [html_table(table) for table in tables])
-
-
-def html_table(table: ReportTable) -> HtmlTable:
-    """Repeated labels that the table leaves out are filled in, since lines may be sorted."""
+def lines(table: ReportTable) -> list[list[HtmlCell]]:
+    """The table's cells. Repeated labels that the table leaves out are filled in, since lines may be sorted."""
     lines: list[list[HtmlCell]] = []
     for texts in table.body:
         line = []
         for column, text in enumerate(texts):
             above = lines[-1][column].text if lines else ""
             again = column == 0 and table.text_columns > 0 and not text and bool(above) and bool(table.header[0])
-            line.append(
-                HtmlCell(above if again else text, None if column < table.text_columns else number(text), again)
-            )
+            key = None if column < table.text_columns else number(text)
+            line.append(HtmlCell(above if again else text, key, again))
         lines.append(line)
-    header = tuple(" ".join(text.split()) for text in table.header)
-    return HtmlTable(slug(table.title), table.title, header, table.text_columns, lines, table.caption)
+    return lines
 
 
 UNITS = {"M": 1e6, "s": 1.0, "min": 60.0, "h": 3600.0, "%": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
@@ -111,12 +76,6 @@ def number(text: str) -> float | None:
     return float(match[1].replace(",", "")) * UNITS[match[2] or "s"] if match else None
 
 
-def _files(report: Report) -> list[tuple[str, str]]:
-    """The files beside the page, to be saved from it."""
-    texts = {"report.csv": machine.to_csv(report, "rows"), "seeds.csv": machine.to_csv(report, "seeds")}
-    return [(name, _saved(text)) for name, text in texts.items() if _saved(text)]
-
-
 def _saved(text: str) -> str:
     """A text as a data URL; empty for one that would make the page too heavy."""
     return "" if len(text) > HEAVY else "data:text/plain;base64," + base64.b64encode(text.encode()).decode()
@@ -125,4 +84,5 @@ def _saved(text: str) -> str:
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.globals |= {"csv_text": csv_text, "lines": lines, "saved": _saved, "slug": slug, "svg": _svg}
     return environment.from_string((files("spt.report") / "page.html").read_text(encoding="utf-8"))

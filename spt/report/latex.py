@@ -16,74 +16,25 @@ MANY = 8  # columns; more are scaled to the line
 WIDE = 70  # characters of a line of the table; more are scaled to the line
 LONG = 48  # characters of a text cell; longer ones are broken into lines
 
+COMMANDS = (  # of the letters in `SPECIAL`, in their order
+    r"textbackslash textasciitilde textasciicircum textless textgreater textbar ldots "
+    "ss ae AE oe OE o O l L i S pounds copyright"
+)
+
 SPECIAL = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "_": r"\_",
-    "%": r"\%",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': "''",
-    "`": r"\`{}",
-    "[": "{[}",  # behind the \\ of the line above it would begin an option
-    "]": "{]}",
-    "*": "{*}",
-    "'": "'",
-    "\u2018": "`{}",
-    "\u2019": "'",
-    "\u201c": "``{}",
-    "\u201d": "''",
-    "\u2013": "--",
-    "\u2014": "---",
-    "\u2026": r"\ldots{}",
-    "\u2009": r"\,",
-    "\u202f": r"\,",
-    "\u00a0": "~",
-    "ß": r"\ss{}",
-    "æ": r"\ae{}",
-    "Æ": r"\AE{}",
-    "œ": r"\oe{}",
-    "Œ": r"\OE{}",
-    "ø": r"\o{}",
-    "Ø": r"\O{}",
-    "ł": r"\l{}",
-    "Ł": r"\L{}",
-    "ı": r"\i{}",
-    "§": r"\S{}",
-    "£": r"\pounds{}",
-    "©": r"\copyright{}",
+    **{letter: f"\\{letter}" for letter in "{}$&#_%"},
+    **{letter: f"\\{name}{{}}" for letter, name in zip("\\~^<>|…ßæÆœŒøØłŁı§£©", COMMANDS.split(), strict=True)},
+    **{letter: f"{{{letter}}}" for letter in "[]*"},  # behind the \\ of the line above they would be its options
+    **{'"': "''", "`": r"\`{}", "'": "'", "\u2018": "`{}", "\u2019": "'", "\u201c": "``{}", "\u201d": "''"},
+    **{"\u2013": "--", "\u2014": "---", "\u2009": r"\,", "\u202f": r"\,", "\u00a0": "~"},
 }
 
+# Of the letters in `MATHS`, in their order.
+OPERATORS = "times div pm cdot bullet ge le ne approx infty to leftarrow surd sum in mu varsigma"
+
 MATHS = {
-    "×": r"\times",
-    "÷": r"\div",
-    "±": r"\pm",
-    "·": r"\cdot",
-    "•": r"\bullet",
-    "−": "-",
-    "≥": r"\ge",
-    "≤": r"\le",
-    "≠": r"\ne",
-    "≈": r"\approx",
-    "∞": r"\infty",
-    "→": r"\to",
-    "←": r"\leftarrow",
-    "√": r"\surd",
-    "∑": r"\sum",
-    "∈": r"\in",
-    "°": r"^\circ",
-    "¹": "^1",
-    "²": "^2",
-    "³": "^3",
-    "µ": r"\mu",
-    "ς": r"\varsigma",
+    **{letter: f"\\{name}" for letter, name in zip("×÷±·•≥≤≠≈∞→←√∑∈µς", OPERATORS.split(), strict=True)},
+    **{"−": "-", "°": r"^\circ", "¹": "^1", "²": "^2", "³": "^3"},
 }
 
 GREEK = ["gamma", "delta", "theta", "lambda", "xi", "pi", "sigma", "upsilon", "phi", "psi", "omega"]  # both cases
@@ -93,22 +44,13 @@ LATIN = {  # Greek capitals that look Latin have no command
     **{"nu": "N", "omicron": "O", "rho": "P", "tau": "T", "chi": "X"},
 }
 
-ACCENTS = {
-    "\u0300": "`",
-    "\u0301": "'",
-    "\u0302": "^",
-    "\u0303": "~",
-    "\u0304": "=",
-    "\u0306": "u",
-    "\u0307": ".",
-    "\u0308": '"',
-    "\u030a": "r",
-    "\u030b": "H",
-    "\u030c": "v",
-    "\u0323": "d",
-    "\u0327": "c",
-    "\u0331": "b",
-}
+ACCENTS = dict(
+    zip(
+        "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0323\u0327\u0331",
+        "`'^~=u.\"rHvdcb",
+        strict=True,
+    )
+)
 
 
 def latex(report: Report) -> str:

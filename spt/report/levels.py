@@ -1,16 +1,19 @@
 """What several rows of a report say together: the levels of one study compared, and averages across tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import combinations
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from spt.report import format, stats, verdict
 from spt.report.across_tasks import TaskAverage, pooled
 from spt.report.arms import Comparison, Row, comparison_runs
-from spt.report.verdict import Adjusted, Difference, Judgement, final_score
+from spt.report.format import p_text, score_text
+from spt.report.stats import FEWEST
+from spt.report.verdict import Difference, Judgement, adjusted_fields, final_score
 from spt.runs.plan import ARMS, ArmName, Factor, Record, factors_text
 from spt.runs.result import Result
+
+What = Literal["scratch", "SPT", "SPT - scratch"]
 
 
 class LevelResult(Record):
@@ -33,7 +36,7 @@ class Contrast(Record):
 
     study: str
     label: str  # of the recipe
-    what: Literal["scratch", "SPT", "SPT - scratch"]
+    what: What
     first: str
     second: str
     metric: str
@@ -56,12 +59,12 @@ class BestShare(Record):
     study: str
     label: str  # of the recipe
     metric: str
-    best: str  # level with the best mean
-    score: float | None  # its mean over the seeds finished at every level
+    best: str = ""  # level with the best mean
+    score: float | None = None  # its mean over the seeds finished at every level
     n: int
-    decided: bool
-    verdict: str
-    contrasts: tuple[Contrast, ...]  # the best level against each other one
+    decided: bool = False
+    verdict: str = ""
+    contrasts: tuple[Contrast, ...] = ()  # the best level against each other one
 
 
 class StudyFindings(NamedTuple):
@@ -82,7 +85,14 @@ def study_findings(rows: Sequence[Comparison]) -> StudyFindings:
         if len(recipes) < len(group):
             levels += [level for label, members in recipes for level in _levels(label, members)]
         if kind == "init":
-            contrasts += _holm([pair for label, members in recipes for pair in _initialisations(label, members)])
+            contrasts += _contrasts(
+                [
+                    LevelPair(label, what, *levels)
+                    for label, members in recipes
+                    for levels in combinations(members, 2)
+                    for what in get_args(What)
+                ]
+            )
         if kind == "compute":
             best += _shares(recipes)
     distinct = {
@@ -120,20 +130,9 @@ def _levels(label: str, rows: Sequence[Comparison]) -> list[LevelResult]:
     levels: list[LevelResult] = []
     for before, comparison in zip((None, *rows), rows, strict=False):
         row = comparison.row
-        levels.append(
-            LevelResult(
-                study=row.source,
-                label=label,
-                factors=row.factors,
-                metric=row.metric,
-                n=row.n,
-                scratch=row.scratch,
-                spt=row.spt,
-                delta=row.delta,
-                scratch_change=_change(before, comparison, "scratch"),
-                spt_change=_change(before, comparison, "spt"),
-            )
-        )
+        shared = {name: getattr(row, name) for name in ("factors", "metric", "n", "scratch", "spt", "delta")}
+        changes = {f"{arm}_change": _change(before, comparison, arm) for arm in ARMS}
+        levels.append(LevelResult(study=row.source, label=label, **shared, **changes))
     return levels
 
 
@@ -145,103 +144,73 @@ def _change(before: Comparison | None, after: Comparison, arm: ArmName) -> float
     return fmean(both) if both else None
 
 
-def _initialisations(label: str, rows: Sequence[Comparison]) -> list[tuple[Contrast, Difference]]:
-    """Every two initialisations, in each arm and in the gain from SPT."""
-    contrasts = []
-    for first, second in combinations(rows, 2):
-        contrasts.append(_contrast(label, "scratch", first, second, _by_seed(first, second, "scratch")))
-        contrasts.append(_contrast(label, "SPT", first, second, _by_seed(first, second, "spt")))
-        contrasts.append(_contrast(label, "SPT - scratch", first, second, _gains(first, second)))
-    return contrasts
-
-
 def _level(row: Row) -> str:
     """`structured`, `share 0.2`: an initialisation needs no name."""
     return str(row.factors["initialisation"]) if list(row.factors) == ["initialisation"] else factors_text(row.factors)
 
 
-SignedResults = list[tuple[tuple[Result, ...], tuple[Result, ...]]]  # of each seed: added, subtracted
+class LevelPair(NamedTuple):
+    """Two levels of a study to compare, of one recipe."""
+
+    label: str
+    what: What
+    first: Comparison
+    second: Comparison
+    seeds: Collection[int] | None = None  # None: all that both have finished
+
+    def difference(self) -> Difference:
+        first, second = (_signed(comparison, self.what) for comparison in (self.first, self.second))
+        seeds = [seed for seed in first if seed in second and (self.seeds is None or seed in self.seeds)]
+        row = next((each.row for each in (self.first, self.second) if each.row.metric), self.first.row)
+        return Difference.of(
+            [(first[seed][0] + second[seed][1], first[seed][1] + second[seed][0]) for seed in seeds],
+            metric=row.metric,
+            higher_is_better=row.higher_is_better,
+            planned=len(set(self.first.runs.seeds) & set(self.second.runs.seeds)),
+            smoke=self.first.row.smoke or self.second.row.smoke,
+            names=(_level(self.first.row), _level(self.second.row)),
+            decisions=("first", "second"),
+        )
 
 
-def _by_seed(first: Comparison, second: Comparison, arm: ArmName) -> SignedResults:
-    before = second.results(arm)
-    return [((result,), (before[seed],)) for seed, result in first.results(arm).items() if seed in before]
+def _signed(comparison: Comparison, what: What) -> dict[int, tuple[tuple[Result, ...], tuple[Result, ...]]]:
+    """The results whose scores add up, with these signs, to one arm's score or to the gain from SPT, by seed."""
+    scratch, spt = (comparison.results(arm) for arm in ARMS)
+    if what == "SPT - scratch":
+        return {seed: ((spt[seed],), (result,)) for seed, result in scratch.items() if seed in spt}
+    return {seed: ((result,), ()) for seed, result in (spt if what == "SPT" else scratch).items()}
 
 
-def _gains(first: Comparison, second: Comparison) -> SignedResults:
-    """(SPT - scratch at the first level) - (SPT - scratch at the second)."""
-    arms = [comparison.results(arm) for comparison in (first, second) for arm in ARMS]
-    a, b, c, d = arms
-    return [((b[seed], c[seed]), (a[seed], d[seed])) for seed in a if all(seed in arm for arm in arms)]
-
-
-def _contrast(
-    label: str,
-    what: Literal["scratch", "SPT", "SPT - scratch"],
-    first: Comparison,
-    second: Comparison,
-    terms: SignedResults,
-) -> tuple[Contrast, Difference]:
-    row = next((comparison.row for comparison in (first, second) if comparison.row.metric), first.row)
-    names = (_level(first.row), _level(second.row))
-    differences = [sum(map(final_score, plus)) - sum(map(final_score, minus)) for plus, minus in terms]
-    test = stats.paired(differences) if differences else None
-    results = [result for plus, minus in terms for result in (*plus, *minus)]
-    different_data = bool(verdict.different_splits([(a, b) for plus, minus in terms for a in plus for b in minus]))
-    smoke = first.row.smoke or second.row.smoke or any(result.smoke for result in results)
-    planned = len(set(first.runs.seeds) & set(second.runs.seeds))
-    difference = Difference(test, row.metric, row.higher_is_better, planned, different_data, smoke, names)
-    decision, sentence = verdict.judge(difference)
-    return Contrast(
-        study=row.source,
-        label=label,
-        what=what,
-        first=names[0],
-        second=names[1],
-        metric=row.metric,
-        higher_is_better=row.higher_is_better,
-        n=len(differences),
-        planned=planned,
-        difference=test.mean if test else None,
-        low=test.low if test else None,
-        high=test.high if test else None,
-        p=test.p if test else None,
-        decision=decision,
-        verdict=sentence,
-    ), difference
-
-
-def _holm(contrasts: Sequence[tuple[Contrast, Difference]]) -> list[Contrast]:
+def _contrasts(pairs: Sequence[LevelPair]) -> list[Contrast]:
     """The contrasts of one family, with verdicts that allow for their number."""
-    valid = [contrast.decision not in ("different data", "smoke", "no pair") for contrast, _ in contrasts]
-    p = [contrast.p if usable else None for (contrast, _), usable in zip(contrasts, valid, strict=True)]
-    tests = sum(value is not None for value in p)
-    adjusted = []
-    for (contrast, difference), holm, usable in zip(contrasts, stats.holm(p), valid, strict=True):
-        update: dict[str, object] = {}
-        if usable:
-            decision, sentence = verdict.judge(difference, Adjusted(holm, tests, "contrasts of this study"))
-            update = {"holm": holm, "tests": tests, "decision": decision, "verdict": sentence}
-        adjusted.append(contrast.model_copy(update=update))
-    return adjusted
+    differences = [pair.difference() for pair in pairs]
+    updates = adjusted_fields(differences, "contrasts of this study")
+    return [
+        Contrast(
+            study=pair.first.row.source,
+            label=pair.label,
+            what=pair.what,
+            first=difference.names[0],
+            second=difference.names[1],
+            difference=difference.test.mean if difference.test else None,
+            **difference.fields() | update,
+        )
+        for pair, difference, update in zip(pairs, differences, updates, strict=True)
+    ]
 
 
 def _shares(recipes: Sequence[tuple[str, list[Comparison]]]) -> list[BestShare]:
     """The best share of each recipe. Holm's family is every pair of shares of the study, not only those shown,
     since the best one was picked by the same scores."""
     recipes = [(label, [comparison for comparison in rows if _has_spt(comparison)]) for label, rows in recipes]
-    pairs: dict[tuple[int, int, int], tuple[Contrast, Difference]] = {}
-    for number, (label, rows) in enumerate(recipes):
-        common = _common(rows)
-        for (i, first), (j, second) in combinations(enumerate(rows), 2):
-            arms = first.results("spt"), second.results("spt")
-            terms: SignedResults = [((arms[0][seed],), (arms[1][seed],)) for seed in arms[0] if seed in common]
-            pairs[number, i, j] = _contrast(label, "SPT", first, second, terms)
-    adjusted = dict(zip(pairs, _holm(list(pairs.values())), strict=True))
+    pairs = [
+        LevelPair(label, "SPT", *levels, _common(rows)) for label, rows in recipes for levels in combinations(rows, 2)
+    ]
+    contrasts = iter(_contrasts(pairs))
     best = []
-    for number, (label, rows) in enumerate(recipes):
+    for label, rows in recipes:
+        family = dict(zip(combinations(range(len(rows)), 2), contrasts, strict=False))
         if len(rows) > 1 and not any(comparison.row.smoke for comparison in rows):
-            family = {(i, j): comparison for (recipe, i, j), comparison in adjusted.items() if recipe == number}
             best.append(_best(label, rows, family))
     return best
 
@@ -260,17 +229,7 @@ def _best(label: str, rows: Sequence[Comparison], family: dict[tuple[int, int], 
     arms = [comparison.results("spt") for comparison in rows]
     common = _common(rows)
     row = next((comparison.row for comparison in rows if comparison.row.metric), rows[0].row)
-    best = BestShare(
-        study=row.source,
-        label=label,
-        metric=row.metric,
-        best="",
-        score=None,
-        n=len(common),
-        decided=False,
-        verdict="",
-        contrasts=(),
-    )
+    best = BestShare(study=row.source, label=label, metric=row.metric, n=len(common))
     if not common:
         waiting = [_level(comparison.row) for comparison, arm in zip(rows, arms, strict=True) if not arm]
         why = f"no finished SPT run at {', '.join(waiting)}" if waiting else "no seed is finished at every share"
@@ -278,27 +237,25 @@ def _best(label: str, rows: Sequence[Comparison], family: dict[tuple[int, int], 
     means = [fmean(final_score(arm[seed]) for seed in common) for arm in arms]
     sign = 1 if row.higher_is_better else -1
     top = max(range(len(rows)), key=lambda index: sign * means[index])
-    against = tuple(comparison for key, comparison in family.items() if top in key)
-    name, score = _level(rows[top].row), format.score_text(means[top], row.metric)
-    lost = [comparison for key, comparison in family.items() if top in key and not _beats(comparison, key[0] == top)]
-    seeds = "1 seed" if len(common) == 1 else f"{len(common)} seeds"
-    scores_best = f"{name} has the best SPT score ({score})"
-    if any(comparison.decision == "different data" for comparison in against):
+    against = {pair: contrast for pair, contrast in family.items() if top in pair}
+    lost = [
+        (contrast.second if pair[0] == top else contrast.first)
+        + ("" if contrast.holm is None else f" (Holm p {p_text(contrast.holm)})")
+        for pair, contrast in against.items()
+        if contrast.decision != ("first" if pair[0] == top else "second")
+    ]
+    name = _level(rows[top].row)
+    scores_best = f"{name} has the best SPT score ({score_text(means[top], row.metric)})"
+    if any(contrast.decision == "different data" for contrast in against.values()):
         sentence = "the best share is not known: the runs did not see the same data"
-    elif len(common) < stats.FEWEST:
+    elif len(common) < FEWEST:
+        seeds = "1 seed" if len(common) == 1 else f"{len(common)} seeds"
         sentence = f"the best share cannot be decided with {seeds}: {scores_best}"
     elif lost:
-        others = ", ".join(
-            (comparison.second if comparison.first == name else comparison.first)
-            + ("" if comparison.holm is None else f" (Holm p {format.p_text(comparison.holm)})")
-            for comparison in lost
-        )
+        others = ", ".join(lost)
         sentence = f"the best share is not decided: {scores_best}, but it is not shown to be better than {others}"
     else:
         sentence = f"{scores_best} and beats every other share (n={len(common)}, Holm)"
-    update = {"best": name, "score": means[top], "decided": not lost, "verdict": sentence, "contrasts": against}
+    contrasts = tuple(against.values())
+    update = {"best": name, "score": means[top], "decided": not lost, "verdict": sentence, "contrasts": contrasts}
     return best.model_copy(update=update)
-
-
-def _beats(contrast: Contrast, is_first: bool) -> bool:
-    return contrast.decision == ("first" if is_first else "second")

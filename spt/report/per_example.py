@@ -4,116 +4,104 @@ Both arms answer the same test split, so their answers are compared in pairs. Th
 trained networks; `spt.report.stats.paired` covers other seeds.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.report.stats import CONFIDENCE, bootstrap_examples, mcnemar
+from spt.report.stats import bootstrap_examples, mcnemar
+from spt.runs.plan import Record
 from spt.runs.predictions import FILE, Columns, NotComparable, read_columns
 
+Metric = Literal["accuracy", "mse", "mae"]  # what an example is scored by
 
-@dataclass(frozen=True)
-class ExampleComparison:
-    """SPT and scratch on the same n test examples, those without a scored step left out."""
 
-    metric: Literal["accuracy", "mse", "mae"]  # what an example is scored by
+class ItemTest(Record):
+    """The two networks of one seed on the same n test items, those without a scored step left out.
+
+    It generalises to other items, not to other seeds.
+    """
+
+    seed: int
+    metric: Metric
+    higher_is_better: bool
     n: int
     scratch: float
     spt: float
     difference: float  # SPT - scratch
-    low: float | None  # percentile bootstrap over examples; None for one example
+    low: float | None  # percentile bootstrap over items; None for one item
     high: float | None
-    only_scratch: int | None  # right in scratch alone; None unless an answer is right or wrong as a whole
-    only_spt: int | None
-    p: float | None  # McNemar's exact test; None where there are no such counts
-    confidence: float = CONFIDENCE
-
-    @property
-    def higher_is_better(self) -> bool:
-        return self.metric == "accuracy"
+    only_scratch: int | None = None  # items that scratch alone has right; None unless right or wrong as a whole
+    only_spt: int | None = None
+    p: float | None = None  # McNemar's exact test, not adjusted; None without such counts
 
 
 class ExampleScores(NamedTuple):
     """Every example of a run, (n,) each."""
 
-    metric: Literal["accuracy", "mse", "mae"]
+    metric: Metric
     score: NDArray[np.float64]
     weight: NDArray[np.float64] | None  # scored steps, where every step has an answer
     truth: NDArray[np.float64]  # (n, k) what both runs must agree on
 
 
-def compare_examples(scratch: Path, spt: Path, seed: int, metric: str = "") -> ExampleComparison | NotComparable:
+def compare_examples(scratch: Path, spt: Path, seed: int, metric: str = "") -> ItemTest:
     """Compare the `predictions.parquet` of two run folders; the seed is that of the bootstrap.
 
     Classes are right or wrong; quantities have a squared error, or an absolute one if the metric is mae; of examples
     with an answer at every step, the scored steps are counted. Rows are matched by id. Any file that cannot be used
-    gives a `NotComparable`, never an error.
+    raises `NotComparable`, never another error.
     """
-    tables = []
-    for folder in (scratch, spt):
-        table = read_columns(folder / FILE)
-        if isinstance(table, NotComparable):
-            return table
-        tables.append(table)
-    first, second = tables
+    first, second = (read_columns(folder / FILE) for folder in (scratch, spt))
     if first.keys() != second.keys():
-        return NotComparable(f"the runs have different columns: {', '.join(sorted(first.keys() ^ second.keys()))}")
+        raise NotComparable(f"the runs have different columns: {', '.join(sorted(first.keys() ^ second.keys()))}")
     order = _matched(first["id"], second["id"])
-    if isinstance(order, NotComparable):
-        return order
-    before, after = _scored(first, metric), _scored({name: second[name][order] for name in second}, metric)
-    if before is None or after is None:
-        return NotComparable(f"{FILE} has no answers: its columns are {', '.join(first)}")
+    before, after = _scored(first, metric), _scored({name: column[order] for name, column in second.items()}, metric)
     if not np.array_equal(before.truth, after.truth):
-        return NotComparable("the runs were scored against different targets")
+        raise NotComparable("the runs were scored against different targets")
     if not (np.isfinite(before.score).all() and np.isfinite(after.score).all()):
-        return NotComparable("some answers are not finite numbers")
-    return _compared(before, after, seed)
-
-
-def _compared(before: ExampleScores, after: ExampleScores, seed: int) -> ExampleComparison | NotComparable:
-    first, second, weight = before.score, after.score, before.weight
+        raise NotComparable("some answers are not finite numbers")
+    old, new, weight = before.score, after.score, before.weight
     if weight is not None:
         kept = weight > 0
-        first, second, weight = first[kept], second[kept], weight[kept]
-        if not len(first):
-            return NotComparable("no step of any example is scored")
-    interval = bootstrap_examples(first, second, np.random.default_rng(seed), weight)
-    counts: tuple[int, int] | None = None
-    if before.metric == "accuracy" and weight is None:
-        counts = int(np.sum(first > second)), int(np.sum(second > first))
-    return ExampleComparison(
+        old, new, weight = old[kept], new[kept], weight[kept]
+        if not len(old):
+            raise NotComparable("no step of any example is scored")
+    interval = bootstrap_examples(old, new, np.random.default_rng(seed), weight)
+    test = ItemTest(
+        seed=seed,
         metric=before.metric,
+        higher_is_better=before.metric == "accuracy",
         n=interval.n,
-        scratch=float(np.average(first, weights=weight)),
-        spt=float(np.average(second, weights=weight)),
+        scratch=float(np.average(old, weights=weight)),
+        spt=float(np.average(new, weights=weight)),
         difference=interval.mean,
         low=interval.low,
         high=interval.high,
-        only_scratch=counts[0] if counts else None,
-        only_spt=counts[1] if counts else None,
-        p=mcnemar(*counts) if counts else None,
     )
+    if before.metric != "accuracy" or weight is not None:
+        return test
+    only_scratch, only_spt = int(np.sum(old > new)), int(np.sum(new > old))
+    p = mcnemar(only_scratch, only_spt)
+    return test.model_copy(update={"only_scratch": only_scratch, "only_spt": only_spt, "p": p})
 
 
-def _matched(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.int64] | NotComparable:
+def _matched(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.int64]:
     """(n,) rows of the second run in the order of the first."""
     if np.array_equal(first, second):
         return np.arange(len(first))
     rows = {name: row for row, name in enumerate(second.tolist())}
     names = first.tolist()
     if missing := len(set(names) ^ rows.keys()):
-        return NotComparable(f"the runs were tested on different examples: {missing} ids are in one file only")
+        raise NotComparable(f"the runs were tested on different examples: {missing} ids are in one file only")
     if len(rows) < len(second) or len(rows) < len(first):
-        return NotComparable("the runs have their examples in different orders, and ids that repeat cannot be matched")
+        raise NotComparable("the runs have their examples in different orders, and ids that repeat cannot be matched")
     return np.array([rows[name] for name in names])
 
 
-def _scored(columns: Columns, metric: str) -> ExampleScores | None:
-    """The score and the truth of each example; None without the columns for it."""
+def _scored(columns: Columns, metric: str) -> ExampleScores:
+    """The score and the truth of each example."""
     if {"label", "prediction"} <= columns.keys():
         label = columns["label"]
         return ExampleScores("accuracy", (columns["prediction"] == label).astype(np.float64), None, _stacked(label))
@@ -124,7 +112,7 @@ def _scored(columns: Columns, metric: str) -> ExampleScores | None:
         return ExampleScores("accuracy" if right else "mse", mean, steps, _stacked(steps))
     size = next(k for k in range(len(columns) + 1) if not {f"target_{k}", f"prediction_{k}"} <= columns.keys())
     if not size:
-        return None
+        raise NotComparable(f"{FILE} has no answers: its columns are {', '.join(columns)}")
     truth = _stacked(*(columns[f"target_{k}"] for k in range(size)))
     error = _stacked(*(columns[f"prediction_{k}"] for k in range(size))) - truth
     score = np.abs(error) if metric == "mae" else np.square(error)

@@ -62,15 +62,11 @@ DARK = Palette(
 )
 
 # Colours that no figure uses: in an SVG each is replaced by the variable that it stands for.
-_STAND_IN = Palette(
-    ink="#010100",
-    faint="#010101",
-    grid="#010102",
-    paper="#010103",
-    scratch="#010104",
-    spt="#010105",
-    pretrain="#010106",
-    series=("#010200", "#010201", "#010202", "#010203", "#010204", "#010205", "#010206", "#010207"),
+_STAND_IN = Palette._make(
+    [
+        *(f"#0101{number:02x}" for number in range(len(Palette._fields) - 1)),
+        tuple(f"#0102{number:02x}" for number in range(len(LIGHT.series))),
+    ]
 )
 
 

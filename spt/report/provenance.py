@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from spt.errors import OutputError
 from spt.report.arms import Comparison, Row
 from spt.report.format import abbreviate
 from spt.report.search import SearchResult
 from spt.report.stats import FEWEST
 from spt.report.verdict import MATCHED
-from spt.runs.folder import RunFolder
+from spt.runs.index import run_outcome
 from spt.runs.plan import Record, StudyPlan
 from spt.runs.result import Result
 
@@ -79,9 +78,7 @@ class ChecklistInput(NamedTuple):
     results: Sequence[Result]  # every finished run, once
     other_inputs: Sequence[str]  # labels of rows whose pretraining had other training inputs than its finetuning
     unpaired: int  # unfinished runs that no study mentions
-    data: Sequence[DataUse]
-    environments: Sequence[EnvironmentUse]
-    commands: Sequence[StudyCommand]
+    origin: Provenance  # without a checklist
     searches: Sequence[SearchResult]
 
 
@@ -94,49 +91,38 @@ def provenance(
     if not comparisons:
         return Provenance()
     results = _results(comparisons)
-    facts = ChecklistInput(
-        rows=[comparison.row for comparison in comparisons],
-        results=list(results.values()),
-        other_inputs=[each.row.label for each in comparisons if _has_other_inputs(each, results)],
-        unpaired=unpaired,
-        data=_data(results.values()),
-        environments=_environments(results.values()),
-        commands=[
+    origin = Provenance(
+        data=tuple(_data(results.values())),
+        environments=tuple(_environments(results.values())),
+        commands=tuple(
             StudyCommand(study=folder.name, command=plan.command, created=plan.created) for folder, plan in studies
-        ],
-        searches=searches,
+        ),
     )
+    other_inputs = [each.row.label for each in comparisons if _has_other_inputs(each, results)]
+    rows = [comparison.row for comparison in comparisons]
+    facts = ChecklistInput(rows, list(results.values()), other_inputs, unpaired, origin, searches)
     checklist = [
-        ChecklistItem(question=question, answer=answer, evidence=evidence)
+        ChecklistItem(question=question, answer=answer[0], evidence=answer[1])
         for question, check in CHECKS.items()
-        for answer, evidence in check(facts)
+        if (answer := check(facts)) is not None
     ]
     if not results:
         unknown = {"answer": "not applicable", "evidence": "no run has finished"}
         checklist[1:] = [item.model_copy(update=unknown) for item in checklist[1:]]
-    return Provenance(
-        data=tuple(facts.data),
-        environments=tuple(facts.environments),
-        commands=tuple(facts.commands),
-        checklist=tuple(checklist),
-    )
+    return origin.model_copy(update={"checklist": tuple(checklist)})
 
 
 def _results(comparisons: Sequence[Comparison]) -> dict[Path, Result]:
     """Every finished run behind the rows, pretraining included, once."""
-    results: dict[Path, Result] = {}
-    for comparison in comparisons:
-        root = comparison.runs.root
-        for name in (name for cell in comparison.runs.cells for name in (cell.parent, cell.run)):
-            if not name or root / name in results:
-                continue
-            try:
-                result = RunFolder(root, name).result()
-            except OutputError:  # listed among the failures, with its reason
-                continue
-            if result is not None:
-                results[root / name] = result
-    return results
+    runs = dict.fromkeys(
+        (comparison.runs.root, name)
+        for comparison in comparisons
+        for cell in comparison.runs.cells
+        for name in (cell.parent, cell.run)
+        if name
+    )
+    outcomes = {root / name: run_outcome(root, name) for root, name in runs}
+    return {path: outcome for path, outcome in outcomes.items() if isinstance(outcome, Result)}
 
 
 def _has_other_inputs(comparison: Comparison, results: dict[Path, Result]) -> bool:
@@ -154,30 +140,28 @@ def _inputs(result: Result) -> str | None:
 
 def _data(results: Iterable[Result]) -> list[DataUse]:
     """One entry per distinct version of a split. Pretraining, which has no labels, counts with the same inputs."""
-    uses: dict[tuple[str, str, str, str | None], DataUse] = {}
+    users: dict[tuple[str, str, str, str | None], list[Result]] = {}
     for result in sorted(results, key=lambda result: result.stage):  # finetuning first
-        pretraining = result.stage == "pretrain"
         for split, record in result.data.items():
             key = (result.task, split, record.inputs, record.targets)
-            if pretraining:
-                key = next((known for known in uses if known[:3] == key[:3]), key)
-            use = uses.get(key)
-            uses[key] = DataUse(
-                task=result.task,
-                split=split,
-                rows=record.rows,
-                inputs=record.inputs,
-                targets=key[3],
-                pretraining=(use.pretraining if use else 0) + pretraining,
-                finetuning=(use.finetuning if use else 0) + (not pretraining),
-                repeated=max(result.repeated.get(split, 0), use.repeated if use else 0),
-            )
-    order = ("train", "val", "test")
-
-    def place(use: DataUse) -> tuple[str, int, str, str]:
-        return use.task, order.index(use.split) if use.split in order else 3, use.inputs, use.targets or ""
-
-    return sorted(uses.values(), key=place)
+            if result.stage == "pretrain":
+                key = next((known for known in users if known[:3] == key[:3]), key)
+            users.setdefault(key, []).append(result)
+    uses = [
+        DataUse(
+            task=task,
+            split=split,
+            rows=runs[-1].data[split].rows,
+            inputs=inputs,
+            targets=targets,
+            pretraining=sum(run.stage == "pretrain" for run in runs),
+            finetuning=sum(run.stage != "pretrain" for run in runs),
+            repeated=max(run.repeated.get(split, 0) for run in runs),
+        )
+        for (task, split, inputs, targets), runs in users.items()
+    ]
+    order = {"train": 0, "val": 1, "test": 2}
+    return sorted(uses, key=lambda use: (use.task, order.get(use.split, 3), use.inputs, use.targets or ""))
 
 
 def _environments(results: Iterable[Result]) -> list[EnvironmentUse]:
@@ -194,47 +178,47 @@ def _environments(results: Iterable[Result]) -> list[EnvironmentUse]:
     ]
 
 
-Answers = list[tuple[ChecklistAnswer, str]]  # answer and evidence; none for a question that does not arise
+Answer = tuple[ChecklistAnswer, str]  # with its evidence
 
 
-def _planned_runs(facts: ChecklistInput) -> Answers:
+def _planned_runs(facts: ChecklistInput) -> Answer:
     planned, lost = 2 * sum(row.planned for row in facts.rows), sum(len(row.failures) for row in facts.rows)
     others = sum(len(search.failures) for search in facts.searches) + facts.unpaired
     evidence = f"{planned - lost} of {planned} runs of the rows have a score"
     evidence += f"; other runs without one: {others}" if others else ""
     evidence += "; all without a score are listed with their reasons" if lost or others else ""
-    return [("partly" if lost or others else "yes", evidence)]
+    return "partly" if lost or others else "yes", evidence
 
 
-def _smoke(facts: ChecklistInput) -> Answers:
+def _smoke(facts: ChecklistInput) -> Answer | None:
     smoke = sum(row.smoke for row in facts.rows)
-    return [("no", f"{smoke} rows are smoke runs")] if smoke else []
+    return ("no", f"{smoke} rows are smoke runs") if smoke else None
 
 
-def _seeds(facts: ChecklistInput) -> Answers:
+def _seeds(facts: ChecklistInput) -> Answer:
     numbers = [row.n for row in facts.rows]
     low, high = min(numbers), max(numbers)
     span = str(low) if low == high else f"{low} to {high}"
     evidence = f"{span} complete pairs a row; with fewer than {FEWEST} nothing is decided"
-    return [("yes" if low >= FEWEST else "no", evidence)]
+    return "yes" if low >= FEWEST else "no", evidence
 
 
-def _statistics(facts: ChecklistInput) -> Answers:
+def _statistics(facts: ChecklistInput) -> Answer:
     tests = max(row.tests for row in facts.rows)
     if not tests:
-        return [("not applicable", "no row could be tested")]
+        return "not applicable", "no row could be tested"
     decided = sum(row.decision in ("spt", "scratch") for row in facts.rows)
-    return [("yes", f"paired t intervals over seeds; Holm over {tests} comparisons, {decided} decided")]
+    return "yes", f"paired t intervals over seeds; Holm over {tests} comparisons, {decided} decided"
 
 
-def _baseline(facts: ChecklistInput) -> Answers:
+def _baseline(facts: ChecklistInput) -> Answer:
     known = [row for row in facts.rows if row.chance is not None]
     above = [row for row in known if row.scratch_arm and row.scratch_arm.above_chance]
     answer: ChecklistAnswer = "not applicable" if not known else "yes" if len(above) == len(facts.rows) else "no"
-    return [(answer, f"scratch is shown to beat chance in {len(above)} of {len(facts.rows)} rows")]
+    return answer, f"scratch is shown to beat chance in {len(above)} of {len(facts.rows)} rows"
 
 
-def _converged(facts: ChecklistInput) -> Answers:
+def _converged(facts: ChecklistInput) -> Answer:
     arms = [
         (f"{row.label} ({name})", 2 * arm.best_at_end > row.n)
         for row in facts.rows
@@ -242,22 +226,22 @@ def _converged(facts: ChecklistInput) -> Answers:
         if arm is not None
     ]
     if unfinished := [label for label, mostly_last in arms if mostly_last]:
-        return [("partly", "in most runs of these the best checkpoint is the last: " + abbreviate(unfinished))]
-    return [("yes" if arms else "not applicable", "in no arm is the best checkpoint the last one in most runs")]
+        return "partly", "in most runs of these the best checkpoint is the last: " + abbreviate(unfinished)
+    return "yes" if arms else "not applicable", "in no arm is the best checkpoint the last one in most runs"
 
 
-def _compute(facts: ChecklistInput) -> Answers:
+def _compute(facts: ChecklistInput) -> Answer:
     ratios = {row.label: [row.ratios.get(axis) for axis in ("steps", "examples", "flops")] for row in facts.rows}
     off = [label for label, each in ratios.items() if not all(r is not None and abs(r - 1) <= MATCHED for r in each)]
     matched = f"{len(ratios) - len(off)} of {len(ratios)} rows" + (f"; not in {abbreviate(off)}" if off else "")
     answer: ChecklistAnswer = "yes" if not off else "no" if len(off) == len(ratios) else "partly"
-    return [(answer, f"steps, examples and FLOPs within {MATCHED:.0%} in {matched}")]
+    return answer, f"steps, examples and FLOPs within {MATCHED:.0%} in {matched}"
 
 
-def _tuning(facts: ChecklistInput) -> Answers:
+def _tuning(facts: ChecklistInput) -> Answer:
     searches = facts.searches
     if not searches:
-        return [("not applicable", "this report has no search; the recipes' headers say how settings were chosen")]
+        return "not applicable", "this report has no search; the recipes' headers say how settings were chosen"
     unequal = [search.label for search in searches if _tried(search, "scratch") != _tried(search, "spt")]
     lost = [search.label for search in searches if any(arm.done < arm.trials for arm in (search.scratch, search.spt))]
     edges = [search.label for search in searches if search.scratch.edges or search.spt.edges]
@@ -265,18 +249,18 @@ def _tuning(facts: ChecklistInput) -> Answers:
     evidence += f"different settings or seeds by arm in {abbreviate(unequal)}" if unequal else "the same in both arms"
     evidence += f"; trials without a score in {abbreviate(lost)}" if lost else ""
     evidence += f"; a chosen value is at the edge of the search space in {abbreviate(edges)}" if edges else ""
-    return [("no" if unequal else "partly" if edges or lost else "yes", evidence)]
+    return "no" if unequal else "partly" if edges or lost else "yes", evidence
 
 
 def _tried(search: SearchResult, arm: str) -> set[tuple[str, int]]:
     return {(str(sorted(trial.setting.items())), trial.seed) for trial in search.trials if trial.arm == arm}
 
 
-def _selection(facts: ChecklistInput) -> Answers:
+def _selection(facts: ChecklistInput) -> Answer:
     if leaks := sorted({f"{run.task} / {run.model}" for run in facts.results if _validated_on_test(run)}):
-        return [("no", f"validation is the test split in {abbreviate(leaks)}")]
+        return "no", f"validation is the test split in {abbreviate(leaks)}"
     metrics = sorted({run.selected_by for run in facts.results if run.stage == "finetune"})
-    return [("yes", f"chosen by validation {', '.join(metrics)}; test scored once, after the choice")]
+    return "yes", f"chosen by validation {', '.join(metrics)}; test scored once, after the choice"
 
 
 def _validated_on_test(result: Result) -> bool:
@@ -284,48 +268,48 @@ def _validated_on_test(result: Result) -> bool:
     return val is not None and test is not None and val.inputs == test.inputs
 
 
-def _splits(facts: ChecklistInput) -> Answers:
-    if repeated := [f"{use.repeated} rows of {use.task} {use.split}" for use in facts.data if use.repeated]:
-        return [("partly", f"inputs that also occur in training: {abbreviate(repeated)}")]
-    return [("yes", "no row of validation or test has an input that also occurs in training")]
+def _splits(facts: ChecklistInput) -> Answer:
+    if repeated := [f"{use.repeated} rows of {use.task} {use.split}" for use in facts.origin.data if use.repeated]:
+        return "partly", f"inputs that also occur in training: {abbreviate(repeated)}"
+    return "yes", "no row of validation or test has an input that also occurs in training"
 
 
-def _same_data(facts: ChecklistInput) -> Answers:
+def _same_data(facts: ChecklistInput) -> Answer:
     if different := [row.label for row in facts.rows if row.decision == "different data"]:
-        return [("no", f"the arms' splits differ in {abbreviate(different)}")]
+        return "no", f"the arms' splits differ in {abbreviate(different)}"
     intended = {row.label for row in facts.rows if "pretrained on" in row.factors}
     if odd := [label for label in facts.other_inputs if label not in intended]:
-        return [("no", f"pretraining had other training inputs than finetuning in {abbreviate(odd)}")]
+        return "no", f"pretraining had other training inputs than finetuning in {abbreviate(odd)}"
     if facts.other_inputs:
-        return [("partly", "pretraining had other training inputs, as the study asks for; the arms agree")]
-    return [("yes", "the hashes of all splits agree, seed by seed, in both arms and stages")]
+        return "partly", "pretraining had other training inputs, as the study asks for; the arms agree"
+    return "yes", "the hashes of all splits agree, seed by seed, in both arms and stages"
 
 
-def _code(facts: ChecklistInput) -> Answers:
-    commits = {environment.commit for environment in facts.environments}
+def _code(facts: ChecklistInput) -> Answer:
+    commits = {environment.commit for environment in facts.origin.environments}
     if edited := sorted(commit for commit in commits if commit and commit.endswith("+")):
-        return [("no", f"uncommitted changes on top of: {abbreviate(edited)}")]
+        return "no", f"uncommitted changes on top of: {abbreviate(edited)}"
     if None in commits:
-        versions = ", ".join(sorted({environment.spt for environment in facts.environments}))
-        return [("partly", f"an installed copy, version {versions}")]
-    return [("yes" if len(commits) == 1 else "partly", f"commit {abbreviate(sorted(map(str, commits)))}")]
+        versions = ", ".join(sorted({environment.spt for environment in facts.origin.environments}))
+        return "partly", f"an installed copy, version {versions}"
+    return "yes" if len(commits) == 1 else "partly", f"commit {abbreviate(sorted(map(str, commits)))}"
 
 
-def _environment(facts: ChecklistInput) -> Answers:
-    devices = sorted({environment.device for environment in facts.environments})
-    evidence = f"environments: {len(facts.environments)}, on {abbreviate(devices)}; versions below"
-    return [("yes" if len(facts.environments) == 1 else "partly", evidence)]
+def _environment(facts: ChecklistInput) -> Answer:
+    devices = sorted({environment.device for environment in facts.origin.environments})
+    evidence = f"environments: {len(facts.origin.environments)}, on {abbreviate(devices)}; versions below"
+    return "yes" if len(facts.origin.environments) == 1 else "partly", evidence
 
 
-def _command(facts: ChecklistInput) -> Answers:
-    known = [study for study in facts.commands if study.command]
+def _command(facts: ChecklistInput) -> Answer:
+    known = [study for study in facts.origin.commands if study.command]
     if not known:
-        return [("no", "runs without a study: only their recipes are recorded")]
-    complete = len(known) == len(facts.commands)
-    return [("yes" if complete else "partly", "below; each run's folder holds its whole recipe")]
+        return "no", "runs without a study: only their recipes are recorded"
+    complete = len(known) == len(facts.origin.commands)
+    return "yes" if complete else "partly", "below; each run's folder holds its whole recipe"
 
 
-CHECKS: dict[str, Callable[[ChecklistInput], Answers]] = {
+CHECKS: dict[str, Callable[[ChecklistInput], Answer | None]] = {  # None: the question does not arise
     "Is every planned run accounted for?": _planned_runs,
     "Are these full runs rather than smoke runs?": _smoke,
     "Are there enough seeds for an interval, and is every seed shown?": _seeds,

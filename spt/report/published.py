@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spt.report.arms import Comparison
-from spt.report.published_numbers import PublishedArms, PublishedCell, changed, published_arms
-from spt.runs.plan import ARMS, Record
+from spt.report.published_numbers import PublishedCell, PublishedPair, changed, published_pair
+from spt.runs.plan import ARMS, Record, arm_text
 
 
 class PublishedComparison(Record):
@@ -35,27 +35,22 @@ def published_comparisons(rows: Sequence[Comparison]) -> tuple[PublishedComparis
 
     Only for these are recipes resolved, which is slow.
     """
-    published = []
-    for comparison in rows:
-        row = comparison.row
-        if not row.smoke and (cells := published_arms(row.recipe, row.factors, row.metric)):
-            published.append(_published_comparison(comparison, cells))
-    return tuple(published)
+    pairs = [(each, published_pair(each.row.recipe, each.row.factors, each.row.metric)) for each in rows]
+    return tuple(_published_comparison(each, pair) for each, pair in pairs if pair and not each.row.smoke)
 
 
-def _published_comparison(comparison: Comparison, cells: PublishedArms) -> PublishedComparison:
-    both = [cell for cell in cells if cell is not None]
-    differs = dict.fromkeys(text for path in _runs(comparison) for text in changed(path, comparison.row.recipe))
+def _published_comparison(comparison: Comparison, pair: PublishedPair) -> PublishedComparison:
+    row, cells = comparison.row, [cell for cell in (pair.scratch, pair.spt) if cell]
     return PublishedComparison(
-        label=comparison.row.label,
-        metric=comparison.row.metric,
-        scratch=comparison.row.scratch,
-        spt=comparison.row.spt,
-        published_scratch=cells.scratch.value if cells.scratch else None,
-        published_spt=cells.spt.value if cells.spt else None,
-        source="; ".join(dict.fromkeys(cell.source for cell in both)),
-        remarks=tuple(dict.fromkeys(text for cell in both for text in _remarks(cell))),
-        differs=tuple(differs),
+        label=row.label,
+        metric=row.metric,
+        scratch=row.scratch,
+        spt=row.spt,
+        published_scratch=pair.scratch.value if pair.scratch else None,
+        published_spt=pair.spt.value if pair.spt else None,
+        source="; ".join(dict.fromkeys(cell.source for cell in cells)),
+        remarks=tuple(dict.fromkeys(text for cell in cells for text in _remarks(cell))),
+        differs=tuple(dict.fromkeys(text for path in _runs(comparison) for text in changed(path, row.recipe))),
     )
 
 
@@ -70,7 +65,7 @@ def _runs(comparison: Comparison) -> list[Path]:
 
 
 def _remarks(cell: PublishedCell) -> list[str]:
-    arm = "SPT" if cell.arm == "spt" else "scratch"
+    arm = arm_text(cell.arm)
     remarks = [f"{arm}: {cell.missing}"] if cell.missing else []
     remarks += [f"{arm}: quoted by the paper from elsewhere"] if cell.quoted else []
     return [*remarks, *(text for text in (cell.note, cell.doubt) if text)]

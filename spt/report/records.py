@@ -34,17 +34,16 @@ def row_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def seed_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """One record per row and seed."""
-    return [{**_about(row), **seed.model_dump()} for row in rows for seed in row.seeds]
+    return [_shared(row) | seed.model_dump() for row in rows for seed in row.seeds]
 
 
 def item_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """One record per row and seed whose test items were compared."""
-    return [{**_about(row), **item.model_dump()} for row in rows for item in row.items]
+    return [_shared(row) | item.model_dump() for row in rows for item in row.items]
 
 
-def _about(row: Row) -> dict[str, Any]:
-    names = ("label", "task", "model", "recipe", "source", "metric")
-    return {name: getattr(row, name) for name in names}
+def _shared(row: Row) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in ("label", "task", "model", "recipe", "source", "metric")}
 
 
 def trial_records(searches: Sequence[SearchResult]) -> list[dict[str, Any]]:

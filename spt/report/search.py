@@ -1,9 +1,10 @@
 """What a search for settings tried in each arm, and what it chose, by validation scores alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from spt.config.recipe import LOWER_IS_BETTER
 from spt.report.stats import expected_best
@@ -14,7 +15,6 @@ from spt.runs.plan import (
     Ended,
     Factor,
     PlannedSearch,
-    PlannedTrial,
     Record,
     StudyPlan,
     StudyRow,
@@ -88,47 +88,47 @@ def search_results(folder: Path, plan: StudyPlan) -> list[SearchResult]:
 
 def _search_result(folder: Path, search: PlannedSearch, row: StudyRow, label: str) -> SearchResult:
     outcomes = {trial: trial_result(folder.parent, trial) for trial in search.trials}
-    results = {trial: outcome for trial, outcome in outcomes.items() if isinstance(outcome, Result)}
-    first = next(iter(results.values()), None)
-    metric = first.selected_by if first else ""
-    values = {trial: validation_score(result, metric) for trial, result in results.items()}
-    trials = SearchTrials(search, outcomes, values, _higher_is_better(first) if first else True)
-    arms = {arm: trials.arm(arm) for arm in ARMS}
+    results = [outcome for outcome in outcomes.values() if isinstance(outcome, Result)]
+    metrics = list(dict.fromkeys(result.selected_by for result in results))
+    higher_is_better = _higher_is_better(results[0]) if results else True
+    trials = tuple(
+        TrialResult(
+            arm=trial.arm,
+            number=trial.number,
+            seed=trial.seed,
+            setting=_setting(search, trial.number) or {},
+            value=validation_score(outcome, metrics[0]) if isinstance(outcome, Result) else None,
+            state=outcome.state if isinstance(outcome, Failure) else "done",
+            run=trial.run,
+        )
+        for trial, outcome in outcomes.items()
+    )
+    arms = {arm: _search_arm(search, arm, trials, higher_is_better) for arm in ARMS}
+    failures = [
+        outcome.model_copy(
+            update={
+                "arm": trial.arm,
+                "seed": trial.seed,
+                "reason": f"trial of setting {trial.number}: {outcome.reason}",
+            }
+        )
+        for trial, outcome in outcomes.items()
+        if isinstance(outcome, Failure)
+    ]
     return SearchResult(
         study=folder.name,
         label=label,
         task=row.task,
         model=row.model,
         recipe=row.name,
-        metric=metric,
-        higher_is_better=trials.higher_is_better,
+        metric=metrics[0] if metrics else "",
+        higher_is_better=higher_is_better,
         space=search.space,
         scratch=arms["scratch"],
         spt=arms["spt"],
-        trials=tuple(
-            TrialResult(
-                arm=trial.arm,
-                number=trial.number,
-                seed=trial.seed,
-                setting=_setting(search, trial.number) or {},
-                value=values.get(trial),
-                state=_state(outcome),
-                run=trial.run,
-            )
-            for trial, outcome in outcomes.items()
-        ),
-        failures=tuple(
-            outcome.model_copy(
-                update={
-                    "arm": trial.arm,
-                    "seed": trial.seed,
-                    "reason": f"trial of setting {trial.number}: {outcome.reason}",
-                }
-            )
-            for trial, outcome in outcomes.items()
-            if isinstance(outcome, Failure)
-        ),
-        warnings=tuple(_warnings(trials, arms, sorted({result.selected_by for result in results.values()}))),
+        trials=trials,
+        failures=tuple(failures),
+        warnings=tuple(_warnings(trials, arms, higher_is_better, sorted(metrics))),
         notes=tuple(_notes(arms)),
     )
 
@@ -139,58 +139,46 @@ def _higher_is_better(result: Result) -> bool:
     return not LOWER_IS_BETTER.get(result.selected_by, True)
 
 
-def _state(outcome: Result | Failure) -> Ended | Literal["done"]:
-    return outcome.state if isinstance(outcome, Failure) else "done"
-
-
 def _setting(search: PlannedSearch, number: int | None) -> Setting | None:
     return search.settings[number] if number is not None and 0 <= number < len(search.settings) else None
 
 
-class SearchTrials(NamedTuple):
-    """The trials of one search and how they ended."""
+def _by_setting(trials: Iterable[TrialResult], arm: ArmName) -> dict[int, list[TrialResult]]:
+    of_arm = sorted((trial for trial in trials if trial.arm == arm), key=lambda trial: trial.number)
+    return {number: list(group) for number, group in groupby(of_arm, key=lambda trial: trial.number)}
 
-    search: PlannedSearch
-    outcomes: Mapping[PlannedTrial, Result | Failure]
-    values: Mapping[PlannedTrial, float | None]  # validation scores of the finished trials
-    higher_is_better: bool
 
-    def by_setting(self, arm: ArmName) -> dict[int, list[PlannedTrial]]:
-        settings: dict[int, list[PlannedTrial]] = {}
-        for trial in self.search.trials:
-            if trial.arm == arm:
-                settings.setdefault(trial.number, []).append(trial)
-        return dict(sorted(settings.items()))
+def _means(trials: Iterable[TrialResult], arm: ArmName) -> dict[int, float | None]:
+    """Mean validation score over seeds of each setting that has ended; None where a seed has no score."""
+    means: dict[int, float | None] = {}
+    for number, group in _by_setting(trials, arm).items():
+        if not any(trial.state in UNFINISHED for trial in group):
+            scores = [trial.value for trial in group if trial.value is not None]
+            means[number] = fmean(scores) if len(scores) == len(group) else None
+    return means
 
-    def means(self, arm: ArmName) -> dict[int, float | None]:
-        """Mean validation score over seeds of each setting that has ended; None where a seed has no score."""
-        means: dict[int, float | None] = {}
-        for number, trials in self.by_setting(arm).items():
-            if any(_state(self.outcomes[trial]) in UNFINISHED for trial in trials):
-                continue
-            scores = [score for trial in trials if (score := self.values.get(trial)) is not None]
-            means[number] = fmean(scores) if len(scores) == len(trials) else None
-        return means
 
-    def arm(self, arm: ArmName) -> SearchArm:
-        states = [_state(self.outcomes[trial]) for trial in self.search.trials if trial.arm == arm]
-        means = self.means(arm)
-        chosen = self.search.chosen.get(arm)
-        setting = _setting(self.search, chosen)
-        curve = expected_best(list(means.values()), self.higher_is_better)
-        return SearchArm(
-            settings=len(self.by_setting(arm)),
-            trials=len(states),
-            done=states.count("done"),
-            lost=sum(state not in ("done", *UNFINISHED) for state in states),
-            chosen=chosen,
-            setting=setting,
-            value=None if chosen is None else means.get(chosen),
-            edges=_edges(self.search, setting),
-            expected=tuple(
-                ExpectedBest(settings=k, value=value) for k, value in curve if k == len(curve) or k & (k - 1) == 0
-            ),
-        )
+def _search_arm(
+    search: PlannedSearch, arm: ArmName, trials: Sequence[TrialResult], higher_is_better: bool
+) -> SearchArm:
+    states = [trial.state for trial in trials if trial.arm == arm]
+    means = _means(trials, arm)
+    chosen = search.chosen.get(arm)
+    setting = _setting(search, chosen)
+    curve = expected_best(list(means.values()), higher_is_better)
+    return SearchArm(
+        settings=len(_by_setting(trials, arm)),
+        trials=len(states),
+        done=states.count("done"),
+        lost=sum(state not in ("done", *UNFINISHED) for state in states),
+        chosen=chosen,
+        setting=setting,
+        value=None if chosen is None else means.get(chosen),
+        edges=_edges(search, setting),
+        expected=tuple(
+            ExpectedBest(settings=k, value=value) for k, value in curve if k == len(curve) or k & (k - 1) == 0
+        ),
+    )
 
 
 def _edges(search: PlannedSearch, setting: Setting | None) -> tuple[str, ...]:
@@ -202,7 +190,9 @@ def _edges(search: PlannedSearch, setting: Setting | None) -> tuple[str, ...]:
     return tuple(edges)
 
 
-def _warnings(trials: SearchTrials, arms: Mapping[ArmName, SearchArm], metrics: Sequence[str]) -> list[str]:
+def _warnings(
+    trials: Sequence[TrialResult], arms: Mapping[ArmName, SearchArm], higher_is_better: bool, metrics: Sequence[str]
+) -> list[str]:
     warnings = []
     scratch, spt = arms["scratch"], arms["spt"]
     if (scratch.settings, scratch.trials) != (spt.settings, spt.trials):
@@ -210,17 +200,17 @@ def _warnings(trials: SearchTrials, arms: Mapping[ArmName, SearchArm], metrics: 
             f"the arms were not tuned equally: scratch has {scratch.settings} settings in {scratch.trials} trials, "
             f"SPT {spt.settings} in {spt.trials}"
         )
-    elif trials.by_setting("scratch").keys() != trials.by_setting("spt").keys():
+    elif _by_setting(trials, "scratch").keys() != _by_setting(trials, "spt").keys():
         warnings.append("the arms were not tuned equally: they tried different settings")
     if len(metrics) > 1:
         return [*warnings, f"the trials were scored by different metrics: {', '.join(metrics)}"]
     for arm, chosen in ((arm, arms[arm].chosen) for arm in ARMS):
         if chosen is None:
             continue
-        means = {number: mean for number, mean in trials.means(arm).items() if mean is not None}
+        means = {number: mean for number, mean in _means(trials, arm).items() if mean is not None}
         if chosen not in means:
             warnings.append(f"the setting chosen for {arm_text(arm)} has no validation score")
-        elif (best := (max if trials.higher_is_better else min)(means.values())) != means[chosen]:
+        elif (best := (max if higher_is_better else min)(means.values())) != means[chosen]:
             scores = f"{means[chosen]:.6g}; best {best:.6g}"
             warnings.append(f"the setting chosen for {arm_text(arm)} is not the best on validation ({scores})")
     return warnings

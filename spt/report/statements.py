@@ -1,12 +1,12 @@
 """Everything a report says in sentences, row by row and over rows together."""
 
-from typing import NamedTuple, cast, get_args
+from typing import NamedTuple
 
 from spt.report.arms import Row
 from spt.report.collect import Report
 from spt.report.levels import Contrast
 from spt.report.search import SearchResult
-from spt.runs.plan import ArmName, factors_text
+from spt.runs.plan import ARMS, factors_text
 
 
 class Statement(NamedTuple):
@@ -16,7 +16,7 @@ class Statement(NamedTuple):
     verdict: str
     warnings: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    decided: ArmName | None = None  # the arm shown to be better after adjustment
+    decided: str = ""  # the arm shown to be better after adjustment
 
 
 def conclusions(report: Report) -> list[Statement]:
@@ -50,7 +50,7 @@ def statements(report: Report) -> list[Statement]:
 
 
 def _row_statement(row: Row) -> Statement:
-    decided = cast(ArmName, row.decision) if row.decision in get_args(ArmName) else None
+    decided = row.decision if row.decision in ARMS else ""
     return Statement(row.label, row.verdict, row.warnings, tuple(remarks(row)), decided)
 
 

@@ -12,7 +12,7 @@ generalise to other items for these two trained networks, not to other seeds.
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -33,13 +33,13 @@ class Paired:
 
     n: int
     mean: float
-    deviation: float | None  # standard deviation of the differences; None for one pair
-    low: float | None  # of the mean; None for one pair, the mean itself where all differences are equal
-    high: float | None
-    p: float | None  # two-sided, of a mean of zero; None for one pair, and for equal differences other than 0
-    detectable: float | None  # smallest detectable difference at this n and deviation; None without a spread
     positive: int  # pairs with a difference above zero
     negative: int
+    deviation: float | None = None  # standard deviation of the differences; None for one pair
+    low: float | None = None  # of the mean; None for one pair, the mean itself where all differences are equal
+    high: float | None = None
+    p: float | None = None  # two-sided, of a mean of zero; None for one pair, and for equal differences other than 0
+    detectable: float | None = None  # smallest detectable difference at this n and deviation; None without a spread
     confidence: float = CONFIDENCE
 
     @property
@@ -54,24 +54,28 @@ def paired(differences: Sequence[float], confidence: float = CONFIDENCE) -> Pair
     """Paired t: mean ± t((1 + c)/2, n - 1) · s/√n at confidence c; p = 2 P(T > |mean| √n/s) for T ~ t(n - 1).
 
     Student 1908. Equal differences have s = 0: the interval then has no width and says nothing about the next
-    seed, so `sign` decides nothing from it.
+    seed, so `sign` decides nothing from it. Of one arm's scores it is the t interval of their mean.
     """
     n = len(differences)
     if n == 0 or not all(math.isfinite(difference) for difference in differences):
         raise ValueError("the differences must be finite numbers, at least one")
     mean = statistics.fmean(differences)
-    counts = {"positive": sum(d > 0 for d in differences), "negative": sum(d < 0 for d in differences)}
+    counts = Paired(n, mean, sum(d > 0 for d in differences), sum(d < 0 for d in differences), confidence=confidence)
     if n == 1:
-        return Paired(n, mean, None, None, None, None, None, **counts, confidence=confidence)
+        return counts
     deviation = statistics.stdev(differences)
     if deviation <= EQUAL * max(abs(difference) for difference in differences):
-        p = None if any(differences) else 1.0
-        return Paired(n, mean, 0.0, mean, mean, p, None, **counts, confidence=confidence)
+        return replace(counts, deviation=0.0, low=mean, high=mean, p=None if any(differences) else 1.0)
     error = deviation / math.sqrt(n)
     margin = t_quantile((1 + confidence) / 2, n - 1) * error
-    p = 2 * float(special.stdtr(n - 1, -abs(mean) / error))
-    detectable = smallest_detectable(n, deviation, confidence)
-    return Paired(n, mean, deviation, mean - margin, mean + margin, p, detectable, **counts, confidence=confidence)
+    return replace(
+        counts,
+        deviation=deviation,
+        low=mean - margin,
+        high=mean + margin,
+        p=2 * float(special.stdtr(n - 1, -abs(mean) / error)),
+        detectable=smallest_detectable(n, deviation, confidence),
+    )
 
 
 def smallest_detectable(n: int, deviation: float, confidence: float = CONFIDENCE, power: float = POWER) -> float | None:
@@ -104,37 +108,16 @@ class Interval:
     confidence: float = CONFIDENCE
 
 
-def mean_interval(scores: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Mean of one arm's scores with its t interval: of one score no bounds, of equal ones no width, as in `paired`."""
-    interval = paired(scores, confidence)
-    return Interval(interval.n, interval.mean, interval.low, interval.high, confidence)
+def above_chance(margins: Sequence[float]) -> float | None:
+    """One-sided p of a mean of zero or less, of scores minus chance, more is better: P(T > mean √n/s).
 
-
-@dataclass(frozen=True)
-class Chance:
-    """Mean of n scores minus chance, signed so that more is better, and whether it lies above zero."""
-
-    n: int
-    mean: float
-    low: float | None  # one-sided lower bound of the mean; None for one score, the mean itself where all are equal
-    p: float | None  # one-sided, of a mean of zero or less; None for one score, and for equal ones above zero
-    confidence: float = CONFIDENCE
-
-
-def above_chance(margins: Sequence[float], confidence: float = CONFIDENCE) -> Chance:
-    """One-sided t test of scores minus chance: p = P(T > mean √n/s), bound mean - t(c, n - 1) · s/√n.
-
-    Equal margins of zero or less, as of runs that all give one constant answer, have p = 1.
+    Equal margins of zero or less, as of runs that all give one constant answer, have p = 1. None for one score, and
+    for equal ones above chance.
     """
-    interval = paired(margins, confidence)
-    n, mean = interval.n, interval.mean
-    if interval.deviation is None:
-        return Chance(n, mean, None, None, confidence)
-    if interval.deviation == 0:
-        return Chance(n, mean, mean, 1.0 if mean <= 0 else None, confidence)
-    error = interval.deviation / math.sqrt(n)
-    p = float(special.stdtr(n - 1, -mean / error))
-    return Chance(n, mean, mean - t_quantile(confidence, n - 1) * error, p, confidence)
+    test = paired(margins)
+    if not test.deviation:
+        return None if test.deviation is None or test.mean > 0 else 1.0
+    return float(special.stdtr(test.n - 1, -test.mean / (test.deviation / math.sqrt(test.n))))
 
 
 def correct_above_chance(correct: int, n: int, chance: float) -> float:

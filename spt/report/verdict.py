@@ -1,10 +1,10 @@
 """What the numbers of a comparison mean, in sentences that claim no more than the seeds support."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from spt.report import stats
 from spt.report.format import WHOLE, delta_text, interval_text, is_percent, p_text, ratio_text, score_text, size_text
-from spt.report.stats import CONFIDENCE, FEWEST, Paired, above_chance, correct_above_chance
 from spt.runs.result import Result
 
 Doubt = Literal["open", "too few seeds", "no spread", "no pair", "different data", "smoke"]
@@ -13,20 +13,9 @@ Doubt = Literal["open", "too few seeds", "no spread", "no pair", "different data
 Decision = Literal["spt", "scratch", "spt alone", "scratch alone"] | Doubt
 Judgement = Literal["first", "second", "first alone", "second alone"] | Doubt
 Pairs = Sequence[tuple[Result, Result]]  # scratch and SPT of the same seed, both finished
-LEVEL = round(1 - CONFIDENCE, 12)  # of significance
+SignedResults = Sequence[tuple[tuple[Result, ...], tuple[Result, ...]]]  # of each seed: added, subtracted
+LEVEL = round(1 - stats.CONFIDENCE, 12)  # of significance
 MATCHED = 0.05  # relative difference up to which steps, examples and FLOPs of the arms count as equal
-
-
-class Difference(NamedTuple):
-    """The paired differences first - second, and what limits their interpretation."""
-
-    test: Paired | None  # None without a complete pair
-    metric: str
-    higher_is_better: bool
-    planned: int  # pairs
-    different_data: bool
-    smoke: bool
-    names: tuple[str, str] = ("SPT", "scratch")
 
 
 class Adjusted(NamedTuple):
@@ -34,26 +23,73 @@ class Adjusted(NamedTuple):
 
     p: float | None  # Holm's; None where the test could not be made
     tests: int
-    family: str = "comparisons of this report"
+    family: str
 
 
-def favour_spt(test: Paired, higher_is_better: bool) -> int:
+class Difference(NamedTuple):
+    """The paired differences first - second, and what limits their interpretation."""
+
+    test: stats.Paired | None  # None without a complete pair
+    metric: str
+    higher_is_better: bool
+    planned: int  # pairs
+    different_data: bool
+    smoke: bool
+    names: tuple[str, str] = ("SPT", "scratch")
+    decisions: tuple[str, str] = ("spt", "scratch")  # for either
+
+    @classmethod
+    def of(cls, terms: SignedResults, **about: Any) -> "Difference":
+        """From the final scores of each seed; `about` are the other fields."""
+        scores = [sum(map(final_score, plus)) - sum(map(final_score, minus)) for plus, minus in terms]
+        different = different_splits([(a, b) for plus, minus in terms for a in plus for b in minus])
+        return cls(stats.paired(scores) if scores else None, different_data=bool(different), **about)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether it may be tested, and counts among the comparisons of its family."""
+        return self.test is not None and not self.different_data and not self.smoke
+
+    def fields(self, adjusted: Adjusted | None = None) -> dict[str, Any]:
+        """What every record of a comparison holds."""
+        decision, sentence = judge(self, adjusted)
+        return {
+            **{name: getattr(self, name) for name in ("metric", "higher_is_better", "planned")},
+            **{name: getattr(self.test, name, None) for name in ("low", "high", "p")},
+            "n": self.test.n if self.test else 0,
+            "holm": adjusted.p if adjusted else None,
+            "tests": adjusted.tests if adjusted else 0,
+            "decision": decision,
+            "verdict": sentence,
+        }
+
+
+def adjusted_fields(
+    differences: Sequence[Difference], family: str, same: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """The fields of each comparison's record with Holm's adjustment; none of those that are not comparable.
+
+    `same` has for each comparison the index of the first one that is made from the same runs: they count once.
+    """
+    first = range(len(differences)) if same is None else same
+    p = [
+        each.test.p if each.test and each.comparable and first[index] == index else None
+        for index, each in enumerate(differences)
+    ]
+    holm, tests = stats.holm(p), sum(value is not None for value in p)
+    return [
+        difference.fields(Adjusted(holm[index], tests, family)) if difference.comparable else {}
+        for difference, index in zip(differences, first, strict=True)
+    ]
+
+
+def favour_spt(test: stats.Paired, higher_is_better: bool) -> int:
     return test.positive if higher_is_better else test.negative
 
 
-def verdict(difference: Difference, adjusted: Adjusted | None = None) -> tuple[Decision, str]:
-    """Which arm is better, or why that is not known."""
-    judgement, sentence = judge(difference, adjusted)
-    if judgement == "first" or judgement == "second":
-        return ("spt" if judgement == "first" else "scratch"), sentence
-    if judgement == "first alone" or judgement == "second alone":
-        return ("spt alone" if judgement == "first alone" else "scratch alone"), sentence
-    return judgement, sentence
-
-
-def judge(difference: Difference, adjusted: Adjusted | None = None) -> tuple[Judgement, str]:
+def judge(difference: Difference, adjusted: Adjusted | None = None) -> tuple[str, str]:
     """Which of two is better, from their paired differences, or why that is not known."""
-    test, metric, higher_is_better, planned, different_data, smoke, names = difference
+    test, metric, higher_is_better, planned, different_data, smoke, names, decisions = difference
     if test is None:
         return "no pair", f"no pair of runs finished (0 of {planned})"
     if different_data:
@@ -65,7 +101,7 @@ def judge(difference: Difference, adjusted: Adjusted | None = None) -> tuple[Jud
     seeds = "1 seed" if n == 1 else f"{n} seeds"
     lost = f"; {planned - n} of {planned} pairs incomplete" if n < planned else ""
     observed = f"{names[0]} - {names[1]} is {delta_text(test.mean, metric)}{unit}"
-    if n < FEWEST:
+    if n < stats.FEWEST:
         return "too few seeds", f"cannot be decided with {seeds}: {observed}{lost}"
     if not test.deviation:
         return "no spread", f"not decided: {observed} with each of {seeds}, no spread to judge it by{lost}"
@@ -81,6 +117,7 @@ def judge(difference: Difference, adjusted: Adjusted | None = None) -> tuple[Jud
         )
     wins = (test.sign > 0) == higher_is_better
     first, second = names if wins else names[::-1]
+    decision = decisions[0 if wins else 1]
     ends = sorted(abs(end) for end in (test.low, test.high) if end is not None)
     interval = " to ".join(size_text(end, metric) for end in ends)
     sentence = (
@@ -88,9 +125,9 @@ def judge(difference: Difference, adjusted: Adjusted | None = None) -> tuple[Jud
         f"({direction}{100 * test.confidence:.0f} % interval {interval}, n={n}{support})"
     )
     if adjusted is None or (adjusted.p is not None and adjusted.p <= LEVEL):
-        return ("first" if wins else "second"), sentence + lost
+        return decision, sentence + lost
     holm = "" if adjusted.p is None else f" (Holm p {p_text(adjusted.p)})"
-    return ("first alone" if wins else "second alone"), (
+    return f"{decision} alone", (
         f"{sentence} on its own; not decided among the {adjusted.tests} {adjusted.family}{holm}{lost}"
     )
 
@@ -118,7 +155,7 @@ def warnings(pairs: Pairs) -> list[str]:
     """What the arms of a pair should have in common but do not."""
     problems = []
     for split, seeds in different_splits(pairs).items():
-        problems.append(f"the arms have different data in the {split} split ({_seeds(seeds)})")
+        problems.append(f"the arms have different data in the {split} split ({seeds_text(seeds)})")
     for split in ("val", "test"):
         if count := max((result.repeated.get(split, 0) for pair in pairs for result in pair), default=0):
             name = "validation" if split == "val" else split
@@ -164,10 +201,10 @@ def notes(pairs: Pairs) -> list[str]:
     if any(last.values()):
         sentences.append(f"best at the last step, more training might help: {_counts(last, len(pairs))}")
     for arm, results in arms.items():
-        chance_test = against_chance(results)
-        if chance_test.above is False:
+        p, _ = against_chance(results)
+        if p is not None and p > LEVEL:
             chance = score_text(results[0].chance, results[0].metric)
-            sentences.append(f"{arm} is not shown to be above chance ({chance}; one-sided p {p_text(chance_test.p)})")
+            sentences.append(f"{arm} is not shown to be above chance ({chance}; one-sided p {p_text(p)})")
     return sentences
 
 
@@ -175,29 +212,19 @@ def best_at_end(result: Result) -> bool:
     return result.best_step >= result.own.steps
 
 
-class Chance(NamedTuple):
-    """Whether an arm is better than the best constant answer."""
+def against_chance(results: Sequence[Result]) -> tuple[float | None, Literal["t", "binomial"] | None]:
+    """One-sided p that an arm is no better than the best constant answer, and by which test; None if untestable.
 
-    above: bool | None  # p at most `LEVEL`; None where that cannot be tested
-    p: float | None  # one-sided
-    test: Literal["t", "binomial"] | None
-
-
-def against_chance(results: Sequence[Result]) -> Chance:
-    """One-sided t test over seeds; where they have no spread, the exact binomial test of one run's test rows."""
-    margins = []
-    for result in results:
-        if result.chance is None:
-            return Chance(None, None, None)
-        margin = final_score(result) - result.chance
-        margins.append(margin if result.higher_is_better else -margin)
-    if not margins:
-        return Chance(None, None, None)
-    p = above_chance(margins).p
+    A t test over seeds; where they have no spread, the exact binomial test of one run's test rows.
+    """
+    if not results or any(result.chance is None for result in results):
+        return None, None
+    margins = [final_score(result) - (result.chance or 0) for result in results]
+    p = stats.above_chance([m if result.higher_is_better else -m for m, result in zip(margins, results, strict=True)])
     if p is not None:
-        return Chance(p <= LEVEL, p, "t")
+        return p, "t"
     p = _binomial(results[0])
-    return Chance(None if p is None else p <= LEVEL, p, None if p is None else "binomial")
+    return p, None if p is None else "binomial"
 
 
 def _binomial(result: Result) -> float | None:
@@ -207,14 +234,14 @@ def _binomial(result: Result) -> float | None:
     if result.metric != "accuracy" or not rows or chance is None or not (0 <= chance <= 1 and 0 <= score <= 1):
         return None
     correct = round(score * rows)
-    return correct_above_chance(correct, rows, chance) if abs(score * rows - correct) <= WHOLE * rows else None
+    return stats.correct_above_chance(correct, rows, chance) if abs(score * rows - correct) <= WHOLE * rows else None
 
 
 def final_score(result: Result) -> float:
     return (result.test or {})[result.metric]
 
 
-def _seeds(seeds: Sequence[int]) -> str:
+def seeds_text(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 from spt.report import figures, html, machine, markdown, plotting
-from spt.report.collect import Report
+from spt.report.collect import Report, Table
 from spt.report.latex import latex
 from spt.runs.files import write_text, writing
 
 FIGURES = "figures"
+OPTIONAL: dict[Table, str] = {"items": "items.csv", "searches": "searches.csv", "curves": "curves.csv"}
 
 
 def write_report(report: Report, folder: Path, with_figures: bool = False) -> tuple[Path, ...]:
@@ -28,22 +29,15 @@ def write_report(report: Report, folder: Path, with_figures: bool = False) -> tu
         "report.tex": latex(report),
         "report.csv": machine.to_csv(report, "rows"),
         "seeds.csv": machine.to_csv(report, "seeds"),
-        "items.csv": machine.to_csv(report, "items"),
-        "searches.csv": machine.to_csv(report, "searches"),
-        "curves.csv": machine.to_csv(report, "curves"),
+        **{name: text for table, name in OPTIONAL.items() if (text := machine.to_csv(report, table))},
         "report.json": json.dumps(machine.to_json(report), indent=2, allow_nan=False) + "\n",
     }
-    for name in ("items.csv", "searches.csv", "curves.csv"):
-        if not texts[name]:
-            del texts[name]
-            with writing(folder / name):
-                (folder / name).unlink(missing_ok=True)  # of an earlier report
     for name, text in texts.items():
         write_text(folder / name, text)
     paths = [folder / name for name in texts]
     if with_figures:
         paths += [path for plot in plots for path in plotting.save(plot, folder / FIGURES)]
-    for path in set(old) - set(paths):
+    for path in {*old, *(folder / name for name in OPTIONAL.values())} - set(paths):
         with writing(path):
             path.unlink(missing_ok=True)
     return tuple(paths)

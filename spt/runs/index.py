@@ -5,7 +5,6 @@ settings. Every planned run becomes a result or a failure.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -107,6 +106,7 @@ def all_runs(root: Path) -> RunsFound:
 class ArmRuns(NamedTuple):
     """The finished runs of one arm in one configuration."""
 
+    arm: ArmName
     settings: str
     recipe: str
     cells: dict[int, PlannedCell]  # by seed
@@ -119,7 +119,7 @@ def pair_by_seed(root: Path, results: dict[str, Result], mentioned: set[str]) ->
     the same settings and seed (from different pretraining runs), the second is left out with a warning.
     """
     parents = {result.key: (name, result) for name, result in results.items() if result.stage == "pretrain"}
-    groups: dict[tuple[str, str, str, bool], dict[ArmName, dict[str, ArmRuns]]] = {}
+    groups: dict[tuple[str, str, str, bool], dict[tuple[ArmName, str], ArmRuns]] = {}
     warnings: list[str] = []
     for name, result in results.items():
         if result.stage != "finetune" or name in mentioned:
@@ -127,32 +127,33 @@ def pair_by_seed(root: Path, results: dict[str, Result], mentioned: set[str]) ->
         arm: ArmName = "spt" if result.parent else "scratch"
         parent, pretraining = parents.get(result.parent or "", (None, None))
         settings = result.settings[:8] + (f"+{pretraining.settings[:8]}" if pretraining else "")
-        arms = groups.setdefault((result.task, result.model, result.metric, result.smoke), {"scratch": {}, "spt": {}})
-        runs = arms[arm].setdefault(settings, ArmRuns(settings, result.recipe, {}))
-        if result.seed in runs.cells:
-            other = runs.cells[result.seed].run
+        group = groups.setdefault((result.task, result.model, result.metric, result.smoke), {})
+        cells = group.setdefault((arm, settings), ArmRuns(arm, settings, result.recipe, {})).cells
+        if result.seed in cells:
+            other = cells[result.seed].run
             warnings.append(f"{name} is left out: it has the same settings and seed as {other}")
         else:
-            runs.cells[result.seed] = PlannedCell(arm=arm, seed=result.seed, run=name, parent=parent)
+            cells[result.seed] = PlannedCell(arm=arm, seed=result.seed, run=name, parent=parent)
     return [
         ComparisonRuns(
             root,
             StudyRow(name=row[-1].recipe, task=task, model=model),
-            " / ".join(f"{next(iter(arm.cells.values())).arm} {arm.settings}" for arm in row),
-            tuple(sorted({seed for arm in row for seed in arm.cells})),
-            tuple(cell for arm in row for cell in arm.cells.values()),
+            " / ".join(f"{runs.arm} {runs.settings}" for runs in row),
+            tuple(sorted({seed for runs in row for seed in runs.cells})),
+            tuple(cell for runs in row for cell in runs.cells.values()),
             smoke=smoke,
         )
-        for (task, model, _, smoke), arms in groups.items()
-        for row in _match_arms(list(arms["scratch"].values()), list(arms["spt"].values()))
+        for (task, model, _, smoke), group in groups.items()
+        for row in _match_arms(list(group.values()))
     ], warnings
 
 
-def _match_arms(scratch: list[ArmRuns], spt: list[ArmRuns]) -> Iterator[tuple[ArmRuns, ...]]:
+def _match_arms(configurations: list[ArmRuns]) -> list[tuple[ArmRuns, ...]]:
     """Every two configurations that share a seed, then each one that shares no seed with any other."""
+    scratch, spt = ([runs for runs in configurations if runs.arm == arm] for arm in ARMS)
     pairs = [(a, b) for a, b in product(scratch, spt) if a.cells.keys() & b.cells.keys()]
-    yield from pairs
-    yield from ((runs,) for runs in (*scratch, *spt) if not any(runs is part for pair in pairs for part in pair))
+    paired = [(runs.arm, runs.settings) for pair in pairs for runs in pair]
+    return [*pairs, *((runs,) for runs in (*scratch, *spt) if (runs.arm, runs.settings) not in paired)]
 
 
 Outcomes = dict[tuple[int, ArmName], Result | Failure]  # by seed and arm
@@ -163,17 +164,15 @@ def outcomes(pairing: ComparisonRuns) -> Outcomes:
     cells = {(cell.seed, cell.arm): cell for cell in pairing.cells}
     ended: Outcomes = {}
     metric = ""
-    for seed in pairing.seeds:
-        for arm in ARMS:
-            if (seed, arm) in cells:
-                outcome = _outcome(pairing.root, cells[seed, arm], metric)
-            else:
-                outcome = Failure(run="", state="missing", reason="there is no such run")
-            if isinstance(outcome, Result):
-                metric = outcome.metric
-            else:
-                outcome = outcome.model_copy(update={"arm": arm, "seed": seed})
-            ended[seed, arm] = outcome
+    for seed, arm in product(pairing.seeds, ARMS):
+        outcome: Result | Failure = Failure(run="", state="missing", reason="there is no such run")
+        if cell := cells.get((seed, arm)):
+            outcome = _outcome(pairing.root, cell, metric)
+        if isinstance(outcome, Result):
+            metric = outcome.metric
+        else:
+            outcome = outcome.model_copy(update={"arm": arm, "seed": seed})
+        ended[seed, arm] = outcome
     return ended
 
 

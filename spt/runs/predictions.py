@@ -1,46 +1,45 @@
 """`predictions.parquet`: a finished run's answers to its test rows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from spt.errors import one_line
+from spt.errors import DataError, one_line
 
 FILE = "predictions.parquet"
 Columns = Mapping[str, NDArray[Any]]
 
 
-@dataclass(frozen=True)
-class NotComparable:
+class NotComparable(DataError):
     """Why two runs cannot be compared example by example."""
 
-    reason: str
 
+def read_columns(path: Path) -> Columns:
+    """The columns of a file of predictions, at least one row of them and none with an empty cell.
 
-def read_columns(path: Path) -> Columns | NotComparable:
-    """The columns of a file of predictions, at least one row of them and none with an empty cell."""
+    Raises NotComparable.
+    """
     import pyarrow as pa  # slower to import than all else here
     import pyarrow.parquet as pq
 
     where = f"{path.parent.name}/{path.name}"
     if not path.exists():
-        return NotComparable(f"{where} is missing")
+        raise NotComparable(f"{where} is missing")
     try:
         with pq.ParquetFile(path) as file:  # read_table would take a folder named `lr=0.1` for a column
             table = file.read()
         if any(column.null_count for column in table.columns):
-            return NotComparable(f"{where} has empty cells")
+            raise NotComparable(f"{where} has empty cells")
         columns = {name: table[name].to_numpy() for name in table.column_names}
     except (OSError, ValueError, MemoryError, pa.lib.ArrowException) as error:
-        return NotComparable(f"{where} cannot be read ({one_line(error)})")
+        raise NotComparable(f"{where} cannot be read ({one_line(error)})") from error
     kind = table.schema.field("id").type if "id" in columns else pa.null()
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        return NotComparable(f"{where} has no ids")
+        raise NotComparable(f"{where} has no ids")
     if not table.num_rows:
-        return NotComparable(f"{where} has no rows")
+        raise NotComparable(f"{where} has no rows")
     if any(column.dtype.kind not in "biuf" for name, column in columns.items() if name != "id"):
-        return NotComparable(f"{where} has answers that are not numbers")
+        raise NotComparable(f"{where} has answers that are not numbers")
     return columns

@@ -5,6 +5,7 @@ With train.py and checkpoint.py the only place that knows Accelerate, and the on
 
 import contextlib
 import gc
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -30,6 +31,8 @@ from spt.runtime import launch
 from spt.runtime.environment import compiler_problem
 from spt.runtime.settings import TRACKERS, Settings
 from spt.runtime.signals import cleanup
+
+logger = logging.getLogger(__name__)
 
 TensorTree = TypeVar("TensorTree", bound=tuple[Any, ...])
 Value = TypeVar("Value")
@@ -123,21 +126,21 @@ class Runtime:
                 value = function()
             except (Exception, KeyboardInterrupt, SystemExit) as raised:
                 error = raised
-        found: list[tuple[Any, Any]] = gather_object([(value, None if error is None else _transferable(error))])
-        for _, told in found:
-            if told is not None:
+        results: list[tuple[Any, Any]] = gather_object([(value, None if error is None else _transferable(error))])
+        for _, raised_there in results:
+            if raised_there is not None:
                 if error is None:
-                    kind, text, state = told
+                    kind, text, state = raised_there
                     error = kind.__new__(kind)
                     error.args, error.__dict__ = (text,), state
                 raise mark_shared(error)
-        return [theirs for theirs, _ in found]
+        return [theirs for theirs, _ in results]
 
     def each_rank(self, function: Callable[[], Value]) -> Value:
         """Run on every process, for the process's own value; when one fails, all raise its error."""
-        kept: list[Value] = []
-        self.all_ranks(lambda: kept.append(function()))
-        return kept[0]
+        values: list[Value] = []
+        self.all_ranks(lambda: values.append(function()))
+        return values[0]
 
     @contextlib.contextmanager
     def entered_on_main(self, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
@@ -183,11 +186,11 @@ class Runtime:
         except backends.Unavailable as error:
             raise BackendError(str(error)) from error
 
-    def compile(self, module: nn.Module, say: Callable[[str], None]) -> None:
-        """Compile a module in place, under its own name; where that cannot be done, say why and leave it."""
+    def compile(self, module: nn.Module) -> None:
+        """Compile a module in place, under its own name; where that cannot be done, log why and leave it."""
         problem = compiler_problem(self.device.type)
         if problem is not None:
-            say(f"--compile: torch.compile cannot be used here ({problem}); continuing without it")
+            logger.warning(f"--compile: torch.compile cannot be used here ({problem}); continuing without it")
             return
         torch._dynamo.config.suppress_errors = True  # what it cannot compile runs as it is
         for part in module.modules():
@@ -197,8 +200,8 @@ class Runtime:
 
     def weights(self, prepared: nn.Module) -> dict[str, Tensor]:
         """A prepared model's whole state, under its own names, on the CPU; all processes have to ask."""
-        found = self.accelerator.get_state_dict(prepared)
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+        results = self.accelerator.get_state_dict(prepared)
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in results.items()}
 
     @property
     def steps_in_backward(self) -> bool:
@@ -258,33 +261,33 @@ class Runtime:
 
         with self.kernels():
             pass
-        wanted = self.settings.tracker
-        if wanted is None:
+        tracker = self.settings.tracker
+        if tracker is None:
             return
-        if wanted not in TRACKERS:
-            raise BackendError(f"unknown tracker {wanted!r}{did_you_mean(wanted, TRACKERS)}")
-        if self.accelerator.device and not filter_trackers([wanted], "."):  # wants Accelerate's state to exist
-            raise BackendError(f"the tracker {wanted} is not installed; pip install {wanted}, or leave --tracker out")
+        if tracker not in TRACKERS:
+            raise BackendError(f"unknown tracker {tracker!r}{did_you_mean(tracker, TRACKERS)}")
+        if self.accelerator.device and not filter_trackers([tracker], "."):  # wants Accelerate's state to exist
+            raise BackendError(f"the tracker {tracker} is not installed; pip install {tracker}, or leave --tracker out")
 
     @contextlib.contextmanager
     def tracked(self, name: str, folder: Path, config: dict[str, Any]) -> Iterator[None]:
         """Send what is logged to the tracker the user asked for, if any."""
-        wanted = self.settings.tracker
-        if wanted is None:
+        tracker = self.settings.tracker
+        if tracker is None:
             yield
             return
         from accelerate.tracking import filter_trackers
 
         try:
             # Accelerate fixes its trackers when it is made; ours come and go with the runs.
-            self.accelerator.log_with = filter_trackers([wanted], folder)
+            self.accelerator.log_with = filter_trackers([tracker], folder)
             self.accelerator.project_configuration.set_directories(str(folder))
             self.accelerator.init_trackers(name, config=config)
         except SptError:
             raise
         except Exception as error:  # whatever a tracker's own library raises: no login, no network, a wrong setting
             raise BackendError(
-                f"the tracker {wanted} cannot be used: {one_line(error)}; or leave --tracker out"
+                f"the tracker {tracker} cannot be used: {one_line(error)}; or leave --tracker out"
             ) from error
 
         def finish(_: object = None) -> None:
@@ -305,8 +308,8 @@ class Runtime:
 
 def _has_distributed_device() -> bool:
     """Is there a device on which processes can work together? Without one, Accelerate wants the CPU asked for."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return found is not None and found.type != "mps"
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return device is not None and device.type != "mps"
 
 
 def _save_unwrapped(models: list[nn.Module], weights: list[dict[str, Tensor]], folder: str) -> None:
@@ -329,6 +332,7 @@ def _transferable(error: BaseException) -> tuple[type[BaseException], str, dict[
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Does a process learn from this error only that another one has gone?"""
-    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
-    return launch.world_size() > 1 and isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    """Does a process learn from this error only that another one has gone? gloo, alone, has no type for it."""
+    if launch.world_size() == 1:
+        return False
+    return isinstance(error, torch.distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

@@ -175,11 +175,10 @@ def _torchrun(processes: int, arguments: Sequence[str], path: Path) -> int:
             error.failures.items(),
             key=lambda item: (item[1].exitcode == BackendError.exit_code, item[1].timestamp),
         )
-        how = signal.Signals(-failure.exitcode).name if failure.exitcode < 0 else f"exit code {failure.exitcode}"
         memory = ", perhaps because memory ran out" if failure.exitcode == -signal.SIGKILL else ""
         raise BackendError(
-            f"process {number} of {processes} was killed ({how}{memory}); what was saved is kept and the "
-            "same command continues"
+            f"process {number} of {processes} was killed ({exit_text(failure.exitcode)}{memory}); what was saved is "
+            "kept and the same command continues"
         ) from None
     except SignalException as error:  # the processes have had their time to save
         if (code := _code(path)) is not None:
@@ -244,10 +243,23 @@ def leave_code(code: int) -> bool:
 def end_with_parent() -> None:
     """A process that we started goes when the one that started it is killed: nobody would wait for its result."""
     if CODE_FILE in os.environ and sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
+        sigterm_at_parent_exit()
         if not Path(os.environ[CODE_FILE]).parent.is_dir():  # it has already gone
             signal.raise_signal(signal.SIGTERM)
+
+
+def sigterm_at_parent_exit() -> None:
+    """Where the system can (Linux): this process is sent SIGTERM when the one that started it ends."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
+
+
+def exit_text(code: int) -> str:
+    """How a process ended, by its exit code: `exit code 1`, or the name of a signal."""
+    with contextlib.suppress(ValueError):
+        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    return f"signal {-code}"
 
 
 def leave_group(patience: float | None = None) -> None:

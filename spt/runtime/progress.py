@@ -1,13 +1,42 @@
-"""Progress for people: a bar on a terminal, a plain line now and then elsewhere, always on standard error."""
+"""Progress for people: a bar on a terminal, a plain line now and then elsewhere, always on standard error; and where
+the messages of the `spt` loggers go.
+"""
 
+import contextlib
+import logging
 import sys
 import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 EVERY = 15.0  # seconds between plain lines
+
+
+class _Forwarder(logging.Handler):
+    def __init__(self, send: Callable[[str], object]) -> None:
+        super().__init__(logging.INFO)
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._send(record.getMessage())
+
+
+@contextlib.contextmanager
+def forward_messages(send: Callable[[str], object]) -> Iterator[None]:
+    """Meanwhile `send`, and no forwarding begun before, gets the text of every message that a logger of spt, its tasks
+    or its models is given."""
+    logger = logging.getLogger("spt")
+    level, handlers = logger.level, logger.handlers
+    logger.handlers = [*(handler for handler in handlers if not isinstance(handler, _Forwarder)), _Forwarder(send)]
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.handlers = handlers
+        logger.setLevel(level)
 
 
 class Bar:

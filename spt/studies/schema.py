@@ -4,21 +4,21 @@ A study comes from YAML or from the command line; `to_yaml` writes it out in ful
 """
 
 import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from spt.config.load import read as read_recipe
 from spt.config.overrides import flatten
-from spt.config.recipe import BUDGETS, Train
-from spt.config.validation import validation_messages
-from spt.config.yaml import MAX_BYTES, parse_yaml
+from spt.config.recipe import BUDGETS, StrictModel, Train
+from spt.config.validation import validate_values, validation_messages
+from spt.config.yaml import is_file_name, parse_yaml, read_text
 from spt.errors import RecipeError, UsageError, did_you_mean
 from spt.runs.plan import Axis
 
@@ -28,11 +28,7 @@ Changes = dict[str, Any]  # dotted place in a recipe -> value
 Value = bool | int | float | str | None
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class _Study(_Strict):
+class _Study(StrictModel):
     """What all kinds have in common."""
 
     recipes: tuple[str, ...] = Field(min_length=1, description="names of packaged recipes, or YAML files")
@@ -43,10 +39,11 @@ class _Study(_Strict):
     def _check(self) -> "_Study":
         if (seeds := self.seeds) == () or (isinstance(seeds, int) and not 1 <= seeds <= MOST_SEEDS):
             raise ValueError(f"seeds is {seeds}; between 1 and {MOST_SEEDS} are needed")
-        if isinstance(seeds, tuple) and (len(set(seeds)) < len(seeds) or min(seeds) < 0):
+        if isinstance(seeds, tuple) and min(seeds) < 0:
             raise ValueError(f"seeds {list(seeds)} must be different whole numbers from 0")
-        if doubles := [name for i, name in enumerate(self.recipes) if name in self.recipes[:i]]:
-            raise ValueError(f"the recipe {doubles[0]} is listed twice")
+        for name, values in self:
+            if isinstance(values, tuple) and (doubles := [v for i, v in enumerate(values) if v in values[:i]]):
+                raise ValueError(f"{name}: {doubles[0]} is listed twice")
         return self
 
     @property
@@ -77,7 +74,7 @@ class Compute(_Study):
     @field_validator("shares")
     @classmethod
     def _shares(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
-        if not all(0 <= share < 1 for share in shares) or len(set(shares)) < len(shares) or not any(shares):
+        if not all(0 <= share < 1 for share in shares) or not any(shares):
             raise ValueError("shares must be different numbers in [0, 1), one of them above 0")
         return tuple(sorted(shares))
 
@@ -115,7 +112,7 @@ class Data(_Study):
     @field_validator("fractions")
     @classmethod
     def _fractions(cls, fractions: tuple[float, ...]) -> tuple[float, ...]:
-        if not all(0 < fraction <= 1 for fraction in fractions) or len(set(fractions)) < len(fractions):
+        if not all(0 < fraction <= 1 for fraction in fractions):
             raise ValueError("fractions must be different numbers in (0, 1]")
         return tuple(sorted(fractions))
 
@@ -158,13 +155,6 @@ class Init(_Study):
         ("structured", "random"), min_length=1, description="values of model.initialisation"
     )
 
-    @field_validator("initialisations")
-    @classmethod
-    def _once(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(given)) < len(given):
-            raise ValueError("an initialisation is listed twice")
-        return given
-
 
 class Objective(_Study):
     """What pretraining asks for: masked or next, with which ratio and span."""
@@ -176,15 +166,13 @@ class Objective(_Study):
 
     @field_validator("objectives")
     @classmethod
-    def _named(cls, given: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-        if not all(isinstance(objective.get("name"), str) for objective in given):
+    def _named(cls, objectives: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        if not all(isinstance(objective.get("name"), str) for objective in objectives):
             raise ValueError("every objective needs a name: masked or next")
-        if len({json.dumps(objective, sort_keys=True) for objective in given}) < len(given):
-            raise ValueError("an objective is listed twice")
-        return given
+        return objectives
 
 
-class Range(_Strict):
+class Range(StrictModel):
     """Where a random search draws a setting from."""
 
     low: float = Field(description="the least value, in the setting's own unit")
@@ -230,29 +218,17 @@ class Tune(_Study):
             elif not values or len(set(map(repr, values))) < len(values):
                 raise ValueError(f"space.{name} must be a list of different values")
         if self.trials is None:
-            count = 1
-            for values in self.space.values():
-                count *= len(values) if isinstance(values, tuple) else 1
+            count = math.prod(len(values) for values in self.space.values() if isinstance(values, tuple))
             if count > MOST_SETTINGS:
                 raise ValueError(f"the grid has {count:,} settings; at most {MOST_SETTINGS:,}, or a random search")
-        if len(set(self.trial_seeds)) < len(self.trial_seeds) or min(self.trial_seeds) < 0:
+        if min(self.trial_seeds) < 0:
             raise ValueError("trial_seeds must be different whole numbers from 0")
         return self
 
 
 Study = Compare | Compute | Data | Size | Init | Objective | Tune
 
-KINDS: dict[str, type[Study]] = {
-    "compare": Compare,
-    "compute": Compute,
-    "data": Data,
-    "size": Size,
-    "init": Init,
-    "objective": Objective,
-    "tune": Tune,
-}
-
-_BY_RECIPE = ("sizes", "total")  # fields that may have a value for each recipe
+KINDS: dict[str, type[Study]] = {kind.model_fields["kind"].default: kind for kind in get_args(Study)}
 
 
 @dataclass(frozen=True)
@@ -280,8 +256,7 @@ def validate(raw: Any, source: str) -> Study:
         hint = did_you_mean(str(kind), KINDS) if kind is not None else f"; known: {', '.join(KINDS)}"
         raise UsageError(f"{source} is not a study: {problem}{hint}")
     try:
-        # Through JSON, because pydantic's strict mode there still takes a list for a tuple.
-        study: Study = KINDS[kind].model_validate_json(json.dumps(raw, default=str))
+        study: Study = validate_values(KINDS[kind], raw)
     except ValidationError as error:
         messages = validation_messages(KINDS[kind], error)
         # Of a value that may be a list or a mapping, keep the messages for the mapping.
@@ -304,20 +279,9 @@ def read(source: str) -> StudySource:
         path = path / "study.yaml"
         if not path.is_file():
             raise UsageError(f"{source} holds no study.yaml; name a study file, a study folder or a packaged study")
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        try:
-            if not path.is_file():
-                raise UsageError(f"no study file {source}")
-            if path.stat().st_size > MAX_BYTES:
-                raise UsageError(f"{source} has {path.stat().st_size:,} bytes; that is not a study")
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise UsageError(f"{source} is not UTF-8 text") from None
-        except OSError as error:
-            raise UsageError(f"{source} cannot be read: {error.strerror}") from None
-        return StudySource(
-            path.stem, with_absolute_paths(validate(_mapping(text, source), source), path.resolve().parent), folder
-        )
+    if is_file_name(path):
+        study = validate(_mapping(read_text(path, "study"), source), source)
+        return StudySource(path.stem, with_absolute_paths(study, path.resolve().parent), folder)
     known = packaged()
     if source in known:
         return StudySource(source, validate(_mapping(known[source], source), source))
@@ -334,49 +298,37 @@ def _mapping(text: str, source: str) -> Any:
 
 def with_absolute_paths(study: Study, folder: Path) -> Study:
     """The same study with its recipes' paths absolute, so that it can be run from anywhere."""
-    moved = {name: _absolute(name, folder) for name in study.recipes}
-    if len(set(moved.values())) < len(moved):
-        raise UsageError(f"a recipe is listed twice, under two names: {', '.join(moved)}")
-    update: dict[str, Any] = {"recipes": tuple(moved.values())}
-    for field in _BY_RECIPE:
-        if isinstance(given := getattr(study, field, None), dict):
-            update[field] = {moved.get(name, name): value for name, value in given.items()}
-    return study.model_copy(update=update)
-
-
-def _absolute(recipe: str, folder: Path) -> str:
-    path = Path(os.path.expanduser(recipe))
-    return (
-        str((folder / path).resolve()) if path.suffix in (".yaml", ".yml") or os.path.isfile(folder / path) else recipe
-    )
+    names = {}
+    for name in study.recipes:
+        path = folder / os.path.expanduser(name)
+        names[name] = str(path.resolve()) if is_file_name(path) else name
+    if len(set(names.values())) < len(names):
+        raise UsageError(f"a recipe is listed twice, under two names: {', '.join(names)}")
+    return study.model_copy(update=_with_names(dict(study), names))
 
 
 def to_yaml(study: Study, folder: Path | None = None, comment: str = "") -> str:
     """The study as YAML. With a folder, recipes are named relative to it."""
-    value = study.model_dump(mode="json")
+    values = study.model_dump(mode="json")
     if folder is not None:
-        named = {name: _relative(name, folder) for name in study.recipes}
-        value["recipes"] = list(named.values())
-        for field in _BY_RECIPE:
-            if isinstance(value.get(field), dict):
-                value[field] = {named.get(name, name): entry for name, entry in value[field].items()}
-    text = yaml.safe_dump({"kind": value.pop("kind"), **value}, sort_keys=False, allow_unicode=True)
+        values = _with_names(values, {name: _relative(name, folder) for name in study.recipes})
+    text = yaml.safe_dump({"kind": values.pop("kind"), **values}, sort_keys=False, allow_unicode=True)
     return f"# {comment}\n{text}" if comment else text
 
 
 def _relative(recipe: str, folder: Path) -> str:
-    path = Path(recipe)
-    if not path.is_absolute():
-        return recipe
-    return os.path.relpath(path, folder.resolve())
+    return os.path.relpath(recipe, folder.resolve()) if os.path.isabs(recipe) else recipe
+
+
+def _with_names(values: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """A study's values with its recipes renamed, also where a field has a value for each recipe."""
+    renamed = {**values, "recipes": tuple(names.values())}
+    for field in ("sizes", "total"):
+        if isinstance(by_recipe := values.get(field), dict):
+            renamed[field] = {names.get(name, name): value for name, value in by_recipe.items()}
+    return renamed
 
 
 def recipe_overrides(changes: Mapping[str, Any]) -> list[str]:
     """Changes as command-line overrides; values are JSON, which YAML reads."""
     return [f"{place}={json.dumps(value)}" for place, value in changes.items()]
-
-
-def check_recipes(names: Sequence[str]) -> None:
-    """Raise UsageError for a recipe that does not exist."""
-    for name in names:
-        read_recipe(name)

@@ -1,7 +1,7 @@
 """The progress of studies, read from their files alone: what is done, running, failed or missing. No torch here."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,11 @@ def study_status(folder: Path) -> dict[str, Any]:
     if (folder / PLAN).is_file():
         folder = folder.resolve()
         return {"studies": [_study(folder, read_plan(folder))], "warnings": []}
-    studies, complaints = studies_in(folder)
+    studies, warnings = studies_in(folder)
     if not studies:
-        reason = f" ({complaints[0]})" if complaints else ""
+        reason = f" ({warnings[0]})" if warnings else ""
         raise DataError(f"{folder} holds no study{reason}; create one with spt study or spt compare")
-    return {"studies": [_study(*study) for study in studies], "warnings": complaints}
+    return {"studies": [_study(*study) for study in studies], "warnings": warnings}
 
 
 def run_state(root: Path, name: str) -> str:
@@ -53,23 +53,16 @@ def needed_runs(root: Path, plan: StudyPlan) -> dict[str, str]:
 
 
 def _study(folder: Path, plan: StudyPlan) -> dict[str, Any]:
-    root = folder.parent
-    states = needed_runs(root, plan)
+    states = needed_runs(folder.parent, plan)
     rows = []
     for index, row in enumerate(plan.rows):
         cells = [cell for cell in plan.cells if cell.row == index]
         trials = [trial for search in plan.searches if search.row == index for trial in search.trials]
-        for what, parts in (("trials", trials), ("runs", cells)):
+        for kind, parts in (("trials", trials), ("runs", cells)):
             names = dict.fromkeys(name for part in parts for name in (part.parent, part.run) if name in states)
             if names:
-                rows.append(
-                    {
-                        "recipe": row.name,
-                        "factors": dict(row.factors),
-                        "what": what,
-                        **_counts([states[name] for name in names]),
-                    }
-                )
+                counts = _counts([states[name] for name in names])
+                rows.append({"recipe": row.name, "factors": dict(row.factors), "what": kind, **counts})
     return {
         "study": folder.name,
         "kind": plan.kind,
@@ -88,25 +81,34 @@ def _counts(states: Sequence[str]) -> dict[str, int]:
     return {"all": len(states), **{name: counts[name] for name in STATES}}
 
 
+def row_text(row: Mapping[str, Any]) -> str:
+    """A row of a study: its recipe, and what the study varies."""
+    return " ".join(filter(None, [row["recipe"], factors_text(row["factors"])]))
+
+
+def plain_table(header: Sequence[str], lines: Iterable[Sequence[str]], text_columns: int = 1) -> Table:
+    """A table without rules, for the terminal; the first columns are text, the others numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, name in enumerate(header):
+        table.add_column(name, justify="left" if i < text_columns else "right", no_wrap=i > 0)
+    for line in lines:
+        table.add_row(*map(Text, line))
+    return table
+
+
 def render(status: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = []
+    columns = ("all", *STATES)
     for study in status["studies"]:
         smoke = ", smoke" if study["smoke"] else ""
         done = f"{study['done']} of {study['all']} runs done"
         parts.append(Text(f"{study['study']} ({study['kind']}{smoke}): {done}", style="bold"))
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("row")
-        for name in ("all", *STATES):
-            table.add_column(name, justify="right")
-        for row in study["rows"]:
-            label = " ".join(filter(None, [row["recipe"], factors_text(row["factors"])]))
-            label += ", trials" if row["what"] == "trials" else ""
-            table.add_row(Text(label), *(str(row[name]) if row[name] else "-" for name in ("all", *STATES)))
-        parts.append(table)
+        labels = [row_text(row) + (", trials" if row["what"] == "trials" else "") for row in study["rows"]]
+        counts = [[str(row[name] or "-") for name in columns] for row in study["rows"]]
+        parts.append(plain_table(("row", *columns), [(a, *b) for a, b in zip(labels, counts, strict=True)]))
         if study["to_choose"]:
-            parts.append(
-                Text(f"not chosen yet: {', '.join(study['to_choose'])}; both arms run over the seeds once they are")
-            )
+            waiting = ", ".join(study["to_choose"])
+            parts.append(Text(f"not chosen yet: {waiting}; both arms run over the seeds once they are"))
         parts.append(Text())
     parts += [Text(f"WARNING: {warning}") for warning in status["warnings"]]
     return Group(*parts)

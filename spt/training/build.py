@@ -9,7 +9,7 @@ import numpy as np
 
 from spt.config.job import Job
 from spt.config.plugins import find_plugin
-from spt.config.recipe import Part
+from spt.config.recipe import Part, Train
 from spt.data.batching import collate, pieces
 from spt.data.dataset import open_task
 from spt.errors import DataError, SptError, UsageError, one_line
@@ -32,10 +32,14 @@ class StageSetup:
     output: Output
     model: SequenceModel
 
+    @property
+    def train(self) -> Train:
+        return self.job.train
+
 
 def build_stage(job: Job) -> StageSetup:
     """Everything that can be wrong with a job is found here, before its directory exists."""
-    recipe, stage = job.loaded.recipe, job.settings_stage
+    recipe, stage = job.resolved.recipe, job.settings_stage
     data = open_task(recipe.task)
     options = json.dumps(stage.objective.options)
     objective = OBJECTIVES[stage.objective.name].model_validate_json(options)
@@ -78,7 +82,7 @@ def build_stage(job: Job) -> StageSetup:
 
 def _check_abilities(setup: StageSetup) -> None:
     """The model can take sequences of this task's lengths, as it says itself."""
-    backbone, name = setup.model.backbone, setup.job.loaded.recipe.model.name
+    backbone, name = setup.model.backbone, setup.job.resolved.recipe.model.name
     data = setup.data
     lengths = np.unique(np.concatenate([np.unique(sequence_lengths(split)) for split in data.splits.values()]))
     odd = lengths[lengths % backbone.length_multiple != 0]
@@ -97,7 +101,7 @@ def _check_abilities(setup: StageSetup) -> None:
             f"model {name} takes no account of the time between steps, which this task's sequences have; choose s5, or "
             "leave times out by the task's option"
         )
-    if data.future and setup.objective.labelled and not setup.job.loaded.recipe.model.options["causal"]:
+    if data.future and setup.objective.labelled and not setup.job.resolved.recipe.model.options["causal"]:
         raise UsageError(
             "this task's targets are later inputs, which a model that looks ahead sees; set model.causal=true"
         )
@@ -136,8 +140,8 @@ def _check_train(job: Job, objective: Objective, output: Output, data: TaskData)
         raise UsageError(
             f"{place}.validation_masks: redrawn has no effect, since this objective hides nothing; leave it out"
         )
-    if output.per_step and objective.labelled and job.loaded.recipe.finetune.head.pool != "mean":
-        pool = job.loaded.recipe.finetune.head.pool
+    if output.per_step and objective.labelled and job.resolved.recipe.finetune.head.pool != "mean":
+        pool = job.resolved.recipe.finetune.head.pool
         raise UsageError(f"finetune.head.pool: {pool} has no effect, since this task asks at every step; leave it out")
     for name, split in (("validation", data.val), ("test", data.test)) if train.metric_average == "per_batch" else ():
         if len(split) < train.batch_size:
@@ -153,9 +157,9 @@ def _check_costs(setup: StageSetup) -> None:
     try:
         flops, own = float(model.flops(length)), float(model.backbone.flops(length))
     except Exception as error:
-        raise UsageError(f"model {setup.job.loaded.recipe.model.name}: flops fails with {one_line(error)}") from error
+        raise UsageError(f"model {setup.job.resolved.recipe.model.name}: flops fails with {one_line(error)}") from error
     if not (math.isfinite(flops) and flops > 0 and own >= 0):
-        raise UsageError(f"model {setup.job.loaded.recipe.model.name}: flops({length}) is {own}")
+        raise UsageError(f"model {setup.job.resolved.recipe.model.name}: flops({length}) is {own}")
     optimizer_groups(model, train)
     steps = plan_steps(model, setup.data, train)
     if train.warmup_steps > steps:

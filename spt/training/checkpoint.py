@@ -11,6 +11,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import pickle
 import re
 import shutil
@@ -33,6 +34,8 @@ from spt.runs.result import Ledger, SplitRecord
 from spt.runtime.distributed import Runtime
 from spt.tasks.base import Tokens, Values, describe
 from spt.training.network import SequenceModel
+
+logger = logging.getLogger(__name__)
 
 UNREADABLE = (RuntimeError, ValueError, KeyError, EOFError, OSError, SafetensorError, pickle.UnpicklingError)
 KEEP = 2  # resumable checkpoints
@@ -66,8 +69,8 @@ class TrainingState(BaseModel):
         sums = {"loss": self.loss + loss, "weight": self.weight + weight}
         return self.model_copy(update={"step": self.step + spent.steps, "ledger": self.ledger + spent, **sums})
 
-    def evaluated(self, found: dict[str, float], improved: bool) -> "TrainingState":
-        best = {"best": found, "best_step": self.step, "waited": 0} if improved else {"waited": self.waited + 1}
+    def evaluated(self, scores: dict[str, float], improved: bool) -> "TrainingState":
+        best = {"best": scores, "best_step": self.step, "waited": 0} if improved else {"waited": self.waited + 1}
         return self.model_copy(update={**best, "loss": 0.0, "weight": 0.0})
 
     def with_peak(self, peak_bytes: int) -> "TrainingState":
@@ -96,9 +99,9 @@ class TensorMatch(NamedTuple):
     outcome: str
 
 
-def save_state(run: RunFolder, runtime: Runtime, position: TrainingState) -> None:
+def save_state(run: RunFolder, runtime: Runtime, state: TrainingState) -> None:
     """Everything needed to continue exactly here. All processes have to come."""
-    folder = run.checkpoints / f"step-{position.step:08d}"
+    folder = run.checkpoints / f"step-{state.step:08d}"
     beside = _beside(folder)
     shards = runtime.accelerator.distributed_type.name if runtime.shards else ""
 
@@ -113,11 +116,11 @@ def save_state(run: RunFolder, runtime: Runtime, position: TrainingState) -> Non
 
     def settle() -> None:
         with _disk(folder):
-            write_json(beside / "position.json", position.model_copy(update={"shards": shards}).model_dump(mode="json"))
+            write_json(beside / "position.json", state.model_copy(update={"shards": shards}).model_dump(mode="json"))
             _settle(beside, folder)
         for old in _steps(run.checkpoints, "step")[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
-        prune(run, position)
+        prune(run, state)
 
     try:
         runtime.on_main(begin)
@@ -128,9 +131,9 @@ def save_state(run: RunFolder, runtime: Runtime, position: TrainingState) -> Non
             shutil.rmtree(beside, ignore_errors=True)
 
 
-def prune(run: RunFolder, position: TrainingState) -> None:
-    """Drop the best weights that neither this position nor a resumable one refers to."""
-    needed = {position.best_step}
+def prune(run: RunFolder, state: TrainingState) -> None:
+    """Drop the best weights that neither this state nor a resumable one refers to."""
+    needed = {state.best_step}
     for folder in _steps(run.checkpoints, "step"):
         with contextlib.suppress(OSError, ValueError):
             needed.add(_position(folder).best_step)
@@ -139,16 +142,16 @@ def prune(run: RunFolder, position: TrainingState) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def resume(run: RunFolder, runtime: Runtime, say: Callable[[str], None]) -> TrainingState | None:
+def resume(run: RunFolder, runtime: Runtime) -> TrainingState | None:
     """Load the newest intact state into what Accelerate has prepared; None when there is none."""
-    found = runtime.on_main(lambda: _newest(run, say))
-    if found is None:
+    newest = runtime.on_main(lambda: _newest(run))
+    if newest is None:
         return None
-    folder, position = found
+    folder, state = newest
     shards = runtime.accelerator.distributed_type.name if runtime.shards else ""
-    if position.shards != shards:
+    if state.shards != shards:
         raise CheckpointError(
-            f"{folder} was saved by processes of kind {position.shards or 'whole models'} and cannot be read by "
+            f"{folder} was saved by processes of kind {state.shards or 'whole models'} and cannot be read by "
             f"{shards or 'whole models'}; continue as it was begun, or start over with --resume never"
         )
 
@@ -161,34 +164,34 @@ def resume(run: RunFolder, runtime: Runtime, say: Callable[[str], None]) -> Trai
             ) from error
 
     runtime.all_ranks(load)
-    return position
+    return state
 
 
-def _newest(run: RunFolder, say: Callable[[str], None]) -> tuple[Path, TrainingState] | None:
+def _newest(run: RunFolder) -> tuple[Path, TrainingState] | None:
     _sweep(run)
     for folder in reversed(_steps(run.checkpoints, "step")):
         problem = verify(folder)
         if problem is None:
             try:
-                position = _position(folder)
-                best = run.checkpoints / f"best-{position.best_step:08d}"
-                problem = None if position.best_step == 0 else verify(best)
+                state = _position(folder)
+                best = run.checkpoints / f"best-{state.best_step:08d}"
+                problem = None if state.best_step == 0 else verify(best)
                 if problem is None:
-                    return folder, position
+                    return folder, state
                 problem = f"{best.name}: {problem}"
             except (OSError, ValueError):
                 problem = "position.json is damaged"
-        say(f"{folder} cannot be used ({problem}); trying the one before, or starting at the beginning")
+        logger.warning(f"{folder} cannot be used ({problem}); trying the one before, or starting at the beginning")
     return None
 
 
-def save_weights(folder: Path, tensors: Mapping[str, Tensor], about: CheckpointMeta, rows: NDArray[np.uint64]) -> None:
+def save_weights(folder: Path, tensors: Mapping[str, Tensor], meta: CheckpointMeta, rows: NDArray[np.uint64]) -> None:
     """A stage's weights, and what they were trained on (`rows`: fingerprints of the training inputs)."""
 
     def fill(beside: Path) -> None:
         safetensors.torch.save_file(dict(tensors), beside / WEIGHTS)
         np.save(beside / "rows.npy", np.sort(rows))
-        write_json(beside / "about.json", about.model_dump(mode="json"))
+        write_json(beside / "about.json", meta.model_dump(mode="json"))
 
     _place(folder, fill)
 
@@ -227,8 +230,8 @@ def read_meta(folder: Path) -> tuple[CheckpointMeta, NDArray[np.uint64]]:
     if problem is not None:
         raise CheckpointError(f"the checkpoint {folder} cannot be used: {problem}")
     try:
-        found = CheckpointMeta.model_validate_json((folder / "about.json").read_text(encoding="utf-8"))
-        return found, np.load(folder / "rows.npy", allow_pickle=False)
+        meta = CheckpointMeta.model_validate_json((folder / "about.json").read_text(encoding="utf-8"))
+        return meta, np.load(folder / "rows.npy", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"the checkpoint {folder} cannot be used: {error}") from error
 
@@ -240,20 +243,20 @@ def load_pretrained(
 
     Raises CheckpointError, with the differences, unless model options and input are the same.
     """
-    found, _ = read_meta(folder)
-    if found.stage != "pretrain":
-        raise CheckpointError(f"{folder} comes from a {found.stage} run; finetuning starts from a pretraining run")
+    meta, _ = read_meta(folder)
+    if meta.stage != "pretrain":
+        raise CheckpointError(f"{folder} comes from a {meta.stage} run; finetuning starts from a pretraining run")
     ours = json.loads(json.dumps(part))
-    names = sorted(key for key in ours.keys() | found.model.keys() if key != "max_length")
+    names = sorted(key for key in ours.keys() | meta.model.keys() if key != "max_length")
     differences = [
-        f"{key} {found.model.get(key)!r} there, {ours.get(key)!r} here"
+        f"{key} {meta.model.get(key)!r} there, {ours.get(key)!r} here"
         for key in names
-        if found.model.get(key) != ours.get(key)
+        if meta.model.get(key) != ours.get(key)
     ]
     if differences:
         raise CheckpointError(f"{folder} holds another architecture: {'; '.join(differences)}")
-    if found.input != spec(input):
-        raise CheckpointError(f"{folder} was made for {_unlike(found.input, spec(input))}")
+    if meta.input != spec(input):
+        raise CheckpointError(f"{folder} was made for {_unlike(meta.input, spec(input))}")
     tensors = _tensors(folder)
     table, own = [], model.state_dict()
     for name in model.parts:
@@ -278,8 +281,8 @@ def load_pretrained(
 
 def spec(input: Tokens | Values) -> dict[str, Any]:
     """An input's description as JSON has it."""
-    found: dict[str, Any] = json.loads(json.dumps(describe(input)))
-    return found
+    description: dict[str, Any] = json.loads(json.dumps(describe(input)))
+    return description
 
 
 def _unlike(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
@@ -294,8 +297,8 @@ def _unlike(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
 
 
 def _short(input: dict[str, Any]) -> str:
-    kept = {key: value for key, value in input.items() if key not in ("kind", "codes", "unknown")}
-    return f"{input.get('kind')} {', '.join(f'{key} {value}' for key, value in kept.items())}"
+    shown = {key: value for key, value in input.items() if key not in ("kind", "codes", "unknown")}
+    return f"{input.get('kind')} {', '.join(f'{key} {value}' for key, value in shown.items())}"
 
 
 def verify(folder: Path) -> str | None:
@@ -370,10 +373,10 @@ def _steps(checkpoints: Path, kind: str) -> list[Path]:
 
 
 def _position(folder: Path) -> TrainingState:
-    position = TrainingState.model_validate_json((folder / "position.json").read_text(encoding="utf-8"))
-    if folder.name != f"step-{position.step:08d}":
-        raise ValueError(f"position.json speaks of step {position.step}")
-    return position
+    state = TrainingState.model_validate_json((folder / "position.json").read_text(encoding="utf-8"))
+    if folder.name != f"step-{state.step:08d}":
+        raise ValueError(f"position.json is of step {state.step}")
+    return state
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Exact evaluation: every example counted once, whatever the batches and processes were; and what is better."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +16,14 @@ from spt.models.longconv import cached_kernels
 from spt.rng import Draw
 from spt.runtime.distributed import Runtime
 from spt.runtime.memory import free_memory, out_of_memory
-from spt.tasks.base import Split, TaskData
+from spt.tasks.base import Split
+from spt.training.build import StageSetup
 from spt.training.losses import answers
 from spt.training.metrics import batch_means, default_metric, metrics, sums, text_scores
-from spt.training.objectives import Objective, Output
+from spt.training.objectives import Inputs, Output
 
 EVALUATION_POSITIONS = 1 << 15  # sequences times steps in memory at once when no gradient is kept
+Observer = Callable[[NDArray[np.int64], Inputs, Tensor], None]  # of a batch: its rows, inputs and logits
 
 
 class Predictions(NamedTuple):
@@ -34,22 +36,23 @@ class Predictions(NamedTuple):
 
 def evaluate(
     model: nn.Module,
-    objective: Objective,
-    output: Output,
+    setup: StageSetup,
     split: Split,
-    data: TaskData,
     runtime: Runtime,
-    train: Train,
     draw: Draw,
     *,
     at_once: int,
     predict: bool = False,
+    observe: Observer | None = None,
 ) -> tuple[dict[str, float], Predictions | None]:
-    """Exact metrics over all rows: gathered by example, whatever the batches and processes were.
+    """Exact metrics of the setup's model, as Accelerate wraps it, over all rows of a split: gathered by example,
+    whatever the batches and processes were.
 
-    `at_once` sequences are known to fit into memory with their gradients.
+    `at_once` sequences are known to fit into memory with their gradients. `observe` is called with every batch of this
+    process; rows come again, in other batches, where memory ran out.
     """
-    everyone, world = np.arange(len(split)), runtime.world
+    data, output, train = setup.data, setup.output, setup.train
+    all_rows, world = np.arange(len(split)), runtime.world
 
     def answer(groups: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
         """What metrics and predictions need of this process's rows, and which rows they are."""
@@ -60,9 +63,11 @@ def evaluate(
         for group in groups:
             part = share(group, runtime.rank, world)  # all processes take as many batches
             batch = collate(split, part, data.input, data.target)
-            inputs, targets = runtime.send(objective.make_inputs(batch, draw))
+            inputs, targets = runtime.send(setup.objective.make_inputs(batch, draw))
             with runtime.autocast(train.precision):
                 logits = model(inputs)
+            if observe is not None:
+                observe(part, inputs, logits)
             found = sums(output, logits, targets) | {"index": batch.rows}
             if not output.per_step:
                 found["logits"] = logits.float()
@@ -77,14 +82,14 @@ def evaluate(
     positions, least = min(EVALUATION_POSITIONS, len(split) * sequences * int(extents.max())), at_once
     while True:
         if train.metric_average == "per_batch":  # as published: whoever shares a batch shares its padding
-            groups = pieces(everyone, train.batch_size)
+            groups = pieces(all_rows, train.batch_size)
         else:
-            sorted_rows = by_length(everyone, extents)
+            sorted_rows = by_length(all_rows, extents)
             groups = packed(sorted_rows, sequences * extents, positions * world, least * world)
         failed = 0.0
-        held = contextlib.nullcontext() if runtime.shards else cached_kernels(model, int(extents.max()))
+        cache = contextlib.nullcontext() if runtime.shards else cached_kernels(model, int(extents.max()))
         try:
-            with torch.no_grad(), held:
+            with torch.no_grad(), cache:
                 found = answer(groups)
         except Exception as error:
             if not out_of_memory(error):
@@ -119,9 +124,9 @@ def evaluate(
 
 def _predictions(output: Output, logits: Tensor, whole: dict[str, Tensor]) -> Predictions:
     if output.per_step:
-        told = {"steps": "weight", "right": "right", "squared_error": "squared"}
-        found = {name: whole[key].numpy() for name, key in told.items() if key in whole}
-        return Predictions(None, None, {name: a if a.ndim == 1 else a.mean(1) for name, a in found.items()})
+        columns = {"steps": "weight", "right": "right", "squared_error": "squared"}
+        scores = {name: whole[key].numpy() for name, key in columns.items() if key in whole}
+        return Predictions(None, None, {name: a if a.ndim == 1 else a.mean(1) for name, a in scores.items()})
     values = answers(output, logits)
     if output.loss != "cross_entropy":
         return Predictions(values.numpy(), None, {})
@@ -134,7 +139,7 @@ def selection_metric(train: Train, output: Output) -> str:
     return default_metric(output) if train.select_by == "auto" else train.select_by
 
 
-def is_better(found: dict[str, float], best: dict[str, float], metric: str) -> bool:
+def is_better(scores: dict[str, float], best: dict[str, float], metric: str) -> bool:
     """By the metric; ties by the loss. Anything beats nothing."""
     sign = 1.0 if LOWER_IS_BETTER[metric] else -1.0
-    return not best or (sign * found[metric], found["loss"]) < (sign * best[metric], best["loss"])
+    return not best or (sign * scores[metric], scores["loss"]) < (sign * best[metric], best["loss"])

@@ -19,25 +19,25 @@ def sums(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> S
     # Small tensors go to the CPU before they become float64, which some devices do not have.
     weight = targets.weight.cpu().double().reshape(len(targets.weight), -1)  # (B, T)
     loss = per_answer(output, logits, targets.values).cpu().double().reshape(weight.shape)
-    found = {"weight": weight.sum(1), "loss": (weight * loss).sum(1)}
+    totals = {"weight": weight.sum(1), "loss": (weight * loss).sum(1)}
     if output.loss == "cross_entropy":
-        said, truth = answers(output, logits), targets.values
-        right = (said == truth).float().mean(-1).cpu().double().reshape(weight.shape)
-        found |= {"right": (weight * right).sum(1)}
+        predicted, truth = answers(output, logits), targets.values
+        right = (predicted == truth).float().mean(-1).cpu().double().reshape(weight.shape)
+        totals |= {"right": (weight * right).sum(1)}
         if output.macro:
-            said, truth = (classes[..., 0].cpu().reshape(weight.shape) for classes in (said, truth))
-            told = {"true": (truth, weight), "said": (said, weight), "hits": (truth, weight * right)}
+            predicted, truth = (classes[..., 0].cpu().reshape(weight.shape) for classes in (predicted, truth))
+            entries = {"true": (truth, weight), "predicted": (predicted, weight), "hits": (truth, weight * right)}
             if output.balanced:
-                told |= {"class_loss": (truth, weight * loss)}
+                entries |= {"class_loss": (truth, weight * loss)}
             nothing = torch.zeros(len(weight), output.classes, dtype=torch.float64)
-            found |= {name: nothing.scatter_add(1, at, what) for name, (at, what) in told.items()}
-        return found
+            totals |= {name: nothing.scatter_add(1, at, entry) for name, (at, entry) in entries.items()}
+        return totals
     truth = targets.values.cpu().double().reshape(*weight.shape, output.size)  # (B, T, S)
     error = answers(output, logits).cpu().double().reshape(truth.shape) - truth
     weigh = weight[..., None]
     if output.shift:  # of no account to a variance, and a large mean would swallow it
         truth = truth - torch.tensor(output.shift, dtype=torch.float64)
-    return found | {
+    return totals | {
         "absolute": (weigh * error.abs()).sum(1),
         "squared": (weigh * error.square()).sum(1),
         "truth": (weigh * truth).sum(1),
@@ -56,14 +56,14 @@ def metrics(output: Output, totals: Mapping[str, Tensor]) -> dict[str, float]:
         raise DataError(
             "no position of this split is scored: it is too small for the masking ratio, or its sequences have one step"
         )
-    found = {"loss": float(totals["loss"]) / weight}
+    scores = {"loss": float(totals["loss"]) / weight}
     if output.loss == "cross_entropy":
-        found["accuracy"] = float(totals["right"]) / weight
-        return found | {name: float(value) for name, value in _by_class(output, totals).items()}
+        scores["accuracy"] = float(totals["right"]) / weight
+        return scores | {name: float(value) for name, value in _by_class(output, totals).items()}
     spread = totals["truth_squared"] - totals["truth"].square() / weight
     perfect = (totals["squared"] == 0).double()
     r2 = torch.where(spread > 1e-12 * totals["truth_squared"], 1 - totals["squared"] / spread, perfect)
-    return found | {
+    return scores | {
         "mae": float(totals["absolute"].mean()) / weight,
         "mse": float(totals["squared"].mean()) / weight,
         "r2": float(r2.mean()),
@@ -75,13 +75,13 @@ def _by_class(output: Output, totals: Mapping[str, Tensor]) -> dict[str, Tensor]
     those that occur or are answered, as scikit-learn has them; and the loss where it does so too."""
     if not output.macro:
         return {}
-    true, said, hits = totals["true"], totals["said"], totals["hits"]
+    true, predicted, hits = totals["true"], totals["predicted"], totals["hits"]
 
     def mean(of: Tensor, by: Tensor) -> Tensor:
         return torch.where(by > 0, of / by.clamp_min(1e-300), 0.0).sum(-1) / (by > 0).sum(-1)
 
-    found = {"f1_macro": mean(2 * hits, true + said), "accuracy_macro": mean(hits, true)}
-    return found | ({"loss": mean(totals["class_loss"], true)} if output.balanced else {})
+    scores = {"f1_macro": mean(2 * hits, true + predicted), "accuracy_macro": mean(hits, true)}
+    return scores | ({"loss": mean(totals["class_loss"], true)} if output.balanced else {})
 
 
 def text_scores(loss: float, answers: int, text_bytes: int) -> dict[str, float]:
@@ -102,26 +102,26 @@ def batch_means(output: Output, whole: Mapping[str, Tensor], size: int) -> dict[
             f"metric_average per_batch: this split has {len(whole['weight'])} rows, not one batch of {size}; "
             "use a smaller batch_size, or evaluation exact"
         )
-    found = {name: tensor[: n * size].unflatten(0, (n, size)).sum(1) for name, tensor in whole.items()}  # (n,), (n, S)
-    scored = found["weight"] > 0
+    by_batch = {name: tensor[: n * size].unflatten(0, (n, size)).sum(1) for name, tensor in whole.items()}
+    scored = by_batch["weight"] > 0
     if not scored.any():
-        return metrics(output, {name: tensor.sum(0) for name, tensor in found.items()})  # raises
-    found = {name: tensor[scored] for name, tensor in found.items()}
-    weight = found["weight"]
+        return metrics(output, {name: tensor.sum(0) for name, tensor in by_batch.items()})  # raises
+    by_batch = {name: tensor[scored] for name, tensor in by_batch.items()}
+    weight = by_batch["weight"]
 
     def mean(name: str) -> Tensor:
         """(n,) of each batch, over its scored positions and their quantities."""
-        return found[name].reshape(len(weight), -1).mean(1) / weight
+        return by_batch[name].reshape(len(weight), -1).mean(1) / weight
 
     means = {"loss": mean("loss")}
     if output.loss == "cross_entropy":
         means["accuracy"] = mean("right")
-        means |= _by_class(output, found)
+        means |= _by_class(output, by_batch)
     else:
         # `sums` leaves each target's shift out; the variance of all numbers together needs them in.
         shift = torch.tensor(output.shift or (0.0,) * output.size, dtype=torch.float64)
-        truth = found["truth"] / weight[:, None]
-        squared = found["truth_squared"] / weight[:, None] + 2 * shift * truth + shift.square()
+        truth = by_batch["truth"] / weight[:, None]
+        squared = by_batch["truth_squared"] / weight[:, None] + 2 * shift * truth + shift.square()
         variance = squared.mean(1) - (truth + shift).mean(1).square()
         r2 = 1 - mean("squared") / variance.clamp_min(1e-5)
         means |= {"mae": mean("absolute"), "mse": mean("squared"), "r2": r2}

@@ -53,14 +53,14 @@ class Encoder(nn.Module):
 
     def flops(self, length: int) -> Counts:
         """Data get no gradient, so that backward is as much as forward. A table of tokens costs nothing."""
-        found = Counts()
+        counts = Counts()
         if isinstance(self.map, nn.Linear):
-            found += linear(length, self.map.in_features, self.map.out_features, data=True)
+            counts += linear(length, self.map.in_features, self.map.out_features, data=True)
         elif isinstance(self.map, Frames):
-            found += self.map.flops(length)
+            counts += self.map.flops(length)
         if self.circle is not None:
-            found += linear(length, self.circle.in_features, self.circle.out_features, data=True)
-        return found
+            counts += linear(length, self.circle.in_features, self.circle.out_features, data=True)
+        return counts
 
 
 def _circle(context: Context) -> Float[Tensor, "B L 2"]:

@@ -85,21 +85,21 @@ class Supervised(SupervisedOptions, Objective):
     or absolute (`l1`) error, or the likelihood under a normal law whose mean and variance are answered (`gaussian`)."""
 
     def output(self, data: TaskData) -> Output:
-        found = self._output(data)._replace(per_step=data.target.per_step, sequences=data.train.sequences)
+        output = self._output(data)._replace(per_step=data.target.per_step, sequences=data.train.sequences)
         text = data.train.text_bytes is not None
-        found = found._replace(text=text, balanced=self.class_weights == "batch")
-        found = found._replace(macro=found.loss == "cross_entropy" and not text and found.classes <= MANY)
-        if found.balanced and not found.macro:
+        output = output._replace(text=text, balanced=self.class_weights == "batch")
+        output = output._replace(macro=output.loss == "cross_entropy" and not text and output.classes <= MANY)
+        if output.balanced and not output.macro:
             raise UsageError(
                 "objective supervised: class_weights batch is for classes, at most 256 and not those of a language "
                 "model; use class_weights none"
             )
-        allowed = known_metrics(found)
+        allowed = known_metrics(output)
         if self.metric != "auto" and self.metric not in allowed:
             raise UsageError(
                 f"objective supervised: metric {self.metric} is none of this task's: {', '.join(sorted(allowed))}"
             )
-        return found._replace(metric="" if self.metric == "auto" else self.metric)
+        return output._replace(metric="" if self.metric == "auto" else self.metric)
 
     def _output(self, data: TaskData) -> Output:
         if isinstance(data.target, Classes):
@@ -141,12 +141,12 @@ class Supervised(SupervisedOptions, Objective):
         y = batch.y
         assert y is not None, "a labelled objective is given labelled data"
         if y.dtype == torch.int64:
-            asked, values = y != IGNORED, y.clamp_min(0)[..., None]
+            scored, values = y != IGNORED, y.clamp_min(0)[..., None]
         else:
-            asked = torch.isfinite(y[..., 0])
-            values = torch.where(asked[..., None], y, 0.0)
-        real = batch.real.reshape(-1, *[1] * (asked.ndim - 1))
-        return Inputs(batch.x, None, batch.context), Targets(values, (asked & real).float())
+            scored = torch.isfinite(y[..., 0])
+            values = torch.where(scored[..., None], y, 0.0)
+        real = batch.real.reshape(-1, *[1] * (scored.ndim - 1))
+        return Inputs(batch.x, None, batch.context), Targets(values, (scored & real).float())
 
     def weighed(self, posed: Sequence[Targets], total: Callable[[list[float]], list[float]]) -> list[Targets]:
         if self.class_weights == "none":
@@ -234,8 +234,8 @@ def known_metrics(output: Output) -> set[str]:
     """What an evaluation of such answers tells."""
     if output.loss != "cross_entropy":
         return {"loss", "mae", "mse", "r2"}
-    found = {"loss", "accuracy"} | ({"f1_macro", "accuracy_macro"} if output.macro else set())
-    return found | ({"perplexity", "bits_per_byte"} if output.text else set())
+    names = {"loss", "accuracy"} | ({"f1_macro", "accuracy_macro"} if output.macro else set())
+    return names | ({"perplexity", "bits_per_byte"} if output.text else set())
 
 
 OBJECTIVES: dict[str, type[Objective]] = {"masked": Masked, "next": Next, "supervised": Supervised}

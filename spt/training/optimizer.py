@@ -39,7 +39,7 @@ def optimizer_groups(model: nn.Module, train: Train) -> list[OptimizerGroup]:
             if _find_attribute(module, name) is _MISSING:
                 raise UsageError(f"{what} names {name}, which it does not have")
             declared[f"{prefix}.{name}" if prefix else name] = group
-    found: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
+    members_of: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -48,12 +48,12 @@ def optimizer_groups(model: nn.Module, train: Train) -> list[OptimizerGroup]:
         decays = group.weight_decay
         if decays is None:
             decays = train.weight_decay_on == "all" and group.lr is None and group.lr_scale == 1.0
-        found.setdefault((learning_rate, train.weight_decay if decays else 0.0), []).append((name, parameter))
-    made = [
+        members_of.setdefault((learning_rate, train.weight_decay if decays else 0.0), []).append((name, parameter))
+    groups = [
         OptimizerGroup(lr, decay, tuple(name for name, _ in members), tuple(parameter for _, parameter in members))
-        for (lr, decay), members in found.items()
+        for (lr, decay), members in members_of.items()
     ]
-    return sorted(made, key=lambda group: (-group.size, group.names))
+    return sorted(groups, key=lambda group: (-group.size, group.names))
 
 
 def _positive(lr: float | None, scale: float) -> bool:
@@ -65,10 +65,10 @@ _MISSING = object()
 
 def _find_attribute(module: nn.Module, name: str) -> object:
     """An attribute by dotted name; a parameter that this configuration leaves out may be None."""
-    found: object = module
+    value: object = module
     for part in name.split("."):
-        found = getattr(found, part, _MISSING)
-    return found
+        value = getattr(value, part, _MISSING)
+    return value
 
 
 def adamw(model: nn.Module, train: Train, device: torch.device) -> torch.optim.AdamW:

@@ -1,7 +1,7 @@
-"""Where everything is joined: a job's data, network, objective and directory. `ensure` is the way in."""
+"""Where everything is joined: a job's data, network, objective and directory. `run_stage` is the way in."""
 
+import logging
 import traceback
-from collections.abc import Callable, Container
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,56 +29,48 @@ from spt.training.loop import FitResult, fit
 from spt.training.metrics import default_metric
 from spt.training.objectives import evaluation_draw
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
-def run_stage(
-    job: Job,
-    root: Path,
-    runtime: Runtime,
-    say: Say = lambda text: None,
-    label: str = "",
-    made: Container[str] = frozenset(),
-) -> Result:
+def run_stage(job: Job, root: Path, runtime: Runtime, label: str = "") -> Result:
     """The job's result: read if it is there, else computed, its parent first. Raises an SptError otherwise.
 
-    Of several processes all run this; process 0 alone reads and writes the run's folder. Runs named in `made` are not
-    repeated, whatever the settings say.
+    Of several processes all run this; process 0 alone reads and writes the run's folder.
     """
     run = RunFolder(root, job.name)
-    fresh = runtime.settings.resume == "never" and job.name not in made
-    if not fresh and (result := runtime.on_main(lambda: finished_result(run, say))) is not None:
+    fresh = runtime.settings.resume == "never"
+    if not fresh and (result := runtime.on_main(lambda: finished_result(run))) is not None:
         return result
     runtime.check_libraries()
     # Before the parent is trained: a mistake in the second stage is found at once.
     setup = runtime.each_rank(lambda: build_stage(job))
-    parent = _parent(job, root, runtime, say, label, made)
-    waiting = partial(say, f"{run.path.name} is being run by another process; waiting for it")
+    parent = _parent(job, root, runtime, label)
+    waiting = partial(logger.info, f"{run.path.name} is being run by another process; waiting for it")
     with runtime.entered_on_main(lambda: run.locked(waiting if runtime.settings.wait else None)):
-        result = runtime.on_main(lambda: _take_over(run, fresh, say))
+        result = runtime.on_main(lambda: _take_over(run, fresh))
         if result is not None:
             return result
-        return _work(setup, run, parent, runtime, say, label or f"{job.loaded.name} seed {job.seed}")
+        return _work(setup, run, parent, runtime, label or f"{job.resolved.name} seed {job.seed}")
 
 
-def _take_over(run: RunFolder, fresh: bool, say: Say) -> Result | None:
-    """With the lock in hand: what was left behind, made room for or told. A result if another process had made it."""
+def _take_over(run: RunFolder, fresh: bool) -> Result | None:
+    """With the lock in hand: deal with what an earlier run left behind. A result, if another process has made it."""
     if fresh:
         if (aside := run.move_aside()) is not None:
-            say(f"{run.path.name} was there already; the old one is now {aside.name}")
+            logger.info(f"{run.path.name} was there already; the old one is now {aside.name}")
         return None
-    if (result := finished_result(run, say)) is not None:
+    if (result := finished_result(run)) is not None:
         return result
     status = run.status() or {}
     if status.get("state") == "diverged":
         raise DivergedError(f"{run.path.name} diverged before ({status.get('reason')}); --resume never runs it again")
     if status.get("state") == "running":  # nobody holds the lock, so nobody is running it
         left_by = f"process {status.get('pid')} on {status.get('host')}"
-        say(f"{run.path.name} was left by {left_by}, which was killed; taking it over")
+        logger.info(f"{run.path.name} was left by {left_by}, which was killed; taking it over")
     return None
 
 
-def finished_result(run: RunFolder, say: Say) -> Result | None:
+def finished_result(run: RunFolder) -> Result | None:
     """A finished run, as it is. A process that died right after writing it may have left the rest undone."""
     result = run.result()
     if result is None:
@@ -88,7 +80,7 @@ def finished_result(run: RunFolder, say: Say) -> Result | None:
         run.set_status("done")  # last: until then the next to come cleans
     made_by = result.environment.get("spt")
     if made_by != __version__:
-        say(f"{run.name} was made by spt {made_by}, this is {__version__}; --resume never runs it again")
+        logger.info(f"{run.name} was made by spt {made_by}, this is {__version__}; --resume never runs it again")
     return result
 
 
@@ -104,7 +96,7 @@ class PretrainedParent:
         self.weights = path / "checkpoints" / "best"
         self.result = result
         try:
-            self.about, self.rows = read_meta(self.weights)
+            _, self.rows = read_meta(self.weights)
         except CheckpointError as error:
             raise CheckpointError(f"{error}; move {path} away, then it is made again") from error
 
@@ -116,65 +108,64 @@ def open_weights(path: Path) -> PretrainedWeights:
     return PretrainedWeights(path.resolve(), PretrainedParent(path.resolve()).result.key)
 
 
-def _parent(
-    job: Job, root: Path, runtime: Runtime, say: Say, label: str, made: Container[str]
-) -> PretrainedParent | None:
+def _parent(job: Job, root: Path, runtime: Runtime, label: str) -> PretrainedParent | None:
     if job.parent is None:
         return None
     if isinstance(job.parent, PretrainedWeights):
         path = job.parent.path
     else:
-        run_stage(job.parent, root, runtime, say, label, made)
+        run_stage(job.parent, root, runtime, label)
         path = root / job.parent.name
     return runtime.each_rank(lambda: PretrainedParent(path))
 
 
-def _start_from(parent: PretrainedParent, setup: StageSetup, say: Say) -> None:
+def _start_from(parent: PretrainedParent, setup: StageSetup) -> None:
     """Move the parent's weights into the model, once it is sure that this may be done."""
     job, data = setup.job, setup.data
-    refuse_leak(parent.rows, training_fingerprints(job.loaded.recipe.task), data, parent.weights.parent.parent.name)
+    refuse_leak(parent.rows, training_fingerprints(job.resolved.recipe.task), data, parent.weights.parent.parent.name)
     matches = load_pretrained(parent.weights, setup.model, architecture(job), data.input)
-    say(match_table(parent.result.key, matches))
+    logger.info(match_table(parent.result.key, matches))
     if parent.result.data["train"].inputs != split_record(data.train).inputs:
         there, here = parent.result.data["train"].rows, len(data.train)
-        say(f"note: pretrained on other rows of the training split ({there:,}) than are finetuned on ({here:,})")
+        logger.info(
+            f"note: pretrained on other rows of the training split ({there:,}) than are finetuned on ({here:,})"
+        )
 
 
-def _work(
-    setup: StageSetup, run: RunFolder, parent: PretrainedParent | None, runtime: Runtime, say: Say, label: str
-) -> Result:
-    job, data, model = setup.job, setup.data, setup.model
+def _work(setup: StageSetup, run: RunFolder, parent: PretrainedParent | None, runtime: Runtime, label: str) -> Result:
+    job, data = setup.job, setup.data
     if parent is not None:
-        runtime.all_ranks(lambda: _start_from(parent, setup, say))
+        runtime.all_ranks(lambda: _start_from(parent, setup))
     records = {name: split_record(split) for name, split in data.splits.items()}
     repeated = overlap(data)
     for name, count in repeated.items() if not job.parent_key else ():
         if count:
-            say(f"note: {count} of the {len(data.splits[name])} {name} rows have the same input as a training row")
+            logger.info(
+                f"note: {count} of the {len(data.splits[name])} {name} rows have the same input as a training row"
+            )
     described = environment(runtime.device, runtime.world)
-    identity = {**job.settings(), "seed": job.seed, "parent": job.parent_key, "recipe": job.loaded.name}
+    identity = {**job.settings(), "seed": job.seed, "parent": job.parent_key, "recipe": job.resolved.name}
 
     def create() -> None:
         if runtime.settings.resume == "must" and not any(run.checkpoints.glob("step-*")):
             raise CheckpointError(f"{run.path} has no checkpoint to resume from; --resume auto starts at the beginning")
-        run.create(job.loaded.to_yaml(), identity, {**described, "command": command_line()})
+        run.create(job.resolved.to_yaml(), identity, {**described, "command": command_line()})
         run.set_status("running")
 
     runtime.on_main(create)
 
-    def what(step: int) -> CheckpointMeta:
+    def meta(step: int) -> CheckpointMeta:
         return CheckpointMeta(
-            key=job.key(), stage=job.stage, step=step, model=architecture(job), input=spec(data.input), data=records
+            key=job.key, stage=job.stage, step=step, model=architecture(job), input=spec(data.input), data=records
         )
 
     try:
         with (
             cleanup(lambda error: _record_failure(run, error, runtime.rank)),
             runtime.kernels(),
-            runtime.tracked("spt", run.path, {"key": job.key(), "seed": job.seed, "recipe": job.loaded.name}),
+            runtime.tracked("spt", run.path, {"key": job.key, "seed": job.seed, "recipe": job.resolved.name}),
         ):
-            arguments = (model, setup.objective, setup.output, data, job.train, job.seed, run, runtime, what, say)
-            fitted = fit(*arguments, f"{label} {job.stage}")
+            fitted = fit(setup, run, runtime, meta, f"{label} {job.stage}")
             result = _finish(setup, run, parent, fitted, records, repeated, described, runtime)
     except BaseException as raised:
         error = _named(job, raised)
@@ -190,7 +181,7 @@ def _named(job: Job, error: BaseException) -> BaseException:
     if isinstance(error, SptError) or not isinstance(error, Exception):
         return error
     try:
-        component = find_plugin("models", job.loaded.recipe.model.name)
+        component = find_plugin("models", job.resolved.recipe.model.name)
     except SptError:  # the file has gone meanwhile; the error itself is the one to tell
         return error
     if component.module.__name__.startswith("spt."):
@@ -201,7 +192,7 @@ def _named(job: Job, error: BaseException) -> BaseException:
 
 def architecture(job: Job) -> dict[str, Any]:
     """What the weights' meaning depends on: the model's options, and the content of a user's file."""
-    return {**without_paths("models", job.loaded.recipe.model), "name": job.loaded.identities["model"]}
+    return {**without_paths("models", job.resolved.recipe.model), "name": job.resolved.identities["model"]}
 
 
 def _finish(
@@ -218,39 +209,30 @@ def _finish(
     job, data = setup.job, setup.data
     scores, chance, predictions = None, None, None
     if setup.objective.labelled:
-        scores, predictions = evaluate(
-            setup.model.to(runtime.device),
-            setup.objective,
-            setup.output,
-            data.test,
-            data,
-            runtime,
-            job.train,
-            evaluation_draw(job.train, job.seed, fitted.position.best_step),
-            at_once=1,
-            predict=True,
-        )
+        draw = evaluation_draw(job.train, job.seed, fitted.state.best_step)
+        model = setup.model.to(runtime.device)
+        scores, predictions = evaluate(model, setup, data.test, runtime, draw, at_once=1, predict=True)
         chance = data.chance() if default_metric(setup.output) == "accuracy" else None
     result = Result(
-        key=job.key(),
+        key=job.key,
         stage=job.stage,
-        recipe=job.loaded.name,
-        task=job.loaded.identities["task"].partition("@")[0],
-        model=job.loaded.identities["model"].partition("@")[0],
+        recipe=job.resolved.name,
+        task=job.resolved.task_name,
+        model=job.resolved.model_name,
         seed=job.seed,
         parent=job.parent_key,
         settings=digest(job.settings()),
-        smoke=bool(job.loaded.smoke),
+        smoke=bool(job.resolved.smoke),
         metric=default_metric(setup.output),
         selected_by=fitted.selected_by,
         higher_is_better=not LOWER_IS_BETTER[default_metric(setup.output)],
         chance=chance,
-        val=fitted.position.best,
+        val=fitted.state.best,
         test=scores,
-        best_step=fitted.position.best_step,
+        best_step=fitted.state.best_step,
         stop=fitted.stop,
-        own=fitted.position.ledger,
-        total=fitted.position.ledger + (parent.result.total if parent is not None else Ledger()),
+        own=fitted.state.ledger,
+        total=fitted.state.ledger + (parent.result.total if parent is not None else Ledger()),
         parameters=setup.model.parameter_counts(),
         data=records,
         repeated=repeated,
@@ -263,7 +245,7 @@ def _finish(
     def write() -> None:
         if predictions is not None:
             _write_predictions(run, data, predictions)
-        publish(run, fitted.position.best_step)
+        publish(run, fitted.state.best_step)
         run.finish(result, partial(clean, run))
 
     runtime.on_main(write)

@@ -1,6 +1,7 @@
 """One optimiser step: micro-batches, gradients, accumulation, memory."""
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,10 +22,12 @@ from spt.runs.result import Ledger
 from spt.runtime.distributed import Runtime
 from spt.runtime.memory import free_memory, out_of_memory
 from spt.tasks.base import TaskData
+from spt.training.build import StageSetup
 from spt.training.checkpoint import TrainingState
 from spt.training.losses import weighted_sum
-from spt.training.network import SequenceModel
-from spt.training.objectives import Inputs, Objective, Output, Targets
+from spt.training.objectives import Inputs, Targets
+
+logger = logging.getLogger(__name__)
 
 
 class StepResult(NamedTuple):
@@ -71,52 +74,55 @@ class Prefetcher:
         if self.waiting is None:
             self._begin(size)
         assert self.waiting is not None
-        epoch, rows, cut, made = self.waiting
-        found = made.result() if cut == size else self.learner.posed(rows, epoch, size)
+        epoch, rows, planned, future = self.waiting
+        micro_batches = future.result() if planned == size else self.learner.micro_batches(rows, epoch, size)
         self.waiting = None
         if self.left:
             self._begin(size)
-        return epoch, rows, found
+        return epoch, rows, micro_batches
 
     def _begin(self, size: int) -> None:
         epoch, rows = next(self.rows)
         self.left -= 1
-        self.waiting = epoch, rows, size, self.pool.submit(self.learner.posed, rows, epoch, size)
+        self.waiting = epoch, rows, size, self.pool.submit(self.learner.micro_batches, rows, epoch, size)
 
 
 class Learner(NamedTuple):
     """What does optimiser steps."""
 
-    prepared: nn.Module
-    model: SequenceModel  # the same, as it was built
+    setup: StageSetup
+    prepared: nn.Module  # the setup's network, as Accelerate wraps it
     optimizer: Any
-    objective: Objective
-    output: Output
-    data: TaskData
-    train: Train
-    seed: int
     runtime: Runtime
 
-    def most(self, position: TrainingState) -> int:
+    @property
+    def data(self) -> TaskData:
+        return self.setup.data
+
+    @property
+    def train(self) -> Train:
+        return self.setup.train
+
+    def largest_micro_batch(self, state: TrainingState) -> int:
         """Sequences that a process takes at once: its whole share, or what the user said or a resumed run found."""
         share_size = -(-min(self.train.batch_size, len(self.data.train)) // self.runtime.world)
-        return min(self.runtime.settings.micro_batch_size or share_size, position.micro_batch or share_size, share_size)
+        return min(self.runtime.settings.micro_batch_size or share_size, state.micro_batch or share_size, share_size)
 
-    def fitting(self, position: TrainingState, total: int, say: Callable[[str], None]) -> int:
+    def find_micro_batch(self, state: TrainingState, total: int) -> int:
         """As many of these as memory holds, as far as that has to be known before training.
 
         On several GPUs the largest micro-batch is tried first: a process that met the limit later, alone, could not
         tell the others, which would wait for its gradients.
         """
-        runtime, size = self.runtime, self.most(position)
+        runtime, size = self.runtime, self.largest_micro_batch(state)
         tried = runtime.world > 1 and runtime.device.type == "cuda" and not runtime.steps_in_backward
         longest = by_length(np.arange(len(self.data.train)), self.data.train.extents)
-        while tried and position.step < total:
+        while tried and state.step < total:
             failed = 0.0
             try:
                 # Sharded gradients are exchanged here too: what is kept back would be added to the first step.
                 with runtime.accumulating(self.prepared, last=runtime.shards):
-                    self._backward(self._pose(longest[:size], 0), 1.0)
+                    self._backward(self._make_inputs(longest[:size], 0), 1.0)
             except Exception as error:
                 if not out_of_memory(error):
                     raise
@@ -125,15 +131,15 @@ class Learner(NamedTuple):
             (failed,) = runtime.highest([failed])
             if not failed:
                 break
-            size = _halve_micro_batch(size, self.train, say)
+            size = _halve_micro_batch(size, self.train)
         return size
 
-    def step(self, ahead: Prefetcher, step: int, size: int, say: Callable[[str], None]) -> tuple["StepResult", int]:
+    def step(self, prefetcher: Prefetcher, step: int, size: int) -> tuple["StepResult", int]:
         """One optimiser step, in smaller pieces when memory does not hold `size` sequences; and how many it held."""
-        epoch, rows, posed = ahead.take(size)
+        epoch, rows, micro_batches = prefetcher.take(size)
         while True:
             try:
-                return self._step(rows, posed, step), size
+                return self._step(rows, micro_batches, step), size
             except Exception as error:
                 if not out_of_memory(error):
                     raise
@@ -145,26 +151,26 @@ class Learner(NamedTuple):
             # Outside the except clause, whose error still holds the activations. Nothing has been updated yet, and
             # all chance is addressed, so the step starts over as if nothing had happened.
             self._forget()
-            size = _halve_micro_batch(size, self.train, say)
-            posed = self.posed(rows, epoch, size)
+            size = _halve_micro_batch(size, self.train)
+            micro_batches = self.micro_batches(rows, epoch, size)
 
-    def _step(self, rows: NDArray[np.int64], posed: list[InputsTargets], step: int) -> "StepResult":
+    def _step(self, rows: NDArray[np.int64], micro_batches: list[InputsTargets], step: int) -> "StepResult":
         """Forward, backward, clip, update on one global batch; no update when something is not finite."""
         runtime, train, split = self.runtime, self.train, self.data.train
-        torch.manual_seed(stream(self.seed, "dropout", step, runtime.rank) & (2**63 - 1))
-        weighed = self.objective.weighed([targets for _, targets in posed], runtime.total)
-        posed = [(inputs, targets) for (inputs, _), targets in zip(posed, weighed, strict=True)]
+        torch.manual_seed(stream(self.setup.job.seed, "dropout", step, runtime.rank) & (2**63 - 1))
+        weighed = self.setup.objective.weighed([targets for _, targets in micro_batches], runtime.total)
+        micro_batches = [(inputs, targets) for (inputs, _), targets in zip(micro_batches, weighed, strict=True)]
         # The loss is the weighted mean over the global batch, so the weights of all its parts are summed up first.
-        (weight,) = runtime.total([sum(float(targets.weight.sum()) for _, targets in posed)])
+        (weight,) = runtime.total([sum(float(targets.weight.sum()) for _, targets in micro_batches)])
         loss_sum = torch.zeros((), device=runtime.device)
-        with self._held_kernels(posed) as last:
-            for i, question in enumerate(posed):
-                ending = i == len(posed) - 1
-                if ending:
+        with self._kernel_cache(micro_batches) as last:
+            for i, micro_batch in enumerate(micro_batches):
+                final = i == len(micro_batches) - 1
+                if final:
                     last()
-                with runtime.accumulating(self.prepared, last=ending):
+                with runtime.accumulating(self.prepared, last=final):
                     # Data parallelism averages over processes what here is a part of a sum.
-                    loss_sum += self._backward(question, runtime.world / max(weight, 1.0))
+                    loss_sum += self._backward(micro_batch, runtime.world / max(weight, 1.0))
         (loss_total,) = runtime.total([float(loss_sum)])
         norm = runtime.accelerator.clip_grad_norm_(self.prepared.parameters(), train.max_grad_norm or math.inf)
         finite = math.isfinite(loss_total) and (norm is None or math.isfinite(float(norm)))
@@ -172,44 +178,44 @@ class Learner(NamedTuple):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         # Padding is computed too: the cost is that of the longest row of the global batch, however it was cut.
-        operations = self.model.batch_flops(split.sequences * len(rows), int(split.extents[rows].max()))
+        operations = self.setup.model.batch_flops(split.sequences * len(rows), int(split.extents[rows].max()))
         return StepResult(loss_total, weight, len(rows), int(split.lengths[rows].sum()), operations, finite)
 
-    def _held_kernels(self, posed: list[InputsTargets]) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    def _kernel_cache(self, batches: list[InputsTargets]) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """What depends on the parameters alone is computed once a step, where more than one pass would need it.
 
         Not where a process has its parameters only within the forward pass.
         """
-        again = len(posed) > 1 or self.runtime.settings.recompute
+        again = len(batches) > 1 or self.runtime.settings.recompute
         if not again or self.runtime.shards:
             return contextlib.nullcontext(lambda: None)
-        return cached_kernels(self.prepared, max(inputs.x.shape[1] for inputs, _ in posed))
+        return cached_kernels(self.prepared, max(inputs.x.shape[1] for inputs, _ in batches))
 
-    def posed(self, rows: NDArray[np.int64], epoch: int, size: int) -> list[InputsTargets]:
+    def micro_batches(self, rows: NDArray[np.int64], epoch: int, size: int) -> list[InputsTargets]:
         """This process's part of a global batch, in pieces of at most `size` examples."""
         runtime = self.runtime
         mine = share(by_length(rows, self.data.train.extents), runtime.rank, runtime.world)
-        return [runtime.pinned(self._pose(part, epoch)) for part in pieces(mine, size)]
+        return [runtime.pinned(self._make_inputs(part, epoch)) for part in pieces(mine, size)]
 
-    def _pose(self, rows: NDArray[np.int64], epoch: int) -> InputsTargets:
+    def _make_inputs(self, rows: NDArray[np.int64], epoch: int) -> InputsTargets:
         data = self.data
         if epoch and data.resample is not None:
             ids = data.train.ids[np.where(rows == NOBODY, 0, rows)]
             resampled = data.resample(ids, epoch)
             here = np.where(rows == NOBODY, NOBODY, np.arange(len(rows)))
-            split = resampled if self.objective.labelled else resampled.unlabelled()
+            split = resampled if self.setup.objective.labelled else resampled.unlabelled()
             batch = collate(split, here, data.input, data.target)._replace(rows=torch.from_numpy(rows))
         else:
             batch = collate(data.train, rows, data.input, data.target)
-        return self.objective.make_inputs(batch, Draw(self.seed, "corruption", epoch))
+        return self.setup.objective.make_inputs(batch, Draw(self.setup.job.seed, "corruption", epoch))
 
-    def _backward(self, question: InputsTargets, scale: float) -> Tensor:
+    def _backward(self, micro_batch: InputsTargets, scale: float) -> Tensor:
         """Add to the gradients; returns the loss, summed."""
-        inputs, targets = self.runtime.send(question)
+        inputs, targets = self.runtime.send(micro_batch)
         self.prepared.train()
         with self.runtime.autocast(self.train.precision):
             logits = self.prepared(inputs)
-        loss = weighted_sum(self.output, logits, targets)
+        loss = weighted_sum(self.setup.output, logits, targets)
         self.runtime.accelerator.backward(loss * scale)
         return loss.detach()
 
@@ -220,12 +226,12 @@ class Learner(NamedTuple):
         free_memory()
 
 
-def _halve_micro_batch(size: int, train: Train, say: Callable[[str], None]) -> int:
+def _halve_micro_batch(size: int, train: Train) -> int:
     if size == 1:
         raise BackendError(
             "there is no memory for a single sequence; --gradient-checkpointing needs less, as do a smaller model "
             "and shorter sequences"
         )
     size = (size + 1) // 2
-    say(f"out of memory: continuing with {size} sequences at once; the batch size stays {train.batch_size}")
+    logger.warning(f"out of memory: continuing with {size} sequences at once; the batch size stays {train.batch_size}")
     return size

@@ -100,6 +100,7 @@ class Values(NamedTuple):
     values: NDArray[np.int8]  # (T,) -1 at every token but a closing bracket
     lengths: NDArray[np.int32]  # (T,) tokens of the subtree; 0 elsewhere
     heights: NDArray[np.int32]  # (T,) a digit has 0, an operator 1 more than its highest argument; 0 elsewhere
+    arguments: NDArray[np.int32]  # (T,) how many the operator has; 0 elsewhere
 
 
 class Expressions(NamedTuple):
@@ -295,9 +296,8 @@ FAULTS = (
 def evaluate(trees: Trees) -> Values:
     """Values of the trees and of all their subtrees. Raises Malformed."""
     n, total = len(trees.stops), len(trees.codes)
-    result = Values(
-        np.empty(n, np.int8), np.full(total, -1, np.int8), np.zeros(total, np.int32), np.zeros(total, np.int32)
-    )
+    numbers = np.zeros((3, total), np.int32)
+    result = Values(np.empty(n, np.int8), np.full(total, -1, np.int8), *numbers)
     row, fault = _evaluate(trees.codes, trees.starts, trees.stops, *result)
     if fault >= 0:
         raise Malformed(row, FAULTS[fault])
@@ -329,6 +329,7 @@ def _evaluate(
     values: NDArray[np.int8],
     lengths: NDArray[np.int32],
     heights: NDArray[np.int32],
+    arguments: NDArray[np.int32],
 ) -> tuple[int, int]:
     """Row and number of the first fault, or (-1, -1). Of an open operator the arguments are kept as counts of 0 … 9."""
     deepest = 0
@@ -372,7 +373,7 @@ def _evaluate(
                 else:
                     value = _reduced(counts, 10 * depth, number, kind)
                 height = highest[depth] + 1
-                values[i], lengths[i], heights[i] = value, i + 1 - begun[depth], height
+                values[i], lengths[i], heights[i], arguments[i] = value, i + 1 - begun[depth], height, number
                 depth -= 1
             if depth == 0:
                 root = value
@@ -415,66 +416,37 @@ def _reduced(counts: list[int], at: int, number: int, kind: int) -> int:
 # ------------------------------------------------------------------------------------------------------- text
 
 
-def text(codes: NDArray[np.uint8] | Sequence[int], *, parentheses: bool = True) -> str:
-    """An expression as published: operator and first argument are a pair, this and the next argument, at last with `]`.
-
-    A pair is `( left right )`. Without parentheses, the plain tokens.
-    """
-    names = [NAMES[code] for code in codes]
-    if not parentheses:
-        return " ".join(names)
-    before = [0] * len(names)  # opening parentheses at a token
-    opened: list[int] = []
-    out = list(names)
-    for i, name in enumerate(names):
-        if name.startswith("["):
-            opened.append(i)
-            continue
-        if name == "]":
-            begin = opened.pop()
-            before[begin] += 1
-            out[i] += " )"
-        if opened:
-            before[opened[-1]] += 1
-            out[i] += " )"
-    return " ".join("( " * count + name for count, name in zip(before, out, strict=True))
+def text(codes: NDArray[np.uint8]) -> str:
+    """An expression's tokens, parted by blanks."""
+    return " ".join(NAMES[code] for code in codes)
 
 
 def tokenize(sources: Sequence[bytes]) -> Trees:
     """Codes of expressions written with single tokens parted by blanks; parentheses are left out. Raises Malformed."""
-    joined = b"\n".join(sources) + b"\n"
-    if joined.count(b"\n") != len(sources):
+    whole = b"\n".join(sources) + b"\n"
+    if whole.count(b"\n") != len(sources):
         raise Malformed(next(i for i, source in enumerate(sources) if b"\n" in source), "it has several lines")
-    data = np.frombuffer(joined + bytes(8), np.uint8)
-    line = data[: len(joined)] == ord("\n")
-    gap = line | (data[: len(joined)] == ord(" "))
-    begins = np.flatnonzero(~gap & np.concatenate([np.ones(1, bool), gap[:-1]]))
-    ends = np.flatnonzero(gap & np.concatenate([np.zeros(1, bool), ~gap[:-1]]))
-    sizes = ends - begins
-    codes = np.where(sizes == 1, _SINGLE[data[begins]], _UNKNOWN)
-    names = np.flatnonzero(data[begins] == ord("["))
-    keys = np.zeros(len(names), np.int64)
-    for i in range(1, _LONGEST):
-        keys |= np.where(i < sizes[names], data[begins[names] + i], 0).astype(np.int64) << 8 * i
-    known = sizes[names] <= _LONGEST
+    known = not any(code in whole for code in range(OPEN, len(NAMES)))  # bytes that stand for operators from here on
     for code, name in enumerate(OPERATORS, OPEN):
-        codes[names[known & (keys == int.from_bytes(b"\0" + name[1:].encode(), "little"))]] = code
-    strange = np.flatnonzero(codes == _UNKNOWN)
-    at = np.flatnonzero(line)
-    if len(strange):
-        i = int(strange[0])
-        word = joined[begins[i] : ends[i]].decode("utf-8", "replace")
-        raise Malformed(int(np.searchsorted(at, begins[i])), f"{word!r:.40} is no token of ListOps")
-    kept = codes != _DROPPED
-    return Trees(codes[kept], np.searchsorted(begins[kept], at))
+        whole = whole.replace(name.encode(), bytes([code]))
+    data = np.frombuffer(whole, np.uint8)
+    codes = _CODES[data]
+    inside = codes != _GAP
+    if not known or (codes == _UNKNOWN).any() or (inside[1:] & inside[:-1]).any():  # tokens of one byte each
+        words = ((i, word) for i, source in enumerate(sources) for word in source.split(b" "))
+        row, strange = next((i, word.decode("utf-8", "replace")) for i, word in words if word not in _WORDS)
+        raise Malformed(row, f"{strange!r:.40} is no token of ListOps")
+    kept = codes < len(NAMES)
+    return Trees(codes[kept], np.cumsum(kept)[data == ord("\n")])
 
 
-_UNKNOWN, _DROPPED = 255, 254
-_LONGEST = max(map(len, OPERATORS))
-_SINGLE = np.full(256, _UNKNOWN, np.uint8)
-_SINGLE[ord("0") : ord("9") + 1] = np.arange(10)
-_SINGLE[ord("]")] = CLOSE
-_SINGLE[[ord("("), ord(")")]] = _DROPPED
+_UNKNOWN, _PARENTHESIS, _GAP = 255, 254, 253
+_CODES = np.full(256, _UNKNOWN, np.uint8)
+_CODES[list(b"0123456789]")] = np.arange(OPEN)
+_CODES[OPEN : len(NAMES)] = np.arange(OPEN, len(NAMES))
+_CODES[list(b"()")] = _PARENTHESIS
+_CODES[list(b" \n")] = _GAP
+_WORDS = {b"", b"(", b")", *(name.encode() for name in NAMES)}
 
 
 def tokens(specials: int, operators: Sequence[str]) -> NDArray[np.uint8]:
@@ -502,20 +474,6 @@ def nesting(trees: Trees) -> NDArray[np.int64]:
     depth = np.cumsum(opened)
     before = np.concatenate([np.zeros(1, np.int64), depth])[trees.starts]
     return depth - np.repeat(before, trees.stops - trees.starts)
-
-
-def arguments(trees: Trees, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-    """(T,) How many arguments the subtree has that closes at a token, 0 elsewhere; lengths as `Values` has them."""
-    order = np.argsort(nesting(trees), kind="stable")  # of the tokens of one level, an operator, then its arguments
-    opens = trees.codes[order] > CLOSE
-    owner = np.cumsum(opens)
-    counts = np.bincount(owner[~opens], minlength=int(opens.sum()) + 1)
-    at = np.zeros(len(trees.codes), np.int32)
-    at[order[opens]] = counts[1:]
-    closing = np.flatnonzero(trees.codes == CLOSE)
-    result = np.zeros(len(trees.codes), np.int32)
-    result[closing] = at[closing + 1 - lengths[closing]]
-    return result
 
 
 def operator_names(codes: NDArray[np.uint8]) -> NDArray[Any]:

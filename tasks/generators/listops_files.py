@@ -1,6 +1,7 @@
 """Files of ListOps expressions, read and checked: .tsv and Parquet, as published, with facts about the subtrees."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,48 +37,54 @@ PLAIN_HEADER = ("Source", "Target")
 SUBTREES_HEADER = (*PLAIN_HEADER, *SUBTREES.values(), "Id")
 
 
-def read_file(
-    path: Path,
-    split: str,
-    operators: Sequence[str],
-    header: Sequence[str] = (),
-    *,
-    max_rows: int | None = None,
-    longest: int | None = None,
-) -> Expressions:
-    """A .tsv file with this first line, or a Parquet file. Raises ValueError."""
+class Form(NamedTuple):
+    """What a data set's files hold."""
+
+    operators: Sequence[str]
+    header: Sequence[str] = ()  # of a .tsv file; none: the original files, (value, expression)
+    longest: int | None = None  # tokens
+
+
+def find_set(candidates: Iterable[Sequence[Path]], key: int = 0) -> list[Path]:
+    """Those files that exist, of the first candidate whose file number `key` does."""
+    return next(([path for path in files if path.exists()] for files in candidates if files[key].exists()), [])
+
+
+def read_file(path: Path, split: str, form: Form, max_rows: int | None = None) -> Expressions:
+    """A .tsv or Parquet file, as one split. Raises ValueError."""
     if path.suffix == ".parquet":
-        return collect(parquet(path, max_rows), split, operators, path, longest)
+        return collect(parquet(path), split, form, path, max_rows)
     check_regular(path)
     with path.open("rb") as file:
-        return collect(tsv(file.readline, str(path), header, max_rows), split, operators, path, longest)
+        return collect(tsv(file.readline, str(path), form.header), split, form, path, max_rows)
 
 
-def check_three(files: Sequence[Path]) -> None:
-    """Raise FileNotFoundError unless there is a file for each split."""
+def read_splits(files: Sequence[Path], form: Form, max_rows: int | None) -> list[Expressions]:
+    """A file for each split. Raises FileNotFoundError where one is missing, and ValueError."""
     if len(files) < len(SPLITS):
         raise FileNotFoundError(
             f"beside {files[0]} there is not one file for each of training, validation and test, but "
             f"{' and '.join(path.name for path in files)} alone"
         )
+    return [read_file(path, name, form, max_rows) for path, name in zip(files, SPLITS, strict=True)]
 
 
-def official_sizes(parts: Sequence[Expressions], official: tuple[int, ...], whose: str) -> tuple[str, ...]:
-    """A note where there are more or fewer rows than published."""
+def official_sizes(
+    parts: Sequence[Expressions], official: tuple[int, ...], whose: str, max_rows: int | None
+) -> tuple[str, ...]:
+    """A note where there are more or fewer rows than published, unless the rows are limited."""
     sizes = tuple(len(part.ids) for part in parts)
-    if sizes == official:
+    if max_rows is not None or sizes == official:
         return ()
     ours, published = (" / ".join(f"{size:,}" for size in each) for each in (sizes, official))
     return (f"{ours} rows, where {whose} {published}: not the published data",)
 
 
-def collect(
-    rows: Iterable["Row"], split: str, operators: Sequence[str], source: Path, longest: int | None = None
-) -> Expressions:
-    """All rows of a file, as one split."""
+def collect(rows: Iterable["Row"], split: str, form: Form, source: Path, max_rows: int | None = None) -> Expressions:
+    """All rows of a file, or the first ones, as one split."""
     codes: list[NDArray[np.uint8]] = []
     values: list[NDArray[np.int8]] = []
-    for trees, results in checked(rows, operators, longest):
+    for trees, results in checked(islice(rows, max_rows), form):
         codes += trees.rows()
         values.append(results.values)
     if not codes:
@@ -95,23 +102,19 @@ class Row(NamedTuple):
     subtrees: dict[str, Any]  # by column, of the subtrees: numbers or names, or their text
 
 
-def tsv(
-    readline: Callable[[int], bytes], name: str, header: Sequence[str], max_rows: int | None = None
-) -> Iterator[Row]:
+def tsv(readline: Callable[[int], bytes], name: str, header: Sequence[str]) -> Iterator[Row]:
     """Rows of a table with tabs and this first line; with no header, of the original files (value, expression).
 
-    `readline` is that of an open file, `max_rows` the rows that are read. Raises ValueError.
+    `readline` is that of an open file. Raises ValueError.
     """
-    number = 1
     if header:
         names = readline(MAX_LINE).rstrip(b"\r\n").decode("utf-8", "replace").split("\t")
         if names != list(header):
             raise ValueError(
                 f"{name}: the first line is {' | '.join(names)!r:.80}; {' | '.join(header)} are expected, with tabs"
             )
-        number = 2
     columns = list(header) or ["Target", "Source"]
-    while max_rows is None or max_rows > 0:
+    for number in count(2 if header else 1):
         line = readline(MAX_LINE + 1)
         if not line:
             return
@@ -123,32 +126,26 @@ def tsv(
         cells = dict(zip(columns, fields, strict=True))
         subtrees = {key: cells[column] for key, column in SUBTREES.items() if column in cells}
         yield Row(f"{name}, line {number}", cells["Source"], cells["Target"], subtrees)
-        number += 1
-        max_rows = None if max_rows is None else max_rows - 1
 
 
-def parquet(path: Path, max_rows: int | None = None) -> Iterator[Row]:
+def parquet(path: Path) -> Iterator[Row]:
     """Rows of a Parquet file with columns source and target, and perhaps those of subtrees. Raises ValueError."""
-    number = 0
+    numbers = count()
     for _, columns in read_batches([path], [("source",), ("target",)], tuple(SUBTREES), rows=256):
         cells = {name: column.to_pylist() for name, column in columns.items()}
-        for row in (dict(zip(cells, values, strict=True)) for values in zip(*cells.values(), strict=True)):
-            if number == max_rows:
-                return
-            where, source, target = f"{path}, row {number}", row.pop("source"), row.pop("target")
+        sources, targets = cells.pop("source"), cells.pop("target")
+        for source, target, *subtrees, number in zip(sources, targets, *cells.values(), numbers, strict=False):
             if not isinstance(source, str):
-                raise ValueError(f"{where}: the source is {source!r:.40}; text is expected")
-            yield Row(where, source.encode("utf-8", "replace"), target, row)
-            number += 1
+                raise ValueError(f"{path}, row {number}: the source is {source!r:.40}; text is expected")
+            facts = dict(zip(cells, subtrees, strict=True))
+            yield Row(f"{path}, row {number}", source.encode("utf-8", "replace"), target, facts)
 
 
-def checked(
-    rows: Iterable[Row], operators: Sequence[str], longest: int | None = None
-) -> Iterator[tuple[Trees, Values]]:
+def checked(rows: Iterable[Row], form: Form) -> Iterator[tuple[Trees, Values]]:
     """Trees of a file, some megabytes at a time, with computed values, which all that the file says has to agree with.
 
-    Raises ValueError, which names the row, where they do not, where an operator is none of these, or where there are
-    more tokens than `longest`.
+    Raises ValueError, which names the row, where they do not, where an operator is none of the form's, or where there
+    are more tokens than its longest.
     """
     block: list[Row] = []
     size = 0
@@ -156,27 +153,26 @@ def checked(
         block.append(row)
         size += len(row.source)
         if size > BLOCK:
-            yield _checked(block, operators, longest)
+            yield _checked(block, form)
             block, size = [], 0
     if block:
-        yield _checked(block, operators, longest)
+        yield _checked(block, form)
 
 
-def _checked(block: Sequence[Row], operators: Sequence[str], longest: int | None) -> tuple[Trees, Values]:
+def _checked(block: Sequence[Row], form: Form) -> tuple[Trees, Values]:
     try:
         trees = tokenize([row.source for row in block])
         results = evaluate(trees)
     except Malformed as error:
         raise ValueError(f"{block[error.row].where}: {error.reason}") from None
-    foreign = np.flatnonzero(np.isin(trees.codes, [NAMES.index(name) for name in set(OPERATORS) - set(operators)]))
+    foreign = np.flatnonzero(np.isin(trees.codes, [NAMES.index(name) for name in set(OPERATORS) - set(form.operators)]))
     if len(foreign):
         row = block[int(np.searchsorted(trees.stops, foreign[0], side="right"))]
         raise ValueError(f"{row.where}: the operator {NAMES[trees.codes[foreign[0]]]} does not belong to this data set")
-    if longest is not None and len(long := np.flatnonzero(np.diff(trees.stops, prepend=0) > longest)):
-        i = int(long[0])
-        raise ValueError(
-            f"{block[i].where}: {int(trees.stops[i] - trees.starts[i]):,} tokens, more than max_length {longest:,}"
-        )
+    sizes = np.diff(trees.stops, prepend=0)
+    if form.longest is not None and (sizes > form.longest).any():
+        i = int(np.argmax(sizes > form.longest))
+        raise ValueError(f"{block[i].where}: {sizes[i]:,} tokens, more than max_length {form.longest:,}")
     for row, value, start, stop in zip(
         block, results.roots.tolist(), trees.starts.tolist(), trees.stops.tolist(), strict=True
     ):

@@ -260,25 +260,22 @@ def _escapes(foot: NDArray[np.int64]) -> bool:
 
 def _dilated(masks: NDArray[np.uint8], radius: int) -> NDArray[np.uint8]:
     """(O, m, m) -> (O, m + 2 radius, …), by a disc."""
-    n, m, _ = masks.shape
-    wide = np.zeros((n, m + 2 * radius, m + 2 * radius), np.uint8)
-    for dy in range(-radius, radius + 1):
-        for dx in range(-radius, radius + 1):
-            if dy * dy + dx * dx <= radius * radius:
-                part = wide[:, radius + dy : radius + dy + m, radius + dx : radius + dx + m]
-                np.maximum(part, masks, out=part)
+    from scipy.ndimage import maximum_filter
+
+    squares = np.arange(-radius, radius + 1) ** 2
+    room = np.pad(masks, ((0, 0), (radius, radius), (radius, radius)))
+    disc = np.less_equal(squares[:, None] + squares, radius * radius)
+    wide: NDArray[np.uint8] = maximum_filter(room, footprint=disc[None], mode="constant")
     return wide
 
 
 def _boxes(stamps: NDArray[Any]) -> NDArray[np.int64]:
     """(O, 4) first and last row, first and last column that are not zero, from the centre."""
-    half = stamps.shape[1] // 2
-    borders = np.zeros((len(stamps), 4), np.int64)
-    for i, stamp in enumerate(stamps):
-        rows, columns = np.nonzero(stamp)
-        borders[i] = rows.min(), rows.max(), columns.min(), columns.max()
-    boxes: NDArray[np.int64] = borders - half
-    return boxes
+    borders = []
+    for axis in (2, 1):
+        filled: NDArray[np.bool_] = np.logical_or.reduce(stamps, axis=axis)
+        borders += [filled.argmax(1), filled.shape[1] - 1 - filled[:, ::-1].argmax(1)]
+    return np.stack(borders, 1) - stamps.shape[1] // 2
 
 
 @functools.lru_cache(maxsize=16)
@@ -489,17 +486,15 @@ def _two_paths(
     sums: NDArray[np.float64],
     now: NDArray[np.int64],
     dashes: NDArray[np.int64],
-) -> int:
-    """Lay both paths, dash by dash in turn; from the start when one is stuck. Gives the number of attempts."""
+) -> None:
+    """Lay both paths, dash by dash in turn; from the start when one is stuck."""
     W, place, opening, ring = t.side, t.place, t.opening, t.ring
-    attempts, n_dashes = 0, 2 * t.contour
+    n_dashes = 2 * t.contour
     _copy(fields, t.frame)
     while True:
-        attempts += 1
         if _two_starts(W, place, opening, ring, state, now):
-            laid = _grow(t, state, fields, sums, now, dashes, 0, 0, n_dashes)
-            if laid == n_dashes:
-                return attempts
+            if _grow(t, state, fields, sums, now, dashes, 0, 0, n_dashes) == n_dashes:
+                return
             _copy(fields, t.frame)
 
 
@@ -604,8 +599,8 @@ def _draw(
     image: NDArray[np.float32],
     paths: NDArray[np.float32],
 ) -> tuple[int, int, int]:
-    """One picture, and its two paths where `paths` has room: dashes laid, marked path, attempts at two paths."""
-    attempts = _two_paths(t, state, fields[:2], sums, now, dashes)
+    """One picture, and its two paths where `paths` has room: how many dashes and discs; the marked path."""
+    _two_paths(t, state, fields[:2], sums, now, dashes)
     short = _short_paths(t, state, fields[:2], fields[2:], sums, now, dashes, discs[2:])
     laid = 2 * t.contour + short * t.distractor
     marked = _below(state, 2)
@@ -619,26 +614,23 @@ def _draw(
         _stamp(image, 0, t.side, t.path_line if path < 2 else t.snake_line, t.line_box, o, y, x)
         if path < paths.shape[0]:
             _stamp(paths[path], 0, t.side, t.path_line, t.line_box, o, y, x)
-    for i in range(2 + (short if distractor_discs else 0)):
+    shown = 2 + (short if distractor_discs else 0)
+    for i in range(shown):
         _disc(t, image, discs[i, 0], discs[i, 1])
-    return laid, marked, attempts
+    return laid, shown, marked
 
 
 # ---------------------------------------------------------------------------------------------------- pictures
 
 
-class Picture(NamedTuple):
-    """What was drawn, and how. The first and last dashes of paths 0 and 1 begin at the paths' outer tips."""
+class Drawing(NamedTuple):
+    """How a picture was drawn."""
 
-    pixels: NDArray[np.uint8]  # (W, W) grey
     label: int  # 1: the two discs are on the two ends of one path
-    classes: NDArray[np.uint8] | None  # (W, W) segmentation: 1 on a path, 2 on the one with both discs, 0 elsewhere
-    margin: int
+    margin: int  # which of the law's
     dashes: NDArray[np.int64]  # (n, 4) path (0, 1, then short ones), row and column it is drawn from, orientation
-    angles: NDArray[np.float64]  # (n,) the direction it is drawn in
     discs: NDArray[np.int64]  # (2 or more, 2) centres; those of the long paths first, start before end
     marked: int  # the path whose start has a disc
-    attempts: int
 
 
 class Painter:
@@ -657,17 +649,18 @@ class Painter:
         self._paths = np.empty((2 if law.segmentation else 0, W, W), np.float32)
         self._grey = np.empty((W, W))
 
-    def draw(
-        self, seed: int, pixels: NDArray[np.uint8], classes: NDArray[np.uint8] | None = None
-    ) -> tuple[int, int, int, int, int]:
-        """Fill (W, W) arrays. Gives label, index of the margin, dashes, marked path, attempts."""
+    def draw(self, seed: int, pixels: NDArray[np.uint8], classes: NDArray[np.uint8] | None = None) -> Drawing:
+        """Fill (W, W) arrays: grey; in segmentation 1 on a path, 2 on the one with both discs, 0 elsewhere.
+
+        What is given back holds until the next picture.
+        """
         plan = stream(seed, "plan")
         label, which = plan & 1, (plan >> 1) % len(self.law.margins)
         state = np.array([seed & WORD, (seed >> 32) & WORD, plan >> 32, 1], np.int64)
         for _ in range(12):
             _next(state)
         t, marks = self._tables[which], self.law.segmentation
-        laid, marked, attempts = _draw(
+        dashes, discs, marked = _draw(
             t,
             state,
             label,
@@ -688,7 +681,7 @@ class Painter:
             for path in range(2):
                 self._stretch(self._paths[path], low, high, part)
                 np.maximum(classes, (part > 0) * np.uint8(1 + (label == 1 and path == marked)), out=classes)
-        return label, which, laid, marked, attempts
+        return Drawing(label, which, self._dashes[:dashes], self._discs[:discs], marked)
 
     def _stretch(self, image: NDArray[np.float32], low: float, high: float, into: NDArray[np.uint8]) -> None:
         """To 0 … 255: halves up as the old SciPy did, or to even as scikit-image does."""
@@ -699,23 +692,6 @@ class Painter:
         else:
             np.add(np.multiply(grey, 255 / (high - low), out=grey), 0.5, out=grey)
         into[:] = grey  # cut to whole numbers
-
-    def picture(self, seed: int) -> Picture:
-        W = self.law.side
-        pixels = np.empty((W, W), np.uint8)
-        classes = np.empty((W, W), np.uint8) if self.law.segmentation else None
-        label, which, laid, marked, attempts = self.draw(seed, pixels, classes)
-        dashes = self._dashes[:laid].copy()
-        margin = self.law.margins[which]
-        short = (laid - 2 * self.law.contour) // self.law.distractor if self.law.segmentation else 0
-        discs = self._discs[: 2 + short].copy()
-        angles = directions(self._tables[which])[dashes[:, 3]]
-        return Picture(pixels, label, classes, margin, dashes, angles, discs, marked, attempts)
-
-
-def directions(t: Tables) -> NDArray[np.float64]:
-    """(O,) in which a dash is drawn: a first one from its tail, others from their end back towards the pivot."""
-    return np.concatenate([np.arange(-180, 180) * np.pi / 180, np.arctan2(-t.ends[:, 0], -t.ends[:, 1])])
 
 
 class Pictures(NamedTuple):
@@ -734,7 +710,7 @@ def pictures(law: Law, seed: int, split: str, first: int, last: int) -> Pictures
     painter = Painter(law)
     for i in range(n):
         address = stream(seed, "segmentation" if law.segmentation else "pathfinder", W, split, first + i)
-        labels[i] = painter.draw(address, pixels[i], None if classes is None else classes[i])[0]
+        labels[i] = painter.draw(address, pixels[i], None if classes is None else classes[i]).label
     return Pictures(pixels.reshape(n, W * W), labels, None if classes is None else classes.reshape(n, W * W))
 
 

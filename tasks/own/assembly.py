@@ -3,42 +3,20 @@
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spt.tasks.base import IGNORED, Classes, Reals, Split, TaskData, Tokens, Values
-from spt.tasks.own.arrays import FULL_SCALE
 from spt.tasks.own.options import Options
 from spt.tasks.own.parsing import sort_labels, suggest
-from spt.tasks.own.splits import NAMES, TEST, TRAIN, VALIDATION, Splitter
-from spt.tasks.own.tables import locate
+from spt.tasks.own.rows import Examples
+from spt.tasks.own.splits import NAMES, TEST, TRAIN, VALIDATION, missing_shares, split_by_hash, split_stratified
 
 WORD_CODES = 2**22  # numbers that words are hashed to; half of them may be in use
 CHUNK = 2**18  # steps worked on at once
-
-
-@dataclass
-class Examples:
-    """What was read: n examples of `total` steps together; m is n, or `total` where every step has a label."""
-
-    values: NDArray[Any]  # (total,) tokens or (total, C)
-    lengths: NDArray[np.int64]  # (n,)
-    targets: NDArray[Any]  # (m,) numbers of labels, or (m, K) reals
-    files: NDArray[np.int32]  # (m,) the file that a target comes from, as a position in the list of files
-    lines: NDArray[np.int64]  # (m,)
-    splits: NDArray[np.int64]  # (n,) as the data say
-    keys: NDArray[np.uint64]  # (n,) random numbers for the draw of splits, equal where examples stay together
-    ids: NDArray[Any] | None  # (n,); None: made of file and line
-    steps: NDArray[np.float32] | None = None  # (total,) times
-    labels: Sequence[str] = ()
-    words: Sequence[str] = ()
-    notes: list[str] = field(default_factory=list)
-    scale: tuple[float, float] = FULL_SCALE  # of stored integers
-    interval: float = 1.0
 
 
 def assemble(config: Options, files: Sequence[Path], examples: Examples) -> TaskData:
@@ -53,17 +31,18 @@ def assemble(config: Options, files: Sequence[Path], examples: Examples) -> Task
         how = f"a hash of {by}" + ", with equal shares of every class" * (config.split == "stratified")
         rows = " and ".join(f"{counts[name]} {name} rows" for name in drawn)
         notes.insert(0, f"{rows} were drawn from the training rows by {how}")
-    target: Classes | Reals
-    if config.target == "real":
-        target = Reals(len(config.labels), config.per_step)
-    else:
-        target = Classes(_number_classes(config, files, examples, splits), config.per_step)
+    whole = examples.rows
+    target: Classes | Reals = Reals(len(config.labels), config.per_step)
+    if config.target == "classes":
+        classes, count = _number_classes(config, files[0].name, examples, splits)
+        if config.per_step:  # beside every step: as small as may be
+            classes = classes.astype(np.int16 if count <= 2**15 else np.int32)
+        target, whole = Classes(count, config.per_step), replace(whole, targets=classes)
     if config.tokens == "words":
         _number_words(config, examples)
-    whole = _all_rows(config, files, examples)
     parts = [whole.take(np.flatnonzero(splits == split)) for split in range(len(NAMES))]
-    val, test = (_end_to_end(parts[split], in_place=False) for split in (VALIDATION, TEST))
-    train = _end_to_end(parts[TRAIN], in_place=True)  # the largest; last, since it overwrites the others
+    val, test = (parts[split].packed() for split in (VALIDATION, TEST))
+    train = parts[TRAIN].packed(in_place=True)  # the largest; last, since it overwrites the others
     input: Tokens | Values
     if config.continuous:
         input = _values(config, train, examples.scale, notes)
@@ -83,79 +62,43 @@ def vocabulary(config: Options, train: Split) -> Tokens:
     return Tokens(1 + len(order), codes=(-1, *order.tolist()), unknown=0)
 
 
-# -------------------------------------------------------------------------------------------------------------- splits
-
-
 def _draw_splits(config: Options, examples: Examples) -> tuple[NDArray[np.int64], list[str]]:
     """(n,) Each example's split, and the names of those that were drawn from training."""
     splits = examples.splits.copy()
-    splitter = Splitter(config, (NAMES[split] for split in np.unique(splits)))
+    shares = missing_shares(config, {NAMES[split] for split in np.unique(splits)})
+    drawn = [name for name, share in zip(NAMES[1:], shares[1:], strict=True) if share]
     training = splits == TRAIN
     keys = examples.keys[training]
     if config.split == "hash":
-        splits[training] = splitter.by_hash(keys)
-        return splits, splitter.missing
-    row = np.cumsum(training) - 1  # among the training rows
-    scored = training
+        splits[training] = split_by_hash(shares, keys)
+        return splits, drawn
+    targets, n_labels = np.asarray(examples.rows.targets), len(examples.labels)
+    row, scored = np.cumsum(training) - 1, training  # among the training rows
     if config.per_step:
-        row, scored = np.repeat(row, examples.lengths), np.repeat(training, examples.lengths)
-    scored = scored & (examples.targets != IGNORED)
-    n_labels = len(examples.labels)
-    cells, counts = np.unique(row[scored] * n_labels + examples.targets[scored], return_counts=True)
-    splits[training] = splitter.stratified(keys, cells // n_labels, cells % n_labels, counts)
-    return splits, splitter.missing
-
-
-def _all_rows(config: Options, files: Sequence[Path], examples: Examples) -> Split:
-    stops = np.cumsum(examples.lengths)
-    targets, ids = examples.targets, examples.ids
-    if config.per_step:  # beside every step: as small as may be
-        small = np.float32 if config.target == "real" else np.int16 if targets.max(initial=0) < 2**15 else np.int32
-        targets = targets.astype(small)
-    if ids is None and len(files) == 1:
-        ids = examples.lines
-    elif ids is None:
-        names = zip(examples.files, examples.lines, strict=True)
-        ids = np.array([f"{files[file].stem}-{line}" for file, line in names])
-    starts = stops - examples.lengths
-    return Split(examples.values, starts, stops, targets, ids, per_step=config.per_step, steps=examples.steps)
-
-
-def _end_to_end(part: Split, in_place: bool) -> Split:
-    """The rows without gaps between them; in place, since memory need not hold all rows twice."""
-    stops = np.cumsum(part.lengths)
-
-    def moved(array: NDArray[Any]) -> NDArray[Any]:
-        joined = array if in_place else np.empty((stops[-1], *array.shape[1:]), array.dtype)
-        for start, stop, end in zip(part.starts.tolist(), part.stops.tolist(), stops.tolist(), strict=True):
-            joined[end - (stop - start) : end] = array[start:stop]
-        return joined[: stops[-1]]
-
-    return replace(
-        part,
-        values=moved(part.values),
-        starts=stops - part.lengths,
-        stops=stops,
-        targets=moved(part.targets) if part.per_step and part.targets is not None else part.targets,
-        steps=None if part.steps is None else moved(part.steps),
-    )
+        row, scored = np.repeat(row, examples.rows.lengths), np.repeat(training, examples.rows.lengths)
+    scored = scored & (targets != IGNORED)
+    cells, counts = np.unique(row[scored] * n_labels + targets[scored], return_counts=True)
+    splits[training] = split_stratified(shares, keys, cells // n_labels, cells % n_labels, counts)
+    return splits, drawn
 
 
 # --------------------------------------------------------------------------------------------------- input and target
 
 
-def _number_classes(config: Options, files: Sequence[Path], examples: Examples, splits: NDArray[np.int64]) -> int:
-    """Give the labels their classes: 0, 1, … in the order of the training rows' sorted labels."""
-    labels, targets, column = examples.labels, examples.targets, config.label_column
-    splits = np.repeat(splits, examples.lengths) if config.per_step else splits
+def _number_classes(
+    config: Options, file: str, examples: Examples, splits: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], int]:
+    """(m,) Classes 0, 1, … in the order of the training rows' sorted labels, IGNORED without a label; their number."""
+    labels, targets, column = examples.labels, np.asarray(examples.rows.targets), config.label_column
+    splits = np.repeat(splits, examples.rows.lengths) if config.per_step else splits
     training = targets[(splits == TRAIN) & (targets != IGNORED)]
     counts = dict(zip(labels, np.bincount(training, minlength=len(labels)).tolist(), strict=True))
     known = sort_labels([label for label in labels if counts[label]])
     if not known:
-        raise ValueError(f"{files[0].name}, column {column}: no training row has a label")
+        raise ValueError(f"{file}, column {column}: no training row has a label")
     if len(known) < 2:
         raise ValueError(
-            f"{files[0].name}, column {column}: every training row has the label {known[0]!r}; "
+            f"{file}, column {column}: every training row has the label {known[0]!r}; "
             "a classification needs two classes"
         )
     numbers = {label: i for i, label in enumerate(known)}
@@ -164,39 +107,37 @@ def _number_classes(config: Options, files: Sequence[Path], examples: Examples, 
         unknown = np.flatnonzero((splits == split) & (classes == -2))
         if len(unknown):
             i = int(unknown[0])
-            label, place = labels[int(targets[i])], locate(files[int(examples.files[i])], int(examples.lines[i]))
+            label = labels[int(targets[i])]
             fraction = re.fullmatch(r"[-+]?\d*\.\d+([eE][-+]?\d+)?", label)
             advice = "; if labels are numbers to predict, say target: real" if fraction else suggest(label, known)
             raise ValueError(
-                f"{place}, column {column}: the label {label!r} of this {name} row is in no training row{advice}"
+                f"{examples.place(i)}, column {column}: the label {label!r} of this {name} row is in no training row"
+                f"{advice}"
             )
         if (classes[splits == split] == IGNORED).all():
             raise ValueError(f"{config.title}, column {column}: no {name} row has a label")
-    examples.targets = classes
     single = [label for label in known if counts[label] == 1]
     if single:
         shown = ", ".join(map(repr, single[:5])) + (", …" if len(single) > 5 else "")
         examples.notes.append(f"{len(single)} of the {len(known)} classes have one training row: {shown}")
-    return len(known)
+    return classes, len(known)
 
 
 def _number_words(config: Options, examples: Examples) -> None:
     """Give the words their codes: a hash, or the next number that is free, so that few depend on other words."""
-    words = examples.words
+    words, values = examples.words, examples.rows.values
     if len(words) > WORD_CODES // 2:
         raise ValueError(
             f"{config.title} has {len(words):,} different words, more than {WORD_CODES // 2:,}; take tokens: characters"
         )
-    codes: dict[str, int] = {}
-    taken: set[int] = set()
+    codes: dict[int, str] = {}
     for word in sorted(words):
         code = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little") % WORD_CODES
-        while code in taken:
+        while code in codes:
             code = (code + 1) % WORD_CODES
-        taken.add(code)
-        codes[word] = code
-    of_word = np.array([codes[word] for word in words], np.int32)
-    np.take(of_word, examples.values, out=examples.values)
+        codes[code] = word
+    of_word = {word: code for code, word in codes.items()}
+    np.take(np.array([of_word[word] for word in words], np.int32), values, out=values)
 
 
 def _values(config: Options, train: Split, scale: tuple[float, float], notes: list[str]) -> Values:
@@ -210,7 +151,7 @@ def _values(config: Options, train: Split, scale: tuple[float, float], notes: li
         return Values(channels, (scale[0],) * channels, (scale[1],) * channels)
 
     def mean(of: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> NDArray[np.float64]:
-        pieces = (train.values[i : i + CHUNK].astype(np.float64) for i in range(0, n, CHUNK))  # no copy of everything
+        pieces = (piece.astype(np.float64) for piece in train.pieces(CHUNK))  # no copy of everything
         return np.asarray(np.sum([of(piece).sum(axis=0) for piece in pieces], axis=0) / n)
 
     centre = mean(lambda piece: piece)

@@ -4,7 +4,6 @@ away, unused columns. Each is one sentence.
 The files are read once more, some thousand rows at a time; what stays in memory is a number for each cell.
 """
 
-import itertools
 import math
 from array import array
 from collections import Counter
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spt.tasks.own.options import Options
-from spt.tasks.own.parsing import Cells, Place, is_empty, show
+from spt.tasks.own.parsing import Place, is_empty, show
 from spt.tasks.own.tables import read_batches
 
 BLANK = {"na", "n/a", "nan", "null", "none", "-", "?", "missing"}  # what people write into empty cells
@@ -31,37 +30,25 @@ FEW = 8  # rows that prove nothing
 class Column:
     """What is known of a column so far."""
 
+    label_of: dict[Any, str] | None  # value -> label, while each has one
     numbers: "array[float]" = field(default_factory=lambda: array("d"))  # not finite: no number
     texts: int = 0
     example: str = ""  # the first text, and where it stands
-    label_of: dict[Any, str] | None = field(default_factory=dict)  # value -> label, while each has one
-
-    def add(self, cells: Sequence[Any], place: Place) -> None:
-        try:
-            numbers = [*map(float, cells)]
-        except (TypeError, ValueError, OverflowError):
-            numbers = [self._number(cell, i, place) for i, cell in enumerate(cells)]
-        self.numbers.extend(numbers)
-
-    def _number(self, cell: Any, i: int, place: Place) -> float:
-        try:
-            return float(cell)
-        except (TypeError, ValueError, OverflowError):
-            if not _is_blank(cell):
-                self.texts += 1
-                self.example = self.example or f"{show(cell)} in {place(i)}"
-            return math.nan
 
     def pad(self, n: int) -> None:
         """Rows up to n do not have the column, as can be in JSON."""
         self.numbers.extend([math.nan] * (n - len(self.numbers)))
 
-    def compare(self, cells: Sequence[Any], labels: Sequence[str | None]) -> None:
-        """Update which label each value occurs with."""
-        for cell, label in zip(cells, labels, strict=True):
-            if self.label_of is None:
-                return
-            if label is not None and not _is_blank(cell):
+    def add(self, cells: Sequence[Any], labels: Sequence[str | None], place: Place) -> None:
+        for i, (cell, label) in enumerate(zip(cells, labels, strict=True)):
+            try:
+                self.numbers.append(float(cell))
+            except (TypeError, ValueError, OverflowError):
+                self.numbers.append(math.nan)
+                if not _is_blank(cell):
+                    self.texts += 1
+                    self.example = self.example or f"{show(cell)} in {place(i)}"
+            if self.label_of is not None and label is not None and not _is_blank(cell):
                 value = cell if isinstance(cell, str | int | float) else repr(cell)
                 if self.label_of.setdefault(value, label) != label or len(self.label_of) > MAX_VALUES:
                     self.label_of = None
@@ -72,16 +59,17 @@ def diagnose(config: Options, files: Sequence[Path]) -> list[str]:
     columns: dict[str, Column] = {}
     labels: list[str | None] = []
     exempt = {*config.labels, config.input_column, *config.others} - {config.split_column}  # may determine the label
-    for batch in itertools.chain.from_iterable(read_batches(path, _unique) for path in files):
-        cells = {name: _listed(column) for name, column in batch.columns.items()}
-        truth = [_label(cell) for cell in cells[config.labels[0]]]
-        for name in cells:
-            column = columns.setdefault(name, Column())
-            column.pad(len(labels))
-            column.add(cells[name], batch.place(None))
-            if name not in exempt and config.target == "classes":
-                column.compare(cells[name], truth)
-        labels += truth
+    for path in files:
+        with read_batches(path, _unique) as batches:
+            for batch in batches:
+                cells = {name: x.tolist() if isinstance(x, np.ndarray) else x for name, x in batch.columns.items()}
+                truth = [_label(cell) for cell in cells[config.labels[0]]]
+                for name in cells:
+                    compared = name not in exempt and config.target == "classes"
+                    column = columns.setdefault(name, Column({} if compared else None))
+                    column.pad(len(labels))
+                    column.add(cells[name], truth, batch.place(None))
+                labels += truth
     for column in columns.values():
         column.pad(len(labels))
     inputs = {name for name in columns if name in config.inputs or config.has_prefix(name)}
@@ -130,11 +118,8 @@ def _leak(config: Options, column: Column, columns: dict[str, Column], labels: S
         same = all(_label(value) == label for value, label in values.items())
         return f"{leak}: " + ("it is the same" if same else f"each of its {len(values):,} values has one label")
     known = np.array([label is not None for label in labels]) & finite
-    if (
-        not column.texts
-        and finite.sum() >= 2 * FEW
-        and _ranges_apart(numbers[known], np.array(labels)[known], len(kinds))
-    ):
+    enough = not column.texts and finite.sum() >= 2 * FEW
+    if enough and _ranges_apart(numbers[known], np.array(labels)[known], len(kinds)):
         return f"{leak}: each label has a range of its own in it"
     return ""
 
@@ -155,10 +140,6 @@ def _ranges_apart(numbers: NDArray[np.float64], labels: NDArray[Any], n_labels: 
 
 def _unique(names: list[str], file: str) -> list[str]:
     return [name for name, times in Counter(names).items() if times == 1]
-
-
-def _listed(cells: Cells) -> Sequence[Any]:
-    return cells.tolist() if isinstance(cells, np.ndarray) else cells
 
 
 def _is_blank(cell: Any) -> bool:

@@ -5,15 +5,11 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from spt.tasks.files import SPLITS
 from spt.tasks.own.options import Options
 from spt.tasks.own.parsing import list_names, parse_name
 from spt.tasks.own.tables import FORMATS
 
-SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
-}
 ARRAYS = (".wav", ".flac", ".mp3", ".ogg", ".npy", ".npz")
 LABELS = ("labels", "label", "metadata", "index")  # names of a table beside array files
 ADVICE = {  # on the usual other formats
@@ -26,8 +22,11 @@ ADVICE = {  # on the usual other formats
 }
 
 
-def find_tables(config: Options, raw: Path) -> dict[str, list[Path]]:
-    """The tables to read, training first. Raises for what is no file, and for a folder without training files."""
+def find_tables(config: Options, raw: Path) -> list[tuple[str, Path]]:
+    """The tables to read, each with its split, training first.
+
+    Raises for what is no file, and for a folder without training files.
+    """
     path = config.path
     if path is None:
         path = hub_folder(config, raw)
@@ -43,13 +42,13 @@ def find_tables(config: Options, raw: Path) -> dict[str, list[Path]]:
         if ending not in FORMATS:
             advice = ADVICE.get(ending, f"its name should end in one of {', '.join(FORMATS)}")
             raise ValueError(f"{path} is not read: {advice}")
-        return {"train": [_regular(path)]}
+        return [("train", _regular(path))]
     files = sorted(path.iterdir())
     tables = [file for file in files if file.suffix.lower() in FORMATS and not file.name.startswith(".")]
     by_split = _by_split(tables)
     labels = [file for file in tables if file.stem.lower() in LABELS]
     if config.file_column is not None and len(labels) == 1 and not by_split:
-        return {"train": [_regular(labels[0])]}
+        return [("train", _regular(labels[0]))]
     if "train" not in by_split:
         arrays = config.file_column is None and any(file.suffix.lower() in ARRAYS for file in files)
         more = "for a folder of arrays or sounds: file_column" if arrays else f"formats: {', '.join(FORMATS)}"
@@ -61,7 +60,7 @@ def find_tables(config: Options, raw: Path) -> dict[str, list[Path]]:
         endings = sorted({file.suffix.lower() for file in paths})
         if len(endings) > 1:
             raise ValueError(f"the {split} split is in {path} as {' and as '.join(endings)}; keep one of them")
-    return by_split
+    return [(split, path) for split, paths in by_split.items() for path in paths]
 
 
 def hub_folder(config: Options, raw: Path) -> Path:

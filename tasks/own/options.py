@@ -104,14 +104,11 @@ class Options(TaskConfig):
     @field_validator("path", mode="before")  # after it pydantic's strictness takes no list for a tuple: strict=False
     @classmethod
     def _local(cls, path: Any) -> Any:
-        if path is None:
-            return path
-        text = os.fspath(path) if isinstance(path, str | Path) else "a type that pydantic refuses"
-        if not text:
+        if path == "":
             raise ValueError("is empty; name a file or a folder")
-        if re.search(r"(^|[/\\])[A-Za-z][A-Za-z0-9+.-]+:/", text):
+        if isinstance(path, str | Path) and re.search(r"(^|[/\\])[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
             raise ValueError("is an address; download the files and give their folder, or give hub: owner/name")
-        return path
+        return path  # of another type: pydantic refuses it
 
     @field_validator("hub")
     @classmethod

@@ -60,9 +60,9 @@ def parse_name(cell: Any, place: str) -> str:
 class NameEncoder:
     """Integer codes for names, in the order in which the names come."""
 
-    def __init__(self, parse: Callable[[Any, str], str] = parse_name) -> None:
+    def __init__(self, parse: Callable[[Any, str], str] = parse_name, names: Iterable[str] = ()) -> None:
         self.parse = parse
-        self.codes: dict[str, int] = {}
+        self.codes = {name: code for code, name in enumerate(names)}
         self._known: dict[Any, int] = {}  # by cell, as it stands in a file: 3, "3" and "3.0" are one name
 
     @property
@@ -118,18 +118,14 @@ def parse_number(cell: Any, place: str) -> float:
 
 def parse_numbers(cells: Cells, place: Place, gaps: bool = False) -> NDArray[np.float64]:
     """(n,) The numbers of a column; with `gaps`, NaN where a cell is empty."""
-    if isinstance(cells, np.ndarray):
-        if is_small(cells):
-            return cells.astype(np.float64)
-        cells = cells.tolist()
-    kinds = {*map(type, cells)}
-    if str not in kinds or (kinds == {str} and not _reads_oddly("".join(cells))):
-        try:
-            numbers = np.array([*map(float, cells)])
-        except (TypeError, ValueError, OverflowError):
-            numbers = np.array([np.nan])
-        if is_small(numbers):
+    if isinstance(cells, np.ndarray) and is_small(cells):
+        return cells.astype(np.float64)
+    try:
+        numbers = np.array([*map(float, cells)])
+        if is_small(numbers) and not _reads_oddly("".join(cell for cell in cells if isinstance(cell, str))):
             return numbers
+    except (TypeError, ValueError, OverflowError):
+        pass  # the first cell that is no number is named below
     return np.array(
         [np.nan if gaps and is_empty(cell) else parse_number(cell, place(i)) for i, cell in enumerate(cells)]
     )

@@ -5,11 +5,12 @@ limited before it is read. Text is not read by pyarrow, whose rows of CSV have n
 have one type.
 """
 
+import contextlib
 import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,15 +53,19 @@ def _row_kind(path: Path) -> str:
     return f"{path.name}, {'row' if path.suffix.lower() == '.parquet' else 'line'}"
 
 
-def read_batches(path: Path, select: Select) -> Iterator[Batch]:
-    """The selected columns of a file, some rows at a time."""
+@contextlib.contextmanager
+def read_batches(path: Path, select: Select) -> Iterator[Iterator[Batch]]:
+    """The selected columns of a file, some rows at a time; the file is open within."""
     if path.stat().st_size == 0:
         raise ValueError(f"{path.name} is empty")
     ending = path.suffix.lower()
     if ending == ".parquet":
-        return _parquet_batches(path, select)
-    records = _delimited(path, DELIMITERS[ending], select) if ending in DELIMITERS else _json_lines(path, select)
-    return _batches(path, records)
+        with contextlib.closing(_parquet_batches(path, select)) as batches:
+            yield batches
+        return
+    read = _delimited(path, DELIMITERS[ending], select) if ending in DELIMITERS else _json_lines(path, select)
+    with contextlib.closing(read) as records:
+        yield _batches(path, records)
 
 
 def _batches(path: Path, records: Iterator[Record]) -> Iterator[Batch]:
@@ -95,13 +100,14 @@ def _select(names: list[str], select: Select, file: str) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------- text
 
 
-def _delimited(path: Path, delimiter: str, select: Select) -> Iterator[Record]:
+def _delimited(path: Path, delimiter: str, select: Select) -> Generator[Record, None, None]:
     """The rows of CSV or TSV, each with the line that it begins in; blank lines are left out."""
     header: list[str] = []
     names: list[str] = []
     line, end = 1, 0  # the lines that a row begins and ends in
     limit = csv.field_size_limit(MAX_LINE)
-    reader = csv.reader(_lines(path, ""), delimiter=delimiter, strict=True)
+    lines = _lines(path, "")
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         for cells in reader:
             line, end = end + 1, reader.line_num
@@ -121,31 +127,33 @@ def _delimited(path: Path, delimiter: str, select: Select) -> Iterator[Record]:
         ) from None
     finally:
         csv.field_size_limit(limit)
+        lines.close()  # not whenever the error that ended this is forgotten
     if not header:
         raise ValueError(f"{path.name} is empty")
 
 
-def _json_lines(path: Path, select: Select) -> Iterator[Record]:
+def _json_lines(path: Path, select: Select) -> Generator[Record, None, None]:
     keys: set[str] | None = None
     names: list[str] = []
-    for line, text in enumerate(_lines(path, "\n"), 1):
-        if not text.strip():
-            continue
-        place = locate(path, line)
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{place}: not an object in JSON ({str(error).partition(':')[0]})") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{place}: {show(row)} is not an object with a key for each column")
-        if row.keys() != keys:
-            keys, names = set(row), _select(list(row), select, place)
-        yield line, names, [row[name] for name in names], len(text)
+    with contextlib.closing(_lines(path, "\n")) as lines:
+        for line, text in enumerate(lines, 1):
+            if not text.strip():
+                continue
+            place = locate(path, line)
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{place}: not an object in JSON ({str(error).partition(':')[0]})") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{place}: {show(row)} is not an object with a key for each column")
+            if row.keys() != keys:
+                keys, names = set(row), _select(list(row), select, place)
+            yield line, names, [row[name] for name in names], len(text)
     if keys is None:
         raise ValueError(f"{path.name} is empty")
 
 
-def _lines(path: Path, newline: str) -> Iterator[str]:
+def _lines(path: Path, newline: str) -> Generator[str, None, None]:
     """The lines of a text, of limited length; what is not UTF-8 is refused."""
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file:
         for number, line in enumerate(iter(partial(file.readline, MAX_LINE + 1), ""), 1):
@@ -166,7 +174,7 @@ def _lines(path: Path, newline: str) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------------------- Parquet
 
 
-def _parquet_batches(path: Path, select: Select) -> Iterator[Batch]:
+def _parquet_batches(path: Path, select: Select) -> Generator[Batch, None, None]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_answers import asking, data_of
+from test_predictions import asking, data_of
 from tiny import spt
 
 from spt.config.recipe import Part

@@ -425,7 +425,7 @@ def test_fresh_rows_are_new_every_epoch_and_the_same_after_an_interruption(tmp_p
     best = [weights(tmp_path / side / job.name / "checkpoints" / "best") for side in "ab"]
     assert all(np.array_equal(best[0][name], best[1][name]) for name in best[0])
     fixed = asking(tmp_path, "tags", finetune__train__epochs=3, finetune__train__steps=None)
-    assert Job(fixed, "finetune", 0).key() != job.key()
+    assert Job(fixed, "finetune", 0).key != job.key
 
 
 def test_evaluate_tells_a_model_of_another_rate(tmp_path):

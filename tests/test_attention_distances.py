@@ -10,7 +10,7 @@ import torch
 from tiny import loaded, own_task, run, spt_job
 from typer.testing import CliRunner
 
-from spt.analysis.attention import WITH_ATTENTION, attention_distances, recorded_attention
+from spt.analysis.attention import STATISTICS, WITH_ATTENTION, attention_distances, recorded_attention
 from spt.checks import model_contract
 from spt.config.job import Job
 from spt.config.plugins import find_plugin
@@ -83,7 +83,7 @@ def test_those_of_spade(causal):
     layer = made.mixers[2].mixers if hasattr(made.mixers[2], "mixers") else made.mixers[2]
     for length, valid in ((23, (23, 23)), (23, (23, 9)), (300, (300, 277))):
         x, context = batch(length, layer.qkv.in_features, *valid)
-        held(layer, layer.qkv(x).unflatten(-1, (3, layer.n_heads, -1)).permute(2, 0, 3, 1, 4)[2], x, context)
+        held(layer, layer.qkv(x).unflatten(-1, (3, layer.heads, -1)).permute(2, 0, 3, 1, 4)[2], x, context)
 
 
 @torch.no_grad()
@@ -115,9 +115,9 @@ def test_what_is_counted(monkeypatch):
                     even += [away[q].mean(), math.log(length), *(n.mean() for n in near)]
                 queries += length
         assert sums.queries == queries == 22
-        for head, numbers in enumerate(sums.numbers()):
-            np.testing.assert_allclose(list(numbers.as_dict().values()), wanted[head] / queries, rtol=1e-9)
-        np.testing.assert_allclose(list(sums.uniform_numbers().as_dict().values()), even / queries, rtol=1e-9)
+        *by_head, uniform = ([numbers[name] for name in STATISTICS] for numbers in sums.means())
+        np.testing.assert_allclose(by_head, wanted / queries, rtol=1e-9)
+        np.testing.assert_allclose(uniform, even / queries, rtol=1e-9)
     made(x, context)
     assert sums.queries == 22, "watched no longer"
 
@@ -170,5 +170,5 @@ def test_rows_of_unlike_lengths_in_a_causal_model(tmp_path):
     split = found.run.setup.data.test
     lengths = split.lengths[:5].tolist()
     away = [q - k for n in lengths for q in range(n) for k in [np.arange(max(0, q // 4 - 1) * 4, q + 1)]]
-    assert found.heads[0].uniform.distance == pytest.approx(np.mean([row.mean() for row in away]))
+    assert found.heads[0].statistics["uniform"]["distance"] == pytest.approx(np.mean([row.mean() for row in away]))
     assert found.heads[0].module.endswith("attention") and [head.head for head in found.heads] == [1, 2]

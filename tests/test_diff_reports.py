@@ -50,9 +50,9 @@ def test_nothing_changed(tmp_path):
     for a, b in ((folder, folder), (file, folder), (folder, file), (file, file)):
         found = diff_reports(a, b)
         assert (found.sentence, found.changed) == ("nothing changed", False)
-        assert found.warnings == found.only_a == found.only_b == found.said_a == found.said_b == ()
+        assert found.warnings == found.only_a == found.only_b == found.statements == ()
         (row,) = found.rows
-        assert not row.changed and row.delta_change == 0.0 and row.seeds == ()
+        assert not row.changed and [mean.change for mean in row.means] == [0.0] * 3 and row.seeds == ()
     assert "unchanged: digits / transformer" in shown(found)
     assert "Nothing here is tested" not in shown(found)
 
@@ -66,20 +66,21 @@ def test_a_verdict_turns_with_more_seeds(tmp_path):
         "0 of 1 row keeps its verdict; digits / transformer changed from 'too few seeds' to 'SPT beats scratch'"
     )
     (row,) = found.rows
-    assert row.verdict_changed and (row.seeds_added, row.seeds_lost) == ((2, 3, 4), ())
-    assert (row.pairs_a, row.pairs_b) == ((0, 1), (0, 1, 2, 3, 4))
-    assert {(seed.seed, seed.arm, seed.a_state, seed.b_state) for seed in row.seeds} == {
-        (seed, arm, "absent", "done") for seed in (2, 3, 4) for arm in ("scratch", "spt")
+    assert row.verdict_changed and {seed.there for seed in row.seeds} == {"b"}
+    assert (row.a["pairs"], row.b["pairs"]) == ([0, 1], [0, 1, 2, 3, 4])
+    assert {(seed.key, seed.a["state"], seed.b["state"]) for seed in row.seeds} == {
+        (f"{seed}.{arm}", "absent", "done") for seed in (2, 3, 4) for arm in ("scratch", "spt")
     }
-    assert row.scratch_change == pytest.approx(sum(scratch) / 5 - sum(scratch[:2]) / 2)
-    assert row.delta_change == pytest.approx(row.spt_change - row.scratch_change)
+    changes = {mean.key: mean.change for mean in row.means}
+    assert changes["scratch"] == pytest.approx(sum(scratch) / 5 - sum(scratch[:2]) / 2)
+    assert changes["delta"] == pytest.approx(changes["spt"] - changes["scratch"])
     assert found.warnings == ()
     text = shown(found)
     for words in ("VERDICT CHANGED", "seeds added: 2, 3, 4", "not over the same seeds: 0, 1 in A, 0, 1, 2, 3, 4 in B"):
         assert words in text
     assert "Nothing here is tested" in text
     back = diff_reports(b, a)
-    assert back.rows[0].seeds_lost == (2, 3, 4) and "seeds lost: 2, 3, 4" in shown(back)
+    assert {seed.there for seed in back.rows[0].seeds} == {"a"} and "seeds lost: 2, 3, 4" in shown(back)
 
 
 def test_the_same_run_with_another_score_is_a_warning(tmp_path):
@@ -90,7 +91,8 @@ def test_the_same_run_with_another_score_is_a_warning(tmp_path):
     (warning,) = found.warnings
     assert "finetune-spt1 (SPT, seed 1) had 81.00, now 91.00; results were edited" in warning
     (seed,) = found.rows[0].seeds
-    assert (seed.seed, seed.arm, seed.same_run, seed.change) == (1, "spt", True, pytest.approx(0.1))
+    assert (seed.key, seed.a["run"], seed.b["run"]) == ("1.spt", "finetune-spt1", "finetune-spt1")
+    assert (seed.a["score"], seed.b["score"]) == (0.81, 0.91)
     assert found.sentence == "1 of 1 row keeps its verdict; details changed in digits / transformer"
     assert "1 SPT 81.00 91.00 +10.00 same run" in " ".join(shown(found).split())
 
@@ -110,12 +112,13 @@ def test_failures_then_and_now(tmp_path):
     before = kept(folder, tmp_path / "a.json")
     finish(tmp_path / "runs", "spt", 2, 0.85)
     (row,) = diff_reports(before, folder).rows
-    assert [(failure.arm, failure.seed, failure.state) for failure in row.failures_gone] == [("spt", 2, "diverged")]
-    assert row.failures_new == () and row.seeds_added == ()
-    assert (row.a.n, row.b.n) == (2, 3)
+    failures = [(failure.key, failure.a["state"], failure.there) for failure in row.failures]
+    assert failures == [("2.spt", "diverged", "a")]
+    assert [seed.there for seed in row.seeds] == ["both"]
+    assert (row.a["n"], row.b["n"]) == (2, 3)
     assert "failed in A, not in B: SPT, seed 2 (diverged: loss is nan)" in shown(diff_reports(before, folder))
     (back,) = diff_reports(folder, before).rows
-    assert back.failures_gone == () and len(back.failures_new) == 1
+    assert [failure.there for failure in back.failures] == ["b"]
 
 
 def test_costs_are_told_above_five_percent(tmp_path):
@@ -126,7 +129,7 @@ def test_costs_are_told_above_five_percent(tmp_path):
     cells += [finish(tmp_path / "b", "spt", seed, score, **totals) for seed, score in enumerate([0.8, 0.81])]
     found = diff_reports(a, plan(tmp_path / "b", cells))
     (cost,) = found.rows[0].costs
-    assert (cost.arm, cost.axis, cost.a, cost.b) == ("spt", "seconds", 10.0, 12.0)
+    assert (cost.key, cost.a, cost.b) == ("spt.seconds", 10.0, 12.0)
     assert cost.ratio == pytest.approx(1.2)
     assert "SPT seconds 10.0 s 12.0 s ×1.20" in " ".join(shown(found).split())
 
@@ -144,8 +147,8 @@ def test_rows_are_matched_by_what_they_are_about(tmp_path):
     found = diff_reports(a, b)
     assert [row.label for row in found.rows] == [f"digits / transformer, share {level}" for level in (0.4, 0.6)]
     assert all(row.verdict_changed for row in found.rows)
-    assert [side.label for side in found.only_a] == ["digits / transformer, share 0.2"]
-    assert [side.label for side in found.only_b] == ["digits / transformer, share 0.8"]
+    assert [side["label"] for side in found.only_a] == ["digits / transformer, share 0.2"]
+    assert [side["label"] for side in found.only_b] == ["digits / transformer, share 0.8"]
     assert found.sentence.startswith("0 of 2 rows keep their verdict; digits / transformer, share 0.4 changed from ")
     assert found.sentence.endswith("; rows: 1 only in A, 1 only in B")
     assert "Only in A" in shown(found) and "Only in B" in shown(found)
@@ -175,8 +178,8 @@ def test_a_row_that_had_no_result_yet_is_found_again(tmp_path):
     shutil.copytree(folder, tmp_path / "empty" / folder.name)
     found = diff_reports(tmp_path / "empty" / folder.name, folder)
     (row,) = found.rows
-    assert (row.a.decision, row.metric) == ("no pair", "accuracy") and row.verdict_changed
-    assert len(row.failures_gone) == 4
+    assert (row.a["decision"], row.metric) == ("no pair", "accuracy") and row.verdict_changed
+    assert [failure.there for failure in row.failures] == ["a"] * 4
     assert "from 'no pair finished' to" in found.sentence
 
 
@@ -209,7 +212,7 @@ def test_every_field_of_a_row_is_compared(tmp_path):
         assert found.changed, name
         assert bool(found.only_a) == (name in apart), name
     path.write_text(json.dumps(raw | {"warnings": ["odd"]}))
-    assert diff_reports(folder, path).said_b == ("WARNING: odd",)
+    assert [(text.key, text.there) for text in diff_reports(folder, path).statements] == [("WARNING: odd", "b")]
     assert "WARNING: odd" in shown(diff_reports(folder, path))
 
 

@@ -108,13 +108,13 @@ def unlabelled() -> dict[str, SplitRecord]:
     return {name: split.model_copy(update={"targets": None}) for name, split in SPLITS.items()}
 
 
-def keys(entries: tuple[module.ValueDiff, ...]) -> list[str]:
+def keys(entries: tuple[module.Change, ...]) -> list[str]:
     return [entry.key for entry in entries]
 
 
-def shown(found: RunDiff, width: int = 80, everything: bool = False) -> str:
+def shown(found: RunDiff, width: int = 80) -> str:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(module.render(found, everything))
+    console.print(module.render(found))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -135,7 +135,7 @@ def test_another_seed(tmp_path):
     found = diff_runs(run(tmp_path), run(tmp_path, seed=3, score=0.75))
     assert found.sentence == "same settings, other seed (0, 3); data equal; code equal"
     assert found.same_key is False
-    test = next(score for score in found.scores if (score.split, score.metric) == ("test", "accuracy"))
+    test = next(score for score in found.scores if score.key == "test.accuracy")
     assert (test.a, test.b, test.change) == (0.8, 0.75, pytest.approx(-0.05))
     assert "test accuracy (%) 80.00 75.00 -5.00" in " ".join(shown(found).split())
 
@@ -156,8 +156,10 @@ def test_settings_and_what_they_concern(tmp_path):
         scratch__train__milestones=[0.2],
     )
     a, b = run(tmp_path), run(tmp_path, recipe=changed)
-    found = diff_runs(a, b)
-    assert {(entry.key, entry.concerns) for entry in found.settings} == {
+    found, complete = diff_runs(a, b), diff_runs(a, b, everything=True)
+    assert keys(found.settings) == ["encoder.init_std", "scratch.train.milestones"]
+    assert (found.hidden, complete.hidden) == (2, 0) and complete.sentence == found.sentence
+    assert {(entry.key, entry.concerns) for entry in complete.settings} == {
         ("encoder.init_std", "both"),
         ("pretrain.objective.ratio", "neither"),
         ("finetune.train.epochs", "neither"),
@@ -166,12 +168,12 @@ def test_settings_and_what_they_concern(tmp_path):
     assert found.sentence == (
         "settings differ in 2 keys (encoder.init_std, scratch.train.milestones); data equal; code equal"
     )
-    text, whole = shown(found), shown(found, everything=True)
+    text, whole = shown(found), shown(complete)
     assert "2 more keys differ that neither run was computed from (--all)" in text
     assert "finetune.train.epochs" not in text
     assert "finetune.train.epochs      4.0     8.0     used by neither" in whole
     assert "scratch.train.milestones   [0.5]   [0.2]" in text
-    spt = diff_runs(run(tmp_path, "spt"), run(tmp_path, "spt", recipe=changed))
+    spt = diff_runs(run(tmp_path, "spt"), run(tmp_path, "spt", recipe=changed), everything=True)
     assert {entry.key: entry.concerns for entry in spt.settings}["finetune.train.epochs"] == "both"
     assert {entry.key: entry.concerns for entry in spt.settings}["scratch.train.milestones"] == "neither"
     assert {entry.key: entry.concerns for entry in spt.settings}["pretrain.objective.ratio"] == "both"
@@ -207,7 +209,7 @@ def test_both_arms_of_a_recipe(tmp_path):
         "equal; code equal"
     )
     assert found.notes == ("train is scratch.train in A and finetune.train in B",)
-    assert {cost.part for cost in found.costs} == {"own", "total"}
+    assert {cost.key.partition(".")[0] for cost in found.costs} == {"own", "total"}
 
 
 def test_pretraining_and_finetuning(tmp_path):
@@ -239,10 +241,10 @@ def test_a_pretraining_run_of_another_recipe(tmp_path):
 def test_paths_and_contents(tmp_path):
     a = run(tmp_path)
     b = run(tmp_path, seed=1, recipe=recipe_of(task__data="/there"))
-    found = diff_runs(a, b)
+    found = diff_runs(a, b, everything=True)
     assert [(entry.key, entry.place) for entry in found.settings] == [("task.data", True)]
     assert found.sentence.startswith("same settings, other seed")
-    assert "a path, not part of the key" in shown(found, everything=True)
+    assert "a path, not part of the key" in shown(found)
     c = run(tmp_path, job={"model": {"name": "transformer@12ab", "d_model": 32, "n_heads": 4}, "data": "v2"})
     found = diff_runs(a, c)
     assert keys(found.settings) == ["model.name, its content", "task, version of its data"]
@@ -263,7 +265,7 @@ def test_data_code_and_machine(tmp_path):
     assert keys(found.data) == ["train rows", "train inputs"]
     assert keys(found.environment) == ["torch", "device"]
     assert keys(found.training) == ["best step", "stopped by"]
-    steps = next(cost for cost in found.costs if cost.axis == "steps")
+    steps = next(cost for cost in found.costs if cost.key == "own.steps")
     assert (steps.a, steps.b, steps.ratio) == (100.0, 80.0, 0.8)
     text = shown(found)
     assert "steps 100 80 ×0.80" in " ".join(text.split())
@@ -317,10 +319,10 @@ def test_an_edited_job_is_reported(tmp_path):
         ("recipe.yaml", "- 1", "recipe.yaml is not a recipe"),
         ("result.json", '{"format": 1, "val": {"accuracy": NaN}}', "result.json cannot be read as JSON"),
         ("result.json", '{"format": 1, "val": {"accuracy": 1e999}}', "1e999 is out of range"),
-        ("env.json", '{"command": ["spt"]}', "env.json was not written by a run: command: Input should be"),
+        ("env.json", '{"command": ["spt"]}', "env.json was not written by a run: command: input should be"),
         ("recipe.yaml", "task: {max_rows: .inf}", "recipe.yaml is not a recipe"),
         ("result.json", '{"format": 99}', "result.json has format 99 of another version of spt"),
-        ("result.json", '{"format": 1}', "result.json is not the result of a run: key: Field required"),
+        ("result.json", '{"format": 1}', "result.json is not the result of a run: key: missing"),
     ],
 )
 def test_damaged_files(tmp_path, name, text, words):

@@ -320,7 +320,7 @@ def test_words_of_users_stay_words(tmp_path: Path) -> None:
 
 def test_labels_that_repeat_are_filled_in(tmp_path: Path) -> None:
     sheet = ReportTable("Costs", ("task", "arm", "n"), [("a", "scratch", "1"), ("", "SPT", "2"), ("b", "", "3")], 2)
-    lines = html.html_table(sheet).lines
+    lines = html.lines(sheet)
     assert [(line[0].text, line[0].again) for line in lines] == [("a", False), ("a", True), ("b", False)]
     assert lines[2][1].text == ""
 
@@ -475,8 +475,8 @@ def test_the_checklist_sees_unequal_searches() -> None:
          "higher_is_better": True, "space": {}, "scratch": arm, "spt": arm, "trials": trials, "failures": (),
          "warnings": (), "notes": ()}
     )  # fmt: skip
-    facts = provenance.ChecklistInput([], [], [], 0, [], [], [], [search])
-    assert provenance._tuning(facts)[0][0] == "no"
+    facts = provenance.ChecklistInput([], [], [], 0, provenance.Provenance(), [search])
+    assert provenance._tuning(facts)[0] == "no"
     same = [trial | {"setting": {"lr": trial["number"]}} for trial in trials]
     alike = SearchResult.model_validate(search.model_dump() | {"trials": same})
-    assert provenance._tuning(facts._replace(searches=[alike]))[0][0] == "yes"
+    assert provenance._tuning(facts._replace(searches=[alike]))[0] == "yes"
