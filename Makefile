@@ -26,7 +26,7 @@ test: $(VENV)/.installed-test
 	$(PYTEST) $(ARGS)
 
 slow: $(VENV)/.installed-test
-	$(PYTEST) -m "slow and not (gpu or flash or browser or slurm)" $(ARGS)
+	$(PYTEST) -m "slow and not (gpu or flash or browser or slurm or chaos)" $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -48,8 +48,8 @@ class Kernel(nn.Module):
         brings its own `step`, and has outputs `C` of the state's shape as well."""
         raise NotImplementedError(f"{type(self).__name__} has no recurrent form")
 
-    def initial_state(self, batch: int) -> Inexact[Tensor, "B H N"]:
-        C = self.system().C
+    def initial_state(self, batch: int, system: Any) -> Inexact[Tensor, "B H N"]:
+        C = system.C
         return torch.zeros(batch, *C.shape[-2:], dtype=C.dtype, device=C.device)
 
     def step(
@@ -181,7 +181,8 @@ class LongConvolution(Mixer):
         return transform_length(length, min(length, self.kernel.limit or length), self.two_sided)
 
     def initial_state(self, batch: int) -> State:
-        return State(self.kernel.system(), self.kernel.initial_state(batch))
+        system = self.kernel.system()
+        return State(system, self.kernel.initial_state(batch, system))
 
     def step(self, x: Float[Tensor, "B H"], state: State) -> tuple[Float[Tensor, "B H"], State]:
         y, hidden = self.kernel.step(x, state.hidden, state.system)

@@ -66,6 +66,8 @@ class S4Kernel(ConjugatePairKernel):
     """The kernel of S4, a DPLR state space that starts as HiPPO-LegS (Gu, Goel, Ré 2022; s4.py), in S4's parameters:
     inv_dt (H, 1); A_real, A_imag (S, M); P, B (S, M, 2); C (K, H, M, 2)."""
 
+    recurrent = continuous = False  # the attention behind it has no such form
+
     def __init__(self, config: Config) -> None:
         H, K = config.d_model, 1 if config.causal else 2
         inv_dt = parameter_for(log_uniform(config.dt_min, config.dt_max, H, 1), config.dt_transform)
@@ -76,7 +78,7 @@ class S4Kernel(ConjugatePairKernel):
 
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
         state_space = dplr.state_space(dict(self.named_parameters()), self.dt_transform)
-        return dplr.dplr_kernel(state_space, self.resampled_length(length), self.C.dtype)
+        return dplr.dplr_kernel(state_space, min(length, self.limit or length), self.C.dtype)
 
     def flops(self, length: int) -> Counts:
         K, H, M, _ = self.C.shape

@@ -233,9 +233,9 @@ class PlannedStudy:
         def report() -> Report:
             from spt.report.write import write_report
 
-            found = read_report(folder)
-            write_report(found, folder)
-            return found
+            built = read_report(folder)
+            write_report(built, folder)
+            return built
 
         return FinishedStudy(folder, self.runtime.on_main(report), failed)
 

@@ -49,7 +49,7 @@ def fetch(config: Config, raw: Path) -> None:
     if folder.is_dir():
         logger.info(f"{folder} is there already")
     else:
-        copy_from_hub(config.hub, folder, config=config.hub_config, revision=config.revision, label_names=True)
+        copy_from_hub(config.hub, folder, config=config.hub_config, revision=config.revision, own_data=True)
 
 
 def load(config: Config, raw: Path) -> TaskData:

@@ -199,12 +199,13 @@ def part_of(folder: Path) -> Path:
 
 
 def copy_from_hub(
-    name: str, folder: Path, *, config: str | None = None, revision: str | None = None, label_names: bool = False
+    name: str, folder: Path, *, config: str | None = None, revision: str | None = None, own_data: bool = False
 ) -> None:
     """Copy a data set of the Hugging Face hub: one Parquet file for each split called train, validation, test or alike.
 
-    With `label_names`, numbers that have names (the hub's ClassLabel) become these names. Raises ValueError when the
-    data set cannot be loaded, OSError when it cannot be written.
+    With `own_data`, of the user's choice, a single split may have any name and counts as training rows, and numbers
+    that have names (the hub's ClassLabel) become these names. Raises ValueError when the data set cannot be loaded,
+    OSError when it cannot be written.
     """
     import datasets
 
@@ -216,11 +217,13 @@ def copy_from_hub(
         try:
             data_set = datasets.load_dataset(name, config, revision=revision)
             splits = {str(split): SPLITS.get(str(split).lower()) for split in data_set}
-            if len(splits) == 1:  # a single split of another name is divided by us
+            if own_data and len(splits) == 1:
                 splits = {split: known or "train" for split, known in splits.items()}
             for split, known in splits.items():
+                if known is not None and [*splits.values()].count(known) > 1:
+                    raise ValueError(f"{' and '.join(s for s in splits if splits[s] == known)} are both {known} rows")
                 if known is not None:
-                    rows = _with_label_names(data_set[split]) if label_names else data_set[split]
+                    rows = _with_label_names(data_set[split]) if own_data else data_set[split]
                     rows.to_parquet(str(part / f"{known}.parquet"))
                     logger.info(f"{known}: {len(rows):,} rows")
         except Exception as error:  # of a library, a network and other people's files

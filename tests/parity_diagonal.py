@@ -52,7 +52,7 @@ def recurrent(layer: LongConvolution, u: Tensor, state: Tensor | None = None) ->
     """The kernel's steps over u (B, H, L): answers without D u, and the last state."""
     kernel = layer.kernel
     system, answers = kernel.system(), []
-    state = kernel.initial_state(len(u)) if state is None else state
+    state = kernel.initial_state(len(u), system) if state is None else state
     for value in u.unbind(-1):
         y, state = kernel.step(value, state, system)
         answers.append(y)

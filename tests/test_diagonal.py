@@ -177,12 +177,13 @@ def test_steps_are_the_convolution(name):
         assert not kernel.recurrent
         return
     u = torch.randn(2, 4, 60, dtype=torch.float64)
-    taps, system, state = kernel(60)[0], kernel.system(), kernel.initial_state(2)
+    taps, system = kernel(60)[0], kernel.system()
+    state = kernel.initial_state(2, system)
     for t in range(60):
         y, state = kernel.step(u[..., t], state, system)
         wanted = (u[..., : t + 1].flip(-1) * taps[:, : t + 1]).sum(-1)
         assert off(y, wanted) < 1e-10
-    assert state.shape == kernel.initial_state(2).shape
+    assert state.shape == kernel.initial_state(2, system).shape
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -136,7 +136,7 @@ def test_a_disturbed_comparison_ends_as_a_quiet_one(quiet_day):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draw", range(3))
+@pytest.mark.parametrize("draw", [0, *(pytest.param(draw, marks=pytest.mark.chaos) for draw in (1, 2))])
 def test_sixteen_disturbances_at_random_moments(quiet_day, draw):
     chance = random.Random(draw)
     moments = sorted(chance.sample(range(1, 170), 16))

@@ -190,7 +190,8 @@ def _side(row: Row) -> Side:
 
 
 def _compare(a: Row, b: Row) -> RowDiff:
-    seeds = compare(_seeds(a), _seeds(b), missing=MISSING)
+    seed_changes = compare(_seeds(a), _seeds(b), missing=MISSING)
+    seeds = tuple(sorted(seed_changes, key=lambda change: int(change.key.partition(".")[0])))
     failures = compare(*({f"{x.seed}.{x.arm}": x.model_dump() for x in row.failures} for row in (a, b)))
     others = compare(*(row.model_dump(exclude=REPORTED) for row in (a, b)))
     costs = compare_numbers(_costs(a), _costs(b))

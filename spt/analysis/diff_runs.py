@@ -256,7 +256,9 @@ def _read(path: Path) -> Run:
             environment=environment,
         )
     except ValidationError as error:
-        file = "env.json" if error.errors()[0]["loc"] == ("command",) else "job.json"
+        field = error.errors()[0]["loc"][0]
+        files = {"command": "env.json", "environment": "env.json", "settings": "recipe.yaml"}
+        file = files.get(str(field), f"../pretrain-{parent}/recipe.yaml" if field == "parent_settings" else "job.json")
         problem = validation_messages(Run, error)[0]
         raise DataError(f"{path / file} was not written by a run: {problem}") from error
 

@@ -41,10 +41,11 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
             for name, group in groups.items():
                 options[name] = group(**{field: options.pop(field) for field in group._fields})
             try:
-                if runs and _hand_over(options):
-                    return
-                with forward_messages(notify), results_only() if options.get("as_json") else contextlib.nullcontext():
-                    function(**options)
+                with forward_messages(notify):
+                    if runs and _hand_over(options):
+                        return
+                    with results_only() if options.get("as_json") else contextlib.nullcontext():
+                        function(**options)
                 launch.leave_group()
             except SptError as error:
                 _fail(str(error), error.exit_code, debug, alone=not getattr(error, "known_to_all", False))

@@ -188,25 +188,25 @@ def one_recipe(arguments: Iterable[str], smoke: "Smoke") -> "ResolvedRecipe":
 
 
 def one_seed(text: str) -> int:
-    found = numbers(text, "--seed")
-    if len(found) != 1:
+    given = numbers(text, "--seed")
+    if len(given) != 1:
         raise UsageError(f"--seed {text}: one seed is expected; spt compare takes several, as --seeds {text}")
-    return found[0]
+    return given[0]
 
 
 def seeds(text: str, option: str = "--seeds") -> list[int]:
     """`5` is five seeds, 0 to 4; `0,1,2` (and `7,`) are these seeds."""
-    found = numbers(text, option)
+    given = numbers(text, option)
     if "," not in text:
-        if found[0] < 1:
+        if given[0] < 1:
             raise UsageError(f"{option} {text}: at least one seed is needed")
-        if found[0] > 1000:
-            raise UsageError(f"{option} {text} asks for {found[0]:,} seeds; to name one seed, write {option} {text},")
-        return list(range(found[0]))
-    doubles = sorted({n for n in found if found.count(n) > 1})
+        if given[0] > 1000:
+            raise UsageError(f"{option} {text} asks for {given[0]:,} seeds; to name one seed, write {option} {text},")
+        return list(range(given[0]))
+    doubles = sorted({n for n in given if given.count(n) > 1})
     if doubles:
         raise UsageError(f"{option} {text}: seed {doubles[0]} is given twice; a pair counts once")
-    return found
+    return given
 
 
 def numbers(text: str, option: str) -> list[int]:

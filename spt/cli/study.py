@@ -76,8 +76,8 @@ def _run(source: "StudySource", study: StudyOptions, runtime: RuntimeOptions) ->
     if study.dry_run:
         from spt.execution.dry_run import dry_run, render
 
-        found = dry_run(planned.grid, planned.folder, planned.costs, planned.target.part)
-        print_json(found) if study.as_json else console().print(render(found))
+        preview = dry_run(planned.grid, planned.folder, planned.costs, planned.target.part)
+        print_json(preview) if study.as_json else console().print(render(preview))
         return
     finished = planned.run()
     if planned.runtime.main:
@@ -134,13 +134,13 @@ def _assigned(text: str, option: str) -> dict[str, Any]:
     """`a=1,b=2` as a mapping."""
     from spt.config.yaml import parse_yaml
 
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
-        if not equals or not name or name in found:
+        if not equals or not name or name in values:
             raise UsageError(f"{option} {text}: {part!r} is not name=value, or is given twice")
-        found[name.strip()] = parse_yaml(value, f"{option} {text}")
-    return found
+        values[name.strip()] = parse_yaml(value, f"{option} {text}")
+    return values
 
 
 @command(study_app, "compare")
@@ -273,13 +273,13 @@ def study_tune(
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """The same settings tried in both arms, chosen on validation; then both arms over seeds at what was chosen."""
-    found = {}
+    settings_space = {}
     for text in space:
         name, equals, values = text.partition("=")
-        if not equals or name in found:
+        if not equals or name in settings_space:
             raise UsageError(f"--space {text}: NAME=A,B,C or NAME=A..B is expected, each name once")
-        found[name] = _values(values, text)
-    options = {"space": found, "trials": trials, "search_seed": search_seed}
+        settings_space[name] = _values(values, text)
+    options = {"space": settings_space, "trials": trials, "search_seed": search_seed}
     tried = seeds(trial_seeds, "--trial-seeds") if trial_seeds is not None else None
     _study("tune", arguments, {**options, "trial_seeds": tried}, study, runtime)
 
@@ -319,8 +319,8 @@ def study_status(
     """How far studies are, from their files alone: runs done, running, failed, missing."""
     from spt.studies.status import render, study_status
 
-    found = study_status(folder or out)
-    print_json(found) if as_json else console().print(render(found))
+    status = study_status(folder or out)
+    print_json(status) if as_json else console().print(render(status))
 
 
 @command(study_app, "list")

@@ -184,11 +184,15 @@ class _Scheduler:
 
     def _listen(self, worker: _Worker) -> None:
         assert worker.process.stdout is not None
-        with worker.process.stdout as messages, contextlib.suppress(EOFError, pickle.UnpicklingError):
-            while True:  # the last message of a worker that was killed may be cut off
-                self.events.put((worker, pickle.load(messages)))
-        worker.process.wait()
-        self.events.put((worker, None))
+        try:
+            with worker.process.stdout as messages, contextlib.suppress(EOFError):
+                while True:
+                    self.events.put((worker, pickle.load(messages)))
+        except Exception:  # whatever unpickling raises: the last message of a worker that was killed is cut off, and
+            worker.kill()  # one that sends what cannot be read cannot be worked with
+        finally:
+            worker.process.wait()
+            self.events.put((worker, None))
 
     def _handle_event(self) -> None:
         try:
@@ -324,7 +328,7 @@ def _work(inbox: BinaryIO, send: Callable[..., None]) -> NoReturn:
 
 def _receive(inbox: BinaryIO, requests: "queue.SimpleQueue[RunRequest]") -> None:
     """In a thread: take runs from the scheduler; when it is gone, end this process with its state saved."""
-    with contextlib.suppress(EOFError, pickle.UnpicklingError):
+    with contextlib.suppress(Exception):  # the end of the file, or a message that was cut off
         while True:
             requests.put(pickle.load(inbox))
     os.kill(os.getpid(), signal.SIGTERM)

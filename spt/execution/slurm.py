@@ -377,8 +377,13 @@ def queued_jobs(ids: Sequence[str]) -> set[str] | None:
     answer = _query("squeue", "-h", "-r", "-o", "%i", "-j", ",".join(numbers))
     if answer is not None:
         return set(answer.split())
-    answers = [_query("scontrol", "-o", "show", "job", number) for number in numbers]
-    return None if None in answers else unfinished_jobs("\n".join(filter(None, answers)))
+    unfinished: set[str] = set()
+    for number in numbers:
+        answer = _query("scontrol", "-o", "show", "job", number)
+        if answer is None:
+            return None
+        unfinished |= unfinished_jobs(answer)
+    return unfinished
 
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")

@@ -1,6 +1,6 @@
 """How and where a job runs: device, processes, precision, micro-batches, trackers. None of it decides the outcome.
 
-With train.py and checkpoint.py the only place that knows Accelerate, and the only one that asks for a device.
+With loop.py, step.py and checkpoint.py the only place that knows Accelerate, and the only one that asks for a device.
 """
 
 import contextlib
@@ -127,10 +127,10 @@ class Runtime:
             except (Exception, KeyboardInterrupt, SystemExit) as raised:
                 error = raised
         results: list[tuple[Any, Any]] = gather_object([(value, None if error is None else _transferable(error))])
-        for _, raised_there in results:
-            if raised_there is not None:
+        for _, remote_error in results:
+            if remote_error is not None:
                 if error is None:
-                    kind, text, state = raised_there
+                    kind, text, state = remote_error
                     error = kind.__new__(kind)
                     error.args, error.__dict__ = (text,), state
                 raise mark_shared(error)
@@ -333,6 +333,6 @@ def _transferable(error: BaseException) -> tuple[type[BaseException], str, dict[
 
 def is_lost_peer(error: BaseException) -> bool:
     """Does a process learn from this error only that another one has gone? gloo, alone, has no type for it."""
-    if launch.world_size() == 1:
+    if launch.world_size() == 1 or not torch.distributed.is_initialized():
         return False
     return isinstance(error, torch.distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

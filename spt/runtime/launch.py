@@ -67,7 +67,7 @@ def join_slurm(environ: MutableMapping[str, str] = os.environ) -> None:
     nodes = _number(environ, "SLURM_STEP_NUM_NODES", 1)
     job = _number(environ, "SLURM_JOB_ID", 0)
     step = environ.get("SLURM_STEP_ID", "0")
-    found = {
+    variables = {
         "WORLD_SIZE": str(tasks),
         "RANK": environ["SLURM_PROCID"],
         "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
@@ -77,7 +77,7 @@ def join_slurm(environ: MutableMapping[str, str] = os.environ) -> None:
         ),
         "MASTER_PORT": str(20000 + (job * 31 + (int(step) if step.isdigit() else 0)) % 20000),
     }
-    for name, value in found.items():
+    for name, value in variables.items():
         environ.setdefault(name, value)
 
 
@@ -144,11 +144,11 @@ def relaunch(processes: int | None, config: Path | None, arguments: Sequence[str
 
 def import_environment() -> dict[str, str]:
     """The variables with which another Python imports this very copy of spt."""
-    found = {"PYTHONSAFEPATH": "1"}  # a numpy.py lying about here is not to be imported
+    variables = {"PYTHONSAFEPATH": "1"}  # a numpy.py lying about here is not to be imported
     root = Path(__file__).resolve().parent.parent.parent
     if (root / "pyproject.toml").is_file():  # a checkout, which need not be installed
-        found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-    return found
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    return variables
 
 
 def _torchrun(processes: int, arguments: Sequence[str], path: Path) -> int:
@@ -165,9 +165,9 @@ def _torchrun(processes: int, arguments: Sequence[str], path: Path) -> int:
     try:
         run.run(parsed)
     except ChildFailedError as error:
-        told = _code(path)
-        if told is not None and any(failure.exitcode == told for failure in error.failures.values()):
-            return told
+        code = _code(path)
+        if code is not None and any(failure.exitcode == code for failure in error.failures.values()):
+            return code
         if {failure.exitcode for failure in error.failures.values()} <= {Stopped.exit_code, Interrupted.exit_code}:
             raise signals.stop_error(signal.SIGTERM) from None  # stopped from outside, before it began to train
         # Who lost a partner ends with the code of that, often within the same second; it is not what happened first.

@@ -29,13 +29,14 @@ def forward_messages(send: Callable[[str], object]) -> Iterator[None]:
     """Meanwhile `send`, and no forwarding begun before, gets the text of every message that a logger of spt, its tasks
     or its models is given."""
     logger = logging.getLogger("spt")
-    level, handlers = logger.level, logger.handlers
+    level, handlers, propagate = logger.level, logger.handlers, logger.propagate
     logger.handlers = [*(handler for handler in handlers if not isinstance(handler, _Forwarder)), _Forwarder(send)]
     logger.setLevel(logging.INFO)
+    logger.propagate = False  # a library may have given the root logger a handler, which would repeat them
     try:
         yield
     finally:
-        logger.handlers = handlers
+        logger.handlers, logger.propagate = handlers, propagate
         logger.setLevel(level)
 
 

@@ -68,10 +68,10 @@ def evaluate(
                 logits = model(inputs)
             if observe is not None:
                 observe(part, inputs, logits)
-            found = sums(output, logits, targets) | {"index": batch.rows}
+            entries = sums(output, logits, targets) | {"index": batch.rows}
             if not output.per_step:
-                found["logits"] = logits.float()
-            for name, tensor in found.items():
+                entries["logits"] = logits.float()
+            for name, tensor in entries.items():
                 if name not in kept:
                     kept[name] = torch.empty((total, *tensor.shape[1:]), dtype=tensor.dtype)
                 kept[name][done : done + len(part)] = tensor
@@ -90,7 +90,7 @@ def evaluate(
         cache = contextlib.nullcontext() if runtime.shards else cached_kernels(model, int(extents.max()))
         try:
             with torch.no_grad(), cache:
-                found = answer(groups)
+                entries = answer(groups)
         except Exception as error:
             if not out_of_memory(error):
                 raise
@@ -105,7 +105,7 @@ def evaluate(
             break
         positions, least = max(1, positions // 2), max(1, least // 2)
         free_memory()
-    whole = {name: runtime.gather(tensor).cpu() for name, tensor in found.items()}
+    whole = {name: runtime.gather(tensor).cpu() for name, tensor in entries.items()}
     order = torch.argsort(whole["index"], stable=True)
     whole = {name: tensor[order] for name, tensor in whole.items()}
     kept = whole["index"] != NOBODY

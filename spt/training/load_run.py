@@ -43,8 +43,8 @@ class FinishedRun:
 
     def about(self) -> dict[str, Any]:
         """Which run this is, for what a command prints as JSON."""
-        found = self.result
-        names = {"stage": found.stage, "task": found.task, "model": found.model, "seed": found.seed}
+        result = self.result
+        names = {"stage": result.stage, "task": result.task, "model": result.model, "seed": result.seed}
         return {"run": self.path.name, **names}
 
     def untrained(self) -> SequenceModel:
@@ -63,15 +63,15 @@ def load_run(path: Path) -> FinishedRun:
     """
     path, result, job = read_finished_run(path)
     weights = path / "checkpoints" / "best"
-    found, _ = read_meta(weights)  # damage is reported before the data are read
+    meta, _ = read_meta(weights)  # damage is reported before the data are read
     setup = build_stage(job)
     if {name: split_record(split) for name, split in setup.data.splits.items()} != result.data:
         raise DataError(
             f"the task's data are not those that {path.name} was trained on: files or code have changed since; what "
             "its weights know of inputs and classes is not known any more"
         )
-    ours = architecture(job)
-    if any(ours.get(name) != value for name, value in found.model.items()):
+    options = architecture(job)
+    if any(options.get(name) != value for name, value in meta.model.items()):
         raise CheckpointError(f"{weights} holds another architecture than {path.name}/recipe.yaml names now")
     try:
         load_weights(weights, setup.model)

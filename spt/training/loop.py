@@ -50,9 +50,8 @@ def fit(
     every = train.evaluate_every or steps_per_epoch(len(split), train.batch_size, train.drop_last)
     metric = selection_metric(train, setup.output)
 
-    model.encoder.hidden.requires_grad_(
-        setup.objective.hides
-    )  # data parallelism cannot wait for a gradient that never comes
+    # Data parallelism cannot wait for a gradient that never comes.
+    model.encoder.hidden.requires_grad_(setup.objective.hides)
     trained = copy.deepcopy(model) if runtime.shards else model  # sharding takes a model apart for good
     trained.to(device).backbone.recompute = settings.recompute
     if settings.compile:

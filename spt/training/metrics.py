@@ -100,7 +100,7 @@ def batch_means(output: Output, whole: Mapping[str, Tensor], size: int) -> dict[
     if n == 0:
         raise DataError(
             f"metric_average per_batch: this split has {len(whole['weight'])} rows, not one batch of {size}; "
-            "use a smaller batch_size, or evaluation exact"
+            "use a smaller batch_size, or metric_average exact"
         )
     by_batch = {name: tensor[: n * size].unflatten(0, (n, size)).sum(1) for name, tensor in whole.items()}
     scored = by_batch["weight"] > 0

@@ -74,10 +74,10 @@ class Objective(ObjectiveOptions):
         """On the CPU, where batches are made; the question is what moves to the device."""
         raise NotImplementedError
 
-    def weighed(self, posed: Sequence[Targets], total: Callable[[list[float]], list[float]]) -> list[Targets]:
+    def weighed(self, parts: Sequence[Targets], total: Callable[[list[float]], list[float]]) -> list[Targets]:
         """The targets of all parts of a global batch, with weights that depend on the whole; `total` sums over
         processes."""
-        return list(posed)
+        return list(parts)
 
 
 class Supervised(SupervisedOptions, Objective):
@@ -126,8 +126,8 @@ class Supervised(SupervisedOptions, Objective):
         y, unit = np.asarray(data.train.targets, np.float32).astype(np.float64), "rows"  # (n, S), as batches show them
         if data.train.per_step:
             y, unit = y[np.isfinite(y[:, 0])], "steps"
-        of = np.abs(y) if self.scale == "reference" else y
-        low, high = of.min(0), of.max(0)
+        extent = np.abs(y) if self.scale == "reference" else y
+        low, high = extent.min(0), extent.max(0)
         for k in np.flatnonzero(low == high):
             size = "the same size" if self.scale == "reference" else "the same value"
             raise UsageError(
@@ -148,13 +148,13 @@ class Supervised(SupervisedOptions, Objective):
         real = batch.real.reshape(-1, *[1] * (scored.ndim - 1))
         return Inputs(batch.x, None, batch.context), Targets(values, (scored & real).float())
 
-    def weighed(self, posed: Sequence[Targets], total: Callable[[list[float]], list[float]]) -> list[Targets]:
+    def weighed(self, parts: Sequence[Targets], total: Callable[[list[float]], list[float]]) -> list[Targets]:
         if self.class_weights == "none":
-            return list(posed)
-        of = [targets.values[..., 0][targets.weight > 0] for targets in posed]
-        counts = torch.tensor(total(torch.bincount(torch.cat(of), minlength=MANY).double().tolist()))
-        worth = torch.where(counts > 0, 1 / counts, 0.0).float()
-        return [t._replace(weight=torch.where(t.weight > 0, worth[t.values[..., 0]], 0.0)) for t in posed]
+            return list(parts)
+        classes = [targets.values[..., 0][targets.weight > 0] for targets in parts]
+        counts = torch.tensor(total(torch.bincount(torch.cat(classes), minlength=MANY).double().tolist()))
+        weight_of = torch.where(counts > 0, 1 / counts, 0.0).float()
+        return [t._replace(weight=torch.where(t.weight > 0, weight_of[t.values[..., 0]], 0.0)) for t in parts]
 
 
 class Denoising(DenoisingOptions, Objective):

@@ -126,9 +126,9 @@ def _start_from(parent: PretrainedParent, setup: StageSetup) -> None:
     matches = load_pretrained(parent.weights, setup.model, architecture(job), data.input)
     logger.info(match_table(parent.result.key, matches))
     if parent.result.data["train"].inputs != split_record(data.train).inputs:
-        there, here = parent.result.data["train"].rows, len(data.train)
+        before, now = parent.result.data["train"].rows, len(data.train)
         logger.info(
-            f"note: pretrained on other rows of the training split ({there:,}) than are finetuned on ({here:,})"
+            f"note: pretrained on other rows of the training split ({before:,}) than are finetuned on ({now:,})"
         )
 
 

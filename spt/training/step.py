@@ -109,7 +109,7 @@ class Learner(NamedTuple):
         return min(self.runtime.settings.micro_batch_size or share_size, state.micro_batch or share_size, share_size)
 
     def find_micro_batch(self, state: TrainingState, total: int) -> int:
-        """As many of these as memory holds, as far as that has to be known before training.
+        """Sequences that a process takes at once, as far as what memory holds has to be known before training.
 
         On several GPUs the largest micro-batch is tried first: a process that met the limit later, alone, could not
         tell the others, which would wait for its gradients.

@@ -249,10 +249,10 @@ class Reader:
         if config.kind == "long" and config.target == "real":
             targets = targets.astype(np.float32)
         stops = np.cumsum(lengths)
-        ids, steps, unit = self._ids(first), self.table.get("steps"), config.unit
-        return Examples(
+        ids, steps, unit, paths = self._ids(first), self.table.get("steps"), config.unit, self.files
+        examples = Examples(
             rows=Split(values, stops - lengths, stops, targets, ids, per_step=config.per_step, steps=steps),
-            place=lambda i: locate(self.files[int(files[i])], int(lines[i])),
+            place=lambda i: locate(paths[int(files[i])], int(lines[i])),
             splits=self.table["split"][first].astype(np.int64),
             keys=self.table["key"] if unit is None else self._keys(unit)[self.table[unit][first]],
             labels=self.encoders["label"].names,
@@ -261,6 +261,8 @@ class Reader:
             scale=self.scale,
             interval=interval,
         )
+        self.table = {}  # which would stay in memory beside them
+        return examples
 
     def _ids(self, first: slice | NDArray[np.int64]) -> NDArray[Any]:
         """(n,) Each example's id, else its file, else its place."""
