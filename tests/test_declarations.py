@@ -239,3 +239,12 @@ def test_a_feed_forward_layer_where_there_is_no_stack(tmp_path):
     one = {"name": "./own.py", "d_model": 16, "feed_forward": "switch"}
     with pytest.raises(UsageError, match="feed_forward is a part of residual stacks, which this model is not"):
         build_stage(Job(loaded(tmp_path, model=one), "finetune", 0))
+
+
+def test_an_edit_within_the_same_second_is_seen(tmp_path):
+    """Same size, same time: what Python takes bytecode that it has kept to be good for."""
+    path = tmp_path / "mine.py"
+    for number in (1, 2):
+        path.write_text(MODEL.replace("FORWARD", "x").replace("EXTRA", "") + f"\nNUMBER = {number}\n")
+        os.utime(path, (1e9, 1e9))
+        assert find_plugin("models", str(path)).module.NUMBER == number

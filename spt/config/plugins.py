@@ -13,9 +13,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Literal, NamedTuple
 
 from spt.config.validation import validate_values
@@ -147,10 +148,17 @@ def _digest(path: Path) -> str:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
+class _SourceLoader(SourceFileLoader):
+    """Compiles what the file holds now: bytecode kept from before an edit within the same second is taken for it."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 @cache
 def _import_file(path: Path, digest: str) -> ModuleType:
     name = f"spt_user_{path.stem}_{digest[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_SourceLoader(name, str(path)))
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} cannot be imported as Python")
     module = importlib.util.module_from_spec(spec)
