@@ -2,18 +2,22 @@
 
 import inspect
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
 
 import pandas
 import pytest
+import torch
 from tiny import ROOT, recipe_file
 from tiny import spt as command
 
 import spt
 from spt import api
 from spt.errors import CheckpointError, DataError, RecipeError, UsageError
+from spt.runtime import distributed
+from spt.runtime.progress import forward_messages
 from spt.training.load_run import FinishedRun
 
 FUNCTIONS = ("load_recipe", "pretrain", "finetune", "compare", "run_study", "load_run", "read_report")
@@ -142,3 +146,31 @@ def test_errors_are_those_of_the_commands(tmp_path: Path, recipe: Path) -> None:
     with pytest.raises(CheckpointError, match="not finished"):
         spt.load_run(tmp_path)
     assert issubclass(RecipeError, spt.SptError)
+
+
+def test_messages_go_to_one_place_at_a_time():
+    """The innermost; not a second time to what a library has given the root logger; afterwards as before."""
+    outer, inner, root = [], [], []
+    logger, handler = logging.getLogger("spt.tasks.books"), logging.Handler()
+    handler.emit = lambda record: root.append(record.getMessage())
+    logging.getLogger().addHandler(handler)
+    try:
+        with forward_messages(outer.append):
+            logger.info("1")
+            with forward_messages(inner.append):
+                logger.info("2")
+            logger.info("3")
+        logger.warning("4")
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert (outer, inner, root) == (["1", "3"], ["2"], ["4"])
+
+
+def test_a_group_that_cannot_form_is_no_lost_process(monkeypatch):
+    """A port in use is told as such, not as the end of another process."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not distributed.is_lost_peer(torch.distributed.DistNetworkError("the server socket has failed to listen"))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert distributed.is_lost_peer(torch.distributed.DistNetworkError("connection reset"))
+    assert distributed.is_lost_peer(RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"))
+    assert not distributed.is_lost_peer(RuntimeError("size mismatch"))

@@ -23,7 +23,7 @@ from spt.config.recipe import ResolvedRecipe
 from spt.errors import BackendError, Interrupted, OutputError, Stopped, UsageError
 from spt.execution import local
 from spt.execution.local import run_locally
-from spt.execution.queue import PARENT_FAILED, FailedRun, RunRequest, in_order, run_here, shard
+from spt.execution.queue import PARENT_FAILED, FailedRun, Failures, RunRequest, in_order, run_here, shard
 from spt.runs.folder import RunFolder
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
@@ -388,3 +388,14 @@ def test_a_stop_at_the_start_is_orderly_too(tmp_path, number, error, messages):
             run_locally(requests(*family(loaded(tmp_path))), tmp_path / "runs", SETTINGS, 1, folder)
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
     assert not list((tmp_path / "runs").glob("*/result.json"))
+
+
+def test_a_worker_that_sends_what_cannot_be_read_is_killed(tmp_path):
+    """It may go on for ever: nothing more would be heard of it."""
+    program = "import sys, time; print('garbage', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True) as process:
+        worker = local._Worker(0, process, tmp_path / "1.log")
+        scheduler = local._Scheduler({}, Failures(), (tmp_path, SETTINGS), 1, tmp_path)
+        scheduler._listen(worker)
+        assert process.returncode == -signal.SIGKILL
+        assert scheduler.events.get_nowait() == (worker, None)

@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 from spt.config.load import path_options
 from spt.config.recipe import Finetune, Part, Pretrain, ResolvedRecipe, Section, Train
+from spt.runs.plan import ArmName
 
 Stage = Literal["pretrain", "finetune"]
-Arm = Literal["scratch", "spt"]
 FORMAT = 1  # raised when the same recipe would compute something else
 
 
@@ -98,7 +98,7 @@ def without_paths(kind: Literal["models", "tasks"], part: Part) -> dict[str, Any
 class Cell(NamedTuple):
     """One entry of a study: an arm of one of its rows on one seed; of a search, an arm of one of its settings."""
 
-    arm: Arm
+    arm: ArmName
     row: int  # of the study, or the number of the setting
     job: Job
 

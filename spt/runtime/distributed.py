@@ -200,8 +200,8 @@ class Runtime:
 
     def weights(self, prepared: nn.Module) -> dict[str, Tensor]:
         """A prepared model's whole state, under its own names, on the CPU; all processes have to ask."""
-        results = self.accelerator.get_state_dict(prepared)
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in results.items()}
+        state = self.accelerator.get_state_dict(prepared)
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
     @property
     def steps_in_backward(self) -> bool:
