@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,8 +14,11 @@ import pytest
 import yaml
 from tiny import MODEL, RECIPE, ROOT, TASK, changed, environment, spt
 
-from spt.errors import UsageError
+from spt.errors import Stopped, UsageError
+from spt.runs.folder import RunFolder
 from spt.runtime import launch
+from spt.runtime.signals import CODE_FILE
+from spt.training.stage import _record_stop
 
 SMALL = {
     "task": {"name": "./toy.py"},
@@ -211,6 +215,28 @@ def test_an_error_is_said_once_with_its_code(folder):
         assert done.stderr.count("spt: ") == 1 and "Traceback" not in done.stderr
     (status,) = folder.glob("runs/finetune-*/status.json")
     assert json.loads(status.read_text())["exit_code"] == 5
+
+
+def test_the_first_reason_stays(tmp_path):
+    """A launcher ends the other processes when one has ended: what that one wrote is not written over."""
+    run = RunFolder(tmp_path, "finetune-x")
+    run.path.mkdir()
+    run.set_status("diverged", "the loss is nan", 5)
+    _record_stop(run, Stopped("stopped"), rank=1)
+    assert run.status()["exit_code"] == 5
+    run.set_status("running")
+    _record_stop(run, Stopped("stopped"), rank=0)
+    assert (run.status()["state"], run.status()["exit_code"]) == ("stopped", 75)
+
+
+def test_others_wait_until_the_first_has_left_its_code(tmp_path, monkeypatch):
+    code = tmp_path / "code"
+    monkeypatch.setenv(CODE_FILE, str(code))
+    timer = threading.Timer(1.5, code.write_text, ("5",))
+    timer.start()
+    launch.wait_for_code(1.0)  # ten seconds at most
+    assert code.exists()
+    timer.join()
 
 
 @pytest.mark.slow

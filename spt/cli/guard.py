@@ -5,7 +5,6 @@ import inspect
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from functools import wraps
@@ -140,5 +139,5 @@ def _fail(message: str, code: int, debug: bool = False, alone: bool = False, qui
     if first:
         print(f"spt: {message}", file=sys.stderr, flush=True)
     if several and launch.rank() > 0:
-        time.sleep(1)  # let the first one write what happened
+        launch.wait_for_code(1.0)  # the launcher ends all processes with the first: let process 0 say what happened
     raise typer.Exit(code)

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -238,6 +239,14 @@ def leave_code(code: int) -> bool:
     except OSError:
         pass
     return True
+
+
+def wait_for_code(seconds: float) -> None:
+    """Give the process that speaks time to say what happened: so many seconds, or ten times that if it leaves a code."""
+    path = os.environ.get(CODE_FILE)
+    end = time.monotonic() + seconds * (10 if path else 1)
+    while time.monotonic() < end and not (path and os.path.exists(path)):
+        time.sleep(0.05)
 
 
 def end_with_parent() -> None:

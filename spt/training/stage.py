@@ -161,7 +161,7 @@ def _work(setup: StageSetup, run: RunFolder, parent: PretrainedParent | None, ru
 
     try:
         with (
-            cleanup(lambda error: _record_failure(run, error, runtime.rank)),
+            cleanup(lambda error: _record_stop(run, error, runtime.rank)),
             runtime.kernels(),
             runtime.tracked("spt", run.path, {"key": job.key, "seed": job.seed, "recipe": job.resolved.name}),
         ):
@@ -280,6 +280,15 @@ def _write_predictions(run: RunFolder, data: TaskData, predictions: Predictions)
             columns |= {f"target_{k}": truth[:, k], f"prediction_{k}": predictions.values[:, k]}
     with writing(run.path):
         pq.write_table(pa.table(columns), run.path / "predictions.parquet")
+
+
+def _record_stop(run: RunFolder, error: Stopped, rank: int) -> None:
+    """A signal ends this process outside its training: said in status.json, unless another one has said why first.
+
+    A launcher ends all processes when one has ended; what that one has written is the reason.
+    """
+    if (run.status() or {}).get("state") == "running":
+        _record_failure(run, error, rank)
 
 
 def _record_failure(run: RunFolder, error: BaseException, rank: int) -> None:
