@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from performance_page import performance_page, write_figures
 from recipes_page import recipes_page
 from reference_pages import commands_page, models_page, recipe_page, study_page, tasks_page
 
@@ -17,6 +18,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "reference/models.md": models_page,
         "reference/tasks.md": tasks_page,
         "recipes.md": recipes_page,
+        "performance.md": performance_page,
     }
 
 
@@ -33,5 +35,6 @@ def write(folder: Path, pages: dict[str, Callable[[], str]]) -> list[Path]:
 
 
 if __name__ == "__main__":
-    for path in write(Path(__file__).resolve().parent, pages()):
+    here = Path(__file__).resolve().parent
+    for path in [*write(here, pages()), *write_figures(here / "figures")]:
         sys.stdout.write(f"wrote {path}\n")

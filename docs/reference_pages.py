@@ -43,10 +43,15 @@ VARIABLES = (
     Variable("SPT_CACHE_DIR", "`~/.cache/spt`", "folder of prepared data"),
     Variable("XDG_CACHE_HOME", "`~/.cache`", "the user's cache folder, whose `spt` is used without SPT_CACHE_DIR"),
     Variable("SPT_WORKERS", "all cores", "how many work at once where rows are generated; `--workers` goes before it"),
+    Variable("SPT_JOBS", "`auto`", "how many runs of a study are made at once; `--jobs` goes before it"),
     Variable("SPT_DEBUG", "", "anything but 0: show the traceback of whatever goes wrong, as `--debug` does"),
     Variable("HF_HOME", "`~/.cache/huggingface`", "where Hugging Face libraries keep what they downloaded"),
     Variable("HF_HUB_OFFLINE", "", "1: `spt data prepare` does not reach the hub either; no other command does"),
-    Variable("OMP_NUM_THREADS", "torch's; cores / processes where several run", "threads of a process"),
+    Variable(
+        "OMP_NUM_THREADS",
+        "torch's; cores / processes where several run",
+        "threads of a process; small networks have one",
+    ),
     Variable("CUDA_VISIBLE_DEVICES", "all", "GPUs in use; `--jobs` deals them out to its workers"),
     Variable("ACCELERATE_MIXED_PRECISION", "", "of accelerate launch; not used, precision is the recipe's"),
     *(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from spt.models.feedforward import FeedForward, SwitchFeedForward
+from spt.models.longconv import joint_kernels
 from spt.models.mixer import (
     Context,
     Mixer,
@@ -95,13 +96,15 @@ class Backbone(nn.Module):
         if self.positions is not None:
             x = self.dropout(self.positions(x, context))
         recompute = self.recompute and torch.is_grad_enabled()
-        for norm, mixer in zip(self.norms, self._layers, strict=True):
-            if recompute:
-                recomputation = _Recomputation()
-                options: dict[str, Any] = {"use_reentrant": False, "context_fn": recomputation.contexts}
-                x = checkpoint(self._sublayer, norm, mixer, x, context, padding, recomputation=recomputation, **options)
-            else:
-                x = self._sublayer(norm, mixer, x, context, padding)
+        with contextlib.nullcontext() if recompute else joint_kernels(self._layers, x.shape[1]):
+            for norm, mixer in zip(self.norms, self._layers, strict=True):
+                if recompute:
+                    recomputation = _Recomputation()
+                    options: dict[str, Any] = {"use_reentrant": False, "context_fn": recomputation.contexts}
+                    arguments = (norm, mixer, x, context, padding)
+                    x = checkpoint(self._sublayer, *arguments, recomputation=recomputation, **options)
+                else:
+                    x = self._sublayer(norm, mixer, x, context, padding)
         return _normalise(self.last_norm, x, context)
 
     def _sublayer(

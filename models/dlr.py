@@ -18,6 +18,7 @@ Letters: H features, K directions, N modes, B sequences.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -114,12 +115,21 @@ class DLRKernel(Kernel):
             return times_minus_i(W)
         return W + times_minus_i(W) if self.cast == "sum" else W
 
-    def _log_lambda(self) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    def _log_lambda(self) -> tuple[Float[Tensor, "*G N"], Float[Tensor, "*G N"]]:
         """Real and imaginary part, in float64."""
         root: Tensor | None = self.log_Lambda_re
         angle: Tensor | None = self.log_Lambda_im
-        zero = torch.zeros(self.W.shape[2], dtype=torch.float64, device=self.W.device)
+        known = next((values for values in (root, angle) if values is not None), self.W[0, 0])
+        zero = torch.zeros_like(known, dtype=torch.float64)
         return (zero if root is None else -(root.double() ** 2)), (zero if angle is None else angle.double())
+
+    def joined(self, kernels: Sequence[Kernel]) -> dict[str, Tensor] | None:
+        if not self.recurrent:
+            return None  # their features are paired up
+        return {
+            name: (torch.cat if name == "W" else torch.stack)([kernel.get_parameter(name) for kernel in kernels], dim)
+            for name, dim in ((name, int(name == "W")) for name, _ in self.named_parameters())
+        }
 
     def flops(self, length: int) -> Counts:
         K, H, N = self.W.shape[:3]

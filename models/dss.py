@@ -16,6 +16,7 @@ Letters: H features, K directions, N modes.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -116,6 +117,17 @@ class DSSKernel(Kernel):
             size = (Lambda.real**2 + Lambda.imag**2).clamp_min(1e-7)
             W = W * expm1(z) * (Lambda.conj() / size)
         return W, z
+
+    def joined(self, kernels: Sequence[Kernel]) -> dict[str, Tensor]:
+        features = self.W.shape[1]
+
+        def of_features(name: str, values: Tensor) -> Tensor:
+            return values.expand(features, *values.shape) if name.startswith("Lambda") else values
+
+        return {
+            name: torch.cat([of_features(name, kernel.get_parameter(name)) for kernel in kernels], int(name == "W"))
+            for name, _ in self.named_parameters()
+        }
 
     def flops(self, length: int) -> Counts:
         K, H, N, _ = self.W.shape

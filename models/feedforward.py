@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from spt.models.mixer import Context, PointwiseMixer, linear_flops
 from spt.models.ops.counts import Counts, linear
+from spt.models.ops.precision import has_values, without_autocast
 from spt.models.options import Activation, Routing
 
 ACTIVATIONS: dict[Activation, Callable[..., Tensor]] = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}
@@ -76,7 +76,7 @@ class SwitchFeedForward(PointwiseMixer):
     def probabilities(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B X"]:
         """Of every expert at every step, in the precision of the parameters under autocast too."""
         weight = self.router.weight
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             return F.linear(x.to(weight.dtype), weight).softmax(-1)
 
     def _by_token(
@@ -96,7 +96,7 @@ class SwitchFeedForward(PointwiseMixer):
 
     def _sizes(self, choice: Tensor) -> list[int]:
         """How many steps each expert gets; equally many for tensors without values."""
-        if isinstance(choice, FakeTensor):
+        if not has_values(choice):
             return [(len(choice) + expert) // self.n_experts for expert in range(self.n_experts)]
         experts = torch.arange(self.n_experts, device=choice.device)
         sizes: list[int] = (choice[:, None] == experts).sum(0).tolist()

@@ -5,7 +5,7 @@ kernel length.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,10 @@ from spt.models.ops import counts
 from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.counts import Counts
 from spt.models.ops.output import Gelu, Kind, Output
+from spt.models.ops.precision import autocast_type, without_autocast
 from spt.models.options import BackboneConfig, ConjugatePairConfig
+
+_FEW_TAPS = 1 << 17  # weights of all kernels together, in one direction
 
 
 class Kernel(nn.Module):
@@ -37,6 +40,11 @@ class Kernel(nn.Module):
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
         """For sequences of `length` steps: M is the length, or the kernel's own limit where that is less."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def joined(self, kernels: Sequence["Kernel"]) -> dict[str, Tensor] | None:
+        """The parameters with which `forward` gives what `kernels`, which are like this one, give one by one: (K, H M,
+        length) with the features of each behind those of the one before. None where there is no such form."""
+        return None
 
     def flops(self, length: int) -> Counts | float:
         """Operations of one kernel, both passes (kind `kernel`); a plain number is the forward pass, and backward then
@@ -90,6 +98,18 @@ class ConjugatePairKernel(Kernel):
         if not config.dt_uses_ssm_lr:
             self.param_groups["inv_dt"] = ParamGroup(weight_decay=False)
 
+    def joined(self, kernels: Sequence[Kernel]) -> dict[str, Tensor]:
+        features = self.C.shape[1]
+
+        def of_features(name: str, values: Tensor) -> Tensor:
+            shared = name not in ("inv_dt", "C")
+            return values.repeat(features // len(values), *[1] * (values.ndim - 1)) if shared else values
+
+        return {
+            name: torch.cat([of_features(name, kernel.get_parameter(name)) for kernel in kernels], int(name == "C"))
+            for name, _ in self.named_parameters()
+        }
+
     def resampled_length(self, length: int) -> int:
         """The kernel's length for sequences of `length` steps; its limit is a time, counted in steps of training."""
         return length if self.limit is None else min(length, round(self.limit / self.rate))
@@ -129,6 +149,7 @@ class LongConvolution(Mixer):
         self.recurrent = config.causal and kernel.recurrent and kernel.limit is None  # a recurrence has no end
         self.param_groups = {"D": ParamGroup(weight_decay=True)}
         self._cached_kernel: _CachedKernel | None = None
+        self._joint_spectrum: tuple[Tensor, int] | None = None
 
     def forward(self, x: Float[Tensor, "B L H"], context: Context) -> Float[Tensor, "B L H"]:
         return self.output(self.mix_sequence(x))
@@ -140,12 +161,13 @@ class LongConvolution(Mixer):
 
     def mix_sequence(self, u: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
         """conv(u, kernel) + D u."""
-        device, length = u.device.type, u.shape[1]
-        if torch.is_autocast_enabled(device):
-            u = u.to(torch.get_autocast_dtype(device))
-        with torch.autocast(device, enabled=False):
+        length = u.shape[1]
+        u = u.to(autocast_type(u) or u.dtype)
+        with without_autocast(u):
             if self._cached_kernel is not None:
                 spectrum, n = self._cached_kernel.spectrum(length)
+            elif self._joint_spectrum is not None:
+                spectrum, n = self._joint_spectrum
             else:
                 spectrum, n = self.spectrum(self.taps(length), length)
             return convolve(u, spectrum, n)
@@ -153,9 +175,7 @@ class LongConvolution(Mixer):
     def taps(self, length: int) -> Float[Tensor, "K H M"]:
         """The kernel with D added to the weight of the present."""
         kernel: Tensor = self.kernel(length)
-        skip = torch.zeros_like(kernel[:1, :, :1]) + self.D[:, None]
-        forward = torch.cat([kernel[:1, :, :1] + skip, kernel[:1, :, 1:]], dim=2)
-        return torch.cat([forward, kernel[1:]]) if len(kernel) > 1 else forward
+        return _with_skip(kernel, self.D)
 
     def spectrum(self, taps: Float[Tensor, "K H M"], length: int) -> tuple[Tensor, int]:
         n = self._transform(length)
@@ -189,6 +209,57 @@ class LongConvolution(Mixer):
         return self.output(y + self.D * x), State(state.system, hidden)
 
 
+def _with_skip(kernel: Float[Tensor, "K H M"], D: Float[Tensor, " H"]) -> Float[Tensor, "K H M"]:
+    present = F.pad(D[None, :, None], (0, kernel.shape[2] - 1, 0, 0, 0, len(kernel) - 1))
+    return kernel + present
+
+
+@contextlib.contextmanager
+def joint_kernels(mixers: Iterable[nn.Module], length: int) -> Iterator[None]:
+    """Inside the context, long convolutions that are alike have had their kernels computed together, for inputs of
+    `length` steps: fewer and larger operations. On a CPU only where kernels are so small that this is what counts."""
+    layers = [layer for layer in mixers if isinstance(layer, LongConvolution) and layer._cached_kernel is None]
+    groups: list[list[LongConvolution]] = []
+    for layer in layers:
+        group = next((group for group in groups if _alike(group[0], layer)), None)
+        if group is None:
+            groups.append([layer])
+        else:
+            group.append(layer)
+    try:
+        for group in groups:
+            _join(group, length)
+        yield
+    finally:
+        for layer in layers:
+            layer._joint_spectrum = None
+
+
+def _alike(a: LongConvolution, b: LongConvolution) -> bool:
+    """Do they differ in the values of their parameters alone?"""
+
+    def form(layer: LongConvolution) -> tuple[Any, ...]:
+        kernel = layer.kernel
+        shapes = {name: (values.shape, values.dtype) for name, values in kernel.named_parameters()}
+        return type(kernel), shapes, {name: value for name, value in vars(kernel).items() if name[0] != "_"}
+
+    return len(a.D) == len(b.D) and form(a) == form(b)
+
+
+def _join(group: Sequence[LongConvolution], length: int) -> None:
+    first, features = group[0], len(group[0].D)
+    few = first.D.device.type != "cpu" or len(group) * features * length <= _FEW_TAPS
+    parameters = first.kernel.joined([layer.kernel for layer in group]) if len(group) > 1 and few else None
+    if parameters is None:
+        return
+    with without_autocast(first.D):
+        kernel = torch.func.functional_call(first.kernel, parameters, (length,))
+        taps = _with_skip(kernel, torch.cat([layer.D for layer in group]))
+        spectrum, n = first.spectrum(taps, length)
+    for layer, part in zip(group, spectrum.split(features), strict=True):
+        layer._joint_spectrum = part, n
+
+
 @contextlib.contextmanager
 def cached_kernels(model: nn.Module, length: int) -> Iterator[Callable[[], None]]:
     """Inside the context, every long convolution computes its kernel once, for inputs of up to `length` steps.
@@ -218,7 +289,7 @@ class _CachedKernel:
 
     def __init__(self, layer: LongConvolution, length: int) -> None:
         self.layer, self.length = layer, length
-        with torch.autocast(layer.D.device.type, enabled=False):
+        with without_autocast(layer.D):
             self.taps = layer.taps(length)
         self.leaf = self.taps.detach().requires_grad_(self.taps.requires_grad)
         self.latest: tuple[int, Tensor, Tensor, int] | None = None  # length, spectrum, the same as a leaf, transform

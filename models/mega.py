@@ -38,6 +38,7 @@ from spt.models.longconv import DiagonalSystem, Kernel, LongConvolution
 from spt.models.ops import counts
 from spt.models.ops.dropout import Dropout, keep_mask
 from spt.models.ops.output import Output
+from spt.models.ops.precision import without_autocast
 from spt.models.options import Activation, FeedForwardKind, Initialisation
 
 PAPER = "Ma et al. 2023"
@@ -274,7 +275,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, valid = ctx.saved_tensors
         dq, dk, dv, dbias = (torch.zeros_like(x, dtype=q.dtype) for x in (q, k, v, bias))
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             for number, part in enumerate(_blocks_of_queries(q, ctx.causal)):
                 scores, masked = part.scores(q, k, bias), part.masked(q, valid, ctx.causal)
                 weights, slope = attention_weights(scores, masked, ctx.kind, slope=True)
@@ -411,7 +412,7 @@ class GatedAttention(Mixer):
         v: Float[Tensor, "G C E"],
         valid: Bool[Tensor, "G C"] | None,
     ) -> Float[Tensor, "G C E"]:
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             bias = self.bias.by_distance(q.shape[1])
             q = q * q.shape[-1] ** -0.5 if self.kind == "softmax" else q / self._visible_keys(q, valid)
             dropout = self.attention_dropout if self.training else 0.0

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from spt.config.job import Job
 from spt.config.load import load
@@ -140,7 +140,7 @@ def compare(
     seeds: int | Sequence[int] = 5,
     smoke: Smoke = False,
     out: str | Path | None = None,
-    jobs: int = 1,
+    jobs: int | Literal["auto"] = 1,
     settings: Settings | None = None,
 ) -> FinishedStudy:
     """Train both arms of every recipe, scratch and SPT, over seeds, and report the paired differences.
@@ -163,15 +163,16 @@ def run_study(
     seeds: int | Sequence[int] | None = None,
     smoke: Smoke = False,
     out: str | Path | None = None,
-    jobs: int = 1,
+    jobs: int | Literal["auto"] = 1,
     slurm: Sequence[str] = (),
     shard: tuple[int, int] | None = None,
     settings: Settings | None = None,
 ) -> FinishedStudy:
     """Run a study or continue it, and report it: a packaged study's name, its file, its folder, or its keys.
 
-    `seeds` (how many, or which) stand above the study's own. `jobs` runs are made at once on this machine, or on Slurm
-    with options such as `["partition=gpu", "time=600"]`. `shard=(i, n)` makes the i-th of n parts.
+    `seeds` (how many, or which) stand above the study's own. `jobs` runs are made at once on this machine (`"auto"`: on
+    a CPU one for each core, if one thread is enough for each of them), or on Slurm with options such as
+    `["partition=gpu", "time=600"]`. `shard=(i, n)` makes the i-th of n parts.
 
         spt.run_study({"kind": "data", "recipes": ["quickstart"], "fractions": [0.1, 0.3]}, seeds=3)
 
@@ -246,7 +247,7 @@ def plan_study(
     seeds: int | Sequence[int] | None = None,
     smoke: Smoke = False,
     out: str | Path | None = None,
-    jobs: int = 1,
+    jobs: int | Literal["auto"] = 1,
     slurm: Sequence[str] = (),
     shard: tuple[int, int] | None = None,
     settings: Settings | None = None,
@@ -254,7 +255,7 @@ def plan_study(
     """A study's runs and where they will be made. Arguments and errors as of `run_study`; trains nothing, but measures
     this machine where a budget is one of time."""
     source = _study_source(study, seeds)
-    if jobs > 1 and launch.world_size() > 1:
+    if jobs not in (1, "auto") and launch.world_size() > 1:
         raise UsageError("jobs and several processes contradict each other: runs at once have one process each")
     from spt.execution.estimate import MeasuredCosts
     from spt.execution.run_study import ExecutionTarget, study_folder

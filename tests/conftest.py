@@ -30,6 +30,8 @@ for name in set(os.environ) - KEPT:
     if name in RANKS or name.startswith(LAUNCHERS):
         del os.environ[name]
 
+os.environ["SPT_JOBS"] = "1"  # commands make their runs themselves, whatever the machine
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored in the background jobs of a shell
 
 settings.register_profile("spt", deadline=None, derandomize=os.environ.get("CI") == "true")

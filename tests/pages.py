@@ -38,6 +38,7 @@ EXCEPTIONS = {
     "--slurm": "Slurm: test_slurm.py",
     "--space batch_size=16,32": "rows: a smoke run has 16",
     "bench model s4": "minutes of measurements: test_bench.py measures models in small sizes",
+    "bench slopes": "more minutes of measurements: likewise",
     "--backend keops": "KeOps: test_backends.py",
     "--attention flash": "GPU: test_backends.py",
     "--compile": "a compiler: test_memory.py",

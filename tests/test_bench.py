@@ -9,11 +9,12 @@ from tiny import ROOT, model_file, spt
 from torch import nn
 from typer.testing import CliRunner
 
-from spt.bench import models, operations, parts, tables, timing
+from spt.bench import models, operations, parts, slopes, tables, timing
 from spt.bench.cases import OPERATIONS
 from spt.bench.models import parse_models
 from spt.bench.operations import Case, Trial, parse_operations
 from spt.bench.parts import shares
+from spt.bench.peaks import KilledError, TooSlowError, peaks_in_subprocess
 from spt.bench.timing import Times, Timings, alternate
 from spt.bench.training_step import Step, Variant
 from spt.config.plugins import listing
@@ -86,7 +87,11 @@ def here(monkeypatch):
 
     def peak(job):
         try:
-            return models.peak_of_step(Variant(**job)) if "model" in job else operations.peak_of_operation(Case(**job))
+            return (
+                models.peak_of_step(Step(Variant(**job)))
+                if "model" in job
+                else operations.peak_of_operation(Case(**job))
+            )
         except Exception:
             return None
 
@@ -282,6 +287,114 @@ def test_gradient_checkpointing_and_compilation(here, monkeypatch, messages):
     assert len(found["rows"]) == 1 and "no compiler" in messages[0]
 
 
+# ------------------------------------------------------------------------------------------------------------- slopes
+
+
+def power_law(time, memory, constant=0.0):
+    """A process that measures a row: its costs are powers of the length."""
+
+    def measure(jobs, limit=None):
+        ((variant, _),) = [(Variant(**job["variant"]), job["rounds"]) for job in jobs]
+        seconds = constant + 1e-6 * variant.length**time
+        spent = {"forward": seconds, "backward": 0.0, "optimiser": 0.0, "step": seconds}
+        return [{"failed": None, "seconds": spent, "steps": 1, "peak_bytes": round(1000 * variant.length**memory)}]
+
+    return measure
+
+
+def test_exponents_are_those_of_the_upper_half(monkeypatch):
+    """Here a constant cost hides the growth of short rows; the fit would be 1.3 over all lengths."""
+    monkeypatch.setattr(slopes, "peaks_in_subprocess", power_law(1.5, 1.0, constant=0.1))
+    found = slopes.bench_slopes(slopes.parse_slopes(["dlr", "s4"], cpu=True), 1, 60.0)
+    assert [row["length"] for row in found["rows"]] == 2 * [2**n for n in range(10, 19)]
+    for fit in found["exponents"]:
+        assert fit["lengths"] == [2**n for n in range(14, 19)]
+        assert fit["seconds"] == pytest.approx(1.5, abs=0.02) and fit["peak_bytes"] == pytest.approx(1, abs=1e-6)
+
+
+def test_models_of_slopes():
+    """Those of the page by default, with options for all in front; one sequence each."""
+    models = slopes.parse_slopes(["d_model=32"], quick=True, cpu=True)
+    assert [rows[0].model for rows in models] == ["dlr", "s4", "s4d", "s5", "lru", "transformer"]
+    assert models[-1][0].options["window"] == 512 and {row.options["d_model"] for rows in models for row in rows} == {
+        32
+    }
+    assert {row.batch for rows in models for row in rows} == {1}
+    (rows,) = slopes.parse_slopes(["s4"], longest=5000, cpu=True)
+    assert [row.length for row in rows] == [1024, 2048, 4096]
+
+
+def test_rows_that_cannot_be_measured_are_left_out(monkeypatch, messages):
+    """Too slow or without memory: said, and longer ones are not tried."""
+    real, tried = power_law(1, 1), []
+
+    def measure(jobs, limit=None):
+        variant = Variant(**jobs[0]["variant"])
+        tried.append((variant.model, variant.length))
+        if (variant.model, variant.length) == ("s4", 128):
+            raise TooSlowError
+        if (variant.model, variant.length) == ("s4d", 64):
+            raise KilledError
+        return [{"failed": "out of memory"}] if (variant.model, variant.length) == ("s5", 32) else real(jobs)
+
+    monkeypatch.setattr(slopes, "peaks_in_subprocess", measure)
+    models = slopes.parse_slopes(["s4", "s4d", "s5"], quick=True, cpu=True)
+    found = slopes.bench_slopes(models, 1, 7.0)
+    assert tried == [("s4", 32), ("s4", 64), ("s4", 128), ("s4d", 32), ("s4d", 64), ("s5", 32)]
+    s4, s4d, s5 = found["exponents"]
+    assert s4["lengths"] == [32, 64] and s4["seconds"] == pytest.approx(1)
+    assert s4d["seconds"] is None and s5["lengths"] == []
+    assert ["more than 7 s" in messages[0], "killed" in messages[1], "out of memory" in messages[2]] == 3 * [True]
+    from rich.console import Console
+
+    with (console := Console(width=200)).capture() as captured:
+        console.print(tables.render(found))
+    for words in ("s4 left out from 128 on: more than 7 s", "s4d left out from 64 on", "s5 left out from 32 on"):
+        assert words in captured.get()
+    with pytest.raises(BackendError, match="nothing could be measured"):
+        slopes.bench_slopes(models[-1:], 1, 7.0)
+
+
+def test_slopes_are_measured_and_saved(monkeypatch, tmp_path):
+    """The file holds what is printed, and what it can be traced by."""
+
+    def here(jobs, limit=None):
+        return [slopes.time_and_peak(Variant(**job["variant"]), job["rounds"]) for job in jobs]
+
+    monkeypatch.setattr(slopes, "peaks_in_subprocess", here)
+    file = tmp_path / "a.json"
+    result = call("slopes", "lru", "--quick", "--longest", "64", "--cpu", "--json", "--save", file)
+    found = json.loads(file.read_text())
+    assert json.loads(result.stdout) == found and found["kind"] == "slopes" and len(found["rows"]) == 2
+    assert all(row["seconds"]["step"] > 0 and row["steps"] >= 2 and row["failed"] is None for row in found["rows"])
+    assert {"cpu", "cores", "instructions", "threads", "commit", "spt"} <= found["environment"].keys()
+    assert found["environment"]["packages"]["torch"] == torch.__version__
+    assert found["date"].startswith("20") and isinstance(found["command"], str)
+    assert "exponent" in call("slopes", "lru", "--quick", "--longest", "64", "--cpu").stdout
+
+
+def test_a_row_without_memory_is_no_error(monkeypatch):
+    def none_left(variant):
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(slopes, "Step", none_left)
+    ((variant, *_),) = slopes.parse_slopes(["lru"], quick=True)
+    assert slopes.time_and_peak(variant, 1) == {"failed": "out of memory"}
+
+
+def test_a_process_that_takes_too_long_is_ended():
+    (variants,) = slopes.parse_slopes(["lru"], quick=True, cpu=True)
+    with pytest.raises(TooSlowError):
+        peaks_in_subprocess([{"variant": dict(vars(variants[0])), "rounds": 1}], limit=0.05)
+
+
+@pytest.mark.parametrize(("name", "code"), [("nowhere/a.json", 7), (".", 7)])
+def test_a_file_that_cannot_be_written_is_an_error_before_measuring(name, code, tmp_path, monkeypatch):
+    monkeypatch.setattr(operations, "bench_operations", lambda *_: pytest.fail("it was measured"))
+    assert "cannot write" in call("op", "scan", "--quick", "--save", tmp_path / name, code=code).stderr
+    assert not list(tmp_path.iterdir())
+
+
 # --------------------------------------------------------------------------------------------------------- measuring
 
 
@@ -398,6 +511,8 @@ def test_task(tmp_path, monkeypatch):
         (("model", "transformer", "--precision", "fp16"), 2, "'fp16' is unknown"),
         (("model", "transformer", "--backend", "keop"), 2, "did you mean keops?"),
         (("model", "transformer", "--rounds", "0"), 2, "--rounds"),
+        (("slopes", "transformr"), 2, "did you mean transformer?"),
+        (("slopes", "--longest", "1024"), 2, "a slope needs two lengths"),
         (("op", "convolutoin"), 2, "did you mean convolution?"),
         (("op", "scan", "M=3"), 2, "M is not a size of scan"),
         (("op", "scan", "L=0"), 2, "whole number of at least 1"),
@@ -429,13 +544,15 @@ def test_without_keops(tmp_path):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_the_commands_of_the_page(monkeypatch):
+def test_the_commands_of_the_page(monkeypatch, tmp_path):
     """docs/performance.md: their options are understood; what they measure has tests of its own."""
     monkeypatch.setattr(models, "bench_models", lambda variants, *_, **__: [variant.model for variant in variants])
     monkeypatch.setattr(operations, "bench_operations", lambda cases, *_: [case.operation for case in cases])
+    monkeypatch.setattr(slopes, "bench_slopes", lambda found, *_: [rows[0].model for rows in found])
+    monkeypatch.chdir(tmp_path)
     lines = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").splitlines()
     commands = [line.split()[3:] for line in lines if line.startswith("$ spt bench ")]
-    assert {command[0] for command in commands} == {"model", "op", "task"}
+    assert {command[0] for command in commands} == {"model", "slopes", "op", "task"}
     for command in commands:
         assert json.loads(call(*command, "--quick", "--json").stdout)
 

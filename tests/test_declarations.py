@@ -115,7 +115,7 @@ IDENTITY = "def identity(config):\n    return {}['nothing']\n\ndef build(config)
         ("def forward", "def run", "Map has no forward"),
         ("def forward(self, x, context)", "def forward(self, x)", "takes 2 positional arguments but 3 were given"),
         ("        super().__init__()\n", "", "before Module.__init__() call"),
-        ("return FORWARD", "return x[..., :1]", "Map returned (8, 64, 1) for an input of (8, 64, 16)"),
+        ("return FORWARD", "return x[..., :1]", "Map returned (2, 64, 1) for an input of (2, 64, 16)"),
         ("return FORWARD", "return x, None", "Map returned a tuple, not a tensor"),
         ("return Backbone(config, lambda: [Map(config.d_model)])", SHARED, "are one parameter under two names"),
         ("def build(config)", IDENTITY, "identity fails with KeyError"),

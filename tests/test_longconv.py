@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from spt.config.plugins import find_plugin
 from spt.models.base import Backbone, BackboneConfig, Context
 from spt.models.longconv import Kernel, LongConvolution, cached_kernels
 from spt.models.ops.convolution import convolve, spectrum, transform_length
-from spt.models.ops.dropout import Dropout
+from spt.models.ops.dropout import Dropout, keep_mask
 from spt.models.ops.norms import BatchNorm, ScalarNorm
 from spt.models.ops.output import Output
 
@@ -179,7 +180,7 @@ def test_output_maps_are_what_they_say(kind, gelu, early):
     torch.manual_seed(1)
     found = output(y)
     torch.manual_seed(1)
-    masks = [torch.empty(2, 5, 4, dtype=torch.bool).bernoulli_(0.7) / 0.7 for _ in range(2 if early else 1)]
+    masks = [keep_mask(y, 0.3, False) / 0.7 for _ in range(2 if early else 1)]
     seen = y * masks[0] if early else y
     z = F.gelu(seen, approximate="none" if gelu == "exact" else "tanh") * masks[-1]
     if kind == "none":
@@ -193,6 +194,20 @@ def test_output_maps_are_what_they_say(kind, gelu, early):
     ours, theirs = (torch.autograd.grad((x * g).sum(), leaves) for x in (found, expected))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.999])
+def test_masks_keep_the_right_share(p):
+    """Of a million numbers, and of each of the four that are drawn at once."""
+    torch.manual_seed(0)
+    kept = keep_mask(torch.zeros(1000, 1000), p, False).double().flatten()
+    spread = (p * (1 - p) / 1e6) ** 0.5
+    assert abs(float(kept.mean()) - (1 - p)) < 5 * spread
+    for lane in range(4):
+        assert abs(float(kept[lane::4].mean()) - (1 - p)) < 10 * spread
+    centred = kept - kept.mean()
+    assert all(abs(float((centred[:-k] * centred[k:]).mean())) < 5e-3 * p * (1 - p) for k in (1, 2, 3, 4))
+    assert keep_mask(torch.zeros(3, 7, 5), p, True).shape == (3, 1, 5)
 
 
 def test_output_keeps_little():
@@ -272,3 +287,50 @@ def test_post_norm_stands_behind_the_sum():
     expected = backbone.norms[0](x + backbone.mixers[0](x, context))
     torch.testing.assert_close(backbone(x, context), expected)
     assert isinstance(backbone.last_norm, nn.Identity)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("s4", {"n_ssm": 2}),
+        ("s4d", {"n_ssm": 1, "disc": "bilinear"}),
+        ("s4d", {"disc": "zoh", "dt_tie": False}),
+        ("dss", {"version": "exp-re-im", "Lambda_init": "hippo"}),
+        ("dss", {"version": "softmax"}),
+        ("dlr", {}),
+        ("dlr", {"version": "imag"}),
+        ("dlr", {"cast": "prod"}),
+    ],
+)
+def test_kernels_of_layers_that_are_alike_are_computed_together(name, options, causal, monkeypatch):
+    """Outputs and gradients are those of kernels computed one by one; only the number of calls is less."""
+    module = find_plugin("models", name).module
+    config = module.Config(d_model=6, n_layers=3, d_state=8, max_length=19, causal=causal, **options)
+    net = module.build(config).double()
+    x = torch.randn(2, 19, 6, dtype=torch.float64)
+    context = Context(torch.ones(2, 19, dtype=torch.bool), padded=False)
+    calls, found = [], []
+    kernel = type(net.mixers[0].kernel)
+    forward = kernel.forward
+    monkeypatch.setattr(kernel, "forward", lambda self, length: (calls.append(length), forward(self, length))[1])
+    for few in (1 << 17, 0):
+        monkeypatch.setattr("spt.models.longconv._FEW_TAPS", few)
+        net.zero_grad()
+        y = net(x, context)
+        y.square().sum().backward()
+        found.append((y.detach(), *(p.grad.clone() for p in net.parameters())))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
+    assert len(calls) == (6 if options.get("cast") == "prod" else 4)
+    assert all(layer._joint_spectrum is None for layer in net.mixers)
+
+
+def test_kernels_that_differ_are_not_computed_together(monkeypatch):
+    module = find_plugin("models", "s4d").module
+    net = module.build(module.Config(d_model=4, n_layers=2, d_state=4, max_length=9))
+    net.mixers[1].kernel.rate = 2.0
+    context = Context(torch.ones(1, 9, dtype=torch.bool), padded=False)
+    x = torch.randn(1, 9, 4)
+    y = net(x, context)
+    monkeypatch.setattr("spt.models.longconv._FEW_TAPS", 0)
+    torch.testing.assert_close(net(x, context), y)

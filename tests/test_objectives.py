@@ -13,7 +13,7 @@ from spt.data.batching import NOBODY, collate, pieces, share, training_rows
 from spt.errors import DataError, UsageError
 from spt.rng import Draw, generator, order
 from spt.tasks.base import Classes, Reals, Split, TaskData, Tokens, Values
-from spt.training.losses import answers, per_answer, weighted_sum
+from spt.training.losses import answers, of_scored, per_answer, weighted_sum
 from spt.training.metrics import batch_means, metrics, sums
 from spt.training.objectives import Masked, Next, Output, Supervised, Targets, evaluation_draw
 
@@ -162,8 +162,10 @@ def test_losses_on_values_by_hand(objective, loss):
                     scores = logits[i, t, 256 * c : 256 * (c + 1)].double()
                     total -= float(scores.log_softmax(0)[row[about, c]]) / 2
     assert scored == targets.weight.sum() > 5
-    assert float(weighted_sum(output, logits, targets)) == pytest.approx(total, rel=1e-5)
-    assert scores_of(output, logits, targets)["loss"] == pytest.approx(total / scored, rel=1e-5)
+    assert targets.scored is not None and len(targets.scored) == scored
+    for asked, answered in ((targets, logits.flatten(0, 1)[targets.scored]), (targets._replace(scored=None), logits)):
+        assert float(weighted_sum(output, answered, asked)) == pytest.approx(total, rel=1e-5)
+        assert scores_of(output, answered, asked)["loss"] == pytest.approx(total / scored, rel=1e-5)
 
 
 def test_a_batch_with_nothing_to_predict():
@@ -173,7 +175,7 @@ def test_a_batch_with_nothing_to_predict():
     data = TaskData(Tokens(9), Classes(2), longer, split, split)
     inputs, targets = Next().make_inputs(batch_of(data, [0]), Draw(0, "corruption", 0))
     logits = torch.randn(1, 1, 9, requires_grad=True)
-    weighted_sum(Next().output(data), logits, targets).backward()
+    weighted_sum(Next().output(data), of_scored(logits, targets), targets).backward()
     assert inputs.x.tolist() == [[3]] and targets.weight.sum() == 0 and not logits.grad.any()
     with pytest.raises(UsageError, match="one step long"):
         Next().output(TaskData(Tokens(9), Classes(2), split, longer, longer))

@@ -82,7 +82,7 @@ def test_smallest_detectable_difference_by_simulation() -> None:
 
 def test_smallest_detectable_difference_without_the_noncentral_t(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = smallest_detectable(5, deviation=1.0)
-    monkeypatch.setattr("spt.report.stats.special.nctdtrinc", lambda *_: math.nan)
+    monkeypatch.setattr("scipy.special.nctdtrinc", lambda *_: math.nan)
     assert smallest_detectable(5, deviation=1.0) == pytest.approx(exact, rel=0.02)
 
 

@@ -157,7 +157,7 @@ def test_recipes_are_found_from_the_studys_own_folder(tmp_path, monkeypatch):
 def cost(job, axis, meter):
     """What a job's own stage comes to on this axis, from its data and network."""
     setup = build_stage(job)
-    steps, n = plan_steps(setup.model, setup.data, job.train), len(setup.data.train)
+    steps, n = plan_steps(setup), len(setup.data.train)
     examples = example_count(steps, n, job.train.batch_size)
     if axis == "epochs":
         return examples / n

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from accelerate import Accelerator
 from tiny import TASK, environment, loaded, own_task, recipe_file, run, spt_job, weights
 
 import spt.runtime.distributed
@@ -23,6 +22,7 @@ from spt.config.job import Job
 from spt.errors import CheckpointError, DataError, DivergedError, Interrupted, OutputError, Stopped
 from spt.models.base import Context
 from spt.runs.folder import RunFolder
+from spt.runtime.distributed import Runtime
 from spt.training import stage
 from spt.training.build import build_stage
 from spt.training.evaluate import is_better
@@ -391,7 +391,6 @@ def test_dying_at_the_very_end_loses_nothing(tmp_path, monkeypatch, at):
 def test_a_gpu_computes_what_the_cpu_does(tmp_path):
     one = loaded(tmp_path)
     job = Job(one, "pretrain", 0)
-    from spt.runtime.distributed import Runtime
     from spt.runtime.settings import Settings
     from spt.training.stage import run_stage
 
@@ -403,7 +402,7 @@ def test_a_gpu_computes_what_the_cpu_does(tmp_path):
 def test_test_is_scored_with_the_selected_weights(tmp_path):
     """Unstable training: the best step is not the last, and result, predictions and checkpoint belong together."""
     options = {
-        "finetune__train__learning_rate": 0.5,
+        "finetune__train__learning_rate": 1.0,
         "finetune__train__evaluate_every": 1,
         "finetune__train__steps": 12,
     }
@@ -411,7 +410,6 @@ def test_test_is_scored_with_the_selected_weights(tmp_path):
     result = run(job, tmp_path / "runs")
     assert result.best_step < 12
     from spt.rng import Draw
-    from spt.runtime.distributed import Runtime
     from spt.runtime.settings import Settings
     from spt.training.checkpoint import load_weights
     from spt.training.evaluate import evaluate
@@ -430,13 +428,13 @@ def test_test_is_scored_with_the_selected_weights(tmp_path):
 def test_the_loop_is_plain_adamw(tmp_path, monkeypatch):
     """Five steps written out with torch alone: batches, masks, loss, clipping, betas, decay, warm-up, cosine."""
     norms = []
-    clip = Accelerator.clip_grad_norm_
+    clip = Runtime.clip
 
     def recorded(*arguments):
         norms.append(float(clip(*arguments)))
         return norms[-1]
 
-    monkeypatch.setattr(Accelerator, "clip_grad_norm_", recorded)
+    monkeypatch.setattr(Runtime, "clip", recorded)
     train = {"steps": 5, "batch_size": 9, "learning_rate": 0.03, "schedule": "cosine", "warmup_steps": 2,
              "weight_decay": 0.2, "betas": [0.8, 0.9], "max_grad_norm": 0.3, "evaluate_every": 5}  # fmt: skip
     job = Job(own_task(tmp_path, pretrain__train=train), "pretrain", 3)
@@ -713,7 +711,7 @@ def test_a_validation_loss_that_is_not_finite_is_divergence(tmp_path, monkeypatc
 
 def test_dropout_follows_from_seed_step_and_process(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(torch, "manual_seed", lambda seed: asked.append(seed))
+    monkeypatch.setattr("spt.training.step.seed_step", lambda seed, device: asked.append(seed))
     job = Job(loaded(tmp_path, pretrain__train__steps=3), "pretrain", 0)
     run(job, tmp_path / "runs")
     from spt.rng import stream

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from transformers.utils import logging
 
 from spt.models.base import Backbone, Context, Counts, ParamGroup
@@ -23,6 +22,7 @@ from spt.models.hf.config import Config
 from spt.models.hf.sizes import Settings, round_up
 from spt.models.hf.weights import load
 from spt.models.ops import backends
+from spt.models.ops.precision import autocast_type, has_values, without_autocast
 
 logging.set_verbosity_error()  # its errors are reported by us; its warnings are dealt with here
 logging.disable_progress_bar()
@@ -105,7 +105,7 @@ class HuggingFace(Backbone):
             x = F.pad(x, (0, 0, 0, padding))
         if "use_cache" in self.inputs:
             options["use_cache"] = False
-        autocast = torch.autocast(x.device.type, enabled=False) if self.single_precision else contextlib.nullcontext()
+        autocast = without_autocast(x) if self.single_precision else contextlib.nullcontext()
         with self._reproducible(x), autocast:
             y: Tensor = self.model(inputs_embeds=x, **options)[0]
         if y.shape[-1] == 2 * self.width:  # the two streams of a reversible stack
@@ -143,7 +143,7 @@ class HuggingFace(Backbone):
     def _set_attention(self, x: Tensor) -> None:
         """Use the attention backend of this process, if the model supports it."""
         backend, supports_flash = backends.current("attention"), self.model._supports_flash_attn
-        if backend == "flash" and supports_flash and not torch.is_autocast_enabled(x.device.type):
+        if backend == "flash" and supports_flash and autocast_type(x) is None:
             raise backends.Unavailable(
                 "the attention backend flash computes in half precision; set train.precision=bf16, or choose sdpa"
             )
@@ -156,7 +156,7 @@ class HuggingFace(Backbone):
     def _reproducible(self, x: Tensor) -> Iterator[None]:
         """Random draws inside a model: new ones in every training step, always the same in evaluation. The state of
         numpy's and torch's generators survives where the model would reset it."""
-        if isinstance(x, FakeTensor):
+        if not has_values(x):
             with costs.WithoutValues():
                 yield
             return

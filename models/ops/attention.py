@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from spt.models.ops import backends
+from spt.models.ops.precision import autocast_type
 
 Pairs = Literal["interleaved", "half"]
 ROWS = 256  # queries at a time where a causal mask must be materialised: few, so that little work goes to masked keys
@@ -303,8 +304,7 @@ def _add_band(bias: Tensor | None, chunks: Chunks, band: tuple[int, int], like: 
 
 def _autocast(x: Tensor) -> Tensor:
     """In autocast's type, which it does not apply by itself to every form of attention (a causal bias)."""
-    device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+    return x.to(autocast_type(x) or x.dtype)
 
 
 def _visible(L: int, M: int, device: torch.device, causal: bool, valid: Tensor | None) -> Tensor | None:

@@ -5,20 +5,25 @@ A kernel with K = 2 holds k and r: y[t] = sum_j k[j] u[t-j] + sum_j r[j] u[t+1+j
 next step; only k has a weight for the present (as in the published code of the S4 family).
 """
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Complex, Float
-from scipy.fft import next_fast_len
 from torch import Tensor
 
 # On a CPU: bytes of one temporary (fastest at L = 1,024), and fewest features at a time (fastest at longer L, because
-# neighbours in memory are read together).
+# neighbours in memory are read together). Sequences of at most so many steps, and at least so many numbers, are
+# transformed one by one.
 _CACHE, _MIN_FEATURES = 1 << 21, 8
+_LONG, _SMALL = 8192, 1 << 16
 
 
+@functools.cache
 def transform_length(length: int, kernel_length: int, two_sided: bool) -> int:
     """The smallest fast length (2^a 3^b 5^c) at which nothing wraps around onto a step that is used."""
+    from scipy.fft import next_fast_len  # in the function: a quarter of a second to import
+
     return int(next_fast_len(max(1, length + kernel_length - (0 if two_sided else 1)), real=True))
 
 
@@ -63,16 +68,19 @@ class _Spectrum(torch.autograd.Function):
 
 
 class _Convolve(torch.autograd.Function):
-    """Some features at a time, so that temporaries stay in a CPU's cache; (B, L, H) outside, (B, block, n) inside."""
+    """Block by block of (features, steps), so that temporaries stay in a CPU's cache; (B, L, H) outside."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, spectrum: Tensor, n: int) -> Tensor:
         ctx.save_for_backward(u, spectrum)
         ctx.n = n
         y = torch.empty_like(u)
-        for part in _blocks(u, n):
-            product = _transform(u, part, n, spectrum).mul_(spectrum[part])
-            y[..., part] = torch.fft.irfft(product, n=n)[..., : u.shape[1]].mT
+        for block in _blocks(u, spectrum, n):
+            rows = block.load(u)
+            for part in block.parts:
+                product = torch.fft.rfft(rows[..., part, :], n=n).mul_(spectrum[block.features][part])
+                rows[..., part, :] = torch.fft.irfft(product, n=n)[..., : u.shape[1]]
+            block.store(rows, y)
         return y
 
     @staticmethod
@@ -80,27 +88,53 @@ class _Convolve(torch.autograd.Function):
         u, spectrum = ctx.saved_tensors
         n, length = ctx.n, u.shape[1]
         du = torch.empty_like(u) if ctx.needs_input_grad[0] else None
-        dspectrum = torch.empty_like(spectrum) if ctx.needs_input_grad[1] else None
-        for part in _blocks(u, n):
-            transformed = _transform(grad, part, n, spectrum)
-            if dspectrum is not None:
-                product = _transform(u, part, n, spectrum).conj_physical_().mul_(transformed)
-                torch.sum(product, 0, out=dspectrum[part])
+        dspectrum = torch.zeros_like(spectrum) if ctx.needs_input_grad[1] else None
+        for block in _blocks(u, spectrum, n):
+            rows = block.load(grad)
+            inputs = None if dspectrum is None else block.load(u)
+            for part in block.parts:
+                transformed = torch.fft.rfft(rows[..., part, :], n=n)
+                if inputs is not None and dspectrum is not None:
+                    product = torch.fft.rfft(inputs[..., part, :], n=n).conj_physical_().mul_(transformed)
+                    dspectrum[block.features][part] += product if product.ndim == 2 else product.sum(0)
+                if du is not None:
+                    product = transformed.mul_(spectrum[block.features][part].conj())
+                    rows[..., part, :] = torch.fft.irfft(product, n=n)[..., :length]
             if du is not None:
-                product = transformed.mul_(spectrum[part].conj())
-                du[..., part] = torch.fft.irfft(product, n=n)[..., :length].mT
+                block.store(rows, du)
         return du, dspectrum, None
 
 
-def _blocks(u: Tensor, n: int) -> list[slice]:
-    """Slices of features."""
-    features = u.shape[-1]
+class _Block(NamedTuple):
+    """Sequences and features whose steps are brought together in memory for the transforms, done part by part."""
+
+    sequences: slice | int
+    features: slice
+    parts: list[slice]  # of the features
+    dtype: torch.dtype
+
+    def load(self, x: Float[Tensor, "B L H"]) -> Float[Tensor, "*b h L"]:
+        rows = x[self.sequences, :, self.features].to(self.dtype).mT
+        return rows.clone(memory_format=torch.contiguous_format)
+
+    def store(self, rows: Float[Tensor, "*b h L"], x: Float[Tensor, "B L H"]) -> None:
+        x[self.sequences, :, self.features] = rows.mT
+
+
+def _blocks(u: Tensor, spectrum: Tensor, n: int) -> list[_Block]:
+    """Few features of all sequences at a time; or one whole sequence, which torch transposes twice as fast, if it is
+    large enough to be worth a block and small enough for the cache."""
+    sequences, length, features = u.shape
+    dtype, everything = spectrum.real.dtype, slice(None)
     if u.device.type != "cpu":
-        return [slice(0, features)]
-    size = max(_MIN_FEATURES, _CACHE // (4 * n * len(u)))
+        return [_Block(everything, everything, [everything], dtype)]
+    if length <= _LONG and _SMALL <= length * features:
+        parts = _slices(features, _CACHE // (8 * n))
+        return [_Block(sequence, everything, parts, dtype) for sequence in range(sequences)]
+    slices = _slices(features, _CACHE // (4 * n * sequences))
+    return [_Block(everything, part, [everything], dtype) for part in slices]
+
+
+def _slices(features: int, size: int) -> list[slice]:
+    size = max(_MIN_FEATURES, size)
     return [slice(first, min(first + size, features)) for first in range(0, features, size)]
-
-
-def _transform(x: Tensor, part: slice, n: int, like: Tensor) -> Tensor:
-    """(B, block, F) of some features of x (B, L, H), in the precision of `like`."""
-    return torch.fft.rfft(x[..., part].mT.to(like.real.dtype).contiguous(), n=n)

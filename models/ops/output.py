@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from spt.models.ops.counts import Counts, linear
 from spt.models.ops.dropout import keep_mask
+from spt.models.ops.precision import autocast_type, without_autocast
 
 Kind = Literal["identity", "none", "linear", "glu", "half_glu1", "half_glu2"]
 Gelu = Literal["exact", "tanh"]
@@ -63,14 +64,14 @@ class Output(nn.Module):
         if self.linear is None:
             z: Tensor = _Activated.apply(y, *activation)
             return z
+        if self.kind == "half_glu1":
+            gated: Tensor = _HalfGated.apply(y, self.linear.weight, self.linear.bias, *activation)
+            return gated
         v: Tensor = _ActivatedLinear.apply(y, self.linear.weight, self.linear.bias, *activation)
         if self.kind == "linear":
             return v
         if self.kind == "glu":
             return F.glu(v, dim=-1)
-        if self.kind == "half_glu1":
-            gated: Tensor = _GatedActivation.apply(y, v, *activation)
-            return gated
         dropped = y if before is None else y * before * scale
         return dropped * torch.sigmoid(v)
 
@@ -126,11 +127,10 @@ class _ActivatedLinear(torch.autograd.Function):
         scale: float,
         approximate: str,
     ) -> Tensor:
-        device = y.device.type
-        ctx.type = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        ctx.type = autocast_type(y) or weight.dtype
         ctx.save_for_backward(y, weight, before, after)
         ctx.activation = (scale, approximate)
-        with torch.autocast(device, enabled=False):
+        with without_autocast(y):
             z = _activate(y, before, after, scale, approximate).to(ctx.type)
             return F.linear(z, weight.to(ctx.type), bias.to(ctx.type))
 
@@ -150,21 +150,41 @@ class _ActivatedLinear(torch.autograd.Function):
         return dy, dw, db, None, None, None, None
 
 
-class _GatedActivation(torch.autograd.Function):
-    """z * sigmoid(v) with z = drop(gelu(drop(y))), kept as y and v."""
+class _HalfGated(torch.autograd.Function):
+    """z * sigmoid(W z + b) with z = drop(gelu(drop(y))), kept as y and v = W z + b; backward computes z once more."""
 
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, v: Tensor, before: Tensor | None, after: Tensor | None, scale: float, approximate: str
+        ctx: Any,
+        y: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        before: Tensor | None,
+        after: Tensor | None,
+        scale: float,
+        approximate: str,
     ) -> Tensor:
-        ctx.save_for_backward(y, v, before, after)
+        ctx.type = autocast_type(y) or weight.dtype
         ctx.activation = (scale, approximate)
-        return _activate(y, before, after, scale, approximate) * torch.sigmoid(v)
+        with without_autocast(y):
+            z = _activate(y, before, after, scale, approximate)
+            v = F.linear(z.to(ctx.type), weight.to(ctx.type), bias.to(ctx.type))
+            ctx.save_for_backward(y, weight, v, before, after)
+            return z * torch.sigmoid(v)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        y, v, before, after = ctx.saved_tensors
-        gate = torch.sigmoid(v)
+        y, weight, v, before, after = ctx.saved_tensors
         z = _activate(y, before, after, *ctx.activation)
-        dv = (grad * z * gate * (1 - gate)).to(v.dtype)
-        return _activate_backward(grad * gate, y, before, after, *ctx.activation), dv, None, None, None, None
+        gate = torch.sigmoid(v)
+        dv = (grad * z).mul_(gate).mul_(1 - gate).to(ctx.type)
+        flat = dv.reshape(-1, dv.shape[-1])
+        dy = dw = db = None
+        if ctx.needs_input_grad[1]:
+            dw = (flat.T @ z.reshape(-1, z.shape[-1]).to(ctx.type)).to(weight.dtype)
+        if ctx.needs_input_grad[2]:
+            db = flat.sum(0, dtype=weight.dtype)
+        if ctx.needs_input_grad[0]:
+            dz = grad * gate + dv @ weight.to(ctx.type)
+            dy = _activate_backward(dz, y, before, after, *ctx.activation)
+        return dy, dw, db, None, None, None, None

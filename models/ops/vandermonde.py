@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from jaxtyping import Complex, Complex128, Float, Float64
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from spt.models.ops import backends
 from spt.models.ops.counts import COMPLEX_MULTIPLY_ADD, COMPLEX_PRODUCT, Counts
+from spt.models.ops.precision import has_values, without_autocast
 
 _IN_CACHE, _ON_GPU = 1 << 18, 1 << 24  # complex numbers in one temporary
 _LONGEST_BLOCK = 4096
@@ -34,16 +34,16 @@ def vandermonde(
     """Re sum_n W_n exp(l (alpha_n + i theta_n)) for l = 0, ..., length - 1, in the type of W.
 
     alpha <= 0 and theta may be float64 with a float32 W, and should be if they are computed: at large l every digit
-    counts. They are (N,) if all features share them, else (H, N).
+    counts. They are (N,) if all features share them, (H, N), or (G, N) if each of G groups of neighbours shares them.
     """
     K, H, N, _ = W.shape
-    shared = alpha.dim() == 1
-    grouped = W.reshape(1, K * H, N, 2) if shared else W.transpose(0, 1)
-    modes = (alpha[None], theta[None]) if shared else (alpha, theta)
+    alpha, theta = (modes if modes.dim() == 2 else modes[None] for modes in (alpha, theta))
+    G = len(alpha)
+    grouped = W.unflatten(1, (G, H // G)).transpose(0, 1).reshape(G, -1, N, 2)
     function = _Sums if backends.current() == "keops" else _Products
-    with torch.autocast(W.device.type, enabled=False):
-        kernel: Tensor = function.apply(grouped, *modes, length)
-    return kernel.reshape(K, H, length) if shared else kernel.transpose(0, 1)
+    with without_autocast(W):
+        kernel: Tensor = function.apply(grouped, alpha, theta, length)
+    return kernel.unflatten(1, (K, H // G)).transpose(0, 1).reshape(K, H, length)
 
 
 def complex_vandermonde(
@@ -67,7 +67,7 @@ def softmax_vandermonde(
     grows = z.real > 0
     decaying = torch.where(grows, torch.zeros_like(z), z)
     kernel = vandermonde(torch.view_as_real(W * ~grows).to(dtype), decaying.real, decaying.imag, length)
-    if isinstance(grows, FakeTensor) or bool(grows.any()):
+    if not has_values(grows) or bool(grows.any()):
         back = torch.where(grows, -z, torch.zeros_like(z))
         # The last exponential is one in value and only has a gradient; flip moves position length - 1 - l to l.
         W = W * grows * torch.exp((L - length) * back - (L - 1) * (back - back.detach()))
@@ -162,7 +162,7 @@ class _Products(torch.autograd.Function):
         d log lambda_n = conj(sum_l l c W_n S), whose parts are those of alpha and theta. The weight l = aT + b falls
         into two sums, over the small outer table and over the small inner one."""
         W, alpha, theta = ctx.saved_tensors
-        with torch.autocast(W.device.type, enabled=False):
+        with without_autocast(W):
             return *_backward(W, alpha, theta, grad.to(W.dtype)), None
 
 
@@ -224,7 +224,7 @@ class _Plan:
         self.groups = [slice(g, min(g + n_groups, self.G)) for g in range(0, self.G, n_groups)]
         n_blocks = max(1, chunk // (self.R * self.N * min(n_groups, self.G)))
         self.order: Tensor | None = None
-        skips = self.G == 1 and self.A > 1 and W.device.type == "cpu" and not isinstance(alpha, FakeTensor)
+        skips = self.G == 1 and self.A > 1 and W.device.type == "cpu" and has_values(alpha)
         if skips:
             n_blocks = min(n_blocks, max(1, 256 // self.R))  # just enough rows for an efficient product
         firsts = range(0, self.A, n_blocks)

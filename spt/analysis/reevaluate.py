@@ -18,6 +18,7 @@ from spt.training.checkpoint import read_meta
 from spt.training.evaluate import Observer, evaluate
 from spt.training.load_run import FinishedRun, load_run
 from spt.training.objectives import evaluation_draw
+from spt.training.threads import stage_threads
 
 
 def reevaluate(
@@ -76,7 +77,7 @@ def evaluate_run(
     """Scores of a finetuning run's network on these rows of its own or of similar data; `observe` as in `evaluate`."""
     job, setup = run.job, replace(run.setup, data=data)
     draw = evaluation_draw(job.train, job.seed, run.result.best_step)
-    with runtime.kernels():
+    with stage_threads(run.setup, runtime), runtime.kernels():
         model = setup.model.to(runtime.device)
         scores, _ = evaluate(model, setup, rows, runtime, draw, at_once=1, observe=observe)
     return scores

@@ -3,12 +3,12 @@
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from numpy.typing import NDArray
 from torch.utils._pytree import tree_map_only
 
 from spt.config.budget import example_count
@@ -23,7 +23,11 @@ from spt.training.budget import mean_flops, plan_steps
 from spt.training.build import StageSetup, build_stage
 from spt.training.evaluate import selection_metric
 from spt.training.losses import weighted_sum
+from spt.training.objectives import Inputs, Targets
 from spt.training.optimizer import optimizer_groups, warmup_steps
+from spt.training.threads import thread_count
+
+RUN_FLOPS = 2e10  # a forward pass of so many operations takes less time than importing what avoids it
 
 
 def resolve_overview(resolved: ResolvedRecipe, micro_batch: int | None = None) -> dict[str, Any]:
@@ -55,9 +59,9 @@ def resolve_overview(resolved: ResolvedRecipe, micro_batch: int | None = None) -
 
 def _stage(name: str, setup: StageSetup, micro_batch: int | None) -> dict[str, Any]:
     model, train, data = setup.model, setup.job.train, setup.data
-    steps = plan_steps(model, data, train)
+    steps = plan_steps(setup)
     examples = example_count(steps, len(data.train), train.batch_size, train.drop_last)
-    operations = mean_flops(model, data, train)
+    operations = mean_flops(setup)
     micro = min(micro_batch or train.batch_size, train.batch_size, len(data.train))
     model.encoder.hidden.requires_grad_(setup.objective.hides)
     weights = sum(p.numel() for p in model.parameters())
@@ -79,6 +83,7 @@ def _stage(name: str, setup: StageSetup, micro_batch: int | None) -> dict[str, A
         "training FLOPs": operations.total * examples,
         "forward FLOPs an example": operations.forward,
         "backward FLOPs an example": operations.backward,
+        "CPU threads": thread_count(setup),
         "FLOPs by kind": (operations * examples).by_pass(),
         "parameters": model.parameter_counts(),
         "groups": [
@@ -101,28 +106,53 @@ def _stage(name: str, setup: StageSetup, micro_batch: int | None) -> dict[str, A
 
 
 def _saved_bytes(setup: StageSetup, size: int) -> int:
-    """Bytes that one micro-batch saves for the backward pass, counted on tensors that have shapes but no storage."""
+    """Bytes that one micro-batch saves for the backward pass. What grows with the number of sequences grows linearly,
+    so that two and three of them tell; larger networks are counted on tensors that have shapes but no storage."""
+    longest = np.argsort(-setup.data.train.extents, kind="stable")[:size]
+    two, three = longest[[0, -1]], longest[[0, size // 2, -1]]  # as much padding as the whole
+    if 5 * setup.model.flops(setup.data.length).forward > RUN_FLOPS:
+        return _saved_by_fakes(setup, longest)
+    if size <= 3:
+        return _saved(setup, _batch(setup, longest))
+    fewer, more = _saved(setup, _batch(setup, two)), _saved(setup, _batch(setup, three))
+    return fewer + (more - fewer) * (size - 2)
+
+
+def _batch(setup: StageSetup, rows: NDArray[np.int64]) -> tuple[Inputs, Targets]:
     data = setup.data
-    longest = np.argsort(-data.train.extents, kind="stable")[:size]
-    inputs, targets = setup.objective.make_inputs(
-        collate(data.train, longest, data.input, data.target), Draw(0, "show", 0)
-    )
+    return setup.objective.make_inputs(collate(data.train, rows, data.input, data.target), Draw(0, "show", 0))
+
+
+def _saved_by_fakes(setup: StageSetup, rows: NDArray[np.int64]) -> int:
+    from torch._subclasses.fake_tensor import FakeTensorMode  # in the function: its first use takes two seconds
+
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the exception is reported instead
+    batch = _batch(setup, rows)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        tensors = {**dict(setup.model.named_parameters()), **dict(setup.model.named_buffers())}
+        fakes = {name: mode.from_tensor(tensor) for name, tensor in tensors.items()}
+        return _saved(setup, tree_map_only(torch.Tensor, mode.from_tensor, batch), fakes)
+
+
+def _saved(setup: StageSetup, batch: tuple[Inputs, Targets], fakes: Mapping[str, torch.Tensor] | None = None) -> int:
+    """Bytes of storage that the loss of a batch keeps, without the weights, for which `fakes` may stand."""
+    inputs, targets = batch
     saved: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         saved[storage._cdata] = storage.nbytes()
+        kept.append(tensor)  # freed, its place could be taken by another
         return tensor
 
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fake_inputs, fake_targets = tree_map_only(torch.Tensor, mode.from_tensor, (inputs, targets))
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            with torch.autocast("cpu", torch.bfloat16, enabled=setup.job.train.precision == "bf16"):
-                logits = setup.model(fake_inputs)
-            weighted_sum(setup.output, logits, fake_targets)
-    weights = {p.untyped_storage()._cdata for p in setup.model.parameters()}
-    return sum(size for key, size in saved.items() if key not in weights)
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.autocast("cpu", torch.bfloat16, enabled=setup.job.train.precision == "bf16"):
+            logits = torch.func.functional_call(setup.model, dict(fakes or {}), (inputs, targets.scored))
+        weighted_sum(setup.output, logits, targets)
+    weights = fakes.values() if fakes else [*setup.model.parameters(), *setup.model.buffers()]
+    known = {tensor.untyped_storage()._cdata for tensor in weights}
+    return sum(size for key, size in saved.items() if key not in known)
 
 
 def _kinds(names: Sequence[str]) -> list[str]:
@@ -185,7 +215,7 @@ def _stage_cells(stage: dict[str, Any], kinds: Sequence[str]) -> dict[str, str]:
 
     memory = dict(stage["memory estimate"])
     at_once = memory.pop("sequences at once")
-    keys = ("objective", "selects by", "steps", "warm-up steps", "examples", "epochs")
+    keys = ("objective", "selects by", "steps", "warm-up steps", "examples", "epochs", "CPU threads")
     return {
         **{key: _number(stage[key]) for key in keys},
         "training FLOPs": f"{stage['training FLOPs']:.3g}",

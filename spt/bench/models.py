@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import product
 from typing import Any, get_args
@@ -31,14 +31,12 @@ from spt.runtime.settings import Settings
 logger = logging.getLogger(__name__)
 
 
-def peak_of_step(variant: Variant) -> int:
-    step = Step(variant)
-
+def peak_of_step(step: Step) -> int:
     def twice() -> None:  # the second step has AdamW's state besides the activations
         step()
         step()
 
-    if variant.compiled:
+    if step.variant.compiled:
         step(optimise=False)
     else:
         step(length=16, batch=1, optimise=False)  # loads libraries, starts threads
@@ -114,30 +112,24 @@ def bench_models(variants: Sequence[Variant], rounds: int, separate_peaks: bool 
             shared_peaks = peaks_in_subprocess([asdict(variant) for variant in variants])
     for i, variant in enumerate(variants):
         try:
-            step = Step(variant)
-            if shared_peaks is not None:
-                peaks[i] = shared_peaks[i]
-            else:
-                peaks[i] = peaks_in_subprocess([asdict(variant)])[0] if in_subprocess else peak_of_step(variant)
-            step()
-            steps[i] = step
-        except SptError:
-            raise
-        except backends.Unavailable as error:
-            raise BackendError(f"{_label(variant)}: {error}") from error
+            with reported(variant):
+                step = Step(variant)
+                if shared_peaks is not None:
+                    peaks[i] = shared_peaks[i]
+                else:
+                    peaks[i] = peaks_in_subprocess([asdict(variant)])[0] if in_subprocess else peak_of_step(step)
+                step()
+                steps[i] = step
         except KilledError:
             failed[i] = "killed, probably for lack of memory"
         except Exception as error:
             if not out_of_memory(error):
-                raise UsageError(
-                    f"model {variant.model} fails on a batch: {one_line(error)}; "
-                    f"spt check model {variant.model} tells more"
-                ) from error
+                raise
             failed[i] = "out of memory"
         if i in failed:
-            logger.info(f"{_label(variant)}: {failed[i]}")
+            logger.info(f"{label(variant)}: {failed[i]}")
     if not steps:
-        raise BackendError(f"{_label(variants[0])}: {failed[0]}; use a smaller batch or shorter sequences")
+        raise BackendError(f"{label(variants[0])}: {failed[0]}; use a smaller batch or shorter sequences")
     timings = dict(zip(steps, alternate(list(steps.values()), rounds), strict=True))
     first = next(iter(steps))
     rows = []
@@ -161,5 +153,22 @@ def bench_models(variants: Sequence[Variant], rounds: int, separate_peaks: bool 
     return {"kind": "model", **conditions(device, rounds), "rows": rows}
 
 
-def _label(variant: Variant) -> str:
+@contextlib.contextmanager
+def reported(variant: Variant) -> Iterator[None]:
+    """Within, errors of a model become sentences; what memory lacks is passed on."""
+    try:
+        yield
+    except (SptError, KilledError):
+        raise
+    except backends.Unavailable as error:
+        raise BackendError(f"{label(variant)}: {error}") from error
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        raise UsageError(
+            f"model {variant.model} fails on a batch: {one_line(error)}; spt check model {variant.model} tells more"
+        ) from error
+
+
+def label(variant: Variant) -> str:
     return f"{variant.model} at length {variant.length:,}, batch {variant.batch:,}, {variant.precision}"

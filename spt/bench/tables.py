@@ -1,5 +1,6 @@
 """Benchmark results as tables for a terminal."""
 
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,22 @@ from spt.bench.timing import PARTS
 
 
 def render(result: dict[str, Any]) -> Any:
-    """A result of `bench_models`, `bench_operations` or `bench_task`, for a terminal."""
+    """A result of `bench_models`, `bench_slopes`, `bench_operations` or `bench_task`, for a terminal."""
     from rich.console import Group
     from rich.text import Text
 
     environment = result["environment"]
-    facts = [f"{environment['device']}, {environment['threads']} threads, torch {environment['packages']['torch']}"]
+    device = environment["cpu"] if environment["device"] == "cpu" else environment["device"]
+    facts = [f"{device}, {environment['threads']} threads, torch {environment['packages']['torch']}"]
     if result["kind"] == "task":
         return Group(_task_table(result), Text(f"\n{facts[0]}", style="dim"))
+    if result["kind"] == "slopes":
+        facts.append(f"one sequence, medians of {result['rounds']} steps or more, each row in a process of its own")
+        time = _slopes_table(
+            result, "a training step, milliseconds", "seconds", lambda row: _milliseconds(row["seconds"]["step"])
+        )
+        memory = _slopes_table(result, "\npeak memory of a training step, MiB", "peak_bytes", _mebibytes)
+        return Group(time, memory, Text("\n" + "; ".join([*facts, *_left_out(result)]), style="dim"))
     facts.append(f"medians of {result['rounds']} rounds, ratios to the first row of the same round")
     if result["kind"] == "model":
         return Group(_models_table(result), _shares_table(result), Text("\n" + "; ".join(facts), style="dim"))
@@ -66,6 +75,29 @@ def _shares_table(result: dict[str, Any]) -> Any:
 
 
 SHORT = {"convolution": "conv", "attention": "attn"}  # so that all columns fit
+
+
+def _slopes_table(result: dict[str, Any], title: str, key: str, text: Callable[[dict[str, Any]], str]) -> Any:
+    """A line for every length, and the exponents."""
+    fits = result["exponents"]
+    table = _table(title, "length", *(_name(fit, []) for fit in fits))
+    by_length: dict[int, list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        by_length.setdefault(row["length"], []).append(row)
+    for length, rows in by_length.items():
+        table.add_row(f"{length:,}", *("–" if row["failed"] else text(row) for row in rows))
+    table.add_row("exponent", *("–" if fit[key] is None else f"{fit[key]:.2f}" for fit in fits))
+    return table
+
+
+def _left_out(result: dict[str, Any]) -> list[str]:
+    """What the exponents are fitted to, and what was not measured."""
+    ranges = {f"{fit['lengths'][0]:,} to {fit['lengths'][-1]:,}" for fit in result["exponents"] if fit["lengths"]}
+    lacking = [row for row in result["rows"] if row["failed"] not in (None, "not tried")]
+    return [
+        f"exponents over lengths {' or '.join(sorted(ranges))}",
+        *(f"{_name(row, [])} left out from {row['length']:,} on: {row['failed']}" for row in lacking),
+    ]
 
 
 def _varied(rows: list[dict[str, Any]]) -> list[str]:
@@ -130,9 +162,13 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _memory(row: dict[str, Any]) -> tuple[str, str]:
-    peak, ratio = row["peak_bytes"], row["peak_ratio"]
-    shown = "" if peak is None else f"{peak / 2**20:,.1f}"
-    return shown, "" if ratio is None else _ratio(ratio)
+    ratio = row["peak_ratio"]
+    return _mebibytes(row), "" if ratio is None else _ratio(ratio)
+
+
+def _mebibytes(row: dict[str, Any]) -> str:
+    peak = row["peak_bytes"]
+    return "" if peak is None else f"{peak / 2**20:,.1f}"
 
 
 def _ratio(value: float) -> str:

@@ -11,13 +11,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import CDLL
+from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from spt.errors import BackendError, UsageError, did_you_mean
 from spt.models.ops import backends
-from spt.runtime.environment import environment
+from spt.runtime.environment import command_line, environment
 from spt.runtime.memory import peak_memory, reset_peak_memory
 
 logger = logging.getLogger(__name__)
@@ -138,7 +139,13 @@ def check_backends(names: Iterable[str], choice: backends.Choice, device: torch.
 
 
 def conditions(device: torch.device, rounds: int) -> dict[str, Any]:
-    return {"rounds": rounds, "environment": environment(device)}
+    """What the numbers of a result depend on, and can be traced by."""
+    return {
+        "rounds": rounds,
+        "environment": environment(device),
+        "command": command_line(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 PARTS = ("kernel", "convolution", "scan", "attention", "linear", "pointwise", "optimiser", "other")

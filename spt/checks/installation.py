@@ -18,7 +18,7 @@ from spt.data.source import cache_dir, data_dir
 from spt.errors import SptError, one_line
 from spt.models.ops import backends
 from spt.runtime.distributed import Runtime
-from spt.runtime.environment import environment
+from spt.runtime.environment import compiler_problem, environment, has_bf16_instructions
 from spt.runtime.progress import forward_messages
 from spt.runtime.settings import Settings
 from spt.runtime.signals import cleanup
@@ -111,6 +111,41 @@ def _optional(labels: Mapping[str, str] = OPTIONAL) -> str:
     return ", ".join(f"{labels[name]} {'installed' if here else 'not installed'}" for name, here in installed.items())
 
 
+def _slow() -> str:
+    """What costs time here, and what it costs; none of it is an error."""
+    found = []
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu" and not has_bf16_instructions():
+        found.append("this CPU has no bf16 instructions: precision: bf16 takes about twice as long as fp32")
+    if (share := _share_of_processor()) < 0.85:
+        found.append(
+            f"other programs keep the processor busy: {share:.0%} of it is left, and training slows down alike"
+        )
+    if (problem := compiler_problem(device)) is not None:
+        found.append(
+            f"torch.compile cannot be used ({problem}): --compile has no effect, and where a C++ compiler is missing, "
+            "--backend keops does not work either"
+        )
+    if importlib.util.find_spec("numba") is None:
+        found.append(
+            "numba is not installed: the rows of generated tasks (listops, pathfinder, …) take many times as long; "
+            "pip install 'selfpretrain[generate]'"
+        )
+    return "; ".join(found) or "nothing"
+
+
+def _share_of_processor(seconds: float = 0.2) -> float:
+    """The share of the processor time that all threads of torch asked for, and got, while others ran as well."""
+    x = torch.randn(768, 768)
+    best, began = 0.0, time.perf_counter()
+    while time.perf_counter() - began < 5 * seconds and best < 0.85:  # one slow moment, such as the first, is no load
+        wall, cpu = time.perf_counter(), time.process_time()
+        while (passed := time.perf_counter() - wall) < seconds:
+            x @ x
+        best = max(best, (time.process_time() - cpu) / passed / torch.get_num_threads())
+    return min(best, 1.0)
+
+
 PROBES: dict[str, Callable[[], str]] = {
     "torch computes": _torch,
     "fused attention, forward and backward": _attention,
@@ -118,4 +153,5 @@ PROBES: dict[str, Callable[[], str]] = {
     "prepared data can be kept": _cache,
     "both arms, end to end": _comparison,
     "optional packages": _optional,
+    "what is slow here": _slow,
 }

@@ -1,6 +1,8 @@
 """`spt bench`: time and memory on this machine."""
 
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +19,22 @@ RoundsOption = Annotated[
 
 QuickOption = Annotated[bool, typer.Option("--quick", help="Small sizes and 2 rounds, where none are given.")]
 CpuOption = Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")]
+SaveOption = Annotated[
+    Path | None, typer.Option("--save", metavar="FILE", help="Also write to this file what --json prints.")
+]
+
+
+def _show(measure: Callable[[], dict[str, Any]], as_json: bool, save: Path | None) -> None:
+    """Measure, then print and save. A file that cannot be written is an error before anything is measured."""
+    from spt.bench.tables import render
+    from spt.runs.files import check_writable, write_json
+
+    if save is not None:
+        check_writable(save)
+    measured = measure()
+    if save is not None:
+        write_json(save, measured)
+    print_json(measured) if as_json else console().print(render(measured))
 
 
 @command(bench_app, "model")
@@ -44,12 +62,12 @@ def bench_model(
     rounds: RoundsOption = None,
     quick: QuickOption = False,
     cpu: CpuOption = False,
+    save: SaveOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """A training step of models: forward, backward, optimiser, peak memory, and what takes the time."""
     from spt.bench.models import bench_models, parse_models
-    from spt.bench.tables import render
 
     variants = parse_models(
         arguments,
@@ -65,8 +83,45 @@ def bench_model(
         cpu=cpu,
         quick=quick,
     )
-    measured = bench_models(variants, rounds or (2 if quick else 7), separate_peaks=not quick)
-    print_json(measured) if as_json else console().print(render(measured))
+    _show(lambda: bench_models(variants, rounds or (2 if quick else 7), separate_peaks=not quick), as_json, save)
+
+
+@command(bench_app, "slopes")
+def bench_slopes(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[key=value …] [MODEL [key=value …] …]",
+            help="As of bench model; without a model: dlr, s4, s4d, s5, lru, and a transformer with window=512.",
+        ),
+    ] = None,
+    longest: Annotated[
+        int | None,
+        typer.Option("--longest", min=1, help="Lengths are powers of two from 1,024 to this.", show_default="262144"),
+    ] = None,
+    limit: Annotated[
+        float, typer.Option("--limit", min=1.0, help="Seconds for a row; one that takes more is left out.")
+    ] = 600.0,
+    layers: Annotated[int | None, typer.Option("--layers", min=1, help="Short for n_layers=…")] = None,
+    width: Annotated[int | None, typer.Option("--width", min=1, help="Short for d_model=…")] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Times that every step is measured.", show_default="3")
+    ] = None,
+    quick: QuickOption = False,
+    cpu: CpuOption = False,
+    save: SaveOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """How time and peak memory of a training step grow with length, on one sequence: fitted exponents.
+
+    Exponents are least squares of logarithms, over the upper half of the lengths.
+    """
+    from spt.bench.slopes import bench_slopes as measure
+    from spt.bench.slopes import parse_slopes
+
+    models = parse_slopes(arguments or [], longest=longest, layers=layers, width=width, cpu=cpu, quick=quick)
+    _show(lambda: measure(models, rounds or (2 if quick else 3), limit), as_json, save)
 
 
 @command(bench_app, "op")
@@ -81,16 +136,15 @@ def bench_op(
     rounds: RoundsOption = None,
     quick: QuickOption = False,
     cpu: CpuOption = False,
+    save: SaveOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Single operations: time, memory, and error against double precision, one back end beside the other."""
     from spt.bench.operations import bench_operations, parse_operations
-    from spt.bench.tables import render
 
     cases = parse_operations(arguments or [], backend=backend, quick=quick, cpu=cpu)
-    measured = bench_operations(cases, rounds or (2 if quick else 7))
-    print_json(measured) if as_json else console().print(render(measured))
+    _show(lambda: bench_operations(cases, rounds or (2 if quick else 7)), as_json, save)
 
 
 @command(bench_app, "task")
@@ -100,13 +154,12 @@ def bench_task(
     rounds: RoundsOption = None,
     quick: QuickOption = False,
     data_dir: DataOption = None,
+    save: SaveOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """A task's data: opening what is prepared, making batches, and generating, where nothing is read."""
-    from spt.bench.tables import render
     from spt.bench.tasks import bench_task as measure
     from spt.data.prepare import task_from_arguments
 
-    measured = measure(task_from_arguments(arguments), batch, rounds or (2 if quick else 7))
-    print_json(measured) if as_json else console().print(render(measured))
+    _show(lambda: measure(task_from_arguments(arguments), batch, rounds or (2 if quick else 7)), as_json, save)

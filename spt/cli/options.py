@@ -96,6 +96,16 @@ class RuntimeOptions(NamedTuple):
         float, typer.Option("--save-every", min=0.0, help="Seconds between resumable checkpoints.")
     ] = 60.0
     cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")] = False
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            min=1,
+            max=1024,
+            help="Threads of a process. By default on a CPU: 1 for a small network, else torch's number.",
+            show_default=False,
+        ),
+    ] = None
     tracker: Annotated[
         str | None,
         typer.Option("--tracker", help="Also log to tensorboard, wandb, trackio or mlflow, through Accelerate."),
@@ -115,9 +125,15 @@ class StudyOptions(NamedTuple):
     smoke: SmokeOption = False
     smoke_full: SmokeFullOption = False
     jobs: Annotated[
-        int,
-        typer.Option("--jobs", min=1, max=256, help="Runs at once, each in a process of its own with a GPU if any."),
-    ] = 1
+        str,
+        typer.Option(
+            "--jobs",
+            metavar="N|auto",
+            envvar="SPT_JOBS",
+            help="Runs at once, each in a process of its own with a GPU if any. auto: on a CPU one for each core, if "
+            "one thread is enough for each of them; else 1.",
+        ),
+    ] = "auto"
     slurm: Annotated[
         list[str] | None,
         typer.Option("--slurm", metavar="KEY=VALUE", help="Run on Slurm: partition=gpu, time=600, gpus=1 … (repeat)."),
@@ -151,6 +167,7 @@ def settings(resume: Literal["auto", "must", "never"], runtime: RuntimeOptions) 
         attention=runtime.attention,
         save_every=runtime.save_every,
         cpu=runtime.cpu,
+        threads=runtime.threads,
         tracker=runtime.tracker,
         debug=runtime.debug,
     )
@@ -207,6 +224,14 @@ def seeds(text: str, option: str = "--seeds") -> list[int]:
     if doubles:
         raise UsageError(f"{option} {text}: seed {doubles[0]} is given twice; a pair counts once")
     return given
+
+
+def jobs(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    if not (text.isascii() and text.isdigit() and len(text) <= 3 and 1 <= int(text) <= 256):
+        raise UsageError(f"--jobs {text}: a number of runs at once from 1 to 256, or auto, is expected")
+    return int(text)
 
 
 def numbers(text: str, option: str) -> list[int]:

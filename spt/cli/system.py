@@ -30,7 +30,7 @@ def env(as_json: JsonOption = False, debug: DebugOption = False) -> None:
 
 @command(app)
 def doctor(as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """Check this installation, end to end on generated data, in about 20 seconds."""
+    """Check this installation, end to end on generated data, and say what is slow here, in about 20 seconds."""
     from spt.checks.installation import check_installation
 
     _show_checks(check_installation(), as_json)

@@ -25,6 +25,7 @@ from spt.tasks.base import TaskData
 from spt.training.budget import mean_flops, plan_steps
 from spt.training.build import build_stage
 from spt.training.loop import time_steps
+from spt.training.threads import stage_threads
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +50,9 @@ class MeasuredCosts:
         key = digest({**job.settings(), "parent": None})
         if key not in self._estimates:
             setup = build_stage(job)
-            steps = plan_steps(setup.model, setup.data, job.train)
+            steps = plan_steps(setup)
             examples = example_count(steps, len(setup.data.train), job.train.batch_size, job.train.drop_last)
-            flops = examples * mean_flops(setup.model, setup.data, job.train).total
+            flops = examples * mean_flops(setup).total
             self._estimates[key] = Estimate(steps, examples, flops, setup.model.parameter_counts()["total"])
         return self._estimates[key]
 
@@ -77,7 +78,9 @@ class MeasuredCosts:
 
     def _measure(self, job: Job) -> float:
         logger.info(f"{job.resolved.name}: measuring the time of a step of {job.settings_name}")
-        return statistics.median(time_steps(build_stage(job), self.runtime, WARM + TIMED)[WARM:])
+        setup = build_stage(job)
+        with stage_threads(setup, self.runtime):
+            return statistics.median(time_steps(setup, self.runtime, WARM + TIMED)[WARM:])
 
     @cached_property
     def _device(self) -> str:

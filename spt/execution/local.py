@@ -6,6 +6,7 @@ time. From a worker, as (kind, value):
 
     ready                 it has a device and waits for runs
     log     text          a message of a logger
+    step    Update        how far its run is
     done    str or None   its run has ended: why it failed, or None
     error   exception     what would fail every other run as well
 
@@ -25,7 +26,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, NoReturn
@@ -38,7 +39,7 @@ from spt.runs.files import writing
 from spt.runs.folder import RunFolder
 from spt.runtime import launch, signals
 from spt.runtime.distributed import Runtime
-from spt.runtime.progress import forward_messages
+from spt.runtime.progress import Board, forward_messages, forward_progress
 from spt.runtime.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -67,9 +68,13 @@ def run_locally(
         with writing(logs):
             logs.mkdir(parents=True, exist_ok=True)
         # Resolved here, once: a relative folder means the same to every worker.
-        setup = (root.resolve(), replace(settings, quiet=True))
+        setup = (root.resolve(), settings)
         waiting = {request.job.name: request for request in unfinished}
-        _Scheduler(waiting, failures, setup, min(workers, len(unfinished)), logs).run()
+        count = min(workers, len(unfinished))
+        if count > 1:
+            logger.info(f"{len(unfinished)} runs to make, up to {count} at once")
+        with Board(settings.quiet, len(unfinished)) as board:
+            _Scheduler(waiting, failures, setup, count, logs, board).run()
     return list(failures.values())
 
 
@@ -117,6 +122,7 @@ class _Scheduler:
     setup: tuple[Path, Settings]  # what every worker is sent first: the folder of runs, and the settings
     count: int  # of workers, at most
     logs: Path
+    board: Board = field(default_factory=lambda: Board(quiet=True))
     workers: list[_Worker] = field(default_factory=list)
     failed_starts: int = 0  # in a row
     # What workers have sent; None when one has ended. A SimpleQueue, since a signal may come at any moment.
@@ -146,10 +152,9 @@ class _Scheduler:
 
     def _startable(self) -> list[RunRequest]:
         """The runs that nobody makes yet and that wait for no other. Those whose parent has failed fail here."""
-        for name, request in list(self.unfinished.items()):
+        for request in list(self.unfinished.values()):
             if (reason := self.failures.of_parent(request.job)) is not None:
-                del self.unfinished[name]
-                self.failures.add(request, reason)
+                self._finish(request, reason)
         running = {worker.request.job.name for worker in self.workers if worker.request is not None}
         return [
             request
@@ -161,8 +166,7 @@ class _Scheduler:
         slot = min(set(range(self.count)) - {worker.slot for worker in self.workers})
         log = self.logs / f"{slot + 1}.log"
         environ = {**os.environ, **launch.import_environment(), **_visible_device(slot, self.setup[1].cpu)}
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // self.count)))
+        environ.setdefault("OMP_NUM_THREADS", str(max(1, launch.usable_cores() // self.count)))
         with writing(log), log.open("ab") as output:
             try:
                 # A session of its own: Ctrl-C on the terminal is the scheduler's to handle, and a worker is killed with
@@ -201,6 +205,7 @@ class _Scheduler:
             return
         if message is None:
             self._remove(worker)
+            self.board.remove(worker.slot)
             how = launch.exit_text(worker.process.returncode)
             if worker.request is not None:
                 self._finish(worker.request, self._death(worker, how))
@@ -210,7 +215,9 @@ class _Scheduler:
                     raise BackendError(f"{ATTEMPTS} workers in a row ended at their start ({how}); see {worker.log}")
             return
         kind, value = message
-        if kind == "ready":
+        if kind == "step":
+            self.board.show(worker.slot, value)
+        elif kind == "ready":
             worker.ready, self.failed_starts = True, 0
         elif kind == "log":
             logger.info(value)
@@ -218,11 +225,13 @@ class _Scheduler:
             assert worker.request is not None
             self._finish(worker.request, value)
             worker.request = None
+            self.board.remove(worker.slot)
         elif kind == "error":
             raise value
 
     def _finish(self, request: RunRequest, reason: str | None) -> None:
         del self.unfinished[request.job.name]
+        self.board.count_run()
         if reason is not None:
             self.failures.add(request, reason)
 
@@ -321,7 +330,7 @@ def _work(inbox: BinaryIO, send: Callable[..., None]) -> NoReturn:
     runtime.check_libraries()
     _ = runtime.device  # one that cannot be used is found now
     send("ready")
-    with forward_messages(lambda text: send("log", text)):
+    with forward_messages(lambda text: send("log", text)), forward_progress(lambda update: send("step", update)):
         while True:
             send("done", attempt_run(requests.get(), root, runtime))
 

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from spt.config.job import Cell, Job, digest
 from spt.config.recipe import ResolvedRecipe
 from spt.errors import SptError, UsageError
 from spt.execution.local import run_locally
-from spt.execution.queue import FailedRun, RunRequest, run_here, shard, with_ancestors
+from spt.execution.queue import FailedRun, RunRequest, in_order, run_here, shard, with_ancestors
 from spt.execution.slurm import Slurm, run_on_slurm
 from spt.runs import index
 from spt.runs.files import write_json, write_text, writing
@@ -30,12 +32,15 @@ from spt.runs.plan import (
     read_plan,
 )
 from spt.runs.result import Result
+from spt.runtime import launch
 from spt.runtime.distributed import Runtime
 from spt.runtime.environment import command_line
+from spt.runtime.settings import Settings
 from spt.studies import selection
 from spt.studies.grid import StudyGrid, cells_of, with_settings
 from spt.studies.schema import to_yaml
 from spt.training.build import build_stage
+from spt.training.threads import needs_one_thread
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +49,14 @@ logger = logging.getLogger(__name__)
 class ExecutionTarget:
     """Where runs are made: in this process, by several workers on this machine, or by Slurm; all, or a part."""
 
-    jobs: int = 1
+    jobs: int | Literal["auto"] = 1  # at once
     slurm: Slurm | None = None
     part: tuple[int, int] | None = None  # i of n
 
     def __post_init__(self) -> None:
-        if self.jobs < 1:
-            raise UsageError(f"{self.jobs} jobs at once are asked for; at least 1 is needed")
-        if self.slurm is not None and self.jobs > 1:
+        if self.jobs != "auto" and self.jobs < 1:
+            raise UsageError(f"{self.jobs} jobs at once are asked for; a whole number from 1, or auto, is expected")
+        if self.slurm is not None and self.jobs not in (1, "auto"):
             raise UsageError("jobs and slurm contradict each other: one runs here, the other on a cluster")
         if self.part is not None and not 1 <= self.part[0] <= self.part[1]:
             raise UsageError(f"shard {self.part[0]} of {self.part[1]} does not exist: shards count from 1")
@@ -75,7 +80,9 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
     and the same command goes on.
     """
     runtime.check_libraries()
-    check_recipes_build(grid, root, runtime)
+    small = check_recipes_build(grid, root, runtime)
+    if target.jobs == "auto" and not _may_share_cores(grid, target, runtime.settings):
+        target = replace(target, jobs=1)
     folder = study_folder(grid, root)
     plan = make_plan(grid)
     runtime.on_main(lambda: _write(folder, grid, plan))
@@ -84,7 +91,7 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
         runtime = Runtime(replace(runtime.settings, resume="auto"))
         runtime.on_main(lambda: _move_aside(_all_runs(grid.jobs).values(), root))
     before = _all_runs(grid.jobs)
-    failed = _execute(trial_requests(grid), folder, target, runtime)
+    failed = _execute(trial_requests(grid), folder, target, runtime, small)
     if grid.searches:
         grid, plan, messages = runtime.on_main(lambda: apply_selection(grid, root))
         for message in messages:
@@ -96,7 +103,7 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
         # A diverged setting has used up its trial, once a choice is made.
         settled = {trial.run for search in plan.searches if search.chosen for trial in search.trials}
         failed = [run for run in failed if not (run.job.name in settled and _diverged(root, run.job))]
-    failed += _execute(cell_requests(grid), folder, target, runtime)
+    failed += _execute(cell_requests(grid), folder, target, runtime, small)
     return folder, len({run.job.name for run in failed})
 
 
@@ -109,16 +116,32 @@ def _all_runs(jobs: Iterable[Job]) -> dict[str, Job]:
     return {run.name: run for job in jobs for run in with_ancestors(job)}
 
 
-def check_recipes_build(grid: StudyGrid, root: Path, runtime: Runtime) -> None:
-    """Raise what is wrong with a recipe before anything is written, by building one seed of each configuration."""
+def check_recipes_build(grid: StudyGrid, root: Path, runtime: Runtime) -> dict[str, bool]:
+    """Raise what is wrong with a recipe before anything is written, by building one seed of each configuration.
+
+    Returns for which of them one thread is enough; of a finished study, none is built.
+    """
     jobs = grid.jobs
     if runtime.on_main(lambda: all(isinstance(index.run_outcome(root, job.name), Result) for job in jobs)):
-        return
+        return {}
     first: dict[str, Job] = {}
     for job in _all_runs(jobs).values():
-        first.setdefault(digest({**job.settings(), "parent": None}), job)
-    for job in first.values():
-        runtime.each_rank(partial(build_stage, job))
+        first.setdefault(_configuration(job), job)
+    return {key: needs_one_thread(runtime.each_rank(partial(build_stage, job))) for key, job in first.items()}
+
+
+def _configuration(job: Job) -> str:
+    """What jobs that differ in their seeds alone have in common."""
+    return digest({**job.settings(), "parent": None})
+
+
+def _may_share_cores(grid: StudyGrid, target: ExecutionTarget, settings: Settings) -> bool:
+    """Are runs of one thread made at once without being asked for? Not where something else has the cores or the GPU
+    dealt out, and not for a few steps, which are over before another process has started."""
+    elsewhere = target.slurm is not None or launch.is_launched()
+    on_gpu = not settings.cpu and torch.accelerator.is_available()
+    smoke = any(row.resolved.smoke for row in grid.rows)
+    return not (elsewhere or on_gpu or smoke) and settings.threads in (None, 1)
 
 
 def _move_aside(jobs: Iterable[Job], root: Path) -> None:
@@ -132,16 +155,33 @@ def _move_aside(jobs: Iterable[Job], root: Path) -> None:
 
 
 def _execute(
-    requests: Sequence[RunRequest], folder: Path, target: ExecutionTarget, runtime: Runtime
+    requests: Sequence[RunRequest], folder: Path, target: ExecutionTarget, runtime: Runtime, small: dict[str, bool]
 ) -> list[FailedRun]:
     if target.part is not None:
         requests = shard(requests, *target.part)
     root, settings = folder.parent, runtime.settings
     if target.slurm is not None:
         return run_on_slurm(requests, root, settings, target.slurm, folder)
-    if target.jobs > 1:
-        return run_locally(requests, root, settings, target.jobs, folder)
+    jobs = _jobs_at_once(requests, root, small) if target.jobs == "auto" else target.jobs
+    if jobs > 1:
+        return run_locally(requests, root, settings, jobs, folder)
     return run_here(requests, root, runtime)
+
+
+def _jobs_at_once(requests: Sequence[RunRequest], root: Path, small: dict[str, bool]) -> int:
+    """Of runs still to be made, if one thread is enough for each, as many as there are cores; else one.
+
+    `small` says so by configuration; what it lacks is built and added.
+    """
+
+    def is_needed(request: RunRequest) -> bool:
+        return not isinstance(index.run_outcome(root, request.job.name), Result)
+
+    left = [request.job for request in in_order(requests, is_needed) if is_needed(request)]
+    for job in left:
+        if (key := _configuration(job)) not in small:
+            small[key] = needs_one_thread(build_stage(job))
+    return min(launch.usable_cores(), len(left)) if all(small[_configuration(job)] for job in left) else 1
 
 
 def trial_requests(grid: StudyGrid) -> list[RunRequest]:

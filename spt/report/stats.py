@@ -13,11 +13,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special  # scipy.stats would take a second to import
 
 CONFIDENCE = 0.95  # of every interval
 POWER = 0.80  # probability of finding the smallest detectable difference
@@ -50,6 +49,12 @@ class Paired:
         return 1 if self.low > 0 else -1 if self.high < 0 else 0
 
 
+def _special() -> Any:
+    from scipy import special  # in a function: a fifth of a second to import; scipy.stats would take one
+
+    return special
+
+
 def paired(differences: Sequence[float], confidence: float = CONFIDENCE) -> Paired:
     """Paired t: mean ± t((1 + c)/2, n - 1) · s/√n at confidence c; p = 2 P(T > |mean| √n/s) for T ~ t(n - 1).
 
@@ -73,7 +78,7 @@ def paired(differences: Sequence[float], confidence: float = CONFIDENCE) -> Pair
         deviation=deviation,
         low=mean - margin,
         high=mean + margin,
-        p=2 * float(special.stdtr(n - 1, -abs(mean) / error)),
+        p=2 * float(_special().stdtr(n - 1, -abs(mean) / error)),
         detectable=smallest_detectable(n, deviation, confidence),
     )
 
@@ -87,14 +92,14 @@ def smallest_detectable(n: int, deviation: float, confidence: float = CONFIDENCE
     if n < 2:
         return None
     critical = t_quantile((1 + confidence) / 2, n - 1)
-    shift = float(special.nctdtrinc(n - 1, 1 - power, critical))
+    shift = float(_special().nctdtrinc(n - 1, 1 - power, critical))
     if not math.isfinite(shift):  # the usual approximation: 14 % too small for two pairs, 2 % for four
         shift = critical + t_quantile(power, n - 1)
     return shift * deviation / math.sqrt(n)
 
 
 def t_quantile(probability: float, degrees: int) -> float:
-    return float(special.stdtrit(degrees, probability))
+    return float(_special().stdtrit(degrees, probability))
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ def above_chance(margins: Sequence[float]) -> float | None:
     test = paired(margins)
     if not test.deviation:
         return None if test.deviation is None or test.mean > 0 else 1.0
-    return float(special.stdtr(test.n - 1, -test.mean / (test.deviation / math.sqrt(test.n))))
+    return float(_special().stdtr(test.n - 1, -test.mean / (test.deviation / math.sqrt(test.n))))
 
 
 def correct_above_chance(correct: int, n: int, chance: float) -> float:
@@ -129,7 +134,7 @@ def correct_above_chance(correct: int, n: int, chance: float) -> float:
         raise ValueError(f"{correct} of {n} right answers at chance {chance} is not possible")
     if correct == 0:
         return 1.0
-    return float(special.bdtrc(correct - 1, n, chance))
+    return float(_special().bdtrc(correct - 1, n, chance))
 
 
 def holm(p: Sequence[float | None]) -> list[float | None]:
@@ -157,7 +162,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
     if min(only_first, only_second) < 0:
         raise ValueError("counts of items cannot be negative")
     n = only_first + only_second
-    return min(1.0, 2 * float(special.bdtr(min(only_first, only_second), n, 0.5))) if n else 1.0
+    return min(1.0, 2 * float(_special().bdtr(min(only_first, only_second), n, 0.5))) if n else 1.0
 
 
 def bootstrap_examples(

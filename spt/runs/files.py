@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,15 @@ def output_error(path: Path, error: OSError) -> OutputError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
     reason = reasons.get(error.errno or 0, error.strerror or str(error))
     return OutputError(f"cannot write {path}: {reason}", hopeless=full)
+
+
+def check_writable(path: Path) -> None:
+    """Raise OutputError unless a file can be written there, before hours are spent on what it is to hold."""
+    with writing(path):
+        if path.is_dir():
+            raise OutputError(f"cannot write {path}: it is a folder; name a file")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
 
 
 def write_text(path: Path, text: str) -> None:

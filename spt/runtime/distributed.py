@@ -200,7 +200,8 @@ class Runtime:
 
     def weights(self, prepared: nn.Module) -> dict[str, Tensor]:
         """A prepared model's whole state, under its own names, on the CPU; all processes have to ask."""
-        state = self.accelerator.get_state_dict(prepared)
+        alone = self.world == 1 and not self.shards  # Accelerate would import torch's compiler, a second or two
+        state = prepared.state_dict() if alone else self.accelerator.get_state_dict(prepared)
         return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
     @property
@@ -218,6 +219,20 @@ class Runtime:
         self.accelerator.gradient_state._set_sync_gradients(last)  # DeepSpeed steps when this is set
         with contextlib.nullcontext() if last else self.accelerator.no_sync(prepared):
             yield
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss. Accelerate, which looks at every call for what is installed, is only needed for
+        DeepSpeed, since the precision here is ours."""
+        if self.steps_in_backward:
+            self.accelerator.backward(loss)
+        else:
+            loss.backward()
+
+    def clip(self, prepared: nn.Module, norm: float) -> Tensor | None:
+        """Scale the gradients down to this norm at most; returns the norm they had, where it is known."""
+        if self.shards:
+            return self.accelerator.clip_grad_norm_(prepared.parameters(), norm)
+        return nn.utils.clip_grad_norm_(prepared.parameters(), norm)
 
     def autocast(self, precision: str) -> contextlib.AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16")

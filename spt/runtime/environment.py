@@ -6,6 +6,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from spt import __version__
 from spt.errors import one_line
 
+INSTRUCTIONS = ("avx2", "avx512_f", "avx512_bf16", "amx_bf16", "neon", "sve", "bf16", "sve_bf16")  # that decide speed
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "pydantic", "numpy")
 
 
@@ -30,15 +32,31 @@ def compiler_problem(device: str) -> str | None:
     return None
 
 
+def _capabilities() -> Mapping[str, Any]:
+    """What torch can tell of this CPU; nothing before torch.cpu.get_capabilities was there."""
+    return getattr(torch.cpu, "get_capabilities", dict)()
+
+
+def has_bf16_instructions(capabilities: Mapping[str, Any] | None = None) -> bool:
+    """Does this CPU multiply bfloat16 itself? Without, every product is converted to float32 and back, and bf16 is
+    slower than fp32. Where torch cannot tell, it is taken to."""
+    found = _capabilities() if capabilities is None else capabilities
+    return not found or any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))
+
+
 def environment(device: torch.device | None = None, processes: int = 1) -> dict[str, Any]:
     """What a result depends on besides the recipe, as far as it can be named; by default for the best device here."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cpu = _capabilities()
     return {
         "spt": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "packages": _packages(),
+        "cpu": cpu.get("cpu_name") or platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "instructions": " ".join(name for name in INSTRUCTIONS if cpu.get(name)),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "processes": processes,
         "threads": torch.get_num_threads(),

@@ -29,6 +29,11 @@ PATIENCE = 300  # seconds that processes asked to stop have for finishing their 
 MAX_PROCESSES = 256  # processes on one machine
 
 
+def usable_cores() -> int:
+    """Cores that this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def world_size(environ: Mapping[str, str] = os.environ) -> int:
     """How many processes the launcher that started this one has formed; 1 without a launcher."""
     return _number(environ, "WORLD_SIZE", 1)
@@ -242,7 +247,7 @@ def leave_code(code: int) -> bool:
 
 
 def wait_for_code(seconds: float) -> None:
-    """Give the process that speaks time to say what happened: so many seconds, or ten times that if it leaves a code."""
+    """Give the process that speaks time to say what happened: so many seconds; ten times that if it leaves a code."""
     path = os.environ.get(CODE_FILE)
     end = time.monotonic() + seconds * (10 if path else 1)
     while time.monotonic() < end and not (path and os.path.exists(path)):

@@ -8,11 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
 EVERY = 15.0  # seconds between plain lines
+OFTEN = 0.25  # seconds between two looks at a bar
 
 
 class _Forwarder(logging.Handler):
@@ -40,31 +44,113 @@ def forward_messages(send: Callable[[str], object]) -> Iterator[None]:
         logger.setLevel(level)
 
 
-class Bar:
-    """One stage's progress. `update` is called after every optimiser step and costs next to nothing."""
+class Update(NamedTuple):
+    """How far a stage is."""
 
-    def __init__(self, label: str, total: int, start: int = 0, *, quiet: bool = False) -> None:
-        self.label, self.total, self.start, self.quiet = label, total, start, quiet
-        self.console = Console(stderr=True)
-        self.facts = ""
-        self._began = self._shown = time.monotonic()
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
+    label: str
+    step: int
+    total: int
+    left: float  # seconds
+    facts: str  # numbers worth seeing
 
-    def __enter__(self) -> "Bar":
-        if not self.quiet and self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn(),
-                       TextColumn("{task.fields[facts]}"))  # fmt: skip
-            self._bar = Progress(*columns, console=self.console, transient=True, refresh_per_second=4)
-            self._task = self._bar.add_task(self.label, total=self.total, completed=self.start, facts="")
-            self._bar.start()
+
+_forward: Callable[[Update], object] | None = None
+
+
+@contextlib.contextmanager
+def forward_progress(send: Callable[[Update], object]) -> Iterator[None]:
+    """Meanwhile `send` gets what bars would show."""
+    global _forward
+    before, _forward = _forward, send
+    try:
+        yield
+    finally:
+        _forward = before
+
+
+class _Facts(TextColumn):
+    """One line; on a narrow terminal it is this column that is cut."""
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
+
+
+class Board:
+    """Shows how far stages are: each in a bar of its own on a terminal, in a plain line now and then elsewhere."""
+
+    def __init__(self, quiet: bool = False, runs: int = 1) -> None:
+        """Of several `runs`, a bar shows how many are done."""
+        console = Console(stderr=True)
+        self._quiet, self._runs = quiet, runs
+        self._bars: Progress | None = None
+        if not quiet and console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(12), MofNCompleteColumn(), TimeRemainingColumn(),
+                       _Facts("{task.fields[facts]}", table_column=Column(no_wrap=False)))  # fmt: skip
+            self._bars = Progress(*columns, console=console, transient=True, refresh_per_second=4)
+        self._tasks: dict[object, TaskID] = {}
+        self._shown: dict[object, float] = {}  # when a line was last printed
+
+    def __enter__(self) -> "Board":
+        if self._bars is not None:
+            self._bars.start()
+            if self._runs > 1:
+                self._tasks["runs"] = self._bars.add_task("runs", total=self._runs, facts="")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._bars is not None:
+            self._bars.stop()
+
+    def show(self, who: object, update: Update) -> None:
+        """The progress of whoever is at work on a stage."""
+        if self._bars is not None:
+            if who not in self._tasks:
+                self._tasks[who] = self._bars.add_task(
+                    update.label, total=update.total, completed=update.step, facts=""
+                )
+            self._bars.update(self._tasks[who], completed=update.step, facts=update.facts)
+        elif not self._quiet:
+            now = time.monotonic()
+            if now - self._shown.setdefault(who, now) < EVERY * len(self._shown):
+                return
+            self._shown[who] = now
+            where = f"step {update.step:,} of {update.total:,}, {update.left:,.0f} s left"
+            print(f"{update.label}: {where}, {update.facts}", file=sys.stderr, flush=True)
+
+    def remove(self, who: object) -> None:
+        """A stage has ended."""
+        self._shown.pop(who, None)
+        if self._bars is not None and who in self._tasks:
+            self._bars.remove_task(self._tasks.pop(who))
+
+    def count_run(self) -> None:
+        """One of the runs has ended."""
+        if self._bars is not None and "runs" in self._tasks:
+            self._bars.advance(self._tasks["runs"])
+
+
+class Bar:
+    """One stage's progress. `update` is called after every optimiser step and costs next to nothing."""
+
+    def __init__(self, label: str, total: int, start: int = 0, *, quiet: bool = False) -> None:
+        self.label, self.total, self.start, self.quiet = label, total, start, quiet
+        self.facts = ""
+        self._began = self._looked = time.monotonic()
+        self._board = Board(quiet or _forward is not None)
+
+    def __enter__(self) -> "Bar":
+        self._board.__enter__()
+        self._show(Update(self.label, self.start, self.total, 0.0, ""))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._board.__exit__(kind, error, trace)
 
     def note(self, facts: str) -> None:
         """The latest numbers worth seeing, e.g. `val accuracy .81`."""
@@ -72,20 +158,18 @@ class Bar:
 
     def update(self, step: int, examples: int) -> None:
         """`examples` were shown since this bar began."""
+        now = time.monotonic()
+        if self.quiet or now - self._looked < OFTEN:
+            return
+        self._looked = now
+        speed = examples / max(now - self._began, 1e-9)
+        left = (self.total - step) * (now - self._began) / max(step - self.start, 1)
+        self._show(Update(self.label, step, self.total, left, f"{speed:,.0f} examples/s  {self.facts}"))
+
+    def _show(self, update: Update) -> None:
         if self.quiet:
             return
-        now = time.monotonic()
-        if self._bar is None and now - self._shown < EVERY:
-            return
-        if self._bar is not None and now - self._shown < 0.2:
-            return
-        self._shown = now
-        speed = examples / max(now - self._began, 1e-9)
-        facts = f"{speed:,.0f} examples/s  {self.facts}"
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, facts=facts)
-            return
-        left = (self.total - step) * (now - self._began) / max(step - self.start, 1)
-        print(
-            f"{self.label}: step {step:,} of {self.total:,}, {left:,.0f} s left, {facts}", file=sys.stderr, flush=True
-        )
+        if _forward is not None:
+            _forward(update)
+        else:
+            self._board.show(None, update)

@@ -18,6 +18,7 @@ class Settings:
     attention: str = "auto"  # what computes softmax attention: auto, sdpa, flash or math
     save_every: float = 60.0  # seconds between resumable checkpoints
     cpu: bool = False  # even where there is a GPU
+    threads: int | None = None  # of a process; None: on a CPU as many as the size of the work calls for
     tracker: str | None = None  # one of TRACKERS, through Accelerate
     quiet: bool = False  # no progress
     wait: bool = False  # for a run that another process is making, instead of refusing

@@ -1,18 +1,23 @@
 """What a stage's budget comes to for a network: optimiser steps, and operations of an example."""
 
+from typing import TYPE_CHECKING
+
 from spt.config.budget import expected_longest, total_steps
-from spt.config.recipe import Train
 from spt.models.ops.counts import Counts
-from spt.tasks.base import TaskData
-from spt.training.network import SequenceModel
+
+if TYPE_CHECKING:
+    from spt.training.build import StageSetup
 
 
-def plan_steps(model: SequenceModel, data: TaskData, train: Train) -> int:
+def plan_steps(setup: "StageSetup") -> int:
     """Optimiser steps of a stage; a FLOP budget is converted at the mean length."""
-    return total_steps(train, len(data.train), mean_flops(model, data, train).total)
+    return total_steps(setup.train, len(setup.data.train), mean_flops(setup).total)
 
 
-def mean_flops(model: SequenceModel, data: TaskData, train: Train) -> Counts:
-    """Operations an example of a full batch, padded to its longest as batches are."""
-    length = max(1, round(expected_longest(data.train.extents, train.batch_size)))
-    return model.batch_flops(data.train.sequences * train.batch_size, length) / train.batch_size
+def mean_flops(setup: "StageSetup") -> Counts:
+    """Operations an example of a full batch, padded to its longest as batches are, with as many steps scored as can be
+    expected."""
+    split, size = setup.data.train, setup.train.batch_size
+    length = max(1, round(expected_longest(split.extents, size)))
+    scored = size * setup.objective.scored_steps(split) if setup.output.per_step else None
+    return setup.model.batch_flops(split.sequences * size, length, scored) / size

@@ -161,7 +161,7 @@ def _check_costs(setup: StageSetup) -> None:
     if not (math.isfinite(flops) and flops > 0 and own >= 0):
         raise UsageError(f"model {setup.job.resolved.recipe.model.name}: flops({length}) is {own}")
     optimizer_groups(model, train)
-    steps = plan_steps(model, setup.data, train)
+    steps = plan_steps(setup)
     if train.warmup_steps > steps:
         raise UsageError(
             f"{setup.job.settings_name}.train.warmup_steps is {train.warmup_steps}, but the budget is {steps} steps"

@@ -64,8 +64,10 @@ def evaluate(
             part = share(group, runtime.rank, world)  # all processes take as many batches
             batch = collate(split, part, data.input, data.target)
             inputs, targets = runtime.send(setup.objective.make_inputs(batch, draw))
+            if observe is not None:
+                targets = targets._replace(scored=None)  # who looks on sees every answer
             with runtime.autocast(train.precision):
-                logits = model(inputs)
+                logits = model(inputs, targets.scored)
             if observe is not None:
                 observe(part, inputs, logits)
             entries = sums(output, logits, targets) | {"index": batch.rows}

@@ -46,7 +46,7 @@ def fit(
     this. `meta(step)` describes the weights of a step."""
     model, data, train, seed = setup.model, setup.data, setup.train, setup.job.seed
     device, split, settings = runtime.device, data.train, runtime.settings
-    total = plan_steps(model, data, train)
+    total = plan_steps(setup)
     every = train.evaluate_every or steps_per_epoch(len(split), train.batch_size, train.drop_last)
     metric = selection_metric(train, setup.output)
 

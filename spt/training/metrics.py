@@ -8,20 +8,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spt.errors import DataError
-from spt.training.losses import answers, per_answer
+from spt.training.losses import among_all, answers, of_scored, per_answer
 from spt.training.objectives import Output, Targets
 
 Sums = dict[str, Tensor]  # name -> (B,) or (B, S), float64: one row an example
 
 
 def sums(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> Sums:
-    """What the metrics need of each example, so that any gathering of examples gives the exact metric."""
+    """What the metrics need of each example, so that any gathering of examples gives the exact metric. The logits are
+    those of the scored steps (N, K) where the targets name them."""
     # Small tensors go to the CPU before they become float64, which some devices do not have.
     weight = targets.weight.cpu().double().reshape(len(targets.weight), -1)  # (B, T)
-    loss = per_answer(output, logits, targets.values).cpu().double().reshape(weight.shape)
+    losses = per_answer(output, logits, of_scored(targets.values, targets))
+    loss = among_all(losses, targets).cpu().double().reshape(weight.shape)
     totals = {"weight": weight.sum(1), "loss": (weight * loss).sum(1)}
     if output.loss == "cross_entropy":
-        predicted, truth = answers(output, logits), targets.values
+        predicted, truth = among_all(answers(output, logits), targets), targets.values
         right = (predicted == truth).float().mean(-1).cpu().double().reshape(weight.shape)
         totals |= {"right": (weight * right).sum(1)}
         if output.macro:
@@ -33,7 +35,7 @@ def sums(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> S
             totals |= {name: nothing.scatter_add(1, at, entry) for name, (at, entry) in entries.items()}
         return totals
     truth = targets.values.cpu().double().reshape(*weight.shape, output.size)  # (B, T, S)
-    error = answers(output, logits).cpu().double().reshape(truth.shape) - truth
+    error = among_all(answers(output, logits), targets).cpu().double().reshape(truth.shape) - truth
     weigh = weight[..., None]
     if output.shift:  # of no account to a variance, and a large mean would swallow it
         truth = truth - torch.tensor(output.shift, dtype=torch.float64)

@@ -5,7 +5,7 @@ answer.
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from spt.config.recipe import EncoderConfig, HeadConfig, StepHeadConfig
 from spt.errors import UsageError
 from spt.models.base import Backbone, Context, Counts, ParamGroup, linear_flops
 from spt.models.ops.counts import as_counts, linear
+from spt.models.ops.precision import without_autocast
 from spt.tasks.base import Tokens, Values
 from spt.training.objectives import Inputs, Output
 
@@ -125,7 +126,8 @@ class Head(nn.Module):
         self.spread_inner = nn.Linear(width, d_model) if spread and config.mlp else None
         self.spread = nn.Linear(inward, size) if spread else None
 
-    def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "b *L K"]:
+    def forward(self, x: Float[Tensor, "B *L D"], context: Context) -> Float[Tensor, "b *answers K"]:
+        """x may hold just the steps that need an answer (N, D), where every step has one."""
         x = x if self.pool is None else pool(x, context, self.pool)
         if self.pairs:
             u, v = x.chunk(2)
@@ -182,6 +184,22 @@ def pool(x: Float[Tensor, "B L D"], context: Context, how: Literal["mean", "max"
     return x.masked_fill(padding, 0.0).sum(1) / context.valid.sum(1, keepdim=True)
 
 
+class _Steps(torch.autograd.Function):
+    """Some steps of (B, L, D) as (N, D). No step is named twice, so that backward copies where torch would add."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, steps: Tensor) -> Tensor:
+        ctx.save_for_backward(steps)
+        ctx.shape = x.shape
+        return x.flatten(0, 1).index_select(0, steps)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (steps,) = ctx.saved_tensors
+        B, L, D = ctx.shape
+        return grad.new_zeros(B * L, D).index_copy_(0, steps, grad).view(B, L, D), None
+
+
 class SequenceModel(nn.Module):
     """Encoder, backbone, head. `parts` names them, in the order in which data flow."""
 
@@ -190,20 +208,32 @@ class SequenceModel(nn.Module):
     def __init__(self, encoder: Encoder, backbone: Backbone, head: Head) -> None:
         super().__init__()
         self.encoder, self.backbone, self.head = encoder, backbone, head
+        self._counts: dict[int, tuple[Counts, Counts]] = {}  # by length: of a sequence, and of what a batch shares
 
-    def forward(self, inputs: Inputs) -> Float[Tensor, "b *L K"]:
+    def forward(self, inputs: Inputs, scored: Int[Tensor, " N"] | None = None) -> Float[Tensor, "b *L K"]:
+        """Answers; with one a step, only those of the steps `scored` (indices into b x L), as (N, K)."""
         x = self.encoder(inputs.x, inputs.hidden, inputs.context)
         x = self.backbone(x, inputs.context)
-        with torch.autocast(x.device.type, enabled=False):  # answers and losses in float32
+        if scored is not None:
+            picked: Tensor = _Steps.apply(x, scored)  # type: ignore[no-untyped-call]
+            x = picked
+        with without_autocast(x):  # answers and losses in float32
             return self.head(x.float(), inputs.context)
 
     def flops(self, length: int) -> Counts:
         """Operations on one sequence of `length` steps."""
         return self.encoder.flops(length) + as_counts(self.backbone.flops(length)) + self.head.flops(length)
 
-    def batch_flops(self, rows: int, length: int) -> Counts:
-        """Operations on a batch padded to `length` steps: what its sequences share is computed once."""
-        return rows * self.flops(length) + as_counts(self.backbone.shared_flops(length))
+    def batch_flops(self, rows: int, length: int, scored: float | None = None) -> Counts:
+        """Operations on a batch padded to `length` steps: what its sequences share is computed once. Of answers a step,
+        `scored` are computed; default: all."""
+        if length not in self._counts:
+            self._counts[length] = self.flops(length), as_counts(self.backbone.shared_flops(length))
+        sequence, shared = self._counts[length]
+        counts = rows * sequence + shared
+        if scored is not None and self.head.pool is None:
+            counts += (scored - rows * length) * self.head.flops(1)
+        return counts
 
     def parameter_counts(self) -> dict[str, int]:
         counts = {part: sum(p.numel() for p in getattr(self, part).parameters()) for part in self.parts}

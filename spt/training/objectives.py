@@ -22,7 +22,7 @@ from spt.data.batching import Batch
 from spt.errors import UsageError
 from spt.models.base import Context
 from spt.rng import Draw
-from spt.tasks.base import IGNORED, Classes, TaskData, Tokens
+from spt.tasks.base import IGNORED, Classes, Split, TaskData, Tokens
 
 Loss = Literal["cross_entropy", "l1", "l2", "gaussian"]
 MANY = 256  # classes; of more, macro averages are not kept
@@ -41,6 +41,7 @@ class Targets(NamedTuple):
 
     values: Int[Tensor, "b *L S"] | Float[Tensor, "b *L S"]
     weight: Float[Tensor, " b *L"]
+    scored: Int[Tensor, " N"] | None = None  # steps that need an answer, as indices into b x L; None: all of them
 
 
 class Output(NamedTuple):
@@ -72,6 +73,10 @@ class Objective(ObjectiveOptions):
 
     def make_inputs(self, batch: Batch, draw: Draw) -> tuple[Inputs, Targets]:
         """On the CPU, where batches are made; the question is what moves to the device."""
+        raise NotImplementedError
+
+    def scored_steps(self, split: Split) -> float:
+        """Steps of an example that are scored, on average; of use only where answers are those of steps."""
         raise NotImplementedError
 
     def weighed(self, parts: Sequence[Targets], total: Callable[[list[float]], list[float]]) -> list[Targets]:
@@ -146,7 +151,12 @@ class Supervised(SupervisedOptions, Objective):
             scored = torch.isfinite(y[..., 0])
             values = torch.where(scored[..., None], y, 0.0)
         real = batch.real.reshape(-1, *[1] * (scored.ndim - 1))
-        return Inputs(batch.x, None, batch.context), Targets(values, (scored & real).float())
+        return Inputs(batch.x, None, batch.context), _targets(values, scored & real)
+
+    def scored_steps(self, split: Split) -> float:
+        targets = np.asarray(split.targets)
+        known = np.isfinite(targets[:, 0]) if targets.ndim == 2 else targets != IGNORED
+        return float(known.sum()) / len(split)
 
     def weighed(self, parts: Sequence[Targets], total: Callable[[list[float]], list[float]]) -> list[Targets]:
         if self.class_weights == "none":
@@ -194,9 +204,11 @@ class Masked(MaskedOptions, Denoising):
 
     def make_inputs(self, batch: Batch, draw: Draw) -> tuple[Inputs, Targets]:
         hidden = torch.from_numpy(self.hidden(draw, batch.rows.numpy(), batch.x.shape[1])) & batch.context.valid
-        weight = (hidden & batch.real[:, None]).float()
         shown = batch.x.masked_fill(hidden if batch.x.ndim == 2 else hidden[..., None], 0)
-        return Inputs(shown, hidden, batch.context), Targets(self.truth(batch), weight)
+        return Inputs(shown, hidden, batch.context), _targets(self.truth(batch), hidden & batch.real[:, None])
+
+    def scored_steps(self, split: Split) -> float:
+        return self.ratio * float(split.lengths.mean())
 
     def hidden(self, draw: Draw, rows: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
         """(B, length) A span begins at a step with probability 1 - (1 - ratio)^(1/span), and hides `span` steps.
@@ -226,8 +238,17 @@ class Next(NextOptions, Denoising):
     def make_inputs(self, batch: Batch, draw: Draw) -> tuple[Inputs, Targets]:
         truth = self.truth(batch)
         follows = F.pad(batch.context.valid[:, 1:], (0, 1))  # does a valid step come after?
-        weight = (follows & batch.real[:, None]).float()
-        return Inputs(batch.x, None, batch.context), Targets(F.pad(truth[:, 1:], (0, 0, 0, 1)), weight)
+        values = F.pad(truth[:, 1:], (0, 0, 0, 1))
+        return Inputs(batch.x, None, batch.context), _targets(values, follows & batch.real[:, None])
+
+    def scored_steps(self, split: Split) -> float:
+        return float(split.lengths.mean()) - split.sequences
+
+
+def _targets(values: Tensor, scored: Bool[Tensor, " B *L"]) -> Targets:
+    """Weight 1 where `scored`. The steps are looked up here, on the CPU, so that no device has to be waited for."""
+    partly = scored.ndim == 2 and not bool(scored.all())
+    return Targets(values, scored.float(), scored.flatten().nonzero()[:, 0] if partly else None)
 
 
 def known_metrics(output: Output) -> set[str]:

@@ -1,7 +1,7 @@
 """Parameter groups from what the model declares, and the learning-rate schedule, stepped once per optimiser step."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -71,7 +71,23 @@ def _find_attribute(module: nn.Module, name: str) -> object:
     return value
 
 
-def adamw(model: nn.Module, train: Train, device: torch.device) -> torch.optim.AdamW:
+def _uncompiled(method: Any) -> Any:
+    """A method without the wrapper that keeps torch.compile out of it, and imports torch's compiler for that: two
+    seconds of every start. Nothing here compiles an optimiser."""
+    return getattr(method, "__wrapped__", method)
+
+
+class AdamW(torch.optim.AdamW):
+    """Torch's AdamW (Loshchilov and Hutter 2019)."""
+
+    add_param_group = _uncompiled(torch.optim.Optimizer.add_param_group)
+    zero_grad = _uncompiled(torch.optim.Optimizer.zero_grad)
+    state_dict = _uncompiled(torch.optim.Optimizer.state_dict)
+    load_state_dict = _uncompiled(torch.optim.Optimizer.load_state_dict)
+    step = torch.no_grad()(_uncompiled(torch.optim.AdamW.step))
+
+
+def adamw(model: nn.Module, train: Train, device: torch.device) -> AdamW:
     """AdamW with one parameter group per `Group`; the peak rate is kept as `peak`."""
     parts = [
         {
@@ -84,7 +100,7 @@ def adamw(model: nn.Module, train: Train, device: torch.device) -> torch.optim.A
     ]
     # One kernel for all parameters is several times faster than the loop; it knows no complex numbers.
     real = all(parameter.is_floating_point() for parameter in model.parameters())
-    return torch.optim.AdamW(parts, betas=train.betas, fused=real and device.type in ("cpu", "cuda"))
+    return AdamW(parts, betas=train.betas, fused=real and device.type in ("cpu", "cuda"))
 
 
 def factor(step: int, total: int, train: Train, reductions: int = 0) -> float:

@@ -19,7 +19,7 @@ from spt.runs.files import writing
 from spt.runs.folder import RunFolder, State
 from spt.runs.result import Ledger, Result
 from spt.runtime.distributed import Runtime, is_lost_peer
-from spt.runtime.environment import command_line, environment
+from spt.runtime.environment import command_line, environment, has_bf16_instructions
 from spt.runtime.signals import cleanup
 from spt.tasks.base import TaskData
 from spt.training.build import StageSetup, build_stage
@@ -28,6 +28,7 @@ from spt.training.evaluate import Predictions, evaluate
 from spt.training.loop import FitResult, fit
 from spt.training.metrics import default_metric
 from spt.training.objectives import evaluation_draw
+from spt.training.threads import stage_threads
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ def run_stage(job: Job, root: Path, runtime: Runtime, label: str = "") -> Result
         result = runtime.on_main(lambda: _take_over(run, fresh))
         if result is not None:
             return result
-        return _work(setup, run, parent, runtime, label or f"{job.resolved.name} seed {job.seed}")
+        with stage_threads(setup, runtime, run):
+            return _work(setup, run, parent, runtime, label or f"{job.resolved.name} seed {job.seed}")
 
 
 def _take_over(run: RunFolder, fresh: bool) -> Result | None:
@@ -143,6 +145,10 @@ def _work(setup: StageSetup, run: RunFolder, parent: PretrainedParent | None, ru
             logger.info(
                 f"note: {count} of the {len(data.splits[name])} {name} rows have the same input as a training row"
             )
+    if job.train.precision == "bf16" and runtime.device.type == "cpu" and not has_bf16_instructions():
+        logger.warning(
+            "precision bf16: this CPU has no instructions for it, so training takes about twice as long as with fp32"
+        )
     described = environment(runtime.device, runtime.world)
     identity = {**job.settings(), "seed": job.seed, "parent": job.parent_key, "recipe": job.resolved.name}
 

@@ -26,6 +26,7 @@ from spt.training.build import StageSetup
 from spt.training.checkpoint import TrainingState
 from spt.training.losses import weighted_sum
 from spt.training.objectives import Inputs, Targets
+from spt.training.seeding import seed_step
 
 logger = logging.getLogger(__name__)
 
@@ -157,11 +158,13 @@ class Learner(NamedTuple):
     def _step(self, rows: NDArray[np.int64], micro_batches: list[InputsTargets], step: int) -> "StepResult":
         """Forward, backward, clip, update on one global batch; no update when something is not finite."""
         runtime, train, split = self.runtime, self.train, self.data.train
-        torch.manual_seed(stream(self.setup.job.seed, "dropout", step, runtime.rank) & (2**63 - 1))
+        seed_step(stream(self.setup.job.seed, "dropout", step, runtime.rank) & (2**63 - 1), runtime.device)
         weighed = self.setup.objective.weighed([targets for _, targets in micro_batches], runtime.total)
         micro_batches = [(inputs, targets) for (inputs, _), targets in zip(micro_batches, weighed, strict=True)]
         # The loss is the weighted mean over the global batch, so the weights of all its parts are summed up first.
-        (weight,) = runtime.total([sum(float(targets.weight.sum()) for _, targets in micro_batches)])
+        # Ones that are not zero are counted too, since only those steps are answered.
+        weights = [targets.weight for _, targets in micro_batches]
+        weight, scored = runtime.total([sum(float(f(w)) for w in weights) for f in (torch.sum, torch.count_nonzero)])
         loss_sum = torch.zeros((), device=runtime.device)
         with self._kernel_cache(micro_batches) as last:
             for i, micro_batch in enumerate(micro_batches):
@@ -172,13 +175,13 @@ class Learner(NamedTuple):
                     # Data parallelism averages over processes what here is a part of a sum.
                     loss_sum += self._backward(micro_batch, runtime.world / max(weight, 1.0))
         (loss_total,) = runtime.total([float(loss_sum)])
-        norm = runtime.accelerator.clip_grad_norm_(self.prepared.parameters(), train.max_grad_norm or math.inf)
+        norm = runtime.clip(self.prepared, train.max_grad_norm or math.inf)
         finite = math.isfinite(loss_total) and (norm is None or math.isfinite(float(norm)))
         if finite:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         # Padding is computed too: the cost is that of the longest row of the global batch, however it was cut.
-        operations = self.setup.model.batch_flops(split.sequences * len(rows), int(split.extents[rows].max()))
+        operations = self.setup.model.batch_flops(split.sequences * len(rows), int(split.extents[rows].max()), scored)
         return StepResult(loss_total, weight, len(rows), int(split.lengths[rows].sum()), operations, finite)
 
     def _kernel_cache(self, batches: list[InputsTargets]) -> contextlib.AbstractContextManager[Callable[[], None]]:
@@ -212,11 +215,12 @@ class Learner(NamedTuple):
     def _backward(self, micro_batch: InputsTargets, scale: float) -> Tensor:
         """Add to the gradients; returns the loss, summed."""
         inputs, targets = self.runtime.send(micro_batch)
-        self.prepared.train()
+        if not self.prepared.training:
+            self.prepared.train()
         with self.runtime.autocast(self.train.precision):
-            logits = self.prepared(inputs)
+            logits = self.prepared(inputs, targets.scored)
         loss = weighted_sum(self.setup.output, logits, targets)
-        self.runtime.accelerator.backward(loss * scale)
+        self.runtime.backward(loss * scale)
         return loss.detach()
 
     def _forget(self) -> None:

@@ -1,0 +1,88 @@
+"""docs/performance.md is made from files of measurements: their form, its tables, its figure."""
+
+import json
+import re
+
+import performance_page
+import pytest
+from performance_page import Row, Table, comparison, measured, origin, published, result, slopes_figure, write_figures
+from pydantic import ValidationError
+from tiny import ROOT
+from typer.testing import CliRunner
+
+from spt_cli import app
+
+TEMPLATE = (ROOT / "docs" / "performance.md.in").read_text(encoding="utf-8")
+AIM = {
+    "what": "DLR",
+    "configuration": "L = 1,024",
+    "published_ms": 300,
+    "ours_ms": 100,
+    "ratio": 3.1,
+    "ours_bf16_ms": 60.5,
+    "memory_published_mib": 1713,
+    "memory_ours_mib": 980,
+    "floor": "the product alone takes 90 ms",
+    "note": "one round",
+}
+
+
+def table(*rows):
+    return Table(source="somebody/code, 1234567", machine="a machine", commit="abc", date="2026-01-02", rows=rows)
+
+
+def test_a_comparison_and_where_it_is_from():
+    text = comparison(table(AIM, {"what": "S4", "published_ms": [10, 20], "ours_ms": 0.5}))
+    head, rule, first, second, _, foot = text.splitlines()
+    assert head.count("|") == rule.count("|") == first.count("|") == second.count("|") == len(AIM) + 1
+    assert first.startswith("| DLR | L = 1,024 | 300 | 100 | ×3.1 | 60.5 | 1,713 | 980 | the product")
+    assert second.startswith("| S4 |  | 10 to 20 | 0.5 |  |") and rule.startswith("| --- | --- | ---: |")
+    assert foot == "*a machine; published: somebody/code, 1234567; ours: commit abc; 2026-01-02.*"
+    assert "note" not in comparison(table({"what": "S4", "ours_ms": 1}))
+
+
+def test_a_ratio_is_checked_against_its_times():
+    assert Row(what="x", published_ms=10, ours_ms=4).ratio == 2.5
+    with pytest.raises(ValidationError, match="the ratio is 4"):
+        Row(what="x", published_ms=10, ours_ms=4, ratio=4)
+    with pytest.raises(ValidationError, match="ours_msec"):
+        Row(what="x", ours_msec=4)
+
+
+def test_every_measurement_is_on_the_page():
+    """And nothing that the page asks for is missing."""
+    asked = set(re.findall(r"{{ (\w+) ([\w-]+) }}", TEMPLATE))
+    files = {path.stem for path in performance_page.MEASUREMENTS.glob("*.json")} - {"published"}
+    assert asked == {("published", name) for name in published()} | {("measured", name) for name in files}
+    for name in files:
+        assert origin(result(name)) in performance_page.performance_page()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("op", "scan", "--quick"), ("task", "digits", "subset_fraction=0.1", "--quick")], ids=lambda a: a[0]
+)
+def test_whatever_is_saved_can_be_shown(arguments, tmp_path):
+    """As the command prints it: the same numbers, in Markdown."""
+    done = CliRunner().invoke(app, ["bench", *arguments, "--save", str(tmp_path / "a.json")])
+    assert done.exit_code == 0, done.output
+    text = measured(json.loads((tmp_path / "a.json").read_text()))
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    cells = {cell.strip() for row in rows[2:] for cell in row.split("|")} - {""}
+    assert len(rows) > 3 and all(cell in done.stdout for cell in cells)
+    assert re.search(r"spt \S+, commit \S+; 20\d\d-", text)
+
+
+def test_the_figure_is_of_the_measurements(tmp_path):
+    """The one in docs/ is the saved result's, and is only drawn again for another result."""
+    assert write_figures(ROOT / "docs" / "figures") == [], "docs/figures/slopes.svg is of another result; run make docs"
+    drawn = write_figures(tmp_path)
+    assert [path.name for path in drawn] == ["slopes.svg", "slopes.png"] and write_figures(tmp_path) == []
+    (tmp_path / "slopes.svg").write_text("<svg></svg>")
+    assert write_figures(tmp_path) == drawn
+
+
+def test_a_row_that_is_left_out_is_not_drawn():
+    found = result("slopes")
+    count = len(slopes_figure(found).data)
+    found["rows"][0]["failed"] = "out of memory"
+    assert len(slopes_figure(found).data) == count - 1
