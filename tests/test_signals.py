@@ -90,7 +90,10 @@ def state(runs: Path) -> dict:
 
 
 @both_signals
-@pytest.mark.parametrize("module", ["numpy._array_api_info", "numpy._utils", "torch", "pyarrow"])
+@pytest.mark.parametrize(
+    "module",
+    ["numpy._array_api_info", *(pytest.param(n, marks=pytest.mark.slow) for n in ("numpy._utils", "torch", "pyarrow"))],
+)
 def test_a_signal_during_an_import_ends_the_command_at_once(folder, number, module):
     """The first that doctor imports is torch, which swallows exceptions while it imports numpy for itself."""
     command = ("show", "quickstart") if module == "pyarrow" else ("doctor",)

@@ -78,7 +78,6 @@ def warm() -> None:
     import datasets  # noqa: F401
     import pyarrow.parquet  # noqa: F401
     import sklearn.datasets  # noqa: F401
-    import torch._dynamo  # noqa: F401  which the first optimizer of a process imports
     import transformers  # noqa: F401
 
     import spt.analysis.resolved

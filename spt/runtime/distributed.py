@@ -170,8 +170,9 @@ class Runtime:
             raise BackendError("FSDP version 1 cannot leave single parameters out of training; set fsdp_version: 2")
         with warnings.catch_warnings():  # newer torch calls broadcast_buffers forward_sync_buffers; Accelerate does not
             warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
-            prepared: tuple[nn.Module, Any] = self.accelerator.prepare(model, optimizer)
-        return prepared
+            prepared, wrapped = self.accelerator.prepare(model, optimizer)
+        # Accelerate saves and restores the optimiser itself; its wrapper takes a millisecond a step to do nothing here.
+        return prepared, wrapped if self.world > 1 or self.shards else optimizer
 
     @contextlib.contextmanager
     def kernels(self) -> Iterator[None]:
@@ -228,11 +229,11 @@ class Runtime:
         else:
             loss.backward()
 
-    def clip(self, prepared: nn.Module, norm: float) -> Tensor | None:
+    def clip(self, parameters: list[nn.Parameter], norm: float) -> Tensor | None:
         """Scale the gradients down to this norm at most; returns the norm they had, where it is known."""
         if self.shards:
-            return self.accelerator.clip_grad_norm_(prepared.parameters(), norm)
-        return nn.utils.clip_grad_norm_(prepared.parameters(), norm)
+            return self.accelerator.clip_grad_norm_(parameters, norm)
+        return nn.utils.clip_grad_norm_(parameters, norm)
 
     def autocast(self, precision: str) -> contextlib.AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16")

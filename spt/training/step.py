@@ -5,6 +5,8 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,13 +90,18 @@ class Prefetcher:
         self.waiting = epoch, rows, size, self.pool.submit(self.learner.micro_batches, rows, epoch, size)
 
 
-class Learner(NamedTuple):
+@dataclass(frozen=True)
+class Learner:
     """What does optimiser steps."""
 
     setup: StageSetup
     prepared: nn.Module  # the setup's network, as Accelerate wraps it
     optimizer: Any
     runtime: Runtime
+
+    @cached_property
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.prepared.parameters())
 
     @property
     def data(self) -> TaskData:
@@ -175,7 +182,7 @@ class Learner(NamedTuple):
                     # Data parallelism averages over processes what here is a part of a sum.
                     loss_sum += self._backward(micro_batch, runtime.world / max(weight, 1.0))
         (loss_total,) = runtime.total([float(loss_sum)])
-        norm = runtime.clip(self.prepared, train.max_grad_norm or math.inf)
+        norm = runtime.clip(self.parameters, train.max_grad_norm or math.inf)
         finite = math.isfinite(loss_total) and (norm is None or math.isfinite(float(norm)))
         if finite:
             self.optimizer.step()
