@@ -171,8 +171,9 @@ def test_autocast_rounds_no_kernel(held):
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("gelu", ["exact", "tanh"])
 @pytest.mark.parametrize("kind", ["none", "linear", "glu", "half_glu1", "half_glu2"])
-def test_output_maps_are_what_they_say(kind, gelu, early):
+def test_output_maps_are_what_they_say(kind, gelu, early, monkeypatch):
     """Against the same in plain torch with the same masks: values, and gradients of everything."""
+    monkeypatch.setattr("spt.models.ops.output._ROWS", 5)  # one sequence at a time
     torch.manual_seed(0)
     output = Output(4, kind, gelu=gelu, dropout=0.3, pre_activation_dropout=early).double().train()
     y = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
@@ -194,6 +195,15 @@ def test_output_maps_are_what_they_say(kind, gelu, early):
     ours, theirs = (torch.autograd.grad((x * g).sum(), leaves) for x in (found, expected))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_second_backward_pass_through_a_gate_is_refused():
+    """The first one has put the gradient in place of what the second would need."""
+    output = Output(4, "glu")
+    z = output(torch.randn(2, 5, 4)).sum()
+    z.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.backward()
 
 
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.999])

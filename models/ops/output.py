@@ -4,16 +4,20 @@ What is cheap to recompute is not kept for the backward pass: of y -> GLU(W drop
 of the linear map are, neither GELU nor dropout nor gate. Letters: B sequences, L steps, H features.
 """
 
+import math
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from spt.models.ops.counts import Counts, linear
 from spt.models.ops.dropout import keep_mask
 from spt.models.ops.precision import autocast_type, without_autocast
+
+_ROWS = 1024  # steps at a time on a CPU
 
 Kind = Literal["identity", "none", "linear", "glu", "half_glu1", "half_glu2"]
 Gelu = Literal["exact", "tanh"]
@@ -60,18 +64,14 @@ class Output(nn.Module):
         drops = self.training and self.dropout > 0.0
         before = keep_mask(y, self.dropout, self.tied) if drops and self.pre_activation_dropout else None
         after = keep_mask(y, self.dropout, self.tied) if drops else None
-        activation = (before, after, scale, self.approximate)
         if self.linear is None:
-            z: Tensor = _Activated.apply(y, *activation)
+            z: Tensor = _Activated.apply(y, before, after, scale, self.approximate)
             return z
-        if self.kind == "half_glu1":
-            gated: Tensor = _HalfGated.apply(y, self.linear.weight, self.linear.bias, *activation)
-            return gated
-        v: Tensor = _ActivatedLinear.apply(y, self.linear.weight, self.linear.bias, *activation)
-        if self.kind == "linear":
+        kind = "linear" if self.kind == "half_glu2" else self.kind
+        parameters = self.linear.weight, self.linear.bias
+        v: Tensor = _Mapped.apply(y, *parameters, before, after, kind, scale, self.approximate)
+        if self.kind != "half_glu2":
             return v
-        if self.kind == "glu":
-            return F.glu(v, dim=-1)
         dropped = y if before is None else y * before * scale
         return dropped * torch.sigmoid(v)
 
@@ -113,8 +113,12 @@ class _Activated(torch.autograd.Function):
         return _activate_backward(grad, y, before, after, *ctx.activation), None, None, None, None
 
 
-class _ActivatedLinear(torch.autograd.Function):
-    """W drop(gelu(drop(y))) + b. Under autocast the product is in its type, forward and backward."""
+class _Mapped(torch.autograd.Function):
+    """With z = drop(gelu(drop(y))) and v = W z + b: v itself, GLU(v), or z * sigmoid(v) (half_glu1).
+
+    Under autocast products are in its type, forward and backward. Some sequences at a time, so that z and its gradient
+    stay in a CPU's cache; the backward pass of GLU puts the gradient of v into v's own place.
+    """
 
     @staticmethod
     def forward(
@@ -124,67 +128,73 @@ class _ActivatedLinear(torch.autograd.Function):
         bias: Tensor,
         before: Tensor | None,
         after: Tensor | None,
+        kind: Kind,
         scale: float,
         approximate: str,
     ) -> Tensor:
         ctx.type = autocast_type(y) or weight.dtype
-        ctx.save_for_backward(y, weight, before, after)
-        ctx.activation = (scale, approximate)
+        ctx.kind, ctx.activation = kind, (scale, approximate)
         with without_autocast(y):
-            z = _activate(y, before, after, scale, approximate).to(ctx.type)
-            return F.linear(z, weight.to(ctx.type), bias.to(ctx.type))
+            v = y.new_empty(*y.shape[:-1], len(weight), dtype=ctx.type)
+            w, b = weight.to(ctx.type), bias.to(ctx.type)
+            gated = None if kind == "linear" else y.new_empty(y.shape, dtype=ctx.type if kind == "glu" else y.dtype)
+            for part in _parts(y):
+                z = _activate(y[part], _of(before, part), _of(after, part), scale, approximate)
+                v[part] = F.linear(z.to(ctx.type), w, b)
+                if gated is not None:
+                    gated[part] = F.glu(v[part]) if kind == "glu" else z * torch.sigmoid(v[part])
+        ctx.save_for_backward(y, weight, None if gated is None else v, before, after)
+        return v if gated is None else gated
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        y, weight, before, after = ctx.saved_tensors
-        grad = grad.to(ctx.type)
-        flat = grad.reshape(-1, grad.shape[-1])
-        dy = dw = db = None
-        if ctx.needs_input_grad[1]:
-            z = _activate(y, before, after, *ctx.activation).to(ctx.type)
-            dw = (flat.T @ z.reshape(-1, z.shape[-1])).to(weight.dtype)
-        if ctx.needs_input_grad[2]:
-            db = flat.sum(0, dtype=weight.dtype)
-        if ctx.needs_input_grad[0]:
-            dy = _activate_backward(grad @ weight.to(ctx.type), y, before, after, *ctx.activation)
-        return dy, dw, db, None, None, None, None
-
-
-class _HalfGated(torch.autograd.Function):
-    """z * sigmoid(W z + b) with z = drop(gelu(drop(y))), kept as y and v = W z + b; backward computes z once more."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        y: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        before: Tensor | None,
-        after: Tensor | None,
-        scale: float,
-        approximate: str,
-    ) -> Tensor:
-        ctx.type = autocast_type(y) or weight.dtype
-        ctx.activation = (scale, approximate)
-        with without_autocast(y):
-            z = _activate(y, before, after, scale, approximate)
-            v = F.linear(z.to(ctx.type), weight.to(ctx.type), bias.to(ctx.type))
-            ctx.save_for_backward(y, weight, v, before, after)
-            return z * torch.sigmoid(v)
-
-    @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         y, weight, v, before, after = ctx.saved_tensors
-        z = _activate(y, before, after, *ctx.activation)
-        gate = torch.sigmoid(v)
-        dv = (grad * z).mul_(gate).mul_(1 - gate).to(ctx.type)
-        flat = dv.reshape(-1, dv.shape[-1])
-        dy = dw = db = None
-        if ctx.needs_input_grad[1]:
-            dw = (flat.T @ z.reshape(-1, z.shape[-1]).to(ctx.type)).to(weight.dtype)
-        if ctx.needs_input_grad[2]:
-            db = flat.sum(0, dtype=weight.dtype)
-        if ctx.needs_input_grad[0]:
-            dz = grad * gate + dv @ weight.to(ctx.type)
-            dy = _activate_backward(dz, y, before, after, *ctx.activation)
-        return dy, dw, db, None, None, None, None
+        w = weight.to(ctx.type)
+        needs_y, needs_w, needs_b = ctx.needs_input_grad[:3]
+        dy = torch.empty_like(y) if needs_y else None
+        dw = torch.zeros_like(weight) if needs_w else None
+        db = weight.new_zeros(len(weight)) if needs_b else None
+        for part in _parts(y):
+            masks = (_of(before, part), _of(after, part))
+            z = _activate(y[part], *masks, *ctx.activation)
+            dz = None
+            if ctx.kind == "linear":
+                dv = grad[part].to(ctx.type)
+            elif ctx.kind == "glu":
+                dv = _glu_backward_(v[part], grad[part])
+            else:
+                gate = torch.sigmoid(v[part])
+                dv = (grad[part] * z).mul_(gate).mul_(1 - gate).to(ctx.type)
+                dz = grad[part] * gate
+            flat = dv.reshape(-1, dv.shape[-1])
+            if dw is not None:
+                dw += flat.T @ z.reshape(-1, z.shape[-1]).to(ctx.type)
+            if db is not None:
+                db += flat.sum(0, dtype=db.dtype)
+            if dy is not None:
+                through = dv @ w
+                dy[part] = _activate_backward(through if dz is None else dz + through, y[part], *masks, *ctx.activation)
+        return dy, dw, db, None, None, None, None, None
+
+
+def _parts(y: Tensor) -> list[slice]:
+    """Sequences at a time: about a thousand steps on a CPU, all of them elsewhere."""
+    count, steps = len(y), math.prod(y.shape[1:-1])
+    size = count if y.device.type != "cpu" else max(1, _ROWS // max(1, steps))
+    return [slice(first, first + size) for first in range(0, count, max(1, size))]
+
+
+def _of(mask: Tensor | None, part: slice) -> Tensor | None:
+    return None if mask is None else mask[part]
+
+
+def _glu_backward_(v: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of v for GLU(v) = a * sigmoid(b) with v = [a, b]: [grad s, grad a s (1 - s)] with s = sigmoid(b). In
+    v's place, if v is not in half precision."""
+    dv = v.float() if v.dtype in (torch.bfloat16, torch.float16) else v
+    a, b = dv.chunk(2, dim=-1)
+    through = grad.to(dv.dtype) * b.sigmoid_()
+    b.neg_().add_(1).mul_(a.mul_(through))
+    a.copy_(through)
+    return dv.to(v.dtype)
