@@ -16,7 +16,7 @@ from matplotlib import rc_context
 from records import SCRATCH, SPLITS, arms, compared, finish, plan, study
 
 from spt.errors import UsageError
-from spt.report import collect, figures, html, plotting, provenance, write
+from spt.report import collect, figures, html, panels, plotting, provenance, write
 from spt.report.collect import Report
 from spt.report.format import ReportTable
 from spt.report.plotting import DARK, LIGHT, Palette, Plot
@@ -376,7 +376,7 @@ def test_long_names_stay_inside(tmp_path: Path) -> None:
     long = "/a/very/long/path/" + "x" * 200 + ".py"
     cells = arms(tmp_path, 0, "a", [0.7, 0.8], [0.8, 0.9])
     found = drawn(collect.read_report([study(tmp_path, "compare", [{"task": long, "model": long}], cells)]))
-    assert "…" in plotting.svg(found["forest"]) and max(map(len, figures._wrapped(long, 20).splitlines())) <= 20
+    assert "…" in plotting.svg(found["forest"]) and max(map(len, panels.wrapped(long, 20).splitlines())) <= 20
 
 
 def test_a_users_matplotlib_settings_do_not_matter(tmp_path: Path) -> None:

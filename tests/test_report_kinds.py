@@ -830,7 +830,8 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
                                         tuned(tmp_path / "d", SCRATCH_TRIALS, SPT_TRIALS, FOUND)]))  # fmt: skip
     assert value["format"] == 2
     assert set(value) == {
-        "format", "kind", "rows", "verdicts", "levels", "contrasts", "best", "pooled", "matches", "searches", "spent",
+        "format", "kind", "rows", "models", "contrasts_between_models", "rankings", "models_across_tasks", "verdicts",
+        "levels", "contrasts", "best", "pooled", "matches", "searches", "spent",
         "precedents", "provenance", "failures", "warnings", "notes", "runs", "results",
     }  # fmt: skip
     keys = {

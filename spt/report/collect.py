@@ -16,9 +16,12 @@ from spt.report.arms import Row, adjust_for_multiplicity, compare_arms
 from spt.report.cost import BudgetMatch, StageCost, StudyRuns, budget_matches, study_costs
 from spt.report.curves import Curve, curves
 from spt.report.levels import BestShare, Contrast, LevelResult
+from spt.report.models import compare_models, model_groups
+from spt.report.models_across_tasks import ModelsAcrossTasks, models_across_tasks
 from spt.report.provenance import Provenance, provenance
 from spt.report.published import PublishedComparison, published_comparisons
-from spt.report.records import curve_records, item_records, row_records, seed_records, trial_records
+from spt.report.ranking import ModelComparison
+from spt.report.records import contrast_records, curve_records, item_records, row_records, seed_records, trial_records
 from spt.report.search import SearchResult, search_results
 from spt.runs.index import ComparisonRuns, Failure, all_runs, comparisons_of, run_outcome
 from spt.runs.plan import PLAN, Ended, Record, StudyPlan, read_plan, run_names
@@ -27,7 +30,7 @@ from spt.runs.result import Result
 if TYPE_CHECKING:
     import pandas
 
-Table = Literal["rows", "seeds", "items", "searches", "curves"]
+Table = Literal["rows", "seeds", "items", "models", "searches", "curves"]
 
 
 class RunRecord(Record):
@@ -48,6 +51,8 @@ class Report(Record):
     """
 
     rows: tuple[Row, ...] = ()
+    models: tuple[ModelComparison, ...] = ()  # of several models on one task
+    models_across_tasks: tuple[ModelsAcrossTasks, ...] = ()
     levels: tuple[LevelResult, ...] = ()  # rows of a study, side by side
     contrasts: tuple[Contrast, ...] = ()  # between initialisations
     best: tuple[BestShare, ...] = ()  # share of a total budget
@@ -94,6 +99,7 @@ class Report(Record):
             "rows": (row_records, self.rows),
             "seeds": (seed_records, self.rows),
             "items": (item_records, self.rows),
+            "models": (contrast_records, self.models),
             "searches": (trial_records, self.searches),
             "curves": (curve_records, self.curves),
         }
@@ -141,6 +147,8 @@ def read_report(paths: Sequence[Path]) -> Report:
     matches = budget_matches(rows)
     mismatches = {match.label: match.warnings for match in matches}
     findings = levels.study_findings(rows)
+    groups, not_grouped = model_groups(rows)
+    across, not_averaged = models_across_tasks(groups)
     notes = [f"{folder.name}: {note}" for folder, plan in studies.values() for note in plan.notes]
     searches = [search for folder, plan in studies.values() for search in search_results(folder, plan)]
     named = {pair.root / name for pair in paired for cell in pair.cells for name in (cell.parent, cell.run) if name}
@@ -151,6 +159,8 @@ def read_report(paths: Sequence[Path]) -> Report:
             row.model_copy(update={"warnings": (*row.warnings, *mismatches.get(row.label, ()))})
             for row in (comparison.row for comparison in rows)
         ),
+        models=compare_models(groups),
+        models_across_tasks=tuple(across),
         levels=findings.levels,
         contrasts=findings.contrasts,
         best=findings.best,
@@ -164,7 +174,7 @@ def read_report(paths: Sequence[Path]) -> Report:
         runs=tuple(runs.values()),
         unpaired=tuple(unpaired.values()),
         warnings=(*warnings, *same_runs),
-        notes=(*notes, *findings.notes),
+        notes=(*notes, *not_grouped, *not_averaged, *findings.notes),
         folders=tuple(sorted(folders)),
     )
 

@@ -4,12 +4,11 @@ Narrow enough to be read on a phone. Scores that are fractions are shown in perc
 """
 
 import math
-import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -20,16 +19,36 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from spt.report.arms import Row
 from spt.report.collect import Report
 from spt.report.curves import Curve
-from spt.report.format import ARM, flops_text, is_percent, metric_text, shorten, slug
+from spt.report.format import ARM, flops_text, is_percent, metric_text, shorten
+from spt.report.model_figures import model_figures
+from spt.report.panels import (
+    MOST,
+    WIDTH,
+    Line,
+    by_metric,
+    left_out,
+    legend_entry,
+    panels_figure,
+    printable,
+    scale_of,
+    unit_of,
+    wrapped,
+)
 from spt.report.plotting import DASHES, MARKS, Palette, Plot, new_figure
 from spt.report.search import SearchResult
 from spt.report.stats import paired
 from spt.runs.plan import ARMS, ArmName, factors_text
 
-WIDTH = 4.7  # inches: about 450 pixels
-STEMS = ("forest", "seeds", "levels-", "compute", "learning", "pretraining", "expected")  # of the figures' names
-MOST = 12  # panels of one figure; the tables have the rest
-Line = dict[str, Any]  # of a figure's CSV file
+STEMS = (
+    "models-",
+    "forest",
+    "seeds",
+    "levels-",
+    "compute",
+    "learning",
+    "pretraining",
+    "expected",
+)  # of the figures' names
 
 
 def all_figures(report: Report) -> list[Plot]:
@@ -38,87 +57,19 @@ def all_figures(report: Report) -> list[Plot]:
     families = _families(rows)
     searches = [search for search in report.searches if search.scratch.expected or search.spt.expected]
     figures = [
-        *(_forest(*group) for group in _by_metric("forest", rows)),
-        *(_seed_lines(*group) for group in _by_metric("seeds", rows)),
+        *model_figures(report),
+        *(_forest(*group) for group in by_metric("forest", rows)),
+        *(_seed_lines(*group) for group in by_metric("seeds", rows)),
         *(
             _levels(kind, *group)
             for kind in dict.fromkeys(family.kind for family in families)
-            for group in _by_metric(f"levels-{kind}", [family for family in families if family.kind == kind])
+            for group in by_metric(f"levels-{kind}", [family for family in families if family.kind == kind])
         ),
-        *(_compute(*group) for group in _by_metric("compute", rows)),
+        *(_compute(*group) for group in by_metric("compute", rows)),
         *_learning(report),
-        *(_expected(*group) for group in _by_metric("expected", searches)),
+        *(_expected(*group) for group in by_metric("expected", searches)),
     ]
     return [figure for figure in figures if figure.data]
-
-
-def _by_metric(
-    stem: str, items: Sequence[Any], metric_of: Callable[[Any], str] = attrgetter("metric")
-) -> Iterator[tuple[str, str, list[Any]]]:
-    """The name of a figure, its metric and its items, for each metric."""
-    groups: dict[str, list[Any]] = {}
-    for item in items:
-        groups.setdefault(metric_of(item), []).append(item)
-    for metric, members in groups.items():
-        yield (stem if len(groups) == 1 else f"{stem}-{slug(metric)}"), metric, members
-
-
-def _scale(metric: str) -> float:
-    return 100.0 if is_percent(metric) else 1.0
-
-
-def _unit(metric: str) -> str:
-    return f"test {metric_text(metric)}"
-
-
-def _wrapped(text: str, most: int) -> str:
-    """A row's label, in up to three lines that fit above a panel."""
-    return "\n".join(textwrap.wrap(_clean(text), most, max_lines=3, placeholder=" …", break_long_words=True)) or " "
-
-
-def _clean(text: str) -> str:
-    """Without control characters, which an SVG cannot hold."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
-def _left_out(count: int, what: str = "rows") -> str:
-    return f" The first {MOST} of {count} {what}." if count > MOST else ""
-
-
-def _panels(
-    draw_panel: Callable[[Axes, Any, Palette], None],
-    panels: Sequence[tuple[str, Any]],
-    *,
-    y_label: str,
-    x_label: str = "",
-    columns: int = 2,
-    height: float = 2.1,
-) -> Callable[[Palette], Figure]:
-    """One panel per title and item, in a grid, under one legend of everything that has a label."""
-    title_width, title_size = (26, 8.0) if columns == 2 else (20, 7.5)
-    columns = min(columns, len(panels)) or 1
-    lines = math.ceil(len(panels) / columns)
-
-    def draw(palette: Palette) -> Figure:
-        figure = new_figure(WIDTH if columns > 1 else 0.75 * WIDTH, height * lines + 0.1)
-        grid = figure.subplots(lines, columns, squeeze=False)
-        for axes, (title, item) in zip(grid.flat, panels, strict=False):
-            draw_panel(axes, item, palette)
-            if title:
-                axes.set_title(_wrapped(title, title_width), fontsize=title_size)
-        for axes in islice(grid.flat, len(panels), None):
-            axes.remove()
-        figure.supylabel(y_label, fontsize=9)
-        if x_label:
-            figure.supxlabel(x_label, fontsize=9)
-        entries = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
-        if handles := {label: handle for panel in entries for handle, label in panel}:
-            across = 3 if max(map(len, handles)) < 16 else 2
-            figure.set_figheight(figure.get_figheight() + 0.25 * math.ceil(len(handles) / across))
-            figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=across, fontsize=8)
-        return figure
-
-    return draw
 
 
 def _arm_styles(palette: Palette) -> dict[str, dict[str, Any]]:
@@ -136,7 +87,7 @@ def _forest(name: str, metric: str, rows: Sequence[Row]) -> Plot:
     def draw(palette: Palette) -> Figure:
         figure = new_figure(WIDTH, 0.75 + 0.46 * len(rows))
         axes = figure.subplots()
-        scale = _scale(metric)
+        scale = scale_of(metric)
         for place, row in enumerate(rows):
             assert row.delta is not None
             better = palette.spt if (row.delta > 0) == row.higher_is_better else palette.scratch
@@ -146,7 +97,7 @@ def _forest(name: str, metric: str, rows: Sequence[Row]) -> Plot:
             face = colour if row.decision in ARMS else palette.paper
             axes.plot([scale * row.delta], [place], marker="s", color=colour, markerfacecolor=face, markersize=6)
             axes.annotate(
-                shorten(_clean(row.label), 66) + ("" if row.low is not None else " (one seed)"),
+                shorten(printable(row.label), 66) + ("" if row.low is not None else " (one seed)"),
                 (0, place),
                 xycoords=("axes fraction", "data"),
                 xytext=(2, 7),
@@ -182,7 +133,7 @@ def _seed_lines(name: str, metric: str, rows: Sequence[Row]) -> Plot:
     ]
 
     def panel(axes: Axes, row: Row, palette: Palette) -> None:
-        scale = _scale(metric)
+        scale = scale_of(metric)
         pairs = list(zip(*(_paired_scores(row, arm) for arm in ARMS), strict=True))
         x, y = [0, 1, math.nan] * len(pairs), [scale * score for pair in pairs for score in (*pair, math.nan)]
         axes.plot(x, y, color=palette.faint, linewidth=1)
@@ -195,11 +146,11 @@ def _seed_lines(name: str, metric: str, rows: Sequence[Row]) -> Plot:
         axes.yaxis.set_major_locator(MaxNLocator(5))
 
     caption = (
-        f"{_unit(metric).capitalize()} of every seed; a line joins the two runs that share a seed, that is initial "
-        "weights, head and order of batches. Panels have scales of their own." + _left_out(len(rows))
+        f"{unit_of(metric).capitalize()} of every seed; a line joins the two runs that share a seed, that is initial "
+        "weights, head and order of batches. Panels have scales of their own." + left_out(len(rows))
     )
     panels = [(row.label, row) for row in rows[:MOST]]
-    draw = _panels(panel, panels, columns=3, height=1.75, y_label=_unit(metric))
+    draw = panels_figure(panel, panels, columns=3, height=1.75, y_label=unit_of(metric))
     return Plot(name, "Seed by seed", caption, draw, data)
 
 
@@ -282,16 +233,18 @@ def _levels(kind: str, name: str, metric: str, families: Sequence[Family]) -> Pl
     shown = families[:MOST]
     data = [line for family in shown for line in family.lines]
     caption = (
-        f"Mean {_unit(metric)} of the seeds that both arms finished, with the 95 % t interval of each mean. Intervals "
-        "of means are wider than those of paired differences: whether arms differ is decided in the tables."
-    ) + _left_out(len(families))
+        f"Mean {unit_of(metric)} of the seeds that both arms finished, with the 95 % t interval of each mean. "
+        "Intervals of means are wider than those of paired differences: whether arms differ is decided in the tables."
+    ) + left_out(len(families))
     x_label = LEVEL_AXIS.get(kind, "") if all(family.numeric for family in shown) else families[0].factor
-    draw = _panels(_level_panel, [(family.label, family) for family in shown], y_label=_unit(metric), x_label=x_label)
+    draw = panels_figure(
+        _level_panel, [(family.label, family) for family in shown], y_label=unit_of(metric), x_label=x_label
+    )
     return Plot(name, LEVEL_TITLES.get(kind, f"By {families[0].factor}"), caption, draw, data)
 
 
 def _level_panel(axes: Axes, family: Family, palette: Palette) -> None:
-    scale = _scale(family.metric)
+    scale = scale_of(family.metric)
     scratch = [line for line in family.lines if line["arm"] == ARM["scratch"]]
     for arm, style in _arm_styles(palette).items():
         lines = [line for line in family.lines if line["arm"] == arm]
@@ -307,7 +260,7 @@ def _level_panel(axes: Axes, family: Family, palette: Palette) -> None:
         else:
             axes.vlines(x, low, high, color=style["color"], linewidth=1.2)
     if not family.numeric:
-        axes.set_xticks(range(len(scratch)), [_wrapped(line["level"], 12) for line in scratch], fontsize=7)
+        axes.set_xticks(range(len(scratch)), [wrapped(line["level"], 12) for line in scratch], fontsize=7)
         axes.tick_params(axis="x", rotation=90 if len(scratch) > 3 else 0)
         axes.margins(x=0.2)
     elif family.kind in ("data", "size"):
@@ -359,14 +312,14 @@ def _compute(name: str, metric: str, rows: Sequence[Row]) -> Plot:
         (task if len(tasks) > 1 else "", [line for line in data if line["task"] == task]) for task in tasks[:MOST]
     ]
     caption = (
-        f"Mean {_unit(metric)} with its 95 % t interval against the training operations of one run, pretraining "
+        f"Mean {unit_of(metric)} with its 95 % t interval against the training operations of one run, pretraining "
         "included (forward and backward, analytic). Hollow: scratch; filled: SPT. "
         f"{'Up' if rows[0].higher_is_better else 'Down'} and to the left is better."
-        + _left_out(len(tasks), "tasks")
+        + left_out(len(tasks), "tasks")
         + (" Marks repeat after eight models." if len(models) > len(MARKS) else "")
     )
-    panel = partial(_compute_panel, models=models, scale=_scale(metric))
-    draw = _panels(panel, panels, height=2.4, y_label=_unit(metric), x_label="training FLOPs of one run")
+    panel = partial(_compute_panel, models=models, scale=scale_of(metric))
+    draw = panels_figure(panel, panels, height=2.4, y_label=unit_of(metric), x_label="training FLOPs of one run")
     return Plot(name, "Score against compute", caption, draw, data)
 
 
@@ -382,7 +335,7 @@ def _compute_panel(axes: Axes, lines: Sequence[Line], palette: Palette, *, model
             MARKS[models.index(model) % len(MARKS)],
             color=colours[arm],
             markerfacecolor=palette.spt if arm == ARM["spt"] else palette.paper,
-            label=_entry(f"{model}, {arm}"),
+            label=legend_entry(f"{model}, {arm}"),
         )
     costs = [line["flops"] for line in lines]
     low, high = min(costs), max(costs)
@@ -395,12 +348,6 @@ def _compute_panel(axes: Axes, lines: Sequence[Line], palette: Palette, *, model
         axes.set_xlim(low - room, high + room)
         axes.xaxis.set_major_locator(MaxNLocator(3))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: flops_text(value)))
-
-
-def _entry(text: str) -> str:
-    """A legend entry; matplotlib omits those that begin with an underscore."""
-    text = shorten(_clean(text), 30)
-    return f" {text}" if text.startswith("_") else text
 
 
 def _learning(report: Report) -> Iterator[Plot]:
@@ -419,7 +366,7 @@ def _learning(report: Report) -> Iterator[Plot]:
     ):
         every = [(label, [curve for curve in labels[label] if curve.stage in stages]) for label in islice(labels, MOST)]
         panels = [(label, curves) for label, curves in every if curves]
-        for name, metric, group in _by_metric(stem, panels, lambda panel: panel[1][0].metric):
+        for name, metric, group in by_metric(stem, panels, lambda panel: panel[1][0].metric):
             data = [
                 {
                     "label": label,
@@ -438,13 +385,15 @@ def _learning(report: Report) -> Iterator[Plot]:
                 f"{unit.capitalize()} of {what}, against the share of the stage's own steps, so lines that end "
                 "together took different numbers of steps. Thick: mean over the seeds that have a value there; thin: "
                 "every seed."
-            ) + _left_out(len(report.rows))
-            draw = _panels(_learning_panel, group, height=2.0, y_label=unit, x_label="share of the stage's steps (%)")
+            ) + left_out(len(report.rows))
+            draw = panels_figure(
+                _learning_panel, group, height=2.0, y_label=unit, x_label="share of the stage's steps (%)"
+            )
             yield Plot(name, title, caption, draw, data)
 
 
 def _learning_panel(axes: Axes, curves: Sequence[Curve], palette: Palette) -> None:
-    scale = _scale(curves[0].metric)
+    scale = scale_of(curves[0].metric)
     colours = {"scratch": palette.scratch, "finetuning": palette.spt, "pretraining": palette.pretrain}
     for stage, colour in colours.items():
         chosen = [curve for curve in curves if curve.stage == stage]
@@ -468,7 +417,7 @@ def _mean_curve(curves: Sequence[Curve]) -> dict[float, float]:
 
 def _expected(name: str, metric: str, searches: Sequence[SearchResult]) -> Plot:
     """Expected best validation score by number of settings tried, both arms (Dodge et al. 2019, Tang et al. 2020)."""
-    scale, shown = _scale(metric), searches[:MOST]
+    scale, shown = scale_of(metric), searches[:MOST]
     labels = Counter(search.label for search in shown)
     data: list[Line] = [
         {
@@ -493,5 +442,5 @@ def _expected(name: str, metric: str, searches: Sequence[SearchResult]) -> Plot:
     unit = f"validation {metric_text(metric)}"
     caption = f"Expected best {unit} of this many settings drawn at random from those that an arm tried."
     panels = [(label, label) for label in dict.fromkeys(line["label"] for line in data)]
-    draw = _panels(panel, panels, y_label=unit, x_label="settings tried")
+    draw = panels_figure(panel, panels, y_label=unit, x_label="settings tried")
     return Plot(name, "What a search finds by its size", caption, draw, data)

@@ -97,6 +97,12 @@ def interval_text(low: float | None, high: float | None, metric: str) -> str:
     return "-" if low is None or high is None else f"{delta_text(low, metric)} to {delta_text(high, metric)}"
 
 
+def size_interval_text(low: float | None, high: float | None, metric: str) -> str:
+    """An interval that does not hold zero, without signs."""
+    ends = sorted(abs(end) for end in (low, high) if end is not None)
+    return " to ".join(size_text(end, metric) for end in ends) or "-"
+
+
 def ratio_text(ratio: float | None) -> str:
     return "-" if ratio is None else f"×{ratio:.2f}" if ratio < 10 else f"×{ratio:.3g}"
 
@@ -118,7 +124,7 @@ Cell = Callable[[Any, str], str]  # text of a record, given its metric
 TEXTS: dict[str, Cell] = {  # text of a field, given the record's metric
     **dict.fromkeys(("scratch", "spt", "chance", "published_scratch", "published_spt", "value"), score_text),
     **dict.fromkeys(("delta", "published_delta", "difference", "scratch_change", "spt_change"), delta_text),
-    **dict.fromkeys(("p", "holm"), lambda p, _: p_text(p)),
+    **dict.fromkeys(("p", "holm", "wilcoxon_p", "wilcoxon_holm"), lambda p, _: p_text(p)),
     **dict.fromkeys(("steps", "examples", "positions"), lambda count, _: count_text(count)),
     **dict.fromkeys(("seconds", "device_seconds"), lambda seconds, _: time_text(seconds)),
     **dict.fromkeys(("only_scratch", "only_spt", "rows", "repeated"), lambda n, _: "-" if n is None else f"{n:,}"),

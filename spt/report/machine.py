@@ -19,6 +19,13 @@ def to_json(report: Report) -> dict[str, Any]:
         "format": FORMAT,
         "kind": "report",
         "rows": records["rows"],
+        "models": [
+            {name: part for name, part in comparison.items() if name not in ("contrasts", "rankings")}
+            for comparison in records["models"]
+        ],
+        "contrasts_between_models": [contrast for each in records["models"] for contrast in each["contrasts"]],
+        "rankings": [ranking for comparison in records["models"] for ranking in comparison["rankings"]],
+        "models_across_tasks": records["models_across_tasks"],
         "verdicts": [f"{said.label}: {said.verdict}" for said in statements(report)],
         **{name: records[name] for name in PARTS},
         "failures": [{"label": label, **failure.model_dump(mode="json")} for label, failure in report.failures],

@@ -4,23 +4,20 @@ from collections.abc import Sequence
 
 from spt.report.collect import Report
 from spt.report.format import ReportTable
-from spt.report.statements import conclusions, remarks
+from spt.report.statements import Statement, conclusions, model_statements, remarks
 from spt.report.tables import by_section
 
 
 def markdown(report: Report, pictures: Sequence[tuple[str, str]] = ()) -> str:
     """The report as Markdown; pictures are (name, title) of figures saved beside it as figures/NAME.svg."""
     lines = ["# Self-pretraining against training from scratch", ""] if report.rows or report.searches else []
+    lines += _statement_lines(model_statements(report))
     for row in report.rows:
         lines += [f"**{_plain(row.label)}**: {_plain(row.verdict)}.", ""]
         lines += [f"- **WARNING: {_plain(remark)}**" for remark in row.warnings]
         lines += [f"- {_plain(remark)}" for remark in remarks(row)]
         lines += [f"- recipe `{row.recipe}`" + (f", command `{row.command}`" if row.command else ""), ""]
-    for statement in conclusions(report):
-        lines += [f"**{_plain(statement.label)}**: {_plain(statement.verdict)}.", ""]
-        more = [f"- **WARNING: {_plain(remark)}**" for remark in statement.warnings]
-        more += [f"- {_plain(remark)}" for remark in statement.remarks]
-        lines += [*more, ""] if more else []
+    lines += _statement_lines(conclusions(report))
     lines += [line for remark in report.warnings for line in (f"**WARNING: {_plain(remark)}**", "")]
     lines += [line for remark in report.notes for line in (_plain(remark), "")]
     for section, tables in by_section(report):
@@ -29,6 +26,16 @@ def markdown(report: Report, pictures: Sequence[tuple[str, str]] = ()) -> str:
                 lines += [f"![{_plain(title)}](figures/{name}.svg)", ""]
         lines += [line for table in tables for line in _markdown_table(table)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _statement_lines(statements: Sequence[Statement]) -> list[str]:
+    lines = []
+    for statement in statements:
+        lines += [f"**{_plain(statement.label)}**: {_plain(statement.verdict)}.", ""]
+        more = [f"- **WARNING: {_plain(remark)}**" for remark in statement.warnings]
+        more += [f"- {_plain(remark)}" for remark in statement.remarks]
+        lines += [*more, ""] if more else []
+    return lines
 
 
 def _markdown_table(table: ReportTable) -> list[str]:

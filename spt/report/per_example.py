@@ -4,6 +4,8 @@ Both arms answer the same test split, so their answers are compared in pairs. Th
 trained networks; `spt.report.stats.paired` covers other seeds.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from spt.report.stats import bootstrap_examples, mcnemar
 from spt.runs.plan import Record
-from spt.runs.predictions import FILE, Columns, NotComparable, read_columns
+from spt.runs.predictions import FILE, NotComparable, read_columns
 
 Metric = Literal["accuracy", "mse", "mae"]  # what an example is scored by
 
@@ -40,10 +42,37 @@ class ItemTest(Record):
 class ExampleScores(NamedTuple):
     """Every example of a run, (n,) each."""
 
+    ids: NDArray[Any]
+    columns: frozenset[str]
     metric: Metric
     score: NDArray[np.float64]
     weight: NDArray[np.float64] | None  # scored steps, where every step has an answer
-    truth: NDArray[np.float64]  # (n, k) what both runs must agree on
+    truth: NDArray[np.float64]  # (n, k) what runs that are compared must agree on
+
+    def in_order_of(self, other: "ExampleScores") -> "ExampleScores":
+        """The same examples as another run's, row by row. Raises `NotComparable`."""
+        if self.columns != other.columns:
+            different = ", ".join(sorted(self.columns ^ other.columns))
+            raise NotComparable(f"the runs have different columns: {different}")
+        order = _matched(other.ids, self.ids)
+        weight = None if self.weight is None else self.weight[order]
+        scores = self._replace(ids=other.ids, score=self.score[order], weight=weight, truth=self.truth[order])
+        if not np.array_equal(scores.truth, other.truth):
+            raise NotComparable("the runs were scored against different targets")
+        if not (np.isfinite(scores.score).all() and np.isfinite(other.score).all()):
+            raise NotComparable("some answers are not finite numbers")
+        return scores
+
+
+class RowInterval(Record):
+    """A mean difference over the test rows, their scores averaged over seeds, with its percentile interval.
+
+    It holds for other rows and these trained networks, as a paired t interval does for other seeds and these rows.
+    """
+
+    n: int
+    low: float | None  # None for one row
+    high: float | None
 
 
 def compare_examples(scratch: Path, spt: Path, seed: int, metric: str = "") -> ItemTest:
@@ -53,21 +82,9 @@ def compare_examples(scratch: Path, spt: Path, seed: int, metric: str = "") -> I
     with an answer at every step, the scored steps are counted. Rows are matched by id. Any file that cannot be used
     raises `NotComparable`, never another error.
     """
-    first, second = (read_columns(folder / FILE) for folder in (scratch, spt))
-    if first.keys() != second.keys():
-        raise NotComparable(f"the runs have different columns: {', '.join(sorted(first.keys() ^ second.keys()))}")
-    order = _matched(first["id"], second["id"])
-    before, after = _scored(first, metric), _scored({name: column[order] for name, column in second.items()}, metric)
-    if not np.array_equal(before.truth, after.truth):
-        raise NotComparable("the runs were scored against different targets")
-    if not (np.isfinite(before.score).all() and np.isfinite(after.score).all()):
-        raise NotComparable("some answers are not finite numbers")
-    old, new, weight = before.score, after.score, before.weight
-    if weight is not None:
-        kept = weight > 0
-        old, new, weight = old[kept], new[kept], weight[kept]
-        if not len(old):
-            raise NotComparable("no step of any example is scored")
+    first, second = example_scores(scratch, metric), example_scores(spt, metric)
+    before, after = first, second.in_order_of(first)
+    old, new, weight = _kept(before.score, after.score, before.weight)
     interval = bootstrap_examples(old, new, np.random.default_rng(seed), weight)
     test = ItemTest(
         seed=seed,
@@ -87,6 +104,32 @@ def compare_examples(scratch: Path, spt: Path, seed: int, metric: str = "") -> I
     return test.model_copy(update={"only_scratch": only_scratch, "only_spt": only_spt, "p": p})
 
 
+def row_interval(terms: Sequence[tuple[Sequence[ExampleScores], Sequence[ExampleScores]]]) -> RowInterval:
+    """Over test rows: the difference of each row's scores, added and subtracted, mean over terms (one a seed).
+
+    Where steps are scored one by one, rows weigh by their number of them. Raises `NotComparable`.
+    """
+    first = terms[0][0][0]
+    sums = []
+    for added, subtracted in terms:
+        sums.append([np.sum([run.in_order_of(first).score for run in side], axis=0) for side in (subtracted, added)])
+    before, after, weight = _kept(*np.mean(sums, 0), first.weight)
+    interval = bootstrap_examples(before, after, np.random.default_rng(0), weight)
+    return RowInterval(n=interval.n, low=interval.low, high=interval.high)
+
+
+def _kept(
+    before: NDArray[np.float64], after: NDArray[np.float64], weight: NDArray[np.float64] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64] | None]:
+    """The scores of examples with at least one scored step, and their weights."""
+    if weight is None:
+        return before, after, None
+    kept = weight > 0
+    if not kept.any():
+        raise NotComparable("no step of any example is scored")
+    return before[kept], after[kept], weight[kept]
+
+
 def _matched(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.int64]:
     """(n,) rows of the second run in the order of the first."""
     if np.array_equal(first, second):
@@ -100,23 +143,25 @@ def _matched(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.int64]:
     return np.array([rows[name] for name in names])
 
 
-def _scored(columns: Columns, metric: str) -> ExampleScores:
-    """The score and the truth of each example."""
+def example_scores(folder: Path, metric: str = "") -> ExampleScores:
+    """Every test example of a run, as `compare_examples` scores it. Raises `NotComparable`."""
+    columns = read_columns(folder / FILE)
+    scores = partial(ExampleScores, columns["id"], frozenset(columns))
     if {"label", "prediction"} <= columns.keys():
         label = columns["label"]
-        return ExampleScores("accuracy", (columns["prediction"] == label).astype(np.float64), None, _stacked(label))
+        return scores("accuracy", (columns["prediction"] == label).astype(np.float64), None, _stacked(label))
     if "steps" in columns and ("right" in columns or "squared_error" in columns):
         steps, right = columns["steps"].astype(np.float64), "right" in columns
         total = columns["right" if right else "squared_error"].astype(np.float64)
         mean = np.divide(total, steps, out=np.zeros_like(total), where=steps > 0)
-        return ExampleScores("accuracy" if right else "mse", mean, steps, _stacked(steps))
+        return scores("accuracy" if right else "mse", mean, steps, _stacked(steps))
     size = next(k for k in range(len(columns) + 1) if not {f"target_{k}", f"prediction_{k}"} <= columns.keys())
     if not size:
         raise NotComparable(f"{FILE} has no answers: its columns are {', '.join(columns)}")
     truth = _stacked(*(columns[f"target_{k}"] for k in range(size)))
     error = _stacked(*(columns[f"prediction_{k}"] for k in range(size))) - truth
     score = np.abs(error) if metric == "mae" else np.square(error)
-    return ExampleScores("mae" if metric == "mae" else "mse", score.mean(1), None, truth)
+    return scores("mae" if metric == "mae" else "mse", score.mean(1), None, truth)
 
 
 def _stacked(*columns: NDArray[Any]) -> NDArray[np.float64]:

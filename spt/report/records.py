@@ -5,6 +5,7 @@ from typing import Any
 
 from spt.report.arms import Cost, Row
 from spt.report.curves import Curve
+from spt.report.ranking import ModelComparison
 from spt.report.search import SearchResult
 
 
@@ -44,6 +45,19 @@ def item_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _shared(row: Row) -> dict[str, Any]:
     return {name: getattr(row, name) for name in ("label", "task", "model", "recipe", "source", "metric")}
+
+
+def contrast_records(comparisons: Sequence[ModelComparison]) -> list[dict[str, Any]]:
+    """One record per contrast between two models, with a column for each factor of its studies."""
+    factors = list(dict.fromkeys(name for comparison in comparisons for name in comparison.factors))
+    records = []
+    for comparison in comparisons:
+        for contrast in comparison.contrasts:
+            record = {"label": comparison.label, **contrast.model_dump(exclude={"factors", "rows", "ratios"})}
+            record |= {f"factor_{name}": comparison.factors.get(name) for name in factors}
+            record |= {f"rows_{end}": getattr(contrast.rows, end, None) for end in ("n", "low", "high")}
+            records.append(record | {f"ratio_{axis}": ratio for axis, ratio in contrast.ratios.items()})
+    return records
 
 
 def trial_records(searches: Sequence[SearchResult]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from spt.report.arms import Row
 from spt.report.collect import Report
+from spt.report.format import abbreviate
 from spt.report.levels import Contrast
 from spt.report.search import SearchResult
 from spt.runs.plan import ARMS, factors_text
@@ -45,8 +46,24 @@ def _search_text(search: SearchResult) -> str:
 
 
 def statements(report: Report) -> list[Statement]:
-    """Every statement of a report: row by row, then about rows together."""
-    return [_row_statement(row) for row in report.rows] + conclusions(report)
+    """Every statement of a report: which model is better, then row by row, then about rows together."""
+    return [*model_statements(report), *(_row_statement(row) for row in report.rows), *conclusions(report)]
+
+
+def model_statements(report: Report) -> list[Statement]:
+    """Which model is better in each arm, and whether self-pretraining changes that."""
+    over_tasks = [
+        Statement(f"{across.label}: {abbreviate(across.models, 4)}", across.verdict)
+        for across in report.models_across_tasks
+    ]
+    return over_tasks + [
+        Statement(
+            f"{comparison.label}: {abbreviate([model.name for model in comparison.models], 4)}",
+            comparison.verdict,
+            comparison.warnings,
+        )
+        for comparison in report.models
+    ]
 
 
 def _row_statement(row: Row) -> Statement:

@@ -83,6 +83,16 @@ def paired(differences: Sequence[float], confidence: float = CONFIDENCE) -> Pair
     )
 
 
+def widened(test: Paired, tests: int) -> tuple[float | None, float | None]:
+    """Ends of the interval of a mean that is one of so many: each at confidence 1 - (1 - c)/m, so that all m hold
+    together at confidence c (Bonferroni). None for one pair; the mean itself where all differences are equal."""
+    if not test.deviation:
+        return test.low, test.high
+    quantile = t_quantile(1 - (1 - test.confidence) / (2 * max(tests, 1)), test.n - 1)
+    margin = quantile * test.deviation / math.sqrt(test.n)
+    return test.mean - margin, test.mean + margin
+
+
 def smallest_detectable(n: int, deviation: float, confidence: float = CONFIDENCE, power: float = POWER) -> float | None:
     """True mean difference that a two-sided paired t test with n pairs finds with this power.
 
@@ -98,7 +108,7 @@ def smallest_detectable(n: int, deviation: float, confidence: float = CONFIDENCE
     return shift * deviation / math.sqrt(n)
 
 
-def t_quantile(probability: float, degrees: int) -> float:
+def t_quantile(probability: float, degrees: int | float) -> float:
     return float(_special().stdtrit(degrees, probability))
 
 
@@ -111,6 +121,69 @@ class Interval:
     low: float | None  # None where n is too small to tell
     high: float | None
     confidence: float = CONFIDENCE
+
+
+@dataclass(frozen=True)
+class Average:
+    """A plain mean over tasks of each task's mean over seeds, for other seeds of the same tasks."""
+
+    tasks: int
+    mean: float
+    low: float | None = None  # t interval by Welch and Satterthwaite; None where a task has too few seeds, or no spread
+    high: float | None = None
+    p: float | None = None  # two-sided, of a mean of zero
+    error: float | None = None  # standard error
+    degrees: float | None = None
+
+    def interval(self, tests: int) -> tuple[float | None, float | None]:
+        """Ends of one of so many intervals that hold together (Bonferroni)."""
+        if self.error is None or self.degrees is None:
+            return None, None
+        margin = t_quantile(1 - (1 - CONFIDENCE) / (2 * max(tests, 1)), self.degrees) * self.error
+        return self.mean - margin, self.mean + margin
+
+
+def average(samples: Sequence[Sequence[float]]) -> Average:
+    """Mean over tasks of mean over seeds, each task's seeds drawn by themselves.
+
+    Standard error sqrt(sum s_t^2/n_t)/T, degrees of freedom (sum v_t)^2 / sum v_t^2/(n_t - 1) with v_t = s_t^2/n_t
+    (Satterthwaite 1946, Welch 1947). Tasks are not drawn: nothing is said of tasks that are not there.
+    """
+    mean, tasks = statistics.fmean(map(statistics.fmean, samples)), len(samples)
+    if min(map(len, samples)) < FEWEST:
+        return Average(tasks, mean)
+    shares = [float(statistics.variance(scores)) / len(scores) for scores in samples]
+    total = sum(shares)
+    if math.sqrt(total) <= EQUAL * max(abs(score) for scores in samples for score in scores):
+        return Average(tasks, mean)
+    degrees = total**2 / sum(share**2 / (len(scores) - 1) for share, scores in zip(shares, samples, strict=True))
+    plain = Average(tasks, mean, error=math.sqrt(total) / tasks, degrees=degrees)
+    low, high = plain.interval(1)
+    p = 2 * float(_special().stdtr(degrees, -abs(mean) / math.sqrt(total) * tasks))
+    return replace(plain, low=low, high=high, p=p)
+
+
+def friedman(scores: Sequence[Sequence[float]]) -> float | None:
+    """p that models, a column each, rank alike over tasks, a line each (Friedman 1937, by its chi-square).
+
+    Conservative with few tasks. None with fewer than three models or two tasks, and where all are tied.
+    """
+    from scipy import stats as scipy_stats  # a second to import; only reports over several tasks need it
+
+    table = np.asarray(scores, np.float64)
+    if table.shape[0] < 2 or table.shape[1] < 3 or (table == table[:, :1]).all():
+        return None
+    return float(scipy_stats.friedmanchisquare(*table.T).pvalue)
+
+
+def wilcoxon(differences: Sequence[float]) -> float | None:
+    """Two-sided p of Wilcoxon's signed-rank test (1945), one difference a task. None where all are zero.
+
+    With n tasks it cannot fall below 2^(1 - n).
+    """
+    from scipy import stats as scipy_stats
+
+    return float(scipy_stats.wilcoxon(differences).pvalue) if any(differences) else None
 
 
 def above_chance(margins: Sequence[float]) -> float | None:

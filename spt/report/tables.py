@@ -12,7 +12,20 @@ from spt.report.across_tasks import Estimate
 from spt.report.arms import Cost
 from spt.report.collect import Report, RunRecord
 from spt.report.cost_tables import COST_TABLES, cost_cells
-from spt.report.format import Group, ReportTable, TableSpec, abbreviate, metric_text, part_text, score_text
+from spt.report.format import (
+    ARM,
+    Group,
+    ReportTable,
+    TableSpec,
+    abbreviate,
+    count_text,
+    flops_text,
+    interval_text,
+    metric_text,
+    part_text,
+    ratio_text,
+    score_text,
+)
 from spt.report.published import PublishedComparison
 from spt.report.search import SearchResult
 from spt.runs.plan import factors_text, value_text
@@ -72,6 +85,105 @@ SCORES = TableSpec(
     lambda report: [Group(_label(row) if len(_metrics(report)) > 1 else row.label, [row]) for row in report.rows],
     narrow=((0, 1, 2, 3, 4, 5), (0, 6, 7, 8, 9, 10, 11)),
     caption=_score_caption,
+)
+
+
+MODELS = TableSpec(
+    "Models",
+    "task | model: name | scratch | scratch runs: scratch_n | SPT: spt | SPT runs: spt_n | parameters | "
+    "FLOPs per example | s per step | peak memory: peak_bytes",
+    lambda report: [Group(_label(comparison), comparison.models, comparison.metric) for comparison in report.models],
+    cells={
+        "parameters": lambda model, _: "-" if model.parameters is None else count_text(model.parameters),
+        "FLOPs per example": lambda model, _: (
+            "-" if model.flops_per_example is None else flops_text(model.flops_per_example)
+        ),
+        "s per step": lambda model, _: "-" if model.seconds_per_step is None else f"{model.seconds_per_step:.3g}",
+    },
+    text_columns=2,
+    narrow=((0, 1, 2, 4), (0, 1, 6, 7, 8, 9)),
+    caption="Means over the seeds that an arm has finished. Costs are those of supervised training: operations "
+    "analytic, forward and backward; seconds with evaluation.",
+)
+
+
+def _contrast_arm(contrast: Any, _: str) -> str:
+    return "SPT - scratch" if contrast.arm == "difference" else ARM[contrast.arm]
+
+
+def _ratio_cell(axis: str) -> Callable[[Any, str], str]:
+    return lambda contrast, _: ratio_text(contrast.ratios[axis])
+
+
+BETWEEN_MODELS = TableSpec(
+    "Contrasts between models",
+    "task | arm | contrast | n | difference | 95 % interval | p | Holm p: holm | detectable | over test rows: rows | "
+    "parameters | FLOPs | time | memory",
+    lambda report: [Group(_label(comparison), comparison.contrasts) for comparison in report.models],
+    cells={
+        "arm": _contrast_arm,
+        "contrast": lambda contrast, _: f"{contrast.first} - {contrast.second}",
+        "over test rows": lambda contrast, metric: (
+            "-" if contrast.rows is None else interval_text(contrast.rows.low, contrast.rows.high, metric)
+        ),
+        "parameters": _ratio_cell("parameters"),
+        "FLOPs": _ratio_cell("flops_per_example"),
+        "time": _ratio_cell("seconds_per_step"),
+        "memory": _ratio_cell("peak_bytes"),
+    },
+    text_columns=3,
+    narrow=((0, 1, 2, 3, 4, 5, 7), (1, 2, 8, 9, 10, 11, 12, 13)),
+    caption="First - second, paired by seed; of SPT - scratch the difference of the gains. Holm p is adjusted for all "
+    "pairs in both arms, and for all pairs of the gains. Over test rows: percentile interval for other test rows and "
+    "these networks. Parameters, FLOPs per example, time per step and peak memory: first : second.",
+)
+
+RANKINGS = TableSpec(
+    "Ranking",
+    "task | arm | from best to worst: order | without a score: unranked",
+    lambda report: [Group(_label(comparison), comparison.rankings) for comparison in report.models],
+    cells={
+        "from best to worst": lambda ranking, _: " > ".join(", ".join(group) for group in ranking.order) or "-",
+        "without a score": lambda ranking, _: ", ".join(ranking.unranked) or "-",
+    },
+    text_columns=4,
+    narrow=((0, 1, 2, 3),),
+    caption="It splits (>) only where every model before is shown to beat every model after; models with a comma "
+    "between them stand in the order of their means, which is not decided.",
+)
+
+
+MODELS_ACROSS_TASKS = TableSpec(
+    "Models over several tasks",
+    "tasks | model | arm | average | 95 % interval | mean rank",
+    lambda report: [
+        Group(", ".join(across.tasks), across.averages, across.metric) for across in report.models_across_tasks
+    ],
+    cells={
+        "average": lambda average, metric: score_text(average.average, metric),
+        "95 % interval": lambda average, metric: (
+            "-" if average.low is None else f"{score_text(average.low, metric)} to {score_text(average.high, metric)}"
+        ),
+        "mean rank": lambda average, _: f"{average.mean_rank:.2f}",
+    },
+    text_columns=3,
+    narrow=((1, 2, 3, 4, 5),),
+    caption="Average: the plain mean over tasks, as papers print it, with a t interval over seeds (Welch, "
+    "Satterthwaite): it speaks of other seeds and of these tasks. Rank 1 is best.",
+)
+
+AVERAGE_CONTRASTS = TableSpec(
+    "Contrasts of averages",
+    "tasks | arm | contrast | difference | 95 % interval | p | Holm p: holm | Wilcoxon p: wilcoxon_p | "
+    "Holm p: wilcoxon_holm",
+    lambda report: [
+        Group(", ".join(across.tasks), across.contrasts, across.metric) for across in report.models_across_tasks
+    ],
+    cells={"arm": _contrast_arm, "contrast": lambda contrast, _: f"{contrast.first} - {contrast.second}"},
+    text_columns=3,
+    narrow=((1, 2, 3, 4, 6, 8),),
+    caption="First - second, paired by seed within each task. Holm p is adjusted for all pairs in both arms, and for "
+    "all pairs of the gains. Wilcoxon's signed-rank test is over tasks.",
 )
 
 
@@ -325,6 +437,12 @@ def run_table(run: RunRecord) -> ReportTable:
 
 
 SECTIONS = (
+    Section(
+        "models",
+        "Which model is better",
+        ("models",),
+        (RANKINGS, BETWEEN_MODELS, MODELS, MODELS_ACROSS_TASKS, AVERAGE_CONTRASTS),
+    ),
     Section("differences", "SPT against scratch", ("forest",), (SCORES,)),
     Section("levels", "What the study varies", ("levels",), (LEVELS, CONTRASTS)),
     Section("published", "Published numbers", (), (PUBLISHED,)),

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from spt.report.collect import Report
 from spt.report.format import ReportTable
-from spt.report.statements import statements
+from spt.report.statements import model_statements, statements
 from spt.report.tables import all_tables
 
 
@@ -36,7 +36,9 @@ def terminal(report: Report) -> RenderableType:
             parts[-1] = Text(table.caption, style="dim")
             parts.append(Text())
     if any(row.seeds for row in report.rows):  # the tables have scrolled the verdicts out of sight
-        parts += [Text.assemble((f"{row.label}: ", "dim"), (row.verdict, "bold")) for row in report.rows]
+        last = [(row.label, row.verdict) for row in report.rows]
+        last += [(statement.label, statement.verdict) for statement in model_statements(report)]
+        parts += [Text.assemble((f"{label}: ", "dim"), (verdict, "bold")) for label, verdict in last]
     return Group(*parts)
 
 

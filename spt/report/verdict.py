@@ -4,7 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from spt.report import stats
-from spt.report.format import WHOLE, delta_text, interval_text, is_percent, p_text, ratio_text, score_text, size_text
+from spt.report.format import (
+    WHOLE,
+    delta_text,
+    interval_text,
+    is_percent,
+    p_text,
+    ratio_text,
+    score_text,
+    size_interval_text,
+    size_text,
+)
 from spt.runs.result import Result
 
 Doubt = Literal["open", "too few seeds", "no spread", "no pair", "different data", "smoke"]
@@ -118,8 +128,7 @@ def judge(difference: Difference, adjusted: Adjusted | None = None) -> tuple[str
     wins = (test.sign > 0) == higher_is_better
     first, second = names if wins else names[::-1]
     decision = decisions[0 if wins else 1]
-    ends = sorted(abs(end) for end in (test.low, test.high) if end is not None)
-    interval = " to ".join(size_text(end, metric) for end in ends)
+    interval = size_interval_text(test.low, test.high, metric)
     sentence = (
         f"{first} beats {second} by {size_text(test.mean, metric)}{unit} "
         f"({direction}{100 * test.confidence:.0f} % interval {interval}, n={n}{support})"

@@ -9,11 +9,16 @@ from spt.report.latex import latex
 from spt.runs.files import write_text, writing
 
 FIGURES = "figures"
-OPTIONAL: dict[Table, str] = {"items": "items.csv", "searches": "searches.csv", "curves": "curves.csv"}
+OPTIONAL: dict[Table, str] = {
+    "items": "items.csv",
+    "models": "models.csv",
+    "searches": "searches.csv",
+    "curves": "curves.csv",
+}
 
 
 def write_report(report: Report, folder: Path, with_figures: bool = False) -> tuple[Path, ...]:
-    """Write report.html, .md, .tex, .csv and .json, seeds.csv, and items, searches and curves where they have lines.
+    """Write report.html, .md, .tex, .csv, .json, seeds.csv, and a CSV file of each of `OPTIONAL` that has lines.
 
     With figures, or where the folder has figures of an earlier report: every figure of the page also as
     figures/NAME.svg, .png and .csv. Files are replaced atomically, and files left from an earlier report are removed.
@@ -29,7 +34,7 @@ def write_report(report: Report, folder: Path, with_figures: bool = False) -> tu
         "report.tex": latex(report),
         "report.csv": machine.to_csv(report, "rows"),
         "seeds.csv": machine.to_csv(report, "seeds"),
-        **{name: text for table, name in OPTIONAL.items() if (text := machine.to_csv(report, table))},
+        **{f"{table}.csv": text for table in OPTIONAL if (text := machine.to_csv(report, table))},
         "report.json": json.dumps(machine.to_json(report), indent=2, allow_nan=False) + "\n",
     }
     for name, text in texts.items():
@@ -37,7 +42,7 @@ def write_report(report: Report, folder: Path, with_figures: bool = False) -> tu
     paths = [folder / name for name in texts]
     if with_figures:
         paths += [path for plot in plots for path in plotting.save(plot, folder / FIGURES)]
-    for path in {*old, *(folder / name for name in OPTIONAL.values())} - set(paths):
+    for path in {*old, *(folder / f"{table}.csv" for table in OPTIONAL)} - set(paths):
         with writing(path):
             path.unlink(missing_ok=True)
     return tuple(paths)

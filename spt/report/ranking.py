@@ -1,0 +1,281 @@
+"""What contrasts between models mean: rankings with ties, and verdicts that claim no more than the seeds support.
+
+That self-pretraining changes a ranking is claimed from the interaction's adjusted interval alone, never from one arm
+being decided and the other not.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Any, Literal, NamedTuple
+
+from spt.report.format import delta_text, interval_text, is_percent, ratio_text, size_interval_text, size_text
+from spt.report.per_example import RowInterval
+from spt.report.verdict import Judgement
+from spt.runs.plan import ARMS, ArmName, Factor, Kind, Record
+
+UNEQUAL = 1.1  # ratio of costs above which two models do not count as equally large
+
+Arm = Literal["scratch", "spt", "difference"]
+
+
+class ModelScores(Record):
+    """A model among those it is compared with: mean scores over the seeds an arm has finished, cost of supervised
+    training."""
+
+    name: str  # the model's, or the recipe's where two have the same model
+    label: str  # of its row
+    scratch: float | None
+    scratch_low: float | None  # t interval of the mean
+    scratch_high: float | None
+    scratch_n: int
+    spt: float | None
+    spt_low: float | None
+    spt_high: float | None
+    spt_n: int
+    parameters: int | None
+    flops_per_example: float | None  # analytic, forward and backward
+    seconds_per_step: float | None  # evaluation included
+    peak_bytes: int | None
+
+
+COSTS = {  # of `ModelScores`, as a sentence names them
+    "parameters": "parameters",
+    "flops_per_example": "operations per example",
+    "seconds_per_step": "seconds per step",
+    "peak_bytes": "peak memory",
+}
+
+
+class ModelContrast(Record):
+    """Two models, paired by seed, in one arm or (the interaction) in what they gain from self-pretraining."""
+
+    task: str
+    factors: dict[str, Factor]
+    arm: Arm
+    first: str
+    second: str
+    metric: str
+    higher_is_better: bool
+    n: int  # seeds that both have finished
+    planned: int
+    difference: float | None  # first - second, in the metric's own units
+    low: float | None  # paired t interval
+    high: float | None
+    p: float | None
+    holm: float | None = None  # over all pairs of models, in both arms; interactions are a family of their own
+    tests: int = 0
+    adjusted_low: float | None = None  # interval that holds for the whole family together (Bonferroni)
+    adjusted_high: float | None = None
+    detectable: float | None = None  # smallest difference that so many seeds find with a power of 80 %
+    rows: RowInterval | None = None  # over test rows instead of seeds; None where rows have no score of their own
+    ratios: dict[str, float | None]  # first : second, by field of `ModelScores`
+    decision: Judgement
+    verdict: str
+
+
+class Ranking(Record):
+    """Models from best to worst. It splits only where every model before is shown to beat every model after."""
+
+    task: str
+    factors: dict[str, Factor]
+    arm: ArmName
+    metric: str
+    order: tuple[tuple[str, ...], ...]
+    unranked: tuple[str, ...] = ()  # without a score
+
+
+class ModelComparison(Record):
+    """Several models on one task, at one level of what a study varies."""
+
+    label: str  # unique within a report
+    task: str
+    kind: Kind
+    factors: dict[str, Factor]
+    metric: str
+    higher_is_better: bool
+    models: tuple[ModelScores, ...]
+    contrasts: tuple[ModelContrast, ...] = ()
+    rankings: tuple[Ranking, ...] = ()
+    verdict: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def rank(comparison: ModelComparison, arm: ArmName) -> Ranking:
+    """Models by their mean score, with ties wherever not every model before beats every model after."""
+    scored = [(score, model.name) for model in comparison.models if (score := getattr(model, arm)) is not None]
+    names = [name for _, name in sorted(scored, key=lambda each: each[0], reverse=comparison.higher_is_better)]
+    beats = {pair for contrast in comparison.contrasts if contrast.arm == arm and (pair := winner_loser(contrast))}
+    order: list[list[str]] = []
+    for place, name in enumerate(names):
+        if place and all((before, after) in beats for before in names[:place] for after in names[place:]):
+            order.append([])
+        order = order or [[]]
+        order[-1].append(name)
+    return Ranking(
+        task=comparison.task,
+        factors=comparison.factors,
+        arm=arm,
+        metric=comparison.metric,
+        order=tuple(map(tuple, order)),
+        unranked=tuple(model.name for model in comparison.models if model.name not in names),
+    )
+
+
+def winner_loser(contrast: ModelContrast, alone: bool = False) -> tuple[str, str] | None:
+    """The model that is shown to be better, and the other one; None where that is not decided.
+
+    With `alone` also where it is decided by this contrast's own interval, before adjustment.
+    """
+    decision = contrast.decision.removesuffix(" alone") if alone else contrast.decision
+    if decision == "first":
+        return contrast.first, contrast.second
+    return (contrast.second, contrast.first) if decision == "second" else None
+
+
+class Pair(NamedTuple):
+    """The three contrasts of two models."""
+
+    scratch: ModelContrast
+    spt: ModelContrast
+    interaction: ModelContrast
+
+
+def pairs_of(comparison: ModelComparison) -> list[Pair]:
+    contrasts = {(each.first, each.second, each.arm): each for each in comparison.contrasts}
+    names = combinations([model.name for model in comparison.models], 2)
+    return [Pair(*(contrasts[a, b, arm] for arm in (*ARMS, "difference"))) for a, b in names]
+
+
+def interaction_fields(contrast: ModelContrast) -> dict[str, Any]:
+    """Decision and sentence of an interaction, from the interval that holds for all of the report together."""
+    low, high = contrast.adjusted_low, contrast.adjusted_high
+    winner = winner_loser(contrast, alone=True)
+    if winner is None or contrast.difference is None or low is None or high is None:
+        return {}
+    decision = contrast.decision.removesuffix(" alone")
+    better, other = winner
+    gain = f"self-pretraining gains {better} {size_text(contrast.difference, contrast.metric)}{_unit(contrast)} more "
+    if low <= 0 <= high:
+        own = interval_text(contrast.low, contrast.high, contrast.metric)
+        sentence = f"{gain}than {other} (95 % interval {own}, n={contrast.n}) on its own; not decided among the "
+        sentence += f"{contrast.tests} interactions of this report ({interval_text(low, high, contrast.metric)})"
+        return {"decision": f"{decision} alone", "verdict": sentence}
+    ends = size_interval_text(low, high, contrast.metric)
+    family = f" for all {contrast.tests} interactions" if contrast.tests > 1 else ""
+    return {"decision": decision, "verdict": f"{gain}than {other} (95 % interval{family} {ends}, n={contrast.n})"}
+
+
+def model_verdict(comparison: ModelComparison) -> str:
+    """Who is better from scratch, who after self-pretraining, and whether the answer changes."""
+    pairs = pairs_of(comparison)
+    if all(contrast.decision == "smoke" for contrast in comparison.contrasts):
+        return pairs[0].scratch.verdict
+    if len(pairs) == 1:
+        sentences = [_arm_sentence(pairs[0].scratch), _arm_sentence(pairs[0].spt), _change_sentence(pairs[0])]
+    else:
+        sentences = [*(_ranking_sentence(comparison, arm) for arm in ARMS), *_change_sentences(pairs)]
+    return ". ".join([*sentences, *_cost_sentence(comparison)])
+
+
+LEAD = {"scratch": "From scratch", "spt": "After self-pretraining"}
+
+
+def _arm_sentence(contrast: ModelContrast) -> str:
+    lead = LEAD[contrast.arm]
+    if contrast.decision == "open":
+        lost = contrast.planned - contrast.n
+        return (
+            f"{lead} they differ by at most {_at_most(contrast)}{_unit(contrast)} "
+            f"({contrast.first} - {contrast.second} is {delta_text(contrast.difference, contrast.metric)}, "
+            f"95 % interval {interval_text(contrast.low, contrast.high, contrast.metric)}, n={contrast.n})"
+        ) + (f"; {lost} of {contrast.planned} pairs incomplete" if lost else "")
+    return f"{lead} {contrast.verdict}" if winner_loser(contrast, alone=True) else f"{lead}: {contrast.verdict}"
+
+
+def _at_most(contrast: ModelContrast) -> str:
+    """The largest difference that the interval does not exclude."""
+    return size_text(max(abs(end) for end in (contrast.low, contrast.high) if end is not None), contrast.metric)
+
+
+def _unit(contrast: ModelContrast) -> str:
+    return " points" if is_percent(contrast.metric) else f" in {contrast.metric}"
+
+
+def _change_sentence(pair: Pair) -> str:
+    """What the interaction says of two models."""
+    if winner_loser(pair.interaction) is not None:
+        return f"{pair.interaction.verdict[0].upper()}{pair.interaction.verdict[1:]}: {_change(pair)}"
+    one_sided = (winner_loser(pair.scratch) is None) != (winner_loser(pair.spt) is None)
+    hint = "; that one arm is decided and the other is not does not show it" if one_sided else ""
+    return f"Whether self-pretraining changes how they compare: {pair.interaction.verdict}{hint}"
+
+
+def _change(pair: Pair) -> str:
+    """What a decided interaction means for the ranking."""
+    before, after, gains = winner_loser(pair.scratch), winner_loser(pair.spt), winner_loser(pair.interaction)
+    assert gains is not None
+    if before is None and after is None:
+        return "in neither arm is one of them shown to be better"
+    if before == after:
+        return f"their ranking stays, the lead of {gains[0]} grows" if before == gains else "their ranking stays"
+    if before is not None and after is not None:
+        return "training from scratch misjudges their ranking, self-pretraining reverses it"
+    if gains == (after or (before and before[::-1])):
+        return "training from scratch misjudges their ranking"
+    return f"their ranking {'from scratch' if before is None else 'after self-pretraining'} is not decided"
+
+
+def changes_ranking(pair: Pair) -> bool:
+    """Is it shown that self-pretraining changes which of the two is better?"""
+    return winner_loser(pair.interaction) is not None and _change(pair).startswith("training from scratch misjudges")
+
+
+def _ranking_sentence(comparison: ModelComparison, arm: ArmName) -> str:
+    ranking = next(each for each in comparison.rankings if each.arm == arm)
+    tied = [
+        contrast
+        for contrast in comparison.contrasts
+        if contrast.arm == arm and winner_loser(contrast) is None and contrast.low is not None
+    ]
+    groups = [", ".join(group) for group in ranking.order]
+    sentence = f"{LEAD[arm]}: " + (" > ".join(groups) if groups else "no model has a score")
+    if tied:
+        largest = max(tied, key=lambda contrast: max(abs(contrast.low or 0), abs(contrast.high or 0)))
+        sentence += (
+            f" (not decided between commas; up to {_at_most(largest)}{_unit(largest)} of difference are possible)"
+        )
+    if any(each.decision == "too few seeds" for each in comparison.contrasts if each.arm == arm):
+        sentence += "; nothing can be decided with fewer than three seeds"
+    return sentence + (f"; without a score: {', '.join(ranking.unranked)}" if ranking.unranked else "")
+
+
+def _change_sentences(pairs: Sequence[Pair]) -> Iterator[str]:
+    """The pairs whose ranking is shown to change, and how many are open."""
+    changed = [_gain_text(pair.interaction) for pair in pairs if changes_ranking(pair)]
+    if changed:
+        held = f"95 % intervals for all {pairs[0].interaction.tests} interactions"
+        yield f"Training from scratch misjudges the ranking of {'; '.join(changed)} ({held})"
+    else:
+        yield "That self-pretraining changes the ranking of any two is not shown"
+    opened = sum(winner_loser(pair.interaction) is None for pair in pairs)
+    if opened:
+        which = "whether self-pretraining gains one of them more"
+        yield f"For {opened} of {len(pairs)} pairs it is not decided {which}"
+
+
+def _gain_text(contrast: ModelContrast) -> str:
+    """A decided interaction, in few words."""
+    better = (winner_loser(contrast) or ("",))[0]
+    interval = size_interval_text(contrast.adjusted_low, contrast.adjusted_high, contrast.metric)
+    size = f"{size_text(contrast.difference, contrast.metric)}{_unit(contrast)}"
+    return f"{contrast.first} and {contrast.second} (self-pretraining gains {better} {size} more, {interval})"
+
+
+def _cost_sentence(comparison: ModelComparison) -> list[str]:
+    """Where models differ by more than a tenth in what they cost; nothing where they are equal."""
+    parts = []
+    for axis, what in COSTS.items():
+        known = [(cost, model.name) for model in comparison.models if (cost := getattr(model, axis))]
+        if known and (most := max(known))[0] > UNEQUAL * (least := min(known))[0]:
+            parts.append(f"{what} {ratio_text(most[0] / least[0])} ({most[1]} : {least[1]})")
+    return [f"They are not equally large: {', '.join(parts)}"] if parts else []

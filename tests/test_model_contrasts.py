@@ -1,0 +1,406 @@
+"""Which model is better, and whether self-pretraining changes that: exact contrasts, and no claim beyond the seeds."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from records import FINETUNING, SPLITS, arms, plan, shown, study
+from scipy import stats as scipy_stats
+from simulations import SIMULATIONS, Simulation, comparison, false_change, naive_change
+
+from spt.report import collect, html, latex, machine, markdown, write
+from spt.report.collect import Report
+from spt.report.models import compare_models
+from spt.report.ranking import ModelComparison, changes_ranking, pairs_of, winner_loser
+from spt.report.stats import average, friedman, holm, wilcoxon
+from spt.runs.result import SplitRecord
+
+Scores = tuple[Sequence[float], Sequence[float]]  # of scratch and SPT, by seed
+
+A: Scores = ([0.88, 0.89, 0.87, 0.885, 0.875], [0.90, 0.91, 0.905, 0.91, 0.90])
+B: Scores = ([0.77, 0.78, 0.775, 0.765, 0.785], [0.905, 0.91, 0.90, 0.915, 0.90])
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def compared(root: Path, models: dict[str, Scores], task: str = "digits", **changes: Any) -> Path:
+    """A comparison of several models on one task."""
+    cells = [
+        cell
+        for row, (model, scores) in enumerate(models.items())
+        for cell in arms(root, row, f"{task}{model}", *scores, model=model, recipe=model, task=task, **changes)
+    ]
+    return study(root, "compare", [{"name": model, "task": task, "model": model} for model in models], cells)
+
+
+def only(report: Report) -> ModelComparison:
+    (comparison,) = report.models
+    return comparison
+
+
+def test_contrasts_are_paired_t_tests_with_holm_over_both_arms(tmp_path: Path) -> None:
+    models = {"a": A, "b": B, "c": ([0.7, 0.72, 0.71, 0.7, 0.73], [0.9, 0.89, 0.91, 0.9, 0.88])}
+    made = machine.to_json(collect.read_report([compared(tmp_path, models)]))["contrasts_between_models"]
+    assert [(c["first"], c["second"], c["arm"]) for c in made] == [
+        (a, b, arm) for a, b in (("a", "b"), ("a", "c"), ("b", "c")) for arm in ("scratch", "spt", "difference")
+    ]
+    for contrast in made:
+        first, second = (np.array(models[contrast[name]]) for name in ("first", "second"))
+        gains = {"scratch": first[0] - second[0], "spt": first[1] - second[1]}
+        expected = gains["spt"] - gains["scratch"] if contrast["arm"] == "difference" else gains[contrast["arm"]]
+        test = scipy_stats.ttest_1samp(expected, 0)
+        interval = test.confidence_interval(0.95)
+        family = 3 if contrast["arm"] == "difference" else 6
+        wide = test.confidence_interval(1 - 0.05 / family)
+        assert (contrast["difference"], contrast["n"]) == (pytest.approx(expected.mean()), 5)
+        assert (contrast["low"], contrast["high"]) == pytest.approx((interval.low, interval.high))
+        assert (contrast["adjusted_low"], contrast["adjusted_high"]) == pytest.approx((wide.low, wide.high))
+        assert (contrast["p"], contrast["tests"]) == (pytest.approx(test.pvalue), family)
+    for family in (["scratch", "spt"], ["difference"]):
+        members = [contrast for contrast in made if contrast["arm"] in family]
+        assert [c["holm"] for c in members] == pytest.approx(holm([c["p"] for c in members]))
+
+
+def test_the_verdict_says_who_leads_and_whether_that_changes(tmp_path: Path) -> None:
+    comparison = only(collect.read_report([compared(tmp_path, {"transformer": A, "dlr": B})]))
+    assert comparison.verdict == (
+        "From scratch transformer beats dlr by 10.50 points (95 % interval 8.98 to 12.02, n=5). "
+        "After self-pretraining they differ by at most 0.62 points (transformer - dlr is -0.10, 95 % interval -0.62 to "
+        "+0.42, n=5). Self-pretraining gains dlr 10.60 points more than transformer (95 % interval 8.67 to 12.53, "
+        "n=5): training from scratch misjudges their ranking"
+    )
+    assert [ranking.order for ranking in comparison.rankings] == [
+        (("transformer",), ("dlr",)),
+        (("dlr", "transformer"),),
+    ]
+
+
+def test_the_verdict_comes_first_everywhere(tmp_path: Path) -> None:
+    folder = compared(tmp_path, {"transformer": A, "dlr": B})
+    report = collect.read_report([folder])
+    said = "From scratch transformer beats dlr by 10.50 points"
+    row = "SPT beats scratch by"
+    for text in (
+        " ".join(shown(report, 200).split()),
+        markdown.markdown(report),
+        html.page(report, []),
+        latex.latex(report),
+        json.dumps(machine.to_json(report)["verdicts"]),
+    ):
+        assert 0 <= text.index(said) < text.index(row)
+    assert "transformer beats dlr" in " ".join(shown(report, 200)[-900:].split())  # and last on a terminal
+    write.write_report(report, folder)
+    assert (folder / "models.csv").read_text().startswith("label,task,arm,first,second,")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "sentence", "changes"),
+    [
+        ((0.9, 0.8), (0.8, 0.9), "training from scratch misjudges their ranking, self-pretraining reverses it", True),
+        ((0.9, 0.9), (0.8, 0.9), "training from scratch misjudges their ranking", True),
+        ((0.8, 0.95), (0.8, 0.9), "training from scratch misjudges their ranking", True),
+        ((0.85, 0.95), (0.8, 0.85), "their ranking stays, the lead of a grows", False),
+        ((0.9, 0.95), (0.8, 0.9), "their ranking stays", False),
+        ((0.9, 0.95), (0.8, 0.85), "Whether self-pretraining changes how they compare: not decided", False),
+    ],
+)
+def test_what_an_interaction_means(
+    a: tuple[float, float], b: tuple[float, float], sentence: str, changes: bool
+) -> None:
+    rng = np.random.default_rng(3)
+    rows = {
+        name: comparison(name, *((mean + rng.normal(0, 0.004, 8)).tolist() for mean in means))
+        for name, means in (("a", a), ("b", b))
+    }
+    (made,) = compare_models([rows])
+    assert sentence in made.verdict
+    assert changes_ranking(pairs_of(made)[0]) is changes
+
+
+def test_one_arm_decided_and_the_other_not_is_no_change(tmp_path: Path) -> None:
+    a: Scores = ([0.85, 0.85, 0.86], [0.86, 0.80, 0.90])
+    b: Scores = ([0.80, 0.801, 0.81], [0.80, 0.82, 0.81])
+    comparison = only(collect.read_report([compared(tmp_path, {"a": a, "b": b})]))
+    assert "that one arm is decided and the other is not does not show it" in comparison.verdict
+    assert "misjudges" not in comparison.verdict
+    assert not changes_ranking(pairs_of(comparison)[0])
+
+
+def test_a_ranking_splits_only_where_all_before_beat_all_after(tmp_path: Path) -> None:
+    top, near, low = [0.90, 0.91, 0.92, 0.90], [0.89, 0.92, 0.90, 0.91], [0.5, 0.51, 0.49, 0.5]
+    report = collect.read_report([compared(tmp_path, {"x": (low, low), "y": (top, top), "z": (near, near)})])
+    assert machine.to_json(report)["rankings"][0]["order"] == [["y", "z"], ["x"]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 20), min_size=4, max_size=4), min_size=2, max_size=4))
+def test_rankings_hold_every_model_once_and_never_contradict_a_contrast(scores: list[list[int]]) -> None:
+    rows = {str(i): comparison(str(i), [s / 20 for s in line], [s / 40 for s in line]) for i, line in enumerate(scores)}
+    (made,) = compare_models([rows])
+    for ranking in made.rankings:
+        assert sorted(name for group in ranking.order for name in group) == sorted(rows)
+        places = {name: place for place, group in enumerate(ranking.order) for name in group}
+        beats = [winner_loser(each) for each in made.contrasts if each.arm == ranking.arm]
+        for pair in filter(None, beats):
+            assert places[pair[0]] <= places[pair[1]]
+
+
+def test_lower_can_be_better(tmp_path: Path) -> None:
+    models: dict[str, Scores] = {"a": ([2.0, 2.1, 2.2], [1.0, 1.1, 1.2]), "b": ([1.5, 1.61, 1.69], [1.4, 1.52, 1.58])}
+    folder = compared(tmp_path, models, metric="mse", higher_is_better=False, chance=3.0)
+    comparison = only(collect.read_report([folder]))
+    assert [ranking.order for ranking in comparison.rankings] == [(("b",), ("a",)), (("a",), ("b",))]
+    assert "From scratch b beats a by 0.500 in mse (lower is better" in comparison.verdict
+    assert (
+        "self-pretraining reverses it" in comparison.verdict
+        and "gains a 0.900 in mse more than b" in comparison.verdict
+    )
+
+
+def test_intervals_over_test_rows(tmp_path: Path) -> None:
+    folder = compared(tmp_path, {"a": ([0.8, 0.7, 0.7], [0.9, 0.9, 0.9]), "b": ([0.5, 0.6, 0.5], [0.9, 0.9, 0.9])})
+    for run in tmp_path.glob("finetune-*"):
+        right = round(100 * json.loads((run / "result.json").read_text())["test"]["accuracy"])
+        answers = {"id": range(100), "label": [1] * 100, "prediction": [int(i < right) for i in range(100)]}
+        pq.write_table(pa.table({name: list(values) for name, values in answers.items()}), run / "predictions.parquet")
+    scratch, spt, gain = only(collect.read_report([folder])).contrasts
+    assert scratch.rows is not None and spt.rows is not None and gain.rows is not None
+    assert scratch.difference == pytest.approx(0.2) and scratch.rows.n == 100
+    assert scratch.rows.low == pytest.approx(0.2 - 0.07, abs=0.02) and scratch.rows.high == pytest.approx(
+        0.27, abs=0.02
+    )
+    assert (spt.rows.low, spt.rows.high) == (0, 0)
+    assert gain.rows.low == pytest.approx(-0.27, abs=0.02)
+
+
+def test_json_has_these_keys(tmp_path: Path) -> None:
+    value = machine.to_json(over_tasks(tmp_path, 2))
+    keys = {
+        "models": "label task kind factors metric higher_is_better models verdict warnings",
+        "contrasts_between_models": """task factors arm first second metric higher_is_better n planned difference low
+            high p holm tests adjusted_low adjusted_high detectable rows ratios decision verdict""",
+        "rankings": "task factors arm metric order unranked",
+        "models_across_tasks": """label kind factors metric higher_is_better tasks models left_out averages friedman
+            contrasts changed verdict""",
+    }
+    for name, expected in keys.items():
+        assert set(value[name][0]) == set(expected.split()), name
+    assert set(value["contrasts_between_models"][0]["ratios"]) == {
+        "parameters", "flops_per_example", "seconds_per_step", "peak_bytes",
+    }  # fmt: skip
+
+
+# What cannot be compared
+
+
+def test_one_model_has_no_contrast(tmp_path: Path) -> None:
+    report = collect.read_report([compared(tmp_path, {"a": A})])
+    assert report.models == () and machine.to_json(report)["contrasts_between_models"] == []
+
+
+def test_unequal_seeds_are_compared_where_they_meet(tmp_path: Path) -> None:
+    shorter: Scores = (B[0][:3], B[1][:3])
+    cells = arms(tmp_path, 0, "a", *A, model="a", recipe="a") + arms(tmp_path, 1, "b", *shorter, model="b", recipe="b")
+    rows = [{"name": name, "task": "digits", "model": name} for name in "ab"]
+    comparison = only(collect.read_report([plan(tmp_path, cells, rows=rows)]))
+    assert {(each.n, each.planned) for each in comparison.contrasts} == {(3, 5)}
+    assert "2 of 5 pairs incomplete" in comparison.verdict
+    one, two = tmp_path / "one", tmp_path / "two"
+    folders = [compared(one, {"a": A}), compared(two, {"b": shorter})]
+    apart = only(collect.read_report(folders))
+    assert {each.n for each in apart.contrasts} == {3}
+    assert apart.warnings == (
+        "the models have different seeds (a seeds 0, 1, 2, 3, 4; b seeds 0, 1, 2); they are compared at those that two "
+        "of them share",
+    )
+
+
+def test_different_splits_are_not_compared(tmp_path: Path) -> None:
+    other = {**SPLITS, "test": SplitRecord(rows=360, inputs="xx", targets="yy")}
+    cells = arms(tmp_path, 0, "a", *A, model="a", recipe="a")
+    cells += arms(tmp_path, 1, "b", *B, model="b", recipe="b", data=other)
+    rows = [{"name": name, "task": "digits", "model": name} for name in "ab"]
+    comparison = only(collect.read_report([plan(tmp_path, cells, rows=rows)]))
+    assert {each.decision for each in comparison.contrasts} == {"different data"}
+    assert "not comparable: the runs did not see the same data" in comparison.verdict
+    assert all(len(ranking.order) == 1 for ranking in comparison.rankings)
+
+
+def test_different_metrics_are_not_compared(tmp_path: Path) -> None:
+    cells = arms(tmp_path, 0, "a", *A, model="a", recipe="a")
+    cells += arms(tmp_path, 1, "b", *B, model="b", recipe="b", metric="mse", higher_is_better=False, chance=None)
+    rows = [{"name": name, "task": "digits", "model": name} for name in "ab"]
+    report = collect.read_report([plan(tmp_path, cells, rows=rows)])
+    assert report.models == ()
+    assert any("it is scored in mse, the others in accuracy" in note for note in report.notes)
+
+
+def test_a_missing_arm_is_not_contrasted(tmp_path: Path) -> None:
+    comparison = only(collect.read_report([compared(tmp_path, {"a": A, "b": (B[0], [])})]))
+    scratch, spt, gain = comparison.contrasts
+    assert scratch.decision == "first" and (spt.decision, gain.decision) == ("no pair", "no pair")
+    assert comparison.rankings[1].unranked == ("b",)
+    assert "After self-pretraining: no pair of runs finished (0 of 5)" in comparison.verdict
+    assert "misjudges" not in comparison.verdict
+
+
+def test_diverged_runs_are_said(tmp_path: Path) -> None:
+    from records import start
+
+    folder = compared(tmp_path, {"a": A, "b": B})
+    for seed in (1, 3):
+        (tmp_path / f"finetune-digitsbscratch{seed}" / "result.json").unlink()
+        start(tmp_path, f"finetune-digitsbscratch{seed}", state="diverged", reason="loss is nan", exit_code=5)
+    comparison = only(collect.read_report([folder]))
+    assert comparison.warnings == (
+        "b diverged or has no score in the scratch arm at seeds 1, 3: its mean is of the other seeds, so it may look "
+        "better than it is",
+    )
+    assert comparison.contrasts[0].n == 3 and "2 of 5 pairs incomplete" in comparison.verdict
+
+
+def test_few_seeds_decide_nothing(tmp_path: Path) -> None:
+    two = {"a": (A[0][:2], A[1][:2]), "b": (B[0][:2], B[1][:2])}
+    comparison = only(collect.read_report([compared(tmp_path, two)]))
+    assert comparison.verdict.startswith("From scratch: cannot be decided with 2 seeds: a - b is")
+    assert "misjudges" not in comparison.verdict and len(comparison.rankings[0].order) == 1
+
+
+def test_costs_that_differ_are_in_the_verdict(tmp_path: Path) -> None:
+    cells = arms(tmp_path, 0, "a", *A, model="a", recipe="a", parameters={"total": 120}, own=FINETUNING)
+    cells += arms(tmp_path, 1, "b", *B, model="b", recipe="b", parameters={"total": 100}, own=FINETUNING)
+    rows = [{"name": name, "task": "digits", "model": name} for name in "ab"]
+    comparison = only(collect.read_report([plan(tmp_path, cells, rows=rows)]))
+    assert comparison.verdict.endswith("They are not equally large: parameters ×1.20 (a : b)")
+    assert comparison.contrasts[0].ratios["parameters"] == pytest.approx(1.2)
+    assert comparison.contrasts[0].ratios["flops_per_example"] == 1
+
+
+def test_scratch_at_every_share_counts_once(tmp_path: Path) -> None:
+    """Levels of a study share their scratch runs: one comparison of them, not three."""
+    cells, rows = [], []
+    for name, scores in (("a", A), ("b", B)):
+        base = arms(tmp_path, 0, name, *scores, model=name, recipe=name)
+        for share in (0.2, 0.4):
+            rows.append({"name": name, "task": "digits", "model": name, "factors": {"share": share}})
+            spt = arms(tmp_path, 0, f"{name}{share}", [], scores[1], model=name, recipe=name)
+            cells += [cell | {"row": len(rows) - 1} for cell in base if cell["arm"] == "scratch"]
+            cells += [cell | {"row": len(rows) - 1} for cell in spt]
+    report = collect.read_report([study(tmp_path, "compute", rows, cells)])
+    assert [comparison.label for comparison in report.models] == ["digits, share 0.2", "digits, share 0.4"]
+    assert {
+        each.tests for comparison in report.models for each in comparison.contrasts if each.arm != "difference"
+    } == {3}
+
+
+def test_several_rows_of_one_model_are_not_picked_from(tmp_path: Path) -> None:
+    folders = [
+        compared(tmp_path / "1", {"a": A}),
+        compared(tmp_path / "2", {"a": B}),
+        compared(tmp_path / "3", {"b": B}),
+    ]
+    report = collect.read_report(folders)
+    assert report.models == () and any("several rows of digits are a" in note for note in report.notes)
+
+
+# Over tasks
+
+
+def over_tasks(root: Path, count: int, seeds: int = 4) -> Report:
+    rng = np.random.default_rng(0)
+    means = {"a": (0.5, 0.85), "b": (0.8, 0.86), "c": (0.6, 0.80)}
+    folders = []
+    for task in range(count):
+        models = {
+            name: tuple([round(float(mean + rng.normal(0, 0.01)), 4) for _ in range(seeds)] for mean in both)
+            for name, both in means.items()
+        }
+        folders.append(compared(root / str(task), models, task=f"task{task}"))
+    return collect.read_report(folders)
+
+
+def test_averages_and_ranks_over_tasks(tmp_path: Path) -> None:
+    report = over_tasks(tmp_path, 3)
+    (across,) = report.models_across_tasks
+    ranks = {(each.model, each.arm): each.mean_rank for each in across.averages}
+    assert [ranks[name, "scratch"] for name in "abc"] == [3, 1, 2]
+    plain = [np.mean([np.mean(_scores(model, "scratch")) for model in _models(report, "b")])]
+    assert next(e for e in across.averages if (e.model, e.arm) == ("b", "scratch")).average == pytest.approx(plain[0])
+    assert across.changed == (("a", "c"),)
+    assert "a and c change places" in across.verdict
+    assert "3 tasks are too few for Wilcoxon's test to tell any two models apart" in across.verdict
+    assert across.friedman["scratch"] == pytest.approx(scipy_stats.friedmanchisquare([1] * 3, [3] * 3, [2] * 3).pvalue)
+    gains = {frozenset((c.first, c.second)): c.better for c in across.contrasts if c.arm == "difference"}
+    assert gains == {frozenset("ab"): "a", frozenset("ac"): "a", frozenset("bc"): "c"}
+
+
+def _models(report: Report, name: str) -> list[Any]:
+    return [model for comparison in report.models for model in comparison.models if model.name == name]
+
+
+def _scores(model: Any, arm: str) -> float:
+    return float(getattr(model, arm))
+
+
+def test_a_model_that_misses_a_task_is_left_out(tmp_path: Path) -> None:
+    folders = [
+        compared(tmp_path / "1", {"a": A, "b": B, "c": A}),
+        compared(tmp_path / "2", {"a": B, "b": A}, task="other"),
+    ]
+    (across,) = collect.read_report(folders).models_across_tasks
+    assert (across.models, across.left_out) == (("a", "b"), ("c",))
+    assert "Left out, since a task or an arm is missing: c" in across.verdict
+
+
+def test_average_is_welchs(tmp_path: Path) -> None:
+    """With one task it is the t interval; with two it agrees with Welch's test of a difference."""
+    first, second = [0.1, 0.2, 0.4, 0.3], [0.5, 0.9, 0.7]
+    one = average([first])
+    interval = scipy_stats.ttest_1samp(first, 0).confidence_interval(0.95)
+    assert (one.low, one.high) == pytest.approx((interval.low, interval.high))
+    both = average([first, [-value for value in second]])
+    welch = scipy_stats.ttest_ind(first, second, equal_var=False)
+    assert (both.p, both.degrees) == (pytest.approx(welch.pvalue), pytest.approx(welch.df))
+    assert average([[0.1, 0.2], [0.3, 0.4, 0.5]]).low is None
+    assert average([[0.1] * 3, [0.2] * 3]).p is None
+
+
+def test_rank_tests_are_scipys() -> None:
+    table = np.random.default_rng(1).normal(size=(8, 3))
+    assert friedman(table.tolist()) == pytest.approx(scipy_stats.friedmanchisquare(*table.T).pvalue)
+    assert friedman([[1.0, 2.0], [2.0, 1.0]]) is None and friedman([[1.0, 1.0, 1.0]] * 4) is None
+    differences = (table[:, 0] - table[:, 1]).tolist()
+    assert wilcoxon(differences) == pytest.approx(scipy_stats.wilcoxon(differences).pvalue)
+    assert wilcoxon([0.0, 0.0]) is None
+
+
+# Error rates
+
+QUICK, DRAWS = 60, 600
+LIBERAL = {"interval of a task average misses the truth, six unequal tasks": 0.08}  # as docs/statistics.md says
+
+
+def test_changes_are_claimed_less_often_than_by_one_decided_arm() -> None:
+    assert naive_change(5, QUICK) > 0.15 and false_change(5, QUICK) < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [3, 5, 10])
+@pytest.mark.parametrize("simulation", SIMULATIONS, ids=lambda simulation: simulation.rate.__name__)
+def test_error_rates_are_as_stated(simulation: Simulation, n: int) -> None:
+    """Up to three standard errors of so many draws above the rate that is stated."""
+    if simulation.nominal == "-":
+        return
+    stated = LIBERAL.get(simulation.name, 0.05)
+    assert simulation.rate(n, DRAWS) <= stated + 3 * (stated * (1 - stated) / DRAWS) ** 0.5
