@@ -207,6 +207,7 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
 def test_one_model_has_no_contrast(tmp_path: Path) -> None:
     report = collect.read_report([compared(tmp_path, {"a": A})])
     assert report.models == () and machine.to_json(report)["contrasts_between_models"] == []
+    assert "one model, a: a second recipe beside it would show which model is better" in report.notes
 
 
 def test_unequal_seeds_are_compared_where_they_meet(tmp_path: Path) -> None:

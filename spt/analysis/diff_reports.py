@@ -102,13 +102,15 @@ class LoadedReport(Record):
 
     source: str  # where it was read from
     rows: tuple[Row, ...]
-    verdicts: tuple[str, ...]  # of the rows, then over several rows
+    verdicts: tuple[str, ...]  # on models, rows, and several rows
     warnings: tuple[str, ...]
 
     @property
     def statements(self) -> dict[str, None]:
         """Verdicts over several rows, and warnings."""
-        return dict.fromkeys((*self.verdicts[len(self.rows) :], *(f"WARNING: {text}" for text in self.warnings)))
+        of_rows = {f"{row.label}: {row.verdict}" for row in self.rows}
+        others = (text for text in self.verdicts if text not in of_rows)
+        return dict.fromkeys((*others, *(f"WARNING: {text}" for text in self.warnings)))
 
 
 def diff_reports(first: Path, second: Path) -> ReportDiff:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -72,7 +72,7 @@ def _slopes(name: str, metric: str, comparisons: Sequence[ModelComparison]) -> P
             shift = 0.05 * (index - (len(models) - 1) / 2)
             x = [list(ARM.values()).index(line["arm"]) + shift for line in lines]
             colour = palette.series[index % len(palette.series)]
-            style = {"marker": MARKS[index % len(MARKS)], "linestyle": DASHES[index % len(DASHES)]}
+            style: dict[str, Any] = {"marker": MARKS[index % len(MARKS)], "linestyle": DASHES[index % len(DASHES)]}
             axes.plot(x, [scale * line["mean"] for line in lines], color=colour, label=legend_entry(model), **style)
             for place, line in zip(x, lines, strict=True):
                 if line["low"] is not None:

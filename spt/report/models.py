@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from spt.report.arms import Comparison, comparison_runs
 from spt.report.per_example import ExampleScores, RowInterval, example_scores, row_interval
 from spt.report.ranking import (
+    CONTRASTED,
     COSTS,
     Arm,
     ModelComparison,
@@ -30,9 +31,6 @@ from spt.runs.predictions import NotComparable
 from spt.runs.result import Result
 
 ReadScores = Callable[[Path, str], ExampleScores]  # of a run, in a metric
-
-CONTRASTED: tuple[Arm, ...] = ("scratch", "spt", "difference")
-
 
 ModelGroup = dict[str, Comparison]  # rows that differ in their model alone, by the model's name
 
@@ -64,8 +62,11 @@ def model_groups(rows: Sequence[Comparison]) -> tuple[list[ModelGroup], list[str
     notes: list[str] = []
     of_studies = _by_level(rows, within_study=True)
     left = [row for members in of_studies if len(_model_keys(members)) < 2 for row in members]
-    across = _by_level(list({comparison_runs(row.runs): row for row in left}.values()), within_study=False)
+    across = _by_level(list({comparison_runs(row.runs) or id(row): row for row in left}.values()), within_study=False)
     groups = [_named(members, notes) for members in (*of_studies, *across) if len(_model_keys(members)) > 1]
+    single = not groups and all(row.row.kind == "compare" and not row.row.smoke for row in rows)
+    if single and len(models := {row.row.model for row in rows}) == 1:
+        notes.append(f"one model, {models.pop()}: a second recipe beside it would show which model is better")
     return [group for group in groups if len(group) > 1], notes
 
 

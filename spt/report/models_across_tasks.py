@@ -171,7 +171,8 @@ def _average(model: str, arm: ArmName, samples: list[list[float]] | None, rank: 
 def _contrasts(tasks: _Tasks, higher_is_better: bool) -> Iterator[AverageContrast]:
     """Every two models: averages of paired differences, Holm and Bonferroni within the arms and within interactions."""
     pairs = list(combinations(tasks.models, 2))
-    for family in (ARMS, ("difference",)):
+    families: tuple[tuple[Arm, ...], ...] = (ARMS, ("difference",))
+    for family in families:
         every = [(arm, pair, _paired_samples(tasks, arm, pair)) for pair in pairs for arm in family]
         kept = [(arm, pair, samples) for arm, pair, samples in every if all(samples)]
         averages = [stats.average(samples) for _, _, samples in kept]

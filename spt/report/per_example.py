@@ -113,7 +113,8 @@ def row_interval(terms: Sequence[tuple[Sequence[ExampleScores], Sequence[Example
     sums = []
     for added, subtracted in terms:
         sums.append([np.sum([run.in_order_of(first).score for run in side], axis=0) for side in (subtracted, added)])
-    before, after, weight = _kept(*np.mean(sums, 0), first.weight)
+    low, high = np.asarray(sums).mean(0)
+    before, after, weight = _kept(low, high, first.weight)
     interval = bootstrap_examples(before, after, np.random.default_rng(0), weight)
     return RowInterval(n=interval.n, low=interval.low, high=interval.high)
 

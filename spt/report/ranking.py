@@ -16,6 +16,7 @@ from spt.runs.plan import ARMS, ArmName, Factor, Kind, Record
 UNEQUAL = 1.1  # ratio of costs above which two models do not count as equally large
 
 Arm = Literal["scratch", "spt", "difference"]
+CONTRASTED: tuple[Arm, ...] = ("scratch", "spt", "difference")
 
 
 class ModelScores(Record):
@@ -143,7 +144,7 @@ class Pair(NamedTuple):
 def pairs_of(comparison: ModelComparison) -> list[Pair]:
     contrasts = {(each.first, each.second, each.arm): each for each in comparison.contrasts}
     names = combinations([model.name for model in comparison.models], 2)
-    return [Pair(*(contrasts[a, b, arm] for arm in (*ARMS, "difference"))) for a, b in names]
+    return [Pair(*(contrasts[a, b, arm] for arm in CONTRASTED)) for a, b in names]
 
 
 def interaction_fields(contrast: ModelContrast) -> dict[str, Any]:
