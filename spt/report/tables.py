@@ -58,6 +58,11 @@ def _label(record: Any) -> str:
     return record.label + (f": {metric_text(record.metric)}" if record.metric else "")
 
 
+def _short_label(record: Any, report: Report) -> str:
+    """The metric is in the title of the scores, unless rows differ in it."""
+    return _label(record) if len(_metrics(report)) > 1 else record.label
+
+
 def _metrics(report: Report) -> set[str]:
     return {metric_text(row.metric) for row in report.rows if row.metric}
 
@@ -82,7 +87,7 @@ SCORES = TableSpec(
     _score_title,
     "task / model | n | scratch | SPT: spt | delta | 95 % interval | p | Holm p: holm | detectable | chance | "
     "scratch\n> chance: scratch_arm | SPT\n> chance: spt_arm",
-    lambda report: [Group(_label(row) if len(_metrics(report)) > 1 else row.label, [row]) for row in report.rows],
+    lambda report: [Group(_short_label(row, report), [row]) for row in report.rows],
     narrow=((0, 1, 2, 3, 4, 5), (0, 6, 7, 8, 9, 10, 11)),
     caption=_score_caption,
 )
@@ -92,7 +97,9 @@ MODELS = TableSpec(
     "Models",
     "task | model: name | scratch | scratch runs: scratch_n | SPT: spt | SPT runs: spt_n | parameters | "
     "FLOPs per example | s per step | peak memory: peak_bytes",
-    lambda report: [Group(_label(comparison), comparison.models, comparison.metric) for comparison in report.models],
+    lambda report: [
+        Group(_short_label(comparison, report), comparison.models, comparison.metric) for comparison in report.models
+    ],
     cells={
         "parameters": lambda model, _: "-" if model.parameters is None else count_text(model.parameters),
         "FLOPs per example": lambda model, _: (
@@ -119,7 +126,7 @@ BETWEEN_MODELS = TableSpec(
     "Contrasts between models",
     "task | arm | contrast | n | difference | 95 % interval | p | Holm p: holm | detectable | over test rows: rows | "
     "parameters | FLOPs | time | memory",
-    lambda report: [Group(_label(comparison), comparison.contrasts) for comparison in report.models],
+    lambda report: [Group(_short_label(comparison, report), comparison.contrasts) for comparison in report.models],
     cells={
         "arm": _contrast_arm,
         "contrast": lambda contrast, _: f"{contrast.first} - {contrast.second}",
@@ -132,7 +139,7 @@ BETWEEN_MODELS = TableSpec(
         "memory": _ratio_cell("peak_bytes"),
     },
     text_columns=3,
-    narrow=((0, 1, 2, 3, 4, 5, 7), (1, 2, 8, 9, 10, 11, 12, 13)),
+    narrow=((0, 1, 2, 4, 5, 7), (1, 2, 3, 8, 9)),
     caption="First - second, paired by seed; of SPT - scratch the difference of the gains. Holm p is adjusted for all "
     "pairs in both arms, and for all pairs of the gains. Over test rows: percentile interval for other test rows and "
     "these networks. Parameters, FLOPs per example, time per step and peak memory: first : second.",
@@ -141,13 +148,13 @@ BETWEEN_MODELS = TableSpec(
 RANKINGS = TableSpec(
     "Ranking",
     "task | arm | from best to worst: order | without a score: unranked",
-    lambda report: [Group(_label(comparison), comparison.rankings) for comparison in report.models],
+    lambda report: [Group(_short_label(comparison, report), comparison.rankings) for comparison in report.models],
     cells={
         "from best to worst": lambda ranking, _: " > ".join(", ".join(group) for group in ranking.order) or "-",
         "without a score": lambda ranking, _: ", ".join(ranking.unranked) or "-",
     },
     text_columns=4,
-    narrow=((0, 1, 2, 3),),
+    narrow=((0, 1, 2),),
     caption="It splits (>) only where every model before is shown to beat every model after; models with a comma "
     "between them stand in the order of their means, which is not decided.",
 )
