@@ -466,17 +466,14 @@ def test_the_checklist_of_nothing_says_yes_to_nothing(tmp_path: Path) -> None:
 
 
 def test_the_checklist_sees_unequal_searches() -> None:
-    arm = {"settings": 2, "trials": 2, "done": 2, "lost": 0, "chosen": 0, "setting": {}, "value": 1.0, "edges": (),
-           "expected": ()}  # fmt: skip
-    trials = [{"arm": one, "number": n, "seed": 0, "setting": {"lr": n + (one == "spt")}, "value": 1.0,
-               "state": "done", "run": "r"} for one in ("scratch", "spt") for n in (0, 1)]  # fmt: skip
+    arm = {"settings": 2, "trials": 2, "done": 2, "lost": 0, "space": {}, "spent": {}, "unknown": 0, "chosen": 0,
+           "setting": {}, "value": 1.0, "edges": (), "expected": ()}  # fmt: skip
     search = SearchResult.model_validate(
         {"study": "s", "label": "l", "task": "t", "model": "m", "recipe": "r", "metric": "accuracy",
-         "higher_is_better": True, "space": {}, "scratch": arm, "spt": arm, "trials": trials, "failures": (),
-         "warnings": (), "notes": ()}
+         "higher_is_better": True, "protocol": "trials", "equal": False, "space": {}, "scratch": arm, "spt": arm,
+         "trials": (), "failures": (), "warnings": (), "notes": ()}
     )  # fmt: skip
     facts = provenance.ChecklistInput([], [], [], 0, provenance.Provenance(), [search])
     assert provenance._tuning(facts)[0] == "no"
-    same = [trial | {"setting": {"lr": trial["number"]}} for trial in trials]
-    alike = SearchResult.model_validate(search.model_dump() | {"trials": same})
+    alike = search.model_copy(update={"equal": True})
     assert provenance._tuning(facts._replace(searches=[alike]))[0] == "yes"

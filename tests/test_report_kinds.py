@@ -628,11 +628,10 @@ def test_a_search_shows_trials_choice_and_edges(tmp_path: Path) -> None:
         assert "Search" in flat and "Expected best on validation" in flat and "widen" in flat
         assert "learning_rate 0.001, 0.003, 0.01, 0.03; name adamw" in flat
         assert "62.00" in flat and "72.00" in flat
-    assert (
-        "| digits / transformer: accuracy (%) | scratch | learning_rate 0.003, name adamw | 8 | 0 | 62.00 | no |"
-        in markdown.markdown(made)
-    )
-    assert "|  | SPT | learning_rate 0.03, name adamw | 8 | 0 | 72.00 | learning_rate |" in markdown.markdown(made)
+    label, chosen = "digits / transformer: accuracy (%)", "learning_rate 0.003, name adamw"
+    assert f"| {label} | scratch | {chosen} | no | 8 | 0 | 8.00e10 | 64.0 s | 62.00 |" in markdown.markdown(made)
+    chosen = "learning_rate 0.03, name adamw | learning_rate"
+    assert f"|  | SPT | {chosen} | 8 | 0 | 8.00e10 | 80.0 s | 72.00 |" in markdown.markdown(made)
     assert "| digits / transformer | SPT | 3 | learning_rate 0.03, name adamw | 1 | 74.00 |" in markdown.markdown(made)
     lines = list(csv.DictReader(io.StringIO(machine.to_csv(made, "searches"))))
     assert len(lines) == 16
@@ -659,6 +658,7 @@ def test_lost_trials_count_and_missing_ones_are_listed(tmp_path: Path) -> None:
     (search,) = made.searches
     assert (search.scratch.done, search.scratch.lost, search.spt.done, search.spt.lost) == (3, 1, 3, 0)
     assert search.notes == (
+        "scratch: the cost of 1 runs without a result is not counted",
         "scratch: 1 of 4 trials have no score; they still count as trials",
         "SPT: 1 of 4 trials are not finished",
     )
@@ -845,8 +845,8 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
         "pooled": """kind model factors label tasks pairs scratch spt difference probability confidence left_out
             verdict""",
         "matches": "label total scratch spt mismatch warnings",
-        "searches": """study label task model recipe metric higher_is_better space scratch spt trials failures warnings
-            notes""",
+        "searches": """study label task model recipe metric higher_is_better protocol equal space scratch spt trials
+            failures warnings notes""",
         "spent": "study arm part runs unknown ledger",
     }
     for name, wanted in keys.items():
@@ -856,6 +856,7 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
         "chance_test", "parameters",
     }  # fmt: skip
     assert set(value["searches"][0]["spt"]) == {
-        "settings", "trials", "done", "lost", "chosen", "setting", "value", "edges", "expected",
+        "settings", "trials", "done", "lost", "space", "spent", "unknown", "chosen", "setting", "value", "edges",
+        "expected",
     }  # fmt: skip
     assert set(value["matches"][0]["mismatch"]) == {"epochs", "steps", "examples", "flops", "time"}

@@ -27,8 +27,9 @@ from spt.runs.plan import StudyPlan, read_plan, run_names
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
 from spt.studies import selection
-from spt.studies.grid import expand, settings
+from spt.studies.grid import expand
 from spt.studies.schema import KINDS, packaged, read, to_yaml, validate, with_absolute_paths
+from spt.studies.space import settings
 from spt.studies.status import run_state, study_status
 from spt.training.budget import plan_steps
 from spt.training.build import build_stage
@@ -111,7 +112,7 @@ def test_a_study_is_what_its_file_says(kind, tmp_path):
         ({"kind": "init", "recipes": ["a"], "initialisations": ["hippo"]}, "initialisations"),
         ({"kind": "objective", "recipes": ["a"], "objectives": [{"ratio": 0.5}]}, "needs a name"),
         ({"kind": "tune", "recipes": ["a"], "space": {"lr": [1]}}, "did you mean learning_rate"),
-        ({"kind": "tune", "recipes": ["a"], "space": {"pretrain.learning_rate": [1]}}, "no counterpart"),
+        ({"kind": "tune", "recipes": ["a"], "space": {"pretrain.lerning_rate": [1]}}, r"mean pretrain\.learning_rate"),
         ({"kind": "tune", "recipes": ["a"], "space": {"learning_rate": []}}, "different values"),
         ({"kind": "tune", "recipes": ["a"], "space": {"learning_rate": {"low": 0, "high": 1}}}, "low 0 must lie below"),
         ({"kind": "tune", "recipes": ["a"], "space": {"learning_rate": {"low": 1e-4, "high": 1}}}, "number of trials"),
@@ -375,22 +376,26 @@ def test_spans_hide_the_ratio_they_promise():
 # Tuning
 
 
+def tried(study):
+    return list(itertools.islice(settings(study, study.space, "spt"), study.trials))
+
+
 def test_a_grid_and_a_random_list(tmp_path):
     grid = validate({"kind": "tune", "recipes": ["a"], **EXAMPLES["tune"]}, "here")
-    assert settings(grid) == [{"learning_rate": rate, "batch_size": size} for rate in (0.1, 0.01) for size in (4, 8)]
+    assert tried(grid) == [{"learning_rate": rate, "batch_size": size} for rate in (0.1, 0.01) for size in (4, 8)]
     space = {"learning_rate": {"low": 1e-4, "high": 1e-1}, "batch_size": [4, 8], "warmup_steps": {"low": 1, "high": 9}}
     random = validate({"kind": "tune", "recipes": ["a"], "space": space, "trials": 40}, "here")
-    drawn = settings(random)
-    assert drawn == settings(random) and len({json.dumps(one) for one in drawn}) == 40
-    assert drawn != settings(random.model_copy(update={"search_seed": 1}))
+    drawn = tried(random)
+    assert drawn == tried(random) and len({json.dumps(one) for one in drawn}) == 40
+    assert drawn != tried(random.model_copy(update={"search_seed": 1}))
     rates = [math.log10(one["learning_rate"]) for one in drawn]
     assert -4 <= min(rates) < -3.2 and -1.8 < max(rates) <= -1
     assert all(type(one["warmup_steps"]) is int and one["batch_size"] in (4, 8) for one in drawn)
     few = validate({"kind": "tune", "recipes": ["a"], "space": {"batch_size": [4, 8]}, "trials": 9}, "here")
-    assert len(settings(few)) == 2, "no setting is tried twice"
+    assert len(tried(few)) == 2, "no setting is tried twice"
     space = {"batch_size": {"low": 1, "high": 3, "scale": "linear"}}
     narrow = validate({"kind": "tune", "recipes": ["a"], "space": space, "trials": 9}, "here")
-    assert sorted(one["batch_size"] for one in settings(narrow)) == [1, 2, 3], "there are no others"
+    assert sorted(one["batch_size"] for one in tried(narrow)) == [1, 2, 3], "there are no others"
 
 
 def test_both_arms_try_the_same(tmp_path, meter):
@@ -429,7 +434,7 @@ def test_the_choice_is_made_on_validation_alone(tmp_path, meter, runtime):
         for cell in plan.cells:
             if cell.arm == arm:
                 job = yaml.safe_load((root / cell.run / "job.json").read_text())
-                assert job["train"]["learning_rate"] == search.settings[best]["learning_rate"]
+                assert job["train"]["learning_rate"] == search.settings[arm][best]["learning_rate"]
                 assert job["seed"] in (5, 6)
     assert study_status(folder)["studies"][0]["done"] == len(run_names(plan))
     before = {path: path.stat().st_mtime_ns for path in root.rglob("result.json")}

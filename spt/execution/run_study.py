@@ -30,6 +30,7 @@ from spt.runs.plan import (
     arm_text,
     factors_text,
     read_plan,
+    setting_text,
 )
 from spt.runs.result import Result
 from spt.runtime import launch
@@ -213,10 +214,10 @@ def apply_selection(grid: StudyGrid, root: Path) -> tuple[StudyGrid, StudyPlan, 
         if isinstance(choice, str):
             messages.append(f"{base.name}: nothing is chosen yet: {choice}")
         else:
-            scratch, spt = (with_settings(base, search.settings[choice[arm]], arm) for arm in ARMS)
+            scratch, spt = (with_settings(base, search.settings[arm][choice[arm]], arm) for arm in ARMS)
             arms[search.row] = (scratch, spt, None)
             search = search.model_copy(update={"chosen": choice})
-            texts = [f"{arm_text(arm)} {factors_text(search.settings[n])}" for arm, n in choice.items()]
+            texts = [f"{arm_text(arm)} {setting_text(search.settings[arm][n])}" for arm, n in choice.items()]
             messages.append(f"{base.name}: chosen on validation: {'; '.join(texts)}")
         searches.append(search)
     cells = [cell._replace(row=list(arms)[cell.row]) for cell in cells_of(arms.values(), grid.seeds)]
@@ -250,22 +251,15 @@ def make_plan(grid: StudyGrid) -> StudyPlan:
         searches=tuple(
             PlannedSearch(
                 row=search.row,
-                space={
-                    name: tuple(sorted({values[name] for values in search.settings}, key=_order))
-                    for name in search.settings[0]
-                },
-                settings=tuple(dict(values) for values in search.settings),
+                protocol=search.protocol,
+                settings={arm: tuple(search.settings[arm]) for arm in ARMS},
+                relative=tuple(search.relative),
                 trials=tuple(PlannedTrial(number=trial.row, **planned(trial)) for trial in search.trials),
             )
             for search in grid.searches
         ),
         notes=tuple(grid.notes),
     )
-
-
-def _order(value: object) -> tuple[bool, float, str]:
-    """Numbers by size, before words."""
-    return (False, float(value), "") if isinstance(value, int | float) else (True, 0.0, str(value))
 
 
 def _write(folder: Path, grid: StudyGrid, plan: StudyPlan) -> None:

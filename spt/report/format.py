@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from spt.runs.plan import factors_text
+from spt.runs.plan import factors_text, setting_text
 
 ARM = {"scratch": "scratch", "spt": "SPT"}  # as displayed
 
@@ -129,7 +129,8 @@ TEXTS: dict[str, Cell] = {  # text of a field, given the record's metric
     **dict.fromkeys(("seconds", "device_seconds"), lambda seconds, _: time_text(seconds)),
     **dict.fromkeys(("only_scratch", "only_spt", "rows", "repeated"), lambda n, _: "-" if n is None else f"{n:,}"),
     **dict.fromkeys(("scratch_arm", "spt_arm"), lambda arm, _: _chance_text(arm)),
-    **dict.fromkeys(("factors", "setting"), lambda factors, _: factors_text(factors)),
+    "factors": lambda factors, _: factors_text(factors),
+    "setting": lambda setting, _: setting_text(setting),
     **dict.fromkeys(("command", "created"), lambda text, _: text or "-"),
     "arm": lambda arm, _: ARM.get(arm, ""),
     "detectable": size_text,

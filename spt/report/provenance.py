@@ -242,18 +242,21 @@ def _tuning(facts: ChecklistInput) -> Answer:
     searches = facts.searches
     if not searches:
         return "not applicable", "this report has no search; the recipes' headers say how settings were chosen"
-    unequal = [search.label for search in searches if _tried(search, "scratch") != _tried(search, "spt")]
+    unequal = [search.label for search in searches if not search.equal or _other_number(search, searches)]
     lost = [search.label for search in searches if any(arm.done < arm.trials for arm in (search.scratch, search.spt))]
     edges = [search.label for search in searches if search.scratch.edges or search.spt.edges]
     evidence = f"{sum(search.scratch.trials + search.spt.trials for search in searches)} trials, "
-    evidence += f"different settings or seeds by arm in {abbreviate(unequal)}" if unequal else "the same in both arms"
+    equal = {"trials": "as many in both arms", "compute": "the same total compute in both arms"}
+    told = " and ".join(dict.fromkeys(equal[search.protocol] for search in searches))
+    evidence += f"unequal by arm or model in {abbreviate(unequal)}" if unequal else told
     evidence += f"; trials without a score in {abbreviate(lost)}" if lost else ""
     evidence += f"; a chosen value is at the edge of the search space in {abbreviate(edges)}" if edges else ""
     return "no" if unequal else "partly" if edges or lost else "yes", evidence
 
 
-def _tried(search: SearchResult, arm: str) -> set[tuple[str, int]]:
-    return {(str(sorted(trial.setting.items())), trial.seed) for trial in search.trials if trial.arm == arm}
+def _other_number(search: SearchResult, searches: Sequence[SearchResult]) -> bool:
+    """Has another model of its study more trials? SPT's are compared; what scratch gets is its protocol's."""
+    return any(other.study == search.study and other.spt.trials > search.spt.trials for other in searches)
 
 
 def _selection(facts: ChecklistInput) -> Answer:

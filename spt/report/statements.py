@@ -7,7 +7,7 @@ from spt.report.collect import Report
 from spt.report.format import abbreviate
 from spt.report.levels import Contrast
 from spt.report.search import SearchResult
-from spt.runs.plan import ARMS, factors_text
+from spt.runs.plan import ARMS, setting_text
 
 
 class Statement(NamedTuple):
@@ -41,7 +41,9 @@ def _search_text(search: SearchResult) -> str:
     parts = []
     for name, arm in (("scratch", search.scratch), ("SPT", search.spt)):
         trials = f"{arm.done + arm.lost} of {arm.trials} trials"
-        parts.append(f"{name}: {trials}, " + (factors_text(arm.setting) if arm.setting else "nothing chosen yet"))
+        parts.append(
+            f"{name}: {trials}, " + ("nothing chosen yet" if arm.setting is None else setting_text(arm.setting))
+        )
     return "; ".join(parts)
 
 

@@ -3,7 +3,7 @@
 Fractions such as accuracy are shown in percent, their differences in points.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain, groupby
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from spt.report.format import (
 )
 from spt.report.published import PublishedComparison
 from spt.report.search import SearchResult
-from spt.runs.plan import factors_text, value_text
+from spt.runs.plan import setting_text, value_text
 
 
 class Section(NamedTuple):
@@ -308,28 +308,43 @@ def _search_arms(search: SearchResult) -> list[SimpleNamespace]:
 
 
 def _search_caption(report: Report) -> str:
-    spaces = [
-        f"{search.label}: "
-        + "; ".join(f"{key} {', '.join(map(value_text, values))}" for key, values in search.space.items())
-        for search in report.searches
-    ]
+    protocols = {"trials": "the same number of trials", "compute": "the same total compute (operations)"}
+    told = " | ".join(f"{search.label}: {protocols[search.protocol]}; {_tried(search)}" for search in report.searches)
     return (
         "Settings are chosen by the validation score of the selected checkpoint, mean over a setting's seeds; the "
-        f"test split plays no part. Tried in both arms: {' | '.join(spaces)}."
+        "test split plays no part. Cost: of all trials and of the pretrainings they start from, each counted once. "
+        f"Protocol and values tried: {told}."
     )
+
+
+def _tried(search: SearchResult) -> str:
+    """Values by setting; those that both arms tried once."""
+    scratch, spt = search.scratch.space, search.spt.space
+    both = {name: values for name, values in spt.items() if scratch.get(name) == values}
+    spaces = {"both arms": both, "scratch": _without(scratch, both), "SPT": _without(spt, both)}
+    return " / ".join(
+        f"{arm}: " + "; ".join(f"{name} {', '.join(map(value_text, values))}" for name, values in space.items())
+        for arm, space in spaces.items()
+        if space
+    )
+
+
+def _without(space: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values for name, values in space.items() if name not in other}
 
 
 SEARCHES = TableSpec(
     "Search",
-    "task / model | arm | chosen setting | trials | failed: lost | validation: value | at the edge",
+    "task / model | arm | chosen setting | at the edge | trials | failed: lost | FLOPs: spent.flops | "
+    "time: spent.seconds | validation: value",
     lambda report: [Group(_label(search), _search_arms(search), search.metric) for search in report.searches],
     cells={
-        "chosen setting": lambda arm, _: "not chosen yet" if arm.setting is None else factors_text(arm.setting),
+        "chosen setting": lambda arm, _: "not chosen yet" if arm.setting is None else setting_text(arm.setting),
         "trials": lambda arm, _: part_text(arm.done, arm.trials),
         "at the edge": lambda arm, _: ", ".join(arm.edges) or ("-" if arm.setting is None else "no"),
     },
-    text_columns=3,
-    narrow=((0, 1, 2, 3, 5, 6),),
+    text_columns=4,
+    narrow=((0, 1, 2, 4, 8), (0, 1, 3, 4, 5, 6, 7)),
     caption=_search_caption,
 )
 

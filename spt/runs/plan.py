@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from spt.errors import DataError
 
@@ -15,6 +15,7 @@ FolderName = Annotated[str, Field(pattern=r"^[^/\\]*[^/\\.][^/\\]*$")]  # beside
 Factor = str | int | float | bool | None  # what a study varies, at one of its levels
 Kind = Literal["compare", "compute", "data", "size", "init", "objective", "tune"]
 Axis = Literal["epochs", "examples", "flops", "time"]
+SearchProtocol = Literal["trials", "compute"]  # what a search holds equal between the arms
 Smoke = bool | Literal["full"]  # a few steps of a small network, or ("full") of the recipe's own sizes
 PLAN = "study.json"
 
@@ -54,20 +55,42 @@ class PlannedTrial(Record):
     """One setting tried by a search, in one arm, with one seed."""
 
     arm: ArmName
-    number: int  # of the setting, from 0; the same settings in both arms
+    number: int  # of the setting, from 0, among those of the arm
     seed: int
     run: FolderName
     parent: FolderName | None = None
 
 
 class PlannedSearch(Record):
-    """What was tried for a row of a tuning study: the same settings in both arms, chosen on validation only."""
+    """What was tried for a row of a tuning study, chosen on validation only."""
 
     row: int
-    space: dict[str, tuple[Factor, ...]]  # of each setting, the values that occur, in order
-    settings: tuple[dict[str, Factor], ...]  # by number
+    protocol: SearchProtocol = "trials"
+    settings: dict[ArmName, tuple[dict[str, Factor], ...]]  # by number
+    relative: tuple[str, ...] = ()  # settings that were given as multiples of the arm's own value
     trials: tuple[PlannedTrial, ...]
     chosen: dict[ArmName, int] = {}  # number of the setting that is best on validation; empty until all are done
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _by_arm(cls, settings: Any) -> Any:
+        """A plan from before pretraining was tuned has one list for both arms."""
+        if isinstance(settings, list):
+            return dict.fromkeys(ARMS, settings)
+        return {**{arm: () for arm in ARMS}, **settings} if isinstance(settings, dict) else settings
+
+    def space(self, *arms: ArmName) -> dict[str, tuple[Factor, ...]]:
+        """Of each setting the values that were tried in these arms, in order."""
+        tried: dict[str, set[Factor]] = {}
+        for values in (values for arm in arms for values in self.settings[arm]):
+            for name, value in values.items():
+                tried.setdefault(name, set()).add(value)
+        return {name: tuple(sorted(values, key=_order)) for name, values in tried.items()}
+
+
+def _order(value: object) -> tuple[bool, float, str]:
+    """Numbers by size, before words."""
+    return (False, float(value), "") if isinstance(value, int | float) else (True, 0.0, str(value))
 
 
 class StudyPlan(Record):
@@ -108,6 +131,11 @@ def read_plan(folder: Path) -> StudyPlan:
 def factors_text(factors: Mapping[str, Factor]) -> str:
     """`share 0.2`, for people."""
     return ", ".join(f"{name} {value_text(value)}" for name, value in factors.items())
+
+
+def setting_text(setting: Mapping[str, Factor]) -> str:
+    """A setting of a search; one without values is the recipe as it stands."""
+    return factors_text(setting) or "the recipe's own"
 
 
 def arm_text(arm: ArmName) -> str:

@@ -5,8 +5,6 @@ rows, operations or seconds, which takes data and networks.
 """
 
 import itertools
-import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -21,24 +19,25 @@ from spt.config.objectives import OBJECTIVE_OPTIONS
 from spt.config.recipe import BUDGETS, Part, ResolvedRecipe, Section, Train
 from spt.config.validation import validate_values, validation_messages
 from spt.errors import UsageError
-from spt.runs.plan import ArmName, Axis, Factor, Smoke, Total
+from spt.runs.plan import ARMS, ArmName, Axis, Factor, SearchProtocol, Smoke, Total
 from spt.studies.schema import (
+    MOST_SETTINGS,
+    OBJECTIVE,
+    PRETRAIN,
     Changes,
     Compare,
     Compute,
     Data,
     Init,
     Objective,
-    Range,
     Size,
     Study,
     Tune,
     Value,
     recipe_overrides,
 )
+from spt.studies.space import Setting, arm_space, has_factors, settings, supervised_section
 from spt.tasks.base import TaskData
-
-MAX_REPEATS = 1000  # repeated draws in a row after which a search space counts as exhausted
 
 
 class Estimate(NamedTuple):
@@ -81,7 +80,9 @@ class SearchGrid(NamedTuple):
     """What a tuning study tries for one of its rows."""
 
     row: int
-    settings: Sequence[dict[str, Value]]
+    protocol: SearchProtocol
+    settings: Mapping[ArmName, Sequence[Setting]]
+    relative: Sequence[str]  # settings that are given as multiples of the arm's own value
     trials: Sequence[Cell]  # the row of each is the number of its setting
 
 
@@ -107,10 +108,11 @@ def expand(study: Study, smoke: Smoke, costs: CostModel) -> StudyGrid:
     """Rows and cells of a study. Raises UsageError and RecipeError for a study that cannot be run."""
     bases = [BaseRecipe(study, source, smoke, costs) for source in study.recipes]
     rows = [row for base in bases for row in _ROWS[study.kind](study, base)]
+    searches = [_search(study, i, base) for i, base in enumerate(bases)] if isinstance(study, Tune) else []
     notes = [note for base in bases for note in base.resolved.notes] + [note for base in bases for note in base.notes]
-    grid = StudyGrid(study, study.seed_list, rows, notes=list(dict.fromkeys(notes)))
-    if isinstance(study, Tune):
-        return replace(grid, searches=[_search(study, i, row.resolved) for i, row in enumerate(rows)])
+    grid = StudyGrid(study, study.seed_list, rows, searches=searches, notes=list(dict.fromkeys(notes)))
+    if searches:
+        return grid
     return replace(grid, cells=cells_of([(row.resolved, row.resolved, row.pretraining) for row in rows], grid.seeds))
 
 
@@ -153,13 +155,7 @@ class BaseRecipe:
         return self._load([*kept, *recipe_overrides(changes)])
 
 
-def _compare(study: Compare, base: BaseRecipe) -> Iterator[GridRow]:
-    yield GridRow(base.resolved)
-
-
-def _tune(study: Tune, base: BaseRecipe) -> Iterator[GridRow]:
-    if (count := len(settings(study))) < (study.trials or 0):
-        base.notes.append(f"{count} settings are tried: the space does not have {study.trials} different ones")
+def _compare(study: Compare | Tune, base: BaseRecipe) -> Iterator[GridRow]:
     yield GridRow(base.resolved)
 
 
@@ -337,63 +333,138 @@ _ROWS: dict[str, Callable[[Any, BaseRecipe], Iterator[GridRow]]] = {
     "size": _size,
     "init": _init,
     "objective": _objective,
-    "tune": _tune,
+    "tune": _compare,
 }
 
 
-def settings(study: Tune) -> list[dict[str, Value]]:
-    """The settings to try: every combination of the lists, or different random draws."""
-    lists = {name: values for name, values in study.space.items() if isinstance(values, tuple)}
-    if study.trials is None:
-        return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
-    rng = np.random.default_rng([study.search_seed, 0x5EA2C4])
-    most = study.trials
-    if len(lists) == len(study.space):
-        most = min(most, math.prod(len(values) for values in lists.values()))
-    drawn_settings: dict[str, dict[str, Value]] = {}
-    repeats = 0
-    while len(drawn_settings) < most and repeats < MAX_REPEATS:
-        drawn = {name: _draw(values, name, rng) for name, values in study.space.items()}
-        repeats = 0 if json.dumps(drawn) not in drawn_settings else repeats + 1
-        drawn_settings.setdefault(json.dumps(drawn), drawn)
-    return list(drawn_settings.values())
+def _search(study: Tune, row: int, base: BaseRecipe) -> SearchGrid:
+    spaces = {arm: arm_space(study, base.resolved, arm) for arm in ARMS}
+    spt = list(itertools.islice(settings(study, spaces["spt"], "spt"), study.trials))
+    if len(spt) < (study.trials or 0):
+        base.notes.append(f"{len(spt)} settings are tried: the space does not have {study.trials} different ones")
+    candidates = settings(study, spaces["scratch"], "scratch")
+    if study.protocol == "compute":
+        scratch = _as_costly(study, base, candidates, spt)
+    elif len(scratch := list(itertools.islice(candidates, len(spt)))) < len(spt):
+        count = len(scratch)
+        base.notes.append(
+            f"{base.resolved.name}: scratch tries {count} settings, all that the space has for it, SPT {len(spt)}; "
+            f"--trials {count} gives both as many, --protocol compute the same total compute"
+        )
+    choices: dict[ArmName, list[Setting]] = {"scratch": scratch, "spt": spt}
+    relative = [name for name, values in study.space.items() if has_factors(values)]
+    return SearchGrid(row, study.protocol, choices, relative, _trials(study, base.resolved, choices))
 
 
-def _draw(values: tuple[Value, ...] | Range, name: str, rng: np.random.Generator) -> Value:
-    if isinstance(values, tuple):
-        return values[int(rng.integers(len(values)))]
-    if values.scale == "log":
-        drawn = float(np.exp(rng.uniform(np.log(values.low), np.log(values.high))))
-    else:
-        drawn = float(rng.uniform(values.low, values.high))
-    whole = Train.model_fields[name].annotation in (int, int | None)
-    return max(1, round(drawn)) if whole else float(f"{drawn:.4g}")
+def _as_costly(study: Tune, base: BaseRecipe, candidates: Iterable[Setting], spt: Sequence[Setting]) -> list[Setting]:
+    """Settings of scratch until their operations reach those of SPT's trials: by less than one setting more, so that
+    what is left over is the baseline's."""
+    recipe, costs = base.resolved, base.costs
+    total = _flops(costs, [trial.job for trial in _trials(study, recipe, {"spt": spt, "scratch": []})])
+    if study.trials is None:  # in an order that prefers no corner of the grid
+        grid = list(candidates)
+        rng = np.random.default_rng([study.search_seed, 0x5EA2C4])
+        candidates = [grid[i] for i in rng.permutation(len(grid))]
+    chosen, spent = list[Setting](), 0.0
+    for setting in itertools.islice(candidates, MOST_SETTINGS):
+        if spent >= total * (1 - 1e-9):
+            break
+        chosen.append(setting)
+        job = Job(with_settings(recipe, setting, "scratch"), "finetune", 0)
+        spent += _flops(costs, [job]) * len(study.trial_seeds)
+    all_of_them = "as many as a search may have" if len(chosen) == MOST_SETTINGS else "all that the space has for it"
+    short = "" if spent >= total * (1 - 1e-9) else f", {all_of_them}"
+    base.notes.append(
+        f"{recipe.name}: the same total compute: SPT tries {len(spt)} settings for {total:.3g} operations, scratch "
+        f"{len(chosen)} for {spent:.3g}{short}"
+    )
+    return chosen
 
 
-def _search(study: Tune, row: int, recipe: ResolvedRecipe) -> SearchGrid:
-    choices = settings(study)
-    arms = [
-        (with_settings(recipe, values, "scratch"), with_settings(recipe, values, "spt"), None) for values in choices
-    ]
-    return SearchGrid(row, choices, [trial for seed in study.trial_seeds for trial in cells_of(arms, [seed])])
+def _flops(costs: CostModel, jobs: Iterable[Job]) -> float:
+    """Operations of these jobs and of those they start from, each counted once."""
+    runs = {run.name: run for job in jobs for run in (job, job.parent) if isinstance(run, Job)}
+    return sum(costs.estimate(run).flops for run in runs.values())
+
+
+def _trials(study: Tune, resolved: ResolvedRecipe, choices: Mapping[ArmName, Sequence[Setting]]) -> list[Cell]:
+    """Every setting of every arm, seed by seed, the arms in turn."""
+    recipes = {arm: [with_settings(resolved, values, arm) for values in choices[arm]] for arm in ARMS}
+    cells = []
+    for seed, number in itertools.product(study.trial_seeds, range(max(map(len, recipes.values())))):
+        for arm in reversed(ARMS):
+            if number < len(recipes[arm]):
+                recipe = recipes[arm][number]
+                parent = Job(recipe, "pretrain", seed) if arm == "spt" else None
+                cells.append(Cell(arm, number, Job(recipe, "finetune", seed, parent)))
+    return cells
 
 
 def with_settings(resolved: ResolvedRecipe, values: Mapping[str, Value], arm: ArmName) -> ResolvedRecipe:
-    """The recipe with these settings in the supervised training of one arm.
+    """The recipe with these settings in the supervised training of one arm, and in pretraining where they are its."""
+    place = f"{resolved.name}, {dict(values)}"
+    parts: dict[str, Setting] = {OBJECTIVE: {}, PRETRAIN: {}, "": {}}
+    for name, value in values.items():
+        prefix = next(prefix for prefix in parts if name.startswith(prefix))
+        parts[prefix][name.removeprefix(prefix)] = value
+    resolved = _with_train_settings(resolved, supervised_section(arm), parts[""], place)
+    if parts[PRETRAIN]:
+        resolved = _with_train_settings(resolved, "pretrain", parts[PRETRAIN], place)
+    if parts[OBJECTIVE]:
+        resolved = _with_objective(resolved, parts[OBJECTIVE], place)
+    return resolved
 
-    A budget in steps becomes one in examples, so that a larger batch means neither more training nor fewer evaluations
-    to choose from.
-    """
-    section: Section = "finetune" if arm == "spt" else "scratch"
+
+def _with_train_settings(
+    resolved: ResolvedRecipe, section: Section, values: Mapping[str, Value], place: str
+) -> ResolvedRecipe:
+    """A budget in steps becomes one in examples, so that a larger batch means neither more training nor fewer
+    evaluations to choose from."""
     train = resolved.recipe.train(section)
+    if budget := {name: value for name, value in values.items() if name in BUDGETS}:
+        other = _validated({**train.model_dump(mode="json"), **dict.fromkeys(BUDGETS), **budget}, place)
+        train = _smoke_budget(other, train) if resolved.smoke else other
+        values = {name: value for name, value in values.items() if name not in budget}
     if "batch_size" in values and train.steps is not None:
         train = _with_budget(train, examples=train.steps * train.batch_size)
     changed = {**train.model_dump(mode="json"), **values}
-    if "batch_size" in values and train.evaluate_every is not None:  # evaluated after as many examples
-        changed["evaluate_every"] = max(1, round(train.evaluate_every * train.batch_size / changed["batch_size"]))
     if changed["warmup_steps"] and values.get("warmup_fraction") is not None:
         changed["warmup_steps"] = 0
-    return resolved.with_train(section, _validated(changed, f"{resolved.name}, {dict(values)}"))
+    tuned = _validated(changed, place)
+    if "batch_size" in values:
+        tuned = _with_batch(tuned, train, resolved)
+    return resolved.with_train(section, tuned)
+
+
+def _with_batch(tuned: Train, train: Train, resolved: ResolvedRecipe) -> Train:
+    """Evaluated after as many examples as before; in a smoke run, no batch is larger than its rows."""
+    rows = resolved.recipe.task.options["max_rows"]
+    size = min(tuned.batch_size, rows) if resolved.smoke else tuned.batch_size
+    every = train.evaluate_every and max(1, round(train.evaluate_every * train.batch_size / size))
+    return tuned.model_copy(update={"batch_size": size, "evaluate_every": every})
+
+
+def _smoke_budget(train: Train, smoke: Train) -> Train:
+    """A smoke run stays one: at most its own steps, or one pass over its rows."""
+    steps = smoke.steps or 1
+    most = {"epochs": 1.0, "steps": steps, "examples": steps * smoke.batch_size}
+    return train.model_copy(
+        update={name: min(value, most[name]) for name in most if (value := getattr(train, name)) is not None}
+    )
+
+
+def _with_objective(resolved: ResolvedRecipe, values: Mapping[str, Value], place: str) -> ResolvedRecipe:
+    """The recipe with other options of what pretraining asks for."""
+    part = resolved.recipe.pretrain.objective
+    config = OBJECTIVE_OPTIONS[part.name]
+    try:
+        options = validate_values(config, {**part.options, **values})
+    except ValidationError as error:
+        problems = validation_messages(config, error, OBJECTIVE.rstrip("."))
+        raise UsageError(f"{place}: {'; '.join(problems)} (its objective is {part.name})") from None
+    objective = Part(name=part.name, **options.model_dump(mode="json"))
+    pretrain = resolved.recipe.pretrain.model_copy(update={"objective": objective})
+    return replace(resolved, recipe=resolved.recipe.model_copy(update={"pretrain": pretrain}))
 
 
 def _with_budget(train: Train, **budget: int | float) -> Train:

@@ -6,6 +6,7 @@ A study comes from YAML or from the command line; `to_yaml` writes it out in ful
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -14,13 +15,15 @@ from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
+from spt.config.objectives import OBJECTIVE_OPTIONS
 from spt.config.overrides import flatten
 from spt.config.recipe import BUDGETS, StrictModel, Train
 from spt.config.validation import validate_values, validation_messages
 from spt.config.yaml import is_file_name, parse_yaml, read_text
 from spt.errors import RecipeError, UsageError, did_you_mean
-from spt.runs.plan import Axis
+from spt.runs.plan import Axis, SearchProtocol
 
 MOST_SEEDS = 1000
 MOST_SETTINGS = 1000
@@ -186,37 +189,71 @@ class Range(StrictModel):
         return self
 
 
-TUNABLE = sorted(
-    set(Train.model_fields) - set(BUDGETS) - {"evaluate_every", "metric_average", "validation_masks", "select_by"}
-)
+PRETRAIN, OBJECTIVE = "pretrain.", "pretrain.objective."  # how names of pretraining's settings begin
+TUNABLE: dict[str, FieldInfo] = {  # of supervised training, in both arms
+    name: Train.model_fields[name]
+    for name in sorted(Train.model_fields)
+    if name not in {*BUDGETS, "evaluate_every", "metric_average", "validation_masks", "select_by"}
+}
+PRETRAIN_TUNABLE: dict[str, FieldInfo] = {  # and of pretraining, which has a budget of its own
+    **{PRETRAIN + name: field for name, field in TUNABLE.items()},
+    **{PRETRAIN + name: Train.model_fields[name] for name in ("epochs", "steps", "examples")},
+    **{
+        OBJECTIVE + name: field
+        for options in OBJECTIVE_OPTIONS.values()
+        if not options.labelled
+        for name, field in options.model_fields.items()
+    },
+}
 
 
 class Tune(_Study):
-    """Settings of supervised training, the same list for both arms, chosen on validation; then both arms over seeds.
+    """Settings tried in both arms and chosen on validation; then both arms over seeds.
 
-    Without `trials` all combinations of the lists are tried; with it so many random ones, drawn with `search_seed`.
+    Settings of supervised training are those of finetuning in one arm, of training from scratch in the other; those of
+    pretraining (`pretrain.learning_rate`) belong to SPT alone and are chosen by the score after finetuning. Without
+    `trials` all combinations of the lists are tried; with it so many random ones, drawn with `search_seed`.
     """
 
     kind: Literal["tune"] = Field("tune", description="which kind of study this is")
     space: dict[str, tuple[Value, ...] | Range] = Field(
-        min_length=1, description="of supervised training, in both arms: a list of values, or {low, high, scale}"
+        "default",
+        validate_default=True,
+        min_length=1,
+        description="a packaged space, or by setting a list of values, in which x0.3 is 0.3 times the recipe's own, or "
+        "{low, high, scale}",
     )
-    trials: int | None = Field(None, ge=1, le=MOST_SETTINGS, description="random search: how many settings; null: grid")
+    protocol: SearchProtocol = Field(
+        "trials",
+        description="what scratch gets, which has no pretraining to tune: trials: as many settings as SPT, or all that "
+        "the space has for it; compute: settings until their operations reach those of SPT's trials and pretrainings",
+    )
+    trials: int | None = Field(
+        None, ge=1, le=MOST_SETTINGS, description="random search: how many settings of SPT; null: grid"
+    )
     search_seed: int = Field(0, ge=0, description="random search: which list of settings")
     trial_seeds: tuple[int, ...] = Field((0,), min_length=1, description="seeds that every setting is tried with")
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _packaged(cls, space: Any) -> Any:
+        named = packaged_space(space) if isinstance(space, str) else space
+        if not isinstance(named, dict):
+            return named
+        # Behind a validator like this one, pydantic's strict mode takes no list for a tuple.
+        return {name: tuple(values) if isinstance(values, list) else values for name, values in named.items()}
 
     @model_validator(mode="after")
     def _space(self) -> "Tune":
         for name, values in self.space.items():
-            if name not in TUNABLE:
-                where = "; pretraining has no counterpart in the other arm" if name.startswith("pretrain") else ""
-                hint = where or did_you_mean(name, TUNABLE)
-                raise ValueError(f"space.{name} is not a tunable setting of supervised training{hint}")
+            _check_tunable(name)
             if isinstance(values, Range):
                 if self.trials is None:
                     raise ValueError(f"space.{name} is a range, so the number of trials is needed (trials: 20)")
             elif not values or len(set(map(repr, values))) < len(values):
                 raise ValueError(f"space.{name} must be a list of different values")
+        if len(budgets := [name for name in self.space if name.removeprefix(PRETRAIN) in BUDGETS]) > 1:
+            raise ValueError(f"{' and '.join(budgets)} are both pretraining's budget; keep one")
         if self.trials is None:
             count = math.prod(len(values) for values in self.space.values() if isinstance(values, tuple))
             if count > MOST_SETTINGS:
@@ -224,6 +261,39 @@ class Tune(_Study):
         if min(self.trial_seeds) < 0:
             raise ValueError("trial_seeds must be different whole numbers from 0")
         return self
+
+
+def _check_tunable(name: str) -> None:
+    if name.startswith(PRETRAIN) and name not in PRETRAIN_TUNABLE:
+        hint = did_you_mean(name, PRETRAIN_TUNABLE)
+        raise ValueError(f"space.{name} is not a tunable setting of pretraining{hint}")
+    if name not in {**TUNABLE, **PRETRAIN_TUNABLE}:
+        hint = did_you_mean(name.rpartition(".")[2], TUNABLE)
+        raise ValueError(f"space.{name} is not a tunable setting of supervised training{hint}")
+
+
+def factor_of(value: Value) -> float | None:
+    """0.3 for `x0.3`, which means 0.3 times the recipe's own value; None for any other value."""
+    found = re.fullmatch(r"x((\d+\.?\d*|\.\d+)(e[-+]?\d+)?)", value) if isinstance(value, str) else None
+    return float(found[1]) if found else None
+
+
+def packaged_spaces() -> dict[str, dict[str, Any]]:
+    """The search spaces that come with spt: name -> its description and its space."""
+    text = files("spt.studies").joinpath("spaces.yaml").read_text(encoding="utf-8")
+    spaces: dict[str, dict[str, Any]] = parse_yaml(text, "spaces.yaml")
+    return spaces
+
+
+def packaged_space(name: str) -> dict[str, Any]:
+    known = packaged_spaces()
+    if name not in known:
+        raise UsageError(
+            f"space {name!r} is unknown; known: {', '.join(known)}; or give settings their values, as in "
+            "learning_rate=0.01,0.1"
+        )
+    space: dict[str, Any] = known[name]["space"]
+    return space
 
 
 Study = Compare | Compute | Data | Size | Init | Objective | Tune

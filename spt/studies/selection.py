@@ -29,7 +29,7 @@ def scored_settings(root: Path, search: PlannedSearch, arm: ArmName) -> list[Sco
     """Every setting of an arm, by number."""
     return [
         _tried(root, i, [t for t in search.trials if (t.arm, t.number) == (arm, i)])
-        for i in range(len(search.settings))
+        for i in range(len(search.settings[arm]))
     ]
 
 
