@@ -111,7 +111,7 @@ def recipe_page() -> str:
 
 def study_page() -> str:
     """Every key of a study's file, kind by kind."""
-    from spt.studies.schema import KINDS, TUNABLE, Range
+    from spt.studies.schema import KINDS, PRETRAIN_TUNABLE, TUNABLE, Range, packaged_spaces
 
     fields = [kind.model_fields for kind in KINDS.values()]
     common = [name for name in fields[0] if all(name in one for one in fields)]
@@ -126,7 +126,20 @@ def study_page() -> str:
         own = {key: field for key, field in kind.model_fields.items() if key not in common}
         parts.append(f"## {name}\n\n{_prose(kind.__doc__)}\n\n{_fields(own) if own else 'No keys of its own.'}")
     tunable = ", ".join(f"`{name}`" for name in TUNABLE)
-    parts.append(f"Settings that can be tuned, see [recipe.md](recipe.md): {tunable}.")
+    others = ", ".join(f"`{name}`" for name in PRETRAIN_TUNABLE if name.removeprefix("pretrain.") not in TUNABLE)
+    parts.append(
+        f"Settings that can be tuned, see [recipe.md](recipe.md): {tunable}. Of pretraining: each of these behind "
+        f"`pretrain.`, and {others}."
+    )
+    spaces = [
+        (
+            f"`{name}`",
+            "; ".join(f"`{key}` {', '.join(map(str, values))}" for key, values in each["space"].items()),
+            each["description"],
+        )
+        for name, each in packaged_spaces().items()
+    ]
+    parts.append(f"## Packaged spaces of tune\n\n{_table(('space', 'settings', 'meaning'), spaces)}")
     parts.append(_section("A range in the space of tune", Range, ""))
     return _page("Studies, key by key", *parts)
 

@@ -36,7 +36,6 @@ EXCEPTIONS = {
     "…": "reader: a place to be filled in",
     "data prepare": "network: it downloads",
     "--slurm": "Slurm: test_slurm.py",
-    "--space batch_size=16,32": "rows: a smoke run has 16",
     "bench model s4": "minutes of measurements: test_bench.py measures models in small sizes",
     "bench slopes": "more minutes of measurements: likewise",
     "--backend keops": "KeOps: test_backends.py",

@@ -96,6 +96,10 @@ def test_every_kind_has_its_command(tmp_path):
     options = ("--space", "learning_rate=1e-3..1e-1", "--space", "batch_size=4,8", "--trials", "3")
     tune = planned("tune", "tiny.yaml", *options, "--trial-seeds", "7,", "--seeds", "2")
     assert len(tune["runs"]) == 7 and tune["later"] == 4 and {run["seed"] for run in tune["runs"]} == {7}
+    assert len(planned("tune", "tiny.yaml", "--seeds", "1")["runs"]) == 1 + 3 + 3, "the default space"
+    own = ("--space", "pretrain.batch_size=4", "--space", "batch_size=4,8")
+    both = planned("tune", "tiny.yaml", "--space", "spt-paper", *own)["runs"]
+    assert len(both) == 3 + 3 * 6 + 6, "values of one's own stand above the packaged ones"
     parts = [planned("tune", "tiny.yaml", *options, "--shard", f"{i}/2")["runs"] for i in (1, 2)]
     assert len(parts[0]) + len(parts[1]) == 7 and parts[0] and parts[1]
     changed_recipe = planned("compare", "tiny.yaml", "model.d_model=8", "--seeds", "1")
@@ -117,6 +121,9 @@ def test_every_kind_has_its_command(tmp_path):
         (("objective", "tiny.yaml", "--objective", "mask"), 2, "is unknown"),
         (("tune", "tiny.yaml", "--space", "lr=1"), 2, "did you mean learning_rate"),
         (("tune", "tiny.yaml", "--space", "learning_rate=-1"), 2, "learning_rate"),
+        (("tune", "tiny.yaml", "--space", "spt-papr"), 2, "known: default, spt-paper"),
+        (("tune", "tiny.yaml", "--space", "batch_size=8", "--space", "batch_size=4"), 2, "each name once"),
+        (("tune", "tiny.yaml", "--protocol", "time"), 2, "--protocol"),
         (("run", "nosuch"), 2, "unknown study"),
         (("compute", "tiny.yaml", "--shares", ""), 2, "--shares"),
         (("compare", "tiny.yaml", "./tiny.yaml"), 2, "is listed twice"),

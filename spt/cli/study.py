@@ -256,13 +256,19 @@ def study_objective(
 def study_tune(
     arguments: RecipesArgument,
     space: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--space",
             metavar="NAME=A,B,C",
-            help="A setting of supervised training and its values, or A..B for a random search (repeat).",
+            help="A setting and its values (x3: three times the recipe's own), or A..B for a random search; of "
+            "pretraining as pretrain.NAME; or a packaged space (repeat).",
+            show_default="default",
         ),
-    ],
+    ] = None,
+    protocol: Annotated[
+        Literal["trials", "compute"],
+        typer.Option("--protocol", help="As many trials in both arms, or as much compute, pretraining included."),
+    ] = "trials",
     trials: Annotated[
         int | None, typer.Option("--trials", min=1, help="A random search of so many settings; without it the grid.")
     ] = None,
@@ -273,16 +279,27 @@ def study_tune(
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """The same settings tried in both arms, chosen on validation; then both arms over seeds at what was chosen."""
-    settings_space = {}
-    for text in space:
-        name, equals, values = text.partition("=")
-        if not equals or name in settings_space:
-            raise UsageError(f"--space {text}: NAME=A,B,C or NAME=A..B is expected, each name once")
-        settings_space[name] = _values(values, text)
-    options = {"space": settings_space, "trials": trials, "search_seed": search_seed}
+    """Settings tried in both arms, chosen on validation; then both arms over seeds at what was chosen."""
+    options = {"space": _space(space) if space else None, "protocol": protocol, "trials": trials}
     tried = seeds(trial_seeds, "--trial-seeds") if trial_seeds is not None else None
-    _study("tune", arguments, {**options, "trial_seeds": tried}, study, runtime)
+    _study("tune", arguments, {**options, "search_seed": search_seed, "trial_seeds": tried}, study, runtime)
+
+
+def _space(texts: Sequence[str]) -> dict[str, Any]:
+    """Packaged spaces, and settings with values, which stand above those."""
+    from spt.studies.schema import packaged_space
+
+    packaged: dict[str, Any] = {}
+    given: dict[str, Any] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals:
+            packaged |= packaged_space(name)
+        elif name and name not in given:
+            given[name] = _values(values, text)
+        else:
+            raise UsageError(f"--space {text}: NAME=A,B,C or NAME=A..B is expected, each name once")
+    return packaged | given
 
 
 def _values(text: str, given: str) -> Any:
