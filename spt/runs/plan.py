@@ -77,7 +77,7 @@ class PlannedSearch(Record):
         """A plan from before pretraining was tuned has one list for both arms."""
         if isinstance(settings, list):
             return dict.fromkeys(ARMS, settings)
-        return {**{arm: () for arm in ARMS}, **settings} if isinstance(settings, dict) else settings
+        return {**dict.fromkeys(ARMS, ()), **settings} if isinstance(settings, dict) else settings
 
     def space(self, *arms: ArmName) -> dict[str, tuple[Factor, ...]]:
         """Of each setting the values that were tried in these arms, in order."""
