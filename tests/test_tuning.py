@@ -134,8 +134,7 @@ def test_a_grid_without_as_many_for_scratch_says_so(tmp_path):
     assert counts(grid) == {(0, "scratch"): 2, (0, "spt"): 8}
     (note,) = grid.notes
     assert note == (
-        "tiny: scratch tries 2 settings, all that the space has for it, SPT 8; --trials 2 gives both as many, "
-        "--protocol compute the same total compute"
+        "tiny: scratch tries 2 settings, all that the space has for it, SPT 8; --trials 2 gives both as many"
     )
     alone = laid(tmp_path, space={"pretrain.learning_rate": [1e-3, 1e-4]})
     assert alone.searches[0].settings == {"scratch": [{}], "spt": [{"pretrain.learning_rate": r} for r in (1e-3, 1e-4)]}

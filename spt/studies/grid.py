@@ -349,7 +349,7 @@ def _search(study: Tune, row: int, base: BaseRecipe) -> SearchGrid:
         count = len(scratch)
         base.notes.append(
             f"{base.resolved.name}: scratch tries {count} settings, all that the space has for it, SPT {len(spt)}; "
-            f"--trials {count} gives both as many, --protocol compute the same total compute"
+            f"--trials {count} gives both as many"
         )
     choices: dict[ArmName, list[Setting]] = {"scratch": scratch, "spt": spt}
     relative = [name for name, values in study.space.items() if has_factors(values)]
