@@ -16,6 +16,7 @@ SMOKE_SIZES = {  # in this order: what divides d_model comes before it
     **{"n_ssm": 4, "d_head": 8, "d_model": 32, "n_layers": 2, "d_ff": 64, "n_experts": 4, "d_state": 16},
     **{"kernel_dim": 8, "d_attention": 16, "d_hidden": 64, "window": 16, "chunk": 16, "max_kernel_length": 32},
 }
+INNER_WIDTHS = ("d_ff", "d_hidden")  # which grow with d_model
 FEED_FORWARD_OPTIONS = {"feed_forward", "d_ff", "ff_activation", "ff_dropout", *SWITCH_OPTIONS}
 
 
@@ -72,6 +73,11 @@ class BackboneConfig(BaseModel):
         ours = [base for base in type(self).__mro__ if base.__module__.startswith("spt.models.")]
         known = {name for base in ours if issubclass(base, BackboneConfig) for name in base.model_fields}
         return {name: size for name, size in SMOKE_SIZES.items() if name in known and getattr(self, name) is not None}
+
+    def with_width(self, d_model: int) -> dict[str, int]:
+        """The options of the same network with another width: inner widths that are given keep their ratio to it."""
+        inner = {name: value for name in INNER_WIDTHS if (value := getattr(self, name, None)) is not None}
+        return {"d_model": d_model, **{name: max(1, round(v * d_model / self.d_model)) for name, v in inner.items()}}
 
     def refuse_changed(self, names: Iterable[str], why: str) -> None:
         """Refuse other values of these options than their defaults, since they would have no effect."""

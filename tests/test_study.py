@@ -67,6 +67,12 @@ def by_epochs(**changes):
 
 EXAMPLES = {
     "compare": {},
+    "models": {
+        "recipes": ["quickstart", "quickstart-dlr"],
+        "match": "flops",
+        "scale": "depth",
+        "scaled": {"quickstart": {}, "quickstart-dlr": {"n_layers": 4}},
+    },
     "compute": {"shares": [0, 0.25], "match": "flops", "total": 1e9},
     "data": {"fractions": [0.1, 1], "stratified": True, "pretrain_on": "all", "hold": "epochs"},
     "size": {"sizes": {"small": {"d_model": 8}}},

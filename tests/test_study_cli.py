@@ -158,7 +158,7 @@ def test_a_study_that_is_damaged_or_in_part(tmp_path):
 
 def test_listing_and_showing_studies():
     names = [row["name"] for row in json.loads(call("study", "list", "--json").stdout)]
-    assert names == ["spt-figure-3", "spt-table-7", "spt-table-8", "spt-table-9"]
+    assert names == ["models-quickstart", "spt-figure-3", "spt-table-7", "spt-table-8", "spt-table-9"]
     for name in names:
         shown = yaml.safe_load(call("study", "show", name).stdout)
         assert shown["recipes"] and shown["kind"] in ("data", "init", "compute", "size")

@@ -150,6 +150,23 @@ def study_compare(arguments: RecipesArgument, study: StudyOptions = STUDY, runti
     _study("compare", arguments, {}, study, runtime)
 
 
+@command(study_app, "models")
+def study_models(
+    arguments: RecipesArgument,
+    match: Annotated[
+        Literal["parameters", "flops", "time", "none"],
+        typer.Option("--match", help="What is made equal: parameters, FLOPs per example, seconds per step, nothing."),
+    ] = "parameters",
+    scale: Annotated[
+        Literal["width", "depth"], typer.Option("--scale", help="What is changed for that: d_model, or n_layers.")
+    ] = "width",
+    study: StudyOptions = STUDY,
+    runtime: RuntimeOptions = RUNTIME,
+) -> None:
+    """Both arms of several models, each one after the first scaled until it costs as much."""
+    _study("models", arguments, {"match": match, "scale": scale}, study, runtime)
+
+
 @command(study_app, "compute")
 def study_compute(
     arguments: RecipesArgument,

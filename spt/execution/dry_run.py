@@ -10,6 +10,7 @@ from spt.execution.estimate import MeasuredCosts, RuntimeForecast
 from spt.execution.queue import in_order, shard
 from spt.execution.run_study import apply_selection, cell_requests, trial_requests
 from spt.report.format import flops_text, time_text
+from spt.runs.plan import factors_text
 from spt.studies import selection
 from spt.studies.grid import StudyGrid
 from spt.studies.status import needed_runs, plain_table, row_text
@@ -53,7 +54,9 @@ def dry_run(grid: StudyGrid, folder: Path, costs: MeasuredCosts, part: tuple[int
             {
                 "recipe": row.resolved.name,
                 "factors": dict(row.factors),
-                "parameters": costs.estimate(jobs[i]).parameters,
+                "changes": dict(row.changes),
+                "parameters": (cost := costs.estimate(jobs[i])).parameters,
+                "flops_per_example": cost.flops / cost.examples,
                 "total": row.total.model_dump(mode="json") if row.total else None,
             }
             for i, row in enumerate(grid.rows)
@@ -71,7 +74,13 @@ def dry_run(grid: StudyGrid, folder: Path, costs: MeasuredCosts, part: tuple[int
 
 def render(plan: dict[str, Any]) -> RenderableType:
     rows = [
-        (row_text(row), f"{row['parameters']:,}", "{amount:.4g} {axis}".format(**row["total"]) if row["total"] else "-")
+        (
+            row_text(row),
+            factors_text(row["changes"]) or "-",
+            f"{row['parameters']:,}",
+            flops_text(row["flops_per_example"]),
+            "{amount:.4g} {axis}".format(**row["total"]) if row["total"] else "-",
+        )
         for row in plan["rows"]
     ]
     runs = [
@@ -86,7 +95,7 @@ def render(plan: dict[str, Any]) -> RenderableType:
     lines.append("costs are of whole budgets; a time is estimated from runs like it that are done in this folder")
     return Group(
         Text(plan["folder"], style="bold"),
-        plain_table(("row", "parameters", "total"), rows),
+        plain_table(("row", "changed", "parameters", "FLOPs per example", "total"), rows, text_columns=2),
         Text(),
         plain_table(("run", "stage", "state", "steps", "FLOPs", "time"), runs, text_columns=3),
         Text(),

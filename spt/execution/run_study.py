@@ -244,6 +244,7 @@ def make_plan(grid: StudyGrid) -> StudyPlan:
                 model=row.resolved.model_name,
                 factors=dict(row.factors),
                 total=row.total,
+                changes=dict(row.changes),
             )
             for row in grid.rows
         ),

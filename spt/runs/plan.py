@@ -13,7 +13,7 @@ ARMS: tuple[ArmName, ...] = get_args(ArmName)
 Ended = Literal["running", "failed", "diverged", "stopped", "missing", "unreadable", "unusable"]
 FolderName = Annotated[str, Field(pattern=r"^[^/\\]*[^/\\.][^/\\]*$")]  # beside the study: not a path
 Factor = str | int | float | bool | None  # what a study varies, at one of its levels
-Kind = Literal["compare", "compute", "data", "size", "init", "objective", "tune"]
+Kind = Literal["compare", "models", "compute", "data", "size", "init", "objective", "tune"]
 Axis = Literal["epochs", "examples", "flops", "time"]
 SearchProtocol = Literal["trials", "compute"]  # what a search holds equal between the arms
 Smoke = bool | Literal["full"]  # a few steps of a small network, or ("full") of the recipe's own sizes
@@ -39,6 +39,7 @@ class StudyRow(Record):
     model: str
     factors: dict[str, Factor] = {}  # what the study varies, at this row's level
     total: Total | None = None
+    changes: dict[str, Factor] = {}  # of the recipe's model, which made it as large as the others
 
 
 class PlannedCell(Record):

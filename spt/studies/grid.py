@@ -5,6 +5,7 @@ rows, operations or seconds, which takes data and networks.
 """
 
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -16,10 +17,13 @@ from spt.config.budget import steps_per_epoch, total_steps
 from spt.config.job import Cell, Job
 from spt.config.load import load
 from spt.config.objectives import OBJECTIVE_OPTIONS
+from spt.config.plugins import find_plugin
 from spt.config.recipe import BUDGETS, Part, ResolvedRecipe, Section, Train
 from spt.config.validation import validate_values, validation_messages
-from spt.errors import UsageError
+from spt.errors import RecipeError, UsageError
+from spt.models.options import BackboneConfig
 from spt.runs.plan import ARMS, ArmName, Axis, Factor, SearchProtocol, Smoke, Total
+from spt.studies.equal_size import TOLERANCE, nearest_scales
 from spt.studies.schema import (
     MOST_SETTINGS,
     OBJECTIVE,
@@ -29,6 +33,7 @@ from spt.studies.schema import (
     Compute,
     Data,
     Init,
+    Models,
     Objective,
     Size,
     Study,
@@ -74,6 +79,7 @@ class GridRow:
     factors: Mapping[str, Factor] = field(default_factory=dict)
     total: Total | None = None
     pretraining: ResolvedRecipe | None = None  # None: the same recipe's
+    changes: Mapping[str, int] = field(default_factory=dict)  # that make the model as large as the others
 
 
 class SearchGrid(NamedTuple):
@@ -107,7 +113,11 @@ class StudyGrid:
 def expand(study: Study, smoke: Smoke, costs: CostModel) -> StudyGrid:
     """Rows and cells of a study. Raises UsageError and RecipeError for a study that cannot be run."""
     bases = [BaseRecipe(study, source, smoke, costs) for source in study.recipes]
-    rows = [row for base in bases for row in _ROWS[study.kind](study, base)]
+    if isinstance(study, Models):
+        rows = _equal_models(study, bases)
+        study = study.model_copy(update={"scaled": _scaled(study, rows, smoke)})
+    else:
+        rows = [row for base in bases for row in _ROWS[study.kind](study, base)]
     searches = [_search(study, i, base) for i, base in enumerate(bases)] if isinstance(study, Tune) else []
     notes = [note for base in bases for note in base.resolved.notes] + [note for base in bases for note in base.notes]
     grid = StudyGrid(study, study.seed_list, rows, searches=searches, notes=list(dict.fromkeys(notes)))
@@ -143,6 +153,14 @@ class BaseRecipe:
     def _load(self, overrides: Sequence[str]) -> ResolvedRecipe:
         return self.costs.identify_data(load(self.source, overrides, smoke=self.smoke))
 
+    def model_config(self) -> BackboneConfig:
+        """The model's options, as the model has declared them."""
+        part = self.resolved.recipe.model
+        config: BackboneConfig = find_plugin("models", part.name).module.Config.model_validate_json(
+            json.dumps(part.options)
+        )
+        return config
+
     def with_task(self, **options: Any) -> ResolvedRecipe:
         """The recipe over other rows of the same task."""
         recipe = self.resolved.recipe
@@ -153,6 +171,83 @@ class BaseRecipe:
         """The recipe with more changes; they override what is set in every recipe."""
         kept = [override for override in self.overrides if override.partition("=")[0] not in changes]
         return self._load([*kept, *recipe_overrides(changes)])
+
+
+def _equal_models(study: Models, bases: Sequence["BaseRecipe"]) -> list[GridRow]:
+    """One row for each model, every one after the first at the scale where it costs as much."""
+    first = bases[0]
+    for base in bases[1:]:
+        mine, yours = (each.resolved.recipe.task.model_dump() for each in (base, first))
+        if differing := sorted(key for key in mine.keys() | yours.keys() if mine.get(key) != yours.get(key)):
+            raise UsageError(
+                f"{base.source} and {first.source} differ in task.{differing[0]}, but models are compared on the same "
+                f"data: set task.{differing[0]}=… for both"
+            )
+    if first.smoke:
+        first.notes.append("models of a smoke run are small, whatever they are matched on")
+        return [GridRow(base.resolved) for base in bases]
+    rows = [GridRow(first.resolved)]
+    for base in bases[1:]:
+        changes = _equal_changes(study, base, first)
+        scaled = base.variant(_model_changes(changes)) if changes else base.resolved
+        rows.append(GridRow(scaled, changes=changes))
+    return rows
+
+
+def _scaled(study: Models, rows: Sequence[GridRow], smoke: Smoke) -> dict[str, dict[str, int]] | None:
+    """What was found, for the study's file: a machine that is slower then makes the same runs."""
+    if smoke:
+        return study.scaled
+    return {source: {**row.changes} for source, row in zip(study.recipes, rows, strict=True)}
+
+
+def _equal_changes(study: Models, base: "BaseRecipe", first: "BaseRecipe") -> dict[str, int]:
+    """Options of the recipe's model that make it cost as much as the first recipe's."""
+    if study.scaled is not None:
+        return study.scaled[base.source]
+    if study.match == "none":
+        return {}
+    option = "d_model" if study.scale == "width" else "n_layers"
+    given = base.resolved.recipe.model.options[option]
+
+    def options(value: int) -> dict[str, int]:
+        return base.model_config().with_width(value) if study.scale == "width" else {"n_layers": value}
+
+    def cost(value: int) -> float | None:
+        try:
+            changed = base.resolved if value == given else base.variant(_model_changes(options(value)))
+            return _network_cost(study, changed, base.costs)
+        except (UsageError, RecipeError):
+            if value == given:
+                raise
+            return None
+
+    target = _network_cost(study, first.resolved, base.costs)
+    found = nearest_scales(cost, given, target)
+    if abs(found.best.cost / target - 1) > TOLERANCE:
+        near = [f"{scale.cost:,.4g} at {option}={scale.value}" for scale in (found.below, found.above) if scale]
+        raise UsageError(
+            f"{base.source}: no {study.scale} makes its {_MATCHED[study.match]} equal to those of {first.source} "
+            f"({target:,.4g}) within {100 * TOLERANCE:.0f} %; the nearest are {' and '.join(near)}; change another "
+            f"option of either model, or use --scale {'depth' if study.scale == 'width' else 'width'} or --match none"
+        )
+    return {} if found.best.value == given else options(found.best.value)
+
+
+_MATCHED = {"parameters": "parameters", "flops": "operations per example", "time": "seconds per step"}
+
+
+def _model_changes(options: Mapping[str, int]) -> Changes:
+    return {f"model.{name}": value for name, value in options.items()}
+
+
+def _network_cost(study: Models, recipe: ResolvedRecipe, costs: CostModel) -> float:
+    """What models are matched on, of the network that is trained on the task."""
+    job = Job(recipe, "finetune", 0)
+    if study.match == "time":
+        return costs.seconds_per_step(job)
+    estimate = costs.estimate(job)
+    return float(estimate.parameters) if study.match == "parameters" else estimate.flops / estimate.examples
 
 
 def _compare(study: Compare | Tune, base: BaseRecipe) -> Iterator[GridRow]:

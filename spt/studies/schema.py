@@ -60,6 +60,31 @@ class Compare(_Study):
     kind: Literal["compare"] = Field("compare", description="which kind of study this is")
 
 
+class Models(_Study):
+    """Both arms of several models of equal size: each one after the first is scaled until it costs as much."""
+
+    kind: Literal["models"] = Field("models", description="which kind of study this is")
+    match: Literal["parameters", "flops", "time", "none"] = Field(
+        "parameters",
+        description="what is made equal, within 5 % of the first recipe's: parameters, operations per example, seconds "
+        "per step (measured here, once), or nothing",
+    )
+    scale: Literal["width", "depth"] = Field(
+        "width", description="what is changed: d_model (with inner widths), or n_layers"
+    )
+    scaled: dict[str, dict[str, int]] | None = Field(
+        None, description="changes to each recipe's model that make it so; null: they are searched for"
+    )
+
+    @model_validator(mode="after")
+    def _several(self) -> "Models":
+        if len(self.recipes) < 2:
+            raise ValueError("one recipe is no comparison of models; name at least two")
+        if self.scaled is not None and (odd := set(self.scaled) ^ set(self.recipes)):
+            raise ValueError(f"scaled must hold every recipe; {min(odd)} is missing from it or from recipes")
+        return self
+
+
 class Compute(_Study):
     """The share of one total budget that goes to pretraining; scratch has all of it (SPT paper, table 8)."""
 
@@ -296,7 +321,7 @@ def packaged_space(name: str) -> dict[str, Any]:
     return space
 
 
-Study = Compare | Compute | Data | Size | Init | Objective | Tune
+Study = Compare | Models | Compute | Data | Size | Init | Objective | Tune
 
 KINDS: dict[str, type[Study]] = {kind.model_fields["kind"].default: kind for kind in get_args(Study)}
 
@@ -393,7 +418,7 @@ def _relative(recipe: str, folder: Path) -> str:
 def _with_names(values: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """A study's values with its recipes renamed, also where a field has a value for each recipe."""
     renamed = {**values, "recipes": tuple(names.values())}
-    for field in ("sizes", "total"):
+    for field in ("sizes", "total", "scaled"):
         if isinstance(by_recipe := values.get(field), dict):
             renamed[field] = {names.get(name, name): value for name, value in by_recipe.items()}
     return renamed
