@@ -6,20 +6,22 @@ import signal
 import numpy as np
 import pytest
 import torch
-from tiny import TASK, loaded, own_task, run, spt_job, weights
+from tiny import TASK, load, loaded, own_task, recipe_file, run, spt_job, weights
 
 from spt.config.job import Job
 from spt.data.batching import NOBODY, collate, shuffled
-from spt.errors import RecipeError, Stopped, UsageError
+from spt.errors import CheckpointError, RecipeError, Stopped, UsageError
 from spt.rng import Draw
 from spt.runs.folder import RunFolder
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
+from spt.studies.arms import with_task_of
 from spt.tasks.base import Classes, Reals, Split, Tokens, Values
 from spt.training.build import build_stage
 from spt.training.losses import weighted_sum
 from spt.training.network import SequenceModel
 from spt.training.optimizer import adamw
+from spt.training.stage import open_weights
 from spt.training.step import Learner
 from spt.training.transfer import selected_tensors
 
@@ -59,7 +61,7 @@ def test_what_has_no_effect_is_no_part_of_a_key(tmp_path):
     plain, parts = loaded(tmp_path), loaded(tmp_path, finetune__load=["encoder"])
     assert Job(plain, "finetune", 0).key == Job(parts, "finetune", 0).key  # nothing is loaded from scratch
     parts = ["encoder", "backbone.norms"]
-    several = [loaded(tmp_path, finetune__load=load) for load in (parts, parts[::-1])]
+    several = [loaded(tmp_path, finetune__load=names) for names in (parts, parts[::-1])]
     assert spt_job(several[0]).key == spt_job(several[1]).key
     assert loaded(tmp_path, finetune__load="encoder").recipe.finetune.load == ("encoder",)
 
@@ -127,9 +129,9 @@ def test_random_features_can_be_frozen_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "load", [["encoder"], ["backbone.mixers.0", "backbone.last_norm"], ["backbone.norms.0.weight"]]
+    "parts", [["encoder"], ["backbone.mixers.0", "backbone.last_norm"], ["backbone.norms.0.weight"]]
 )
-def test_only_the_parts_that_are_named_are_taken_over(tmp_path, load, monkeypatch, messages):
+def test_only_the_parts_that_are_named_are_taken_over(tmp_path, parts, monkeypatch, messages):
     starts = {}
     real = Learner.step
 
@@ -139,12 +141,12 @@ def test_only_the_parts_that_are_named_are_taken_over(tmp_path, load, monkeypatc
         return real(self, prefetcher, step, size)
 
     monkeypatch.setattr(Learner, "step", step)
-    one = loaded(tmp_path, finetune__load=load)
+    one = loaded(tmp_path, finetune__load=parts)
     job, scratch = spt_job(one), Job(one, "finetune", 0)
     result = run(job, tmp_path / "runs")
     run(scratch, tmp_path / "runs")
     pretrained = best(tmp_path / "runs", job.parent)
-    moved = {name for name in pretrained if any(f"{name}.".startswith(f"{part}.") for part in load)}
+    moved = {name for name in pretrained if any(f"{name}.".startswith(f"{part}.") for part in parts)}
     assert moved
     for name, tensor in starts[job.key].items():
         if name in moved:
@@ -152,7 +154,7 @@ def test_only_the_parts_that_are_named_are_taken_over(tmp_path, load, monkeypatc
         else:
             assert torch.equal(tensor, starts[scratch.key][name])
     assert any(not torch.equal(starts[job.key][name], starts[scratch.key][name]) for name in moved)
-    assert any(f"only {', '.join(load)} was taken over" in note for note in result.notes)
+    assert any(f"only {', '.join(parts)} was taken over" in note for note in result.notes)
     table = next(message for message in messages if "weights from" in message)
     assert "backbone  new" in table and "copied" in table
 
@@ -335,10 +337,59 @@ def test_a_joint_loss_that_the_model_cannot_be_asked_is_refused(tmp_path):
 # -------------------------------------------------------------------------------------------------------- other tasks
 
 
-def other_job(one, other, seed=0):
-    from spt.studies.arms import with_task_of
+def other_job(one, other, max_length=None):
+    return Job(one, "finetune", 0, Job(with_task_of(one, other, max_length), "pretrain", 0))
 
-    return Job(one, "finetune", seed, Job(with_task_of(one, other), "pretrain", seed))
+
+def test_pretraining_on_another_tasks_inputs_moves_its_weights_here(tmp_path, messages):
+    one, other = own_task(tmp_path), loaded(tmp_path, task={"name": "./toy.py", "shift": 1})
+    job, plain = other_job(one, other), spt_job(one)
+    assert job.from_other_task and not plain.from_other_task
+    assert job.parent.key == Job(other, "pretrain", 0).key != plain.parent.key  # the same run from either recipe
+    result = run(job, tmp_path / "runs")
+    assert result.parent == job.parent.key and result.data == run(plain, tmp_path / "runs").data
+    assert "pretrained on the inputs of toy" in result.notes
+    assert not any("other rows of the training split" in message for message in messages)
+
+
+def test_the_inputs_of_the_same_task_are_spt(tmp_path):
+    one = own_task(tmp_path)
+    assert other_job(one, own_task(tmp_path)).key == spt_job(one).key
+
+
+def test_numbers_keep_their_own_scale_but_not_another_number_of_channels(tmp_path):
+    """Another mean and spread do not matter, as they would where one task's weights are named by their folder."""
+    (tmp_path / "other").mkdir()
+    one = own_task(tmp_path, task={"name": "./toy.py", "kind": "values"})
+    (tmp_path / "other" / "toy.py").write_text(TASK.replace("Values(2))", "Values(2, (1.0, 1.0), (2.0, 2.0)))"))
+    other = load(str(recipe_file(tmp_path / "other", task={"name": "./toy.py", "kind": "values", "shift": 1})))
+    assert run(other_job(one, other), tmp_path / "runs").parent
+    with pytest.raises(CheckpointError, match="another input"):
+        run(Job(one, "finetune", 1, open_weights(tmp_path / "runs" / other_job(one, other).parent.name)), tmp_path)
+    tokens = loaded(tmp_path, task={"name": "./toy.py", "kind": "tokens"})
+    with pytest.raises(UsageError, match="do not fit toy: Tokens there, Values here; choose a task with inputs"):
+        run(other_job(one, tokens), tmp_path / "unused")
+    assert not (tmp_path / "unused").exists()  # before anything is trained
+
+
+def test_sequences_of_another_length_fit_where_parameters_allow(tmp_path):
+    """Learned positions are made for this task's length; longer sequences there cannot be taken."""
+    model = {"model__positions": ["learned"]}
+    (tmp_path / "long").mkdir()
+    short = own_task(tmp_path, **model)
+    (tmp_path / "long" / "toy.py").write_text(TASK.replace("integers(3, 13, n)", "integers(3, 30, n)"))
+    long = load(str(recipe_file(tmp_path / "long", task={"name": "./toy.py"}, **model)))
+    run(other_job(long, short, 29), tmp_path / "runs")
+    with pytest.raises(UsageError, match=r"positions\.learned has another shape, since sequences there have 29 steps"):
+        build_stage(other_job(short, long))
+
+
+def test_rows_that_are_tested_here_are_refused_wherever_they_come_from(tmp_path):
+    """The other task trains on rows that this one tests."""
+    one = loaded(tmp_path)
+    other = loaded(tmp_path, task={"name": "digits", "split_seed": 1, "max_rows": 700})
+    with pytest.raises(CheckpointError, match="was pretrained on"):
+        run(other_job(one, other), tmp_path / "runs")
 
 
 # -------------------------------------------------------------------------------------------------------------- costs

@@ -298,11 +298,6 @@ class ResolvedRecipe:
         update: dict[str, Any] = {section: part.model_copy(update={"train": train})}
         return replace(self, recipe=self.recipe.model_copy(update=update))
 
-    def with_options(self, stage: Literal["pretrain", "finetune"], **options: Any) -> "ResolvedRecipe":
-        """The recipe with other options of a stage, which are known to be valid."""
-        part = getattr(self.recipe, stage).model_copy(update=options)
-        return replace(self, recipe=self.recipe.model_copy(update={stage: part}))
-
     def to_yaml(self) -> str:
         header = f"# {self.name}, resolved: every default filled in.\n"
         return header + yaml.safe_dump(self.recipe.model_dump(mode="json"), sort_keys=False)
