@@ -115,6 +115,17 @@ def test_each_arm_is_the_recipe_with_one_thing_changed(tmp_path):
         assert other.parent.resolved.recipe.task == load("quickstart-dlr").recipe.task
 
 
+@pytest.mark.parametrize("budget", [{"epochs": 6}, {"steps": 18}, {"examples": 144}])
+def test_another_tasks_inputs_get_as_many_updates(tmp_path, budget):
+    """And as many evaluations, although that task has other numbers of rows."""
+    train = {**budget, "batch_size": 8, "learning_rate": 0.01}
+    grid = grid_of(tmp_path, pretrain__train=train)  # 24 rows; quickstart-dlr has 300 in use
+    (job, *_) = (cell.job.parent for cell in grid.cells if cell.arm == "other=quickstart-dlr")
+    assert (job.train.steps, job.train.evaluate_every, job.train.epochs) == (18, 3, None)
+    (job, *_) = (cell.job.parent for cell in grid.cells if cell.arm == "spt")
+    assert job.train.model_dump(exclude_unset=True).items() >= budget.items()
+
+
 def test_a_plan_names_its_arms_and_one_without_controls_is_as_it_was(tmp_path):
     plain, grid = grid_of(tmp_path, ["scratch", "spt"]), grid_of(tmp_path)
     assert make_plan(plain).arms == ("scratch", "spt")

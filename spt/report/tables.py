@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from spt.report.across_tasks import Estimate
 from spt.report.arms import Cost
 from spt.report.collect import Report, RunRecord
+from spt.report.controls import ControlContrast
 from spt.report.cost_tables import COST_TABLES, cost_cells
 from spt.report.format import (
     ARM,
-    CELLS,
     Group,
     ReportTable,
     TableSpec,
@@ -230,6 +230,10 @@ def _control_groups(report: Report) -> list[Group]:
     return [Group(label, list(controls)) for label, controls in groupby(report.controls, named)]
 
 
+def _interval(contrast: ControlContrast, metric: str) -> str:
+    return interval_text(contrast.low, contrast.high, metric)
+
+
 CONTROLS = TableSpec(
     "Controls",
     "task / model | arm | n | score | FLOPs | control\n- scratch: over_scratch.difference | control - scratch\n"
@@ -239,12 +243,8 @@ CONTROLS = TableSpec(
     cells={
         "score": lambda control, metric: score_text(control.score, metric),
         "FLOPs": lambda control, _: ratio_text(control.ratios["flops"]),
-        **{
-            f"{name}\n95 % interval": lambda control, metric, side=side: CELLS["95 % interval"](
-                getattr(control, side), metric
-            )
-            for name, side in (("control - scratch", "over_scratch"), ("SPT - control", "below_spt"))
-        },
+        "control - scratch\n95 % interval": lambda control, metric: _interval(control.over_scratch, metric),
+        "SPT - control\n95 % interval": lambda control, metric: _interval(control.below_spt, metric),
     },
     text_columns=2,
     narrow=((0, 1, 2, 3, 4), (0, 1, 5, 6, 8), (0, 1, 9, 10, 12)),

@@ -162,9 +162,17 @@ class BaseRecipe:
     def with_inputs_of(self, pretraining: ResolvedRecipe, source: str) -> ResolvedRecipe:
         """A pretraining on the inputs of the task that another recipe names, as it stands there."""
         other = self.costs.identify_data(load(source, smoke=self.smoke))
-        here, there = (self.costs.open_task(recipe).length for recipe in (pretraining, other))
-        shorter = there < here and pretraining.recipe.model.options["max_length"] is None
-        return with_task_of(pretraining, other, here if shorter else None)
+        here, there = (self.costs.open_task(recipe) for recipe in (pretraining, other))
+        shorter = there.length < here.length and pretraining.recipe.model.options["max_length"] is None
+        recipe = with_task_of(pretraining, other, here.length if shorter else None)
+        before, now = (len(data.train) * data.train.sequences for data in (here, there))
+        train = recipe.recipe.pretrain.train
+        if before == now or train.flops is not None:
+            return recipe
+        # As many updates, and evaluations to choose from, as on this task's rows.
+        every = train.evaluate_every or steps_per_epoch(before, train.batch_size, train.drop_last)
+        steps = total_steps(train, before, 1.0)
+        return recipe.with_train("pretrain", _with_budget(train, steps=steps, evaluate_every=every))
 
     def variant(self, changes: Changes) -> ResolvedRecipe:
         """The recipe with more changes; they override what is set in every recipe."""
