@@ -11,7 +11,7 @@ from tiny import load, own_task, recipe_file, spt
 from spt.config.job import Job
 from spt.errors import DataError, RecipeError, UsageError
 from spt.execution.estimate import MeasuredCosts
-from spt.execution.run_study import make_plan, study_folder
+from spt.execution.run_study import ExecutionTarget, make_plan, run_study, study_folder
 from spt.report import machine, markdown
 from spt.report.collect import read_report
 from spt.report.statements import statements
@@ -148,6 +148,24 @@ def test_two_recipes_of_one_name_are_not_one_arm(tmp_path):
         paths.append(str(recipe_file(tmp_path / name)))
     with pytest.raises(UsageError, match="two arms are called other=tiny"):
         grid_of(tmp_path, ["scratch", "spt", *(f"other={path}" for path in paths)])
+
+
+@pytest.mark.parametrize(
+    ("arm", "complaint"),
+    [
+        ("other=toys.yaml", "9 tokens there, 17 tokens here"),
+        ("backbone.layers.0", "no part backbone.layers.0; its parts"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path, monkeypatch, arm, complaint):
+    own_task(tmp_path)
+    (tmp_path / "tiny.yaml").rename(tmp_path / "toys.yaml")
+    monkeypatch.chdir(tmp_path)
+    grid = grid_of(tmp_path, ["scratch", "spt", arm])
+    runtime = Runtime(Settings(quiet=True, cpu=True))
+    with pytest.raises(UsageError, match=complaint):
+        run_study(grid, tmp_path / "runs", ExecutionTarget(), runtime)
+    assert not (tmp_path / "runs").exists()
 
 
 # ---------------------------------------------------------------------------------------------------------- as carried
