@@ -471,3 +471,21 @@ def test_a_finished_control_can_be_opened_again(tmp_path):
         assert isinstance(opened.network, SequenceModel) and opened.network.frozen == bool(
             changes.get("finetune__freeze")
         )
+
+
+def test_memory_is_told_of_what_is_trained(tmp_path):
+    """`spt show`: a frozen network saves next to nothing; the passes of a joint loss come one after the other."""
+    from spt.analysis.resolved import resolve_overview
+
+    settings = {"plain": {}, "frozen": {"finetune__freeze": True}, "joint": {"finetune__joint": 0.5}}
+    stages, needed = {}, {}
+    for name, changes in settings.items():
+        shown = resolve_overview(loaded(tmp_path, **changes))["stages"]
+        stages[name] = {stage["stage"]: stage for stage in shown}
+        needed[name] = stages[name]["finetune"]["memory estimate"]
+    assert needed["frozen"]["activations"] < 0.1 * needed["plain"]["activations"]
+    assert needed["frozen"]["weights, AdamW"] < 0.5 * needed["plain"]["weights, AdamW"]
+    pretraining = stages["plain"]["pretrain"]["memory estimate"]["activations"]
+    assert needed["joint"]["activations"] == max(needed["plain"]["activations"], pretraining)
+    assert stages["frozen"]["finetune"]["groups"][0]["of"] == ["head.out.weight", "head.out.bias"]
+    assert stages["joint"]["finetune"]["parameters"]["denoiser"] > 0
