@@ -17,7 +17,7 @@ from spt.config.recipe import ResolvedRecipe
 from spt.errors import SptError, UsageError
 from spt.report import collect
 from spt.report.collect import Report
-from spt.runs.plan import Smoke
+from spt.runs.plan import ARMS, Smoke
 from spt.runs.result import Result
 from spt.runtime import launch
 from spt.runtime.settings import Settings
@@ -137,13 +137,15 @@ def compare(
     recipes: str | Path | Sequence[str | Path],
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
+    arms: Sequence[str] = ARMS,
     seeds: int | Sequence[int] = 5,
     smoke: Smoke = False,
     out: str | Path | None = None,
     jobs: int | Literal["auto"] = 1,
     settings: Settings | None = None,
 ) -> FinishedStudy:
-    """Train both arms of every recipe, scratch and SPT, over seeds, and report the paired differences.
+    """Train both arms of every recipe, scratch and SPT, over seeds, and report the paired differences. With more `arms`
+    the report has controls: `frozen`, `encoder` (or `parts=A+B`), `shuffled`, `other=RECIPE`, `joint=WEIGHT`.
 
         study = spt.compare("quickstart", seeds=3, jobs=2)
         for row in study.report.rows:
@@ -153,7 +155,7 @@ def compare(
     """
     sources = [recipes] if isinstance(recipes, str | Path) else recipes
     changes = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
-    study = {"kind": "compare", "recipes": [str(source) for source in sources], "set": dict(changes)}
+    study = {"kind": "compare", "recipes": [str(source) for source in sources], "set": dict(changes), "arms": arms}
     return run_study(study, seeds=seeds, smoke=smoke, out=out, jobs=jobs, settings=settings)
 
 

@@ -98,7 +98,8 @@ def test_memory_is_that_of_the_whole_batch(tmp_path, monkeypatch, model):
     setup = build_stage(Job(recipe, "finetune", 0))
     found = [resolved._saved_bytes(setup, 8)]
     rows = np.argsort(-setup.data.train.extents, kind="stable")[:8]
-    found.append(resolved._saved(setup, resolved._batch(setup, rows)))
+    (batch,) = resolved._batches(setup, rows)
+    found.append(resolved._saved(setup, batch))
     monkeypatch.setattr(resolved, "RUN_FLOPS", 0)
     found.append(resolved._saved_bytes(setup, 8))
     assert found[0] == found[1] == found[2] > 0

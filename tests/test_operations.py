@@ -9,16 +9,19 @@ import copy
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from test_hf import KINDS as FAMILIES
 from test_hf import MORE, built
+from tiny import loaded
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from spt.checks.model_contract import states_its_operations, tiny
+from spt.config.job import Job
 from spt.config.plugins import find_plugin, listing
 from spt.config.recipe import EncoderConfig, HeadConfig
 from spt.models.base import Context, linear_flops
@@ -30,9 +33,15 @@ from spt.models.ops import vandermonde as diagonal
 from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.counts import KINDS, Counts, as_counts, convolution, linear
 from spt.models.ops.counts import spectrum as spectrum_counts
+from spt.runtime.distributed import Runtime
+from spt.runtime.settings import Settings
 from spt.tasks.base import Tokens, Values
+from spt.training.budget import mean_flops
+from spt.training.build import build_stage
 from spt.training.network import Encoder, Head
 from spt.training.objectives import Output
+from spt.training.optimizer import adamw
+from spt.training.step import Learner
 
 ATEN = torch.ops.aten
 D, LAYERS, LONGEST = 16, 2, 150
@@ -377,6 +386,28 @@ def test_a_head_by_hand():
     """Two sequences of a pair, [u, v, u - v, u v] of 4·16 numbers to 16, and to 3 classes."""
     head = Head(D, Output("cross_entropy", per_step=False, size=1, classes=3, sequences=2), HeadConfig(mlp=True))
     assert 2 * head.flops(100) == Counts.of("linear", 2 * 64 * 16 + 2 * 16 * 3)
+
+
+# ----------------------------------------------------------------------------------------------------------- controls
+
+
+@pytest.mark.parametrize("mlp", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"finetune__freeze": True}, {"finetune__joint": 0.5}], ids=str)
+@pytest.mark.parametrize("task", [{"name": "digits", "max_rows": 24}, {"name": "digits", "pixels": "values"}], ids=str)
+def test_an_optimiser_step_as_counted(tmp_path, task, changes, mlp):
+    """Of a frozen network forward alone, but for the head, whose features need no gradient; of a joint loss two passes,
+    the second with answers where steps are hidden."""
+    one = loaded(tmp_path, task=task, finetune__head={"pool": "mean", "mlp": mlp}, **changes)
+    setup = build_stage(Job(one, "finetune", 0))
+    setup.model.hides_steps(setup.hides)
+    runtime = Runtime(Settings(quiet=True, cpu=True))
+    learner = Learner(setup, setup.model, adamw(setup.model, setup.train, runtime.device), runtime)
+    rows = np.arange(8)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=UNKNOWN) as counter:
+        result = learner._step(rows, learner.micro_batches(rows, 0, 8), 0)
+    assert result.operations.total == pytest.approx(counter.get_total_flops())
+    planned = 8 * mean_flops(setup).total
+    assert planned == pytest.approx(result.operations.total, rel=0.05 if "finetune__joint" in changes else 1e-12)
 
 
 # ------------------------------------------------------------------------------------------------------------- counts

@@ -120,6 +120,16 @@ def test_what_processes_share_is_that_of_one(folder, model, options):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("setting", ["finetune.freeze=true", "finetune.joint=0.5"])
+def test_controls_by_two_processes(folder, setting):
+    """No process waits for a gradient that a frozen part, or the other head of a joint loss, does not have."""
+    for name, more in (("one", []), ("two", ["--num-processes", "2", "--micro-batch", "2"])):
+        done = spt("finetune", "small.yaml", setting, "--out", name, *more, cwd=folder, env=QUIET)
+        assert done.returncode == 0, done.stderr
+    same_outcome(folder / "one", folder / "two")
+
+
+@pytest.mark.slow
 def test_a_comparison_by_two_processes_is_one_report(folder):
     command = ("compare", "small.yaml", "--seeds", 2, "--json")
     one = spt(*command, "--out", "one", cwd=folder, env=QUIET)

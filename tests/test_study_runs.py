@@ -22,6 +22,7 @@ STUDIES = {
     "compute": ["--shares", "0,0.5", "--match", "examples"],
     "data": ["--fractions", "0.3,1"],
     "init": [],
+    "compare": ["--arms", "scratch,spt,frozen,encoder,shuffled,joint=0.5"],
     "tune": ["--space", "learning_rate=0.001,0.01"],
 }
 

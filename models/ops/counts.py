@@ -58,6 +58,10 @@ class Counts:
         """Of a training step: both passes."""
         return self.forward + self.backward
 
+    def without_backward(self) -> "Counts":
+        """Of a forward pass alone."""
+        return Counts(self.forwards)
+
     def by_kind(self) -> dict[str, float]:
         """Both passes together, for every kind that occurs."""
         return {kind: passes["forward"] + passes["backward"] for kind, passes in self.by_pass().items()}

@@ -117,12 +117,12 @@ class _Sums:
     @staticmethod
     def of(model: SequenceModel, run: FinishedRun, split: str, rows: int) -> dict[str, "_Sums"]:
         """By name, every layer with softmax attention that the model calls."""
-        data, objective = run.setup.data, run.setup.objective
+        data = run.setup.data
         draw = evaluation_draw(run.job.train, run.job.seed, run.result.best_step)
         with torch.no_grad(), recorded_attention(model) as sums:
             for row in range(rows):
                 batch = collate(data.splits[split], np.array([row]), data.input, data.target)
-                inputs, _ = objective.make_inputs(batch, draw)
+                inputs, _ = run.setup.make_inputs(batch, draw)
                 model(inputs)
                 if not sums:
                     break

@@ -21,6 +21,7 @@ from spt.runs.result import Result
 from spt.training.checkpoint import load_pretrained
 from spt.training.load_run import FinishedRun, load_run
 from spt.training.stage import architecture
+from spt.training.transfer import selected_tensors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +89,9 @@ def layer_kernels(path: Path, lags: int | None = None) -> RunKernels:
     notes: tuple[str, ...] = ()
     if run.result.parent is not None:
         try:
-            load_pretrained(_parent(run), model, architecture(run.job), setup.data.input)
+            moved = selected_tensors(model, run.job.resolved.recipe.finetune.load)
+            options, input = architecture(run.job), setup.data.input
+            load_pretrained(_parent(run), model, options, input, moved, other_task=True)
             by_network["pretrained"] = curves(model.backbone, lags)
         except CheckpointError as error:
             notes = (f"the kernel after pretraining is not shown: {error}",)

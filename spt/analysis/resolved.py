@@ -23,8 +23,8 @@ from spt.training.budget import mean_flops, plan_steps
 from spt.training.build import StageSetup, build_stage
 from spt.training.evaluate import selection_metric
 from spt.training.losses import weighted_sum
-from spt.training.objectives import Inputs, Targets
 from spt.training.optimizer import optimizer_groups, warmup_steps
+from spt.training.step import MicroBatch
 from spt.training.threads import thread_count
 
 RUN_FLOPS = 2e10  # a forward pass of so many operations takes less time than importing what avoids it
@@ -63,8 +63,8 @@ def _stage(name: str, setup: StageSetup, micro_batch: int | None) -> dict[str, A
     examples = example_count(steps, len(data.train), train.batch_size, train.drop_last)
     operations = mean_flops(setup)
     micro = min(micro_batch or train.batch_size, train.batch_size, len(data.train))
-    model.encoder.hidden.requires_grad_(setup.objective.hides)
-    weights = sum(p.numel() for p in model.parameters())
+    model.hides_steps(setup.hides)
+    weights = sum(p.numel() * (4 if p.requires_grad else 1) * 4 for p in model.parameters())  # AdamW has three more
     try:
         activations = _saved_bytes(setup, micro)
     except Exception as error:
@@ -97,9 +97,9 @@ def _stage(name: str, setup: StageSetup, micro_batch: int | None) -> dict[str, A
             for group in optimizer_groups(model, train)
         ],
         "memory estimate": {
-            "weights, AdamW": 16 * weights,
+            "weights, AdamW": weights,
             "activations": activations,
-            "total": 16 * weights + activations,
+            "total": weights + activations,
             "sequences at once": micro,
         },
     }
@@ -111,32 +111,36 @@ def _saved_bytes(setup: StageSetup, size: int) -> int:
     longest = np.argsort(-setup.data.train.extents, kind="stable")[:size]
     two, three = longest[[0, -1]], longest[[0, size // 2, -1]]  # as much padding as the whole
     if 5 * setup.model.flops(setup.data.length).forward > RUN_FLOPS:
-        return _saved_by_fakes(setup, longest)
+        return max(_saved_by_fakes(setup, batch) for batch in _batches(setup, longest))
     if size <= 3:
-        return _saved(setup, _batch(setup, longest))
-    fewer, more = _saved(setup, _batch(setup, two)), _saved(setup, _batch(setup, three))
-    return fewer + (more - fewer) * (size - 2)
+        return max(_saved(setup, batch) for batch in _batches(setup, longest))
+    pairs = zip(_batches(setup, two), _batches(setup, three), strict=True)
+    both = [(_saved(setup, fewer), _saved(setup, more)) for fewer, more in pairs]
+    return max(fewer + (more - fewer) * (size - 2) for fewer, more in both)
 
 
-def _batch(setup: StageSetup, rows: NDArray[np.int64]) -> tuple[Inputs, Targets]:
-    data = setup.data
-    return setup.objective.make_inputs(collate(data.train, rows, data.input, data.target), Draw(0, "show", 0))
+def _batches(setup: StageSetup, rows: NDArray[np.int64]) -> list[MicroBatch]:
+    """What passes through the network one after the other; a joint loss has a pass of its own."""
+    data, draw = setup.data, Draw(0, "show", 0)
+    asked = [MicroBatch(*setup.make_inputs(collate(data.train, rows, data.input, data.target), draw))]
+    if setup.joint is not None:
+        asked.append(MicroBatch(*setup.joint.make_inputs(rows, draw), denoising=True))
+    return asked
 
 
-def _saved_by_fakes(setup: StageSetup, rows: NDArray[np.int64]) -> int:
+def _saved_by_fakes(setup: StageSetup, batch: MicroBatch) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode  # in the function: its first use takes two seconds
 
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the exception is reported instead
-    batch = _batch(setup, rows)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         tensors = {**dict(setup.model.named_parameters()), **dict(setup.model.named_buffers())}
         fakes = {name: mode.from_tensor(tensor) for name, tensor in tensors.items()}
         return _saved(setup, tree_map_only(torch.Tensor, mode.from_tensor, batch), fakes)
 
 
-def _saved(setup: StageSetup, batch: tuple[Inputs, Targets], fakes: Mapping[str, torch.Tensor] | None = None) -> int:
+def _saved(setup: StageSetup, batch: MicroBatch, fakes: Mapping[str, torch.Tensor] | None = None) -> int:
     """Bytes of storage that the loss of a batch keeps, without the weights, for which `fakes` may stand."""
-    inputs, targets = batch
+    inputs, targets, denoising = batch
     saved: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -148,8 +152,8 @@ def _saved(setup: StageSetup, batch: tuple[Inputs, Targets], fakes: Mapping[str,
     kept: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         with torch.autocast("cpu", torch.bfloat16, enabled=setup.job.train.precision == "bf16"):
-            logits = torch.func.functional_call(setup.model, dict(fakes or {}), (inputs, targets.scored))
-        weighted_sum(setup.output, logits, targets)
+            logits = torch.func.functional_call(setup.model, dict(fakes or {}), (inputs, targets.scored, denoising))
+        weighted_sum(setup.output_of(denoising), logits, targets)
     weights = fakes.values() if fakes else [*setup.model.parameters(), *setup.model.buffers()]
     known = {tensor.untyped_storage()._cdata for tensor in weights}
     return sum(size for key, size in saved.items() if key not in known)
@@ -191,8 +195,8 @@ def render(overview: dict[str, Any]) -> Any:
     stages = table("stages", "", *(stage["stage"] for stage in overview["stages"]))
     kinds = list(dict.fromkeys(kind for stage in overview["stages"] for kind in stage["FLOPs by kind"]))
     columns = [_stage_cells(stage, kinds) for stage in overview["stages"]]
-    for name in columns[0]:
-        stages.add_row(name, *(cells[name] for cells in columns))
+    for name in max(columns, key=len):  # a joint loss has a head of its own in one stage
+        stages.add_row(name, *(cells.get(name, "") for cells in columns))
 
     optimiser = table("\noptimiser groups", "stage", "numbers", "tensors", "rate", "decay", "of")
     for stage in overview["stages"]:

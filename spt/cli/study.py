@@ -36,10 +36,23 @@ study_app = typer.Typer(
 )
 
 
+ArmsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--arms",
+        metavar="ARM,…",
+        help="With controls: scratch,spt and frozen, encoder, parts=A+B, shuffled, other=RECIPE, joint=WEIGHT.",
+        show_default="scratch,spt",
+    ),
+]
+
+
 @command(compare_app)
-def compare(arguments: RecipesArgument, study: StudyOptions = STUDY, runtime: RuntimeOptions = RUNTIME) -> None:
+def compare(
+    arguments: RecipesArgument, arms: ArmsOption = None, study: StudyOptions = STUDY, runtime: RuntimeOptions = RUNTIME
+) -> None:
     """Train both arms, scratch and SPT, over seeds, and report the paired difference. Finished runs are reused."""
-    _study("compare", arguments, {}, study, runtime)
+    _study("compare", arguments, {"arms": _list(arms, "--arms", str)}, study, runtime)
 
 
 def _study(
@@ -128,7 +141,9 @@ def _list(text: str | None, option: str, kind: type = float) -> list[Any] | None
             return [kind(part) for part in parts]
         raise ValueError
     except ValueError:
-        raise UsageError(f"{option} {text}: numbers with commas between them are expected, such as 0.2,0.4") from None
+        what = "words" if kind is str else "numbers"
+        such = "" if kind is str else ", such as 0.2,0.4"
+        raise UsageError(f"{option} {text}: {what} with commas between them are expected{such}") from None
 
 
 def _assigned(text: str, option: str) -> dict[str, Any]:
@@ -145,9 +160,11 @@ def _assigned(text: str, option: str) -> dict[str, Any]:
 
 
 @command(study_app, "compare")
-def study_compare(arguments: RecipesArgument, study: StudyOptions = STUDY, runtime: RuntimeOptions = RUNTIME) -> None:
+def study_compare(
+    arguments: RecipesArgument, arms: ArmsOption = None, study: StudyOptions = STUDY, runtime: RuntimeOptions = RUNTIME
+) -> None:
     """Both arms of every recipe: the same as spt compare."""
-    _study("compare", arguments, {}, study, runtime)
+    _study("compare", arguments, {"arms": _list(arms, "--arms", str)}, study, runtime)
 
 
 @command(study_app, "models")
@@ -160,11 +177,12 @@ def study_models(
     scale: Annotated[
         Literal["width", "depth"], typer.Option("--scale", help="What is changed for that: d_model, or n_layers.")
     ] = "width",
+    arms: ArmsOption = None,
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Both arms of several models, each one after the first scaled until it costs as much."""
-    _study("models", arguments, {"match": match, "scale": scale}, study, runtime)
+    _study("models", arguments, {"match": match, "scale": scale, "arms": _list(arms, "--arms", str)}, study, runtime)
 
 
 @command(study_app, "compute")

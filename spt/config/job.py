@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from spt.config.load import path_options
 from spt.config.recipe import Finetune, Part, Pretrain, ResolvedRecipe, Section, Train
-from spt.runs.plan import ArmName
+from spt.tasks.base import TaskConfig
 
 Stage = Literal["pretrain", "finetune"]
 FORMAT = 1  # raised when the same recipe would compute something else
@@ -55,6 +55,14 @@ class Job:
         return self.resolved.recipe.train(self.settings_name)
 
     @property
+    def from_other_task(self) -> bool:
+        """Does it start from weights that were pretrained on the inputs of another task, as was planned?"""
+        if not isinstance(self.parent, Job):
+            return False
+        here, there = (_without_rows(job.resolved) for job in (self, self.parent))
+        return here != there
+
+    @property
     def parent_name(self) -> str | None:
         """The folder of the run it starts from, if that is made too."""
         return self.parent.name if isinstance(self.parent, Job) else None
@@ -77,7 +85,24 @@ class Job:
             "head": stage.head.model_dump(mode="json"),
             "train": self.train.model_dump(mode="json"),
             "parent": self.parent.settings() if isinstance(self.parent, Job) else self.parent_key,
+            **self._options(),
         }
+
+    def _options(self) -> dict[str, Any]:
+        """Options of the stage that are not at their defaults, so that runs from before there were any keep their
+        keys; without those that have no effect on this job."""
+        recipe, stage = self.resolved.recipe, self.settings_stage
+        if isinstance(stage, Pretrain):
+            return {"shuffle_steps": True} if stage.shuffle_steps else {}
+        options: dict[str, Any] = {"freeze": True} if stage.freeze else {}
+        if self.parent is not None and stage.load != "all":
+            options["load"] = sorted(stage.load)
+        if stage.joint:
+            pretraining = {
+                name: getattr(recipe.pretrain, name).model_dump(mode="json") for name in ("objective", "head")
+            }
+            options["joint"] = {"weight": stage.joint, **pretraining}
+        return options
 
     @cached_property  # a study asks for it many times
     def key(self) -> str:
@@ -95,10 +120,18 @@ def without_paths(kind: Literal["models", "tasks"], part: Part) -> dict[str, Any
     return {key: value for key, value in part.options.items() if key not in paths}
 
 
+def _without_rows(resolved: ResolvedRecipe) -> dict[str, Any]:
+    """Which task it is, whichever of its rows are in use."""
+    options = without_paths("tasks", resolved.recipe.task)
+    return {key: value for key, value in options.items() if key not in TaskConfig.model_fields} | {
+        "name": resolved.identities["task"]
+    }
+
+
 class Cell(NamedTuple):
     """One entry of a study: an arm of one of its rows on one seed; of a search, an arm of one of its settings."""
 
-    arm: ArmName
+    arm: str
     row: int  # of the study, or the number of the setting
     job: Job
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from spt.runs.plan import Smoke
 
@@ -33,6 +33,7 @@ LOWER_IS_BETTER = {
 }
 
 BUDGETS = ("epochs", "steps", "examples", "flops")
+MOVED = ("encoder", "backbone")  # from a pretrained network into a new one; the head is always new
 Section = Literal["pretrain", "finetune", "scratch"]  # of a recipe, with training settings of its own
 
 
@@ -198,6 +199,11 @@ class Pretrain(StrictModel):
     objective: Part = Field(Part(name="masked"), description="what is asked of the network, without labels")
     head: StepHeadConfig = Field(StepHeadConfig(), description="how each step's vector becomes an answer")
     train: Train = Field(description="this stage's training; exactly one budget is needed")
+    shuffle_steps: bool = Field(
+        False,
+        description="a control: the steps of every input change places, each row in an order of its own, the same in "
+        "every epoch; padding, times and what is hidden stay where they are",
+    )
 
 
 class Finetune(StrictModel):
@@ -206,6 +212,42 @@ class Finetune(StrictModel):
     objective: Part = Field(Part(name="supervised"), description="the task's own targets")
     head: HeadConfig = Field(HeadConfig(), description="how the vectors of a sequence become one answer")
     train: Train = Field(description="this stage's training; exactly one budget is needed")
+    load: Literal["all"] | tuple[str, ...] = Field(
+        "all",
+        description="what is taken from the pretrained network: all of encoder and backbone, or a list of parts by "
+        "name, e.g. [encoder, backbone.mixers.0]; the rest starts as from scratch, where this has no effect",
+    )
+    freeze: bool = Field(
+        False,
+        description="only the head is trained: encoder and backbone stay as they start, dropout in them off, the "
+        "statistics of batch norms as they are",
+    )
+    joint: float = Field(
+        0.0,
+        ge=0,
+        description="weight of pretraining's loss (its objective, head and masks) on the same batches, added to the "
+        "task's own; 0: none",
+    )
+
+    @field_validator("load", mode="before")
+    @classmethod
+    def _one_part(cls, load: Any) -> Any:
+        if isinstance(load, str):
+            return load if load == "all" else (load,)
+        return tuple(load) if isinstance(load, list) else load
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Finetune":
+        if self.load != "all":
+            if not self.load:
+                raise ValueError("load names no part; without a pretrained network, train from scratch")
+            if odd := [name for name in self.load if name.partition(".")[0] not in MOVED]:
+                raise ValueError(f"load: {odd[0]} is no part of {' or '.join(MOVED)}; nothing else can be taken over")
+            if len(set(self.load)) < len(self.load):
+                raise ValueError("load names a part twice")
+        if self.freeze and self.joint:
+            raise ValueError("freeze and joint contradict each other: a frozen network learns nothing from a loss")
+        return self
 
 
 class Scratch(StrictModel):

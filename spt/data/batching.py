@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spt.config.budget import steps_per_epoch
 from spt.models.base import Context
-from spt.rng import order
+from spt.rng import Draw, order
 from spt.tasks.base import IGNORED, Classes, Reals, Split, Tokens, Values
 
 NOBODY = -1  # an index that stands for no example: evens out the processes' shares, and weighs nothing
@@ -76,6 +76,24 @@ def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, targ
     real = None if (index != NOBODY).all() else torch.from_numpy(np.tile(index != NOBODY, split.sequences))
     context = Context(mask, padded, times, real)
     return Batch(x, raw, context, y, torch.from_numpy(np.asarray(index, np.int64)))
+
+
+def shuffled(batch: Batch, draw: Draw) -> Batch:
+    """The batch with the steps of each sequence in another order: padding stays behind, times stay where they are, so
+    that a sequence is as long as before and sampled at the same moments.
+
+    A row's order follows from the draw's seed and use and from the row alone: it is the same in every epoch, as the
+    rows themselves are.
+    """
+    valid = batch.context.valid.numpy()
+    length = valid.shape[1]
+    keys = Draw(draw.seed, f"{draw.use}, order of steps", 0).uniform(batch.rows.numpy(), length)
+    places = torch.from_numpy(np.argsort(np.where(valid, keys, 1 + np.arange(length)), axis=1, kind="stable"))
+
+    def moved(values: Tensor) -> Tensor:
+        return values.gather(1, places if values.ndim == 2 else places[..., None].expand_as(values))
+
+    return batch._replace(x=moved(batch.x), raw=None if batch.raw is None else moved(batch.raw))
 
 
 def training_rows(

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 
 from spt.config.job import Cell, Job, digest
-from spt.config.recipe import ResolvedRecipe
 from spt.errors import SptError, UsageError
 from spt.execution.local import run_locally
 from spt.execution.queue import FailedRun, RunRequest, in_order, run_here, shard, with_ancestors
@@ -38,6 +37,7 @@ from spt.runtime.distributed import Runtime
 from spt.runtime.environment import command_line
 from spt.runtime.settings import Settings
 from spt.studies import selection
+from spt.studies.arms import Arm, main_arms
 from spt.studies.grid import StudyGrid, cells_of, with_settings
 from spt.studies.schema import to_yaml
 from spt.training.build import build_stage
@@ -132,8 +132,9 @@ def check_recipes_build(grid: StudyGrid, root: Path, runtime: Runtime) -> dict[s
 
 
 def _configuration(job: Job) -> str:
-    """What jobs that differ in their seeds alone have in common."""
-    return digest({**job.settings(), "parent": None})
+    """What jobs that differ in their seeds alone, or in a pretraining on the same task, have in common."""
+    other = job.parent.resolved.data if isinstance(job.parent, Job) and job.from_other_task else None
+    return digest({**job.settings(), "parent": other})
 
 
 def _may_share_cores(grid: StudyGrid, target: ExecutionTarget, settings: Settings) -> bool:
@@ -207,7 +208,7 @@ def apply_selection(grid: StudyGrid, root: Path) -> tuple[StudyGrid, StudyPlan, 
     plan = make_plan(grid)
     if not grid.searches:
         return grid, plan, []
-    arms: dict[int, tuple[ResolvedRecipe, ResolvedRecipe, None]] = {}
+    arms: dict[int, list[Arm]] = {}
     searches, messages = [], []
     for search in plan.searches:
         choice, base = selection.select_settings(root, search), grid.rows[search.row].resolved
@@ -215,7 +216,7 @@ def apply_selection(grid: StudyGrid, root: Path) -> tuple[StudyGrid, StudyPlan, 
             messages.append(f"{base.name}: nothing is chosen yet: {choice}")
         else:
             scratch, spt = (with_settings(base, search.settings[arm][choice[arm]], arm) for arm in ARMS)
-            arms[search.row] = (scratch, spt, None)
+            arms[search.row] = main_arms(scratch, spt, None)
             search = search.model_copy(update={"chosen": choice})
             texts = [f"{arm_text(arm)} {setting_text(search.settings[arm][n])}" for arm, n in choice.items()]
             messages.append(f"{base.name}: chosen on validation: {'; '.join(texts)}")
@@ -248,6 +249,7 @@ def make_plan(grid: StudyGrid) -> StudyPlan:
             )
             for row in grid.rows
         ),
+        arms=tuple(dict.fromkeys([*ARMS, *(arm.name for row in grid.rows for arm in row.controls)])),
         cells=tuple(PlannedCell(row=cell.row, **planned(cell)) for cell in grid.cells),
         searches=tuple(
             PlannedSearch(

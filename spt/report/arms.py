@@ -129,8 +129,8 @@ def compare_arms(runs: ComparisonRuns) -> Comparison:
         smoke=runs.smoke or any(result.smoke for result in results),
     )
     test = difference.test
-    scratch, spt = _arm([pair[0] for pair in pairs]), _arm([pair[1] for pair in pairs])
-    ratios = _ratios(scratch, spt)
+    scratch, spt = (summarise_arm([pair[side] for pair in pairs]) for side in (0, 1))
+    ratios = cost_ratios(scratch, spt)
     seeds = tuple(_seed(runs, seed, ended) for seed in runs.seeds)
     items, skipped = _items(runs, seeds, difference.metric)
     row = Row(
@@ -248,7 +248,8 @@ def _items(runs: ComparisonRuns, seeds: Sequence[Seed], metric: str) -> tuple[tu
     return tuple(tests), [f"test items not compared at {which}"]
 
 
-def _arm(results: Sequence[Result]) -> Arm | None:
+def summarise_arm(results: Sequence[Result]) -> Arm | None:
+    """What these runs of one arm scored and cost, and how they ended; None without any."""
     if not results:
         return None
     p, test = verdict.against_chance(results)
@@ -281,8 +282,8 @@ def _before(result: Result) -> Ledger:
     return Ledger(**amounts, peak_bytes=total.peak_bytes if total.peak_bytes > own.peak_bytes else 0)
 
 
-def _ratios(scratch: Arm | None, spt: Arm | None) -> dict[str, float | None]:
-    """SPT : scratch by axis; None where scratch has no cost to compare with."""
+def cost_ratios(scratch: Arm | None, spt: Arm | None) -> dict[str, float | None]:
+    """SPT, or a control, : scratch by axis; None where scratch has no cost to compare with."""
     ratios: dict[str, float | None] = {}
     for axis in Cost.model_fields:
         below, above = (getattr(arm.total, axis) if arm else None for arm in (scratch, spt))

@@ -13,6 +13,7 @@ from spt.errors import DataError, UsageError
 from spt.report import levels
 from spt.report.across_tasks import TaskAverage
 from spt.report.arms import Row, adjust_for_multiplicity, compare_arms
+from spt.report.controls import Control, compare_controls
 from spt.report.cost import BudgetMatch, StageCost, StudyRuns, budget_matches, study_costs
 from spt.report.curves import Curve, curves
 from spt.report.levels import BestShare, Contrast, LevelResult
@@ -55,6 +56,7 @@ class Report(Record):
     models_across_tasks: tuple[ModelsAcrossTasks, ...] = ()
     levels: tuple[LevelResult, ...] = ()  # rows of a study, side by side
     contrasts: tuple[Contrast, ...] = ()  # between initialisations
+    controls: tuple[Control, ...] = ()  # arms beside scratch and SPT
     best: tuple[BestShare, ...] = ()  # share of a total budget
     pooled: tuple[TaskAverage, ...] = ()  # over tasks
     matches: tuple[BudgetMatch, ...] = ()  # of total budgets
@@ -73,6 +75,7 @@ class Report(Record):
     def failures(self) -> tuple[tuple[str, Failure], ...]:
         """Every failure, with the label of its row or search."""
         rows = [(row.label, failure) for row in self.rows for failure in row.failures]
+        rows += [(control.label, failure) for control in self.controls for failure in control.failures]
         trials = [(search.label, failure) for search in self.searches for failure in search.failures]
         return (*rows, *trials, *(("", failure) for failure in self.unpaired))
 
@@ -163,6 +166,7 @@ def read_report(paths: Sequence[Path]) -> Report:
         models_across_tasks=tuple(across),
         levels=findings.levels,
         contrasts=findings.contrasts,
+        controls=compare_controls(rows),
         best=findings.best,
         pooled=findings.pooled,
         matches=matches,

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 from spt.report.arms import Comparison
 from spt.report.verdict import MATCHED
 from spt.runs.index import run_outcome
-from spt.runs.plan import ARMS, ArmName, PlannedCell, PlannedTrial, Record, Total
+from spt.runs.plan import ARMS, PlannedCell, PlannedTrial, Record, Total
 from spt.runs.result import Ledger, Result
 
 Part = Literal["pretraining", "finetuning", "tuning"]
@@ -31,7 +31,7 @@ class StageCost(Record):
     """All runs of one stage in one arm of a study, each counted once however many rows share it."""
 
     study: str  # its folder; empty for runs that no study planned
-    arm: ArmName
+    arm: str
     part: Part
     runs: int
     unknown: int  # started runs without a result, whose cost is not counted
@@ -86,12 +86,14 @@ class StudyRuns(NamedTuple):
 class CostGroup(NamedTuple):
     root: Path
     study: str
-    arm: ArmName
+    arm: str
 
 
 def study_costs(spenders: Sequence[StudyRuns]) -> tuple[StageCost, ...]:
-    """What each study cost, arm by arm. A final run that was a trial before counts as tuning."""
+    """What each study cost, arm by arm. A final run that was a trial before counts as tuning, and what several arms
+    share with the first of them: a control's pretraining may be that of SPT."""
     stages: dict[CostGroup, dict[str, Part]] = {}  # of each run by name
+    owners: dict[tuple[Path, str, str], str] = {}  # the arm of each run of a study
     for spender in spenders:
         root = spender.root.resolve()
         tuning: list[tuple[Part, PlannedCell | PlannedTrial]] = [("tuning", trial) for trial in spender.trials]
@@ -100,10 +102,13 @@ def study_costs(spenders: Sequence[StudyRuns]) -> tuple[StageCost, ...]:
             finished = (root / planned.run / "result.json").is_file()  # a deleted pretraining has its cost too
             runs: tuple[tuple[Part, str | None], ...] = (("pretraining", planned.parent), (part, planned.run))
             for stage, name in runs:
-                if name and (finished or (root / name).is_dir()):
+                if not name or not (finished or (root / name).is_dir()):
+                    continue
+                if owners.setdefault((root, spender.study, name), planned.arm) == planned.arm:
                     counted.setdefault(name, stage)
     order = list(dict.fromkeys((group.root, group.study) for group in stages))
-    groups = sorted(stages, key=lambda group: (order.index((group.root, group.study)), ARMS.index(group.arm)))
+    arms = list(dict.fromkeys((*ARMS, *(group.arm for group in stages))))
+    groups = sorted(stages, key=lambda group: (order.index((group.root, group.study)), arms.index(group.arm)))
     return tuple(
         _spent(group, part, names)
         for group in groups

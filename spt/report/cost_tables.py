@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from spt.report.arms import Cost
 from spt.report.collect import Report
 from spt.report.cost import AXES, StageCost
-from spt.report.format import ARM, TEXTS, Group, ReportTable, TableSpec, count_text, flops_text, ratio_text, time_text
+from spt.report.format import TEXTS, Group, ReportTable, TableSpec, count_text, flops_text, ratio_text, time_text
+from spt.runs.plan import arm_text
 from spt.runs.result import Ledger
 
 
@@ -72,13 +73,13 @@ TOTAL_COST = TableSpec(
         for (study, _), parts in _by_arm(report).items()
     ],
     cells={
-        "arm": lambda cost, _: f"{ARM[cost.arm]}, {cost.part}",
+        "arm": lambda cost, _: f"{arm_text(cost.arm)}, {cost.part}",
         "runs": lambda cost, _: str(cost.runs) + (f" + {cost.unknown} ?" if cost.unknown else ""),
     },
     text_columns=2,
     narrow=((0, 1, 2, 3, 6, 7, 8),),
-    caption="All runs of a study; a run that several rows share counts once. Not included: interrupted attempts that "
-    "were not continued, and the cost of runs without a result (?).",
+    caption="All runs of a study; a run that several rows or arms share counts once. Not included: interrupted "
+    "attempts that were not continued, and the cost of runs without a result (?).",
 )
 
 
@@ -109,7 +110,7 @@ def operation_table(report: Report) -> ReportTable:
         for number, kind in enumerate(sorted(kinds, key=lambda kind: (-kinds[kind], kind))):
             flops = ledger.operations.get(kind, 0.0)
             share = f"{100 * flops / known:.1f} %" if known else "-"
-            body.append(("" if number else study or "no study", ARM[arm], kind, flops_text(flops), share))
+            body.append(("" if number else study or "no study", arm_text(arm), kind, flops_text(flops), share))
     return ReportTable("Total FLOPs by kind", ("study", "arm", "kind", "FLOPs", "share"), body, 3)
 
 

@@ -132,7 +132,7 @@ TEXTS: dict[str, Cell] = {  # text of a field, given the record's metric
     "factors": lambda factors, _: factors_text(factors),
     "setting": lambda setting, _: setting_text(setting),
     **dict.fromkeys(("command", "created"), lambda text, _: text or "-"),
-    "arm": lambda arm, _: ARM.get(arm, ""),
+    "arm": lambda arm, _: ARM.get(arm, arm or ""),
     "detectable": size_text,
     "flops": lambda flops, _: flops_text(flops),
     "peak_bytes": lambda size, _: f"{size / 2**20:,.0f} MiB" if size else "-",

@@ -9,7 +9,18 @@ from spt.report.statements import statements
 FORMAT = 2  # of report.json; raised when a field changes its meaning
 
 # Parts of a report, as they stand in it.
-PARTS = ("levels", "contrasts", "best", "pooled", "matches", "searches", "spent", "precedents", "provenance")
+PARTS = (
+    "levels",
+    "contrasts",
+    "controls",
+    "best",
+    "pooled",
+    "matches",
+    "searches",
+    "spent",
+    "precedents",
+    "provenance",
+)
 
 
 def to_json(report: Report) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def _results(comparisons: Sequence[Comparison]) -> dict[Path, Result]:
     runs = dict.fromkeys(
         (comparison.runs.root, name)
         for comparison in comparisons
-        for cell in comparison.runs.cells
+        for cell in (*comparison.runs.cells, *comparison.runs.controls)
         for name in (cell.parent, cell.run)
         if name
     )

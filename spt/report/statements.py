@@ -23,6 +23,7 @@ class Statement(NamedTuple):
 def conclusions(report: Report) -> list[Statement]:
     """Statements about several rows together, and about searches."""
     return [
+        *(Statement(f"{each.label}, control {each.arm}", each.verdict) for each in report.controls),
         *(Statement(f"{best.label}, share of the budget", best.verdict) for best in report.best),
         *(Statement(f"{each.label}, {_contrast_name(each)}", each.verdict) for each in report.contrasts),
         *(Statement(f"several tasks / {average.label}", average.verdict) for average in report.pooled),

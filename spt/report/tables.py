@@ -5,12 +5,14 @@ Fractions such as accuracy are shown in percent, their differences in points.
 
 from collections.abc import Callable, Mapping
 from itertools import chain, groupby
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from spt.report.across_tasks import Estimate
 from spt.report.arms import Cost
 from spt.report.collect import Report, RunRecord
+from spt.report.controls import ControlContrast
 from spt.report.cost_tables import COST_TABLES, cost_cells
 from spt.report.format import (
     ARM,
@@ -220,6 +222,35 @@ CONTRASTS = TableSpec(
     narrow=((0, 1, 2, 4, 5, 7),),
     caption="Paired by seed. Holm p is adjusted for all contrasts of the study; for shares, for every pair of them, "
     "also those not shown, since the best one was picked by these scores.",
+)
+
+
+def _control_groups(report: Report) -> list[Group]:
+    named = _label if len(_metrics(report)) > 1 else attrgetter("label")
+    return [Group(label, list(controls)) for label, controls in groupby(report.controls, named)]
+
+
+def _interval(contrast: ControlContrast, metric: str) -> str:
+    return interval_text(contrast.low, contrast.high, metric)
+
+
+CONTROLS = TableSpec(
+    "Controls",
+    "task / model | arm | n | score | FLOPs | control\n- scratch: over_scratch.difference | control - scratch\n"
+    "95 % interval | p: over_scratch.p | Holm p: over_scratch.holm | SPT -\ncontrol: below_spt.difference | "
+    "SPT - control\n95 % interval | p: below_spt.p | Holm p: below_spt.holm",
+    _control_groups,
+    cells={
+        "score": lambda control, metric: score_text(control.score, metric),
+        "FLOPs": lambda control, _: ratio_text(control.ratios["flops"]),
+        "control - scratch\n95 % interval": lambda control, metric: _interval(control.over_scratch, metric),
+        "SPT - control\n95 % interval": lambda control, metric: _interval(control.below_spt, metric),
+    },
+    text_columns=2,
+    narrow=((0, 1, 2, 3, 4), (0, 1, 5, 6, 8), (0, 1, 9, 10, 12)),
+    caption="Paired by seed, over the seeds at which scratch, SPT and the control have finished, so that the two "
+    "differences of a control add up to SPT - scratch. FLOPs: of the control to scratch, its pretraining included. "
+    "Holm p is adjusted for all contrasts with controls of this report.",
 )
 
 
@@ -467,6 +498,7 @@ SECTIONS = (
     ),
     Section("differences", "SPT against scratch", ("forest",), (SCORES,)),
     Section("levels", "What the study varies", ("levels",), (LEVELS, CONTRASTS)),
+    Section("controls", "Controls", (), (CONTROLS,)),
     Section("published", "Published numbers", (), (PUBLISHED,)),
     Section("tasks", "Several tasks", (), (ACROSS_TASKS,)),
     Section("seeds", "Seeds and test items", ("seeds",), (SEEDS, TEST_ITEMS)),

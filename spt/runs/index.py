@@ -5,6 +5,7 @@ settings. Every planned run becomes a result or a failure.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from spt.runs.plan import (
     arm_text,
     read_plan,
     run_names,
+    starts_at_random,
 )
 from spt.runs.result import LARGEST, Result
 
@@ -35,10 +37,11 @@ class ComparisonRuns(NamedTuple):
     row: StudyRow
     source: str  # the study's folder, or the settings that were paired
     seeds: tuple[int, ...]
-    cells: tuple[PlannedCell, ...]
+    cells: tuple[PlannedCell, ...]  # of scratch and SPT
     kind: Kind = "compare"
     command: str = ""
     smoke: bool = False
+    controls: tuple[PlannedCell, ...] = ()  # cells of other arms
 
 
 def comparisons_of(folder: Path, plan: StudyPlan) -> list[ComparisonRuns]:
@@ -47,8 +50,12 @@ def comparisons_of(folder: Path, plan: StudyPlan) -> list[ComparisonRuns]:
     for cell in plan.cells:
         cells[cell.row].append(cell)
     common = (plan.kind, plan.command, bool(plan.smoke))
+
+    def of(index: int, main: bool) -> tuple[PlannedCell, ...]:
+        return tuple(cell for cell in cells[index] if (cell.arm in ARMS) == main)
+
     return [
-        ComparisonRuns(folder.parent, row, folder.name, plan.seeds, tuple(cells[index]), *common)
+        ComparisonRuns(folder.parent, row, folder.name, plan.seeds, of(index, True), *common, of(index, False))
         for index, row in enumerate(plan.rows)
         if cells[index] or not plan.searches
     ]
@@ -69,7 +76,7 @@ class Failure(Record):
     """A run without a score, and why."""
 
     run: str  # folder name; empty where none was planned
-    arm: ArmName | None = None
+    arm: str | None = None
     seed: int | None = None
     state: Ended
     reason: str
@@ -156,15 +163,24 @@ def _match_arms(configurations: list[ArmRuns]) -> list[tuple[ArmRuns, ...]]:
     return [*pairs, *((runs,) for runs in (*scratch, *spt) if (runs.arm, runs.settings) not in paired)]
 
 
-Outcomes = dict[tuple[int, ArmName], Result | Failure]  # by seed and arm
+Outcomes = dict[tuple[int, str], Result | Failure]  # by seed and arm
 
 
 def outcomes(pairing: ComparisonRuns) -> Outcomes:
     """Both arms at every seed: a result, or why there is none. All results share one metric."""
-    cells = {(cell.seed, cell.arm): cell for cell in pairing.cells}
+    return _outcomes(pairing, pairing.cells, ARMS, "")
+
+
+def control_outcomes(pairing: ComparisonRuns, metric: str) -> Outcomes:
+    """The same for every control, whose results share the metric of scratch and SPT."""
+    arms = tuple(dict.fromkeys(cell.arm for cell in pairing.controls))
+    return _outcomes(pairing, pairing.controls, arms, metric)
+
+
+def _outcomes(pairing: ComparisonRuns, planned: Sequence[PlannedCell], arms: Sequence[str], metric: str) -> Outcomes:
+    cells = {(cell.seed, cell.arm): cell for cell in planned}
     ended: Outcomes = {}
-    metric = ""
-    for seed, arm in product(pairing.seeds, ARMS):
+    for seed, arm in product(pairing.seeds, arms):
         outcome: Result | Failure = Failure(run="", state="missing", reason="there is no such run")
         if cell := cells.get((seed, arm)):
             outcome = _outcome(pairing.root, cell, metric)
@@ -188,7 +204,7 @@ def _outcome(root: Path, cell: PlannedCell, metric: str) -> Result | Failure:
         reason = f"scored in {result.metric}, the others in {metric}"
     elif score is None or not abs(score) <= LARGEST:
         reason = f"its result has no finite test {result.metric}"
-    elif (result.parent is None) != (cell.arm == "scratch"):
+    elif (result.parent is None) != starts_at_random(cell.arm):
         reason = f"the folder holds a run of the {arm_text('spt' if result.parent else 'scratch')} arm"
     elif cell.parent and cell.parent != f"pretrain-{result.parent}":
         reason = f"it started from pretrain-{result.parent}, not from {cell.parent}"

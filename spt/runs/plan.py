@@ -10,6 +10,8 @@ from spt.errors import DataError
 
 ArmName = Literal["scratch", "spt"]
 ARMS: tuple[ArmName, ...] = get_args(ArmName)
+# An arm of a study: one of these two, or a control (spt/studies/arms.py).
+ArmText = Annotated[str, Field(pattern=r"^(scratch|spt|frozen|shuffled|(parts|other|joint)=.+)$")]
 Ended = Literal["running", "failed", "diverged", "stopped", "missing", "unreadable", "unusable"]
 FolderName = Annotated[str, Field(pattern=r"^[^/\\]*[^/\\.][^/\\]*$")]  # beside the study: not a path
 Factor = str | int | float | bool | None  # what a study varies, at one of its levels
@@ -46,7 +48,7 @@ class PlannedCell(Record):
     """One arm of a row at one seed, and the folders that hold it."""
 
     row: int = 0  # index into the study's rows
-    arm: ArmName
+    arm: ArmText
     seed: int
     run: FolderName  # finetuning
     parent: FolderName | None = None  # pretraining
@@ -104,6 +106,7 @@ class StudyPlan(Record):
     smoke: Smoke = False
     seeds: tuple[int, ...]
     rows: tuple[StudyRow, ...]
+    arms: tuple[ArmText, ...] = ARMS  # with controls
     cells: tuple[PlannedCell, ...]
     searches: tuple[PlannedSearch, ...] = ()
     notes: tuple[str, ...] = ()  # decisions of the planning that a reader must know
@@ -139,8 +142,13 @@ def setting_text(setting: Mapping[str, Factor]) -> str:
     return factors_text(setting) or "the recipe's own"
 
 
-def arm_text(arm: ArmName) -> str:
+def arm_text(arm: str) -> str:
     return "SPT" if arm == "spt" else arm
+
+
+def starts_at_random(arm: str) -> bool:
+    """Has an arm no first stage?"""
+    return arm == "scratch" or arm.startswith("joint=")
 
 
 def value_text(value: Factor) -> str:

@@ -23,6 +23,7 @@ from spt.config.validation import validate_values, validation_messages
 from spt.errors import RecipeError, UsageError
 from spt.models.options import BackboneConfig
 from spt.runs.plan import ARMS, ArmName, Axis, Factor, SearchProtocol, Smoke, Total
+from spt.studies.arms import Arm, control, main_arms, with_task_of
 from spt.studies.equal_size import TOLERANCE, nearest_scales
 from spt.studies.schema import (
     MOST_SETTINGS,
@@ -80,6 +81,11 @@ class GridRow:
     total: Total | None = None
     pretraining: ResolvedRecipe | None = None  # None: the same recipe's
     changes: Mapping[str, int] = field(default_factory=dict)  # that make the model as large as the others
+    controls: Sequence[Arm] = ()  # beside scratch and SPT
+
+    @property
+    def arms(self) -> list[Arm]:
+        return [*main_arms(self.resolved, self.resolved, self.pretraining), *self.controls]
 
 
 class SearchGrid(NamedTuple):
@@ -117,28 +123,32 @@ def expand(study: Study, smoke: Smoke, costs: CostModel) -> StudyGrid:
         rows = _equal_models(study, bases)
         study = study.model_copy(update={"scaled": _scaled(study, rows, smoke)})
     else:
-        rows = [row for base in bases for row in _ROWS[study.kind](study, base)]
+        rows = [_with_controls(row, study, base) for base in bases for row in _ROWS[study.kind](study, base)]
     searches = [_search(study, i, base) for i, base in enumerate(bases)] if isinstance(study, Tune) else []
     notes = [note for base in bases for note in base.resolved.notes] + [note for base in bases for note in base.notes]
     grid = StudyGrid(study, study.seed_list, rows, searches=searches, notes=list(dict.fromkeys(notes)))
     if searches:
         return grid
-    return replace(grid, cells=cells_of([(row.resolved, row.resolved, row.pretraining) for row in rows], grid.seeds))
+    return replace(grid, cells=cells_of([row.arms for row in rows], grid.seeds))
 
 
-def cells_of(
-    rows: Iterable[tuple[ResolvedRecipe, ResolvedRecipe, ResolvedRecipe | None]], seeds: Sequence[int]
-) -> list[Cell]:
-    """Both arms of every row: the recipes of scratch, of SPT, and of SPT's pretraining if that is another.
+def cells_of(rows: Iterable[Sequence[Arm]], seeds: Sequence[int]) -> list[Cell]:
+    """The arms of every row, seed by seed, so that pairs are complete early."""
 
-    Seed by seed, so that pairs are complete early.
-    """
-    cells = []
-    for i, (scratch, spt, pretraining) in enumerate(rows):
-        for seed in seeds:
-            finetuning = Job(spt, "finetune", seed, parent=Job(pretraining or spt, "pretrain", seed))
-            cells += [Cell("spt", i, finetuning), Cell("scratch", i, Job(scratch, "finetune", seed))]
-    return cells
+    def job(arm: Arm, seed: int) -> Job:
+        parent = None if arm.pretraining is None else Job(arm.pretraining, "pretrain", seed)
+        return Job(arm.finetuning, "finetune", seed, parent)
+
+    return [Cell(arm.name, i, job(arm, seed)) for i, arms in enumerate(rows) for seed in seeds for arm in arms]
+
+
+def _with_controls(row: GridRow, study: Study, base: "BaseRecipe") -> GridRow:
+    """The row with the controls that the study asks for."""
+    names = study.controls if isinstance(study, Compare | Models) else ()
+    controls = [control(name, row.resolved, row.pretraining, base.with_inputs_of) for name in names]
+    if doubles := [arm.name for i, arm in enumerate(controls) if arm.name in [each.name for each in controls[:i]]]:
+        raise UsageError(f"two arms are called {doubles[0]}: their recipes have the same name; rename a file")
+    return replace(row, controls=controls)
 
 
 class BaseRecipe:
@@ -167,6 +177,21 @@ class BaseRecipe:
         task = Part(**{**recipe.task.model_dump(), **options})
         return self.costs.identify_data(replace(self.resolved, recipe=recipe.model_copy(update={"task": task})))
 
+    def with_inputs_of(self, pretraining: ResolvedRecipe, source: str) -> ResolvedRecipe:
+        """A pretraining on the inputs of the task that another recipe names, as it stands there."""
+        other = self.costs.identify_data(load(source, smoke=self.smoke))
+        here, there = (self.costs.open_task(recipe) for recipe in (pretraining, other))
+        shorter = there.length < here.length and pretraining.recipe.model.options["max_length"] is None
+        recipe = with_task_of(pretraining, other, here.length if shorter else None)
+        before, now = (len(data.train) * data.train.sequences for data in (here, there))
+        train = recipe.recipe.pretrain.train
+        if before == now or train.flops is not None:
+            return recipe
+        # As many updates, and evaluations to choose from, as on this task's rows.
+        every = train.evaluate_every or steps_per_epoch(before, train.batch_size, train.drop_last)
+        steps = total_steps(train, before, 1.0)
+        return recipe.with_train("pretrain", _with_budget(train, steps=steps, evaluate_every=every))
+
     def variant(self, changes: Changes) -> ResolvedRecipe:
         """The recipe with more changes; they override what is set in every recipe."""
         kept = [override for override in self.overrides if override.partition("=")[0] not in changes]
@@ -185,12 +210,11 @@ def _equal_models(study: Models, bases: Sequence["BaseRecipe"]) -> list[GridRow]
             )
     if first.smoke:
         first.notes.append("models of a smoke run are small, whatever they are matched on")
-        return [GridRow(base.resolved) for base in bases]
-    rows = [GridRow(first.resolved)]
-    for base in bases[1:]:
-        changes = _equal_changes(study, base, first)
+    rows = []
+    for base in bases:
+        changes = {} if base is first or first.smoke else _equal_changes(study, base, first)
         scaled = base.variant(_model_changes(changes)) if changes else base.resolved
-        rows.append(GridRow(scaled, changes=changes))
+        rows.append(_with_controls(GridRow(scaled, changes=changes), study, base))
     return rows
 
 

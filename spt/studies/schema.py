@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -23,7 +23,8 @@ from spt.config.recipe import BUDGETS, StrictModel, Train
 from spt.config.validation import validate_values, validation_messages
 from spt.config.yaml import is_file_name, parse_yaml, read_text
 from spt.errors import RecipeError, UsageError, did_you_mean
-from spt.runs.plan import Axis, SearchProtocol
+from spt.runs.plan import ARMS, Axis, SearchProtocol
+from spt.studies.arms import absolute, canonical, renamed_arm
 
 MOST_SEEDS = 1000
 MOST_SETTINGS = 1000
@@ -54,13 +55,39 @@ class _Study(StrictModel):
         return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
 
-class Compare(_Study):
-    """Both arms of every recipe."""
+class _WithArms(_Study):
+    """A study whose rows may have controls beside scratch and SPT."""
+
+    arms: tuple[str, ...] = Field(
+        ARMS,
+        description="scratch and spt, which are compared, and controls: frozen, encoder (or parts=A+B), shuffled, "
+        "other=RECIPE, joint=WEIGHT",
+    )
+
+    @field_validator("arms")
+    @classmethod
+    def _arms(cls, arms: tuple[str, ...]) -> tuple[str, ...]:
+        written = tuple(canonical(arm) for arm in arms)
+        if missing := [arm for arm in ARMS if arm not in written]:
+            raise ValueError(
+                f"{' and '.join(missing)} must be among the arms, since controls are read against both; add "
+                f"{'them' if len(missing) > 1 else 'it'}: {','.join((*missing, *written))}"
+            )
+        return written
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """The arms beside scratch and SPT."""
+        return tuple(arm for arm in self.arms if arm not in ARMS)
+
+
+class Compare(_WithArms):
+    """Both arms of every recipe, and controls if they are asked for."""
 
     kind: Literal["compare"] = Field("compare", description="which kind of study this is")
 
 
-class Models(_Study):
+class Models(_WithArms):
     """Both arms of several models of equal size: each one after the first is scaled until it costs as much."""
 
     kind: Literal["models"] = Field("models", description="which kind of study this is")
@@ -393,20 +420,18 @@ def _mapping(text: str, source: str) -> Any:
 
 def with_absolute_paths(study: Study, folder: Path) -> Study:
     """The same study with its recipes' paths absolute, so that it can be run from anywhere."""
-    names = {}
-    for name in study.recipes:
-        path = folder / os.path.expanduser(name)
-        names[name] = str(path.resolve()) if is_file_name(path) else name
+    names = {name: absolute(name, folder) for name in study.recipes}
     if len(set(names.values())) < len(names):
         raise UsageError(f"a recipe is listed twice, under two names: {', '.join(names)}")
-    return study.model_copy(update=_with_names(dict(study), names))
+    return study.model_copy(update=_with_names(dict(study), names, lambda name: absolute(name, folder)))
 
 
 def to_yaml(study: Study, folder: Path | None = None, comment: str = "") -> str:
     """The study as YAML. With a folder, recipes are named relative to it."""
     values = study.model_dump(mode="json")
     if folder is not None:
-        values = _with_names(values, {name: _relative(name, folder) for name in study.recipes})
+        names = {name: _relative(name, folder) for name in study.recipes}
+        values = _with_names(values, names, lambda name: _relative(name, folder))
     text = yaml.safe_dump({"kind": values.pop("kind"), **values}, sort_keys=False, allow_unicode=True)
     return f"# {comment}\n{text}" if comment else text
 
@@ -415,9 +440,11 @@ def _relative(recipe: str, folder: Path) -> str:
     return os.path.relpath(recipe, folder.resolve()) if os.path.isabs(recipe) else recipe
 
 
-def _with_names(values: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """A study's values with its recipes renamed, also where a field has a value for each recipe."""
+def _with_names(values: dict[str, Any], names: Mapping[str, str], rename: Callable[[str], str]) -> dict[str, Any]:
+    """A study's values with its recipes renamed, also where a field has a value for each, or an arm names one."""
     renamed = {**values, "recipes": tuple(names.values())}
+    if "arms" in values:
+        renamed["arms"] = tuple(renamed_arm(arm, rename) for arm in values["arms"])
     for field in ("sizes", "total", "scaled"):
         if isinstance(by_recipe := values.get(field), dict):
             renamed[field] = {names.get(name, name): value for name, value in by_recipe.items()}

@@ -20,4 +20,10 @@ def mean_flops(setup: "StageSetup") -> Counts:
     split, size = setup.data.train, setup.train.batch_size
     length = max(1, round(expected_longest(split.extents, size)))
     scored = size * setup.objective.scored_steps(split) if setup.output.per_step else None
-    return setup.model.batch_flops(split.sequences * size, length, scored) / size
+    counts = setup.model.batch_flops(split.sequences * size, length, scored)
+    if (joint := setup.joint) is not None:
+        sequences = split.sequences * size
+        counts += setup.model.denoising_flops(
+            sequences, length, sequences * joint.objective.scored_steps(joint.data.train)
+        )
+    return counts / size

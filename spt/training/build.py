@@ -4,22 +4,49 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from spt.config.job import Job
 from spt.config.plugins import find_plugin
-from spt.config.recipe import Part, Train
-from spt.data.batching import collate, pieces
+from spt.config.recipe import Finetune, Part, Pretrain, Train
+from spt.data.batching import NOBODY, Batch, collate, pieces, shuffled
 from spt.data.dataset import open_task
 from spt.errors import DataError, SptError, UsageError, one_line
 from spt.models.base import Backbone, Unsupported, randomise
-from spt.tasks.base import Split, TaskData, sequence_lengths
+from spt.rng import Draw
+from spt.tasks.base import Split, TaskData, describe, sequence_lengths
 from spt.training.budget import plan_steps
 from spt.training.network import Encoder, Head, SequenceModel, output_of_head
-from spt.training.objectives import OBJECTIVES, Objective, Output, evaluation_draw, known_metrics
+from spt.training.objectives import OBJECTIVES, Inputs, Objective, Output, Targets, evaluation_draw, known_metrics
 from spt.training.optimizer import optimizer_groups
 from spt.training.seeding import seeded
+from spt.training.transfer import misfits, selected_tensors, unlike
+
+
+class JointLoss(NamedTuple):
+    """A second question that is asked of every batch in supervised training: what pretraining asks."""
+
+    weight: float
+    data: TaskData  # without labels, as in pretraining: of a pair two sequences
+    objective: Objective
+    output: Output
+    sequences: int  # of an example
+
+    def make_inputs(self, rows: NDArray[np.int64], draw: Draw, split: Split | None = None) -> tuple[Inputs, Targets]:
+        """What pretraining would make of these rows of the training split, or of `split`, which holds them alone."""
+        if self.sequences == 2:
+            rows = np.concatenate([np.where(rows == NOBODY, NOBODY, 2 * rows + k) for k in range(2)])
+        if split is None:
+            batch = collate(self.data.train, rows, self.data.input, self.data.target)
+        else:
+            places = np.where(rows == NOBODY, NOBODY, np.arange(len(rows)))
+            batch = collate(split.unlabelled(), places, self.data.input, self.data.target)
+            batch = batch._replace(rows=torch.from_numpy(rows))
+        return self.objective.make_inputs(batch, draw)
 
 
 @dataclass(frozen=True)
@@ -31,32 +58,40 @@ class StageSetup:
     objective: Objective
     output: Output
     model: SequenceModel
+    joint: JointLoss | None = None
 
     @property
     def train(self) -> Train:
         return self.job.train
+
+    @property
+    def hides(self) -> bool:
+        """Are steps hidden in training?"""
+        return self.objective.hides or (self.joint is not None and self.joint.objective.hides)
+
+    def output_of(self, denoising: bool) -> Output:
+        """Of the answers to the task, or to a joint loss."""
+        return self.joint.output if denoising and self.joint is not None else self.output
+
+    def make_inputs(self, batch: Batch, draw: Draw) -> tuple[Inputs, Targets]:
+        """What the objective makes of a batch, its steps shuffled first where the job says so."""
+        stage = self.job.settings_stage
+        if isinstance(stage, Pretrain) and stage.shuffle_steps:
+            batch = shuffled(batch, draw)
+        return self.objective.make_inputs(batch, draw)
 
 
 def build_stage(job: Job) -> StageSetup:
     """Everything that can be wrong with a job is found here, before its directory exists."""
     recipe, stage = job.resolved.recipe, job.settings_stage
     data = open_task(recipe.task)
-    options = json.dumps(stage.objective.options)
-    objective = OBJECTIVES[stage.objective.name].model_validate_json(options)
+    objective = _objective(job, stage, data)
     if not objective.labelled:
         data = data.mapped(Split.unlabelled)
-    if (span := stage.objective.options.get("span", 1)) > data.length:
-        raise UsageError(
-            f"{job.stage}.objective.span is {span}, but this task's sequences have at most {data.length:,} steps"
-        )
-    if objective.causal and not recipe.model.options["causal"]:
-        raise UsageError(
-            f"objective {stage.objective.name} predicts step t + 1 from the steps up to t, but this model looks ahead; "
-            "set model.causal=true"
-        )
     width = model_width(recipe.model)
     output = output_of_head(objective.output(data), width, stage.head)
     _check_train(job, objective, output, data)
+    joint = _joint_loss(job, stage, data, width) if isinstance(stage, Finetune) and stage.joint else None
     # Streams of their own: the head is the same in both arms, and the scratch arm starts where pretraining started.
     try:
         with seeded(job.seed, "encoder"):
@@ -65,19 +100,66 @@ def build_stage(job: Job) -> StageSetup:
             backbone = build_backbone(recipe.model, data.length)
         with seeded(job.seed, "head"):
             head = Head(width, output, stage.head)
+        with seeded(job.seed, "head"):  # as pretraining's starts
+            denoiser = None if joint is None else Head(width, joint.output, recipe.pretrain.head)
         if recipe.model.options.get("initialisation") == "random":  # the whole network, as the SPT paper has it
-            for name, part in (("encoder", encoder), ("head", head)):
+            for name, part in (("encoder", encoder), ("head", head), ("head", denoiser)):
                 with seeded(job.seed, f"random {name}"):
-                    randomise(part)
+                    if part is not None:
+                        randomise(part)
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # sizes that no machine can hold
         if not re.search("memory|alloc|overflow|too large|numel|storage", str(error), re.I):
             raise
         raise UsageError(f"the network is too large to build here: {one_line(error)}") from error
-    setup = StageSetup(job, data, objective, output, SequenceModel(encoder, backbone, head))
+    frozen = isinstance(stage, Finetune) and stage.freeze
+    model = SequenceModel(encoder, backbone, head, denoiser, frozen)
+    setup = StageSetup(job, data, objective, output, model, joint)
+    if isinstance(stage, Finetune) and job.parent is not None:
+        selected_tensors(model, stage.load)
+    if job.from_other_task:
+        _check_other_task(setup)
     _check_abilities(setup)
     _check_costs(setup)
     _check_scored(setup)
     return setup
+
+
+def _objective(job: Job, stage: Pretrain | Finetune, data: TaskData) -> Objective:
+    """The objective of a stage, if this task and this model can be asked for it."""
+    name, section = stage.objective.name, "pretrain" if isinstance(stage, Pretrain) else "finetune"
+    objective = OBJECTIVES[name].model_validate_json(json.dumps(stage.objective.options))
+    if (span := stage.objective.options.get("span", 1)) > data.length:
+        raise UsageError(
+            f"{section}.objective.span is {span}, but this task's sequences have at most {data.length:,} steps"
+        )
+    if objective.causal and not job.resolved.recipe.model.options["causal"]:
+        raise UsageError(
+            f"objective {name} predicts step t + 1 from the steps up to t, but this model looks ahead; "
+            "set model.causal=true"
+        )
+    return objective
+
+
+def _joint_loss(job: Job, stage: Finetune, data: TaskData, width: int) -> JointLoss:
+    pretraining = job.resolved.recipe.pretrain
+    objective, bare = _objective(job, pretraining, data), data.mapped(Split.unlabelled)
+    output = output_of_head(objective.output(bare), width, pretraining.head)
+    return JointLoss(stage.joint, bare, objective, output, data.train.sequences)
+
+
+def _check_other_task(setup: StageSetup) -> None:
+    """The weights that another task's inputs will give fit this network; found before they are made."""
+    assert isinstance(setup.job.parent, Job)
+    there, here = setup.job.parent.resolved, setup.job.resolved
+    what = f"weights pretrained on the inputs of {there.task_name} do not fit {here.task_name}"
+    other = build_stage(setup.job.parent)
+    if problem := unlike(describe(other.data.input), describe(setup.data.input)):
+        raise UsageError(f"{what}: {problem}; choose a task with inputs of the same kind")
+    if wrong := misfits(other.model, setup.model):
+        raise UsageError(
+            f"{what}: {wrong[0]} has another shape, since sequences there have {other.data.length:,} steps and here "
+            f"{setup.data.length:,}; choose a task with sequences that are no longer"
+        )
 
 
 def _check_abilities(setup: StageSetup) -> None:
@@ -112,7 +194,7 @@ def _check_scored(setup: StageSetup) -> None:
     split, data = setup.data.val, setup.data
     draw = evaluation_draw(setup.job.train, setup.job.seed, 0)
     for rows in pieces(np.arange(len(split)), 64):
-        _, targets = setup.objective.make_inputs(collate(split, rows, data.input, data.target), draw)
+        _, targets = setup.make_inputs(collate(split, rows, data.input, data.target), draw)
         if targets.weight.any():
             return
     why = "it is too small for the masking ratio, or its sequences have one step"

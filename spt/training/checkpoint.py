@@ -15,7 +15,7 @@ import logging
 import pickle
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 from torch import Tensor
 
+from spt.config.recipe import MOVED
 from spt.errors import CheckpointError, one_line
 from spt.runs.files import output_error, write_json, writing
 from spt.runs.folder import RunFolder
@@ -34,6 +35,7 @@ from spt.runs.result import Ledger, SplitRecord
 from spt.runtime.distributed import Runtime
 from spt.tasks.base import Tokens, Values, describe
 from spt.training.network import SequenceModel
+from spt.training.transfer import unlike
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,6 @@ UNREADABLE = (RuntimeError, ValueError, KeyError, EOFError, OSError, SafetensorE
 KEEP = 2  # resumable checkpoints
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
-MOVED = ("encoder", "backbone")  # the head is always new
 
 
 class TrainingState(BaseModel):
@@ -237,11 +238,19 @@ def read_meta(folder: Path) -> tuple[CheckpointMeta, NDArray[np.uint64]]:
 
 
 def load_pretrained(
-    folder: Path, model: SequenceModel, part: dict[str, Any], input: Tokens | Values
+    folder: Path,
+    model: SequenceModel,
+    part: dict[str, Any],
+    input: Tokens | Values,
+    moved: Container[str] | None = None,
+    *,
+    other_task: bool = False,
 ) -> list[TensorMatch]:
-    """Copy encoder and backbone, strictly, from a pretraining run's weights; the head stays as it is.
+    """Copy encoder and backbone, strictly, from a pretraining run's weights; the head stays as it is, and so does what
+    is not among the tensors `moved`, if they are given.
 
-    Raises CheckpointError, with the differences, unless model options and input are the same.
+    Raises CheckpointError, with the differences, unless model options and input are the same; of another task's input,
+    which has a mean and a spread of its own, the kind and the size.
     """
     meta, _ = read_meta(folder)
     if meta.stage != "pretrain":
@@ -255,7 +264,7 @@ def load_pretrained(
     ]
     if differences:
         raise CheckpointError(f"{folder} holds another architecture: {'; '.join(differences)}")
-    if meta.input != spec(input):
+    if unlike(meta.input, spec(input)) if other_task else meta.input != spec(input):
         raise CheckpointError(f"{folder} was made for {_unlike(meta.input, spec(input))}")
     tensors = _tensors(folder)
     table, own = [], model.state_dict()
@@ -272,10 +281,13 @@ def load_pretrained(
             raise CheckpointError(
                 f"{folder} does not fit this model: {', '.join(wrong[:5])}{' …' if len(wrong) > 5 else ''}"
             )
+        copied = {key for key in mine if moved is None or key in moved}
         with torch.no_grad():
-            for key in mine:
+            for key in copied:
                 own[key].copy_(tensors[key])
-        table.append(TensorMatch(name, len(mine), size, "copied"))
+        for keys, outcome in ((copied, "copied"), (mine - copied, "new")):
+            if keys:
+                table.append(TensorMatch(name, len(keys), sum(own[key].numel() for key in keys), outcome))
     return table
 
 

@@ -63,7 +63,7 @@ def evaluate(
         for group in groups:
             part = share(group, runtime.rank, world)  # all processes take as many batches
             batch = collate(split, part, data.input, data.target)
-            inputs, targets = runtime.send(setup.objective.make_inputs(batch, draw))
+            inputs, targets = runtime.send(setup.make_inputs(batch, draw))
             if observe is not None:
                 targets = targets._replace(scored=None)  # who looks on sees every answer
             with runtime.autocast(train.precision):

@@ -50,8 +50,7 @@ def fit(
     every = train.evaluate_every or steps_per_epoch(len(split), train.batch_size, train.drop_last)
     metric = selection_metric(train, setup.output)
 
-    # Data parallelism cannot wait for a gradient that never comes.
-    model.encoder.hidden.requires_grad_(setup.objective.hides)
+    model.hides_steps(setup.hides)
     trained = copy.deepcopy(model) if runtime.shards else model  # sharding takes a model apart for good
     trained.to(device).backbone.recompute = settings.recompute
     if settings.compile:
@@ -181,7 +180,7 @@ def time_steps(setup: StageSetup, runtime: Runtime, steps: int) -> list[float]:
     """Seconds of each of this number of optimiser steps, as `fit` makes them, on the job's own batches; nothing is
     kept."""
     model, data, train = setup.model, setup.data, setup.train
-    model.encoder.hidden.requires_grad_(setup.objective.hides)
+    model.hides_steps(setup.hides)
     model.to(runtime.device).backbone.recompute = runtime.settings.recompute
     if runtime.settings.compile:
         runtime.compile(model.backbone)

@@ -4,7 +4,9 @@ Letters: b examples in a batch, B sequences (of pairs 2 b, else b), L steps, C c
 answer.
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -142,13 +144,16 @@ class Head(nn.Module):
             return x
         return F.gelu(inner(x)) if self.pairs else F.relu(inner(x))
 
-    def flops(self, length: int) -> Counts:
-        """Of one sequence: half of those of a pair."""
+    def flops(self, length: int, data: bool = False) -> Counts:
+        """Of one sequence: half of those of a pair. Of `data`, such as features that are not trained, the first layers
+        need no gradient."""
         answers = length if self.pool is None else 0.5 if self.pairs else 1
-        layers = [
-            part for part in (self.inner, self.out, self.spread_inner, self.spread) if isinstance(part, nn.Linear)
-        ]
-        return sum((answers * linear_flops(layer, 1) for layer in layers), Counts())
+        counts = Counts()
+        for first, second in ((self.inner, self.out), (self.spread_inner, self.spread)):
+            layers = [layer for layer in (first, second) if isinstance(layer, nn.Linear)]
+            for i, layer in enumerate(layers):
+                counts += linear(answers, layer.in_features, layer.out_features, data=data and i == 0)
+        return counts
 
 
 def output_of_head(output: Output, d_model: int, config: StepHeadConfig | HeadConfig) -> Output:
@@ -201,40 +206,100 @@ class _Steps(torch.autograd.Function):
 
 
 class SequenceModel(nn.Module):
-    """Encoder, backbone, head. `parts` names them, in the order in which data flow."""
+    """Encoder, backbone, head. `parts` names them, in the order in which data flow.
 
-    parts = ("encoder", "backbone", "head")
+    With a `denoiser`, a second head, it is asked two things of one batch, in two passes. A `frozen` one trains its
+    head alone: the features that the head is given are computed as in an evaluation, without gradients.
+    """
 
-    def __init__(self, encoder: Encoder, backbone: Backbone, head: Head) -> None:
+    parts: tuple[str, ...] = ("encoder", "backbone", "head")
+
+    def __init__(
+        self, encoder: Encoder, backbone: Backbone, head: Head, denoiser: Head | None = None, frozen: bool = False
+    ) -> None:
         super().__init__()
         self.encoder, self.backbone, self.head = encoder, backbone, head
+        self.denoiser, self.frozen = denoiser, frozen
+        if denoiser is not None:
+            self.parts = (*self.parts, "denoiser")
+        if frozen:
+            encoder.requires_grad_(False)
+            backbone.requires_grad_(False)
+            self.train()
         self._counts: dict[int, tuple[Counts, Counts]] = {}  # by length: of a sequence, and of what a batch shares
 
-    def forward(self, inputs: Inputs, scored: Int[Tensor, " N"] | None = None) -> Float[Tensor, "b *L K"]:
-        """Answers; with one a step, only those of the steps `scored` (indices into b x L), as (N, K)."""
-        x = self.encoder(inputs.x, inputs.hidden, inputs.context)
-        x = self.backbone(x, inputs.context)
+    def train(self, mode: bool = True) -> "SequenceModel":
+        super().train(mode)
+        if self.frozen:  # no dropout, and batch norms keep their statistics
+            self.encoder.eval()
+            self.backbone.eval()
+        return self
+
+    def hides_steps(self, hides: bool) -> None:
+        """Train the vector of hidden steps, or leave it: data parallelism cannot wait for a gradient that never
+        comes."""
+        self.encoder.hidden.requires_grad_(hides and not self.frozen)
+
+    def forward(
+        self, inputs: Inputs, scored: Int[Tensor, " N"] | None = None, denoising: bool = False
+    ) -> Float[Tensor, "b *L K"]:
+        """Answers; with one a step, only those of the steps `scored` (indices into b x L), as (N, K). Of the second
+        head, if `denoising`."""
+        with torch.no_grad() if self.frozen else contextlib.nullcontext():
+            x = self.encoder(inputs.x, inputs.hidden, inputs.context)
+            x = self.backbone(x, inputs.context)
         if scored is not None:
             picked: Tensor = _Steps.apply(x, scored)  # type: ignore[no-untyped-call]
             x = picked
         with without_autocast(x):  # answers and losses in float32
-            return self.head(x.float(), inputs.context)
+            if not denoising:
+                return self.head(x.float(), inputs.context)
+            assert self.denoiser is not None
+            # The other head has a gradient too, of zero: data parallelism waits for every parameter's.
+            other = sum(parameter.sum() for parameter in self.head.parameters())
+            return self.denoiser(x.float(), inputs.context) + 0.0 * other
 
     def flops(self, length: int) -> Counts:
         """Operations on one sequence of `length` steps."""
-        return self.encoder.flops(length) + as_counts(self.backbone.flops(length)) + self.head.flops(length)
+        features = self.encoder.flops(length) + as_counts(self.backbone.flops(length))
+        if self.frozen:
+            return features.without_backward() + self.head.flops(length, data=True)
+        return features + self.head.flops(length)
 
     def batch_flops(self, rows: int, length: int, scored: float | None = None) -> Counts:
         """Operations on a batch padded to `length` steps: what its sequences share is computed once. Of answers a step,
         `scored` are computed; default: all."""
-        if length not in self._counts:
-            self._counts[length] = self.flops(length), as_counts(self.backbone.shared_flops(length))
-        sequence, shared = self._counts[length]
+        sequence, shared = self._counted(length)
         counts = rows * sequence + shared
         if scored is not None and self.head.pool is None:
-            counts += (scored - rows * length) * self.head.flops(1)
+            counts += (scored - rows * length) * self.head.flops(1, data=self.frozen)
         return counts
+
+    def denoising_flops(self, rows: int, length: int, scored: float) -> Counts:
+        """Operations of the second pass over a batch, which has what its sequences share already."""
+        assert self.denoiser is not None
+        sequence, _ = self._counted(length)
+        return rows * (sequence - self.head.flops(length)) + scored * self.denoiser.flops(1)
+
+    def _counted(self, length: int) -> tuple[Counts, Counts]:
+        if length not in self._counts:
+            shared = as_counts(self.backbone.shared_flops(length))
+            self._counts[length] = self.flops(length), shared.without_backward() if self.frozen else shared
+        return self._counts[length]
 
     def parameter_counts(self) -> dict[str, int]:
         counts = {part: sum(p.numel() for p in getattr(self, part).parameters()) for part in self.parts}
         return counts | {"total": sum(counts.values())}
+
+
+@contextlib.contextmanager
+def statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Within, the running statistics of batch norms stay as they are, whatever passes through them."""
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers() if name.endswith(names)}
+    try:
+        yield
+    finally:
+        buffers = dict(model.named_buffers())
+        for name, before in kept.items():
+            buffers[name].copy_(before)

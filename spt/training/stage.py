@@ -29,8 +29,11 @@ from spt.training.loop import FitResult, fit
 from spt.training.metrics import default_metric
 from spt.training.objectives import evaluation_draw
 from spt.training.threads import stage_threads
+from spt.training.transfer import selected_tensors
 
 logger = logging.getLogger(__name__)
+
+SHUFFLED = "pretrained on inputs whose steps were shuffled (pretrain.shuffle_steps)"
 
 
 def run_stage(job: Job, root: Path, runtime: Runtime, label: str = "") -> Result:
@@ -125,9 +128,11 @@ def _start_from(parent: PretrainedParent, setup: StageSetup) -> None:
     """Move the parent's weights into the model, once it is sure that this may be done."""
     job, data = setup.job, setup.data
     refuse_leak(parent.rows, training_fingerprints(job.resolved.recipe.task), data, parent.weights.parent.parent.name)
-    matches = load_pretrained(parent.weights, setup.model, architecture(job), data.input)
+    moved = selected_tensors(setup.model, job.resolved.recipe.finetune.load)
+    other = job.from_other_task
+    matches = load_pretrained(parent.weights, setup.model, architecture(job), data.input, moved, other_task=other)
     logger.info(match_table(parent.result.key, matches))
-    if parent.result.data["train"].inputs != split_record(data.train).inputs:
+    if not other and parent.result.data["train"].inputs != split_record(data.train).inputs:
         before, now = parent.result.data["train"].rows, len(data.train)
         logger.info(
             f"note: pretrained on other rows of the training split ({before:,}) than are finetuned on ({now:,})"
@@ -242,7 +247,7 @@ def _finish(
         parameters=setup.model.parameter_counts(),
         data=records,
         repeated=repeated,
-        notes=_notes(job, data),
+        notes=_notes(job, data, parent),
         batch_size=job.train.batch_size,
         precision=job.train.precision,
         environment=described,
@@ -265,10 +270,27 @@ def match_table(source: str, matches: list[TensorMatch]) -> str:
     return "\n".join(lines)
 
 
-def _notes(job: Job, data: TaskData) -> tuple[str, ...]:
+def _notes(job: Job, data: TaskData, parent: PretrainedParent | None) -> tuple[str, ...]:
     """What distinguishes these scores from others of the same name."""
-    batches = "scores are means over full batches, as in the published code: not exact, and rows are left out"
-    return (*data.notes, *([batches] if job.train.metric_average == "per_batch" else []))
+    recipe = job.resolved.recipe
+    shuffles, finetuning = job.stage == "pretrain" and recipe.pretrain.shuffle_steps, job.stage == "finetune"
+    inherited = [] if parent is None else [note for note in parent.result.notes if note == SHUFFLED]
+    notes = {
+        "scores are means over full batches, as in the published code: not exact, and rows are left out": (
+            job.train.metric_average == "per_batch"
+        ),
+        SHUFFLED: shuffles or bool(inherited),
+        "only the head was trained (finetune.freeze)": finetuning and recipe.finetune.freeze,
+        f"of the pretrained network only {', '.join(recipe.finetune.load)} was taken over (finetune.load)": (
+            parent is not None and recipe.finetune.load != "all"
+        ),
+        f"pretraining's loss was added with weight {recipe.finetune.joint:g} (finetune.joint)": (
+            finetuning and recipe.finetune.joint > 0
+        ),
+    }
+    if parent is not None and job.from_other_task:
+        notes[f"pretrained on the inputs of {parent.result.task}"] = True
+    return (*data.notes, *(note for note, holds in notes.items() if holds))
 
 
 def _write_predictions(run: RunFolder, data: TaskData, predictions: Predictions) -> None:

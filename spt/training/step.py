@@ -27,6 +27,7 @@ from spt.tasks.base import TaskData
 from spt.training.build import StageSetup
 from spt.training.checkpoint import TrainingState
 from spt.training.losses import weighted_sum
+from spt.training.network import statistics_kept
 from spt.training.objectives import Inputs, Targets
 from spt.training.seeding import seed_step
 
@@ -55,7 +56,21 @@ class StepResult(NamedTuple):
         )
 
 
-InputsTargets = tuple[Inputs, Targets]
+class MicroBatch(NamedTuple):
+    """What passes through the network at once; `denoising`: what it is asked is the second question of a joint loss."""
+
+    inputs: Inputs
+    targets: Targets
+    denoising: bool = False
+
+
+class Question(NamedTuple):
+    """The micro-batches of one global batch that are asked the same."""
+
+    micro_batches: list[MicroBatch]
+    share: float  # of its mean loss in the whole
+    weight: float  # of all its answers, over processes
+    scored: float  # answers that weigh anything
 
 
 class Prefetcher:
@@ -64,7 +79,7 @@ class Prefetcher:
     def __init__(self, learner: "Learner", rows: Iterator[tuple[int, NDArray[np.int64]]], left: int) -> None:
         self.learner, self.rows, self.left = learner, rows, left
         self.pool = ThreadPoolExecutor(1)
-        self.waiting: tuple[int, NDArray[np.int64], int, Future[list[InputsTargets]]] | None = None
+        self.waiting: tuple[int, NDArray[np.int64], int, Future[list[MicroBatch]]] | None = None
 
     def __enter__(self) -> "Prefetcher":
         return self
@@ -72,7 +87,7 @@ class Prefetcher:
     def __exit__(self, *raised: object) -> None:
         self.pool.shutdown(wait=True, cancel_futures=True)
 
-    def take(self, size: int) -> tuple[int, NDArray[np.int64], list[InputsTargets]]:
+    def take(self, size: int) -> tuple[int, NDArray[np.int64], list[MicroBatch]]:
         """Epoch, rows of the global batch, and this process's part of it in pieces of at most `size`."""
         if self.waiting is None:
             self._begin(size)
@@ -129,8 +144,9 @@ class Learner:
             failed = 0.0
             try:
                 # Sharded gradients are exchanged here too: what is kept back would be added to the first step.
-                with runtime.accumulating(self.prepared, last=runtime.shards):
-                    self._backward(self._make_inputs(longest[:size], 0), 1.0)
+                for micro_batch in self._make_inputs(longest[:size], 0):
+                    with runtime.accumulating(self.prepared, last=runtime.shards):
+                        self._backward(micro_batch, 1.0)
             except Exception as error:
                 if not out_of_memory(error):
                     raise
@@ -162,36 +178,61 @@ class Learner:
             size = _halve_micro_batch(size, self.train)
             micro_batches = self.micro_batches(rows, epoch, size)
 
-    def _step(self, rows: NDArray[np.int64], micro_batches: list[InputsTargets], step: int) -> "StepResult":
+    def _step(self, rows: NDArray[np.int64], micro_batches: list[MicroBatch], step: int) -> "StepResult":
         """Forward, backward, clip, update on one global batch; no update when something is not finite."""
         runtime, train, split = self.runtime, self.train, self.data.train
         seed_step(stream(self.setup.job.seed, "dropout", step, runtime.rank) & (2**63 - 1), runtime.device)
-        weighed = self.setup.objective.weighed([targets for _, targets in micro_batches], runtime.total)
-        micro_batches = [(inputs, targets) for (inputs, _), targets in zip(micro_batches, weighed, strict=True)]
-        # The loss is the weighted mean over the global batch, so the weights of all its parts are summed up first.
-        # Ones that are not zero are counted too, since only those steps are answered.
-        weights = [targets.weight for _, targets in micro_batches]
-        weight, scored = runtime.total([sum(float(f(w)) for w in weights) for f in (torch.sum, torch.count_nonzero)])
-        loss_sum = torch.zeros((), device=runtime.device)
+        questions = self._questions(micro_batches)
+        loss_sums = [torch.zeros((), device=runtime.device) for _ in questions]
         with self._kernel_cache(micro_batches) as last:
-            for i, micro_batch in enumerate(micro_batches):
-                final = i == len(micro_batches) - 1
-                if final:
-                    last()
-                with runtime.accumulating(self.prepared, last=final):
-                    # Data parallelism averages over processes what here is a part of a sum.
-                    loss_sum += self._backward(micro_batch, runtime.world / max(weight, 1.0))
-        (loss_total,) = runtime.total([float(loss_sum)])
+            for question, loss_sum in zip(questions, loss_sums, strict=True):
+                for micro_batch in question.micro_batches:
+                    final = micro_batch is questions[-1].micro_batches[-1]
+                    if final:
+                        last()
+                    with runtime.accumulating(self.prepared, last=final):
+                        # Data parallelism averages over processes what here is a part of a sum.
+                        scale = question.share * runtime.world / max(question.weight, 1.0)
+                        loss_sum += self._backward(micro_batch, scale)
+        weight = questions[0].weight
+        totals = runtime.total([float(loss_sum) for loss_sum in loss_sums])
+        loss_total = totals[0] + sum(
+            weight * question.share * total / max(question.weight, 1.0)
+            for question, total in zip(questions[1:], totals[1:], strict=True)
+        )
         norm = runtime.clip(self.parameters, train.max_grad_norm or math.inf)
         finite = math.isfinite(loss_total) and (norm is None or math.isfinite(float(norm)))
         if finite:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         # Padding is computed too: the cost is that of the longest row of the global batch, however it was cut.
-        operations = self.setup.model.batch_flops(split.sequences * len(rows), int(split.extents[rows].max()), scored)
+        count, length = split.sequences * len(rows), int(split.extents[rows].max())
+        operations = self.setup.model.batch_flops(count, length, questions[0].scored)
+        for question in questions[1:]:
+            operations += self.setup.model.denoising_flops(count, length, question.scored)
         return StepResult(loss_total, weight, len(rows), int(split.lengths[rows].sum()), operations, finite)
 
-    def _kernel_cache(self, batches: list[InputsTargets]) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    def _questions(self, micro_batches: list[MicroBatch]) -> list[Question]:
+        """What the global batch is asked: by the objective and, if there is a joint loss, by that one.
+
+        Each loss is a weighted mean over the global batch, so the weights of all its parts are summed up first. Ones
+        that are not zero are counted too, since only those steps are answered.
+        """
+        setup, total = self.setup, self.runtime.total
+        own = [micro_batch for micro_batch in micro_batches if not micro_batch.denoising]
+        weighed = setup.objective.weighed([micro_batch.targets for micro_batch in own], total)
+        own = [each._replace(targets=targets) for each, targets in zip(own, weighed, strict=True)]
+        asked = [(own, 1.0)]
+        if setup.joint is not None:
+            others = [micro_batch for micro_batch in micro_batches if micro_batch.denoising]
+            asked.append((others, setup.joint.weight))
+        return [Question(parts, share, *self._weight(parts)) for parts, share in asked]
+
+    def _weight(self, micro_batches: list[MicroBatch]) -> list[float]:
+        weights = [micro_batch.targets.weight for micro_batch in micro_batches]
+        return self.runtime.total([sum(float(f(w)) for w in weights) for f in (torch.sum, torch.count_nonzero)])
+
+    def _kernel_cache(self, batches: list[MicroBatch]) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """What depends on the parameters alone is computed once a step, where more than one pass would need it.
 
         Not where a process has its parameters only within the forward pass.
@@ -199,35 +240,43 @@ class Learner:
         again = len(batches) > 1 or self.runtime.settings.recompute
         if not again or self.runtime.shards:
             return contextlib.nullcontext(lambda: None)
-        return cached_kernels(self.prepared, max(inputs.x.shape[1] for inputs, _ in batches))
+        return cached_kernels(self.prepared, max(batch.inputs.x.shape[1] for batch in batches))
 
-    def micro_batches(self, rows: NDArray[np.int64], epoch: int, size: int) -> list[InputsTargets]:
-        """This process's part of a global batch, in pieces of at most `size` examples."""
+    def micro_batches(self, rows: NDArray[np.int64], epoch: int, size: int) -> list[MicroBatch]:
+        """This process's part of a global batch, in pieces of at most `size` examples; once for each question."""
         runtime = self.runtime
         mine = share(by_length(rows, self.data.train.extents), runtime.rank, runtime.world)
-        return [runtime.pinned(self._make_inputs(part, epoch)) for part in pieces(mine, size)]
+        by_piece = [self._make_inputs(part, epoch) for part in pieces(mine, size)]
+        return [runtime.pinned(micro_batch) for asked in zip(*by_piece, strict=True) for micro_batch in asked]
 
-    def _make_inputs(self, rows: NDArray[np.int64], epoch: int) -> InputsTargets:
-        data = self.data
+    def _make_inputs(self, rows: NDArray[np.int64], epoch: int) -> list[MicroBatch]:
+        """What these rows are asked: by the objective, and by the joint loss if there is one."""
+        setup, data, resampled = self.setup, self.data, None
+        draw = Draw(setup.job.seed, "corruption", epoch)
         if epoch and data.resample is not None:
             ids = data.train.ids[np.where(rows == NOBODY, 0, rows)]
             resampled = data.resample(ids, epoch)
             here = np.where(rows == NOBODY, NOBODY, np.arange(len(rows)))
-            split = resampled if self.setup.objective.labelled else resampled.unlabelled()
+            split = resampled if setup.objective.labelled else resampled.unlabelled()
             batch = collate(split, here, data.input, data.target)._replace(rows=torch.from_numpy(rows))
         else:
             batch = collate(data.train, rows, data.input, data.target)
-        return self.setup.objective.make_inputs(batch, Draw(self.setup.job.seed, "corruption", epoch))
+        asked = [MicroBatch(*setup.make_inputs(batch, draw))]
+        if setup.joint is not None:
+            asked.append(MicroBatch(*setup.joint.make_inputs(rows, draw, resampled), denoising=True))
+        return asked
 
-    def _backward(self, micro_batch: InputsTargets, scale: float) -> Tensor:
+    def _backward(self, micro_batch: MicroBatch, scale: float) -> Tensor:
         """Add to the gradients; returns the loss, summed."""
-        inputs, targets = self.runtime.send(micro_batch)
+        inputs, targets, denoising = self.runtime.send(micro_batch)
         if not self.prepared.training:
             self.prepared.train()
-        with self.runtime.autocast(self.train.precision):
-            logits = self.prepared(inputs, targets.scored)
-        loss = weighted_sum(self.setup.output, logits, targets)
-        self.runtime.backward(loss * scale)
+        # Batch norms remember what an evaluation will show them: inputs of which nothing is hidden.
+        with statistics_kept(self.prepared) if denoising else contextlib.nullcontext():
+            with self.runtime.autocast(self.train.precision):
+                logits = self.prepared(inputs, targets.scored, denoising)
+            loss = weighted_sum(self.setup.output_of(denoising), logits, targets)
+            self.runtime.backward(loss * scale)
         return loss.detach()
 
     def _forget(self) -> None:

@@ -1,0 +1,196 @@
+"""Controls: arms that say what SPT - scratch is made of. Each is held against both, seed by seed.
+
+Everything of a control is over the seeds at which it, scratch and SPT have all finished, so that its two differences
+add up to SPT - scratch over these seeds.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from spt.report.arms import Arm, Comparison, cost_ratios, summarise_arm
+from spt.report.verdict import Difference, Judgement, adjusted_fields, final_score
+from spt.runs.index import Failure, control_outcomes
+from spt.runs.plan import Ended, Factor, Record
+from spt.runs.result import Result
+
+FAMILY = "contrasts with controls of this report"
+
+# Of each control: what it has, and what SPT has beyond that.
+QUESTIONS = {
+    "frozen": ("the pretrained features alone, under a trained head", "what training all weights adds"),
+    "parts": ("only {} of the pretrained network", "what the rest of it adds"),
+    "shuffled": ("pretraining on shuffled steps", "what their order adds"),
+    "other": ("pretraining on the inputs of {}", "what the task's own inputs add"),
+    "joint": ("pretraining's loss beside the task's own, times {}", "what a first stage adds"),
+}
+
+
+class ControlSeed(Record):
+    """A control at one seed. A missing score has its reason among the control's failures."""
+
+    seed: int
+    score: float | None
+    state: Ended | Literal["done"]
+    run: str
+    pretrain_run: str | None
+
+
+class ControlContrast(Record):
+    """A control against scratch, or SPT against a control, paired by seed."""
+
+    first: str
+    second: str
+    metric: str
+    higher_is_better: bool
+    n: int
+    planned: int
+    difference: float | None  # first - second, in the metric's own units
+    low: float | None  # paired t interval
+    high: float | None
+    p: float | None
+    holm: float | None = None  # adjusted for all contrasts with controls of the report
+    tests: int = 0
+    decision: Judgement
+    verdict: str
+
+
+class Control(Record):
+    """An arm beside scratch and SPT, of one row. Means, costs and differences are over the n seeds that all three
+    arms have finished."""
+
+    label: str  # of the row
+    arm: str
+    factors: dict[str, Factor]
+    source: str
+    metric: str
+    n: int
+    planned: int
+    scratch: float | None
+    spt: float | None
+    score: float | None
+    cost: Arm | None
+    ratios: dict[str, float | None]  # control : scratch, by field of `Cost`, its pretraining included
+    over_scratch: ControlContrast  # control - scratch
+    below_spt: ControlContrast  # SPT - control
+    verdict: str
+    seeds: tuple[ControlSeed, ...]
+    failures: tuple[Failure, ...]
+
+    @property
+    def contrasts(self) -> tuple[ControlContrast, ControlContrast]:
+        return self.over_scratch, self.below_spt
+
+
+class _Compared(NamedTuple):
+    """A control's runs, and its differences from both arms before any adjustment."""
+
+    comparison: Comparison
+    arm: str
+    ended: dict[int, Result | Failure]  # by seed
+    triples: list[tuple[Result, Result, Result]]  # scratch, SPT and control of the same seed, all finished
+    over_scratch: Difference
+    below_spt: Difference
+
+    def identity(self) -> frozenset[object]:
+        """Which runs are compared, whatever their row is called."""
+        runs = self.comparison.runs
+        return frozenset(
+            (runs.root.resolve(), cell.arm, cell.seed, cell.run)
+            for cell in (*runs.cells, *runs.controls)
+            if cell.arm in ("scratch", "spt", self.arm)
+        )
+
+
+def compare_controls(rows: Sequence[Comparison]) -> tuple[Control, ...]:
+    """Every control of the rows, which have their labels. All contrasts are one family; those of the same runs count
+    once."""
+    compared = [_compare(comparison, arm) for comparison in rows for arm in _arms(comparison)]
+    identities = [each.identity() for each in compared]
+    first = [2 * identities.index(identity) + side for identity in identities for side in range(2)]
+    differences = [difference for each in compared for difference in (each.over_scratch, each.below_spt)]
+    updates = adjusted_fields(differences, FAMILY, first)
+    contrasts = [
+        ControlContrast(
+            first=difference.names[0],
+            second=difference.names[1],
+            difference=difference.test.mean if difference.test else None,
+            **difference.fields() | update,
+        )
+        for difference, update in zip(differences, updates, strict=True)
+    ]
+    return tuple(_control(each, *contrasts[2 * i : 2 * i + 2]) for i, each in enumerate(compared))
+
+
+def _arms(comparison: Comparison) -> list[str]:
+    return list(dict.fromkeys(cell.arm for cell in comparison.runs.controls))
+
+
+def _compare(comparison: Comparison, arm: str) -> _Compared:
+    runs, row = comparison.runs, comparison.row
+    outcomes = control_outcomes(runs, row.metric)
+    ended = {seed: outcomes[seed, arm] for seed in runs.seeds}
+    scratch, spt = comparison.results("scratch"), comparison.results("spt")
+    triples = [
+        (scratch[seed], spt[seed], result)
+        for seed, result in ended.items()
+        if isinstance(result, Result) and seed in scratch and seed in spt
+    ]
+    about = {
+        "metric": row.metric,
+        "higher_is_better": row.higher_is_better,
+        "planned": len(runs.seeds),
+        "smoke": row.smoke or any(isinstance(result, Result) and result.smoke for result in ended.values()),
+        "decisions": ("first", "second"),
+    }
+    return _Compared(
+        comparison,
+        arm,
+        ended,
+        triples,
+        Difference.of([((own,), (scratch,)) for scratch, _, own in triples], names=(arm, "scratch"), **about),
+        Difference.of([((spt,), (own,)) for _, spt, own in triples], names=("SPT", arm), **about),
+    )
+
+
+def _control(compared: _Compared, over_scratch: ControlContrast, below_spt: ControlContrast) -> Control:
+    comparison, arm, ended, triples = compared[:4]
+    sides = [summarise_arm([triple[i] for triple in triples]) for i in range(3)]
+    scratch, spt, own = (side.score if side else None for side in sides)
+    row, cells = comparison.row, {cell.seed: cell for cell in comparison.runs.controls if cell.arm == arm}
+    return Control(
+        label=row.label,
+        arm=arm,
+        factors=row.factors,
+        source=row.source,
+        metric=row.metric,
+        n=len(triples),
+        planned=row.planned,
+        scratch=scratch,
+        spt=spt,
+        score=own,
+        cost=sides[2],
+        ratios=cost_ratios(sides[0], sides[2]),
+        over_scratch=over_scratch,
+        below_spt=below_spt,
+        verdict=_sentence(arm, over_scratch, below_spt),
+        seeds=tuple(
+            ControlSeed(
+                seed=seed,
+                score=final_score(outcome) if isinstance(outcome, Result) else None,
+                state=outcome.state if isinstance(outcome, Failure) else "done",
+                run=cells[seed].run if seed in cells else "",
+                pretrain_run=cells[seed].parent if seed in cells else None,
+            )
+            for seed, outcome in ended.items()
+        ),
+        failures=tuple(outcome for outcome in ended.values() if isinstance(outcome, Failure)),
+    )
+
+
+def _sentence(arm: str, over_scratch: ControlContrast, below_spt: ControlContrast) -> str:
+    kind, _, value = arm.partition("=")
+    has, beyond = QUESTIONS[kind]
+    has = has.format(" and ".join(value.split("+")))
+    if over_scratch.verdict == below_spt.verdict:  # nothing can be said, for the same reason
+        return f"{has}: {over_scratch.verdict}"
+    return f"{has}: {over_scratch.verdict}; {beyond}: {below_spt.verdict}"
