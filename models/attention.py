@@ -27,6 +27,7 @@ from spt.models.ops.attention import (
     weights,
 )
 from spt.models.ops.counts import Counts, attention
+from spt.models.ops.product import Linear
 
 __all__ = ["Attention", "Pairs", "Position", "Positions", "rotary_table", "rotate", "sinusoids"]
 
@@ -100,8 +101,8 @@ class Attention(Mixer):
         self.window, self.back, self.band = window, back, band
         self.ahead = int(not causal) if ahead is None else ahead
         self.sizes = [self.heads, self.kv_heads] if shared_qk else [self.heads, self.kv_heads, self.kv_heads]
-        self.qkv = nn.Linear(d_model, sum(self.sizes) * self.d_head, bias=bias)
-        self.out = nn.Linear(self.heads * self.d_head, d_model, bias=bias)
+        self.qkv = Linear(d_model, sum(self.sizes) * self.d_head, bias=bias)
+        self.out = Linear(self.heads * self.d_head, d_model, bias=bias)
         self.temperature = nn.Parameter(torch.full((1,), self.d_head**-0.5)) if temperature else None
         if tied:
             with torch.no_grad():

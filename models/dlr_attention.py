@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from spt.models.attention import Attention
 from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, linear_flops
 from spt.models.ops.dropout import Dropout
+from spt.models.ops.product import Linear
 
 PAPER = "Gupta, Mehta, Berant 2022"
 COST = "L D (c + D)"
@@ -68,12 +69,12 @@ class DLRAttention(Mixer):
             temperature=True,
         )
         self.extra = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(D), nn.Linear(D, inner), nn.GELU(), nn.Linear(inner, D))
+            nn.Sequential(nn.LayerNorm(D), Linear(D, inner), nn.GELU(), Linear(inner, D))
             for _ in range(2 if inner else 0)
         )
         self.dropout = Dropout(config.dropout, config.tie_dropout)
         self.gated = config.output == "glu"
-        self.map = nn.Linear(D, 2 * D if self.gated else D)
+        self.map = Linear(D, 2 * D if self.gated else D)
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         y = self.attention(x, context)

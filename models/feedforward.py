@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from spt.models.mixer import Context, PointwiseMixer, linear_flops
 from spt.models.ops.counts import Counts, linear
 from spt.models.ops.precision import has_values, without_autocast
+from spt.models.ops.product import Linear
 from spt.models.options import Activation, Routing
 
 ACTIVATIONS: dict[Activation, Callable[..., Tensor]] = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}
@@ -25,7 +26,7 @@ class FeedForward(PointwiseMixer):
     def __init__(self, d_model: int, d_ff: int, activation: Activation = "gelu", dropout: float = 0.0) -> None:
         super().__init__()
         self.activation, self.dropout = activation, dropout
-        self.up, self.down = nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
+        self.up, self.down = Linear(d_model, d_ff), Linear(d_ff, d_model)
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         return self.down(F.dropout(ACTIVATIONS[self.activation](self.up(x)), self.dropout, self.training))

@@ -39,6 +39,7 @@ from spt.models.ops import counts
 from spt.models.ops.dropout import Dropout, keep_mask
 from spt.models.ops.output import Output
 from spt.models.ops.precision import without_autocast
+from spt.models.ops.product import Linear
 from spt.models.options import Activation, FeedForwardKind, Initialisation
 
 PAPER = "Ma et al. 2023"
@@ -362,7 +363,7 @@ class GatedAttention(Mixer):
         self.dropout = Dropout(config.dropout, config.tie_dropout)
         self.hidden_dropout = Dropout(config.hidden_dropout, config.tie_dropout)
         self.ema = EMA(config)
-        self.value, self.base, self.out = nn.Linear(D, E), nn.Linear(D, sum(self.widths)), nn.Linear(E, D)
+        self.value, self.base, self.out = Linear(D, E), Linear(D, sum(self.widths)), Linear(E, D)
         for linear in (self.value, self.base, self.out):
             _initialise(linear)
         self.gamma, self.beta = nn.Parameter(STD * torch.randn(2, Z)), nn.Parameter(torch.zeros(2, Z))

@@ -17,6 +17,7 @@ from spt.models.mixer import Context, Mixer, State
 from spt.models.ops import counts
 from spt.models.ops.counts import Counts
 from spt.models.ops.output import Output
+from spt.models.ops.recurrence import recurrence
 from spt.models.ops.scan import enter, impulse_response, leave, scan
 
 
@@ -48,7 +49,7 @@ class DiagonalRecurrence(Mixer):
 
     def mix_sequence(self, u: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
         """y, before the activation."""
-        return self.read(u, self.states(u))
+        return recurrence(u, *self.system(), self.D)
 
     def states(self, u: Float[Tensor, "B L H"]) -> list[Complex[Tensor, "B L P"]]:
         """x_t of every direction."""

@@ -169,7 +169,7 @@ class S5(DiagonalRecurrence):
         return self.output(self.mix_sequence(x, None if context.steps is None else gaps_around(context)))
 
     def mix_sequence(self, u: Float[Tensor, "B L H"], gaps: Gaps | None = None) -> Float[Tensor, "B L H"]:
-        return self.read(u, self.states(u, gaps))
+        return super().mix_sequence(u) if gaps is None else self.read(u, self.states(u, gaps))
 
     def states(self, u: Float[Tensor, "B L H"], gaps: Gaps | None = None) -> list[Complex[Tensor, "B L P"]]:
         if gaps is None:

@@ -29,6 +29,7 @@ from spt.models.base import Backbone, Context, Counts, Mixer, ParamGroup, linear
 from spt.models.longconv import ConjugatePairKernel, LongConvolution
 from spt.models.ops import dplr
 from spt.models.ops.discretise import log_uniform, parameter_for
+from spt.models.ops.product import Linear
 from spt.models.options import FeedForwardKind, S4Config
 
 BUCKETS, MAX_DISTANCE = 32, 128  # of relative positions, as in T5 and in SPADE's published code
@@ -165,7 +166,7 @@ class Augmented(Mixer):
         if config.combine != "stack":
             self.ssm_norm, self.local_norm = nn.LayerNorm(config.d_model), nn.LayerNorm(config.d_model)
         if config.combine == "concat":
-            self.map = nn.Linear(2 * config.d_model, config.d_model)
+            self.map = Linear(2 * config.d_model, config.d_model)
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         ssm = self.ssm(x, context)

@@ -171,17 +171,18 @@ def test_autocast_rounds_no_kernel(held):
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("gelu", ["exact", "tanh"])
 @pytest.mark.parametrize("kind", ["none", "linear", "glu", "half_glu1", "half_glu2"])
-def test_output_maps_are_what_they_say(kind, gelu, early, monkeypatch):
+@pytest.mark.parametrize("tied", [False, True])
+def test_output_maps_are_what_they_say(kind, gelu, early, tied, monkeypatch):
     """Against the same in plain torch with the same masks: values, and gradients of everything."""
-    monkeypatch.setattr("spt.models.ops.output._ROWS", 5)  # one sequence at a time
+    monkeypatch.setattr("spt.models.ops.output._NUMBERS", 3 * 4)  # three steps at a time
     torch.manual_seed(0)
-    output = Output(4, kind, gelu=gelu, dropout=0.3, pre_activation_dropout=early).double().train()
+    output = Output(4, kind, gelu=gelu, dropout=0.3, tied=tied, pre_activation_dropout=early).double().train()
     y = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
     g = torch.randn(2, 5, 4, dtype=torch.float64)
     torch.manual_seed(1)
     found = output(y)
     torch.manual_seed(1)
-    masks = [keep_mask(y, 0.3, False) / 0.7 for _ in range(2 if early else 1)]
+    masks = [keep_mask(y, 0.3, tied) / 0.7 for _ in range(2 if early else 1)]
     seen = y * masks[0] if early else y
     z = F.gelu(seen, approximate="none" if gelu == "exact" else "tanh") * masks[-1]
     if kind == "none":

@@ -33,6 +33,7 @@ from spt.models.ops import vandermonde as diagonal
 from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.counts import KINDS, Counts, as_counts, convolution, linear
 from spt.models.ops.counts import spectrum as spectrum_counts
+from spt.models.ops.product import flop_formulas
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
 from spt.tasks.base import Tokens, Values
@@ -86,6 +87,7 @@ UNKNOWN = {
     ATEN._fft_c2c: complex_transform,
     ATEN.convolution_backward: grouped,
     ATEN.baddbmm_: added,
+    **flop_formulas(),
 }
 
 

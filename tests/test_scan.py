@@ -14,6 +14,7 @@ from spt.config.recipe import Train
 from spt.models import lru, s5
 from spt.models.base import Context, ParamGroup
 from spt.models.ops import hippo
+from spt.models.ops.recurrence import recurrence
 from spt.models.ops.scan import discretise, discretise_steps, scan, sequential
 from spt.training.optimizer import optimizer_groups
 
@@ -94,6 +95,50 @@ def test_single_precision_errors_do_not_grow_with_the_length(L):
     noise = torch.randn(1, L, 4, dtype=torch.complex64)
     double = scan(a, noise.to(torch.complex128))
     assert (scan(a, noise) - double).abs().max() < 1e-5 * double.abs().max()
+
+
+def system(P: int, H: int, K: int, kind: torch.dtype = torch.complex128) -> list[Tensor]:
+    """a, B, C and D."""
+    draw = torch.Generator().manual_seed(0)
+    B, C = (torch.randn(*shape, dtype=torch.complex128, generator=draw) / 4 for shape in ((P, H), (K, H, P)))
+    D = torch.randn(H, dtype=DOUBLE, generator=draw)
+    return [coefficients((P,), True), B.to(kind), C.to(kind), D.to(kind.to_real())]
+
+
+def by_steps(u: Tensor, a: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
+    """The definition of `recurrence`."""
+    v = u.to(B.dtype) @ B.T
+    return D * u + sum((sequential(a, v, reverse=bool(k)) @ C[k].T).real for k in range(len(C)))
+
+
+@given(
+    some.sampled_from([1, 2, 33, 100, 257]), some.integers(1, 3), some.integers(1, 2), some.sampled_from([1, 40, 2**10])
+)
+def test_a_recurrence_is_its_definition(L, B, K, rows):
+    """With all its gradients, however many steps are taken at a time."""
+    u, g = (torch.randn(B, 3, L, dtype=DOUBLE).mT for _ in range(2))
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spt.models.ops.output._NUMBERS", 3 * rows)
+        for function in (recurrence, by_steps):
+            leaves = [tensor.clone().requires_grad_() for tensor in (u, *system(4, 3, K))]
+            y = function(*leaves)
+            found.append([y, *torch.autograd.grad(y, leaves, g)])
+    for ours, loop in zip(*found, strict=True):
+        torch.testing.assert_close(ours, loop, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("K", [1, 2])
+def test_a_large_recurrence_in_single_precision_is_as_exact_as_its_numbers(K):
+    """At a size at which products go to oneDNN, forward and backward, and a sequence is taken in blocks."""
+    u, g = torch.randn(2, 2, 6000, 96)
+    found = []
+    for kind in (torch.float32, DOUBLE):
+        leaves = [each.requires_grad_() for each in (u.to(kind), *system(64, 96, K, kind.to_complex()))]
+        y = recurrence(*leaves)
+        found.append([y, *torch.autograd.grad(y, leaves, g.to(kind))])
+    for single, double in zip(*found, strict=True):
+        assert (single - double).abs().max() < 3e-6 * double.abs().max()
 
 
 def test_coefficients_that_do_not_fit_are_refused():

@@ -4,6 +4,7 @@ What is cheap to recompute is not kept for the backward pass: of y -> GLU(W drop
 of the linear map are, neither GELU nor dropout nor gate. Letters: B sequences, L steps, H features.
 """
 
+import itertools
 import math
 from typing import Any, Literal
 
@@ -16,8 +17,9 @@ from torch.autograd.function import once_differentiable
 from spt.models.ops.counts import Counts, linear
 from spt.models.ops.dropout import keep_mask
 from spt.models.ops.precision import autocast_type, without_autocast
+from spt.models.ops.product import product
 
-_ROWS = 1024  # steps at a time on a CPU
+_NUMBERS = 2**19  # of a tensor, at a time on a CPU: a thousand steps of width 512
 
 Kind = Literal["identity", "none", "linear", "glu", "half_glu1", "half_glu2"]
 Gelu = Literal["exact", "tanh"]
@@ -116,7 +118,7 @@ class _Activated(torch.autograd.Function):
 class _Mapped(torch.autograd.Function):
     """With z = drop(gelu(drop(y))) and v = W z + b: v itself, GLU(v), or z * sigmoid(v) (half_glu1).
 
-    Under autocast products are in its type, forward and backward. Some sequences at a time, so that z and its gradient
+    Under autocast products are in its type, forward and backward. Some steps at a time, so that z and its gradient
     stay in a CPU's cache; the backward pass of GLU puts the gradient of v into v's own place.
     """
 
@@ -138,9 +140,9 @@ class _Mapped(torch.autograd.Function):
             v = y.new_empty(*y.shape[:-1], len(weight), dtype=ctx.type)
             w, b = weight.to(ctx.type), bias.to(ctx.type)
             gated = None if kind == "linear" else y.new_empty(y.shape, dtype=ctx.type if kind == "glu" else y.dtype)
-            for part in _parts(y):
+            for part in itertools.product(*blocks(y)):
                 z = _activate(y[part], _of(before, part), _of(after, part), scale, approximate)
-                v[part] = F.linear(z.to(ctx.type), w, b)
+                v[part] = product(z.flatten(0, -2).to(ctx.type), w, b).view_as(v[part])
                 if gated is not None:
                     gated[part] = F.glu(v[part]) if kind == "glu" else z * torch.sigmoid(v[part])
         ctx.save_for_backward(y, weight, None if gated is None else v, before, after)
@@ -153,9 +155,9 @@ class _Mapped(torch.autograd.Function):
         w = weight.to(ctx.type)
         needs_y, needs_w, needs_b = ctx.needs_input_grad[:3]
         dy = torch.empty_like(y) if needs_y else None
-        dw = torch.zeros_like(weight) if needs_w else None
+        dw = torch.zeros_like(weight.T, memory_format=torch.contiguous_format) if needs_w else None  # transposed
         db = weight.new_zeros(len(weight)) if needs_b else None
-        for part in _parts(y):
+        for part in itertools.product(*blocks(y)):
             masks = (_of(before, part), _of(after, part))
             z = _activate(y[part], *masks, *ctx.activation)
             dz = None
@@ -169,24 +171,31 @@ class _Mapped(torch.autograd.Function):
                 dz = grad[part] * gate
             flat = dv.reshape(-1, dv.shape[-1])
             if dw is not None:
-                dw += flat.T @ z.reshape(-1, z.shape[-1]).to(ctx.type)
+                dw += product(z.reshape(-1, z.shape[-1]).to(ctx.type).T, flat.T)
             if db is not None:
                 db += flat.sum(0, dtype=db.dtype)
             if dy is not None:
-                through = dv @ w
+                through = product(flat, w.T).view_as(z)
                 dy[part] = _activate_backward(through if dz is None else dz + through, y[part], *masks, *ctx.activation)
-        return dy, dw, db, None, None, None, None, None
+        return dy, None if dw is None else dw.T, db, None, None, None, None, None
 
 
-def _parts(y: Tensor) -> list[slice]:
-    """Sequences at a time: about a thousand steps on a CPU, all of them elsewhere."""
-    count, steps = len(y), math.prod(y.shape[1:-1])
-    size = count if y.device.type != "cpu" else max(1, _ROWS // max(1, steps))
-    return [slice(first, first + size) for first in range(0, count, max(1, size))]
+def blocks(y: Float[Tensor, "B *L H"]) -> tuple[list[slice], list[slice]]:
+    """Of sequences and of steps, of what fits a cache on a CPU; all at once elsewhere."""
+    if y.device.type != "cpu":
+        return [slice(None)], [slice(None)]
+    count, steps, rows = len(y), math.prod(y.shape[1:-1]), max(1, _NUMBERS // y.shape[-1])
+    sequences = _slices(count, max(1, rows // max(1, steps)))
+    return sequences, _slices(steps, rows) if y.ndim == 3 else [slice(None)]
 
 
-def _of(mask: Tensor | None, part: slice) -> Tensor | None:
-    return None if mask is None else mask[part]
+def _slices(count: int, size: int) -> list[slice]:
+    return [slice(first, first + size) for first in range(0, count, size)]
+
+
+def _of(mask: Tensor | None, part: tuple[slice, slice]) -> Tensor | None:
+    """Masks may have one row for all steps."""
+    return None if mask is None else mask[part[0]] if mask.shape[1] == 1 else mask[part]
 
 
 def _glu_backward_(v: Tensor, grad: Tensor) -> Tensor:

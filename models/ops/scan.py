@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Complex, Complex128, Float, Float64, Inexact
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spt.models.ops.discretise import bilinear, zoh
+from spt.models.ops.product import linear
 
 Discretisation = Literal["zoh", "bilinear"]
 
@@ -69,7 +69,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, reverse: bool) -> Tensor:
         x = torch.empty_like(b, memory_format=torch.contiguous_format)
-        _solve(a, b.resolve_conj(), x, None, reverse)
+        solve(a, b.resolve_conj(), x, None, reverse)
         ctx.save_for_backward(a, x)
         ctx.reverse = reverse
         return x
@@ -77,28 +77,41 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, Tensor, None]:
-        """g_t = dx_t + conj(a_{t+1}) g_{t+1} is the gradient of b; conj(x_{t-1}) g_t that of a_t."""
         a, x = ctx.saved_tensors
-        L, dx = x.shape[1], dx.resolve_conj()
-        first, last = (L - 1, 0) if ctx.reverse else (0, L - 1)
-        before, after = (slice(1, L), slice(0, L - 1)) if ctx.reverse else (slice(0, L - 1), slice(1, L))
-        back = a.conj().resolve_conj() if a.ndim == 1 else a[:, after].conj().resolve_conj()
         g = torch.empty_like(x)
-        g[:, last] = dx[:, last]
-        if L > 1:
-            _solve(back, dx[:, before], g[:, before], g[:, last], not ctx.reverse)
-        if not ctx.needs_input_grad[0]:
-            return None, g, None
-        if a.ndim == 1:
-            return _summed_products(x[:, before], g[:, after]).to(a.dtype), g, None
-        da = torch.empty_like(g)
-        da[:, first] = 0
-        torch.mul(x[:, before].conj(), g[:, after], out=da[:, after])
-        return da.to(a.dtype), g, None
+        solve_back(a, dx.resolve_conj(), g, ctx.reverse)
+        da = coefficient_gradients(a, x, g, ctx.reverse).to(a.dtype) if ctx.needs_input_grad[0] else None
+        return da, g, None
 
 
-def _solve(a: Tensor, b: Tensor, x: Tensor, initial: Tensor | None, reverse: bool) -> None:
-    """Write the states after `initial` (None: zero) into x, which shares no memory with b."""
+def solve_back(a: Tensor, dx: Tensor, g: Tensor, reverse: bool) -> None:
+    """Write the gradients of b, g_t = dx_t + conj(a_{t+1}) g_{t+1}, into g, which is dx or shares no memory with it."""
+    before, after, _, last = _neighbours(dx.shape[1], reverse)
+    back = (a if a.ndim == 1 else a[:, after]).conj().resolve_conj()
+    g[:, last] = dx[:, last]
+    if dx.shape[1] > 1:
+        solve(back, dx[:, before], g[:, before], g[:, last], not reverse)
+
+
+def coefficient_gradients(a: Tensor, x: Tensor, g: Tensor, reverse: bool) -> Tensor:
+    """conj(x_{t-1}) g_t, the gradients of a; their sum in double precision, if a is the same at every step."""
+    before, after, first, _ = _neighbours(x.shape[1], reverse)
+    if a.ndim == 1:
+        return _summed_products(x[:, before], g[:, after])
+    da = torch.empty_like(g)
+    da[:, first] = 0
+    torch.mul(x[:, before].conj(), g[:, after], out=da[:, after])
+    return da
+
+
+def _neighbours(L: int, reverse: bool) -> tuple[slice, slice, int, int]:
+    """In the order of the scan: all steps but the last, all but the first; the first, the last."""
+    early, late = slice(0, L - 1), slice(1, L)
+    return (late, early, L - 1, 0) if reverse else (early, late, 0, L - 1)
+
+
+def solve(a: Tensor, b: Tensor, x: Tensor, initial: Tensor | None, reverse: bool) -> None:
+    """Write the states after `initial` (None: zero) into x, which is b or shares no memory with it."""
     L = b.shape[1]
     if L <= 2 * CHUNK:
         _walk(a.to(b.dtype), b, x, initial, reverse)
@@ -107,27 +120,25 @@ def _solve(a: Tensor, b: Tensor, x: Tensor, initial: Tensor | None, reverse: boo
     chunked, remainder = slice(0, L - rest), slice(L - rest, L)
     if reverse:  # the remainder comes last in the order of the scan
         chunked, remainder = slice(rest, L), slice(0, rest)
-    inputs, states = b[:, chunked].unflatten(1, (N, CHUNK)), x[:, chunked].unflatten(1, (N, CHUNK))
     coefficients = a.to(b.dtype)
-    per_step = None if a.ndim == 1 else coefficients[:, chunked].unflatten(1, (N, CHUNK))
+    steps = [b, x] if a.ndim == 1 else [b, x, coefficients]
+    inputs, states, *per_step = (each[:, chunked].unflatten(1, (N, CHUNK)).unbind(2) for each in steps)
+    factors = per_step[0] if per_step else [coefficients] * CHUNK
     order = range(CHUNK - 1, -1, -1) if reverse else range(CHUNK)
 
-    def at(t: int) -> Tensor:
-        return coefficients if per_step is None else per_step[:, :, t]
-
-    ends = inputs[:, :, order[0]].clone()
+    ends = inputs[order[0]].clone()
     for t in order[1:]:
-        torch.addcmul(inputs[:, :, t], at(t), ends, out=ends)
-    if per_step is None:
+        torch.addcmul(inputs[t], factors[t], ends, out=ends)
+    if a.ndim == 1:
         across = a
         for _ in range(CHUNK.bit_length() - 1):
             across = across * across
     else:
-        across = at(order[0]).clone()
+        across = factors[order[0]].clone()
         for t in order[1:]:
-            across *= at(t)
+            across *= factors[t]
     carried = torch.empty_like(ends)
-    _solve(across, ends, carried, initial, reverse)
+    solve(across, ends, carried, initial, reverse)
 
     state = ends  # memory that is no longer needed
     if reverse:
@@ -136,21 +147,21 @@ def _solve(a: Tensor, b: Tensor, x: Tensor, initial: Tensor | None, reverse: boo
         state[:, 1:] = carried[:, :-1]
     state[:, -1 if reverse else 0] = 0 if initial is None else initial
     for t in order:
-        torch.addcmul(inputs[:, :, t], at(t), state, out=states[:, :, t])
-        state = states[:, :, t]
+        state = torch.addcmul(inputs[t], factors[t], state, out=states[t])
     if rest:
         final = carried[:, 0 if reverse else -1]
-        a = coefficients if per_step is None else coefficients[:, remainder]
+        a = coefficients if a.ndim == 1 else coefficients[:, remainder]
         _walk(a, b[:, remainder], x[:, remainder], final, reverse)
 
 
 def _walk(a: Tensor, b: Tensor, x: Tensor, state: Tensor | None, reverse: bool) -> None:
-    for t in sorted(range(b.shape[1]), reverse=reverse):
+    inputs, states = b.unbind(1), x.unbind(1)
+    factors = [a] * len(inputs) if a.ndim == 1 else a.unbind(1)
+    for t in sorted(range(len(inputs)), reverse=reverse):
         if state is None:
-            x[:, t] = b[:, t]
+            state = states[t].copy_(inputs[t])
         else:
-            torch.addcmul(b[:, t], a if a.ndim == 1 else a[:, t], state, out=x[:, t])
-        state = x[:, t]
+            state = torch.addcmul(inputs[t], factors[t], state, out=states[t])
 
 
 def _summed_products(x: Tensor, g: Tensor) -> Tensor:
@@ -166,14 +177,23 @@ def _summed_products(x: Tensor, g: Tensor) -> Tensor:
 
 def enter(u: Float[Tensor, "*B H"], matrix: Complex[Tensor, "P H"]) -> Complex[Tensor, "*B P"]:
     """matrix u at every step, as one real product; autocast may round its factors."""
-    flat = torch.view_as_real(matrix.resolve_conj()).transpose(1, 2).flatten(0, 1)  # re, im of the first state, ...
-    v = F.linear(u, flat).to(flat.dtype)
-    return torch.view_as_complex(v.unflatten(-1, (-1, 2)))
+    into = entry_map(matrix)
+    return torch.view_as_complex(linear(u, into).to(into.dtype).unflatten(-1, (-1, 2)))
 
 
 def leave(x: Complex[Tensor, "*B P"], matrix: Complex[Tensor, "H P"]) -> Float[Tensor, "*B H"]:
     """Re(matrix x) at every step, in the same way."""
-    return F.linear(torch.view_as_real(x).flatten(-2), torch.view_as_real(matrix.conj().resolve_conj()).flatten(-2))
+    return linear(torch.view_as_real(x).flatten(-2), exit_map(matrix[None]))
+
+
+def entry_map(matrix: Complex[Tensor, "P H"]) -> Float[Tensor, "R H"]:
+    """The real matrix that maps u to the real and imaginary part of the first state, of the second, ..."""
+    return torch.view_as_real(matrix.resolve_conj()).transpose(1, 2).flatten(0, 1)
+
+
+def exit_map(matrices: Complex[Tensor, "K H P"]) -> Float[Tensor, "H R"]:
+    """The real matrix that maps the parts of the states of all directions, in that order, to the sum of Re(C x)."""
+    return torch.view_as_real(matrices.conj().resolve_conj()).transpose(0, 1).flatten(1)
 
 
 def impulse_response(

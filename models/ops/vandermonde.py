@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from spt.models.ops import backends
 from spt.models.ops.counts import COMPLEX_MULTIPLY_ADD, COMPLEX_PRODUCT, Counts
 from spt.models.ops.precision import has_values, without_autocast
+from spt.models.ops.product import batched_product
 
 _IN_CACHE, _ON_GPU = 1 << 18, 1 << 24  # complex numbers in one temporary
 _LONGEST_BLOCK = 4096
@@ -151,7 +152,7 @@ class _Products(torch.autograd.Function):
             weights = torch.view_as_complex(W[g])
             for a, n in plan.blocks:
                 scaled = plan.scaled(weights, outer, a, n)
-                rows = torch.bmm(scaled.flatten(1, 2), inner[:, : 2 * n])
+                rows = batched_product(scaled.flatten(1, 2), inner[:, : 2 * n])
                 kernel[g, :, a] = rows.view(*scaled.shape[:3], plan.T)
         return kernel.flatten(2)[..., :length]
 
@@ -184,8 +185,8 @@ def _backward(W: Tensor, alpha: Tensor, theta: Tensor, grad: Tensor) -> tuple[Te
         for a, n in plan.blocks:
             scaled = plan.scaled(weights, outer, a, n)
             c = grad[g, :, a].flatten(1, 2)
-            dinner[:, : 2 * n].baddbmm_(scaled.flatten(1, 2).mT, c)
-            dscaled = torch.bmm(c, inner[:, : 2 * n].mT).view(scaled.shape)
+            dinner[:, : 2 * n] += batched_product(scaled.flatten(1, 2).mT, c)
+            dscaled = batched_product(c, inner[:, : 2 * n].mT).view(scaled.shape)
             if outer is None:
                 dW[g] = dscaled[:, :, 0].view(dW[g].shape)
                 continue

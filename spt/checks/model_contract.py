@@ -18,6 +18,7 @@ from spt.config.recipe import Part, Train
 from spt.errors import UsageError, one_line
 from spt.models.base import Backbone, Context, Unsupported
 from spt.models.ops.counts import as_counts
+from spt.models.ops.product import flop_formulas
 from spt.training.build import build_backbone
 from spt.training.optimizer import optimizer_groups
 from spt.training.seeding import seeded
@@ -234,7 +235,7 @@ def counted_flops(model: Backbone, length: int) -> float:
     """Forward operations on one sequence as torch counts them, with attention unfused."""
     x, training = sequence(1, length), model.training
     model.train()  # runs count the operations of training
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=flop_formulas()) as counter:
         model(x, all_valid(x))
     model.train(training)
     return float(counter.get_total_flops())
