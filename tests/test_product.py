@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from spt.models.ops import product
 
-M, K, N = 300, 200, 100
+M, K, N = 600, 240, 120
 
 
 def layouts(rows: int, columns: int) -> dict[str, torch.Tensor]:
@@ -35,7 +35,7 @@ def test_products_are_right_in_every_layout(bias: torch.Tensor | None) -> None:
 
 
 @needs_onednn
-@pytest.mark.parametrize("shape", [(M,), (2, 150), (2, 3, 50)])
+@pytest.mark.parametrize("shape", [(M,), (2, 300), (2, 3, 100)])
 @pytest.mark.parametrize("biased", [True, False])
 def test_gradients_are_those_of_a_linear_map(shape: tuple[int, ...], biased: bool) -> None:
     torch.manual_seed(0)

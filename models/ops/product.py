@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from spt.models.ops.precision import autocast_type, has_values
 
 _LEAST = 1 << 21  # multiplications; below, the call itself takes longer
+_LEAST_WITH_GRADIENTS = 1 << 24  # and below this one, what a Function of our own takes in Python
 _FEW_ROWS = 8
 
 
@@ -30,7 +31,8 @@ def linear(
     x: Float[Tensor, "*B K"], weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None = None
 ) -> Float[Tensor, "*B N"]:
     """x weight^T + bias at every step, with gradients; autocast may round its factors."""
-    if autocast_type(x) is not None or not _suits_onednn(x.flatten(0, -2), weight):
+    small = x.numel() * len(weight) < _LEAST_WITH_GRADIENTS
+    if small or autocast_type(x) is not None or not _suits_onednn(x.flatten(0, -2), weight):
         return F.linear(x, weight, bias)
     y: Tensor = _Linear.apply(x, weight, bias)
     return y
