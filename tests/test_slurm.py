@@ -306,7 +306,7 @@ def test_signals_save_the_state_and_then_mean_what_slurm_means(tmp_path, monkeyp
         def highest(self, numbers: list[float]) -> list[float]:  # asked after every step
             if (tmp_path / "runs" / job.name / "checkpoints").is_dir():
                 signal.raise_signal(number)
-                numbers = [float(signal.SIGTERM), 0.0]
+                numbers = [float(signal.SIGTERM), 0.0, 0.0]
             return super().highest(numbers)
 
     monkeypatch.setattr(slurm, "Runtime", Signalled)

@@ -136,5 +136,6 @@ class RuntimeForecast:
         """None where nothing like it has been run here."""
         for key in ((digest(job.settings()),), (job.stage, job.resolved.task_name, job.resolved.model_name)):
             if key in self._seconds_per_flop:
-                return statistics.median(self._seconds_per_flop[key]) * flops
+                seconds = statistics.median(self._seconds_per_flop[key]) * flops
+                return seconds if job.train.max_hours is None else min(seconds, job.train.max_hours * 3600)
         return None

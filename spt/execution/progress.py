@@ -5,6 +5,7 @@ were planned for them, which covers stopping early too. Runs that were there bef
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ class StudyProgress:
         self._flops: dict[str, float | None] = {}
         self._seconds: dict[str, float | None] = {}  # of each run that is left, as a whole
         self._shares: dict[str, float] = {}  # of runs at work: how much of each is done
+        self._most: dict[str, float] = {}  # seconds that runs at work can still take
         self._failed = 0
         self._workers = 1
         self._board = Board(quiet=True)
@@ -49,7 +51,7 @@ class StudyProgress:
         self._left = {job.name: job for job in unfinished}
         several = runs > 1 and bool(unfinished)
         self._flops = {name: self._planned_flops(job) if several else None for name, job in self._left.items()}
-        self._shares, self._failed, self._workers = {}, failed, workers
+        self._shares, self._most, self._failed, self._workers = {}, {}, failed, workers
         self._forget_estimate()
         self._estimate()
         with Board(self._quiet, runs, runs - len(self._left), self.what) as self._board:
@@ -60,6 +62,8 @@ class StudyProgress:
     def show(self, who: object, job: Job, update: Update) -> None:
         """The progress of whoever is at work on a run."""
         self._shares[job.name] = update.step / update.total if update.total else 0.0
+        if update.left > 0:  # a time limit may end it before its budget
+            self._most[job.name] = update.left
         self._board.show(who, update)
         if self._board.has_bars:
             self._board.note_runs(self._facts())
@@ -92,7 +96,7 @@ class StudyProgress:
         for name in self._left:
             if (seconds := self._seconds.get(name)) is None:
                 return None
-            rest[name] = seconds * (1 - min(self._shares.get(name, 0.0), 1.0))
+            rest[name] = min(seconds * (1 - min(self._shares.get(name, 0.0), 1.0)), self._most.get(name, math.inf))
         if not rest:
             return None
         behind = {name: rest[name] + rest.get(str(job.parent_name), 0.0) for name, job in self._left.items()}

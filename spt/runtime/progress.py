@@ -4,6 +4,7 @@ the messages of the `spt` loggers go.
 
 import contextlib
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -166,7 +167,9 @@ class Board:
 class Bar:
     """One stage's progress. `update` is called after every optimiser step and costs next to nothing."""
 
-    def __init__(self, label: str, total: int, start: int = 0, *, quiet: bool = False) -> None:
+    def __init__(self, label: str, total: int, start: int = 0, *, quiet: bool = False, most: float = math.inf) -> None:
+        """It ends after `most` seconds, wherever it is then."""
+        self._most = most
         self.label, self.total, self.start, self.quiet = label, total, start, quiet
         self.facts = ""
         self._began = self._looked = time.monotonic()
@@ -194,6 +197,7 @@ class Bar:
         self._looked = now
         speed = examples / max(now - self._began, 1e-9)
         left = (self.total - step) * (now - self._began) / max(step - self.start, 1)
+        left = max(0.0, min(left, self._most - (now - self._began)))
         self._show(Update(self.label, step, self.total, left, f"{speed:,.0f} examples/s  {self.facts}"))
 
     def _show(self, update: Update) -> None:

@@ -261,6 +261,7 @@ def _finish(
         test=scores,
         best_step=fitted.state.best_step,
         stop=fitted.stop,
+        parent_stop=parent.result.stop if parent is not None else None,
         own=fitted.state.ledger,
         total=fitted.state.ledger + (parent.result.total if parent is not None else Ledger()),
         parameters=setup.model.parameter_counts(),
