@@ -44,6 +44,7 @@ VARIABLES = (
     Variable("XDG_CACHE_HOME", "`~/.cache`", "the user's cache folder, whose `spt` is used without SPT_CACHE_DIR"),
     Variable("SPT_WORKERS", "all cores", "how many work at once where rows are generated; `--workers` goes before it"),
     Variable("SPT_JOBS", "`auto`", "how many runs of a study are made at once; `--jobs` goes before it"),
+    Variable("WANDB_PROJECT", "`spt`", "the project that `--tracker wandb` logs to"),
     Variable("SPT_DEBUG", "", "anything but 0: show the traceback of whatever goes wrong, as `--debug` does"),
     Variable("HF_HOME", "`~/.cache/huggingface`", "where Hugging Face libraries keep what they downloaded"),
     Variable("HF_HUB_OFFLINE", "", "1: `spt data prepare` does not reach the hub either; no other command does"),

@@ -84,8 +84,8 @@ def test_every_job_once_and_parents_first(one):
     other = spt_job(tuned(one, 0.5))
     weighted = Job(one, "finetune", 3, PretrainedWeights(Path("x"), "abc"))
     found = in_order(requests(scratch, spt, again, other, pretraining, weighted))
-    assert [job.name for job, _ in found] == [j.name for j in (scratch, pretraining, spt, other, weighted)]
-    assert [label for _, label in found] == ["[1]", "[2]", "[2]", "[4]", "[6]"]
+    assert [job.name for job, *_ in found] == [j.name for j in (scratch, pretraining, spt, other, weighted)]
+    assert [label for _, label, *_ in found] == ["[1]", "[2]", "[2]", "[4]", "[6]"]
     assert in_order(found) == found
 
 
@@ -104,7 +104,7 @@ def test_shards_are_disjoint_complete_and_hold_whole_families(jobs, data, count)
     everything = requests(*data.draw(st.lists(st.sampled_from(list(jobs.values())), max_size=20)))
     parts = [shard(everything, index, count) for index in range(1, count + 1)]
     assert sorted(one.label for part in parts for one in part) == sorted(one.label for one in everything)
-    names = [{job.name for job, _ in in_order(part)} for part in parts]  # with the pretrainings
+    names = [{job.name for job, *_ in in_order(part)} for part in parts]  # with the pretrainings
     assert sum(map(len, names)) == len(set().union(*names))
     labels = [[one.label for one in part] for part in parts]
     assert all([one.label for one in everything if one.label in part] == part for part in labels)  # in the same order
@@ -334,7 +334,7 @@ def test_a_worker_that_ends_takes_one_run_with_it(tmp_path, number, words, then)
     pretraining = jobs[0].job.parent
     assert f"{pretraining.name} {words}" in output and f"{jobs[0].job.name} {PARENT_FAILED} {words}" in output
     runs = tmp_path / "runs"
-    assert [state(runs, job) for job, _ in jobs[1:]] == ["done", "done"]
+    assert [state(runs, job) for job, *_ in jobs[1:]] == ["done", "done"]
     assert state(runs, pretraining) == then and training(tmp_path, pretraining)()
 
 

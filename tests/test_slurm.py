@@ -260,7 +260,7 @@ def test_a_stop_leaves_the_queue_and_the_same_call_waits(tmp_path, monkeypatch, 
         with pytest.raises(Interrupted, match=r"3 jobs stay in Slurm's queue: .* scancel 100 101 ends them"):
             run_on_slurm(jobs, runs, SETTINGS, QUICK, tmp_path)
     book = json.loads((tmp_path / "slurm.json").read_text())["jobs"]
-    assert len(cluster.arrays) == 2 and set(book) == {job.name for job, _ in in_order(jobs)}
+    assert len(cluster.arrays) == 2 and set(book) == {job.name for job, *_ in in_order(jobs)}
     more = [*jobs, *requests(spt_job(tuned(one, 0.5)))]
     assert run_on_slurm(more, runs, SETTINGS, QUICK, tmp_path) == []
     assert [dependency for dependency, _ in cluster.arrays[2:]] == [f"afterok:{book[jobs[1].job.parent.name]}"]
@@ -306,7 +306,7 @@ def test_signals_save_the_state_and_then_mean_what_slurm_means(tmp_path, monkeyp
         def highest(self, numbers: list[float]) -> list[float]:  # asked after every step
             if (tmp_path / "runs" / job.name / "checkpoints").is_dir():
                 signal.raise_signal(number)
-                numbers = [float(signal.SIGTERM), 0.0]
+                numbers = [float(signal.SIGTERM), 0.0, 0.0]
             return super().highest(numbers)
 
     monkeypatch.setattr(slurm, "Runtime", Signalled)

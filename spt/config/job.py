@@ -83,7 +83,7 @@ class Job:
             "encoder": recipe.encoder.model_dump(mode="json"),
             "objective": stage.objective.model_dump(mode="json"),
             "head": stage.head.model_dump(mode="json"),
-            "train": self.train.model_dump(mode="json"),
+            "train": _train_settings(self.train),
             "parent": self.parent.settings() if isinstance(self.parent, Job) else self.parent_key,
             **self._options(),
         }
@@ -112,6 +112,11 @@ class Job:
     def name(self) -> str:
         """The run folder's name."""
         return f"{self.stage}-{self.key}"
+
+
+def _train_settings(train: Train) -> dict[str, Any]:
+    """A limit that is not set is left out, so that runs from before there was one keep their keys."""
+    return train.model_dump(mode="json", exclude={"max_hours"} if train.max_hours is None else None)
 
 
 def without_paths(kind: Literal["models", "tasks"], part: Part) -> dict[str, Any]:

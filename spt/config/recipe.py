@@ -105,12 +105,18 @@ class HeadConfig(_AnyHeadConfig):
 
 
 class Train(StrictModel):
-    """One stage of training. Exactly one of epochs, steps, examples, flops is its budget."""
+    """One stage of training. Exactly one of epochs, steps, examples, flops is its budget, which max_hours may cut."""
 
     epochs: float | None = Field(None, gt=0, description="budget: passes over the training rows in use")
     steps: int | None = Field(None, gt=0, description="budget: optimiser steps")
     examples: int | None = Field(None, gt=0, description="budget: training sequences shown, repeats counted")
     flops: float | None = Field(None, gt=0, description="budget: analytic training operations")
+    max_hours: float | None = Field(
+        None,
+        gt=0,
+        description="a limit beside the budget, not a budget: hours of training after which the next step is the last; "
+        "schedules keep the whole budget's horizon",
+    )
     batch_size: int = Field(gt=0, description="sequences per optimiser step, over all processes and micro-batches")
     learning_rate: float = Field(gt=0, description="the peak, after warm-up")
     drop_last: bool = Field(

@@ -19,11 +19,12 @@ from spt.data.dataset import identify_data, open_task
 from spt.errors import OutputError
 from spt.runs.files import write_json, writing
 from spt.runs.folder import RunFolder
+from spt.runs.result import Result
 from spt.runtime.distributed import Runtime
 from spt.studies.grid import Estimate
 from spt.tasks.base import TaskData
 from spt.training.budget import mean_flops, plan_steps
-from spt.training.build import build_stage
+from spt.training.build import StageSetup, build_stage
 from spt.training.loop import time_steps
 from spt.training.threads import stage_threads
 
@@ -49,11 +50,7 @@ class MeasuredCosts:
         """Computed once for all seeds of a configuration."""
         key = digest({**job.settings(), "parent": None})
         if key not in self._estimates:
-            setup = build_stage(job)
-            steps = plan_steps(setup)
-            examples = example_count(steps, len(setup.data.train), job.train.batch_size, job.train.drop_last)
-            flops = examples * mean_flops(setup).total
-            self._estimates[key] = Estimate(steps, examples, flops, setup.model.parameter_counts()["total"])
+            self._estimates[key] = estimate_cost(build_stage(job))
         return self._estimates[key]
 
     def seconds_per_step(self, job: Job) -> float:
@@ -90,6 +87,13 @@ class MeasuredCosts:
         return f"{device.type}, {os.cpu_count()} cores"
 
 
+def estimate_cost(setup: StageSetup) -> Estimate:
+    """What a stage costs if it uses its whole budget."""
+    steps, train = plan_steps(setup), setup.train
+    examples = example_count(steps, len(setup.data.train), train.batch_size, train.drop_last)
+    return Estimate(steps, examples, examples * mean_flops(setup).total, setup.model.parameter_counts()["total"])
+
+
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     lock = FileLock(path.with_suffix(".lock"))
@@ -111,21 +115,27 @@ def _read(path: Path) -> float | None:
 
 
 class RuntimeForecast:
-    """Seconds that jobs will take, estimated from finished runs in the same folder."""
+    """Seconds that jobs will take, estimated from finished runs like them."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path | None = None) -> None:
+        """From all in this folder, if one is named, and from those that it is told of."""
         self._seconds_per_flop: dict[tuple[str, ...], list[float]] = {}
-        for path in root.glob("*/result.json"):
+        for path in [] if root is None else root.glob("*/result.json"):
             with contextlib.suppress(OutputError):
-                result = RunFolder(root, path.parent.name).result()
-                if result is not None and result.own.steps and result.own.flops:
-                    for key in ((result.settings,), (result.stage, result.task, result.model)):
-                        speeds = self._seconds_per_flop.setdefault(key, [])
-                        speeds.append(result.own.seconds / result.own.flops)
+                result = RunFolder(path.parent.parent, path.parent.name).result()
+                if result is not None and result.own.steps:
+                    self.observe(result, result.own.flops)
+
+    def observe(self, result: Result, flops: float) -> None:
+        """A run that took its seconds for so many operations."""
+        if flops > 0:
+            for key in ((result.settings,), (result.stage, result.task, result.model)):
+                self._seconds_per_flop.setdefault(key, []).append(result.own.seconds / flops)
 
     def seconds(self, job: Job, flops: float) -> float | None:
         """None where nothing like it has been run here."""
         for key in ((digest(job.settings()),), (job.stage, job.resolved.task_name, job.resolved.model_name)):
             if key in self._seconds_per_flop:
-                return statistics.median(self._seconds_per_flop[key]) * flops
+                seconds = statistics.median(self._seconds_per_flop[key]) * flops
+                return seconds if job.train.max_hours is None else min(seconds, job.train.max_hours * 3600)
         return None

@@ -34,12 +34,13 @@ from typing import Any, BinaryIO, NoReturn
 import torch
 
 from spt.errors import BackendError, Interrupted, OutputError, SptError, Stopped, UsageError, one_line
-from spt.execution.queue import FailedRun, Failures, RunRequest, attempt_run, unfinished_requests
+from spt.execution.progress import StudyProgress
+from spt.execution.queue import FailedRun, Failures, RunRequest, attempt_run, count_runs, unfinished_requests
 from spt.runs.files import writing
 from spt.runs.folder import RunFolder
 from spt.runtime import launch, signals
 from spt.runtime.distributed import Runtime
-from spt.runtime.progress import Board, forward_messages, forward_progress
+from spt.runtime.progress import forward_messages, forward_progress
 from spt.runtime.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,12 @@ ATTEMPTS = 3  # workers in a row that may die at their start
 
 
 def run_locally(
-    requests: Sequence[RunRequest], root: Path, settings: Settings, workers: int, folder: Path
+    requests: Sequence[RunRequest],
+    root: Path,
+    settings: Settings,
+    workers: int,
+    folder: Path,
+    progress: StudyProgress | None = None,
 ) -> list[FailedRun]:
     """Carry out every run by up to `workers` processes; returns the failures. Their logs are in folder/workers.
 
@@ -73,8 +79,9 @@ def run_locally(
         count = min(workers, len(unfinished))
         if count > 1:
             logger.info(f"{len(unfinished)} runs to make, up to {count} at once")
-        with Board(settings.quiet, len(unfinished)) as board:
-            _Scheduler(waiting, failures, setup, count, logs, board).run()
+        jobs, runs = [request.job for request in unfinished], count_runs(requests, unfinished, root)
+        with (progress or StudyProgress(root)).over(jobs, runs, count, len(failures)) as shown:
+            _Scheduler(waiting, failures, setup, count, logs, shown).run()
     return list(failures.values())
 
 
@@ -122,7 +129,7 @@ class _Scheduler:
     setup: tuple[Path, Settings]  # what every worker is sent first: the folder of runs, and the settings
     count: int  # of workers, at most
     logs: Path
-    board: Board = field(default_factory=lambda: Board(quiet=True))
+    progress: StudyProgress = field(default_factory=lambda: StudyProgress(Path()))
     workers: list[_Worker] = field(default_factory=list)
     failed_starts: int = 0  # in a row
     # What workers have sent; None when one has ended. A SimpleQueue, since a signal may come at any moment.
@@ -205,7 +212,7 @@ class _Scheduler:
             return
         if message is None:
             self._remove(worker)
-            self.board.remove(worker.slot)
+            self.progress.remove(worker.slot)
             how = launch.exit_text(worker.process.returncode)
             if worker.request is not None:
                 self._finish(worker.request, self._death(worker, how))
@@ -216,7 +223,8 @@ class _Scheduler:
             return
         kind, value = message
         if kind == "step":
-            self.board.show(worker.slot, value)
+            if worker.request is not None:
+                self.progress.show(worker.slot, worker.request.job, value)
         elif kind == "ready":
             worker.ready, self.failed_starts = True, 0
         elif kind == "log":
@@ -225,15 +233,15 @@ class _Scheduler:
             assert worker.request is not None
             self._finish(worker.request, value)
             worker.request = None
-            self.board.remove(worker.slot)
+            self.progress.remove(worker.slot)
         elif kind == "error":
             raise value
 
     def _finish(self, request: RunRequest, reason: str | None) -> None:
         del self.unfinished[request.job.name]
-        self.board.count_run()
         if reason is not None:
             self.failures.add(request, reason)
+        self.progress.end(request.job, reason is not None)
 
     def _death(self, worker: _Worker, how: str) -> str:
         """Why the run of a dead worker failed; the run's status says so too: the worker itself could not."""

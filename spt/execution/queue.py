@@ -5,14 +5,18 @@ One failure never stops the rest. Worker processes and Slurm are in local.py and
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from spt.config.job import Job
 from spt.config.plugins import is_path
 from spt.errors import OutputError, SptError, Stopped, UsageError, one_line
+from spt.execution.progress import StudyProgress
 from spt.runs.folder import RunFolder
 from spt.runtime.distributed import Runtime
+from spt.runtime.progress import forward_progress
+from spt.runtime.trackers import TrackedRun
 from spt.training.stage import finished_result, run_stage
 
 logger = logging.getLogger(__name__)
@@ -25,6 +29,7 @@ class RunRequest(NamedTuple):
 
     job: Job
     label: str  # for people, e.g. "[3/12] quickstart seed 1 spt:"
+    tracked: TrackedRun | None = None  # how trackers call it, without the stage
 
 
 class FailedRun(NamedTuple):
@@ -62,7 +67,7 @@ def in_order(
         if request.job.name in ordered:
             return
         if isinstance(parent, Job) and is_needed(request):
-            add(RunRequest(parent, request.label))
+            add(request._replace(job=parent))
         ordered[request.job.name] = request
 
     for request in requests:
@@ -92,6 +97,13 @@ def unfinished_requests(requests: Sequence[RunRequest], root: Path) -> tuple[lis
     return [request for request in in_order(requests, is_needed) if is_needed(request)], failures
 
 
+def count_runs(requests: Sequence[RunRequest], unfinished: Sequence[RunRequest], root: Path) -> int:
+    """How many runs these are, with those that are done; without pretrainings that are gone and not needed again."""
+    left = {request.job.name for request in unfinished}
+    names = {run.name for request in requests for run in with_ancestors(request.job)}
+    return len(left) + sum((root / name / "result.json").exists() for name in names - left)
+
+
 def shard(requests: Sequence[RunRequest], index: int, count: int) -> list[RunRequest]:
     """The index-th (from 1) of `count` parts of nearly equal numbers of runs; the same on every machine.
 
@@ -100,8 +112,8 @@ def shard(requests: Sequence[RunRequest], index: int, count: int) -> list[RunReq
     if not 1 <= index <= count:
         raise UsageError(f"there is no shard {index} of {count}; shards count from 1")
     families: dict[str, set[str]] = {}  # names of runs, by that of their first ancestor
-    for job, _ in requests:
-        names = [run.name for run in with_ancestors(job)]
+    for request in requests:
+        names = [run.name for run in with_ancestors(request.job)]
         families.setdefault(names[0], set()).update(names)
     loads = [0] * count
     part: dict[str, int] = {}
@@ -116,23 +128,32 @@ def with_ancestors(job: Job) -> list[Job]:
     return [*(with_ancestors(job.parent) if isinstance(job.parent, Job) else []), job]
 
 
-def run_here(requests: Sequence[RunRequest], root: Path, runtime: Runtime) -> list[FailedRun]:
+def run_here(
+    requests: Sequence[RunRequest], root: Path, runtime: Runtime, progress: StudyProgress | None = None
+) -> list[FailedRun]:
     """One run after the other, in this process (or these processes together); returns the failures.
 
     Raises Stopped on request, and OutputError where the disk would fail every other run as well.
     """
     unfinished, failures = runtime.on_main(lambda: unfinished_requests(requests, root))
-    for request in unfinished:
-        reason = failures.of_parent(request.job) or attempt_run(request, root, runtime)
-        if reason is not None:
-            failures.add(request, reason)
+    if progress is None or not runtime.main:  # one process speaks
+        progress = StudyProgress(root)
+    jobs = [request.job for request in unfinished]
+    with progress.over(jobs, count_runs(requests, unfinished, root), failed=len(failures)):
+        for request in unfinished:
+            with forward_progress(partial(progress.show, None, request.job)):
+                reason = failures.of_parent(request.job) or attempt_run(request, root, runtime)
+            if reason is not None:
+                failures.add(request, reason)
+            progress.remove(None)
+            progress.end(request.job, reason is not None)
     return list(failures.values())
 
 
 def attempt_run(request: RunRequest, root: Path, runtime: Runtime) -> str | None:
     """Make one run; returns why it failed, or None. Raises what ends all of them."""
     try:
-        run_stage(request.job, root, runtime, request.label)
+        run_stage(request.job, root, runtime, request.label, request.tracked)
     except Stopped:
         raise
     except SptError as error:

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from spt.config.job import Cell, Job, digest
 from spt.errors import SptError, UsageError
+from spt.execution.estimate import estimate_cost
 from spt.execution.local import run_locally
+from spt.execution.progress import StudyProgress
 from spt.execution.queue import FailedRun, RunRequest, in_order, run_here, shard, with_ancestors
 from spt.execution.slurm import Slurm, run_on_slurm
 from spt.runs import index
@@ -36,6 +38,7 @@ from spt.runtime import launch
 from spt.runtime.distributed import Runtime
 from spt.runtime.environment import command_line
 from spt.runtime.settings import Settings
+from spt.runtime.trackers import TrackedRun
 from spt.studies import selection
 from spt.studies.arms import Arm, main_arms
 from spt.studies.grid import StudyGrid, cells_of, with_settings
@@ -81,7 +84,7 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
     and the same command goes on.
     """
     runtime.check_libraries()
-    small = check_recipes_build(grid, root, runtime)
+    built = check_recipes_build(grid, root, runtime)
     if target.jobs == "auto" and not _may_share_cores(grid, target, runtime.settings):
         target = replace(target, jobs=1)
     folder = study_folder(grid, root)
@@ -92,7 +95,10 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
         runtime = Runtime(replace(runtime.settings, resume="auto"))
         runtime.on_main(lambda: _move_aside(_all_runs(grid.jobs).values(), root))
     before = _all_runs(grid.jobs)
-    failed = _execute(trial_requests(grid), folder, target, runtime, small)
+    alone = target.part is None  # else other parts would write the same file
+    progress = StudyProgress(root, partial(_flops, built), folder if alone else None, runtime.settings.quiet)
+    progress.what = "runs of the search"
+    failed = _execute(trial_requests(grid), folder, target, runtime, built, progress)
     if grid.searches:
         grid, plan, messages = runtime.on_main(lambda: apply_selection(grid, root))
         for message in messages:
@@ -104,7 +110,8 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
         # A diverged setting has used up its trial, once a choice is made.
         settled = {trial.run for search in plan.searches if search.chosen for trial in search.trials}
         failed = [run for run in failed if not (run.job.name in settled and _diverged(root, run.job))]
-    failed += _execute(cell_requests(grid), folder, target, runtime, small)
+    progress.what = "runs"
+    failed += _execute(cell_requests(grid), folder, target, runtime, built, progress)
     return folder, len({run.job.name for run in failed})
 
 
@@ -117,10 +124,22 @@ def _all_runs(jobs: Iterable[Job]) -> dict[str, Job]:
     return {run.name: run for job in jobs for run in with_ancestors(job)}
 
 
-def check_recipes_build(grid: StudyGrid, root: Path, runtime: Runtime) -> dict[str, bool]:
+class Built(NamedTuple):
+    """What is known of a configuration once it has been built."""
+
+    small: bool  # one thread is enough
+    flops: float  # of its whole budget
+
+    @classmethod
+    def of(cls, job: Job) -> "Built":
+        setup = build_stage(job)
+        return cls(needs_one_thread(setup), estimate_cost(setup).flops)
+
+
+def check_recipes_build(grid: StudyGrid, root: Path, runtime: Runtime) -> dict[str, Built]:
     """Raise what is wrong with a recipe before anything is written, by building one seed of each configuration.
 
-    Returns for which of them one thread is enough; of a finished study, none is built.
+    Returns what was found; of a finished study, none is built.
     """
     jobs = grid.jobs
     if runtime.on_main(lambda: all(isinstance(index.run_outcome(root, job.name), Result) for job in jobs)):
@@ -128,7 +147,18 @@ def check_recipes_build(grid: StudyGrid, root: Path, runtime: Runtime) -> dict[s
     first: dict[str, Job] = {}
     for job in _all_runs(jobs).values():
         first.setdefault(_configuration(job), job)
-    return {key: needs_one_thread(runtime.each_rank(partial(build_stage, job))) for key, job in first.items()}
+    return {key: runtime.each_rank(partial(Built.of, job)) for key, job in first.items()}
+
+
+def _flops(built: dict[str, Built], job: Job) -> float | None:
+    """Operations of a job's whole budget. Settings that a search has just chosen are built here; what cannot be built
+    says so as a run."""
+    if (key := _configuration(job)) not in built:
+        try:
+            built[key] = Built.of(job)
+        except SptError:
+            return None
+    return built[key].flops
 
 
 def _configuration(job: Job) -> str:
@@ -157,23 +187,32 @@ def _move_aside(jobs: Iterable[Job], root: Path) -> None:
 
 
 def _execute(
-    requests: Sequence[RunRequest], folder: Path, target: ExecutionTarget, runtime: Runtime, small: dict[str, bool]
+    requests: Sequence[RunRequest],
+    folder: Path,
+    target: ExecutionTarget,
+    runtime: Runtime,
+    built: dict[str, Built],
+    progress: StudyProgress,
 ) -> list[FailedRun]:
+    requests = [
+        request._replace(tracked=request.tracked and request.tracked._replace(group=folder.name))
+        for request in requests
+    ]
     if target.part is not None:
         requests = shard(requests, *target.part)
     root, settings = folder.parent, runtime.settings
     if target.slurm is not None:
-        return run_on_slurm(requests, root, settings, target.slurm, folder)
-    jobs = _jobs_at_once(requests, root, small) if target.jobs == "auto" else target.jobs
+        return run_on_slurm(requests, root, settings, target.slurm, folder, progress)
+    jobs = _jobs_at_once(requests, root, built) if target.jobs == "auto" else target.jobs
     if jobs > 1:
-        return run_locally(requests, root, settings, jobs, folder)
-    return run_here(requests, root, runtime)
+        return run_locally(requests, root, settings, jobs, folder, progress)
+    return run_here(requests, root, runtime, progress)
 
 
-def _jobs_at_once(requests: Sequence[RunRequest], root: Path, small: dict[str, bool]) -> int:
+def _jobs_at_once(requests: Sequence[RunRequest], root: Path, built: dict[str, Built]) -> int:
     """Of runs still to be made, if one thread is enough for each, as many as there are cores; else one.
 
-    `small` says so by configuration; what it lacks is built and added.
+    `built` says so by configuration; what it lacks is built and added.
     """
 
     def is_needed(request: RunRequest) -> bool:
@@ -181,25 +220,30 @@ def _jobs_at_once(requests: Sequence[RunRequest], root: Path, small: dict[str, b
 
     left = [request.job for request in in_order(requests, is_needed) if is_needed(request)]
     for job in left:
-        if (key := _configuration(job)) not in small:
-            small[key] = needs_one_thread(build_stage(job))
-    return min(launch.usable_cores(), len(left)) if all(small[_configuration(job)] for job in left) else 1
+        if (key := _configuration(job)) not in built:
+            built[key] = Built.of(job)
+    return min(launch.usable_cores(), len(left)) if all(built[_configuration(job)].small for job in left) else 1
 
 
 def trial_requests(grid: StudyGrid) -> list[RunRequest]:
-    trials = [(grid.rows[search.row].resolved.name, trial) for search in grid.searches for trial in search.trials]
-    return [
-        RunRequest(t.job, f"[trial {i}/{len(trials)}] {name} setting {t.row} seed {t.job.seed} {t.arm}:")
-        for i, (name, t) in enumerate(trials, 1)
-    ]
+    trials = [(search, trial) for search in grid.searches for trial in search.trials]
+    requests = []
+    for i, (search, t) in enumerate(trials, 1):
+        name = grid.rows[search.row].resolved.name
+        label = f"[trial {i}/{len(trials)}] {name} setting {t.row} seed {t.job.seed} {t.arm}:"
+        setting = setting_text({str(arm): tried for arm, tried in search.settings.items()}[t.arm][t.row])
+        requests.append(RunRequest(t.job, label, TrackedRun(f"{name}, trial, {setting}, seed {t.job.seed}, {t.arm}")))
+    return requests
 
 
 def cell_requests(grid: StudyGrid) -> list[RunRequest]:
-    def label(cell: Cell) -> str:
+    requests = []
+    for i, cell in enumerate(grid.cells, 1):
         factors = factors_text(grid.rows[cell.row].factors)
-        return " ".join(filter(None, [cell.job.resolved.name, factors, f"seed {cell.job.seed}", cell.arm]))
-
-    return [RunRequest(cell.job, f"[{i}/{len(grid.cells)}] {label(cell)}:") for i, cell in enumerate(grid.cells, 1)]
+        words = list(filter(None, [cell.job.resolved.name, factors, f"seed {cell.job.seed}", cell.arm]))
+        label = f"[{i}/{len(grid.cells)}] {' '.join(words)}:"
+        requests.append(RunRequest(cell.job, label, TrackedRun(", ".join(words))))
+    return requests
 
 
 def apply_selection(grid: StudyGrid, root: Path) -> tuple[StudyGrid, StudyPlan, list[str]]:

@@ -28,13 +28,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from spt.config.job import Job
 from spt.config.validation import validation_messages
 from spt.errors import BackendError, Interrupted, OutputError, SptError, Stopped, UsageError
-from spt.execution.queue import FailedRun, Failures, RunRequest, attempt_run, unfinished_requests
+from spt.execution.progress import StudyProgress
+from spt.execution.queue import FailedRun, Failures, RunRequest, attempt_run, count_runs, unfinished_requests
 from spt.runs.files import write_json, writing
 from spt.runs.folder import RunFolder
 from spt.runtime import launch, signals
 from spt.runtime.distributed import Runtime
 from spt.runtime.progress import forward_messages
 from spt.runtime.settings import Settings
+from spt.runtime.trackers import TrackedRun
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -103,14 +105,15 @@ class Slurm(BaseModel):
 class ArrayElement:
     """One run, as submitit calls it on a machine of the cluster. Pickled; raises, hence fails, if the run fails."""
 
-    def __init__(self, job: Job, root: Path, settings: Settings) -> None:
-        self.job, self.root, self.settings = job, root, settings
+    def __init__(self, job: Job, root: Path, settings: Settings, tracked: TrackedRun | None = None) -> None:
+        self.job, self.root, self.settings, self.tracked = job, root, settings, tracked
 
     def __call__(self) -> None:
         with _SlurmSignals() as slurm_signals, signals.cleanup(lambda _: slurm_signals.hand_over()):
             try:
                 with forward_messages(lambda text: sys.stderr.write(f"{text}\n")):  # the element's log file
-                    reason = attempt_run(RunRequest(self.job, ""), self.root, Runtime(self.settings))
+                    request = RunRequest(self.job, "", self.tracked)
+                    reason = attempt_run(request, self.root, Runtime(self.settings))
             except Stopped:
                 slurm_signals.hand_over()
                 sys.exit(Stopped.exit_code)  # no exception: submitit would note a failure for good
@@ -196,7 +199,12 @@ def arrays(jobs: Sequence[Job], largest: int = LARGEST) -> list[JobArray]:
 
 
 def run_on_slurm(
-    requests: Sequence[RunRequest], root: Path, settings: Settings, slurm: Slurm, folder: Path
+    requests: Sequence[RunRequest],
+    root: Path,
+    settings: Settings,
+    slurm: Slurm,
+    folder: Path,
+    progress: StudyProgress | None = None,
 ) -> list[FailedRun]:
     """Carry out every run on the cluster and wait for all; returns the failures. Logs are in folder/slurm.
 
@@ -210,7 +218,7 @@ def run_on_slurm(
     watch = _JobWatch(root, settings, slurm, folder)
     queued = watch.queued()
     unfinished, failures = unfinished_requests(requests, root)
-    watch.awaited = {job.name: queued[job.name] for job, _ in unfinished if job.name in queued}
+    watch.awaited = {job.name: queued[job.name] for job, *_ in unfinished if job.name in queued}
     new: list[Job] = []
     for request in unfinished:
         if request.job.name not in queued:
@@ -224,8 +232,12 @@ def run_on_slurm(
         logger.info(f"{len(watch.awaited)} jobs are in Slurm's queue already")
     try:
         with signals.StopSignals() as stop:
+            watch.tracked = {request.job.name: request.tracked for request in unfinished}
             watch.submit(new, queued, stop)
-            watch.wait(unfinished, failures, stop)
+            awaited, runs = list(watch.awaited), count_runs(requests, unfinished, root)
+            jobs = [request.job for request in unfinished if request.job.name in awaited]
+            with (progress or StudyProgress(root)).over(jobs, runs, failed=len(failures)) as shown:
+                watch.wait(unfinished, failures, stop, shown)
     except (KeyboardInterrupt, Stopped) as error:
         number = signal.SIGTERM if isinstance(error, Stopped) and not isinstance(error, Interrupted) else signal.SIGINT
         left = " ".join(sorted({job.partition("_")[0] for job in watch.awaited.values()}))
@@ -240,6 +252,7 @@ class _JobWatch:
     def __init__(self, root: Path, settings: Settings, slurm: Slurm, folder: Path) -> None:
         self.root, self.settings, self.slurm, self.folder = root, settings, slurm, folder
         self.ids: dict[str, str] = {}
+        self.tracked: dict[str, TrackedRun | None] = {}
         self.awaited: dict[str, str] = {}  # those of `ids` that this call waits for
         self._register = folder / "slurm.json"
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -279,7 +292,9 @@ class _JobWatch:
         executor = make_executor(self.folder / "slurm", self.slurm, dependency)
         try:
             with executor.batch():
-                sent = [executor.submit(ArrayElement(job, self.root.resolve(), self.settings)) for job in jobs]
+                root = self.root.resolve()
+                elements = [ArrayElement(job, root, self.settings, self.tracked.get(job.name)) for job in jobs]
+                sent = [executor.submit(element) for element in elements]
             ids = [str(submission.job_id) for submission in sent]
         except Exception as error:  # submitit's own, with what sbatch said
             stop.check()  # a Ctrl-C reaches sbatch too
@@ -292,11 +307,18 @@ class _JobWatch:
         write_json(self._register, {"jobs": self.ids})
         return ids
 
-    def wait(self, requests: Sequence[RunRequest], failures: Failures, stop: signals.StopSignals) -> None:
+    def wait(
+        self,
+        requests: Sequence[RunRequest],
+        failures: Failures,
+        stop: signals.StopSignals,
+        progress: StudyProgress,
+    ) -> None:
         """Until every awaited run has ended."""
         missing: Counter[str] = Counter()  # looks in a row
         while self.awaited:
             queue = queued_jobs(list(self.awaited.values()))
+            ended: list[tuple[Job, bool]] = []
             for request in requests:
                 job = request.job
                 if job.name not in self.awaited:
@@ -310,8 +332,13 @@ class _JobWatch:
                     finished = RunFolder(self.root, job.name).result() is not None
                 if finished or missing[job.name] >= LOOKS:
                     del self.awaited[job.name]
+                    ended.append((job, not finished))
                 if not finished and missing[job.name] >= LOOKS:
                     failures.add(request, failures.of_parent(job) or self._reason(job.name, number))
+            if ended:
+                progress.look([request.job for request in requests if request.job.name in self.awaited])
+            for job, failed in ended:
+                progress.end(job, failed)
             if self.awaited:
                 stop.wait(self.slurm.poll)
 

@@ -45,7 +45,7 @@ class Arm(Record):
     total: Cost
     pretraining: Cost
     finetuning: Cost
-    stops: dict[str, int]  # runs that ended by budget, runs that ended by patience
+    stops: dict[str, int]  # how many runs ended by budget, patience, time
     best_at_end: int  # runs whose best checkpoint is the last one: more training might have helped
     above_chance: bool | None  # None where it cannot be tested
     chance_p: float | None  # one-sided, of a score no better than chance

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from spt.report.arms import Arm, Comparison, cost_ratios, summarise_arm
-from spt.report.verdict import Difference, Judgement, adjusted_fields, final_score
+from spt.report.verdict import Difference, Judgement, adjusted_fields, ended_by_clock, final_score
 from spt.runs.index import Failure, control_outcomes
 from spt.runs.plan import Ended, Factor, Record
 from spt.runs.result import Result
@@ -156,6 +156,7 @@ def _control(compared: _Compared, over_scratch: ControlContrast, below_spt: Cont
     comparison, arm, ended, triples = compared[:4]
     sides = [summarise_arm([triple[i] for triple in triples]) for i in range(3)]
     scratch, spt, own = (side.score if side else None for side in sides)
+    clock = ended_by_clock({arm: [own for *_, own in triples]})
     row, cells = comparison.row, {cell.seed: cell for cell in comparison.runs.controls if cell.arm == arm}
     return Control(
         label=row.label,
@@ -172,7 +173,7 @@ def _control(compared: _Compared, over_scratch: ControlContrast, below_spt: Cont
         ratios=cost_ratios(sides[0], sides[2]),
         over_scratch=over_scratch,
         below_spt=below_spt,
-        verdict=_sentence(arm, over_scratch, below_spt),
+        verdict="; ".join(filter(None, [_sentence(arm, over_scratch, below_spt), clock])),
         seeds=tuple(
             ControlSeed(
                 seed=seed,

@@ -204,7 +204,9 @@ def notes(pairs: Pairs) -> list[str]:
     patience = {arm: sum(result.stop == "patience" for result in results) for arm, results in arms.items()}
     if any(patience.values()):
         sentences.append(f"stopped early by patience: {_counts(patience, len(pairs))}")
-    else:
+    if clock := ended_by_clock(arms):
+        sentences.append(clock)
+    if not any(patience.values()) and not clock:
         sentences.append("every run used its whole budget")
     last = {arm: sum(map(best_at_end, results)) for arm, results in arms.items()}
     if any(last.values()):
@@ -215,6 +217,19 @@ def notes(pairs: Pairs) -> list[str]:
             chance = score_text(results[0].chance, results[0].metric)
             sentences.append(f"{arm} is not shown to be above chance ({chance}; one-sided p {p_text(p)})")
     return sentences
+
+
+def ended_by_clock(arms: Mapping[str, Sequence[Result]]) -> str:
+    """How many runs of each arm, and of its pretraining, met their time limit, and where; empty for none."""
+    parts = []
+    for arm, results in arms.items():
+        before = [result.total.steps - result.own.steps for result in results if result.parent_stop == "time"]
+        own = [result.own.steps for result in results if result.stop == "time"]
+        for steps, what in ((before, f"pretrainings of {arm}"), (own, f"{arm} runs")):
+            if steps:
+                places = " and ".join(filter(None, [", ".join(f"{s:,}" for s in steps[:-1]), f"{steps[-1]:,}"]))
+                parts.append(f"{len(steps)} of {len(results)} {what}, at step{'s' if len(steps) > 1 else ''} {places}")
+    return f"ended by the clock: {'; '.join(parts)}" if parts else ""
 
 
 def best_at_end(result: Result) -> bool:

@@ -5,6 +5,7 @@ runs/finetune-9f920d1b9d57/
   job.json             stage, seed, parent: what the folder's key is the hash of
   env.json             versions, commit, device, command line
   metrics.jsonl        one object per line: training losses and evaluations, with the optimiser step
+  clock.json           where training has a time limit: the step at which it ended, and why
   status.json          running | done | failed | diverged | stopped, with the reason and the exit code
   checkpoints/         step-00000400/ (resumable), best-00000350/ (weights); finished: best/
   predictions.parquet  one row per test example (finetuning)
@@ -19,15 +20,31 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
 from filelock import FileLock, Timeout
 
 from spt.errors import OutputError
 from spt.runs.files import is_out_of_range, write_json, write_text, writing
-from spt.runs.result import SCHEMA, Result
+from spt.runs.result import SCHEMA, Result, Stop
 
+CLOCK = "clock.json"
 State = Literal["running", "done", "failed", "diverged", "stopped"]
+
+
+class TrainingEnd(NamedTuple):
+    """The last step of a training that has a time limit, and what made it the last."""
+
+    step: int
+    stop: Stop
+
+    @classmethod
+    def read(cls, text: str) -> "TrainingEnd":
+        values = json.loads(text)
+        step, stop = values["step"], values["stop"]
+        if not isinstance(step, int) or step < 1 or stop not in get_args(Stop):
+            raise ValueError(f"step {step!r}, stop {stop!r}")
+        return cls(step, stop)
 
 
 class RunFolder:
@@ -115,6 +132,32 @@ class RunFolder:
         with writing(self.path):
             self.path.rename(aside)
         return aside
+
+    def record_end(self, end: TrainingEnd) -> None:
+        """The step at which a training with a time limit ends, for whoever goes on with this run or repeats it."""
+        write_json(self.path / CLOCK, end._asdict())
+
+    def recorded_end(self) -> TrainingEnd | None:
+        """Of this run; else of the newest run moved aside that has recorded one."""
+        for path in (self.path, *self._moved_aside()):
+            if (path / CLOCK).is_file():
+                try:
+                    return TrainingEnd.read((path / CLOCK).read_text(encoding="utf-8"))
+                except (ValueError, KeyError, TypeError, OSError) as error:
+                    raise OutputError(
+                        f"{path / CLOCK} cannot be read ({type(error).__name__}), so it is not known at which step the "
+                        "run ended; remove it, and the clock decides again"
+                    ) from error
+        return None
+
+    def _moved_aside(self) -> list[Path]:
+        """Earlier runs of this name, the newest first."""
+        numbered = {
+            int(match[1]): path
+            for path in self.path.parent.glob(f"{self.name}.old*")
+            if (match := re.fullmatch(r"\.old(\d+)", path.name.removeprefix(self.name)))
+        }
+        return [numbered[number] for number in sorted(numbered, reverse=True)]
 
     def log(self, kind: str, step: int, **numbers: Any) -> None:
         """Append one line to metrics.jsonl."""

@@ -20,6 +20,7 @@ Axis = Literal["epochs", "examples", "flops", "time"]
 SearchProtocol = Literal["trials", "compute"]  # what a search holds equal between the arms
 Smoke = bool | Literal["full"]  # a few steps of a small network, or ("full") of the recipe's own sizes
 PLAN = "study.json"
+PROGRESS = "progress.json"  # while a study is carried out: the time that is left, and when that was estimated
 
 
 class Record(BaseModel):

@@ -11,6 +11,9 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Amount = Annotated[float, Field(ge=0, le=LARGEST)]
 
 
+Stop = Literal["budget", "patience", "time"]  # what ended a training
+
+
 class Ledger(BaseModel):
     """What a computation cost. Ledgers add up, field by field; the peak is the larger one."""
 
@@ -80,7 +83,8 @@ class Result(BaseModel):
     val: dict[str, float]  # of the selected checkpoint
     test: dict[str, float] | None  # of the selected checkpoint, evaluated once; None after pretraining
     best_step: Annotated[int, Field(gt=-(2**63), lt=2**63)]
-    stop: Literal["budget", "patience"]
+    stop: Stop
+    parent_stop: Stop | None = None  # what ended the pretraining; None without one, and where a result is older
     own: Ledger
     total: Ledger  # own plus the parent's
     parameters: dict[str, Count]  # encoder, backbone, head, total

@@ -31,6 +31,7 @@ from spt.runtime import launch
 from spt.runtime.environment import compiler_problem
 from spt.runtime.settings import TRACKERS, Settings
 from spt.runtime.signals import cleanup
+from spt.runtime.trackers import TrackedRun, project, start_options
 
 logger = logging.getLogger(__name__)
 
@@ -286,7 +287,7 @@ class Runtime:
             raise BackendError(f"the tracker {tracker} is not installed; pip install {tracker}, or leave --tracker out")
 
     @contextlib.contextmanager
-    def tracked(self, name: str, folder: Path, config: dict[str, Any]) -> Iterator[None]:
+    def tracked(self, run: TrackedRun, folder: Path, config: dict[str, Any]) -> Iterator[None]:
         """Send what is logged to the tracker the user asked for, if any."""
         tracker = self.settings.tracker
         if tracker is None:
@@ -298,7 +299,8 @@ class Runtime:
             # Accelerate fixes its trackers when it is made; ours come and go with the runs.
             self.accelerator.log_with = filter_trackers([tracker], folder)
             self.accelerator.project_configuration.set_directories(str(folder))
-            self.accelerator.init_trackers(name, config=config)
+            options = {tracker: start_options(tracker, run)}
+            self.accelerator.init_trackers(project(tracker), config={**config, **run._asdict()}, init_kwargs=options)
         except SptError:
             raise
         except Exception as error:  # whatever a tracker's own library raises: no login, no network, a wrong setting

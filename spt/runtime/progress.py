@@ -4,6 +4,7 @@ the messages of the `spt` loggers go.
 
 import contextlib
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,15 @@ from rich.text import Text
 
 EVERY = 15.0  # seconds between plain lines
 OFTEN = 0.25  # seconds between two looks at a bar
+
+
+def about(seconds: float) -> str:
+    """An estimated time, as precise as an estimate is."""
+    for length, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * length:
+            amount = seconds / length
+            return f"about {amount:.1f} {unit}" if amount < 10 and length > 60 else f"about {amount:.0f} {unit}"
+    return f"about {max(seconds, 1):.0f} s"
 
 
 class _Forwarder(logging.Handler):
@@ -77,16 +87,23 @@ class _Facts(TextColumn):
         return text
 
 
+class _TimeLeft(TimeRemainingColumn):
+    """Nothing for the bar of all runs: those behind differ from those before, so that its speed says little."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.fields.get("timed", True) else Text()
+
+
 class Board:
     """Shows how far stages are: each in a bar of its own on a terminal, in a plain line now and then elsewhere."""
 
-    def __init__(self, quiet: bool = False, runs: int = 1) -> None:
-        """Of several `runs`, a bar shows how many are done."""
+    def __init__(self, quiet: bool = False, runs: int = 1, done: int = 0, what: str = "runs") -> None:
+        """Of several `runs`, it shows how many are done; `done` are so already."""
         console = Console(stderr=True)
-        self._quiet, self._runs = quiet, runs
+        self._quiet, self._runs, self._done, self._what = quiet, runs, done, what
         self._bars: Progress | None = None
         if not quiet and console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(12), MofNCompleteColumn(), TimeRemainingColumn(),
+            columns = (TextColumn("{task.description}"), BarColumn(12), MofNCompleteColumn(), _TimeLeft(),
                        _Facts("{task.fields[facts]}", table_column=Column(no_wrap=False)))  # fmt: skip
             self._bars = Progress(*columns, console=console, transient=True, refresh_per_second=4)
         self._tasks: dict[object, TaskID] = {}
@@ -96,7 +113,9 @@ class Board:
         if self._bars is not None:
             self._bars.start()
             if self._runs > 1:
-                self._tasks["runs"] = self._bars.add_task("runs", total=self._runs, facts="")
+                self._tasks["runs"] = self._bars.add_task(
+                    self._what, total=self._runs, completed=self._done, facts="", timed=False
+                )
         return self
 
     def __exit__(
@@ -127,16 +146,30 @@ class Board:
         if self._bars is not None and who in self._tasks:
             self._bars.remove_task(self._tasks.pop(who))
 
-    def count_run(self) -> None:
-        """One of the runs has ended."""
+    def count_run(self, facts: str = "") -> None:
+        """One of the runs has ended. Elsewhere than on a terminal, this is a line."""
+        self._done += 1
+        if self._bars is None and not self._quiet and self._runs > 1:
+            print(", ".join(filter(None, [f"{self._what}: {self._done} of {self._runs} done", facts])),
+                  file=sys.stderr, flush=True)  # fmt: skip
+        self.note_runs(facts)
+
+    def note_runs(self, facts: str) -> None:
+        """What is worth knowing of all runs, beside their bar."""
         if self._bars is not None and "runs" in self._tasks:
-            self._bars.advance(self._tasks["runs"])
+            self._bars.update(self._tasks["runs"], completed=self._done, facts=facts)
+
+    @property
+    def has_bars(self) -> bool:
+        return self._bars is not None
 
 
 class Bar:
     """One stage's progress. `update` is called after every optimiser step and costs next to nothing."""
 
-    def __init__(self, label: str, total: int, start: int = 0, *, quiet: bool = False) -> None:
+    def __init__(self, label: str, total: int, start: int = 0, *, quiet: bool = False, most: float = math.inf) -> None:
+        """It ends after `most` seconds, wherever it is then."""
+        self._most = most
         self.label, self.total, self.start, self.quiet = label, total, start, quiet
         self.facts = ""
         self._began = self._looked = time.monotonic()
@@ -164,6 +197,7 @@ class Bar:
         self._looked = now
         speed = examples / max(now - self._began, 1e-9)
         left = (self.total - step) * (now - self._began) / max(step - self.start, 1)
+        left = max(0.0, min(left, self._most - (now - self._began)))
         self._show(Update(self.label, step, self.total, left, f"{speed:,.0f} examples/s  {self.facts}"))
 
     def _show(self, update: Update) -> None:

@@ -372,6 +372,7 @@ def _fixed_budget(study: Data, base: BaseRecipe, section: Section) -> Train:
 def _compute(study: Compute, base: BaseRecipe) -> Iterator[GridRow]:
     """Scratch has the whole budget; SPT gives a share of it to pretraining and the rest to finetuning."""
     recipe = base.resolved
+    _refuse_time_limits(recipe, "the totals of a compute study are matched")
     axis = study.match or _own_axis(recipe)
     if base.smoke and axis == "epochs":
         axis = "examples"  # a smoke run's budgets are steps
@@ -386,6 +387,16 @@ def _compute(study: Compute, base: BaseRecipe) -> Iterator[GridRow]:
         split = scratch.with_train("pretrain", budgets.train("pretrain", share * total))
         split = split.with_train("finetune", budgets.train("finetune", (1 - share) * total))
         yield GridRow(split, {"share": share}, Total(axis=axis, amount=total))
+
+
+def _refuse_time_limits(resolved: ResolvedRecipe, why: str) -> None:
+    sections: tuple[Section, ...] = ("pretrain", "finetune", *(("scratch",) if resolved.recipe.scratch else ()))
+    for section in sections:
+        if resolved.recipe.train(section).max_hours is not None:
+            raise UsageError(
+                f"{resolved.name}: {section}.train.max_hours ends a run wherever it is by then, but {why}; "
+                f"set {section}.train.max_hours=null"
+            )
 
 
 class _AxisBudgets(NamedTuple):
@@ -463,6 +474,7 @@ def _search(study: Tune, row: int, base: BaseRecipe) -> SearchGrid:
         base.notes.append(f"{len(spt)} settings are tried: the space does not have {study.trials} different ones")
     candidates = settings(study, spaces["scratch"], "scratch")
     if study.protocol == "compute":
+        _refuse_time_limits(base.resolved, "--protocol compute gives both arms as much")
         scratch = _as_costly(study, base, candidates, spt)
     elif len(scratch := list(itertools.islice(candidates, len(spt)))) < len(spt):
         count = len(scratch)

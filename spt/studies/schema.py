@@ -245,7 +245,7 @@ PRETRAIN, OBJECTIVE = "pretrain.", "pretrain.objective."  # how names of pretrai
 TUNABLE: dict[str, FieldInfo] = {  # of supervised training, in both arms
     name: Train.model_fields[name]
     for name in sorted(Train.model_fields)
-    if name not in {*BUDGETS, "evaluate_every", "metric_average", "validation_masks", "select_by"}
+    if name not in {*BUDGETS, "max_hours", "evaluate_every", "metric_average", "validation_masks", "select_by"}
 }
 PRETRAIN_TUNABLE: dict[str, FieldInfo] = {  # and of pretraining, which has a budget of its own
     **{PRETRAIN + name: field for name, field in TUNABLE.items()},

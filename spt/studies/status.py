@@ -1,5 +1,7 @@
 """The progress of studies, read from their files alone: what is done, running, failed or missing. No torch here."""
 
+import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +14,9 @@ from rich.text import Text
 from spt.errors import DataError, UsageError
 from spt.runs.folder import RunFolder
 from spt.runs.index import run_outcome, studies_in
-from spt.runs.plan import PLAN, StudyPlan, factors_text, read_plan, run_names
+from spt.runs.plan import PLAN, PROGRESS, StudyPlan, factors_text, read_plan, run_names
 from spt.runs.result import Result
+from spt.runtime.progress import about
 
 STATES = ("done", "running", "stopped", "failed", "diverged", "missing")
 
@@ -71,9 +74,20 @@ def _study(folder: Path, plan: StudyPlan) -> dict[str, Any]:
         "seeds": list(plan.seeds),
         "to_choose": [plan.rows[search.row].name for search in plan.searches if not search.chosen],
         **_counts(list(states.values())),
+        "left": _seconds_left(folder) if "running" in states.values() else None,
         "rows": rows,
         "runs": states,
     }
+
+
+def _seconds_left(folder: Path) -> float | None:
+    """What whoever carries out the study has estimated last, less the time since."""
+    try:
+        estimate = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        left = estimate["left"] - (time.time() - estimate["time"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return float(left) if left > 0 else None
 
 
 def _counts(states: Sequence[str]) -> dict[str, int]:
@@ -102,6 +116,8 @@ def render(status: dict[str, Any]) -> RenderableType:
     for study in status["studies"]:
         smoke = ", smoke" if study["smoke"] else ""
         done = f"{study['done']} of {study['all']} runs done"
+        if study["left"] is not None:
+            done += f", {about(study['left'])} left"
         parts.append(Text(f"{study['study']} ({study['kind']}{smoke}): {done}", style="bold"))
         labels = [row_text(row) + (", trials" if row["what"] == "trials" else "") for row in study["rows"]]
         counts = [[str(row[name] or "-") for name in columns] for row in study["rows"]]

@@ -4,10 +4,12 @@ Read `fit` from top to bottom: everything happens in the order in which it stand
 """
 
 import copy
+import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from torch import nn
 
@@ -15,8 +17,8 @@ from spt.config.budget import steps_per_epoch
 from spt.config.recipe import Train
 from spt.data.batching import training_rows
 from spt.errors import CheckpointError, DivergedError
-from spt.runs.folder import RunFolder
-from spt.runs.result import Ledger
+from spt.runs.folder import RunFolder, TrainingEnd
+from spt.runs.result import Ledger, Stop
 from spt.runtime.distributed import Runtime, mark_shared
 from spt.runtime.memory import peak_memory, reset_peak_memory
 from spt.runtime.progress import Bar
@@ -30,12 +32,14 @@ from spt.training.objectives import evaluation_draw
 from spt.training.optimizer import adamw, reduces_rate, set_rates
 from spt.training.step import Learner, Prefetcher
 
+logger = logging.getLogger(__name__)
+
 
 class FitResult(NamedTuple):
     """A finished training; the model holds the selected weights."""
 
     state: TrainingState
-    stop: Literal["budget", "patience"]
+    stop: Stop
     selected_by: str  # the validation metric
 
 
@@ -64,14 +68,22 @@ def fit(
             state = state.model_copy(update={"micro_batch": size})
         rows = training_rows(len(split), train.batch_size, seed, state.step, train.drop_last)
         reset_peak_memory(device)
+        last, timed = runtime.on_main(lambda: _last_step(run, train, total))
+        limit = (train.max_hours or 0.0) * 3600 if timed else math.inf
         clock, saved = time.perf_counter(), time.monotonic()
         already = state.ledger.examples
         with (
             StopSignals(alone=runtime.world == 1) as signals,
             Prefetcher(learner, rows, total - state.step) as prefetcher,
-            Bar(label, total, state.step, quiet=settings.quiet or not runtime.main) as bar,
+            Bar(
+                label,
+                total,
+                state.step,
+                quiet=settings.quiet or not runtime.main,
+                most=limit - state.ledger.seconds,
+            ) as bar,
         ):
-            while state.step < total and not _out_of_patience(state, train):
+            while state.step < last and not _out_of_patience(state, train):
                 set_rates(optimizer, state.step, total, train, state.reductions)
                 result, micro_batch = learner.step(prefetcher, state.step, size)
                 if not result.finite:
@@ -82,7 +94,7 @@ def fit(
                     size, state = micro_batch, state.model_copy(update={"micro_batch": micro_batch})
                 clock = now
 
-                if state.step % every == 0 or state.step == total:
+                if state.step % every == 0 or state.step == last:
                     draw = evaluation_draw(train, seed, state.step)
                     scores, _ = evaluate(prepared, setup, data.val, runtime, draw, at_once=size)
                     if not math.isfinite(scores["loss"]):
@@ -99,8 +111,12 @@ def fit(
                 bar.update(state.step, state.ledger.examples - already)
                 # All processes stop, or save, after the same step: process 0's clock, and anybody's signal, count.
                 late = runtime.main and time.monotonic() - saved >= settings.save_every
-                stop, due = runtime.highest([float(signals.received), float(late)])
-                if stop or (due and state.step < total):
+                over = runtime.main and state.ledger.seconds >= limit
+                stop, due, up = runtime.highest([float(signals.received), float(late), float(over)])
+                if up and state.step + 1 < last and not _out_of_patience(state, train):
+                    last, limit = state.step + 1, math.inf  # so that it is evaluated as any last step
+                    runtime.on_main(partial(_record_time_limit, run, train, last, total))
+                if stop or (due and state.step < last):
                     save_state(run, runtime, state.with_peak(peak_memory(device)))
                     saved = time.monotonic()
                 if stop:
@@ -113,7 +129,10 @@ def fit(
         runtime.accelerator.free_memory()
     # Together: process 0 goes on to tidy this folder up.
     runtime.all_ranks(lambda: load_weights(run.checkpoints / f"best-{state.best_step:08d}", model))
-    return FitResult(state, "patience" if state.step < total else "budget", metric)
+    stop_reason: Stop = "budget" if state.step >= total else "time" if state.step >= last else "patience"
+    if train.max_hours is not None:
+        runtime.on_main(lambda: run.record_end(TrainingEnd(state.step, stop_reason)))
+    return FitResult(state, stop_reason, metric)
 
 
 def _keep_best(
@@ -146,6 +165,24 @@ def _continue(run: RunFolder, runtime: Runtime) -> TrainingState:
     state = state or TrainingState()
     runtime.on_main(lambda: run.forget_metrics_after(state.step))
     return state
+
+
+def _last_step(run: RunFolder, train: Train, total: int) -> tuple[int, bool]:
+    """The last step, and whether the clock may yet name an earlier one: not where this run, or one that it repeats,
+    has recorded how it ended. Its weights are those of that step, however fast this machine is."""
+    if train.max_hours is None:
+        return total, False
+    end = run.recorded_end()
+    if end is None:
+        return total, True
+    return (min(end.step, total) if end.stop == "time" else total), False
+
+
+def _record_time_limit(run: RunFolder, train: Train, last: int, total: int) -> None:
+    run.record_end(TrainingEnd(last, "time"))
+    logger.info(
+        f"{run.name}: {train.max_hours:g} hours of training are over, so step {last:,} of {total:,} is the last"
+    )
 
 
 def _out_of_patience(state: TrainingState, train: Train) -> bool:

@@ -21,6 +21,7 @@ from spt.runs.result import Ledger, Result
 from spt.runtime.distributed import Runtime, is_lost_peer
 from spt.runtime.environment import command_line, environment, has_bf16_instructions
 from spt.runtime.signals import cleanup
+from spt.runtime.trackers import TrackedRun
 from spt.tasks.base import TaskData
 from spt.training.build import StageSetup, build_stage
 from spt.training.checkpoint import CheckpointMeta, TensorMatch, clean, load_pretrained, publish, read_meta, spec
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 SHUFFLED = "pretrained on inputs whose steps were shuffled (pretrain.shuffle_steps)"
 
 
-def run_stage(job: Job, root: Path, runtime: Runtime, label: str = "") -> Result:
+def run_stage(job: Job, root: Path, runtime: Runtime, label: str = "", tracked: TrackedRun | None = None) -> Result:
     """The job's result: read if it is there, else computed, its parent first. Raises an SptError otherwise.
 
     Of several processes all run this; process 0 alone reads and writes the run's folder.
@@ -48,14 +49,15 @@ def run_stage(job: Job, root: Path, runtime: Runtime, label: str = "") -> Result
     runtime.check_libraries()
     # Before the parent is trained: a mistake in the second stage is found at once.
     setup = runtime.each_rank(lambda: build_stage(job))
-    parent = _parent(job, root, runtime, label)
+    parent = _parent(job, root, runtime, label, tracked)
     waiting = partial(logger.info, f"{run.path.name} is being run by another process; waiting for it")
     with runtime.entered_on_main(lambda: run.locked(waiting if runtime.settings.wait else None)):
         result = runtime.on_main(lambda: _take_over(run, fresh))
         if result is not None:
             return result
         with stage_threads(setup, runtime, run):
-            return _work(setup, run, parent, runtime, label or f"{job.resolved.name} seed {job.seed}")
+            name = label or f"{job.resolved.name} seed {job.seed}"
+            return _work(setup, run, parent, runtime, name, tracked or _tracked_alone(job))
 
 
 def _take_over(run: RunFolder, fresh: bool) -> Result | None:
@@ -113,13 +115,19 @@ def open_weights(path: Path) -> PretrainedWeights:
     return PretrainedWeights(path.resolve(), PretrainedParent(path.resolve()).result.key)
 
 
-def _parent(job: Job, root: Path, runtime: Runtime, label: str) -> PretrainedParent | None:
+def _tracked_alone(job: Job) -> TrackedRun:
+    """How trackers call a run that belongs to no study."""
+    arm = "scratch" if job.stage == "finetune" and job.parent is None else "spt"
+    return TrackedRun(f"{job.resolved.name}, seed {job.seed}, {arm}")
+
+
+def _parent(job: Job, root: Path, runtime: Runtime, label: str, tracked: TrackedRun | None) -> PretrainedParent | None:
     if job.parent is None:
         return None
     if isinstance(job.parent, PretrainedWeights):
         path = job.parent.path
     else:
-        run_stage(job.parent, root, runtime, label)
+        run_stage(job.parent, root, runtime, label, tracked)
         path = root / job.parent.name
     return runtime.each_rank(lambda: PretrainedParent(path))
 
@@ -139,7 +147,14 @@ def _start_from(parent: PretrainedParent, setup: StageSetup) -> None:
         )
 
 
-def _work(setup: StageSetup, run: RunFolder, parent: PretrainedParent | None, runtime: Runtime, label: str) -> Result:
+def _work(
+    setup: StageSetup,
+    run: RunFolder,
+    parent: PretrainedParent | None,
+    runtime: Runtime,
+    label: str,
+    tracked: TrackedRun,
+) -> Result:
     job, data = setup.job, setup.data
     if parent is not None:
         runtime.all_ranks(lambda: _start_from(parent, setup))
@@ -174,7 +189,11 @@ def _work(setup: StageSetup, run: RunFolder, parent: PretrainedParent | None, ru
         with (
             cleanup(lambda error: _record_stop(run, error, runtime.rank)),
             runtime.kernels(),
-            runtime.tracked("spt", run.path, {"key": job.key, "seed": job.seed, "recipe": job.resolved.name}),
+            runtime.tracked(
+                tracked._replace(name=f"{tracked.name}, {job.stage}"),
+                run.path,
+                {"key": job.key, "seed": job.seed, "recipe": job.resolved.name},
+            ),
         ):
             fitted = fit(setup, run, runtime, meta, f"{label} {job.stage}")
             result = _finish(setup, run, parent, fitted, records, repeated, described, runtime)
@@ -242,6 +261,7 @@ def _finish(
         test=scores,
         best_step=fitted.state.best_step,
         stop=fitted.stop,
+        parent_stop=parent.result.stop if parent is not None else None,
         own=fitted.state.ledger,
         total=fitted.state.ledger + (parent.result.total if parent is not None else Ledger()),
         parameters=setup.model.parameter_counts(),
