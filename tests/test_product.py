@@ -35,6 +35,16 @@ def test_products_are_right_in_every_layout(bias: torch.Tensor | None) -> None:
 
 
 @needs_onednn
+@pytest.mark.parametrize("transposed", [False, True])
+def test_parts_of_longer_rows_are_copied(transposed: bool) -> None:
+    """Left as they are they would take minutes."""
+    wide = torch.randn(256, 16384) if transposed else torch.randn(2048, 16384)
+    part = wide[:, :2048].T if transposed else wide[:, :256]
+    y = product.product(part, part)
+    assert torch.allclose(y[:3], part[:3] @ part.T, atol=1e-3)
+
+
+@needs_onednn
 @pytest.mark.parametrize("shape", [(M,), (2, 300), (2, 3, 100)])
 @pytest.mark.parametrize("biased", [True, False])
 def test_gradients_are_those_of_a_linear_map(shape: tuple[int, ...], biased: bool) -> None:

@@ -56,8 +56,8 @@ class _Linear(torch.autograd.Function):
 def product(
     a: Float[Tensor, "M K"], b: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None = None
 ) -> Float[Tensor, "M N"]:
-    """a b^T + bias, of which torch knows no gradient: for an autograd Function. `b` may be a transposed view at no
-    cost; `a`, if it is one, is copied."""
+    """a b^T + bias, of which torch knows no gradient: for an autograd Function. `b` may be the transpose of a contiguous
+    matrix at no cost; whatever else is not contiguous is copied."""
     return _by_onednn(a, b, bias) if _suits_onednn(a, b) else F.linear(a, b, bias)
 
 
@@ -77,7 +77,9 @@ def flop_formulas() -> dict[Any, Any]:
 
 
 def _by_onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    bias = None if bias is None else bias.contiguous()  # it does not look at the bias's strides
+    # It ignores a bias's strides, and takes minutes for a matrix of which the rows are part of longer ones.
+    a, bias = a.contiguous(), None if bias is None else bias.contiguous()
+    b = b if b.T.is_contiguous() else b.contiguous()
     result: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
     return result
 
