@@ -1,5 +1,5 @@
 # Each target works alone on a fresh machine; what is already there is used again.
-#   make quickstart   install, then compare scratch and self-pretraining on the embedded digits
+#   make quickstart   install, then compare two models, from scratch and self-pretrained, on the embedded digits
 #   make test         install with the test extra, then the test suite
 #   make slow         the tests that take minutes, or build and install the project
 #   make lint types   ruff; mypy on the wheel
@@ -20,7 +20,7 @@ PYTEST := $(BIN)/python -u -m pytest --numprocesses $(JOBS) --dist worksteal
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.installed
-	$(BIN)/spt compare quickstart $(ARGS)
+	$(BIN)/spt compare quickstart quickstart-dlr $(ARGS)
 
 test: $(VENV)/.installed-test
 	$(PYTEST) $(ARGS)

@@ -56,8 +56,8 @@ class _Linear(torch.autograd.Function):
 def product(
     a: Float[Tensor, "M K"], b: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None = None
 ) -> Float[Tensor, "M N"]:
-    """a b^T + bias, of which torch knows no gradient: for an autograd Function. `b` may be the transpose of a contiguous
-    matrix at no cost; whatever else is not contiguous is copied."""
+    """a b^T + bias, of which torch knows no gradient: for an autograd Function. `b` may be the transpose of a
+    contiguous matrix at no cost; whatever else is not contiguous is copied."""
     return _by_onednn(a, b, bias) if _suits_onednn(a, b) else F.linear(a, b, bias)
 
 
