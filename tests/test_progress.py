@@ -249,9 +249,34 @@ def test_status_tells_the_time_left_while_something_runs(tmp_path, monkeypatch):
 
 
 def study_requests(tmp_path, **keys) -> list[RunRequest]:
-    raw = {"kind": "compute", "recipes": [str(recipe_file(tmp_path))], "shares": [0, 0.5], "seeds": [3], **keys}
+    raw = {"kind": "compute", "recipes": [str(recipe_file(tmp_path))], "seeds": [3], **(keys or {"shares": [0, 0.5]})}
     grid = expand(validate(raw, "here"), False, MeasuredCosts(tmp_path, Runtime(SETTINGS)))
     return [*run_study.trial_requests(grid), *run_study.cell_requests(grid)]
+
+
+def names(asked: list[RunRequest]) -> list[tuple[str, str]]:
+    return [(request.job.stage, request.tracked.name.removeprefix("tiny, ")) for request in queue.in_order(asked)]
+
+
+def test_a_run_that_rows_share_is_called_by_what_they_have_in_common(tmp_path):
+    """A baseline of every share has none, a pretraining for all settings no setting."""
+    found = names(study_requests(tmp_path, shares=[0, 0.2, 0.4]))
+    assert found == [
+        ("pretrain", "share 0.2, seed 3, spt"),
+        ("finetune", "share 0.2, seed 3, spt"),
+        ("finetune", "seed 3, scratch"),
+        ("pretrain", "share 0.4, seed 3, spt"),
+        ("finetune", "share 0.4, seed 3, spt"),
+    ]
+    found = names(study_requests(tmp_path, kind="data", fractions=[0.5, 1], pretrain_on="all"))
+    assert found[:3] == [
+        ("pretrain", "pretrained on all inputs, seed 3, spt"),
+        ("finetune", "fraction 0.5, pretrained on all inputs, seed 3, spt"),
+        ("finetune", "fraction 0.5, pretrained on all inputs, seed 3, scratch"),
+    ]
+    found = names(study_requests(tmp_path, kind="tune", space={"learning_rate": [0.1, 0.2]}))
+    assert found[:2] == [("pretrain", "trial, seed 0, spt"), ("finetune", "trial, learning_rate 0.1, seed 0, spt")]
+    assert [stage for stage, _ in found].count("pretrain") == 1
 
 
 def test_a_run_is_called_by_its_row(tmp_path, monkeypatch):
@@ -262,7 +287,7 @@ def test_a_run_is_called_by_its_row(tmp_path, monkeypatch):
         called.append((job.stage, *tracked))
 
     monkeypatch.setattr(queue, "run_stage", run_stage)
-    asked = [request._replace(tracked=request.tracked._replace(group="s")) for request in study_requests(tmp_path)]
+    asked = [run_study._in_group(request, "s") for request in study_requests(tmp_path)]
     expected = [(stage, f"tiny, share 0.5, seed 3, {arm}", "s") for stage, arm in
                 (("pretrain", "spt"), ("finetune", "spt"), ("finetune", "scratch"))]  # fmt: skip
     run_here(asked, tmp_path / "runs", Runtime(SETTINGS))
@@ -281,7 +306,7 @@ def test_a_studys_runs_are_a_group(tmp_path, monkeypatch):
     runtime = Runtime(SETTINGS)
     grid = expand(validate(raw, "here"), False, MeasuredCosts(tmp_path, runtime))
     folder, _ = run_study.run_study(grid, tmp_path, ExecutionTarget(), runtime)
-    assert {request.tracked.group for request in seen} == {folder.name}
+    assert {request.tracked.group for request in queue.in_order(seen)} == {folder.name}
     assert seen[0].tracked.name == "tiny, trial, learning_rate 0.1, seed 0, spt"
 
 

@@ -24,7 +24,7 @@ def dry_run(grid: StudyGrid, folder: Path, costs: MeasuredCosts, part: tuple[int
     forecast = RuntimeForecast(root)
     runs = []
     for kind, requests in (("trial", in_order(trial_requests(grid))), ("run", in_order(cell_requests(grid)))):
-        for job, label, _ in shard(requests, *part) if part else requests:
+        for job, label, *_ in shard(requests, *part) if part else requests:
             if job.name in states:
                 cost = costs.estimate(job)
                 runs.append(

@@ -30,6 +30,7 @@ class RunRequest(NamedTuple):
     job: Job
     label: str  # for people, e.g. "[3/12] quickstart seed 1 spt:"
     tracked: TrackedRun | None = None  # how trackers call it, without the stage
+    parent_tracked: TrackedRun | None = None  # and the run it starts from
 
 
 class FailedRun(NamedTuple):
@@ -67,7 +68,7 @@ def in_order(
         if request.job.name in ordered:
             return
         if isinstance(parent, Job) and is_needed(request):
-            add(request._replace(job=parent))
+            add(request._replace(job=parent, tracked=request.parent_tracked or request.tracked))
         ordered[request.job.name] = request
 
     for request in requests:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from spt.runs.folder import RunFolder
 from spt.runs.plan import (
     ARMS,
     PLAN,
+    Factor,
     PlannedCell,
     PlannedSearch,
     PlannedTrial,
@@ -194,10 +195,7 @@ def _execute(
     built: dict[str, Built],
     progress: StudyProgress,
 ) -> list[FailedRun]:
-    requests = [
-        request._replace(tracked=request.tracked and request.tracked._replace(group=folder.name))
-        for request in requests
-    ]
+    requests = [_in_group(request, folder.name) for request in requests]
     if target.part is not None:
         requests = shard(requests, *target.part)
     root, settings = folder.parent, runtime.settings
@@ -225,25 +223,56 @@ def _jobs_at_once(requests: Sequence[RunRequest], root: Path, built: dict[str, B
     return min(launch.usable_cores(), len(left)) if all(built[_configuration(job)].small for job in left) else 1
 
 
+def _in_group(request: RunRequest, group: str) -> RunRequest:
+    tracked, parent = (run and run._replace(group=group) for run in (request.tracked, request.parent_tracked))
+    return request._replace(tracked=tracked, parent_tracked=parent)
+
+
 def trial_requests(grid: StudyGrid) -> list[RunRequest]:
-    trials = [(search, trial) for search in grid.searches for trial in search.trials]
+    trials = []
+    for search in grid.searches:
+        settings = {str(arm): tried for arm, tried in search.settings.items()}
+        trials += [(grid.rows[search.row].resolved.name, t, settings[t.arm][t.row]) for t in search.trials]
+    shared = _shared_levels([(t.job, setting) for _, t, setting in trials])
     requests = []
-    for i, (search, t) in enumerate(trials, 1):
-        name = grid.rows[search.row].resolved.name
+    for i, (name, t, _) in enumerate(trials, 1):
         label = f"[trial {i}/{len(trials)}] {name} setting {t.row} seed {t.job.seed} {t.arm}:"
-        setting = setting_text({str(arm): tried for arm, tried in search.settings.items()}[t.arm][t.row])
-        requests.append(RunRequest(t.job, label, TrackedRun(f"{name}, trial, {setting}, seed {t.job.seed}, {t.arm}")))
+        requests.append(_request(t, label, f"{name}, trial", shared))
     return requests
 
 
 def cell_requests(grid: StudyGrid) -> list[RunRequest]:
+    shared = _shared_levels([(cell.job, grid.rows[cell.row].factors) for cell in grid.cells])
     requests = []
     for i, cell in enumerate(grid.cells, 1):
-        factors = factors_text(grid.rows[cell.row].factors)
-        words = list(filter(None, [cell.job.resolved.name, factors, f"seed {cell.job.seed}", cell.arm]))
-        label = f"[{i}/{len(grid.cells)}] {' '.join(words)}:"
-        requests.append(RunRequest(cell.job, label, TrackedRun(", ".join(words))))
+        factors, name = factors_text(grid.rows[cell.row].factors), cell.job.resolved.name
+        words = " ".join(filter(None, [name, factors, f"seed {cell.job.seed}", cell.arm]))
+        requests.append(_request(cell, f"[{i}/{len(grid.cells)}] {words}:", name, shared))
     return requests
+
+
+Levels = Mapping[str, Factor]
+
+
+def _shared_levels(runs: Iterable[tuple[Job, Levels]]) -> dict[str, Levels]:
+    """By name, a run's levels as far as all rows (or settings) agree that have it: a baseline belongs to none alone."""
+    shared: dict[str, Levels] = {}
+    for job, levels in runs:
+        for run in with_ancestors(job):
+            known = shared.get(run.name, levels)
+            shared[run.name] = {name: value for name, value in known.items() if levels.get(name, ...) == value}
+    return shared
+
+
+def _request(cell: Cell, label: str, what: str, shared: Mapping[str, Levels]) -> RunRequest:
+    """The run of a cell; trackers call it, and the run it starts from, by what it is, its levels, seed and arm."""
+
+    def tracked(run: str) -> TrackedRun:
+        parts = (what, factors_text(shared[run]), f"seed {cell.job.seed}", cell.arm)
+        return TrackedRun(", ".join(filter(None, parts)))
+
+    parent = cell.job.parent_name
+    return RunRequest(cell.job, label, tracked(cell.job.name), tracked(parent) if parent else None)
 
 
 def apply_selection(grid: StudyGrid, root: Path) -> tuple[StudyGrid, StudyPlan, list[str]]:
