@@ -108,8 +108,10 @@ def test_the_verdict_comes_first_everywhere(tmp_path: Path) -> None:
     ("a", "b", "sentence", "changes"),
     [
         ((0.9, 0.8), (0.8, 0.9), "training from scratch misjudges their ranking, self-pretraining reverses it", True),
-        ((0.9, 0.9), (0.8, 0.9), "training from scratch misjudges their ranking", True),
-        ((0.8, 0.95), (0.8, 0.9), "training from scratch misjudges their ranking", True),
+        ((0.9, 0.899), (0.8, 0.901), "training from scratch misjudges their ranking", True),
+        ((0.799, 0.95), (0.801, 0.9), "training from scratch misjudges their ranking", True),
+        ((0.9, 0.902), (0.8, 0.9), "training from scratch overstates the lead of a; the order of their means", False),
+        ((0.8045, 0.95), (0.8, 0.9), "training from scratch understates the lead of a; the order of their means", False),
         ((0.85, 0.95), (0.8, 0.85), "their ranking stays, the lead of a grows", False),
         ((0.9, 0.95), (0.8, 0.9), "their ranking stays", False),
         ((0.9, 0.95), (0.8, 0.85), "Whether self-pretraining changes how they compare: not decided", False),
@@ -192,13 +194,33 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
             high p holm tests adjusted_low adjusted_high detectable rows ratios decision verdict""",
         "rankings": "task factors arm metric order unranked",
         "models_across_tasks": """label kind factors metric higher_is_better tasks models left_out averages friedman
-            contrasts changed verdict""",
+            contrasts changed verdict warnings""",
     }
     for name, expected in keys.items():
         assert set(value[name][0]) == set(expected.split()), name
     assert set(value["contrasts_between_models"][0]["ratios"]) == {
         "parameters", "flops_per_example", "seconds_per_step", "peak_bytes",
     }  # fmt: skip
+
+
+def test_what_is_decided_orders_a_ranking_before_means(tmp_path: Path) -> None:
+    """A model with more seeds has two bad ones that the other does not have."""
+    a: Scores = ([0.9, 0.91, 0.9, 0.91, 0.3, 0.3], [0.9] * 6)
+    b: Scores = ([0.8, 0.81, 0.805, 0.8], [0.85, 0.86, 0.85, 0.86])
+    comparison = only(collect.read_report([compared(tmp_path, {"a": a, "b": b})]))
+    assert comparison.contrasts[0].decision == "first" and comparison.models[0].scratch < comparison.models[1].scratch
+    assert comparison.rankings[0].order == (("a",), ("b",))
+
+
+def test_a_ranking_says_what_is_decided_within_a_tie_and_what_has_no_spread(tmp_path: Path) -> None:
+    models: dict[str, Scores] = {
+        "a": ([0.9, 0.91, 0.9, 0.91], [0.9] * 4),
+        "b": ([0.86, 0.93, 0.80, 0.95], [0.9] * 4),
+        "c": ([0.8, 0.81, 0.805, 0.8], [0.9] * 4),
+    }
+    verdict = only(collect.read_report([compared(tmp_path, models)])).verdict
+    assert "From scratch: a, b, c (not decided between commas;" in verdict and "; of these a beats c" in verdict
+    assert "After self-pretraining: a, b, c; 3 of 3 pairs differ by the same at every seed: no spread" in verdict
 
 
 # What cannot be compared
@@ -362,6 +384,17 @@ def test_a_model_that_misses_a_task_is_left_out(tmp_path: Path) -> None:
     (across,) = collect.read_report(folders).models_across_tasks
     assert (across.models, across.left_out) == (("a", "b"), ("c",))
     assert "Left out, since a task or an arm is missing: c" in across.verdict
+
+
+def test_different_data_are_not_averaged_over_tasks(tmp_path: Path) -> None:
+    other = {**SPLITS, "test": SplitRecord(rows=360, inputs="xx", targets="yy")}
+    folders = [compared(tmp_path / "1", {"a": A, "b": B})]
+    cells = arms(tmp_path / "2", 0, "a", *A, model="a", recipe="a", task="other")
+    cells += arms(tmp_path / "2", 1, "b", *B, model="b", recipe="b", task="other", data=other)
+    folders.append(plan(tmp_path / "2", cells, rows=[{"name": n, "task": "other", "model": n} for n in "ab"]))
+    report = collect.read_report(folders)
+    assert report.models_across_tasks == ()
+    assert "models are not compared over 2 tasks: of other they did not see the same data" in report.notes
 
 
 def test_average_is_welchs(tmp_path: Path) -> None:

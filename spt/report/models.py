@@ -4,6 +4,7 @@ Two models are compared where they share a task, a metric and a level of what a 
 is score - score; in the difference of the arms it is gain - gain, the interaction of model and self-pretraining.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import combinations
@@ -88,7 +89,7 @@ def _named(rows: Sequence[Comparison], notes: list[str]) -> ModelGroup:
     keys = [(comparison.row.model, comparison.row.recipe) for comparison in rows]
     models = [model for model, _ in sorted(set(keys))]
     group: ModelGroup = {}
-    metric = next((comparison.row.metric for comparison in rows if comparison.row.metric), "")
+    metric, direction = next(((r.row.metric, r.row.higher_is_better) for r in rows if r.row.metric), ("", True))
     for key, comparison in zip(keys, rows, strict=True):
         row = comparison.row
         name = row.model if models.count(row.model) == 1 else f"{row.model} ({row.recipe})"
@@ -98,17 +99,21 @@ def _named(rows: Sequence[Comparison], notes: list[str]) -> ModelGroup:
             notes.append(
                 f"{row.label} is not compared with other models: it is scored in {row.metric}, the others in {metric}"
             )
+        elif row.metric and row.higher_is_better != direction:
+            notes.append(f"{row.label} is not compared with other models: for it {metric} has the opposite direction")
         else:
             group[name] = comparison
     return group
 
 
 def _labels(groups: Sequence[ModelGroup]) -> list[str]:
+    """Task and level; where that is not enough, the study, and a number."""
     rows = [next(iter(group.values())).row for group in groups]
     labels = [f"{row.task}" + (f", {factors_text(row.factors)}" if row.factors else "") for row in rows]
-    return [
-        f"{label}, {row.source}" if labels.count(label) > 1 else label for label, row in zip(labels, rows, strict=True)
-    ]
+    for detail in ([row.source for row in rows], [f"#{number}" for number in range(1, len(rows) + 1)]):
+        taken = Counter(labels)
+        labels = [f"{label}, {more}" if taken[label] > 1 else label for label, more in zip(labels, detail, strict=True)]
+    return labels
 
 
 class ModelPair(NamedTuple):
@@ -260,14 +265,14 @@ def _comparison(group: ModelGroup, label: str, contrasts: tuple[ModelContrast, .
         higher_is_better=row.higher_is_better,
         models=models,
         contrasts=contrasts,
-        warnings=tuple(_warnings(group)),
+        warnings=tuple(model_warnings(group)),
     )
     rankings = tuple(rank(comparison, arm) for arm in ARMS)
     comparison = comparison.model_copy(update={"rankings": rankings})
     return comparison.model_copy(update={"verdict": model_verdict(comparison)})
 
 
-def _warnings(group: ModelGroup) -> Iterator[str]:
+def model_warnings(group: ModelGroup) -> Iterator[str]:
     """What the models of a comparison should have in common but do not."""
     seeds = {name: each.runs.seeds for name, each in group.items()}
     if len(set(seeds.values())) > 1:

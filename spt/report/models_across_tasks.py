@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from spt.report import stats
 from spt.report.format import abbreviate, is_percent, p_text, score_text, size_interval_text, size_text
-from spt.report.models import ModelGroup, ModelPair
+from spt.report.models import ModelGroup, ModelPair, model_pairs, model_warnings
 from spt.report.ranking import LEAD, Arm
 from spt.report.verdict import LEVEL, final_score
 from spt.runs.plan import ARMS, ArmName, Factor, Kind, Record, factors_text
@@ -63,6 +63,7 @@ class ModelsAcrossTasks(Record):
     contrasts: tuple[AverageContrast, ...]
     changed: tuple[tuple[str, str], ...]  # pairs whose order by mean rank differs between the arms
     verdict: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class _Tasks(NamedTuple):
@@ -89,11 +90,18 @@ def models_across_tasks(groups: Sequence[ModelGroup]) -> tuple[list[ModelsAcross
             )
         elif len(by_task) > 1:
             tasks = _complete(by_task)
-            if len(tasks.models) > 1:
+            if different := [task for task, group in by_task.items() if _saw_different_data(group)]:
+                why = f"of {different[0]} they did not see the same data"
+                notes.append(f"models are not compared over {len(by_task)} tasks: {why}")
+            elif len(tasks.models) > 1:
                 found.append(_across(tasks, level))
             else:
                 notes.append(f"models are not compared over {len(by_task)} tasks: fewer than two have a score in each")
     return found, notes
+
+
+def _saw_different_data(group: ModelGroup) -> bool:
+    return any(pair.difference().different_data for pair in model_pairs(group))
 
 
 def _complete(groups: dict[str, ModelGroup]) -> _Tasks:
@@ -141,6 +149,7 @@ def _across(tasks: _Tasks, level: str) -> ModelsAcrossTasks:
         friedman={arm: stats.friedman(oriented[arm]) for arm in ARMS},
         contrasts=tuple(_contrasts(tasks, rows[0].higher_is_better)) if metric else (),
         changed=tuple(changed),
+        warnings=tuple(f"{task}: {text}" for task, group in tasks.groups.items() for text in model_warnings(group)),
     )
     return across.model_copy(update={"verdict": ". ".join(_sentences(across))})
 
@@ -267,6 +276,6 @@ def _limits(across: ModelsAcrossTasks) -> Iterator[str]:
         smallest = p_text(min(1.0, least))
         yield f"{tasks} tasks are too few for Wilcoxon's test to tell any two models apart (smallest Holm p {smallest})"
     if any(each.average is not None and each.low is None for each in across.averages):
-        yield f"Averages have no interval where a task has fewer than {stats.FEWEST} seeds"
+        yield f"An average has no interval where a task has fewer than {stats.FEWEST} seeds, or where no score varies"
     if across.left_out:
         yield f"Left out, since a task or an arm is missing: {', '.join(across.left_out)}"

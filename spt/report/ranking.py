@@ -13,6 +13,7 @@ from spt.report.per_example import RowInterval
 from spt.report.verdict import Judgement
 from spt.runs.plan import ARMS, ArmName, Factor, Kind, Record
 
+UNDECIDED = ("open", "first alone", "second alone")  # by an interval, which bounds the difference
 UNEQUAL = 1.1  # ratio of costs above which two models do not count as equally large
 
 Arm = Literal["scratch", "spt", "difference"]
@@ -102,10 +103,13 @@ class ModelComparison(Record):
 
 
 def rank(comparison: ModelComparison, arm: ArmName) -> Ranking:
-    """Models by their mean score, with ties wherever not every model before beats every model after."""
-    scored = [(score, model.name) for model in comparison.models if (score := getattr(model, arm)) is not None]
-    names = [name for _, name in sorted(scored, key=lambda each: each[0], reverse=comparison.higher_is_better)]
+    """Models by what they are shown to beat, then by mean score, with ties wherever not every model before beats every
+    model after. Means may be of other seeds than contrasts, so they come second."""
     beats = {pair for contrast in comparison.contrasts if contrast.arm == arm and (pair := winner_loser(contrast))}
+    sign = -1 if comparison.higher_is_better else 1
+    scored = {model.name: sign * score for model in comparison.models if (score := getattr(model, arm)) is not None}
+    lead = {name: sum(name == a for a, _ in beats) - sum(name == b for _, b in beats) for name in scored}
+    names = sorted(scored, key=lambda name: (-lead[name], scored[name]))
     order: list[list[str]] = []
     for place, name in enumerate(names):
         if place and all((before, after) in beats for before in names[:place] for after in names[place:]):
@@ -221,9 +225,17 @@ def _change(pair: Pair) -> str:
         return f"their ranking stays, the lead of {gains[0]} grows" if before == gains else "their ranking stays"
     if before is not None and after is not None:
         return "training from scratch misjudges their ranking, self-pretraining reverses it"
-    if gains == (after or (before and before[::-1])):
+    if gains != (after or (before and before[::-1])):
+        return f"their ranking {'from scratch' if before is None else 'after self-pretraining'} is not decided"
+    if _order_of_means(pair.scratch) != _order_of_means(pair.spt):
         return "training from scratch misjudges their ranking"
-    return f"their ranking {'from scratch' if before is None else 'after self-pretraining'} is not decided"
+    sees = "overstates" if after is None else "understates"
+    return f"training from scratch {sees} the lead of {(after or before or gains)[0]}; the order of their means stays"
+
+
+def _order_of_means(contrast: ModelContrast) -> bool:
+    """Is the first one better in these seeds, decided or not?"""
+    return ((contrast.difference or 0.0) > 0) == contrast.higher_is_better
 
 
 def changes_ranking(pair: Pair) -> bool:
@@ -233,20 +245,20 @@ def changes_ranking(pair: Pair) -> bool:
 
 def _ranking_sentence(comparison: ModelComparison, arm: ArmName) -> str:
     ranking = next(each for each in comparison.rankings if each.arm == arm)
-    tied = [
-        contrast
-        for contrast in comparison.contrasts
-        if contrast.arm == arm and winner_loser(contrast) is None and contrast.low is not None
-    ]
-    groups = [", ".join(group) for group in ranking.order]
-    sentence = f"{LEAD[arm]}: " + (" > ".join(groups) if groups else "no model has a score")
-    if tied:
-        largest = max(tied, key=lambda contrast: max(abs(contrast.low or 0), abs(contrast.high or 0)))
-        sentence += (
-            f" (not decided between commas; up to {_at_most(largest)}{_unit(largest)} of difference are possible)"
-        )
-    if any(each.decision == "too few seeds" for each in comparison.contrasts if each.arm == arm):
-        sentence += "; nothing can be decided with fewer than three seeds"
+    contrasts = [contrast for contrast in comparison.contrasts if contrast.arm == arm]
+    sentence = f"{LEAD[arm]}: " + (" > ".join(map(", ".join, ranking.order)) or "no model has a score")
+    if opened := [contrast for contrast in contrasts if contrast.decision in UNDECIDED]:
+        largest = max(opened, key=lambda contrast: max(abs(contrast.low or 0), abs(contrast.high or 0)))
+        possible = f"differences of up to {_at_most(largest)}{_unit(largest)} are possible"
+        sentence += f" (not decided between commas; {possible})"
+    groups = {name: group for group in ranking.order for name in group}
+    if inside := [pair for each in contrasts if (pair := winner_loser(each)) and groups[pair[0]] is groups[pair[1]]]:
+        sentence += f"; of these {', '.join(f'{a} beats {b}' for a, b in inside)}"
+    few = [contrast for contrast in contrasts if contrast.decision == "too few seeds"]
+    if few:
+        sentence += f"; {len(few)} of {len(contrasts)} pairs cannot be decided with fewer than three seeds"
+    if flat := sum(contrast.decision == "no spread" for contrast in contrasts):
+        sentence += f"; {flat} of {len(contrasts)} pairs differ by the same at every seed: no spread to judge them by"
     return sentence + (f"; without a score: {', '.join(ranking.unranked)}" if ranking.unranked else "")
 
 

@@ -56,7 +56,7 @@ def statements(report: Report) -> list[Statement]:
 def model_statements(report: Report) -> list[Statement]:
     """Which model is better in each arm, and whether self-pretraining changes that."""
     over_tasks = [
-        Statement(f"{across.label}: {abbreviate(across.models, 4)}", across.verdict)
+        Statement(f"{across.label}: {abbreviate(across.models, 4)}", across.verdict, across.warnings)
         for across in report.models_across_tasks
     ]
     return over_tasks + [

@@ -158,7 +158,7 @@ RANKINGS = TableSpec(
     text_columns=4,
     narrow=((0, 1, 2),),
     caption="It splits (>) only where every model before is shown to beat every model after; models with a comma "
-    "between them stand in the order of their means, which is not decided.",
+    "between them are not all told apart: the contrasts say which.",
 )
 
 

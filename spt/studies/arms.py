@@ -51,7 +51,7 @@ def canonical(text: str) -> str:
         kind, value = "parts", kind
     if kind in (*ARMS, "frozen", "shuffled") and "=" not in text:
         return kind
-    if kind == "parts" and value:
+    if kind == "parts" and value and all(part.strip() for part in value.split("+")):
         return "parts=" + "+".join(part.strip() for part in value.split("+"))
     if kind == "other" and value:
         return f"other={value}"

@@ -302,7 +302,7 @@ class Tune(_Study):
             if isinstance(values, Range):
                 if self.trials is None:
                     raise ValueError(f"space.{name} is a range, so the number of trials is needed (trials: 20)")
-            elif not values or len(set(map(repr, values))) < len(values):
+            elif not values or len({(isinstance(value, bool), value) for value in values}) < len(values):
                 raise ValueError(f"space.{name} must be a list of different values")
         if len(budgets := [name for name in self.space if name.removeprefix(PRETRAIN) in BUDGETS]) > 1:
             raise ValueError(f"{' and '.join(budgets)} are both pretraining's budget; keep one")
