@@ -504,9 +504,9 @@ def _as_costly(study: Tune, base: BaseRecipe, candidates: Iterable[Setting], spt
         job = Job(with_settings(recipe, setting, "scratch"), "finetune", 0)
         spent += _flops(costs, [job]) * len(study.trial_seeds)
     all_of_them = "as many as a search may have" if len(chosen) == MOST_SETTINGS else "all that the space has for it"
-    short = "" if spent >= total * (1 - 1e-9) else f", {all_of_them}"
+    same, short = ("the same", "") if spent >= total * (1 - 1e-9) else ("not the same", f", {all_of_them}")
     base.notes.append(
-        f"{recipe.name}: the same total compute: SPT tries {len(spt)} settings for {total:.3g} operations, scratch "
+        f"{recipe.name}: {same} total compute: SPT tries {len(spt)} settings for {total:.3g} operations, scratch "
         f"{len(chosen)} for {spent:.3g}{short}"
     )
     return chosen
