@@ -24,7 +24,7 @@ queries and keys, C = c chunk length or L, G chunks of all sequences, R queries 
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +54,8 @@ _IN_CACHE, _ON_GPU = 1 << 18, 1 << 25  # attention weights computed at a time
 
 
 class Config(BackboneConfig):
+    inner_widths: ClassVar[tuple[str, ...]] = ("d_ff", "d_attention", "d_hidden")
+
     d_state: int = Field(16, ge=1, description="moving averages per feature, each with its own decay rate")
     d_attention: int = Field(64, ge=1, description="width of queries and keys")
     d_hidden: int | None = Field(None, ge=1, description="width of the values; default: 2 d_model")

@@ -1,7 +1,7 @@
 """Options that models share, as pydantic models. Nothing here or imported from here needs torch."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,14 +16,21 @@ SMOKE_SIZES = {  # in this order: what divides d_model comes before it
     **{"n_ssm": 4, "d_head": 8, "d_model": 32, "n_layers": 2, "d_ff": 64, "n_experts": 4, "d_state": 16},
     **{"kernel_dim": 8, "d_attention": 16, "d_hidden": 64, "window": 16, "chunk": 16, "max_kernel_length": 32},
 }
-INNER_WIDTHS = ("d_ff", "d_hidden")  # which grow with d_model
 FEED_FORWARD_OPTIONS = {"feed_forward", "d_ff", "ff_activation", "ff_dropout", *SWITCH_OPTIONS}
+
+
+def rescaled(width: int, ratio: float) -> int:
+    """A width times a ratio, as a whole number; an even one stays even."""
+    unit = 1 if width % 2 else 2
+    return max(unit, unit * round(width * ratio / unit))
 
 
 class BackboneConfig(BaseModel):
     """Options that every model has."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    inner_widths: ClassVar[tuple[str, ...]] = ("d_ff",)  # options that grow with d_model where models are made equal
 
     d_model: int = Field(128, ge=1, description="width D of the residual stream")
     n_layers: int = Field(4, ge=1, description="number of blocks; the model decides what a block holds")
@@ -74,10 +81,13 @@ class BackboneConfig(BaseModel):
         known = {name for base in ours if issubclass(base, BackboneConfig) for name in base.model_fields}
         return {name: size for name, size in SMOKE_SIZES.items() if name in known and getattr(self, name) is not None}
 
-    def with_width(self, d_model: int) -> dict[str, int]:
-        """The options of the same network with another width: inner widths that are given keep their ratio to it."""
-        inner = {name: value for name in INNER_WIDTHS if (value := getattr(self, name, None)) is not None}
-        return {"d_model": d_model, **{name: max(1, round(v * d_model / self.d_model)) for name, v in inner.items()}}
+    def at_scale(self, option: Literal["d_model", "n_layers"], value: int) -> dict[str, int]:
+        """The options that change with this one: of another width, inner widths too, which keep their ratio to it.
+        Even ones stay even, since half a head may be rotated. Raises ValueError where the model has one size."""
+        if option == "n_layers":
+            return {option: value}
+        inner = {name: width for name in self.inner_widths if (width := getattr(self, name)) is not None}
+        return {option: value, **{name: rescaled(width, value / self.d_model) for name, width in inner.items()}}
 
     def refuse_changed(self, names: Iterable[str], why: str) -> None:
         """Refuse other values of these options than their defaults, since they would have no effect."""

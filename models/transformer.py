@@ -9,7 +9,7 @@ L² D becomes L w D.
 
 import math
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -26,6 +26,8 @@ PARAMETERS = 793_344
 
 
 class Config(BackboneConfig):
+    inner_widths: ClassVar[tuple[str, ...]] = ("d_ff", "d_head")
+
     n_heads: int = Field(4, ge=1, description="attention heads; divides d_model, unless d_head is given")
     d_head: int | None = Field(None, ge=1, description="width of a head; default: d_model / n_heads")
     n_kv_heads: int | None = Field(

@@ -180,6 +180,15 @@ def test_padding_is_masked_where_that_works(name, fixed):
     assert model.padded_length(9) == (72 if fixed else round_up(9, model.pad_to_multiple_of))
 
 
+def test_inner_widths_that_are_given_grow_with_the_width():
+    given = {"intermediate_size": 96, "num_attention_heads": 2}
+    scaled = hf.Config(architecture="gpt_neox", d_model=64, options=given).at_scale("d_model", 96)
+    assert scaled == {"d_model": 96, "options.intermediate_size": 144}
+    assert hf.Config(d_model=64).at_scale("n_layers", 3) == {"n_layers": 3}
+    with pytest.raises(ValueError, match=r"the checkpoint \./here has one size"):
+        hf.Config(checkpoint="./here").at_scale("n_layers", 3)
+
+
 def test_without_options_it_is_a_small_llama():
     model = hf.build(hf.Config(max_length=64))
     assert model.model_type == "llama" and model.config.hidden_size == 128 and model.config.intermediate_size == 512

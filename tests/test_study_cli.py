@@ -106,10 +106,34 @@ def test_every_kind_has_its_command(tmp_path):
     assert changed_recipe["rows"][0]["parameters"] < sizes["rows"][1]["parameters"]
 
 
+def test_models_of_equal_size_are_found_once(tmp_path):
+    """Asked for again, by its folder or by the same command, the study has the same runs."""
+    recipe_file(tmp_path, model__d_ff=64).rename(tmp_path / "wide.yaml")
+    recipe_file(tmp_path)
+    command = ("models", "tiny.yaml", "wide.yaml", "--seeds", "1")
+    found = planned(*command)
+    tiny, wide = found["rows"]
+    assert tiny["changes"] == {} and wide["changes"]["d_ff"] == 4 * wide["changes"]["d_model"]
+    assert abs(wide["parameters"] / tiny["parameters"] - 1) < 0.05 and wide["flops_per_example"] > 0
+    assert f"d_model {wide['changes']['d_model']}, d_ff" in call("study", *command, "--dry-run").stdout
+    call("study", *command)
+    (folder,) = (tmp_path / "runs").glob("models-*")
+    assert folder.name == found["study"]
+    assert yaml.safe_load((folder / "study.yaml").read_text())["scaled"][str(tmp_path / "wide.yaml")] == wide["changes"]
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("result.json")}
+    assert len(before) == 6
+    call("study", "run", folder)
+    call("study", *command)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("result.json")}
+    assert len(list((tmp_path / "runs").glob("models-*"))) == 1
+    assert "6 of 6 runs done" in call("study", "status").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
         (("compute",), 2, "Missing argument"),
+        (("models", "tiny.yaml"), 2, "name at least two"),
         (("compute", "tiny.yaml", "--shares", "a,b"), 2, "--shares a,b: numbers"),
         (("compute", "tiny.yaml", "--shares", "2"), 2, "shares"),
         (("compute", "nosuch"), 2, "unknown recipe"),

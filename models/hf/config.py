@@ -4,7 +4,7 @@ import difflib
 import inspect
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import transformers
 from pydantic import Field, model_validator
@@ -13,7 +13,8 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from spt.models.base import BackboneConfig
 from spt.models.hf import sizes
-from spt.models.hf.sizes import REFUSED, RESERVED, TRAINING, Settings, round_up
+from spt.models.hf.sizes import INNER_WIDTHS, REFUSED, RESERVED, TRAINING, Settings, round_up
+from spt.models.options import rescaled
 
 HUB_NAME = re.compile(r"([\w.-]+/)?[\w.-]+")
 PROVISIONAL_LENGTH = 1024  # stands for the longest sequence while a recipe is read
@@ -41,6 +42,13 @@ class Config(BackboneConfig):
     def smoke_sizes(self) -> dict[str, int]:
         """A checkpoint's sizes are fixed. Four layers: architectures have up to four kinds of them, in turn."""
         return {"d_model": 64, "n_layers": 4} if self.checkpoint is None else {}
+
+    def at_scale(self, option: Literal["d_model", "n_layers"], value: int) -> dict[str, int]:
+        if self.checkpoint is not None:
+            raise ValueError(f"{self.label} has one size")
+        given = self.options.items() if option == "d_model" else ()
+        inner = {f"options.{name}": width for name, width in given if name in INNER_WIDTHS and type(width) is int}
+        return {option: value, **{place: rescaled(width, value / self.d_model) for place, width in inner.items()}}
 
     @model_validator(mode="before")
     @classmethod

@@ -92,6 +92,15 @@ RESERVED = {  # not to be set under options, because the recipe's own options de
 WINDOWS = ("sliding_window", "local_attention", "attention_window_size", "attention_chunk_size", "window_size")
 HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads", "mamba_n_heads", "n_mamba_heads", "mamba_num_heads")
 
+HEAD_WIDTHS = ("head_dim", "attention_head_size")
+EMBEDDING_WIDTHS = ("embedding_size", "word_embed_proj_dim")
+FEED_FORWARD_WIDTHS = ("intermediate_size", "ffn_dim", "hidden_dim", "d_inner", "feed_forward_size", "dff")
+INNER_WIDTHS = (  # settings that grow with d_model where they are given
+    *(*HEAD_WIDTHS, *EMBEDDING_WIDTHS, *FEED_FORWARD_WIDTHS, "n_inner", "shared_intermediate_size"),
+    *("moe_intermediate_size", "moe_shared_expert_intermediate_size", "mamba_d_ssm", "mamba_head_dim"),
+    *("linear_key_head_dim", "linear_value_head_dim", "adapter_rank"),
+)
+
 
 def small_sizes(model_type: str, d: int, n: int, options: Settings) -> Settings:
     """Sizes that follow from d_model, n_layers and the number of heads; every architecture has some of these."""
@@ -100,9 +109,9 @@ def small_sizes(model_type: str, d: int, n: int, options: Settings) -> Settings:
         heads = next(heads for heads in (4, 2, 1) if d % heads == 0)
     return {
         **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), heads),
-        **dict.fromkeys(("head_dim", "attention_head_size"), d // heads),
-        **dict.fromkeys(("embedding_size", "word_embed_proj_dim"), d),
-        **dict.fromkeys(("intermediate_size", "ffn_dim", "hidden_dim", "d_inner", "feed_forward_size", "dff"), 4 * d),
+        **dict.fromkeys(HEAD_WIDTHS, d // heads),
+        **dict.fromkeys(EMBEDDING_WIDTHS, d),
+        **dict.fromkeys(FEED_FORWARD_WIDTHS, 4 * d),
         **{"type_vocab_size": 1, "hidden_size": d, "num_hidden_layers": n},
         **SPECIAL_SIZES.get(model_type, lambda *_: {})(d, n, heads),
     }

@@ -172,7 +172,7 @@ def study_models(
     arguments: RecipesArgument,
     match: Annotated[
         Literal["parameters", "flops", "time", "none"],
-        typer.Option("--match", help="What is made equal: parameters, FLOPs per example, seconds per step, nothing."),
+        typer.Option("--match", help="What is made equal: parameters, FLOPs or seconds per example, nothing."),
     ] = "parameters",
     scale: Annotated[
         Literal["width", "depth"], typer.Option("--scale", help="What is changed for that: d_model, or n_layers.")

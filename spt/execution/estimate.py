@@ -74,7 +74,9 @@ class MeasuredCosts:
             return self.runtime.on_main(keep)  # process 0's, for all
 
     def _measure(self, job: Job) -> float:
-        logger.info(f"{job.resolved.name}: measuring the time of a step of {job.settings_name}")
+        model = job.resolved.recipe.model.options
+        size = f"{model['n_layers']} layers of width {model['d_model']}"
+        logger.info(f"{job.resolved.name}: measuring the time of a step of {job.settings_name}, {size}")
         setup = build_stage(job)
         with stage_threads(setup, self.runtime):
             return statistics.median(time_steps(setup, self.runtime, WARM + TIMED)[WARM:])

@@ -8,21 +8,22 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from pydantic import ValidationError
 
 from spt.config.budget import steps_per_epoch, total_steps
 from spt.config.job import Cell, Job
-from spt.config.load import load
+from spt.config.load import complete_part, load
 from spt.config.objectives import OBJECTIVE_OPTIONS
+from spt.config.overrides import apply_overrides
 from spt.config.plugins import find_plugin
-from spt.config.recipe import BUDGETS, Part, ResolvedRecipe, Section, Train
+from spt.config.recipe import BUDGETS, Part, Recipe, ResolvedRecipe, Section, Train
 from spt.config.validation import validate_values, validation_messages
 from spt.errors import RecipeError, UsageError
 from spt.models.options import BackboneConfig
-from spt.runs.plan import ARMS, ArmName, Axis, Factor, SearchProtocol, Smoke, Total
+from spt.runs.plan import ARMS, ArmName, Axis, Factor, SearchProtocol, Smoke, Total, factors_text
 from spt.studies.arms import Arm, control, main_arms, with_task_of
 from spt.studies.equal_size import TOLERANCE, nearest_scales
 from spt.studies.schema import (
@@ -177,6 +178,14 @@ class BaseRecipe:
         task = Part(**{**recipe.task.model_dump(), **options})
         return self.costs.identify_data(replace(self.resolved, recipe=recipe.model_copy(update={"task": task})))
 
+    def with_model(self, changes: Mapping[str, int]) -> ResolvedRecipe:
+        """The recipe with other options of its model, those of `hf` by dotted place. Raises RecipeError."""
+        recipe = self.resolved.recipe
+        tree = {"model": recipe.model.model_dump(mode="json")}
+        apply_overrides(tree, {f"model.{name}": value for name, value in changes.items()})
+        model = complete_part("models", self.source, tree["model"], "model")
+        return replace(self.resolved, recipe=recipe.model_copy(update={"model": model}))
+
     def with_inputs_of(self, pretraining: ResolvedRecipe, source: str) -> ResolvedRecipe:
         """A pretraining on the inputs of the task that another recipe names, as it stands there."""
         other = self.costs.identify_data(load(source, smoke=self.smoke))
@@ -202,20 +211,44 @@ def _equal_models(study: Models, bases: Sequence["BaseRecipe"]) -> list[GridRow]
     """One row for each model, every one after the first at the scale where it costs as much."""
     first = bases[0]
     for base in bases[1:]:
-        mine, yours = (each.resolved.recipe.task.model_dump() for each in (base, first))
-        if differing := sorted(key for key in mine.keys() | yours.keys() if mine.get(key) != yours.get(key)):
-            raise UsageError(
-                f"{base.source} and {first.source} differ in task.{differing[0]}, but models are compared on the same "
-                f"data: set task.{differing[0]}=… for both"
-            )
+        _check_same_question(base, first)
     if first.smoke:
         first.notes.append("models of a smoke run are small, whatever they are matched on")
     rows = []
     for base in bases:
         changes = {} if base is first or first.smoke else _equal_changes(study, base, first)
-        scaled = base.variant(_model_changes(changes)) if changes else base.resolved
-        rows.append(_with_controls(GridRow(scaled, changes=changes), study, base))
+        rows.append(_with_controls(GridRow(base.with_model(changes), changes=changes), study, base))
     return rows
+
+
+def _check_same_question(base: "BaseRecipe", first: "BaseRecipe") -> None:
+    """Two recipes have the same data and are scored by the same metric."""
+    mine, yours = _question(base.resolved.recipe), _question(first.resolved.recipe)
+    if mine["task.name"] != yours["task.name"]:
+        raise UsageError(
+            f"{base.source} is on the task {mine['task.name']}, {first.source} on {yours['task.name']}, but models are "
+            "compared on the same data; name recipes of one task"
+        )
+    if differing := sorted(key for key in mine.keys() & yours.keys() if mine[key] != yours[key]):
+        values = [f"{key} ({mine[key]}, {yours[key]})" for key in differing]
+        hint = " and ".join(f"{key}=…" for key in differing)
+        raise UsageError(
+            f"{base.source} and {first.source} differ in {' and '.join(values)}, but models are compared on the same "
+            f"data, by the same metric; set {hint} for both"
+        )
+
+
+def _question(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe asks of its model: the task, and the score that is compared."""
+    objective = recipe.finetune.objective.options
+    metric = objective["metric"]
+    asked = {"auto": ["metric", "loss"], "loss": ["metric", "loss", "class_weights"]}  # a metric that follows from them
+    return {
+        **{f"task.{name}": value for name, value in recipe.task.model_dump().items()},
+        **{f"finetune.objective.{name}": objective[name] for name in asked.get(metric, ["metric"])},
+        "finetune.train.metric_average": recipe.train("finetune").metric_average,
+        "scratch.train.metric_average": recipe.train("scratch").metric_average,
+    }
 
 
 def _scaled(study: Models, rows: Sequence[GridRow], smoke: Smoke) -> dict[str, dict[str, int]] | None:
@@ -227,49 +260,75 @@ def _scaled(study: Models, rows: Sequence[GridRow], smoke: Smoke) -> dict[str, d
 
 def _equal_changes(study: Models, base: "BaseRecipe", first: "BaseRecipe") -> dict[str, int]:
     """Options of the recipe's model that make it cost as much as the first recipe's."""
-    if study.scaled is not None:
-        return study.scaled[base.source]
     if study.match == "none":
         return {}
-    option = "d_model" if study.scale == "width" else "n_layers"
-    given = base.resolved.recipe.model.options[option]
+    if study.scaled is not None:
+        _check_scaled(study, study.scaled[base.source], base, first)
+        return study.scaled[base.source]
+    option: Literal["d_model", "n_layers"] = "d_model" if study.scale == "width" else "n_layers"
+    config, given = base.model_config(), base.resolved.recipe.model.options[option]
 
     def options(value: int) -> dict[str, int]:
-        return base.model_config().with_width(value) if study.scale == "width" else {"n_layers": value}
+        return {} if value == given else config.at_scale(option, value)
+
+    def accepts(value: int) -> bool:
+        try:
+            base.with_model(options(value))
+        except RecipeError:
+            return False
+        return True
 
     def cost(value: int) -> float | None:
         try:
-            changed = base.resolved if value == given else base.variant(_model_changes(options(value)))
-            return _network_cost(study, changed, base.costs)
-        except (UsageError, RecipeError):
-            if value == given:
-                raise
+            return _network_cost(study, base.with_model(options(value)), base.costs)
+        except UsageError:
             return None
 
-    target = _network_cost(study, first.resolved, base.costs)
-    found = nearest_scales(cost, given, target)
+    target, own = (_network_cost(study, each.resolved, base.costs) for each in (first, base))
+    if abs(own / target - 1) <= TOLERANCE:
+        return {}
+    try:
+        config.at_scale(option, given)
+    except ValueError as error:  # it has one size
+        raise UsageError(f"{base.source}: {error}; name this recipe first, which is never changed") from error
+    found = nearest_scales(cost, given, target, accepts=accepts, enough=TOLERANCE if study.match == "time" else 0.0)
     if abs(found.best.cost / target - 1) > TOLERANCE:
-        near = [f"{scale.cost:,.4g} at {option}={scale.value}" for scale in (found.below, found.above) if scale]
+        near = [scale for scale in (found.below, found.above) if scale]
+        nearest = " and ".join(f"{_amount(study, scale.cost)} at {option}={scale.value}" for scale in near)
         raise UsageError(
             f"{base.source}: no {study.scale} makes its {_MATCHED[study.match]} equal to those of {first.source} "
-            f"({target:,.4g}) within {100 * TOLERANCE:.0f} %; the nearest are {' and '.join(near)}; change another "
-            f"option of either model, or use --scale {'depth' if study.scale == 'width' else 'width'} or --match none"
+            f"({_amount(study, target)}) within {100 * TOLERANCE:.0f} %; the nearest {'are' if near[1:] else 'is'} "
+            f"{nearest}; change another option of either model, name this recipe first, or use "
+            f"--scale {'depth' if study.scale == 'width' else 'width'} or --match none"
         )
-    return {} if found.best.value == given else options(found.best.value)
+    return options(found.best.value)
 
 
-_MATCHED = {"parameters": "parameters", "flops": "operations per example", "time": "seconds per step"}
+_MATCHED = {"parameters": "parameters", "flops": "operations per example", "time": "seconds per example"}
 
 
-def _model_changes(options: Mapping[str, int]) -> Changes:
-    return {f"model.{name}": value for name, value in options.items()}
+def _amount(study: Models, cost: float) -> str:
+    return f"{cost:,.0f}" if study.match == "parameters" else f"{cost:.4g}"
+
+
+def _check_scaled(study: Models, changes: Mapping[str, int], base: "BaseRecipe", first: "BaseRecipe") -> None:
+    """What was found before still makes the model as large as the first; times are another machine's to find."""
+    if study.match == "time":
+        return
+    cost, target = (_network_cost(study, recipe, base.costs) for recipe in (base.with_model(changes), first.resolved))
+    if abs(cost / target - 1) > TOLERANCE:
+        raise UsageError(
+            f"{base.source}: with what the study's file has under scaled ({factors_text(changes) or 'no change'}) it "
+            f"has {_amount(study, cost)} {_MATCHED[study.match]}, {first.source} {_amount(study, target)}; take scaled "
+            "out of the file, so that it is found for the recipes as they are now"
+        )
 
 
 def _network_cost(study: Models, recipe: ResolvedRecipe, costs: CostModel) -> float:
     """What models are matched on, of the network that is trained on the task."""
     job = Job(recipe, "finetune", 0)
     if study.match == "time":
-        return costs.seconds_per_step(job)
+        return costs.seconds_per_step(job) / job.train.batch_size
     estimate = costs.estimate(job)
     return float(estimate.parameters) if study.match == "parameters" else estimate.flops / estimate.examples
 

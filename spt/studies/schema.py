@@ -94,7 +94,7 @@ class Models(_WithArms):
     match: Literal["parameters", "flops", "time", "none"] = Field(
         "parameters",
         description="what is made equal, within 5 % of the first recipe's: parameters, operations per example, seconds "
-        "per step (measured here, once), or nothing",
+        "per example (measured here, once), or nothing",
     )
     scale: Literal["width", "depth"] = Field(
         "width", description="what is changed: d_model (with inner widths), or n_layers"
@@ -109,6 +109,11 @@ class Models(_WithArms):
             raise ValueError("one recipe is no comparison of models; name at least two")
         if self.scaled is not None and (odd := set(self.scaled) ^ set(self.recipes)):
             raise ValueError(f"scaled must hold every recipe; {min(odd)} is missing from it or from recipes")
+        changed = [name for name, changes in (self.scaled or {}).items() if changes]
+        if changed and self.match == "none":
+            raise ValueError(f"match none changes no model, but scaled changes that of {changed[0]}; take scaled out")
+        if self.recipes[0] in changed:
+            raise ValueError(f"scaled changes {changed[0]}, but the first recipe is what the others are made equal to")
         return self
 
 
