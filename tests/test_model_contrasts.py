@@ -111,7 +111,7 @@ def test_the_verdict_comes_first_everywhere(tmp_path: Path) -> None:
         ((0.9, 0.899), (0.8, 0.901), "training from scratch misjudges their ranking", True),
         ((0.799, 0.95), (0.801, 0.9), "training from scratch misjudges their ranking", True),
         ((0.9, 0.902), (0.8, 0.9), "training from scratch overstates the lead of a; the order of their means", False),
-        ((0.8045, 0.95), (0.8, 0.9), "training from scratch understates the lead of a; the order of their means", False),
+        ((0.8045, 0.95), (0.8, 0.9), "training from scratch understates the lead of a; the order of", False),
         ((0.85, 0.95), (0.8, 0.85), "their ranking stays, the lead of a grows", False),
         ((0.9, 0.95), (0.8, 0.9), "their ranking stays", False),
         ((0.9, 0.95), (0.8, 0.85), "Whether self-pretraining changes how they compare: not decided", False),
