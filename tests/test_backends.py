@@ -136,7 +136,7 @@ def test_keops_gives_what_torch_gives(keops, shared):
                 found[name] = [kernel, *torch.autograd.grad(kernel, given, cotangent)]
         for ours, theirs in zip(found["keops"], found["torch"], strict=True):
             assert ours.dtype == torch.float32 and ours.shape == theirs.shape
-            assert (ours - theirs).abs().max() <= 2e-6 * theirs.abs().max()
+            assert (ours - theirs).abs().max() <= 4e-6 * theirs.abs().max()
 
 
 @pytest.mark.slow
