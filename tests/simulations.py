@@ -93,7 +93,7 @@ def false_interaction(n: int, draws: int) -> float:
     return _share([any(winner_loser(pair.interaction) for pair in pairs_of(one)) for one in every])
 
 
-# A leads by 4.5 points from scratch and after self-pretraining, where B's scores vary less sharply: nothing changes.
+# a leads by 4.5 points in both arms: nothing changes.
 STEADY = {"a": (0.845, 0.845), "b": (0.8, 0.8)}
 
 
@@ -102,7 +102,7 @@ def false_change(n: int, draws: int) -> float:
     return _share([any(map(changes_ranking, pairs_of(one))) for one in reports(n, draws, STEADY)])
 
 
-# The lead shrinks from 5 points to 1, but a leads in both arms.
+# The lead of a shrinks from 5 points to 1.
 SHRINKING = {"a": (0.85, 0.81), "b": (0.8, 0.8)}
 
 

@@ -1,4 +1,4 @@
-"""Controls: what is trained, loaded, shuffled or added differs from scratch and SPT in exactly what is said."""
+"""Each control changes one thing only: weights are frozen, parts loaded, steps shuffled, or a loss added."""
 
 import json
 import signal

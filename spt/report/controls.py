@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from spt.report.arms import Arm, Comparison, cost_ratios, summarise_arm
-from spt.report.verdict import Difference, Judgement, adjusted_fields, ended_by_clock, final_score
+from spt.report.verdict import Difference, PairedContrast, adjusted_fields, ended_by_clock, final_score
 from spt.runs.index import Failure, control_outcomes
 from spt.runs.plan import Ended, Factor, Record
 from spt.runs.result import Result
@@ -35,25 +35,6 @@ class ControlSeed(Record):
     pretrain_run: str | None
 
 
-class ControlContrast(Record):
-    """A control against scratch, or SPT against a control, paired by seed."""
-
-    first: str
-    second: str
-    metric: str
-    higher_is_better: bool
-    n: int
-    planned: int
-    difference: float | None  # first - second, in the metric's own units
-    low: float | None  # paired t interval
-    high: float | None
-    p: float | None
-    holm: float | None = None  # adjusted for all contrasts with controls of the report
-    tests: int = 0
-    decision: Judgement
-    verdict: str
-
-
 class Control(Record):
     """An arm beside scratch and SPT, of one row. Means, costs and differences are over the n seeds that all three
     arms have finished."""
@@ -70,14 +51,14 @@ class Control(Record):
     score: float | None
     cost: Arm | None
     ratios: dict[str, float | None]  # control : scratch, by field of `Cost`, its pretraining included
-    over_scratch: ControlContrast  # control - scratch
-    below_spt: ControlContrast  # SPT - control
+    over_scratch: PairedContrast  # control - scratch; Holm over all contrasts with controls of the report
+    below_spt: PairedContrast  # SPT - control
     verdict: str
     seeds: tuple[ControlSeed, ...]
     failures: tuple[Failure, ...]
 
     @property
-    def contrasts(self) -> tuple[ControlContrast, ControlContrast]:
+    def contrasts(self) -> tuple[PairedContrast, PairedContrast]:
         return self.over_scratch, self.below_spt
 
 
@@ -110,7 +91,7 @@ def compare_controls(rows: Sequence[Comparison]) -> tuple[Control, ...]:
     differences = [difference for each in compared for difference in (each.over_scratch, each.below_spt)]
     updates = adjusted_fields(differences, FAMILY, first)
     contrasts = [
-        ControlContrast(
+        PairedContrast(
             first=difference.names[0],
             second=difference.names[1],
             difference=difference.test.mean if difference.test else None,
@@ -152,7 +133,7 @@ def _compare(comparison: Comparison, arm: str) -> _Compared:
     )
 
 
-def _control(compared: _Compared, over_scratch: ControlContrast, below_spt: ControlContrast) -> Control:
+def _control(compared: _Compared, over_scratch: PairedContrast, below_spt: PairedContrast) -> Control:
     comparison, arm, ended, triples = compared[:4]
     sides = [summarise_arm([triple[i] for triple in triples]) for i in range(3)]
     scratch, spt, own = (side.score if side else None for side in sides)
@@ -188,7 +169,7 @@ def _control(compared: _Compared, over_scratch: ControlContrast, below_spt: Cont
     )
 
 
-def _sentence(arm: str, over_scratch: ControlContrast, below_spt: ControlContrast) -> str:
+def _sentence(arm: str, over_scratch: PairedContrast, below_spt: PairedContrast) -> str:
     kind, _, value = arm.partition("=")
     has, beyond = QUESTIONS[kind]
     has = has.format(" and ".join(value.split("+")))

@@ -9,7 +9,7 @@ from spt.report.across_tasks import TaskAverage, pooled
 from spt.report.arms import Comparison, Row, comparison_runs
 from spt.report.format import p_text, score_text
 from spt.report.stats import FEWEST
-from spt.report.verdict import Difference, Judgement, adjusted_fields, final_score
+from spt.report.verdict import Difference, PairedContrast, adjusted_fields, final_score
 from spt.runs.plan import ARMS, ArmName, Factor, Record, factors_text
 from spt.runs.result import Result
 
@@ -31,26 +31,12 @@ class LevelResult(Record):
     spt_change: float | None
 
 
-class Contrast(Record):
-    """Two levels of a study, paired by seed, in one arm or in the difference of the arms."""
+class Contrast(PairedContrast):
+    """Two levels of a study, in one arm or in the difference of the arms; Holm over all of the study's of this kind."""
 
     study: str
     label: str  # of the recipe
     what: What
-    first: str
-    second: str
-    metric: str
-    higher_is_better: bool
-    n: int
-    planned: int
-    difference: float | None  # first - second, in the metric's own units
-    low: float | None  # paired t interval
-    high: float | None
-    p: float | None
-    holm: float | None = None  # adjusted for all of the study's contrasts of this kind
-    tests: int = 0
-    decision: Judgement
-    verdict: str
 
 
 class BestShare(Record):

@@ -124,7 +124,7 @@ def _across(tasks: _Tasks, level: str) -> ModelsAcrossTasks:
         for arm, table in scores.items()
     }
     ranks = {
-        arm: [fmean(column) for column in zip(*map(_ranks, table), strict=True)] for arm, table in oriented.items()
+        arm: [fmean(column) for column in zip(*map(stats.ranks, table), strict=True)] for arm, table in oriented.items()
     }
     averages = [
         _average(model, arm, [line[index] for line in scores[arm]] if metric else None, ranks[arm][index])
@@ -160,11 +160,6 @@ def _task_scores(tasks: _Tasks, arm: ArmName) -> list[list[list[float]]]:
         [[final_score(result) for result in group[model].results(arm).values()] for model in tasks.models]
         for group in tasks.groups.values()
     ]
-
-
-def _ranks(scores: Sequence[float]) -> list[float]:
-    """1 for the highest score; tied ones share the mean of their ranks."""
-    return [1 + sum(other > score for other in scores) + (scores.count(score) - 1) / 2 for score in scores]
 
 
 def _average(model: str, arm: ArmName, samples: list[list[float]] | None, rank: float) -> ModelAverage:

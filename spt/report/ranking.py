@@ -1,7 +1,7 @@
 """What contrasts between models mean: rankings with ties, and verdicts that claim no more than the seeds support.
 
-That self-pretraining changes a ranking is claimed from the interaction's adjusted interval alone, never from one arm
-being decided and the other not.
+That self-pretraining changes a ranking is claimed only where the interaction's adjusted interval excludes zero and the
+means stand in another order, never from one arm being decided and the other not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -215,32 +215,37 @@ def _change_sentence(pair: Pair) -> str:
     return f"Whether self-pretraining changes how they compare: {pair.interaction.verdict}{hint}"
 
 
+def changes_ranking(pair: Pair) -> bool:
+    """Is it shown that self-pretraining changes which of the two is better?"""
+    before, after, gains = (winner_loser(contrast) for contrast in pair)
+    if gains is None or before == after:
+        return False
+    if before and after:
+        return True
+    turned = _first_leads(pair.scratch) != _first_leads(pair.spt)
+    return turned and gains == (after or (before and before[::-1]))
+
+
+def _first_leads(contrast: ModelContrast) -> bool:
+    """In these seeds, decided or not."""
+    return ((contrast.difference or 0.0) > 0) == contrast.higher_is_better
+
+
 def _change(pair: Pair) -> str:
     """What a decided interaction means for the ranking."""
-    before, after, gains = winner_loser(pair.scratch), winner_loser(pair.spt), winner_loser(pair.interaction)
+    before, after, gains = (winner_loser(contrast) for contrast in pair)
     assert gains is not None
+    if changes_ranking(pair):
+        reversal = ", self-pretraining reverses it" if before and after else ""
+        return f"training from scratch misjudges their ranking{reversal}"
     if before is None and after is None:
         return "in neither arm is one of them shown to be better"
     if before == after:
         return f"their ranking stays, the lead of {gains[0]} grows" if before == gains else "their ranking stays"
-    if before is not None and after is not None:
-        return "training from scratch misjudges their ranking, self-pretraining reverses it"
     if gains != (after or (before and before[::-1])):
         return f"their ranking {'from scratch' if before is None else 'after self-pretraining'} is not decided"
-    if _order_of_means(pair.scratch) != _order_of_means(pair.spt):
-        return "training from scratch misjudges their ranking"
     sees = "overstates" if after is None else "understates"
     return f"training from scratch {sees} the lead of {(after or before or gains)[0]}; the order of their means stays"
-
-
-def _order_of_means(contrast: ModelContrast) -> bool:
-    """Is the first one better in these seeds, decided or not?"""
-    return ((contrast.difference or 0.0) > 0) == contrast.higher_is_better
-
-
-def changes_ranking(pair: Pair) -> bool:
-    """Is it shown that self-pretraining changes which of the two is better?"""
-    return winner_loser(pair.interaction) is not None and _change(pair).startswith("training from scratch misjudges")
 
 
 def _ranking_sentence(comparison: ModelComparison, arm: ArmName) -> str:
@@ -254,9 +259,8 @@ def _ranking_sentence(comparison: ModelComparison, arm: ArmName) -> str:
     groups = {name: group for group in ranking.order for name in group}
     if inside := [pair for each in contrasts if (pair := winner_loser(each)) and groups[pair[0]] is groups[pair[1]]]:
         sentence += f"; of these {', '.join(f'{a} beats {b}' for a, b in inside)}"
-    few = [contrast for contrast in contrasts if contrast.decision == "too few seeds"]
-    if few:
-        sentence += f"; {len(few)} of {len(contrasts)} pairs cannot be decided with fewer than three seeds"
+    if few := sum(contrast.decision == "too few seeds" for contrast in contrasts):
+        sentence += f"; {few} of {len(contrasts)} pairs cannot be decided with fewer than three seeds"
     if flat := sum(contrast.decision == "no spread" for contrast in contrasts):
         sentence += f"; {flat} of {len(contrasts)} pairs differ by the same at every seed: no spread to judge them by"
     return sentence + (f"; without a score: {', '.join(ranking.unranked)}" if ranking.unranked else "")

@@ -163,12 +163,20 @@ def average(samples: Sequence[Sequence[float]]) -> Average:
     return replace(plain, low=low, high=high, p=p)
 
 
+def ranks(scores: Sequence[float]) -> list[float]:
+    """1 for the highest score; tied ones share the mean of their ranks."""
+    from scipy import stats as scipy_stats  # a second to import; only reports over several tasks need it
+
+    ranked: list[float] = scipy_stats.rankdata(np.negative(scores)).tolist()
+    return ranked
+
+
 def friedman(scores: Sequence[Sequence[float]]) -> float | None:
     """p that models, a column each, rank alike over tasks, a line each (Friedman 1937, by its chi-square).
 
     Conservative with few tasks. None with fewer than three models or two tasks, and where all are tied.
     """
-    from scipy import stats as scipy_stats  # a second to import; only reports over several tasks need it
+    from scipy import stats as scipy_stats
 
     table = np.asarray(scores, np.float64)
     if table.shape[0] < 2 or table.shape[1] < 3 or (table == table[:, :1]).all():

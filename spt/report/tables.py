@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from spt.report.across_tasks import Estimate
 from spt.report.arms import Cost
 from spt.report.collect import Report, RunRecord
-from spt.report.controls import ControlContrast
 from spt.report.cost_tables import COST_TABLES, cost_cells
 from spt.report.format import (
     ARM,
@@ -30,6 +29,7 @@ from spt.report.format import (
 )
 from spt.report.published import PublishedComparison
 from spt.report.search import SearchResult
+from spt.report.verdict import PairedContrast
 from spt.runs.plan import setting_text, value_text
 
 
@@ -230,7 +230,7 @@ def _control_groups(report: Report) -> list[Group]:
     return [Group(label, list(controls)) for label, controls in groupby(report.controls, named)]
 
 
-def _interval(contrast: ControlContrast, metric: str) -> str:
+def _interval(contrast: PairedContrast, metric: str) -> str:
     return interval_text(contrast.low, contrast.high, metric)
 
 

@@ -15,6 +15,7 @@ from spt.report.format import (
     size_interval_text,
     size_text,
 )
+from spt.runs.plan import Record
 from spt.runs.result import Result
 
 Doubt = Literal["open", "too few seeds", "no spread", "no pair", "different data", "smoke"]
@@ -34,6 +35,25 @@ class Adjusted(NamedTuple):
     p: float | None  # Holm's; None where the test could not be made
     tests: int
     family: str
+
+
+class PairedContrast(Record):
+    """Two things compared seed by seed, as reports keep it; `Difference.fields` has all but the first three."""
+
+    first: str
+    second: str
+    difference: float | None  # first - second, in the metric's own units
+    metric: str
+    higher_is_better: bool
+    n: int
+    planned: int
+    low: float | None  # paired t interval
+    high: float | None
+    p: float | None
+    holm: float | None = None  # adjusted for the family that the contrast belongs to
+    tests: int = 0
+    decision: Judgement
+    verdict: str
 
 
 class Difference(NamedTuple):
