@@ -327,6 +327,22 @@ def test_scratch_at_every_share_counts_once(tmp_path: Path) -> None:
     } == {3}
 
 
+def test_variants_of_a_recipe_are_compared_with_each_other(tmp_path: Path) -> None:
+    """By their names, within their recipe, though one model is in all of them."""
+    rows = [{"name": recipe, "task": "digits", "model": "dlr", "factors": {"variant": variant}}
+            for recipe in ("x", "y") for variant in ("wide", "deep")]  # fmt: skip
+    cells = [
+        cell
+        for i, row in enumerate(rows)
+        for cell in arms(tmp_path, i, f"{i}", *(A, B)[i % 2], model="dlr", recipe=row["name"], task="digits")
+    ]
+    report = collect.read_report([study(tmp_path, "variants", rows, cells)])
+    assert [comparison.label for comparison in report.models] == ["digits, variants of x", "digits, variants of y"]
+    for comparison in report.models:
+        assert [model.name for model in comparison.models] == ["wide", "deep"] and not comparison.factors
+        assert "wide beats deep by 10.50 points" in comparison.verdict
+
+
 def test_several_rows_of_one_model_are_not_picked_from(tmp_path: Path) -> None:
     folders = [
         compared(tmp_path / "1", {"a": A}),

@@ -73,6 +73,14 @@ EXAMPLES = {
         "scale": "depth",
         "scaled": {"quickstart": {}, "quickstart-dlr": {"n_layers": 4}},
     },
+    "variants": {
+        "recipes": ["quickstart", "quickstart-dlr"],
+        "variants": {"own": {}, "DSS": {"model": {"name": "dss", "d_model": 8}, "finetune.train.steps": 4}},
+        "where": [
+            {"recipes": ["quickstart"], "levels": ["DSS"], "set": {"model.d_model": 16}},
+            {"recipes": None, "levels": None, "set": {"task.max_rows": 64}},
+        ],
+    },
     "compute": {"shares": [0, 0.25], "match": "flops", "total": 1e9},
     "data": {"fractions": [0.1, 1], "stratified": True, "pretrain_on": "all", "hold": "epochs"},
     "size": {"sizes": {"small": {"d_model": 8}}},
@@ -115,6 +123,21 @@ def test_a_study_is_what_its_file_says(kind, tmp_path):
         ({"kind": "size", "recipes": ["a"], "sizes": {"x": {}}}, "size x must be a mapping"),
         ({"kind": "size", "recipes": ["a"], "sizes": {"a": {"x": 3}}}, "size x must be a mapping"),
         ({"kind": "size", "recipes": ["a", "b"], "sizes": {"a": {"x": {"d_model": 8}}}}, "not for b"),
+        ({"kind": "variants", "recipes": ["a"], "variants": {}}, "variants"),
+        ({"kind": "variants", "recipes": ["a"], "variants": {"a": {}}}, "a has no variant"),
+        ({"kind": "variants", "recipes": ["a"], "variants": {"a": {"x": 1}}}, "variant x must be a mapping"),
+        (
+            {"kind": "variants", "recipes": ["a", "b"], "variants": {"a": {"x": {}}}},
+            "variants are given by recipe, but",
+        ),
+        ({"kind": "compare", "recipes": ["a"], "where": [{"set": {}}]}, "where.0.set"),
+        ({"kind": "compare", "recipes": ["a"], "where": [{"recipes": ["b"], "set": {"x": 1}}]}, "b is not one of the"),
+        ({"kind": "compare", "recipes": ["a"], "where": [{"levels": ["b"], "set": {"x": 1}}]}, "only the levels of"),
+        ({"kind": "init", "recipes": ["a"], "where": [{"levels": ["b"], "set": {"x": 1}}]}, "'b' is no level of"),
+        (
+            {"kind": "size", "recipes": ["a"], "sizes": {"a": {"x": 3}}, "where": [{"levels": ["x"], "set": {"x": 1}}]},
+            "'x' is no level|only the levels|size x must be",
+        ),
         ({"kind": "init", "recipes": ["a"], "initialisations": ["hippo"]}, "initialisations"),
         ({"kind": "objective", "recipes": ["a"], "objectives": [{"ratio": 0.5}]}, "needs a name"),
         ({"kind": "tune", "recipes": ["a"], "space": {"lr": [1]}}, "did you mean learning_rate"),
@@ -154,8 +177,26 @@ def test_recipes_are_found_from_the_studys_own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     found = read(str(tmp_path / "deep" / "mine.yaml")).study
     assert found.recipes == (str(tmp_path / "tiny.yaml"),)
-    assert found.of(found.recipes[0]) == {"S": {"model.d_model": 8}}
+    assert found.levels(found.recipes[0]) == {"S": {"model.d_model": 8}}
     assert yaml.safe_load(to_yaml(found, tmp_path / "deep"))["recipes"] == ["../tiny.yaml"]
+
+
+@pytest.mark.parametrize("by_recipe", [False, True])
+def test_everything_that_a_study_names_is_found_from_its_folder(by_recipe, tmp_path, monkeypatch):
+    recipe_file(tmp_path)
+    variants = {"mine": {"model": {"name": "./mine.py", "d_model": 8}}, "also": {"model.name": "mine.py"}}
+    where = [{"recipes": ["tiny.yaml"], "set": {"task.name": "./task.py"}}]
+    study = {"kind": "variants", "recipes": ["tiny.yaml"], "where": where}
+    study["variants"] = {"tiny.yaml": variants} if by_recipe else variants
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(study))
+    monkeypatch.chdir("/")
+    found = read(str(tmp_path / "mine.yaml")).study
+    recipe, model = found.recipes[0], str(tmp_path / "mine.py")
+    assert found.levels(recipe) == {
+        "mine": {"model": {"name": model, "d_model": 8}}, "also": {"model.name": model}
+    }  # fmt: skip
+    assert found.rules(recipe) == ({"task.name": str(tmp_path / "task.py")},)
+    assert yaml.safe_load(to_yaml(found, tmp_path))["where"][0]["recipes"] == ["tiny.yaml"]
 
 
 # Compute
@@ -358,6 +399,48 @@ def test_sizes_initialisations_and_objectives(tmp_path, meter):
         build_stage(
             laid(tmp_path, meter, "objective", objectives=[{"name": "masked", "span": 100}]).cells[0].job.parent
         )
+
+
+def test_variants_and_what_holds_for_some_rows(tmp_path, meter):
+    """In this order: the study's changes, the level's own, the rules; a mapping replaces a section, a rule its part."""
+    dss = {"name": "dss", "d_model": 8, "n_layers": 1}
+    grid = laid(
+        tmp_path, meter, "variants",
+        set={"model.n_layers": 3, "finetune.train.batch_size": 5},
+        variants={"own": {}, "DSS": {"model": dss, "finetune.train.batch_size": 6}, "wide": {"model.d_model": 24}},
+        where=[
+            {"levels": ["DSS", "wide"], "set": {"finetune.train.batch_size": 7}},
+            {"levels": ["DSS"], "set": {"model.d_state": 12, "finetune.train.epochs": 2}},
+        ],
+    )  # fmt: skip
+    own, other, wide = (row.resolved for row in grid.rows)
+    assert [row.factors for row in grid.rows] == [{"variant": name} for name in ("own", "DSS", "wide")]
+    assert [each.recipe.finetune.train.batch_size for each in (own, other, wide)] == [5, 7, 7]
+    assert own.recipe.model.options["n_layers"] == wide.recipe.model.options["n_layers"] == 3
+    assert wide.recipe.model.options["d_model"] == 24 and wide.recipe.model.name == own.recipe.model.name
+    given = {key: other.recipe.model.options[key] for key in ("d_model", "n_layers", "d_state")}
+    assert other.recipe.model.name == "dss" and given == {"d_model": 8, "n_layers": 1, "d_state": 12}
+    assert (other.recipe.finetune.train.epochs, other.recipe.finetune.train.steps) == (2, None), "one budget"
+    assert other.origins["model.d_state"] == "study" and own.origins["model.n_layers"] == "command line"
+    small = laid(tmp_path, meter, "variants", smoke=True, variants={"large": {"model.d_model": 512}}).rows[0].resolved
+    assert small.recipe.model.options["d_model"] < 64, "a smoke run of a paper's table is small"
+
+
+def test_a_rule_without_levels_holds_in_every_kind(tmp_path, meter):
+    rule = [{"set": {"finetune.train.weight_decay": 0.25}}]
+    for kind, options in (("compare", {}), ("data", {"fractions": [0.5, 1]}), ("compute", {"shares": [0.5]}),
+                          ("init", {}), ("size", {"sizes": {"S": {"d_model": 8}}})):  # fmt: skip
+        for row in laid(tmp_path, meter, kind, where=rule, recipe=by_epochs(), **options).rows:
+            assert row.resolved.recipe.finetune.train.weight_decay == 0.25, kind
+
+
+def test_a_rule_for_one_initialisation(tmp_path, meter):
+    rule = [{"levels": ["random"], "set": {"finetune.train.learning_rate": 0.5}}]
+    rows = laid(
+        tmp_path, meter, "init", where=rule, recipe={"model": {"name": "dss", "d_model": 8, "n_layers": 1}}
+    ).rows
+    structured, random = (row.resolved.recipe.finetune.train.learning_rate for row in rows)
+    assert random == 0.5 != structured
 
 
 def test_spans_hide_the_ratio_they_promise():

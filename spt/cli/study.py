@@ -239,13 +239,36 @@ def study_size(
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Model sizes, each a set of changes to the recipe."""
-    sizes: dict[str, Any] = {}
-    for text in size:
+    _study("size", arguments, {"sizes": _levels(size, "--size")}, study, runtime)
+
+
+def _levels(texts: Sequence[str], option: str) -> dict[str, dict[str, Any]]:
+    """`NAME:a=1,b=2`, each name once."""
+    levels: dict[str, dict[str, Any]] = {}
+    for text in texts:
         name, _, changes = text.partition(":")
-        if not changes or name in sizes:
-            raise UsageError(f"--size {text}: NAME:option=value,… is expected, each name once")
-        sizes[name] = _assigned(changes, "--size")
-    _study("size", arguments, {"sizes": sizes}, study, runtime)
+        if not name or name in levels or (option == "--size" and not changes):
+            raise UsageError(f"{option} {text}: NAME:option=value,… is expected, each name once")
+        levels[name] = _assigned(changes, option)
+    return levels
+
+
+@command(study_app, "variants")
+def study_variants(
+    arguments: RecipesArgument,
+    variant: Annotated[
+        list[str],
+        typer.Option(
+            "--variant",
+            metavar="NAME:a.b=1,c=2",
+            help="A variant and its changes (repeat), none for the recipe itself: DSS:model.name=dss",
+        ),
+    ],
+    study: StudyOptions = STUDY,
+    runtime: RuntimeOptions = RUNTIME,
+) -> None:
+    """Named variants of a recipe, each a set of changes; they are compared with each other."""
+    _study("variants", arguments, {"variants": _levels(variant, "--variant")}, study, runtime)
 
 
 @command(study_app, "init")

@@ -1,5 +1,6 @@
 """From a name or a file to a checked recipe with every default filled in."""
 
+import copy
 import hashlib
 import json
 import os
@@ -48,10 +49,13 @@ def read(source: str) -> tuple[str, str, Path]:
     raise UsageError(f"unknown recipe {source!r}{hint} (a file of yours ends in .yaml)")
 
 
-def load(source: str, overrides: Sequence[str] = (), *, smoke: Smoke = False) -> ResolvedRecipe:
+def load(
+    source: str, overrides: Sequence[str] = (), *, smoke: Smoke = False, changes: Sequence[Mapping[str, Any]] = ()
+) -> ResolvedRecipe:
     """Read, override, check and complete a recipe; its data are prepared if they are not yet.
 
-    Raises RecipeError with every problem found, DataError for data that are missing or wrong.
+    `changes` are a study's, by dotted place, applied one after the other behind the overrides; a smoke run shrinks
+    them too. Raises RecipeError with every problem found, DataError for data that are missing or wrong.
     """
     name, text, folder = read(source)
     raw = parse_yaml(text, source)
@@ -61,15 +65,21 @@ def load(source: str, overrides: Sequence[str] = (), *, smoke: Smoke = False) ->
         raise UsageError(f"{source} is not a recipe: a mapping with task, model, pretrain and finetune is expected")
     given = set(flatten(raw))
     anchor_paths(raw, folder)
-    changes = parse_overrides(overrides)
-    notes = apply_overrides(raw, changes)
+    commanded = parse_overrides(overrides)
+    notes = apply_overrides(raw, commanded)
+    for more in changes:
+        notes += apply_overrides(raw, copy.deepcopy(more))
     anchor_paths(raw, Path.cwd())
     recipe, identities = resolve(raw, source)
     values = flatten(recipe.model_dump(mode="json"))
     origins = {key: "recipe" if key in given else "default" for key in values}
-    for key in values:
-        if any(key == change or key.startswith(f"{change}.") for change in changes):
-            origins[key] = "command line"
+    for source_of_values, places in (
+        ("command line", commanded),
+        ("study", [place for one in changes for place in one]),
+    ):
+        for key in values:
+            if any(key == place or key.startswith(f"{place}.") for place in places):
+                origins[key] = source_of_values
     if smoke:
         recipe = smoke_recipe(recipe, smoke, {key for key, origin in origins.items() if origin == "command line"})
         small = flatten(recipe.model_dump(mode="json"))

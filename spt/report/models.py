@@ -1,6 +1,7 @@
 """Which model is better, in each arm, and whether self-pretraining changes that: models paired by seed.
 
-Two models are compared where they share a task, a metric and a level of what a study varies. Within an arm the contrast
+Two models are compared where they share a task, a metric and a level of what a study varies; the variants of a recipe
+are compared with each other, whatever they change. Within an arm the contrast
 is score - score; in the difference of the arms it is gain - gain, the interaction of model and self-pretraining.
 """
 
@@ -12,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from spt.report.arms import Comparison, comparison_runs
+from spt.report.arms import Comparison, Row, comparison_runs
 from spt.report.per_example import ExampleScores, RowInterval, example_scores, row_interval
 from spt.report.ranking import (
     CONTRASTED,
@@ -27,7 +28,7 @@ from spt.report.ranking import (
 )
 from spt.report.stats import paired, widened
 from spt.report.verdict import Difference, adjusted_fields, final_score, seeds_text
-from spt.runs.plan import ARMS, arm_text, factors_text
+from spt.runs.plan import ARMS, Factor, arm_text, factors_text
 from spt.runs.predictions import NotComparable
 from spt.runs.result import Result
 
@@ -76,23 +77,35 @@ def _by_level(rows: Sequence[Comparison], within_study: bool) -> list[list[Compa
     for comparison in rows:
         row = comparison.row
         study = (comparison.runs.root, row.source) if within_study else ()
-        groups.setdefault((row.kind, row.task, factors_text(row.factors), row.smoke, *study), []).append(comparison)
+        shared = row.recipe if _variant(row) else factors_text(row.factors)
+        groups.setdefault((row.kind, row.task, shared, row.smoke, *study), []).append(comparison)
     return list(groups.values())
 
 
+def _variant(row: Row) -> str:
+    """Which variant of its recipe a row is; empty where a study varies something else."""
+    return str(row.factors.get("variant", "")) if row.kind == "variants" else ""
+
+
+def _shared_factors(row: Row) -> dict[str, Factor]:
+    """The levels that all rows of a comparison have."""
+    return {} if _variant(row) else row.factors
+
+
 def _model_keys(rows: Sequence[Comparison]) -> set[tuple[str, str]]:
-    return {(comparison.row.model, comparison.row.recipe) for comparison in rows}
+    return {(_variant(comparison.row) or comparison.row.model, comparison.row.recipe) for comparison in rows}
 
 
 def _named(rows: Sequence[Comparison], notes: list[str]) -> ModelGroup:
-    """Named by model, or by recipe where a model is there twice. What cannot be compared is left out, with a note."""
-    keys = [(comparison.row.model, comparison.row.recipe) for comparison in rows]
+    """Named by model or variant, or by recipe where a model is there twice. What cannot be compared is left out, with
+    a note."""
+    keys = [(_variant(comparison.row) or comparison.row.model, comparison.row.recipe) for comparison in rows]
     models = [model for model, _ in sorted(set(keys))]
     group: ModelGroup = {}
     metric, direction = next(((r.row.metric, r.row.higher_is_better) for r in rows if r.row.metric), ("", True))
     for key, comparison in zip(keys, rows, strict=True):
         row = comparison.row
-        name = row.model if models.count(row.model) == 1 else f"{row.model} ({row.recipe})"
+        name = key[0] if models.count(key[0]) == 1 else f"{key[0]} ({row.recipe})"
         if keys.count(key) > 1:
             notes.append(f"{row.label} is not compared with other models: several rows of {row.task} are {name}")
         elif row.metric not in ("", metric):
@@ -109,7 +122,8 @@ def _named(rows: Sequence[Comparison], notes: list[str]) -> ModelGroup:
 def _labels(groups: Sequence[ModelGroup]) -> list[str]:
     """Task and level; where that is not enough, the study, and a number."""
     rows = [next(iter(group.values())).row for group in groups]
-    labels = [f"{row.task}" + (f", {factors_text(row.factors)}" if row.factors else "") for row in rows]
+    levels = [f"variants of {row.recipe}" if _variant(row) else factors_text(row.factors) for row in rows]
+    labels = [", ".join(filter(None, (row.task, level))) for row, level in zip(rows, levels, strict=True)]
     for detail in ([row.source for row in rows], [f"#{number}" for number in range(1, len(rows) + 1)]):
         taken = Counter(labels)
         labels = [f"{label}, {more}" if taken[label] > 1 else label for label, more in zip(labels, detail, strict=True)]
@@ -203,7 +217,7 @@ def _contrast(
     contrast = ModelContrast.model_validate(
         {
             "task": row.task,
-            "factors": row.factors,
+            "factors": _shared_factors(row),
             "arm": pair.arm,
             "first": pair.names[0],
             "second": pair.names[1],
@@ -260,7 +274,7 @@ def _comparison(group: ModelGroup, label: str, contrasts: tuple[ModelContrast, .
         label=label,
         task=row.task,
         kind=row.kind,
-        factors=row.factors,
+        factors=_shared_factors(row),
         metric=row.metric,
         higher_is_better=row.higher_is_better,
         models=models,

@@ -15,7 +15,7 @@ ArmText = Annotated[str, Field(pattern=r"^(scratch|spt|frozen|shuffled|(parts|ot
 Ended = Literal["running", "failed", "diverged", "stopped", "missing", "unreadable", "unusable"]
 FolderName = Annotated[str, Field(pattern=r"^[^/\\]*[^/\\.][^/\\]*$")]  # beside the study: not a path
 Factor = str | int | float | bool | None  # what a study varies, at one of its levels
-Kind = Literal["compare", "models", "compute", "data", "size", "init", "objective", "tune"]
+Kind = Literal["compare", "models", "variants", "compute", "data", "size", "init", "objective", "tune"]
 Axis = Literal["epochs", "examples", "flops", "time"]
 SearchProtocol = Literal["trials", "compute"]  # what a search holds equal between the arms
 Smoke = bool | Literal["full"]  # a few steps of a small network, or ("full") of the recipe's own sizes

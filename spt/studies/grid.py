@@ -41,6 +41,7 @@ from spt.studies.schema import (
     Study,
     Tune,
     Value,
+    Variants,
     recipe_overrides,
 )
 from spt.studies.space import Setting, arm_space, has_factors, settings, supervised_section
@@ -156,13 +157,13 @@ class BaseRecipe:
     """A recipe of the study, loaded once, and its variants; with notes on what the study makes of it."""
 
     def __init__(self, study: Study, source: str, smoke: Smoke, costs: CostModel) -> None:
-        self.source, self.smoke, self.costs = source, smoke, costs
+        self.study, self.source, self.smoke, self.costs = study, source, smoke, costs
         self.overrides = recipe_overrides(study.set)
-        self.resolved = self._load(self.overrides)
+        self.resolved = self._load(self.overrides, study.rules(source))
         self.notes: list[str] = []
 
-    def _load(self, overrides: Sequence[str]) -> ResolvedRecipe:
-        return self.costs.identify_data(load(self.source, overrides, smoke=self.smoke))
+    def _load(self, overrides: Sequence[str], changes: Sequence[Changes]) -> ResolvedRecipe:
+        return self.costs.identify_data(load(self.source, overrides, smoke=self.smoke, changes=changes))
 
     def model_config(self) -> BackboneConfig:
         """The model's options, as the model has declared them."""
@@ -201,10 +202,15 @@ class BaseRecipe:
         steps = total_steps(train, before, 1.0)
         return recipe.with_train("pretrain", _with_budget(train, steps=steps, evaluate_every=every))
 
-    def variant(self, changes: Changes) -> ResolvedRecipe:
-        """The recipe with more changes; they override what is set in every recipe."""
+    def variant(self, changes: Changes, level: str | None = None) -> ResolvedRecipe:
+        """The recipe with more changes; they override what is set in every recipe. A smoke run keeps their sizes."""
         kept = [override for override in self.overrides if override.partition("=")[0] not in changes]
-        return self._load([*kept, *recipe_overrides(changes)])
+        return self._load([*kept, *recipe_overrides(changes)], self.study.rules(self.source, level))
+
+    def at_level(self, level: str) -> ResolvedRecipe:
+        """The recipe with a level's own changes."""
+        changes = self.study.levels(self.source)[level]
+        return self._load(self.overrides, [changes, *self.study.rules(self.source, level)])
 
 
 def _equal_models(study: Models, bases: Sequence["BaseRecipe"]) -> list[GridRow]:
@@ -338,13 +344,18 @@ def _compare(study: Compare | Tune, base: BaseRecipe) -> Iterator[GridRow]:
 
 
 def _init(study: Init, base: BaseRecipe) -> Iterator[GridRow]:
-    for level in study.initialisations:
-        yield GridRow(base.variant({"model.initialisation": level}), {"initialisation": level})
+    for level, changes in study.levels(base.source).items():
+        yield GridRow(base.variant(changes, level), {"initialisation": level})
 
 
 def _size(study: Size, base: BaseRecipe) -> Iterator[GridRow]:
-    for label, changes in study.of(base.source).items():
-        yield GridRow(base.variant(changes), {"size": label})
+    for label, changes in study.levels(base.source).items():
+        yield GridRow(base.variant(changes, label), {"size": label})
+
+
+def _variants(study: Variants, base: BaseRecipe) -> Iterator[GridRow]:
+    for label in study.levels(base.source):
+        yield GridRow(base.at_level(label), {"variant": label})
 
 
 def _objective(study: Objective, base: BaseRecipe) -> Iterator[GridRow]:
@@ -517,6 +528,7 @@ def _own_axis(resolved: ResolvedRecipe) -> Axis:
 
 _ROWS: dict[str, Callable[[Any, BaseRecipe], Iterator[GridRow]]] = {
     "compare": _compare,
+    "variants": _variants,
     "compute": _compute,
     "data": _data,
     "size": _size,

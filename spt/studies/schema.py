@@ -3,11 +3,12 @@
 A study comes from YAML or from the command line; `to_yaml` writes it out in full.
 """
 
+import copy
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -17,8 +18,11 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from spt.config.load import KINDS as PARTS
+from spt.config.load import anchor_paths
 from spt.config.objectives import OBJECTIVE_OPTIONS
 from spt.config.overrides import flatten
+from spt.config.plugins import is_path
 from spt.config.recipe import BUDGETS, StrictModel, Train
 from spt.config.validation import validate_values, validation_messages
 from spt.config.yaml import is_file_name, parse_yaml, read_text
@@ -32,11 +36,24 @@ Changes = dict[str, Any]  # dotted place in a recipe -> value
 Value = bool | int | float | str | None
 
 
+class Rule(StrictModel):
+    """Changes to some rows of a study."""
+
+    recipes: tuple[str, ...] | None = Field(None, min_length=1, description="of these recipes; null: of all")
+    levels: tuple[str, ...] | None = Field(
+        None, min_length=1, description="at these variants, sizes or initialisations, by name; null: at all levels"
+    )
+    set: Changes = Field(min_length=1, description="values by dotted place; a mapping replaces a whole section")
+
+
 class _Study(StrictModel):
     """What all kinds have in common."""
 
     recipes: tuple[str, ...] = Field(min_length=1, description="names of packaged recipes, or YAML files")
     set: Changes = Field({}, description="values changed in every recipe, by dotted place")
+    where: tuple[Rule, ...] = Field(
+        (), description="further changes to some recipes or levels, after all others and in this order"
+    )
     seeds: int | tuple[int, ...] = Field(5, description="how many (5: seeds 0 to 4), or which")
 
     @model_validator(mode="after")
@@ -48,7 +65,37 @@ class _Study(StrictModel):
         for name, values in self:
             if isinstance(values, tuple) and (doubles := [v for i, v in enumerate(values) if v in values[:i]]):
                 raise ValueError(f"{name}: {doubles[0]} is listed twice")
+        for i, rule in enumerate(self.where):
+            self._check_rule(f"where.{i}", rule)
         return self
+
+    def _check_rule(self, place: str, rule: Rule) -> None:
+        if unknown := [name for name in rule.recipes or () if name not in self.recipes]:
+            raise ValueError(f"{place}.recipes: {unknown[0]} is not one of the recipes")
+        if rule.levels is None:
+            return
+        known = {level for name in rule.recipes or self.recipes for level in self.levels(name)}
+        if not known:
+            raise ValueError(f"{place}.levels: only the levels of variants, size and init have names")
+        if unknown := [level for level in rule.levels if level not in known]:
+            raise ValueError(f"{place}.levels: {unknown[0]!r} is no level of these recipes; known: {', '.join(known)}")
+
+    def levels(self, recipe: str) -> Mapping[str, Changes]:
+        """The levels of a recipe that have names, and what each one changes."""
+        return {}
+
+    def rules(self, recipe: str, level: str | None = None) -> tuple[Changes, ...]:
+        """The changes under `where` that hold for a recipe (at a level with a name), in order."""
+        return tuple(
+            rule.set
+            for rule in self.where
+            if (rule.recipes is None or recipe in rule.recipes) and (rule.levels is None or level in rule.levels)
+        )
+
+    def changes_of(self, recipe: str, level: str | None = None) -> tuple[Changes, ...]:
+        """Everything that a row changes in its recipe, in the order in which it is applied."""
+        own = {} if level is None else self.levels(recipe)[level]
+        return tuple(filter(None, (self.set, own, *self.rules(recipe, level))))
 
     @property
     def seed_list(self) -> tuple[int, ...]:
@@ -187,24 +234,58 @@ class Size(_Study):
 
     @model_validator(mode="after")
     def _sizes(self) -> "Size":
-        by_recipe = set(self.sizes) & set(self.recipes)
-        if by_recipe and (missing := [name for name in self.recipes if name not in self.sizes]):
-            raise ValueError(f"sizes are given by recipe, but not for {missing[0]}")
-        if by_recipe and (foreign := [name for name in self.sizes if name not in self.recipes]):
-            raise ValueError(f"sizes are given by recipe, and {foreign[0]} is not one of the recipes")
+        _check_named_levels("size", self.sizes, self.recipes)
         for name in self.recipes:
-            raw: dict[str, Any] = self.sizes.get(name, self.sizes)
-            for label, changes in raw.items():
-                if not isinstance(changes, dict) or not changes:
-                    raise ValueError(f"size {label} must be a mapping of dotted places to values, such as d_model: 64")
+            if empty := [label for label, changes in _of_recipe(self.sizes, name).items() if not changes]:
+                raise ValueError(f"size {empty[0]} must be a mapping of dotted places to values, such as d_model: 64")
         return self
 
-    def of(self, recipe: str) -> dict[str, Changes]:
+    def levels(self, recipe: str) -> dict[str, Changes]:
         """This recipe's sizes; a key without a dot is a model option."""
         return {
             label: {place if "." in place else f"model.{place}": value for place, value in changes.items()}
-            for label, changes in self.sizes.get(recipe, self.sizes).items()
+            for label, changes in _of_recipe(self.sizes, recipe).items()
+            if isinstance(changes, dict)  # anything else is refused above
         }
+
+
+class Variants(_Study):
+    """Named variants, each a set of changes to the recipe, such as the rows of a paper's table or other models."""
+
+    kind: Literal["variants"] = Field("variants", description="which kind of study this is")
+    variants: dict[str, dict[str, Any]] = Field(
+        min_length=1,
+        description="name: changes by dotted place, e.g. {one layer: {model.n_layers: 1}}, {} for the recipe itself; a "
+        "mapping replaces a whole section, e.g. {model: {name: dss, d_model: 64}}; or recipe: {name: changes}",
+    )
+
+    @model_validator(mode="after")
+    def _variants(self) -> "Variants":
+        _check_named_levels("variant", self.variants, self.recipes)
+        return self
+
+    def levels(self, recipe: str) -> dict[str, Changes]:
+        return _of_recipe(self.variants, recipe)
+
+
+def _of_recipe(levels: Mapping[str, Any], recipe: str) -> dict[str, Any]:
+    """A recipe's levels, which are those of all recipes or of each one."""
+    return dict(levels.get(recipe, levels))
+
+
+def _check_named_levels(what: str, levels: Mapping[str, Any], recipes: Sequence[str]) -> None:
+    by_recipe = set(levels) & set(recipes)
+    if by_recipe and (missing := [name for name in recipes if name not in levels]):
+        raise ValueError(f"{what}s are given by recipe, but not for {missing[0]}")
+    if by_recipe and (foreign := [name for name in levels if name not in recipes]):
+        raise ValueError(f"{what}s are given by recipe, and {foreign[0]} is not one of the recipes")
+    for name in recipes:
+        own = _of_recipe(levels, name)
+        if not own:
+            raise ValueError(f"{name} has no {what}")
+        for label, changes in own.items():
+            if not isinstance(changes, dict):
+                raise ValueError(f"{what} {label} must be a mapping of dotted places to values, such as d_model: 64")
 
 
 class Init(_Study):
@@ -214,6 +295,9 @@ class Init(_Study):
     initialisations: tuple[Literal["structured", "random", "random_ssm"], ...] = Field(
         ("structured", "random"), min_length=1, description="values of model.initialisation"
     )
+
+    def levels(self, recipe: str) -> dict[str, Changes]:
+        return {level: {"model.initialisation": level} for level in self.initialisations}
 
 
 class Objective(_Study):
@@ -353,7 +437,7 @@ def packaged_space(name: str) -> dict[str, Any]:
     return space
 
 
-Study = Compare | Models | Compute | Data | Size | Init | Objective | Tune
+Study = Compare | Models | Variants | Compute | Data | Size | Init | Objective | Tune
 
 KINDS: dict[str, type[Study]] = {kind.model_fields["kind"].default: kind for kind in get_args(Study)}
 
@@ -428,7 +512,33 @@ def with_absolute_paths(study: Study, folder: Path) -> Study:
     names = {name: absolute(name, folder) for name in study.recipes}
     if len(set(names.values())) < len(names):
         raise UsageError(f"a recipe is listed twice, under two names: {', '.join(names)}")
-    return study.model_copy(update=_with_names(dict(study), names, lambda name: absolute(name, folder)))
+    values = _with_names(dict(study), names, lambda name: absolute(name, folder))
+    values["set"] = _anchored(study.set, folder)
+    values["where"] = tuple(
+        rule.model_copy(update={"set": _anchored(rule.set, folder)}) if isinstance(rule, Rule) else rule
+        for rule in values["where"]
+    )
+    if isinstance(study, Variants):
+        nested = set(study.variants) & set(study.recipes)
+        values["variants"] = {
+            name: {label: _anchored(each, folder) for label, each in changes.items()}
+            if nested
+            else _anchored(changes, folder)
+            for name, changes in values["variants"].items()
+        }
+    return study.model_copy(update=values)
+
+
+def _anchored(changes: Changes, folder: Path) -> Changes:
+    """Changes whose models and tasks in files are named from anywhere."""
+    anchored = copy.deepcopy(changes)
+    for part in PARTS:
+        if isinstance(anchored.get(part), dict):
+            anchor_paths(anchored, folder)
+        name = anchored.get(f"{part}.name")
+        if isinstance(name, str) and is_path(name):
+            anchored[f"{part}.name"] = str(folder / os.path.expanduser(name))
+    return anchored
 
 
 def to_yaml(study: Study, folder: Path | None = None, comment: str = "") -> str:
@@ -450,10 +560,17 @@ def _with_names(values: dict[str, Any], names: Mapping[str, str], rename: Callab
     renamed = {**values, "recipes": tuple(names.values())}
     if "arms" in values:
         renamed["arms"] = tuple(renamed_arm(arm, rename) for arm in values["arms"])
-    for field in ("sizes", "total", "scaled"):
+    for field in ("sizes", "variants", "total", "scaled"):
         if isinstance(by_recipe := values.get(field), dict):
             renamed[field] = {names.get(name, name): value for name, value in by_recipe.items()}
+    renamed["where"] = tuple(_renamed_rule(rule, names) for rule in values["where"])
     return renamed
+
+
+def _renamed_rule(rule: Rule | dict[str, Any], names: Mapping[str, str]) -> Rule | dict[str, Any]:
+    if isinstance(rule, Rule):
+        return rule.model_copy(update={"recipes": rule.recipes and tuple(names[name] for name in rule.recipes)})
+    return {**rule, "recipes": rule["recipes"] and [names[name] for name in rule["recipes"]]}
 
 
 def recipe_overrides(changes: Mapping[str, Any]) -> list[str]:
