@@ -337,10 +337,10 @@ def test_variants_of_a_recipe_are_compared_with_each_other(tmp_path: Path) -> No
         for cell in arms(tmp_path, i, f"{i}", *(A, B)[i % 2], model="dlr", recipe=row["name"], task="digits")
     ]
     report = collect.read_report([study(tmp_path, "variants", rows, cells)])
-    assert [comparison.label for comparison in report.models] == ["digits, variants of x", "digits, variants of y"]
-    for comparison in report.models:
-        assert [model.name for model in comparison.models] == ["wide", "deep"] and not comparison.factors
-        assert "wide beats deep by 10.50 points" in comparison.verdict
+    assert [each.label for each in report.models] == ["digits, variants of x", "digits, variants of y"]
+    for each in report.models:
+        assert [model.name for model in each.models] == ["wide", "deep"] and not each.factors
+        assert "wide beats deep by 10.50 points" in each.verdict
 
 
 def test_several_rows_of_one_model_are_not_picked_from(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What the papers print: the file is true to itself, to the recipes and to their headers."""
 
+import json
 import re
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +18,14 @@ from spt.config.load import packaged
 from spt.config.recipe import LOWER_IS_BETTER
 from spt.config.yaml import parse_yaml
 from spt.report import published_numbers
-from spt.report.published_numbers import all_cells, all_pairs, load_published, published_pair, published_pairs
+from spt.report.published_numbers import (
+    PublishedPair,
+    all_cells,
+    all_pairs,
+    load_published,
+    published_pair,
+    published_pairs,
+)
 from spt.training.metrics import default_metric
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,6 +64,7 @@ class Pair(Part):
     factors: dict[str, str] = {}  # what a study varies, at this level
     by: str | None = None  # the factor whose level is the column
     settings: str = ""  # how the published run differs from the recipe; empty: it is the recipe's own
+    study: str = ""  # the packaged study whose row it is
 
 
 class Note(Part):
@@ -298,10 +307,10 @@ def source(name):
 def test_a_header_has_the_numbers_of_the_file_and_no_other(name):
     found = NUMBER.findall(source(name))
     told = {float(number) for number in found}
-    tables = {(cell.paper, cell.table) for one in published_pairs(name) for cell in one[3:] if cell}
+    tables = {(cell.paper, cell.table) for one in published_pairs(name) for cell in one.cells}
     known = {float(cell.printed) for cell in all_cells() if (cell.paper, cell.table) in tables and not cell.missing}
     assert {float(number) for number in found if "." in number} <= known
-    own = [cell for one in published_pairs(name) if not one.settings and not one.factors for cell in one[3:] if cell]
+    own = [cell for one in published_pairs(name) if not one.settings and not one.factors for cell in one.cells]
     for cell in own:
         assert cell.missing or published_numbers.number(cell.printed) in told, f"{cell.printed} is not in the header"
     assert [cell for cell in own if not cell.missing] or "infeasible" in source(name)
@@ -412,9 +421,14 @@ def test_a_recipes_own_numbers_come_first_and_other_settings_last():
 # ------------------------------------------------------------------------------------------------------ what was run
 
 
+def own(recipe):
+    """As if a paper had printed a number for this recipe, as it stands."""
+    return PublishedPair(recipe, {}, "", "", None, None)
+
+
 def run_with(tmp_path, text):
     (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
-    return published_numbers.changed(tmp_path, "quickstart")
+    return published_numbers.changed(tmp_path, own("quickstart"))
 
 
 def test_an_unchanged_run_has_no_changed_settings(tmp_path):
@@ -430,6 +444,27 @@ def test_changed_settings_are_listed_in_order_with_both_values(tmp_path):
     ]  # fmt: skip
     assert found[0] == "model.causal (true, recipe false)" and found[3] == "task.max_rows (50, recipe null)"
     assert found[1].startswith("model.d_model (64, recipe ")
+
+
+def test_a_row_of_a_packaged_study_is_held_against_that_row(tmp_path):
+    pair = PublishedPair("lra/image-transformer", {"size": "100K"}, "", "spt-table-9", None, None)
+    changes = pair.changes[-1]
+    assert changes["model.d_model"] == 64
+    overrides = [f"{place}={json.dumps(value)}" for place, value in changes.items()]
+    (tmp_path / "recipe.yaml").write_text(load_recipe(pair.recipe, overrides).to_yaml(), encoding="utf-8")
+    assert published_numbers.changed(tmp_path, pair) == []
+    found = published_numbers.changed(tmp_path, own(pair.recipe))
+    assert "model.d_model (64, recipe 256)" in found
+    (tmp_path / "recipe.yaml").write_text(load_recipe(pair.recipe).to_yaml(), encoding="utf-8")
+    assert "model.d_model (256, study 64)" in published_numbers.changed(tmp_path, pair)
+
+
+def test_what_a_level_governs_itself_is_no_difference(tmp_path):
+    changed_budget = ["pretrain.train.epochs=30", "finetune.train.learning_rate=0.5"]
+    (tmp_path / "recipe.yaml").write_text(load_recipe("quickstart", changed_budget).to_yaml(), encoding="utf-8")
+    pair = PublishedPair("quickstart", {"share": "0.2"}, "", "", None, None)
+    found = [line.partition(" ")[0] for line in published_numbers.changed(tmp_path, pair)]
+    assert "finetune.train.learning_rate" in found and not any("epochs" in line for line in found)
 
 
 def test_the_baselines_own_settings_count_once_they_differ(tmp_path):
@@ -449,10 +484,10 @@ def test_another_model_differs_in_its_options_too(tmp_path):
 
 @pytest.mark.parametrize("text", [None, "", "a: [1", "- a\n", "modle: {name: x}\n", "1: 2\n"])
 def test_what_cannot_be_compared_is_said_in_a_sentence(tmp_path, text):
-    found = [published_numbers.changed(tmp_path, "quickstart")] if text is None else [run_with(tmp_path, text)]
+    found = [published_numbers.changed(tmp_path, own("quickstart"))] if text is None else [run_with(tmp_path, text)]
     assert len(found[0]) == 1 and found[0][0].startswith("settings were not compared with those of quickstart: ")
     assert "\n" not in found[0][0] and "Errno" not in found[0][0]
-    assert published_numbers.changed(tmp_path / "another", "quickstart") == [
+    assert published_numbers.changed(tmp_path / "another", own("quickstart")) == [
         "settings were not compared with those of quickstart: some runs have no recipe.yaml"
     ]
 
@@ -466,8 +501,8 @@ def test_a_recipe_is_resolved_once_for_all_runs_that_have_its_text(tmp_path, mon
 
 def test_bytes_and_unknown_recipes_are_said_in_a_sentence(tmp_path):
     (tmp_path / "recipe.yaml").write_bytes(b"\xff\xfe")
-    assert published_numbers.changed(tmp_path, "quickstart")[0].startswith("settings were not compared")
-    assert published_numbers.changed(tmp_path, "mine") == [
+    assert published_numbers.changed(tmp_path, own("quickstart"))[0].startswith("settings were not compared")
+    assert published_numbers.changed(tmp_path, own("mine")) == [
         "mine is not a packaged recipe, so its settings were not compared"
     ]
 

@@ -685,7 +685,7 @@ def beside(root: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[
              for seed in (0, 1)]  # fmt: skip
     for cell in cells:
         (root / cell["run"] / "recipe.yaml").write_text(f"{cell['arm']} {cell['seed']}")
-    monkeypatch.setattr(published, "changed", lambda path, recipe: [(path / "recipe.yaml").read_text(), recipe])
+    monkeypatch.setattr(published, "changed", lambda path, pair: [(path / "recipe.yaml").read_text(), pair.recipe])
     rows = [{"name": "lra/listops-dlr", "task": "listops", "model": "dlr"}]
     return [one.differs for one in collect.read_report([plan(root, cells, rows=rows, **changes)]).precedents]
 

@@ -40,7 +40,7 @@ def published_comparisons(rows: Sequence[Comparison]) -> tuple[PublishedComparis
 
 
 def _published_comparison(comparison: Comparison, pair: PublishedPair) -> PublishedComparison:
-    row, cells = comparison.row, [cell for cell in (pair.scratch, pair.spt) if cell]
+    row, cells = comparison.row, pair.cells
     return PublishedComparison(
         label=row.label,
         metric=row.metric,
@@ -50,7 +50,7 @@ def _published_comparison(comparison: Comparison, pair: PublishedPair) -> Publis
         published_spt=pair.spt.value if pair.spt else None,
         source="; ".join(dict.fromkeys(cell.source for cell in cells)),
         remarks=tuple(dict.fromkeys(text for cell in cells for text in _remarks(cell))),
-        differs=tuple(dict.fromkeys(text for path in _runs(comparison) for text in changed(path, row.recipe))),
+        differs=tuple(dict.fromkeys(text for path in _runs(comparison) for text in changed(path, pair))),
     )
 
 

@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 import yaml
 
 from spt.config.load import packaged, path_options, resolve
-from spt.config.overrides import flatten
-from spt.config.recipe import Recipe
+from spt.config.overrides import apply_overrides, flatten
+from spt.config.recipe import BUDGETS, Recipe
 from spt.config.yaml import parse_yaml
 from spt.errors import SptError, UsageError
 from spt.runs.plan import ArmName, Factor
+from spt.studies.schema import Changes
+from spt.studies.schema import packaged as packaged_studies
+from spt.studies.schema import validate as validate_study
 
 MISSING = ("chance", "infeasible", "chance or infeasible", "not reported", "diverged")  # printed instead of a number
 
@@ -48,12 +51,26 @@ class PublishedPair(NamedTuple):
     recipe: str
     factors: Mapping[str, str]
     settings: str  # how the published run differs from the recipe; empty: it does not
+    study: str  # the packaged study whose row it is; empty: the recipe alone
     scratch: PublishedCell | None
     spt: PublishedCell | None
 
     @property
+    def cells(self) -> tuple[PublishedCell, ...]:
+        return tuple(cell for cell in (self.scratch, self.spt) if cell)
+
+    @property
     def metric(self) -> str:
-        return next(cell.metric for cell in (self.scratch, self.spt) if cell)
+        return self.cells[0].metric
+
+    @property
+    def changes(self) -> tuple[Changes, ...]:
+        """What the study's row changes in the recipe, so far as its file says it."""
+        if not self.study:
+            return ()
+        study = validate_study(parse_yaml(packaged_studies()[self.study], self.study), self.study)
+        level = next((value for value in self.factors.values() if value in study.levels(self.recipe)), None)
+        return study.changes_of(self.recipe, level)
 
 
 @cache
@@ -122,7 +139,8 @@ def all_pairs() -> Iterator[PublishedPair]:
                     scratch, spt = (table_cells(key, name)[row, column] if row else None for row in rows)
                     factors = pair.get("factors", {}) | ({pair["by"]: column} if "by" in pair else {})
                     for recipe in recipes.split():
-                        yield PublishedPair(recipe, factors, pair.get("settings", ""), scratch, spt)
+                        settings, study = pair.get("settings", ""), pair.get("study", "")
+                        yield PublishedPair(recipe, factors, settings, study, scratch, spt)
 
 
 @cache
@@ -160,18 +178,24 @@ def _equal(text: str, value: Factor) -> bool:
     return text == value
 
 
-def changed(run: Path, recipe: str) -> list[str]:
-    """The settings in which a run differs from the packaged recipe, sorted: "model.d_model (64, recipe 256)".
+# What a level governs itself: budgets by share, and the rows in use with a budget that means the same for them.
+_OF_LEVEL: dict[str, tuple[str, ...]] = {"share": BUDGETS, "fraction": (*BUDGETS, "subset_fraction", "evaluate_every")}
 
-    Both are completed by this version of spt, so that the defaults of another version do not count; nor do file paths.
-    Where they cannot be compared, the list is one sentence that says why.
+
+def changed(run: Path, pair: PublishedPair) -> list[str]:
+    """The settings in which a run differs from what was published, sorted: "model.d_model (64, recipe 256)".
+
+    That is the packaged recipe with the changes of the study's row. Both are completed by this version of spt, so that
+    the defaults of another version do not count; nor do file paths. Where they cannot be compared, the list is one
+    sentence that says why.
     """
+    recipe = pair.recipe
     if recipe not in packaged():
         return [f"{recipe} is not a packaged recipe, so its settings were not compared"]
     file = run / "recipe.yaml"
     try:
         ours = _settings(file.read_text(encoding="utf-8"), "a run's recipe.yaml")
-        theirs = _settings(packaged()[recipe], recipe)
+        theirs = _settings(packaged()[recipe], recipe, json.dumps(pair.changes))
     except FileNotFoundError:
         why = "some runs have no recipe.yaml"
     except OSError as error:
@@ -179,20 +203,24 @@ def changed(run: Path, recipe: str) -> list[str]:
     except (SptError, UnicodeDecodeError) as error:
         why = " ".join(str(error).split())
     else:
+        governed = {option for factor in pair.factors for option in _OF_LEVEL.get(factor, ())}
         return [
-            f"{key} ({_shown(ours, key)}, recipe {_shown(theirs, key)})"
+            f"{key} ({_shown(ours, key)}, {'study' if pair.study else 'recipe'} {_shown(theirs, key)})"
             for key in sorted(ours.keys() | theirs.keys())
-            if ours.get(key) != theirs.get(key)
+            if ours.get(key) != theirs.get(key) and key.rpartition(".")[2] not in governed
         ]
     return [f"settings were not compared with those of {recipe}: {why}"]
 
 
 @lru_cache(maxsize=256)  # the runs of an arm have the same text
-def _settings(text: str, source: str) -> dict[str, Any]:
-    """Dotted key -> value of a whole recipe, the baseline's training written out, without file paths."""
+def _settings(text: str, source: str, changes: str = "[]") -> dict[str, Any]:
+    """Dotted key -> value of a whole recipe with these changes, the baseline's training written out, without file
+    paths."""
     raw = parse_yaml(text, source)
     if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
         raise UsageError(f"{source} is not a recipe")
+    for more in json.loads(changes):
+        apply_overrides(raw, more)
     recipe: Recipe = resolve(raw, source)[0]
     tree = recipe.model_dump(mode="json")
     tree["scratch"] = {"train": recipe.train("scratch").model_dump(mode="json")}
