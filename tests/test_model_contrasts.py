@@ -1,9 +1,11 @@
 """Which model is better, and whether self-pretraining changes that: exact contrasts, and no claim beyond the seeds."""
 
+import inspect
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,10 @@ from records import FINETUNING, SPLITS, arms, plan, shown, study
 from scipy import stats as scipy_stats
 from simulations import SIMULATIONS, Simulation, comparison, false_change, naive_change
 
-from spt.report import collect, html, latex, machine, markdown, write
+from spt.report import collect, html, latex, machine, markdown, model_figures, write
 from spt.report.collect import Report
 from spt.report.models import compare_models
-from spt.report.ranking import ModelComparison, changes_ranking, pairs_of, winner_loser
+from spt.report.ranking import ModelComparison, changes_ranking, pairs_of, rank, winner_loser
 from spt.report.stats import average, friedman, holm, wilcoxon
 from spt.runs.result import SplitRecord
 
@@ -145,6 +147,32 @@ def test_a_ranking_splits_only_where_all_before_beat_all_after(tmp_path: Path) -
     assert machine.to_json(report)["rankings"][0]["order"] == [["y", "z"], ["x"]]
 
 
+def test_a_ranking_splits_on_all_pairs_not_on_neighbours() -> None:
+    """a beats b and b beats c, but a and c, of other seeds, are not decided: no split."""
+    rows = {name: comparison(name, [0.5, 0.6, 0.7], [0.5, 0.6, 0.7]) for name in "abc"}
+    (made,) = compare_models([rows])
+    decided = {("a", "b"): "first", ("b", "c"): "first"}
+    contrasts = [
+        each.model_copy(update={"decision": decided.get((each.first, each.second), each.decision)})
+        for each in made.contrasts
+    ]
+    assert rank(made.model_copy(update={"contrasts": tuple(contrasts)}), "scratch").order == (("a", "b", "c"),)
+
+
+def test_an_interaction_that_is_decided_only_on_its_own_says_so() -> None:
+    """Three models: the interval for all three interactions holds 0, that of the one alone does not."""
+    rng = np.random.default_rng(5)
+    means = {"a": (0.80, 0.85), "b": (0.80, 0.8425), "c": (0.80, 0.846)}
+    rows = {
+        name: comparison(name, *((mean + rng.normal(0, 0.004, 6)).tolist() for mean in both))
+        for name, both in means.items()
+    }
+    (made,) = compare_models([rows])
+    alone = [each for each in made.contrasts if each.arm == "difference" and each.decision.endswith(" alone")]
+    assert len(alone) == 1 and alone[0].low * alone[0].high > 0 > alone[0].adjusted_low * alone[0].adjusted_high
+    assert "on its own; not decided among the 3 interactions of this report" in alone[0].verdict
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 20), min_size=4, max_size=4), min_size=2, max_size=4))
 def test_rankings_hold_every_model_once_and_never_contradict_a_contrast(scores: list[list[int]]) -> None:
@@ -267,6 +295,14 @@ def test_different_metrics_are_not_compared(tmp_path: Path) -> None:
     report = collect.read_report([plan(tmp_path, cells, rows=rows)])
     assert report.models == ()
     assert any("it is scored in mse, the others in accuracy" in note for note in report.notes)
+
+
+def test_one_metric_in_opposite_directions_is_not_compared(tmp_path: Path) -> None:
+    cells = arms(tmp_path, 0, "a", *A, model="a", recipe="a", task="t")
+    cells += arms(tmp_path, 1, "b", *B, model="b", recipe="b", task="t", higher_is_better=False)
+    rows = [{"name": name, "task": "t", "model": name} for name in "ab"]
+    report = collect.read_report([study(tmp_path, "compare", rows, cells)])
+    assert report.models == () and any("has the opposite direction" in note for note in report.notes)
 
 
 def test_a_missing_arm_is_not_contrasted(tmp_path: Path) -> None:
@@ -402,6 +438,28 @@ def test_a_model_that_misses_a_task_is_left_out(tmp_path: Path) -> None:
     assert "Left out, since a task or an arm is missing: c" in across.verdict
 
 
+def test_warnings_of_each_task_are_told_over_tasks(tmp_path: Path) -> None:
+    few: Scores = (A[0][:3], A[1][:3])
+    folders = [compared(tmp_path / "1", {"a": A, "b": B}), compared(tmp_path / "2", {"a": A}, task="other")]
+    folders.append(compared(tmp_path / "3", {"b": few}, task="other"))
+    (across,) = collect.read_report(folders).models_across_tasks
+    assert any(text.startswith("other: the models have different seeds") for text in across.warnings)
+
+
+def test_bars_join_what_the_test_does_not_tell_apart() -> None:
+    """Ranked a, b, c, d; only a and c, a and d are told apart: bars over a-b and over b-c-d, none within another."""
+
+    def across(*apart: str) -> Any:
+        pairs = [SimpleNamespace(first=x, second=y, arm="spt", wilcoxon_holm=0.01) for x, y in apart]
+        other = SimpleNamespace(first="b", second="c", arm="scratch", wilcoxon_holm=0.01)
+        return SimpleNamespace(contrasts=(*pairs, other))
+
+    cliques = inspect.unwrap(model_figures._cliques)
+    assert cliques("abcd", across("ac", "da"), "spt") == [["a", "b"], ["b", "c", "d"]]
+    assert cliques("abcd", across(), "spt") == [["a", "b", "c", "d"]]
+    assert cliques("ab", across("ab"), "spt") == []
+
+
 def test_different_data_are_not_averaged_over_tasks(tmp_path: Path) -> None:
     other = {**SPLITS, "test": SplitRecord(rows=360, inputs="xx", targets="yy")}
     folders = [compared(tmp_path / "1", {"a": A, "b": B})]
@@ -422,6 +480,9 @@ def test_average_is_welchs(tmp_path: Path) -> None:
     both = average([first, [-value for value in second]])
     welch = scipy_stats.ttest_ind(first, second, equal_var=False)
     assert (both.p, both.degrees) == (pytest.approx(welch.pvalue), pytest.approx(welch.df))
+    half = welch.confidence_interval(0.95)
+    assert (2 * both.low, 2 * both.high) == pytest.approx((half.low, half.high))
+    assert both.error == pytest.approx((half.high - half.low) / 4 / scipy_stats.t.ppf(0.975, welch.df))
     assert average([[0.1, 0.2], [0.3, 0.4, 0.5]]).low is None
     assert average([[0.1] * 3, [0.2] * 3]).p is None
 
