@@ -47,6 +47,7 @@ def resolve_overview(resolved: ResolvedRecipe, micro_batch: int | None = None) -
         "data": {
             "rows": {name: len(split) for name, split in data.splits.items()},
             "length": data.length,
+            "examples": "pairs of sequences" if data.train.sequences == 2 else "sequences",
             "input": str(data.input),
             "target": str(data.target),
             "rows that also stand in train": overlap(data),
@@ -185,9 +186,8 @@ def render(overview: dict[str, Any]) -> Any:
         values.add_row(row["key"], json.dumps(row["value"]).strip('"'), origin)
     data = overview["data"]
     rows = ", ".join(f"{name} {count:,}" for name, count in data["rows"].items())
-    data_text = Text(
-        f"\ndata  {rows} sequences of up to {data['length']:,} steps; {data['input']} -> {data['target']}\n"
-    )
+    of = f"{data['examples']} of up to {data['length']:,} steps"
+    data_text = Text(f"\ndata  {rows} {of}; {data['input']} -> {data['target']}\n")
     repeated = {name: count for name, count in data["rows that also stand in train"].items() if count}
     if repeated:
         data_text.append(f"      rows that are also in train: {repeated}\n")

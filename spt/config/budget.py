@@ -28,7 +28,7 @@ def total_steps(train: Train, n: int, flops_per_example: float) -> int:
 
 
 def example_count(steps: int, n: int, batch_size: int, drop_last: bool = False) -> int:
-    """Sequences shown in this many optimiser steps."""
+    """Examples shown in this many optimiser steps."""
     per_epoch = steps_per_epoch(n, batch_size, drop_last)
     n = min(n, per_epoch * batch_size)
     epochs, rest = divmod(steps, per_epoch)

@@ -109,7 +109,11 @@ class Train(StrictModel):
 
     epochs: float | None = Field(None, gt=0, description="budget: passes over the training rows in use")
     steps: int | None = Field(None, gt=0, description="budget: optimiser steps")
-    examples: int | None = Field(None, gt=0, description="budget: training sequences shown, repeats counted")
+    examples: int | None = Field(
+        None,
+        gt=0,
+        description="budget: training examples shown, repeats counted; a pair of sequences is one, in both stages",
+    )
     flops: float | None = Field(None, gt=0, description="budget: analytic training operations")
     max_hours: float | None = Field(
         None,
@@ -117,7 +121,10 @@ class Train(StrictModel):
         description="a limit beside the budget, not a budget: hours of training after which the next step is the last; "
         "schedules keep the whole budget's horizon",
     )
-    batch_size: int = Field(gt=0, description="sequences per optimiser step, over all processes and micro-batches")
+    batch_size: int = Field(
+        gt=0,
+        description="examples per optimiser step, over all processes and micro-batches: sequences, or pairs of them",
+    )
     learning_rate: float = Field(gt=0, description="the peak, after warm-up")
     drop_last: bool = Field(
         False,
