@@ -1,8 +1,10 @@
 """The tables of the DLR paper as packaged studies: every row is a recipe that builds, as large as the paper prints."""
 
+import copy
+
 import pytest
 import torch
-from test_published import TABLES
+from test_published import PUBLISHED, TABLES
 from test_reference import ROWS, asked
 
 from spt.config.load import resolve
@@ -12,17 +14,16 @@ from spt.studies.schema import read
 from spt.training.build import build_backbone, model_width
 from spt.training.network import Encoder, Head, SequenceModel
 
-STUDIES = {name: read(f"dlr-table-{name}").study for name in "12346"}
-LEVELS = [
-    (table, recipe, level) for table, study in STUDIES.items() for recipe in study.recipes for level in study.levels(recipe)
-]
+STUDIES = {name: read(f"dlr-table-{name}").study for name in "123456"}
+ROWS_OF = {(table, recipe): study.levels(recipe) for table, study in STUDIES.items() for recipe in study.recipes}
+LEVELS = [(table, recipe, level) for (table, recipe), levels in ROWS_OF.items() for level in levels]
 
 
 def row(table, name, level):
     """The recipe of a row of a study, checked and complete; of no data."""
     raw = parse_yaml(ROWS[name], name)
     for changes in STUDIES[table].changes_of(name, level):
-        apply_overrides(raw, dict(changes))
+        apply_overrides(raw, copy.deepcopy(changes))
     return resolve(raw, name)[0]
 
 
@@ -41,3 +42,62 @@ def test_a_row_is_a_recipe_that_builds(table, name, level):
     model, length = network(recipe)
     assert model.flops(length).total > 0
     assert recipe.train("pretrain").learning_rate == recipe.train("scratch").learning_rate
+
+
+def printed(table, row, column):
+    """A published number of parameters, and what one more in its last digit is."""
+    shown = TABLES["dlr", f"{table}, parameters"]
+    text = shown.cells[row, column]
+    measure = PUBLISHED.measures[shown.measures.get(column, shown.measure)]
+    return float(text) * measure.factor, 10.0 ** -len(text.partition(".")[2]) * measure.factor
+
+
+def parameters(recipe):
+    """Without the hidden vector, in whose place the published code has nothing."""
+    model, _ = network(recipe)
+    return model.parameter_counts()["total"] - model.encoder.hidden.numel()
+
+
+def is_printed(count, table, row, column):
+    """Rounded, or cut off: the paper has 2.2M for 2.27 million."""
+    number, unit = printed(table, row, column)
+    return -unit / 2 <= count - number < unit
+
+
+@pytest.mark.parametrize("table", ["1", "6"])
+@pytest.mark.parametrize("name", ["skills/cumsum-dlr", "skills/reverse-dlr"])
+def test_networks_of_atomic_tasks_are_as_large_as_printed(table, name):
+    """Of tasks with one output; eight of Shift and 32 of MIPS are a few more."""
+    for level in TABLES["dlr", f"{table}, parameters"].columns:
+        if name in STUDIES[table].recipes:
+            assert is_printed(parameters(row(table, name, level)), table, "parameters", level), level
+
+
+@pytest.mark.parametrize("level", STUDIES["2"].levels("skills/shift-long-dlr"))
+def test_networks_of_long_shifts_are_as_large_as_printed(level):
+    kind, _, length = level.rpartition(" ")
+    if kind.startswith("SGCONV"):
+        if length != "2^18":  # of other lengths it has other sizes
+            return
+        assert parameters(row("2", "skills/shift-long-dlr", level)) == pytest.approx(920e3, rel=2e-3)
+    else:
+        assert is_printed(parameters(row("2", "skills/shift-long-dlr", level)), "2", kind, "parameters")
+
+
+@pytest.mark.parametrize("level", STUDIES["5"].levels("books/dlr"))
+def test_language_models_are_as_large_as_printed_but_for_embeddings_and_biases(level):
+    model, _ = network(row("5", "books/dlr", level))
+    embeddings = 32_100 * 128 + 2 * 128 * 384  # tied, and the maps from and to the width of the blocks
+    number, _ = printed("5", level.rpartition(", ")[0], "parameters")
+    assert model.parameter_counts()["backbone"] + embeddings == pytest.approx(number, rel=7e-3)
+
+
+def test_lengths_and_batches_of_mips_are_those_of_its_own():
+    for level in STUDIES["1"].levels("skills/mips-dlr"):
+        train = row("1", "skills/mips-dlr", level).train("finetune")
+        assert (train.steps, train.batch_size) == (172_800, 4), level
+    attention = (
+        row("1", "skills/mips-dlr", "ATTENTION 1 layer 2^12"),
+        row("1", "skills/sort-dlr", "ATTENTION 1 layer 2^12"),
+    )
+    assert [one.train("scratch").learning_rate for one in attention] == [1e-4, 1e-3]

@@ -315,7 +315,7 @@ def asked(recipe: Recipe) -> tuple[Tokens | Values, Output, int]:
         case "subtrees":
             return Tokens(17), one._replace(classes=10, per_step=True), 8192
         case "speech":
-            return Values(1), one._replace(classes=35), 16000
+            return Values(1), one._replace(classes=10 if options["words"] == "ten" else 35), 16000
         case "bidmc":
             return Values(2), Output("l2", False, 1), 4000
         case "books":
