@@ -55,10 +55,6 @@ MISSING = (  # recipes whose entries are still to be written
     "bidmc/*",
     #
     "pendulum/*",
-    #
-    "skills/*",
-    #
-    "books/*",
 )  # fmt: skip
 SIZES = ("d_model", "n_layers", "d_state", "n_heads", "d_ff")
 OF_TRAINING = ("batch_size", "learning_rate", "weight_decay", "schedule")

@@ -83,6 +83,9 @@ def test_steps_fall_at_their_milestones():
         ({"schedule": "cosine", "plateau_patience": 3}, "plateau_patience has no effect under schedule cosine"),
         ({"schedule": "plateau", "milestones": [0.5]}, "milestones has no effect under schedule plateau"),
         ({"step_factor": 0.1}, "step_factor has no effect"),
+        ({"cosine_steps": 9}, "cosine_steps has no effect under schedule constant"),
+        ({"schedule": "cosine", "cosine_steps": 5}, "cosine_steps 5 is less than steps 6"),
+        ({"schedule": "cosine", "cosine_steps": 9, "warmup_steps": 9, "steps": 9}, "warmup_steps 9 leaves none"),
         ({"schedule": "steps"}, "needs milestones"),
         ({"schedule": "steps", "milestones": [0.5, 0.5]}, "must rise"),
         ({"schedule": "steps", "milestones": [0.5, 100]}, "lie in (0, 1)"),
@@ -313,7 +316,7 @@ def asked(recipe: Recipe) -> tuple[Tokens | Values, Output, int]:
         case "subtrees":
             return Tokens(17), one._replace(classes=10, per_step=True), 8192
         case "speech":
-            return Values(1), one._replace(classes=35), 16000
+            return Values(1), one._replace(classes=10 if options["words"] == "ten" else 35), 16000
         case "bidmc":
             return Values(2), Output("l2", False, 1), 4000
         case "books":
