@@ -65,7 +65,7 @@ class Config(BackboneConfig):
     )
 
     mask_padding: bool = Field(
-        True, description="false: layers see what the stream holds on padding instead of zeros, as in the published code"
+        True, description="false: a layer sees what the stream holds on padding, not zeros, as in the published code"
     )
 
     @model_serializer(mode="wrap")

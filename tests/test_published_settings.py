@@ -23,10 +23,6 @@ from spt.report.published_settings import (
 FILE = load_published_settings()
 STUDIES = Path(__file__).resolve().parent.parent / "recipes" / "studies"
 MISSING = (  # recipes whose entries are still to be written
-    "lra/*-s4",
-    #
-    "lra/*-dlr",
-    #
     "lra/*-transformer",
     #
     "lra/*-mega",
@@ -38,8 +34,6 @@ MISSING = (  # recipes whose entries are still to be written
     "lra/*-s5",
     #
     "reference/*",
-    #
-    "images/*-s4",
     #
     "images/*-transformer",
     #

@@ -185,7 +185,7 @@ def test_listing_and_showing_studies():
     assert {"models-quickstart", "spt-figure-3", "spt-table-7", "spt-table-8", "spt-table-9"} <= set(names)
     for name in names:
         shown = yaml.safe_load(call("study", "show", name).stdout)
-        assert shown["recipes"] and shown["kind"] in ("models", "data", "init", "compute", "size", "variants", "compare")
+        assert shown["recipes"] and shown["kind"]
     assert "did you mean spt-table-8" in call("study", "show", "spt-table8", code=2).stderr
 
 
