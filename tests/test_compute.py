@@ -116,6 +116,9 @@ def test_schedules():
         and rates == [*rates[:10], *sorted(rates[10:], reverse=True)]
     )
     assert rates[99] == pytest.approx(0.5 * (1 + math.cos(math.pi * 89 / 90)))
+    longer = train(steps=100, schedule="cosine", warmup_steps=10, cosine_steps=190)
+    assert factor(100, 190, cosine) == factor(100, 101, longer) == pytest.approx(0.5)  # halfway from 10 to 190
+    assert factor(150, 200, train(epochs=2, schedule="cosine", cosine_steps=100)) == 0.0
     constant = train(steps=100, warmup_fraction=0.05)
     assert [factor(step, 100, constant) for step in (0, 4, 5, 99)] == [0.2, 1.0, 1.0, 1.0]
     assert factor(0, 1, train(steps=1, schedule="cosine")) == 1.0
