@@ -199,7 +199,9 @@ class Train(StrictModel):
         if self.schedule == "steps" and not self.milestones:
             raise ValueError("schedule steps needs milestones, e.g. milestones: [0.5, 0.75]")
         if self.cosine_steps is not None and self.cosine_steps < (self.steps or 0):
-            raise ValueError(f"cosine_steps {self.cosine_steps} is less than steps {self.steps}; the rest would be idle")
+            raise ValueError(
+                f"cosine_steps {self.cosine_steps} is less than steps {self.steps}; the rest would be idle"
+            )
         if self.cosine_steps is not None and self.warmup_steps >= self.cosine_steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} leaves none of cosine_steps {self.cosine_steps}")
         inside = all(0 < milestone < 1 for milestone in self.milestones)
