@@ -204,8 +204,9 @@ def make_norm(config: BackboneConfig) -> nn.Module:
         return nn.LayerNorm(width, eps=1e-5 if eps is None else eps)
     if config.norm == "rms":
         return nn.RMSNorm(width, eps=eps)
-    if config.norm == "batch":
-        return BatchNorm(width, 1e-5 if eps is None else eps, config.norm_momentum, config.norm_unbiased)
+    if config.norm in ("batch", "batch_padded"):
+        statistics = {"momentum": config.norm_momentum, "unbiased": config.norm_unbiased}
+        return BatchNorm(width, 1e-5 if eps is None else eps, **statistics, padding=config.norm == "batch_padded")
     if config.norm == "scalar":
         return ScalarNorm(0.0 if eps is None else eps)
     if config.norm == "scale":
@@ -261,7 +262,8 @@ class _Recomputation(contextlib.AbstractContextManager[None]):
 def _normalise(norm: nn.Module, x: Tensor, context: Context, update_statistics: bool = True) -> Tensor:
     if not isinstance(norm, BatchNorm):
         return norm(x)
-    included = context.valid if context.padded else None
+    included = context.valid if context.padded and not norm.padding else None
     if context.real is not None:
-        included = context.valid & context.real[:, None]
+        steps = torch.ones_like(context.valid) if included is None else included
+        included = steps & context.real[:, None]
     return norm(x, included, update_statistics)

@@ -18,12 +18,12 @@ Letters: H features, K directions, N modes, B sequences.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, model_validator
+from pydantic import Field, model_serializer, model_validator
 from torch import Tensor, nn
 
 from spt.models.base import Backbone, BackboneConfig, Counts, ParamGroup, new_parameter
@@ -63,6 +63,16 @@ class Config(BackboneConfig):
     decay_uses_ssm_lr: bool = Field(
         True, description="false: log_Lambda_re trains at the recipe's learning rate, as in the published code"
     )
+
+    mask_padding: bool = Field(
+        True, description="false: a layer sees what the stream holds on padding, not zeros, as in the published code"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_a_later_default(self, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Runs from before there was mask_padding keep their keys."""
+        values = dump(self)
+        return {name: value for name, value in values.items() if (name, value) != ("mask_padding", True)}
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
@@ -142,4 +152,9 @@ class DLRKernel(Kernel):
 
 
 def build(config: Config) -> Backbone:
-    return Backbone(config, lambda: [LongConvolution(config, DLRKernel(config), output=config.output)], decay_all=True)
+    return Backbone(
+        config,
+        lambda: [LongConvolution(config, DLRKernel(config), output=config.output)],
+        mask_padding=config.mask_padding,
+        decay_all=True,
+    )

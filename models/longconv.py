@@ -17,7 +17,7 @@ from spt.models.mixer import Context, Mixer, ParamGroup, State, Unsupported, new
 from spt.models.ops import counts
 from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.counts import Counts
-from spt.models.ops.output import Gelu, Kind, Output
+from spt.models.ops.output import EarlyDropout, Gelu, Kind, Output
 from spt.models.ops.precision import autocast_type, without_autocast
 from spt.models.options import BackboneConfig, ConjugatePairConfig
 
@@ -132,7 +132,7 @@ class LongConvolution(Mixer):
         *,
         output: Kind = "glu",
         gelu: Gelu = "exact",
-        pre_activation_dropout: bool = False,
+        pre_activation_dropout: EarlyDropout = False,
     ) -> None:
         super().__init__()
         self.kernel = kernel

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Initialisation = Literal["structured", "random", "random_ssm"]
-NormKind = Literal["layer", "rms", "batch", "scalar", "scale", "none"]
+NormKind = Literal["layer", "rms", "batch", "batch_padded", "scalar", "scale", "none"]
 FeedForwardKind = Literal["none", "mlp", "switch"]
 Activation = Literal["gelu", "silu", "relu"]
 Routing = Literal["token", "expert"]
@@ -39,9 +39,9 @@ class BackboneConfig(BaseModel):
     tie_dropout: bool = Field(False, description="one dropout mask for all steps of a sequence")
     norm: NormKind = Field(
         "layer",
-        description="normalisation: layer, rms, batch (over the valid steps of all processes), scalar (a layer norm "
-        "with two trained numbers, as in the published DLR and DSS runs), scale (root mean square, one trained "
-        "number), none",
+        description="normalisation: layer, rms, batch (over the valid steps of all processes), batch_padded (over "
+        "padding too, as in the published code of S4 and S5), scalar (a layer norm with two trained numbers, as in the "
+        "published DLR and DSS runs), scale (root mean square, one trained number), none",
     )
     norm_eps: float | None = Field(None, gt=0, description="added to the variance; default: the norm's usual value")
     norm_momentum: float = Field(

@@ -24,7 +24,7 @@ from spt.models.base import Backbone, Counts
 from spt.models.longconv import ConjugatePairKernel, LongConvolution
 from spt.models.ops import dplr
 from spt.models.ops.discretise import log_uniform, parameter_for
-from spt.models.ops.output import Kind
+from spt.models.ops.output import EarlyDropout, Kind
 from spt.models.options import S4Config
 
 PAPER = "Gu, Goel, Ré 2022"
@@ -34,7 +34,11 @@ PARAMETERS = 200_704
 
 class Config(S4Config):
     output: Kind = Field("glu", description="after the convolution and its GELU; identity: neither GELU nor map")
-    pre_activation_dropout: bool = Field(False, description="dropout before the GELU too, as in the S4 repository")
+    pre_activation_dropout: EarlyDropout = Field(
+        False,
+        description="dropout before the GELU too; untied, as in the S4 repository: with a mask for each step under "
+        "tie_dropout as well",
+    )
 
 
 class S4Kernel(ConjugatePairKernel):

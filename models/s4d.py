@@ -32,7 +32,7 @@ from spt.models.ops.discretise import (
     zoh,
 )
 from spt.models.ops.hippo import DiagonalInit, diagonal
-from spt.models.ops.output import Kind
+from spt.models.ops.output import EarlyDropout, Kind
 from spt.models.ops.vandermonde import softmax_vandermonde, vandermonde, vandermonde_flops
 from spt.models.options import ConjugatePairConfig
 
@@ -57,7 +57,11 @@ class Config(ConjugatePairConfig):
         None, gt=0, description="modes at or above this fraction of the Nyquist frequency are removed"
     )
     output: Kind = Field("glu", description="after the convolution and its GELU")
-    pre_activation_dropout: bool = Field(False, description="dropout before the GELU too, as in the S4 repository")
+    pre_activation_dropout: EarlyDropout = Field(
+        False,
+        description="dropout before the GELU too; untied, as in the S4 repository: with a mask for each step under "
+        "tie_dropout as well",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":

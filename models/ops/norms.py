@@ -44,7 +44,8 @@ class ScaleNorm(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Per feature over all valid steps of the batch (Ioffe and Szegedy 2015), without padding and filler rows.
+    """Per feature over all steps of the batch (Ioffe and Szegedy 2015), without filler rows and, unless `padding`,
+    without padding.
 
     Processes share their statistics, so that the result does not depend on how a batch is divided among them.
     Micro-batches, as everywhere, are normalised one by one. The running variance is divided by n - 1 (`unbiased`,
@@ -54,9 +55,11 @@ class BatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, width: int, eps: float = 1e-5, momentum: float = 0.1, unbiased: bool = True) -> None:
+    def __init__(
+        self, width: int, eps: float = 1e-5, momentum: float = 0.1, unbiased: bool = True, padding: bool = False
+    ) -> None:
         super().__init__()
-        self.eps, self.momentum, self.unbiased = eps, momentum, unbiased
+        self.eps, self.momentum, self.unbiased, self.padding = eps, momentum, unbiased, padding
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))

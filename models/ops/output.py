@@ -23,6 +23,7 @@ _NUMBERS = 2**19  # of a tensor, at a time on a CPU: a thousand steps of width 5
 
 Kind = Literal["identity", "none", "linear", "glu", "half_glu1", "half_glu2"]
 Gelu = Literal["exact", "tanh"]
+EarlyDropout = bool | Literal["untied"]
 
 
 class Output(nn.Module):
@@ -35,7 +36,8 @@ class Output(nn.Module):
         half_glu1  z * sigmoid(W z + b)
         half_glu2  y * sigmoid(W z + b)
 
-    `pre_activation_dropout`: dropout before the GELU as well, as in the S4 repository. `tied`: one mask for all steps.
+    `tied`: one mask for all steps. `pre_activation_dropout`: dropout before the GELU as well; `untied`, as in the S4
+    repository, with a mask for each step even where the other is tied.
     `identity`, as in SPADE and in the DLR paper's language models, has no dropout.
     """
 
@@ -47,7 +49,7 @@ class Output(nn.Module):
         gelu: Gelu = "exact",
         dropout: float = 0.0,
         tied: bool = False,
-        pre_activation_dropout: bool = False,
+        pre_activation_dropout: EarlyDropout = False,
     ) -> None:
         super().__init__()
         if kind == "identity" and pre_activation_dropout:
@@ -64,7 +66,8 @@ class Output(nn.Module):
             return y
         scale = 1.0 / (1.0 - self.dropout)
         drops = self.training and self.dropout > 0.0
-        before = keep_mask(y, self.dropout, self.tied) if drops and self.pre_activation_dropout else None
+        tied = self.tied and self.pre_activation_dropout != "untied"
+        before = keep_mask(y, self.dropout, tied) if drops and self.pre_activation_dropout else None
         after = keep_mask(y, self.dropout, self.tied) if drops else None
         if self.linear is None:
             z: Tensor = _Activated.apply(y, before, after, scale, self.approximate)

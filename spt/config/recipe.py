@@ -153,7 +153,9 @@ class Train(StrictModel):
     warmup_fraction: float | None = Field(None, ge=0, lt=1, description="the same as a share of all steps")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's, decoupled")
     weight_decay_on: Literal["matrices", "all"] = Field(
-        "matrices", description="what decays: weight matrices, or every parameter"
+        "matrices",
+        description="what decays: weight matrices; or all, also encoder, head, norms and biases, but for those "
+        "of a state space that never decay or have their own learning rate",
     )
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's")
     max_grad_norm: float | None = Field(1.0, gt=0, description="gradient clipping; null for none")
