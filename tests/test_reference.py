@@ -269,10 +269,12 @@ def test_a_row_is_complete_and_says_what_it_is(name):
         conventions = (settings.drop_last, settings.metric_average, settings.max_grad_norm)
         assert conventions == ((True, "per_batch", None) if name in REFERENCE else (False, "exact", 1.0))
     assert options.get("tied_projections", False) == (name in REFERENCE)
+    pixels = name in REFERENCE and recipe.pretrain.objective.options["loss"] == "l1"
+    assert recipe.pretrain.train.select_by == ("r2" if pixels else "auto")  # the paper's choice of checkpoint
     assert (recipe.pretrain.train.validation_masks == "redrawn") == (name in REFERENCE and objective.hides)
-    text = recipe.task.name == "text"
-    assert recipe.pretrain.head.identity == (name in REFERENCE and text)
-    assert options.get("mask_padding", True) == (not (name in REFERENCE and text and objective.hides))
+    assert recipe.pretrain.head.identity == (name in REFERENCE and recipe.task.name in ("text", "retrieval"))
+    padded = recipe.task.name in ("text", "retrieval", "listops")
+    assert options.get("mask_padding", True) == (not (name in REFERENCE and padded and objective.hides))
     if not name.startswith(("reference/", "lra/")):
         return
     _, _, body = ROWS[name].partition("\ntask:")
@@ -281,6 +283,7 @@ def test_a_row_is_complete_and_says_what_it_is(name):
         "identity",
         "drop_last",
         "metric_average",
+        "select_by",
         "redrawn",
         "mask_padding",
         "weight_decay_on: all",
