@@ -26,6 +26,7 @@ from spt.report.published_numbers import (
     published_pair,
     published_pairs,
 )
+from spt.studies.schema import read as read_study
 from spt.training.metrics import default_metric
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -350,6 +351,17 @@ def test_every_level_of_a_packaged_study_has_its_published_pair(name):
         for level in levels:
             found = published_pair(recipe, level, "accuracy")
             assert found and found.scratch and found.spt and found.spt.table == name[-1], (recipe, level)
+
+
+@pytest.mark.parametrize("name", ["spt-table-1", "spt-table-2", "spt-table-3"])
+def test_every_variant_of_a_packaged_study_has_its_published_pair(name):
+    study = read_study(name).study
+    for recipe in study.recipes:
+        for level in study.levels(recipe):
+            metric = published_pairs(recipe)[0].metric
+            found = published_pair(recipe, {"variant": level}, metric)
+            assert found and found.scratch and found.study == name, (recipe, level)
+            assert found.scratch.table == name[-1], (recipe, level)
 
 
 # ---------------------------------------------------------------------------------------------------------- looking up

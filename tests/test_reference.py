@@ -9,6 +9,7 @@ import torch
 from tiny import load, loaded, own_task, run, spt_job
 
 from spt.config.job import Job
+from spt.config.load import load as load_recipe
 from spt.config.load import packaged, resolve
 from spt.config.plugins import find_plugin
 from spt.config.recipe import HeadConfig, Recipe, StepHeadConfig, Train
@@ -17,6 +18,8 @@ from spt.errors import RecipeError, UsageError
 from spt.models.base import Context
 from spt.report.published_settings import PARAMETERS, load_published_settings
 from spt.runs.folder import RunFolder
+from spt.studies.schema import packaged as packaged_studies
+from spt.studies.schema import read as read_study
 from spt.tasks.base import Tokens, Values
 from spt.training.build import build_backbone, build_stage, model_width
 from spt.training.network import Encoder, Head, SequenceModel, output_of_head, published_count
@@ -270,13 +273,13 @@ def test_a_row_is_complete_and_says_what_it_is(name):
         assert conventions == ((True, "per_batch", None) if name in REFERENCE else (False, "exact", 1.0))
     attends = recipe.model.name == "transformer"
     assert options.get("tied_projections", False) == (name in REFERENCE and attends)
+    pixels = name in REFERENCE and recipe.pretrain.objective.options["loss"] == "l1"
+    assert recipe.pretrain.train.select_by == ("r2" if pixels else "auto")  # the paper's choice of checkpoint
     assert (recipe.pretrain.train.validation_masks == "redrawn") == (name in REFERENCE and objective.hides)
-    text = recipe.task.name == "text"
-    assert recipe.pretrain.head.identity == (name in REFERENCE and text)
-    padded = options.get("mask_padding", True) is False or options["norm"] == "batch_padded"
-    assert padded == (name in REFERENCE and text and objective.hides)
-    normalised_values = recipe.pretrain.objective.options["loss"] == "l1"
-    assert (recipe.pretrain.train.select_by == "r2") == (name in REFERENCE and normalised_values)
+    assert recipe.pretrain.head.identity == (name in REFERENCE and recipe.task.name in ("text", "retrieval"))
+    padded = recipe.task.name in ("text", "retrieval", "listops")
+    seen = options.get("mask_padding", True) is False or options["norm"] == "batch_padded"
+    assert seen == (name in REFERENCE and padded and objective.hides)
     if not name.startswith(("reference/", "lra/")):
         return
     _, _, body = ROWS[name].partition("\ntask:")
@@ -285,6 +288,7 @@ def test_a_row_is_complete_and_says_what_it_is(name):
         "identity",
         "drop_last",
         "metric_average",
+        "select_by",
         "redrawn",
         "mask_padding",
         "weight_decay_on: all",
@@ -338,23 +342,22 @@ ALSO = {"lra/image-transformer": "3.232 M", "lra/text-transformer": "12.95 M"}  
 SETTINGS = load_published_settings().recipes
 
 
-def whole_network(name: str) -> SequenceModel:
+def whole_network(recipe: Recipe) -> SequenceModel:
     """A recipe's finetuned network at full size, on the meta device."""
-    recipe = resolved(name)
     input, output, length = asked(recipe)
     width = model_width(recipe.model)
     with torch.device("meta"):
         encoder, backbone = Encoder(input, width, recipe.encoder), build_backbone(recipe.model, length)
         head = Head(width, output, recipe.finetune.head)
-    model = SequenceModel(encoder, backbone, head)
-    assert model.flops(length).forward > 0
-    return model
+    return SequenceModel(encoder, backbone, head)
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if "pythia" not in name])
 def test_a_row_builds_at_full_size_with_the_parameters_it_states(name):
     """Numbers are those of the papers and of the published configurations; a header that has one has the file's."""
-    model, told, entry = whole_network(name), STATED.search(header(name)), SETTINGS.get(name)
+    recipe = resolved(name)
+    model, told, entry = whole_network(recipe), STATED.search(header(name)), SETTINGS.get(name)
+    assert model.flops(asked(recipe)[2]).forward > 0
     stated = entry.parameters if entry else told[1] if told else ALSO.get(name)
     if entry and told:
         assert told[1] == stated, "published_settings.yaml has another number"
@@ -364,6 +367,20 @@ def test_a_row_builds_at_full_size_with_the_parameters_it_states(name):
     digits = len(printed.partition(".")[2])
     fits = abs(published_count(model) / {"M": 1e6, "K": 1e3}[unit] - float(printed)) <= 0.51 * 10**-digits
     assert fits != (entry is not None and PARAMETERS in entry.departs), published_count(model)
+
+
+STUDIES = [name for name in packaged_studies() if read_study(name).study.kind == "variants"]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_variant_of_a_packaged_study_builds_at_full_size(name):
+    """Without the weights that a checkpoint would bring."""
+    study = read_study(name).study
+    for recipe in study.recipes:
+        for level in study.levels(recipe):
+            one = load_recipe(recipe, changes=study.changes_of(recipe, level)).recipe
+            if one.model.options.get("checkpoint") is None:
+                assert whole_network(one).parameter_counts()["total"] > 1000, (recipe, level)
 
 
 def stand_in(cache, monkeypatch):

@@ -140,6 +140,8 @@ class WithoutValues(TorchDispatchMode):
             if b.ndim == 3:
                 return torch.mm(a, b[0])
             return torch.mm(a, b).expand(len(args[2]), -1, -1)  # gradients of all matrices, each from its own rows
+        if func is _ATEN._local_scalar_dense.default and args[0].device.type == "meta":
+            return 0
         try:
             return func(*args, **(kwargs or {}))
         except DataDependentOutputException:

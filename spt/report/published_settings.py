@@ -135,7 +135,7 @@ def _matters(place: str, tree: Mapping[str, Any]) -> bool:
     if last == "validation_masks":
         return place.startswith("pretrain.") and tree["pretrain.objective.name"] != "next"
     if last == "mask_padding":
-        return tree["task.name"] in PADDED
+        return tree["task.name"] in PADDED and not tree["model.causal"]
     return True
 
 
