@@ -19,14 +19,26 @@ from tiny import TASK, environment, loaded, own_task, recipe_file, run, spt_job,
 
 import spt.runtime.distributed
 from spt.config.job import Job
-from spt.errors import CheckpointError, DataError, DivergedError, Interrupted, OutputError, Stopped
+from spt.config.recipe import EncoderConfig
+from spt.errors import (
+    CheckpointError,
+    DataError,
+    DivergedError,
+    Interrupted,
+    OutputError,
+    RecipeError,
+    Stopped,
+    UsageError,
+)
 from spt.models.base import Context
 from spt.runs.folder import RunFolder
 from spt.runtime.distributed import Runtime
+from spt.tasks.base import Tokens, Values
 from spt.training import stage
 from spt.training.build import build_stage
 from spt.training.evaluate import is_better
-from spt.training.network import pool
+from spt.training.network import Encoder, pool
+from spt.training.seeding import seeded
 
 SCORES = ("val", "test", "best_step", "stop", "parameters", "data", "settings", "metric")
 
@@ -594,6 +606,68 @@ def test_encoder_and_head_are_what_the_recipe_says(tmp_path):
     assert model.encoder.hidden.std().item() == pytest.approx(0.01, rel=0.4)
     assert [layer.out_features for layer in (model.head.inner, model.head.out)] == [64, 10]
     assert build_stage(Job(loaded(tmp_path), "finetune", 0)).model.head.inner is None
+
+
+def test_the_hidden_vector_of_values_starts_as_the_published_mask_flag():
+    """As one column of a linear map from C + 1 inputs and its bias together; a given spread scales the same draws."""
+    context = Context(torch.ones(1, 3, dtype=torch.bool), padded=False)
+    for channels, told in ((1, 0.577), (3, 0.408)):
+        input = Values(channels, (0.0,) * channels, (1.0,) * channels)
+        flag = torch.nn.Linear(channels + 1, 20_000)
+        with seeded(0, "encoder"):
+            encoder = Encoder(input, 20_000, EncoderConfig())
+        with seeded(0, "encoder"):
+            other = Encoder(input, 20_000, EncoderConfig(hidden_std=0.3))
+        assert encoder.hidden.std().item() == pytest.approx(told, rel=0.02)
+        assert (flag.weight[:, -1] + flag.bias).std().item() == pytest.approx(told, rel=0.02)
+        torch.testing.assert_close(other.hidden, encoder.hidden * 0.3 / encoder.hidden.std(), rtol=0.02, atol=0.0)
+        assert torch.equal(other.map.weight, encoder.map.weight)
+        y = encoder(torch.zeros(1, 3, channels), torch.tensor([[False, True, False]]), context)
+        assert torch.equal(y[0, 1], encoder.hidden)
+
+
+@pytest.mark.parametrize(("vocab", "told"), [(20, 0.224), (135, 0.086)])
+def test_tokens_as_one_hot_vectors_start_as_in_flax(vocab, told):
+    torch.manual_seed(0)
+    encoder = Encoder(Tokens(vocab), 4096, EncoderConfig(init="flax"))
+    weight = encoder.map.weight.detach()
+    assert weight.shape == (vocab, 4096) and weight.std().item() == pytest.approx(told, rel=0.02)
+    assert weight.abs().max() < 2.3 * told and not encoder.map.bias.any()  # truncated at two deviations
+    assert encoder.hidden.std().item() == pytest.approx(told, rel=0.05)
+    with torch.no_grad():
+        encoder.map.bias.fill_(0.5)
+    y = encoder(torch.tensor([[1, 0]]), None, Context(torch.ones(1, 2, dtype=torch.bool), padded=False))
+    torch.testing.assert_close(y[0], weight[[1, 0]] + 0.5)
+    assert encoder.flops(9).total == 0
+
+
+def test_maps_start_as_in_flax_where_a_recipe_says_so(tmp_path):
+    model = build_stage(
+        Job(
+            own_task(
+                tmp_path,
+                task__kind="values",
+                encoder={"init": "flax"},
+                finetune__head={"init": "flax"},
+                model__d_model=256,
+            ),
+            "finetune",
+            0,
+        )
+    ).model
+    channels = model.encoder.map.in_features
+    assert model.encoder.map.weight.std().item() == pytest.approx(channels**-0.5, rel=0.15)
+    assert not model.encoder.map.bias.any() and not model.head.out.bias.any()
+    assert model.head.out.weight.std().item() == pytest.approx(1 / 16, rel=0.15)
+    assert model.encoder.hidden.std().item() == pytest.approx((channels + 1) ** -0.5, rel=0.15)
+
+
+def test_a_spread_of_tokens_is_refused_where_there_are_none(tmp_path):
+    one = own_task(tmp_path, task__kind="values", encoder={"init_std": 0.3})
+    with pytest.raises(UsageError, match=r"encoder\.init_std .* this task has values; .*encoder\.hidden_std"):
+        build_stage(Job(one, "finetune", 0))
+    with pytest.raises(RecipeError, match="init_std has no effect under init: flax"):
+        loaded(tmp_path, encoder={"init": "flax", "init_std": 0.3})
 
 
 def test_a_fraction_keeps_the_network(tmp_path):

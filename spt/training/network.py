@@ -18,6 +18,7 @@ from spt.config.recipe import EncoderConfig, HeadConfig, StepHeadConfig
 from spt.errors import UsageError
 from spt.models.base import Backbone, Context, Counts, ParamGroup, linear_flops
 from spt.models.ops.counts import as_counts, linear
+from spt.models.ops.flax import dense_, lecun_normal_
 from spt.models.ops.precision import without_autocast
 from spt.tasks.base import Tokens, Values
 from spt.training.objectives import Inputs, Output
@@ -32,19 +33,22 @@ class Encoder(nn.Module):
 
     def __init__(self, input: Tokens | Values, d_model: int, config: EncoderConfig) -> None:
         super().__init__()
-        self.map: nn.Embedding | nn.Linear | Frames
-        if isinstance(input, Tokens):
+        _check_encoder(input, config)
+        self.map: nn.Embedding | OneHot | nn.Linear | Frames
+        if isinstance(input, Tokens) and config.init == "flax":
+            self.map = OneHot(input.vocab, d_model)
+        elif isinstance(input, Tokens):
             self.map = nn.Embedding(input.vocab, d_model)
             nn.init.normal_(self.map.weight, std=config.init_std)
         elif config.frame_encoder == "cnn":
             self.map = Frames(input, d_model, config.frame_features)
         else:
             self.map = nn.Linear(input.channels, d_model)
-        if isinstance(input, Tokens) and config.frame_encoder == "cnn":
-            raise UsageError("encoder.frame_encoder: cnn is for steps that are pictures, but this task has tokens")
-        self.hidden = nn.Parameter(torch.randn(d_model) * config.init_std)
+        if config.init == "flax":
+            _start_as_flax(self.map)
+        self.hidden = nn.Parameter(torch.randn(d_model) * _hidden_std(input, self.map, config))
         self.circle = nn.Linear(2, d_model, bias=False) if config.positions == "circle" else None
-        no_decay = ["hidden", *(["map.weight"] if isinstance(input, Tokens) else [])]
+        no_decay = ["hidden", *(["map.weight"] if isinstance(self.map, nn.Embedding) else [])]
         self.param_groups = dict.fromkeys(no_decay, ParamGroup())
 
     def forward(
@@ -64,6 +68,45 @@ class Encoder(nn.Module):
         if self.circle is not None:
             counts += linear(length, self.circle.in_features, self.circle.out_features, data=True)
         return counts
+
+
+def _check_encoder(input: Tokens | Values, config: EncoderConfig) -> None:
+    if isinstance(input, Tokens) and config.frame_encoder == "cnn":
+        raise UsageError("encoder.frame_encoder: cnn is for steps that are pictures, but this task has tokens")
+    if isinstance(input, Values) and config.init_std != 1.0:
+        raise UsageError(
+            "encoder.init_std is the spread of token embeddings, but this task has values; leave it out (the spread of "
+            "the hidden vector is encoder.hidden_std)"
+        )
+
+
+def _hidden_std(input: Tokens | Values, map: nn.Module, config: EncoderConfig) -> float:
+    """Of values, that of the mask flag's column plus the bias in a linear map from one input more."""
+    if config.hidden_std is not None:
+        return config.hidden_std
+    if isinstance(input, Tokens):
+        return config.init_std if config.init == "torch" else 1 / math.sqrt(input.vocab)
+    inward = (map.out if isinstance(map, Frames) else map).in_features
+    assert isinstance(inward, int)
+    return math.sqrt((2 / 3 if config.init == "torch" else 1) / (inward + 1))
+
+
+def _start_as_flax(module: nn.Module) -> None:
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            dense_(layer)
+
+
+class OneHot(nn.Module):
+    """A linear map of one-hot vectors, W[token] + b, as flax starts it (S5's published code)."""
+
+    def __init__(self, vocab: int, d_model: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(lecun_normal_(torch.empty(vocab, d_model), fan_in=vocab))
+        self.bias = nn.Parameter(torch.zeros(d_model))
+
+    def forward(self, x: Int[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
+        return F.embedding(x, self.weight) + self.bias
 
 
 def _circle(context: Context) -> Float[Tensor, "B L 2"]:
@@ -127,6 +170,8 @@ class Head(nn.Module):
         spread = output.loss == "gaussian"
         self.spread_inner = nn.Linear(width, d_model) if spread and config.mlp else None
         self.spread = nn.Linear(inward, size) if spread else None
+        if config.init == "flax":
+            _start_as_flax(self)
 
     def forward(self, x: Float[Tensor, "B *L D"], context: Context) -> Float[Tensor, "b *answers K"]:
         """x may hold just the steps that need an answer (N, D), where every step has one."""
