@@ -641,6 +641,31 @@ def test_tokens_as_one_hot_vectors_start_as_in_flax(vocab, told):
     assert encoder.flops(9).total == 0
 
 
+@pytest.mark.parametrize("init", ["torch", "flax"])
+def test_times_may_be_an_input_of_the_encoder(init):
+    """One more column of the last map: the time since the previous step, at hidden steps too."""
+    input = Values(576, (0.0,) * 576, (1.0,) * 576, frame=(24, 24))
+    config = EncoderConfig(frame_encoder="cnn", step_times="append", init=init)
+    with seeded(0, "encoder"):
+        encoder = Encoder(input, 4000, config)
+    with seeded(0, "encoder"):
+        plain = Encoder(input, 4000, config.model_copy(update={"step_times": "model"}))
+    assert encoder.times.weight.std().item() == pytest.approx((31 * (3 if init == "torch" else 1)) ** -0.5, rel=0.05)
+    valid, steps = torch.ones(2, 3, dtype=torch.bool), torch.tensor([[1.0, 4.0, 2.0], [1.0, 1.0, 7.0]])
+    context = Context(valid, padded=False, steps=steps)
+    x, hidden = torch.rand(2, 3, 576), torch.tensor([[False, True, False], [False, False, False]])
+    added = encoder(x, hidden, context) - plain(x, hidden, context)
+    expected = steps[..., None] * encoder.times.weight[:, 0]
+    torch.testing.assert_close(added, expected, atol=1e-5, rtol=1e-5)
+    assert encoder.for_backbone(context).steps is None and plain.for_backbone(context) is context
+    assert encoder.flops(3).forward - plain.flops(3).forward == 2 * 3 * 4000
+
+
+def test_times_for_the_encoder_need_a_task_that_has_them(tmp_path):
+    with pytest.raises(UsageError, match="encoder.step_times: append is for tasks with times"):
+        build_stage(Job(loaded(tmp_path, encoder={"step_times": "append"}), "finetune", 0))
+
+
 def test_maps_start_as_in_flax_where_a_recipe_says_so(tmp_path):
     model = build_stage(
         Job(

@@ -90,9 +90,9 @@ class Job:
             "data": self.resolved.data,
             "task": {"name": self.resolved.identities["task"], **without_paths("tasks", recipe.task)},
             "model": {"name": self.resolved.identities["model"], **without_paths("models", recipe.model)},
-            "encoder": _without_init(recipe.encoder),
+            "encoder": _without_defaults(recipe.encoder),
             "objective": stage.objective.model_dump(mode="json"),
-            "head": _without_init(stage.head),
+            "head": _without_defaults(stage.head),
             "train": _train_settings(self.train),
             "parent": self.parent.settings() if isinstance(self.parent, Job) else self.parent_key,
             **self._options(),
@@ -111,7 +111,7 @@ class Job:
             pretrain = recipe.pretrain
             pretraining = {
                 "objective": pretrain.objective.model_dump(mode="json"),
-                "head": _without_init(pretrain.head),
+                "head": _without_defaults(pretrain.head),
             }
             options["joint"] = {"weight": stage.joint, **pretraining}
         return options
@@ -126,9 +126,13 @@ class Job:
         return f"{self.stage}-{self.key}"
 
 
-def _without_init(config: EncoderConfig | HeadConfig | StepHeadConfig) -> dict[str, Any]:
-    """Its settings; `init` only where it is not torch's, so that runs from before there was another keep their keys."""
-    return config.model_dump(mode="json", exclude={"init"} if config.init == "torch" else None)
+def _without_defaults(config: EncoderConfig | HeadConfig | StepHeadConfig) -> dict[str, Any]:
+    """Without `init` and `step_times` at their defaults, so that runs from before these options keep their keys."""
+    fields = type(config).model_fields
+    unchanged = {
+        name for name in ("init", "step_times") if name in fields and getattr(config, name) == fields[name].default
+    }
+    return config.model_dump(mode="json", exclude=unchanged)
 
 
 def _train_settings(train: Train) -> dict[str, Any]:

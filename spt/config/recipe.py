@@ -75,6 +75,11 @@ class EncoderConfig(StrictModel):
         description="circle: cos and sin of 2 pi i / T of step i of T are two more inputs, as in the DLR paper's "
         "atomic tasks; hidden steps have them too",
     )
+    step_times: Literal["model", "append"] = Field(
+        "model",
+        description="the time since the previous step, where a task has it: given to the model, or, as one input more, "
+        "to the encoder's last map, so that the model takes all steps as equally long (S5-append in the S5 paper)",
+    )
     frame_encoder: Literal["linear", "cnn"] = Field(
         "linear",
         description="a step that is a picture: one linear map, or two convolutions with pooling, as in the S5 paper "

@@ -48,6 +48,7 @@ class Encoder(nn.Module):
             _start_as_flax(self.map)
         self.hidden = nn.Parameter(torch.randn(d_model) * _hidden_std(input, self.map, config))
         self.circle = nn.Linear(2, d_model, bias=False) if config.positions == "circle" else None
+        self.times = _new_times(self.map, d_model, config) if config.step_times == "append" else None
         no_decay = ["hidden", *(["map.weight"] if isinstance(self.map, nn.Embedding) else [])]
         self.param_groups = dict.fromkeys(no_decay, ParamGroup())
 
@@ -56,7 +57,15 @@ class Encoder(nn.Module):
     ) -> Float[Tensor, "B L D"]:
         y = self.map(x).float()  # the residual stream is float32 whatever the precision of products
         y = y if hidden is None else torch.where(hidden[..., None], self.hidden, y)
-        return y if self.circle is None else y + self.circle(_circle(context)).float()
+        y = y if self.circle is None else y + self.circle(_circle(context)).float()
+        if self.times is None:
+            return y
+        assert context.steps is not None  # see build.py
+        return y + self.times(context.steps[..., None]).float()
+
+    def for_backbone(self, context: Context) -> Context:
+        """What the backbone is told of a batch: not the times that the encoder has taken."""
+        return context if self.times is None else context._replace(steps=None)
 
     def flops(self, length: int) -> Counts:
         """Data get no gradient, so that backward is as much as forward. A table of tokens costs nothing."""
@@ -67,6 +76,8 @@ class Encoder(nn.Module):
             counts += self.map.flops(length)
         if self.circle is not None:
             counts += linear(length, self.circle.in_features, self.circle.out_features, data=True)
+        if self.times is not None:
+            counts += linear(length, 1, self.times.out_features, data=True)
         return counts
 
 
@@ -85,10 +96,29 @@ def _hidden_std(input: Tokens | Values, map: nn.Module, config: EncoderConfig) -
     if config.hidden_std is not None:
         return config.hidden_std
     if isinstance(input, Tokens):
-        return config.init_std if config.init == "torch" else 1 / math.sqrt(input.vocab)
-    inward = (map.out if isinstance(map, Frames) else map).in_features
-    assert isinstance(inward, int)
-    return math.sqrt((2 / 3 if config.init == "torch" else 1) / (inward + 1))
+        return config.init_std if config.init == "torch" else 1 / math.sqrt(_inputs(map))
+    return math.sqrt((2 / 3 if config.init == "torch" else 1) / (_inputs(map) + 1))
+
+
+def _inputs(map: nn.Module) -> int:
+    """Of an encoder's last map; of tokens as one-hot vectors."""
+    if isinstance(map, nn.Embedding | OneHot):
+        return len(map.weight)
+    inputs = (map.out if isinstance(map, Frames) else map).in_features
+    assert isinstance(inputs, int)
+    return inputs
+
+
+def _new_times(map: nn.Module, d_model: int, config: EncoderConfig) -> nn.Linear:
+    """The column of one input more, which starts as such a column does."""
+    layer = nn.Linear(1, d_model, bias=False)
+    if config.init == "flax":
+        lecun_normal_(layer.weight, fan_in=_inputs(map) + 1)
+    else:
+        nn.init.uniform_(layer.weight, -1, 1)
+        with torch.no_grad():
+            layer.weight /= math.sqrt(_inputs(map) + 1)
+    return layer
 
 
 def _start_as_flax(module: nn.Module) -> None:
@@ -292,7 +322,7 @@ class SequenceModel(nn.Module):
         head, if `denoising`."""
         with torch.no_grad() if self.frozen else contextlib.nullcontext():
             x = self.encoder(inputs.x, inputs.hidden, inputs.context)
-            x = self.backbone(x, inputs.context)
+            x = self.backbone(x, self.encoder.for_backbone(inputs.context))
         if scored is not None:
             picked: Tensor = _Steps.apply(x, scored)  # type: ignore[no-untyped-call]
             x = picked
