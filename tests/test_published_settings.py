@@ -35,25 +35,17 @@ MISSING = (  # recipes whose entries are still to be written
     #
     "lra/*-pythia*",
     #
-    "lra/*-s5",
-    #
     "reference/*",
     #
     "images/*-s4",
     #
     "images/*-transformer",
     #
-    "images/*-s5",
-    #
     "speech/*-s4*",
     #
     "speech/*-transformer*",
     #
-    "speech/*-s5",
-    #
     "bidmc/*",
-    #
-    "pendulum/*",
     #
     "skills/*",
     #

@@ -662,7 +662,7 @@ def test_times_may_be_an_input_of_the_encoder(init):
 
 
 def test_times_for_the_encoder_need_a_task_that_has_them(tmp_path):
-    with pytest.raises(UsageError, match="encoder.step_times: append is for tasks with times"):
+    with pytest.raises(UsageError, match=r"encoder\.step_times: append is for tasks with times"):
         build_stage(Job(loaded(tmp_path, encoder={"step_times": "append"}), "finetune", 0))
 
 
