@@ -9,6 +9,7 @@ from test_reference import ROWS, asked
 from spt.config.load import resolve
 from spt.config.overrides import apply_overrides
 from spt.config.yaml import parse_yaml
+from spt.report.published_numbers import published_pair, published_pairs
 from spt.studies.schema import packaged, validate
 from spt.training.build import build_backbone, model_width
 from spt.training.network import Encoder, Head
@@ -84,3 +85,18 @@ def test_rows_differ_in_what_their_tables_are_about():
     assert [one.task.options["times"] for one in times.values()] == ["steps", "drop", "steps"]
     assert [one.encoder.step_times for one in times.values()] == ["model", "model", "append"]
     assert len(STUDIES["s5-table-3"].seed_list) == 20
+
+
+def test_every_row_of_a_table_has_its_published_pair():
+    """By the study's own names; the numbers that the text says are those of table 1 are."""
+    for name in ("s5-table-3", "s5-table-5", "s5-table-6", "s5-table-7"):
+        for recipe in STUDIES[name].recipes:
+            metric = "mse" if recipe == "pendulum/s5" else "accuracy"
+            own, *_ = published_pairs(recipe)
+            for level in STUDIES[name].levels(recipe):
+                if level == "own P, one block":  # in no table
+                    continue
+                found = published_pair(recipe, {"variant": level}, metric)
+                assert found and found.study == name and found.scratch.table == name[-1], (recipe, level)
+                same = level in ("S5", "own P", "continuous, HiPPO-N", "HiPPO-N")
+                assert found.scratch.printed == (own.scratch.printed if same else "not known")
