@@ -1,4 +1,4 @@
-"""The study files of the S5 paper's tables: every row is a network that can be built, of the sizes that its table says."""
+"""The study files of the S5 paper's tables: every row can be built, and has the sizes that its table says."""
 
 import json
 

@@ -19,7 +19,7 @@ from tiny import TASK, environment, loaded, own_task, recipe_file, run, spt_job,
 
 import spt.runtime.distributed
 from spt.config.job import Job
-from spt.config.recipe import EncoderConfig
+from spt.config.recipe import EncoderConfig, HeadConfig
 from spt.errors import (
     CheckpointError,
     DataError,
@@ -37,7 +37,8 @@ from spt.tasks.base import Tokens, Values
 from spt.training import stage
 from spt.training.build import build_stage
 from spt.training.evaluate import is_better
-from spt.training.network import Encoder, pool
+from spt.training.network import Encoder, Head, pool
+from spt.training.objectives import Output
 from spt.training.seeding import seeded
 
 SCORES = ("val", "test", "best_step", "stop", "parameters", "data", "settings", "metric")
@@ -685,6 +686,27 @@ def test_maps_start_as_in_flax_where_a_recipe_says_so(tmp_path):
     assert not model.encoder.map.bias.any() and not model.head.out.bias.any()
     assert model.head.out.weight.std().item() == pytest.approx(1 / 16, rel=0.15)
     assert model.encoder.hidden.std().item() == pytest.approx((channels + 1) ** -0.5, rel=0.15)
+
+
+def test_a_head_may_have_another_activation(tmp_path):
+    def head(**options):
+        torch.manual_seed(0)
+        return Head(4, Output("l2", False, 1), HeadConfig(mlp=True, **options))
+
+    context = Context(torch.ones(2, 3, dtype=torch.bool), padded=False)
+    x = torch.randn(2, 3, 4)
+    inner = head().inner(x.mean(1))
+    for name, bent in (
+        (None, inner.relu()),
+        ("tanh", inner.tanh()),
+        ("gelu", torch.nn.functional.gelu(inner)),
+        ("gelu_tanh", torch.nn.functional.gelu(inner, approximate="tanh")),
+    ):
+        one = head(mlp_activation=name)
+        torch.testing.assert_close(one(x, context), one.out(bent))
+    assert not torch.equal(head(mlp_activation="gelu")(x, context), head(mlp_activation="gelu_tanh")(x, context))
+    with pytest.raises(RecipeError, match="mlp_activation has no effect on one linear map; add mlp: true"):
+        loaded(tmp_path, finetune__head={"mlp_activation": "tanh"})
 
 
 def test_a_spread_of_tokens_is_refused_where_there_are_none(tmp_path):

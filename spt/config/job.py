@@ -127,12 +127,10 @@ class Job:
 
 
 def _without_defaults(config: EncoderConfig | HeadConfig | StepHeadConfig) -> dict[str, Any]:
-    """Without `init` and `step_times` at their defaults, so that runs from before these options keep their keys."""
-    fields = type(config).model_fields
-    unchanged = {
-        name for name in ("init", "step_times") if name in fields and getattr(config, name) == fields[name].default
-    }
-    return config.model_dump(mode="json", exclude=unchanged)
+    """Without later options at their defaults, so that runs from before there were any keep their keys."""
+    later = {"init": "torch", "step_times": "model", "mlp_activation": None}
+    values = config.model_dump(mode="json")
+    return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
 
 def _train_settings(train: Train) -> dict[str, Any]:

@@ -101,6 +101,15 @@ class _AnyHeadConfig(StrictModel):
         description="linear, ReLU, linear instead of one linear map; of pairs linear, GELU, linear, from 4 d_model "
         "numbers to d_model",
     )
+    mlp_activation: Literal["relu", "gelu", "gelu_tanh", "tanh"] | None = Field(
+        None, description="mlp: in place of that ReLU or GELU; gelu_tanh: GELU by its tanh formula, which is flax's"
+    )
+
+    @model_validator(mode="after")
+    def _activation_has_effect(self) -> "_AnyHeadConfig":
+        if self.mlp_activation is not None and not self.mlp:
+            raise ValueError("mlp_activation has no effect on one linear map; add mlp: true")
+        return self
 
 
 class StepHeadConfig(_AnyHeadConfig):

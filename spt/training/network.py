@@ -5,8 +5,9 @@ answer.
 """
 
 import contextlib
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -183,6 +184,14 @@ class Frames(nn.Module):
         return first + second + linear_flops(self.dense, length) + linear_flops(self.out, length)
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "tanh": torch.tanh,
+}
+
+
 class Head(nn.Module):
     """One answer a step, or one an example from the pooled valid steps; of a pair, whose pooled vectors are u and v,
     from [u, v, u - v, u v] (Long Range Arena's Retrieval, as in the S4 code)."""
@@ -193,6 +202,7 @@ class Head(nn.Module):
         self.pairs = output.sequences == 2
         width = 4 * d_model if self.pairs else d_model
         self.inner = nn.Linear(width, d_model) if config.mlp else None
+        self.activation = config.mlp_activation or ("gelu" if self.pairs else "relu")
         inward = d_model if config.mlp else width
         # A gaussian's variance has layers of its own.
         size = output.size if output.loss == "gaussian" else output.width
@@ -215,9 +225,7 @@ class Head(nn.Module):
         return torch.cat([answer, self.spread(self._bent(self.spread_inner, x))], dim=-1)
 
     def _bent(self, inner: nn.Linear | None, x: Tensor) -> Tensor:
-        if inner is None:
-            return x
-        return F.gelu(inner(x)) if self.pairs else F.relu(inner(x))
+        return x if inner is None else ACTIVATIONS[self.activation](inner(x))
 
     def flops(self, length: int, data: bool = False) -> Counts:
         """Of one sequence: half of those of a pair. Of `data`, such as features that are not trained, the first layers
