@@ -265,20 +265,9 @@ class Split:
         )
 
     def unlabelled(self) -> "Split":
-        """The inputs alone, for pretraining: no label can reach it. A pair becomes two examples."""
-        bare = replace(self, targets=None, per_step=False, text_bytes=None, answers=None)
-        if self.cuts is None:
-            return bare
-        middle = self.starts + self.cuts
-        return replace(
-            bare,
-            starts=np.stack([self.starts, middle], 1).reshape(-1),
-            stops=np.stack([middle, self.stops], 1).reshape(-1),
-            ids=np.char.add(np.repeat(self.ids.astype(str), 2), np.tile(["-1", "-2"], len(self))),
-            fingerprints=self.seen if self.halves is not None else self.fingerprints[:0],
-            cuts=None,
-            halves=None,
-        )
+        """The inputs alone, for pretraining: no label can reach it. A pair stays one example, of two sequences that are
+        drawn together."""
+        return replace(self, targets=None, per_step=False, text_bytes=None, answers=None)
 
     @staticmethod
     def from_rows(

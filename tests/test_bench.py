@@ -9,7 +9,7 @@ from tiny import ROOT, model_file, spt
 from torch import nn
 from typer.testing import CliRunner
 
-from spt.bench import models, operations, parts, slopes, tables, timing
+from spt.bench import models, operations, parts, slopes, study, tables, timing
 from spt.bench.cases import OPERATIONS
 from spt.bench.models import parse_models
 from spt.bench.operations import Case, Trial, parse_operations
@@ -17,9 +17,11 @@ from spt.bench.parts import shares
 from spt.bench.peaks import KilledError, TooSlowError, peaks_in_subprocess
 from spt.bench.timing import Times, Timings, alternate
 from spt.bench.training_step import Step, Variant
+from spt.config.load import load
 from spt.config.plugins import listing
 from spt.errors import BackendError
 from spt.models.base import Backbone
+from spt.studies.grid import GridRow
 from spt_cli import app
 
 SECONDS = {"type": "object", "additionalProperties": {"type": ["number", "null"], "minimum": 0}}
@@ -371,6 +373,68 @@ def test_slopes_are_measured_and_saved(monkeypatch, tmp_path):
     assert found["environment"]["packages"]["torch"] == torch.__version__
     assert found["date"].startswith("20") and isinstance(found["command"], str)
     assert "exponent" in call("slopes", "lru", "--quick", "--longest", "64", "--cpu").stdout
+
+
+def tiny_study(tmp_path, **more):
+    file = tmp_path / "tiny.yaml"
+    whole = {"kind": "variants", "recipes": ["quickstart-dlr", "quickstart"], "variants": {"DLR": {}}, **more}
+    file.write_text(json.dumps(whole))
+    return file
+
+
+def test_rows_of_a_study_are_held_against_the_first_of_their_recipe_and_length(here, tmp_path):
+    from rich.console import Console
+
+    file = tiny_study(tmp_path, variants={"DLR": {}, "narrow": {"model.d_model": 16}})
+    found = json.loads(call("study", file, "quickstart-dlr", "--rounds", "1", "--cpu", "--json").stdout)
+    first, second = found["rows"]
+    assert found["kind"] == "study" and first["ratio"]["step"] == 1.0 and second["ratio"]["step"] > 0
+    assert first["factors"] == {"variant": "DLR"} and second["options"]["d_model"] == 16
+    assert (first["length"], first["batch"]) == (64, 32) and first["published"] == {}
+    assert second["parameters"] < first["parameters"]
+    with (console := Console(width=200)).capture() as captured:
+        console.print(tables.render({**found, "rows": [first, {**second, "published": {"relative_throughput": 1.1}}]}))
+    shown = captured.get()
+    assert "quickstart-dlr, variant narrow" in shown and "×1.1 as fast" in shown
+
+
+def test_each_recipe_and_length_has_a_first_row(monkeypatch):
+    variants = [Variant("dlr", {"d_model": 4}, length, 2, given=str(i)) for i, length in enumerate((64, 64, 32, 64))]
+    groups = []
+
+    def measured(given, rounds, separate_peaks):
+        groups.append([int(variant.given) for variant in given])
+        if len(given) == 1:
+            raise BackendError("none of it fits")
+        return {"rows": [{"failed": None} for _ in given]}
+
+    monkeypatch.setattr(study, "bench_models", measured)
+    recipe = load("quickstart-dlr")
+    rows = [(GridRow(recipe, {"variant": "DLR, 16 experts, pre-norm"}), variant) for variant in variants]
+    found = study.bench_study("any", rows, 1)
+    assert groups == [[0, 1, 3], [2]]
+    assert [row["failed"] for row in found["rows"]] == [None, None, None, "none of it fits"]
+    with pytest.raises(BackendError, match="none of it fits"):
+        study.bench_study("any", rows[2:3], 1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "level", "published"),
+    [
+        ("skills/shift-dlr", "ATTENTION 1 layer 2^12", {"relative_time": 6.3}),
+        ("skills/sort-dlr", "ATTENTION + 2xFF 2 layers 2^9", {"relative_time": 2.6}),
+        ("skills/segmentation-128-dlr", "LOCALATTENTION", {"relative_time": 19.0}),
+        ("books/dlr", "DLR, 16 experts, pre-norm", {"relative_throughput": 1.1}),
+        ("skills/mips-dlr", "DLR 1 layer 2^12", {}),
+    ],
+)
+def test_published_times_stand_beside_a_row(recipe, level, published):
+    assert study._published(recipe, {"variant": level}) == published
+
+
+def test_a_study_or_a_recipe_that_is_not_there(tmp_path):
+    assert "unknown study" in call("study", "dlr-table-9", code=2).output
+    assert "quickstart-s5 is no recipe of" in call("study", tiny_study(tmp_path), "quickstart-s5", code=2).output
 
 
 def test_a_row_without_memory_is_no_error(monkeypatch):

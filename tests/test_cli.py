@@ -184,7 +184,8 @@ def test_show_trains_nothing(tmp_path):
     for stage in found["stages"]:
         assert sum(group["parameters"] for group in stage["groups"]) <= stage["parameters"]["total"]
         assert stage["memory estimate"]["total"] > 16 * stage["parameters"]["total"]
-    for title in ("optimiser groups", "stages", "command line", "MiB"):
+    assert found["budgets"].startswith("scratch trains for ") and found["published parameters"] is None
+    for title in ("optimiser groups", "stages", "command line", "MiB", "scratch trains for"):
         assert title in call("show", recipe, "model.d_ff=32").stdout
 
 

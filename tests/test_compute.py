@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from tiny import loaded, own_task, run, spt_job
 from torch import nn
 
-from spt.config.budget import example_count, expected_longest, total_steps
+from spt.config.budget import Spent, compare_budgets, example_count, expected_longest, total_steps
 from spt.config.job import Job
+from spt.config.load import packaged, resolve
 from spt.config.recipe import Train
+from spt.config.yaml import parse_yaml
 from spt.models.base import ParamGroup
 from spt.runs.result import Ledger
 from spt.runtime.memory import peak_memory, reset_peak_memory
@@ -116,6 +118,9 @@ def test_schedules():
         and rates == [*rates[:10], *sorted(rates[10:], reverse=True)]
     )
     assert rates[99] == pytest.approx(0.5 * (1 + math.cos(math.pi * 89 / 90)))
+    longer = train(steps=100, schedule="cosine", warmup_steps=10, cosine_steps=190)
+    assert factor(100, 190, cosine) == factor(100, 101, longer) == pytest.approx(0.5)  # halfway from 10 to 190
+    assert factor(150, 200, train(epochs=2, schedule="cosine", cosine_steps=100)) == 0.0
     constant = train(steps=100, warmup_fraction=0.05)
     assert [factor(step, 100, constant) for step in (0, 4, 5, 99)] == [0.2, 1.0, 1.0, 1.0]
     assert factor(0, 1, train(steps=1, schedule="cosine")) == 1.0
@@ -175,3 +180,33 @@ def test_a_batch_is_foreseen_as_long_as_its_longest(batch):
     lengths = np.array([3, 4, 4, 9, 12])
     expected = np.mean([max(draw) for draw in itertools.product(lengths, repeat=batch)])
     assert expected_longest(lengths, batch) == pytest.approx(expected)
+
+
+# ------------------------------------------------------------------------------------------------------ both arms
+
+
+@pytest.mark.parametrize(
+    ("stages", "told"),
+    [
+        (((300, 3), (100, 1), (200, 2)), "in all as many updates and as many epochs as scratch"),
+        (((17600, 200), (281400, 200), (17600, 200)), "in all 17 times as many updates and 2 times as many epochs as"),
+        (((200, 2), (100, 1), (50, 0.5)), "in all 0.75 times as many updates and 0.75 times as many epochs as scratch"),
+    ],
+)
+def test_how_long_the_arms_train_is_a_sentence(stages, told):
+    sentence = compare_budgets(*(Spent(*stage) for stage in stages))
+    assert told in sentence
+    updates, epochs = stages[0]
+    assert sentence.startswith(f"scratch trains for {updates:,} updates ({epochs} epochs); SPT pretrains for")
+
+
+OWN = {name: text for name, text in packaged().items() if name.startswith(("quickstart", "small/"))}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_scratch_of_our_own_recipes_trains_as_long_as_both_stages(name):
+    """As docs/fairness.md says: as many epochs, in batches of one size."""
+    recipe = resolve(parse_yaml(OWN[name], name), name)[0]
+    scratch, *stages = (recipe.train(section) for section in ("scratch", "pretrain", "finetune"))
+    assert scratch.epochs == sum(train.epochs for train in stages)
+    assert {train.batch_size for train in stages} == {scratch.batch_size}

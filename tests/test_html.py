@@ -20,6 +20,7 @@ from spt.report import collect, figures, html, panels, plotting, provenance, wri
 from spt.report.collect import Report
 from spt.report.format import ReportTable
 from spt.report.plotting import DARK, LIGHT, Palette, Plot
+from spt.report.records import curve_records
 from spt.report.search import SearchResult
 from spt.runs.folder import RunFolder
 from spt.runs.result import SplitRecord
@@ -37,9 +38,11 @@ def by_share(root: Path) -> Path:
     return study(root, "compute", rows, cells)
 
 
-def learn(root: Path, name: str, values: list[float], every: int = 10) -> None:
+def learn(root: Path, name: str, values: list[float], every: int = 10, above: float | None = None) -> None:
+    """`above`: by how much the accuracy on training batches is above that of validation, if it is logged."""
     for number, value in enumerate(values, start=1):
-        RunFolder(root, name).log("train", every * number, loss=1 / number)
+        accuracy = {} if above is None else {"accuracy": value + above}
+        RunFolder(root, name).log("train", every * number, loss=1 / number, **accuracy)
         RunFolder(root, name).log("val", every * number, loss=1 / number, accuracy=value)
 
 
@@ -179,6 +182,25 @@ def test_learning_curves_follow_each_stage(tmp_path: Path) -> None:
         ("pretraining", "60", "1.0"),
         ("finetuning", "20", "1.0"),
     ]
+
+
+def test_accuracy_on_training_batches_stands_beside_that_of_validation(tmp_path: Path) -> None:
+    folder = compared(tmp_path, [0.7, 0.8], [0.8, 0.9])
+    learn(tmp_path, "finetune-scratch0", [0.2, 0.4], above=0.25)
+    learn(tmp_path, "finetune-spt0", [0.5, 0.7])  # of an earlier version
+    learn(tmp_path, "pretrain-for-spt0", [0.1])
+    made = collect.read_report([folder])
+    curves = {curve.stage: curve for curve in made.curves}
+    assert curves["scratch"].values == (0.2, 0.4) and curves["scratch"].training == {10: 0.45, 20: 0.65}
+    assert curves["finetuning"].values == (0.5, 0.7) and not curves["finetuning"].training
+    plot = drawn(made)["learning"]
+    assert [line["training accuracy"] for line in plot.data] == [None, None, 0.45, 0.65]
+    assert "Dotted" in plot.caption
+    figure = plot.draw(LIGHT)
+    labels = {line.get_label(): line.get_ydata() for line in figure.axes[0].get_lines()}
+    assert list(labels["scratch, training"]) == [45.0, 65.0] and "finetuning, training" not in labels
+    assert "Dotted" not in drawn(made)["pretraining"].caption
+    assert [record["training_accuracy"] for record in curve_records([curves["scratch"]])] == [0.45, 0.65]
 
 
 def test_a_run_that_diverged_is_shown_as_far_as_it_came(tmp_path: Path) -> None:

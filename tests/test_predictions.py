@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,18 +11,21 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 from tiny import environment, loaded, recipe_file, run, spt, weights
 
 from spt.analysis.reevaluate import reevaluate
+from spt.config.budget import example_count
 from spt.config.job import Job
 from spt.config.recipe import EncoderConfig, HeadConfig, Part
 from spt.data.batching import NOBODY, collate
 from spt.data.dataset import open_task
-from spt.data.fingerprints import split_record
+from spt.data.fingerprints import rows_hash, split_record
 from spt.errors import DataError, RecipeError, UsageError
 from spt.models.base import Context
 from spt.rng import Draw
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
 from spt.tasks.base import IGNORED, Classes, Reals, Split, TaskData, Tokens, Values
+from spt.training.budget import plan_steps
 from spt.training.build import build_stage
+from spt.training.evaluate import evaluate
 from spt.training.losses import LEAST_VARIANCE, answers, per_answer
 from spt.training.metrics import metrics, sums
 from spt.training.network import Encoder, Frames, Head
@@ -283,12 +287,76 @@ def test_a_pair_is_two_sequences_and_one_answer(tmp_path):
         assert head(x, context).shape == (2, 2)
 
 
-def test_pretraining_takes_the_sequences_of_a_pair_one_by_one(tmp_path):
+def test_pretraining_draws_both_sequences_of_a_pair_together(tmp_path):
+    """A batch of 8 pairs is 16 sequences; an epoch of 24 pairs is three updates."""
+    one = asking(tmp_path, "pairs", pretrain__train={"epochs": 2, "batch_size": 8, "learning_rate": 0.01})
+    setup = build_stage(Job(one, "pretrain", 0))
+    bare, labelled = setup.data.train, data_of(one).train
+    assert len(bare) == 24 and bare.targets is None and bare.sequences == 2
+    assert np.array_equal(bare.row(3), labelled.row(3)) and np.array_equal(bare.seen, labelled.seen)
+    assert plan_steps(setup) == 6 and example_count(6, 24, 8) == 48
+    batch = collate(bare, np.arange(8), setup.data.input, setup.data.target)
+    assert len(batch.x) == 16 and batch.y is None
+    result = run(Job(one, "pretrain", 0), tmp_path / "runs")
+    assert result.own.steps == 6 and result.own.examples == 48
+    assert result.own.positions == 2 * int(bare.lengths.sum())
+    assert result.data["train"].rows == 24
+
+
+@pytest.mark.parametrize("objective", [{"name": "masked", "ratio": 0.5}, {"name": "next"}])
+def test_each_sequence_of_a_pair_is_asked_as_if_it_stood_alone(tmp_path, objective):
+    """The first and second of pair r with the chance of sequences 2 r and 2 r + 1, and their scores summed by pair."""
+    one = asking(
+        tmp_path, "pairs", pretrain__objective=objective, model__causal=objective["name"] == "next",
+        pretrain__train={"epochs": 1, "batch_size": 4, "learning_rate": 0.01},
+    )  # fmt: skip
+    setup, draw = build_stage(Job(one, "pretrain", 0)), Draw(0, "x", 0)
+    data = setup.data
+    inputs, targets = setup.make_inputs(collate(data.train, np.array([2, 5]), data.input, data.target), draw)
+    middle = data.train.starts + data.train.cuts
+    alone = replace(
+        data.train,
+        starts=np.stack([data.train.starts, middle], 1).reshape(-1),
+        stops=np.stack([middle, data.train.stops], 1).reshape(-1),
+        cuts=None,
+    )
+    expected, others = setup.make_inputs(collate(alone, np.array([4, 10, 5, 11]), data.input, data.target), draw)
+    assert torch.equal(targets.weight, others.weight) and targets.weight.any()
+    assert torch.equal(targets.values, others.values) and torch.equal(inputs.x, expected.x)
+    _, filled = setup.make_inputs(collate(data.train, np.array([2, NOBODY]), data.input, data.target), draw)
+    assert not filled.weight[[1, 3]].any() and filled.weight[[0, 2]].any()
+    every = setup.make_inputs(collate(data.train, np.arange(24), data.input, data.target), draw)[1]
+    if objective["name"] == "next":  # one fewer than there are steps
+        assert setup.objective.scored_steps(data.train) * 24 == every.weight.sum()
+    by_pair = {}
+    for size in (1, 5):
+        scores, _ = evaluate(setup.model, setup, data.val, Runtime(Settings(cpu=True, quiet=True)), draw, at_once=size)
+        by_pair[size] = scores["loss"]
+    assert by_pair[1] == pytest.approx(by_pair[5], rel=1e-6)
+
+
+def test_means_of_batches_are_those_of_pairs(tmp_path):
+    """24 pairs in batches of 10: two, and four pairs left out."""
+    train = {"epochs": 1, "batch_size": 10, "learning_rate": 0.01, "metric_average": "per_batch"}
+    one = asking(tmp_path, "pairs", pretrain={"objective": {"name": "next"}, "train": train}, model__causal=True)
+    setup = build_stage(Job(one, "pretrain", 0))
+
+    def loss(first, last):
+        split, runtime = setup.data.val.take(np.arange(first, last)), Runtime(Settings(cpu=True, quiet=True))
+        return evaluate(setup.model, setup, split, runtime, Draw(0, "x", 0), at_once=3)[0]["loss"]
+
+    assert loss(0, 10) != pytest.approx(loss(10, 20))
+    assert loss(0, 24) == pytest.approx((loss(0, 10) + loss(10, 20)) / 2)
+
+
+def test_pairs_have_other_keys_than_when_their_sequences_were_drawn_alone(tmp_path):
+    from spt.config.job import digest
+
     data = data_of(asking(tmp_path, "pairs"))
-    bare = data.train.unlabelled()
-    assert len(bare) == 48 and bare.targets is None and bare.sequences == 1
-    assert np.array_equal(np.concatenate([bare.row(6), bare.row(7)]), data.train.row(3))
-    assert np.array_equal(bare.fingerprints, data.train.seen) and len(set(bare.ids.tolist())) == 48
+    records = {name: split_record(split).model_dump() for name, split in data.splits.items()}
+    assert rows_hash(data) != digest(records)
+    data = data_of(asking(tmp_path, "plain"))
+    assert rows_hash(data) == digest({name: split_record(split).model_dump() for name, split in data.splits.items()})
 
 
 def test_rows_of_a_leaking_pair_are_found(tmp_path):

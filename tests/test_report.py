@@ -166,6 +166,7 @@ def test_cost_of_spt_includes_its_pretraining(tmp_path: Path) -> None:
     )
     assert row.ratios == {"steps": 1.0, "examples": 1.0, "flops": 1.0, "seconds": 1.25, "peak_bytes": 1.5}
     assert row.compute == "compute matched: steps ×1.00, examples ×1.00, FLOPs ×1.00"
+    assert row.budgets.endswith("in all as many updates and as many epochs as scratch")
 
 
 def test_memory_of_pretraining_is_unknown_where_finetuning_needed_more(tmp_path: Path) -> None:

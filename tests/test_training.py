@@ -20,6 +20,7 @@ from tiny import TASK, environment, loaded, own_task, recipe_file, run, spt_job,
 import spt.runtime.distributed
 from spt.config.job import Job
 from spt.config.recipe import EncoderConfig, HeadConfig
+from spt.data.batching import collate, training_rows
 from spt.errors import (
     CheckpointError,
     DataError,
@@ -31,14 +32,18 @@ from spt.errors import (
     UsageError,
 )
 from spt.models.base import Context
+from spt.rng import Draw, stream
 from spt.runs.folder import RunFolder
+from spt.runs.result import Ledger
 from spt.runtime.distributed import Runtime
 from spt.tasks.base import Tokens, Values
 from spt.training import stage
 from spt.training.build import build_stage
+from spt.training.checkpoint import TrainingState
 from spt.training.evaluate import is_better
+from spt.training.losses import per_answer, right_answers
 from spt.training.network import Encoder, Head, pool
-from spt.training.objectives import Output
+from spt.training.objectives import Output, Targets
 from spt.training.seeding import seeded
 
 SCORES = ("val", "test", "best_step", "stop", "parameters", "data", "settings", "metric")
@@ -182,9 +187,6 @@ def test_micro_batches_change_nothing(tmp_path, micro):
 def test_a_batch_is_weighed_as_a_whole(tmp_path):
     """One step against plain torch: the loss is the mean over all masked positions, not a mean of means."""
     job = Job(own_task(tmp_path, pretrain__train__batch_size=11), "pretrain", 0)
-    from spt.data.batching import collate, training_rows
-    from spt.rng import Draw
-    from spt.training.losses import per_answer
 
     setup = build_stage(job)
     _, rows = next(training_rows(len(setup.data.train), 11, 0, 0))
@@ -200,6 +202,50 @@ def test_a_batch_is_weighed_as_a_whole(tmp_path):
     run(job, root, micro_batch_size=2)
     logged = RunFolder(root, job.name).metrics()[0]["loss"]
     assert logged == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("micro", [11, 2])
+def test_the_accuracy_on_training_batches_is_logged(tmp_path, micro):
+    """Of the first step, whose network is the one that is built: 11 answers, however the batch is cut."""
+    first = {"steps": 2, "batch_size": 11, "learning_rate": 0.01, "evaluate_every": 1}
+    job = Job(own_task(tmp_path, finetune={"train": first}), "finetune", 0)
+    setup = build_stage(job)
+    _, rows = next(training_rows(len(setup.data.train), 11, 0, 0))
+    batch = collate(setup.data.train, rows, setup.data.input, setup.data.target)
+    logits = setup.model(setup.objective.make_inputs(batch, Draw(0, "corruption", 0))[0])
+    right = (logits.argmax(-1) == batch.y).sum().item()
+    run(job, tmp_path / "runs", micro_batch_size=micro)
+    lines = [line for line in RunFolder(tmp_path / "runs", job.name).metrics() if line["kind"] == "train"]
+    assert lines[0]["accuracy"] == pytest.approx(right / 11)
+    assert len(lines) == 2 and 0 <= lines[1]["accuracy"] * 11 <= 11
+
+
+def test_the_accuracy_is_that_since_the_last_evaluation_and_survives_an_interruption(tmp_path):
+    state = TrainingState().after(Ledger(steps=1), loss=2.0, weight=4.0, answers=4.0, right=1.0)
+    state = TrainingState.model_validate(state.model_dump(mode="json"))  # saved and read again
+    state = state.after(Ledger(steps=1), loss=1.0, weight=4.0, answers=4.0, right=3.0)
+    assert state.training_scores == {"loss": 3 / 8, "accuracy": 0.5}
+    assert state.evaluated({"loss": 1.0}, True).training_scores == {"loss": 0.0}
+
+
+@pytest.mark.parametrize("balanced", ["none", "batch"])
+def test_steps_without_a_target_are_neither_right_nor_wrong(balanced):
+    output = Output("cross_entropy", per_step=True, size=1, classes=2)
+    values = torch.tensor([[0, 1, 1], [1, 0, 0]])[..., None]
+    weight = torch.tensor([[1.0, 1.0, 0.0], [0.5, 0.0, 0.0]]) * (0.25 if balanced == "batch" else 1)
+    logits = torch.tensor([[0, 0, 1], [1, 0, 0]])  # right: the first, and of the second row the first
+    whole = torch.nn.functional.one_hot(logits, 2).float()
+    assert right_answers(output, whole, Targets(values, weight)) == 2
+    scored = torch.tensor([0, 1, 3])
+    assert right_answers(output, whole.flatten(0, 1)[scored], Targets(values, weight, scored)) == 2
+
+
+def test_pretraining_and_numbers_have_no_accuracy(tmp_path):
+    reals = own_task(tmp_path, task={"name": "./toy.py", "kind": "values", "target": "reals"})
+    for job in (Job(own_task(tmp_path), "pretrain", 0), Job(reals, "finetune", 0)):
+        run(job, tmp_path / "runs")
+        lines = [line for line in RunFolder(tmp_path / "runs", job.name).metrics() if line["kind"] == "train"]
+        assert lines and not any("accuracy" in line for line in lines)
 
 
 def test_arms_are_paired(tmp_path):
@@ -422,7 +468,6 @@ def test_test_is_scored_with_the_selected_weights(tmp_path):
     job = Job(own_task(tmp_path, **options), "finetune", 0)
     result = run(job, tmp_path / "runs")
     assert result.best_step < 12
-    from spt.rng import Draw
     from spt.runtime.settings import Settings
     from spt.training.checkpoint import load_weights
     from spt.training.evaluate import evaluate
@@ -452,8 +497,6 @@ def test_the_loop_is_plain_adamw(tmp_path, monkeypatch):
              "weight_decay": 0.2, "betas": [0.8, 0.9], "max_grad_norm": 0.3, "evaluate_every": 5}  # fmt: skip
     job = Job(own_task(tmp_path, pretrain__train=train), "pretrain", 3)
     run(job, tmp_path / "runs", micro_batch_size=4)
-    from spt.data.batching import collate, training_rows
-    from spt.rng import Draw
 
     setup = build_stage(job)
     matrices = [p for n, p in setup.model.named_parameters() if p.ndim >= 2 and "encoder" not in n]
@@ -835,7 +878,6 @@ def test_dropout_follows_from_seed_step_and_process(tmp_path, monkeypatch):
     monkeypatch.setattr("spt.training.step.seed_step", lambda seed, device: asked.append(seed))
     job = Job(loaded(tmp_path, pretrain__train__steps=3), "pretrain", 0)
     run(job, tmp_path / "runs")
-    from spt.rng import stream
 
     steps = [stream(0, "dropout", step, 0) & (2**63 - 1) for step in range(3)]
     assert [seed for seed in asked if seed in steps] == steps

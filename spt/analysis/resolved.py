@@ -11,18 +11,20 @@ import torch
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_map_only
 
-from spt.config.budget import example_count
+from spt.config.budget import Spent, compare_budgets, example_count
 from spt.config.job import Job
 from spt.config.overrides import flatten
 from spt.config.recipe import ResolvedRecipe
 from spt.data.batching import collate
 from spt.data.fingerprints import overlap
 from spt.errors import UsageError, one_line
+from spt.report.published_settings import published_settings
 from spt.rng import Draw
 from spt.training.budget import mean_flops, plan_steps
 from spt.training.build import StageSetup, build_stage
 from spt.training.evaluate import selection_metric
 from spt.training.losses import weighted_sum
+from spt.training.network import SequenceModel, published_count
 from spt.training.optimizer import optimizer_groups, warmup_steps
 from spt.training.step import MicroBatch
 from spt.training.threads import thread_count
@@ -41,20 +43,36 @@ def resolve_overview(resolved: ResolvedRecipe, micro_batch: int | None = None) -
     setup = {name: build_stage(job) for name, job in jobs.items()}
     values = flatten(resolved.recipe.model_dump(mode="json"))
     data = setup["finetune"].data
+    stages = {name: _stage(name, setup[name], micro_batch) for name in jobs}
+    budgets = (Spent(stages[name]["steps"], stages[name]["epochs"]) for name in ("scratch", "pretrain", "finetune"))
     return {
         "recipe": resolved.name,
         "values": [{"key": k, "value": v, "origin": resolved.origins.get(k, "default")} for k, v in values.items()],
         "data": {
             "rows": {name: len(split) for name, split in data.splits.items()},
             "length": data.length,
+            "examples": "pairs of sequences" if data.train.sequences == 2 else "sequences",
             "input": str(data.input),
             "target": str(data.target),
             "rows that also stand in train": overlap(data),
         },
         "parameters": setup["finetune"].model.parameter_counts(),
-        "stages": [_stage(name, setup[name], micro_batch) for name in jobs],
+        "published parameters": _published_parameters(resolved, setup["finetune"].model),
+        "stages": list(stages.values()),
+        "budgets": compare_budgets(*budgets),
         "runs": {name: job.name for name, job in jobs.items()},
     }
+
+
+def _published_parameters(resolved: ResolvedRecipe, model: SequenceModel) -> dict[str, Any] | None:
+    """What is printed of a packaged recipe's network, and ours to hold against it: the published code has no vector of
+    hidden steps. None where nothing is printed, or where the network is not the recipe's own."""
+    published = published_settings(resolved.name)
+    network = ("task.", "model.", "encoder.", "finetune.head.", "finetune.objective.")
+    changed = {key for key, origin in resolved.origins.items() if origin not in ("recipe", "default")}
+    if published is None or published.parameters is None or any(key.startswith(network) for key in changed):
+        return None
+    return {"printed": published.parameters, "ours": published_count(model)}
 
 
 def _stage(name: str, setup: StageSetup, micro_batch: int | None) -> dict[str, Any]:
@@ -185,9 +203,8 @@ def render(overview: dict[str, Any]) -> Any:
         values.add_row(row["key"], json.dumps(row["value"]).strip('"'), origin)
     data = overview["data"]
     rows = ", ".join(f"{name} {count:,}" for name, count in data["rows"].items())
-    data_text = Text(
-        f"\ndata  {rows} sequences of up to {data['length']:,} steps; {data['input']} -> {data['target']}\n"
-    )
+    of = f"{data['examples']} of up to {data['length']:,} steps"
+    data_text = Text(f"\ndata  {rows} {of}; {data['input']} -> {data['target']}\n")
     repeated = {name: count for name, count in data["rows that also stand in train"].items() if count}
     if repeated:
         data_text.append(f"      rows that are also in train: {repeated}\n")
@@ -204,7 +221,11 @@ def render(overview: dict[str, Any]) -> Any:
             *numbers, kinds = group.values()
             optimiser.add_row(stage["stage"], *(_number(value) for value in numbers), ", ".join(kinds))
     runs = Text("\nruns  " + ", ".join(f"{name} {run}" for name, run in overview["runs"].items()) + " (seed 0)")
-    return Group(values, data_text, stages, optimiser, runs)
+    network = f"\nparameters  {overview['parameters']['total']:,} of the finetuned network"
+    if published := overview["published parameters"]:
+        network += f"; {published['ours']:,} without the vector of hidden steps, published {published['printed']}"
+    budgets = Text(f"{network}\nbudgets     {overview['budgets']}")
+    return Group(values, data_text, stages, budgets, optimiser, runs)
 
 
 def _stage_cells(stage: dict[str, Any], kinds: Sequence[str]) -> dict[str, str]:

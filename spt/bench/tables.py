@@ -9,7 +9,7 @@ from spt.bench.timing import PARTS
 
 
 def render(result: dict[str, Any]) -> Any:
-    """A result of `bench_models`, `bench_slopes`, `bench_operations` or `bench_task`, for a terminal."""
+    """A result of `bench_models`, `bench_slopes`, `bench_study`, `bench_operations` or `bench_task`, for a terminal."""
     from rich.console import Group
     from rich.text import Text
 
@@ -25,7 +25,10 @@ def render(result: dict[str, Any]) -> Any:
         )
         memory = _slopes_table(result, "\npeak memory of a training step, MiB", "peak_bytes", _mebibytes)
         return Group(time, memory, Text("\n" + "; ".join([*facts, *_left_out(result)]), style="dim"))
-    facts.append(f"medians of {result['rounds']} rounds, ratios to the first row of the same round")
+    first = "first row" + (" of the same recipe and length" if result["kind"] == "study" else "")
+    facts.append(f"medians of {result['rounds']} rounds, ratios to the {first} of the same round")
+    if result["kind"] == "study":
+        return Group(_study_table(result), Text("\n" + "; ".join(facts), style="dim"))
     if result["kind"] == "model":
         return Group(_models_table(result), _shares_table(result), Text("\n" + "; ".join(facts), style="dim"))
     facts.append("errors against double precision, relative to the largest entry")
@@ -71,6 +74,22 @@ def _shares_table(result: dict[str, Any]) -> Any:
     table = _table("\nshares of its parts, %", _heading(varied), *(SHORT.get(part, part) for part in parts))
     for row in rows:
         table.add_row(_name(row, varied), *(f"{100 * row['shares'][part]:.1f}" for part in parts))
+    return table
+
+
+def _study_table(result: dict[str, Any]) -> Any:
+    columns = ("length", "batch", "parameters", "step", "ratio", "published", "peak")
+    table = _table(f"{result['study']}, a training step: milliseconds, MiB", "recipe, level", *columns)
+    for row in result["rows"]:
+        sizes = [_value_text(row[key]) for key in ("length", "batch")]
+        published = [f"×{number:g}{' as fast' * ('throughput' in what)}" for what, number in row["published"].items()]
+        name = ", ".join(filter(None, (row["recipe"], row["given"])))
+        if row["failed"]:
+            table.add_row(name, *sizes, "", row["failed"].partition("; ")[0], "", ", ".join(published))
+            continue
+        step, ratio = _milliseconds(row["seconds"]["step"]), _ratio(row["ratio"]["step"])
+        counts = _value_text(row["parameters"])
+        table.add_row(name, *sizes, counts, step, ratio, ", ".join(published), _mebibytes(row))
     return table
 
 

@@ -124,6 +124,34 @@ def bench_slopes(
     _show(lambda: measure(models, rounds or (2 if quick else 3), limit), as_json, save)
 
 
+@command(bench_app, "study")
+def bench_study(
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="A packaged study, a YAML file, or a study's folder.")],
+    recipes: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE …]", help="Some of its recipes; default: all.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, help="Sequences in a batch.", show_default="each recipe's own")
+    ] = None,
+    rounds: RoundsOption = None,
+    quick: QuickOption = False,
+    cpu: CpuOption = False,
+    data_dir: DataOption = None,
+    save: SaveOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """A training step of the models of a study's rows, beside what papers print of their times.
+
+    Ratios are to the first row of the same recipe and length. A few rows of every task's data say how long it is.
+    """
+    from spt.bench.study import bench_study as measure
+    from spt.bench.study import parse_study
+
+    rows = parse_study(study, recipes or (), batch=batch, cpu=cpu, quick=quick)
+    _show(lambda: measure(study, rows, rounds or (2 if quick else 7)), as_json, save)
+
+
 @command(bench_app, "op")
 def bench_op(
     arguments: Annotated[

@@ -1,7 +1,7 @@
 """Budget arithmetic: what epochs, examples and operations are worth in optimiser steps. No torch here."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ def total_steps(train: Train, n: int, flops_per_example: float) -> int:
 
 
 def example_count(steps: int, n: int, batch_size: int, drop_last: bool = False) -> int:
-    """Sequences shown in this many optimiser steps."""
+    """Examples shown in this many optimiser steps."""
     per_epoch = steps_per_epoch(n, batch_size, drop_last)
     n = min(n, per_epoch * batch_size)
     epochs, rest = divmod(steps, per_epoch)
@@ -39,3 +39,32 @@ def expected_longest(lengths: NDArray[Any], batch: int) -> float:
     """Mean of the longest of so many lengths (n,) drawn at random: all lie below the k-th with probability (k/n)^b."""
     below = np.linspace(0, 1, len(lengths) + 1) ** batch
     return float(np.sort(lengths) @ np.diff(below))
+
+
+class Spent(NamedTuple):
+    """How long a stage trains."""
+
+    updates: int | float
+    epochs: int | float
+
+    def __str__(self) -> str:
+        return f"{self.updates:,.0f} updates ({_amount(self.epochs)} epochs)"
+
+
+def compare_budgets(scratch: Spent, pretraining: Spent, finetuning: Spent) -> str:
+    """How long scratch trains, and how long both stages of SPT do, as a sentence."""
+    updates = _times(pretraining.updates + finetuning.updates, scratch.updates)
+    epochs = _times(pretraining.epochs + finetuning.epochs, scratch.epochs)
+    return (
+        f"scratch trains for {scratch}; SPT pretrains for {pretraining} and finetunes for {finetuning}, in all "
+        f"{updates} updates and {epochs} epochs as scratch"
+    )
+
+
+def _times(ours: int | float, theirs: int | float) -> str:
+    ratio = ours / theirs if theirs else math.inf
+    return "as many" if abs(ratio - 1) < 0.005 else f"{_amount(ratio)} times as many"
+
+
+def _amount(value: int | float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -27,6 +27,7 @@ from spt.config.recipe import (
 from spt.tasks.base import TaskConfig
 
 Stage = Literal["pretrain", "finetune"]
+NEWER = ("max_hours", "cosine_steps")  # training settings that runs from before them do not have
 FORMAT = 1  # raised when the same recipe would compute something else
 
 
@@ -134,8 +135,8 @@ def _without_defaults(config: EncoderConfig | HeadConfig | StepHeadConfig) -> di
 
 
 def _train_settings(train: Train) -> dict[str, Any]:
-    """A limit that is not set is left out, so that runs from before there was one keep their keys."""
-    return train.model_dump(mode="json", exclude={"max_hours"} if train.max_hours is None else None)
+    """Settings that came later are left out where they are not set, so that older runs keep their keys."""
+    return train.model_dump(mode="json", exclude={name for name in NEWER if getattr(train, name) is None})
 
 
 def without_paths(kind: Literal["models", "tasks"], part: Part) -> dict[str, Any]:

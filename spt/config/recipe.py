@@ -141,7 +141,11 @@ class Train(StrictModel):
 
     epochs: float | None = Field(None, gt=0, description="budget: passes over the training rows in use")
     steps: int | None = Field(None, gt=0, description="budget: optimiser steps")
-    examples: int | None = Field(None, gt=0, description="budget: training sequences shown, repeats counted")
+    examples: int | None = Field(
+        None,
+        gt=0,
+        description="budget: training examples shown, repeats counted; a pair of sequences is one, in both stages",
+    )
     flops: float | None = Field(None, gt=0, description="budget: analytic training operations")
     max_hours: float | None = Field(
         None,
@@ -149,7 +153,10 @@ class Train(StrictModel):
         description="a limit beside the budget, not a budget: hours of training after which the next step is the last; "
         "schedules keep the whole budget's horizon",
     )
-    batch_size: int = Field(gt=0, description="sequences per optimiser step, over all processes and micro-batches")
+    batch_size: int = Field(
+        gt=0,
+        description="examples per optimiser step, over all processes and micro-batches: sequences, or pairs of them",
+    )
     learning_rate: float = Field(gt=0, description="the peak, after warm-up")
     drop_last: bool = Field(
         False,
@@ -159,6 +166,12 @@ class Train(StrictModel):
     schedule: Literal["constant", "cosine", "plateau", "steps"] = Field(
         "constant",
         description="after warm-up; cosine falls to 0, plateau when validation stops improving, steps at milestones",
+    )
+    cosine_steps: int | None = Field(
+        None,
+        gt=0,
+        description="cosine: the step at which the learning rate is 0, warm-up included; null: the stage's last; later "
+        "than that, and the rate ends above 0, as in some published runs",
     )
     plateau_factor: float = Field(0.2, gt=0, lt=1, description="plateau: what the learning rate is multiplied by")
     plateau_patience: int = Field(
@@ -212,6 +225,7 @@ class Train(StrictModel):
 
     def _check_schedule(self) -> None:
         for name, schedule in (
+            ("cosine_steps", "cosine"),
             ("plateau_factor", "plateau"),
             ("plateau_patience", "plateau"),
             ("milestones", "steps"),
@@ -221,6 +235,12 @@ class Train(StrictModel):
                 raise ValueError(f"{name} has no effect under schedule {self.schedule}; it belongs to {schedule}")
         if self.schedule == "steps" and not self.milestones:
             raise ValueError("schedule steps needs milestones, e.g. milestones: [0.5, 0.75]")
+        if self.cosine_steps is not None and self.cosine_steps < (self.steps or 0):
+            raise ValueError(
+                f"cosine_steps {self.cosine_steps} is less than steps {self.steps}; the rest would be idle"
+            )
+        if self.cosine_steps is not None and self.warmup_steps >= self.cosine_steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} leaves none of cosine_steps {self.cosine_steps}")
         inside = all(0 < milestone < 1 for milestone in self.milestones)
         if not inside or list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"milestones {list(self.milestones)} must rise and lie in (0, 1): shares of all steps")

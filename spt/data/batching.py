@@ -33,6 +33,13 @@ class Batch(NamedTuple):
     rows: Int[Tensor, " b"]  # row of the split: the address of chance; NOBODY counts for nothing
 
     @property
+    def addresses(self) -> Int[Tensor, " B"]:
+        """Of every sequence, for what chance decides in it: its row; of row r of pairs 2 r, then 2 r + 1."""
+        if len(self.x) == len(self.rows):
+            return self.rows
+        return torch.cat([torch.where(self.real, 2 * self.rows + k, NOBODY) for k in range(2)])
+
+    @property
     def real(self) -> Bool[Tensor, " b"]:
         return self.rows != NOBODY
 
@@ -87,7 +94,7 @@ def shuffled(batch: Batch, draw: Draw) -> Batch:
     """
     valid = batch.context.valid.numpy()
     length = valid.shape[1]
-    keys = Draw(draw.seed, f"{draw.use}, order of steps", 0).uniform(batch.rows.numpy(), length)
+    keys = Draw(draw.seed, f"{draw.use}, order of steps", 0).uniform(batch.addresses.numpy(), length)
     places = torch.from_numpy(np.argsort(np.where(valid, keys, 1 + np.arange(length)), axis=1, kind="stable"))
 
     def moved(values: Tensor) -> Tensor:

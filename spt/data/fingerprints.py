@@ -34,7 +34,9 @@ def overlap(data: TaskData) -> dict[str, int]:
 
 
 def rows_hash(data: TaskData) -> str:
-    return digest({name: split_record(split).model_dump() for name, split in data.splits.items()})
+    """Of the rows and labels of all splits; of pairs, also of how they are drawn in pretraining."""
+    records = {name: split_record(split).model_dump() for name, split in data.splits.items()}
+    return digest(records if data.train.sequences == 1 else {**records, "pairs": "drawn together"})
 
 
 def refuse_leak(pretrained_on: NDArray[np.uint64], training: NDArray[np.uint64], data: TaskData, source: str) -> None:
@@ -62,8 +64,10 @@ def with_fingerprints(split: Split) -> Split:
         split = replace(split, answers=_prints(split.targets, split.starts, split.stops))
     if split.cuts is None:
         return replace(split, fingerprints=prints)
-    bare = split.unlabelled()
-    return replace(split, fingerprints=prints, halves=fingerprints(bare).reshape(-1, 2))
+    middle = split.starts + split.cuts
+    starts, stops = np.stack([split.starts, middle], 1), np.stack([middle, split.stops], 1)
+    alone = replace(split, starts=starts.reshape(-1), stops=stops.reshape(-1), cuts=None)
+    return replace(split, fingerprints=prints, halves=fingerprints(alone).reshape(-1, 2))
 
 
 def fingerprints(split: Split) -> NDArray[np.uint64]:

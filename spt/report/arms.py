@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple
 
+from spt.config.budget import Spent, compare_budgets
 from spt.report import stats, verdict
 from spt.report.per_example import ItemTest, compare_examples
 from spt.report.verdict import Decision, Difference, Pairs, adjusted_fields, final_score
@@ -86,6 +87,7 @@ class Row(Record):
     verdict: str
     ratios: dict[str, float | None]  # SPT : scratch, by field of `Cost`, pretraining included
     compute: str  # the ratios as a sentence
+    budgets: str = ""  # how long scratch and both stages of SPT trained, as a sentence
     scratch_arm: Arm | None
     spt_arm: Arm | None
     warnings: tuple[str, ...]
@@ -152,6 +154,7 @@ def compare_arms(runs: ComparisonRuns) -> Comparison:
         detectable=test.detectable if test else None,
         ratios=ratios,
         compute=verdict.compute(ratios) if pairs else "",
+        budgets=_budgets(pairs),
         scratch_arm=scratch,
         spt_arm=spt,
         warnings=tuple(verdict.warnings(pairs)),
@@ -264,6 +267,22 @@ def summarise_arm(results: Sequence[Result]) -> Arm | None:
         chance_p=p,
         chance_test=test,
         parameters=results[0].parameters,
+    )
+
+
+def _budgets(pairs: Pairs) -> str:
+    """Means over the pairs; an epoch is one of the training split that was finetuned on."""
+    if not pairs or not all("train" in result.data and result.data["train"].rows for pair in pairs for result in pair):
+        return ""
+
+    def spent(runs: Sequence[tuple[Result, Ledger]]) -> Spent:
+        epochs = [ledger.examples / result.data["train"].rows for result, ledger in runs]
+        return Spent(fmean(ledger.steps for _, ledger in runs), fmean(epochs))
+
+    return compare_budgets(
+        spent([(scratch, scratch.own) for scratch, _ in pairs]),
+        spent([(spt, _before(spt)) for _, spt in pairs]),
+        spent([(spt, spt.own) for _, spt in pairs]),
     )
 
 

@@ -1,4 +1,5 @@
-"""Learning curves: the validation scores of every run while it trained, pretraining, finetuning and scratch.
+"""Learning curves: the validation scores of every run while it trained, and its accuracy on the training batches, in
+pretraining, finetuning and scratch.
 
 Read from the runs' metrics.jsonl. Progress is a share of the stage's optimiser steps, so that stages of different
 lengths can be compared (SPT, Figure 5).
@@ -30,6 +31,12 @@ class Curve(Record):
     steps: tuple[int, ...]
     values: tuple[float, ...]
     losses: tuple[tuple[int, float], ...]  # step, and the mean training loss since the line before
+    accuracies: tuple[tuple[int, float], ...] = ()  # step, and the accuracy on the training batches since then
+
+    @property
+    def training(self) -> dict[int, float]:
+        """Step -> the metric's value on training batches, where it was logged."""
+        return dict(self.accuracies) if self.metric == "accuracy" else {}
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -57,7 +64,10 @@ def _stage(comparison: Comparison, stage: Stage) -> Iterator[Curve]:
             if result is not None:
                 results[name] = result
     metric = next((result.selected_by for result in results.values()), "")
-    finite = {key: [line for line in lines if _is_number(line.get(metric))] for key, lines in logged.items()}
+    finite = {
+        key: [line for line in lines if line.get("kind") == "val" and _is_number(line.get(metric))]
+        for key, lines in logged.items()
+    }
     last = max((line["step"] for lines in finite.values() for line in lines), default=0)
     longest = max([last, *(result.own.steps for result in results.values())])
     for (seed, name), lines in finite.items():
@@ -72,12 +82,16 @@ def _stage(comparison: Comparison, stage: Stage) -> Iterator[Curve]:
                 planned=(result.own.steps if result else longest) or 1,
                 steps=tuple(line["step"] for line in lines),
                 values=tuple(line[metric] for line in lines),
-                losses=tuple(
-                    (line["step"], line["loss"])
-                    for line in logged[seed, name]
-                    if line.get("kind") == "train" and _is_number(line.get("loss"))
-                ),
+                losses=_training(logged[seed, name], "loss"),
+                accuracies=_training(logged[seed, name], "accuracy"),
             )
+
+
+def _training(lines: Sequence[dict[str, Any]], name: str) -> tuple[tuple[int, float], ...]:
+    """What was logged of the training batches, by step."""
+    return tuple(
+        (line["step"], line[name]) for line in lines if line.get("kind") == "train" and _is_number(line.get(name))
+    )
 
 
 def _is_number(value: object) -> bool:

@@ -351,7 +351,7 @@ def _compute_panel(axes: Axes, lines: Sequence[Line], palette: Palette, *, model
 
 
 def _learning(report: Report) -> Iterator[Plot]:
-    """Validation scores while training, by share of each stage's steps (SPT, Figure 5)."""
+    """Validation scores, and accuracy on training batches, by share of each stage's steps (SPT, Figure 5)."""
     labels: dict[str, list[Curve]] = {}
     for curve in report.curves:
         labels.setdefault(curve.label, []).append(curve)
@@ -367,6 +367,7 @@ def _learning(report: Report) -> Iterator[Plot]:
         every = [(label, [curve for curve in labels[label] if curve.stage in stages]) for label in islice(labels, MOST)]
         panels = [(label, curves) for label, curves in every if curves]
         for name, metric, group in by_metric(stem, panels, lambda panel: panel[1][0].metric):
+            training = any(curve.training for _, curves in group for curve in curves)
             data = [
                 {
                     "label": label,
@@ -375,6 +376,7 @@ def _learning(report: Report) -> Iterator[Plot]:
                     "step": step,
                     "share": round(share, 4),
                     metric: value,
+                    **({"training accuracy": curve.training.get(step)} if training else {}),
                 }
                 for label, curves in group
                 for curve in curves
@@ -385,6 +387,8 @@ def _learning(report: Report) -> Iterator[Plot]:
                 f"{unit.capitalize()} of {what}, against the share of the stage's own steps, so lines that end "
                 "together took different numbers of steps. Thick: mean over the seeds that have a value there; thin: "
                 "every seed."
+                + " Dotted: mean accuracy on the batches trained on since the point before, dropout on."
+                * training
             ) + left_out(len(report.rows))
             draw = panels_figure(
                 _learning_panel, group, height=2.0, y_label=unit, x_label="share of the stage's steps (%)"
@@ -400,17 +404,20 @@ def _learning_panel(axes: Axes, curves: Sequence[Curve], palette: Palette) -> No
         for curve in chosen:
             x, y = [100 * share for share in curve.shares], [scale * value for value in curve.values]
             axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.35)
-        if means := _mean_curve(chosen):
-            x, y = [100 * share for share in means], [scale * value for value in means.values()]
-            axes.plot(x, y, color=colour, linestyle=DASHES[stage == "scratch"], label=stage)
+        scored = [list(zip(curve.shares, curve.values, strict=True)) for curve in chosen]
+        trained = [[(step / curve.planned, value) for step, value in curve.training.items()] for curve in chosen]
+        for points, style, label in ((scored, DASHES[stage == "scratch"], stage), (trained, ":", f"{stage}, training")):
+            if means := _mean_curve(points):
+                x, y = [100 * share for share in means], [scale * value for value in means.values()]
+                axes.plot(x, y, color=colour, linestyle=style, label=label)
     axes.set_xlim(0, 102)
 
 
-def _mean_curve(curves: Sequence[Curve]) -> dict[float, float]:
-    """Mean over runs at every share where most of them have a value."""
+def _mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> dict[float, float]:
+    """Mean over runs, given as (share, value), at every share where most of them have a value."""
     at: dict[float, list[float]] = {}
     for curve in curves:
-        for share, value in zip(curve.shares, curve.values, strict=True):
+        for share, value in curve:
             at.setdefault(round(share, 6), []).append(value)
     return {share: fmean(values) for share, values in sorted(at.items()) if 2 * len(values) > len(curves)}
 

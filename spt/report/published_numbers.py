@@ -134,14 +134,15 @@ def all_pairs() -> Iterator[PublishedPair]:
     for key, paper in load_published()["papers"].items():
         for name, table in paper["tables"].items():
             for pair in table.get("pairs", ()):
+                given = pair.get("columns") or ([pair["column"]] if "column" in pair else [])  # recipes by row then
                 for place, recipes in pair["recipes"].items():
-                    column = pair.get("column", place)
-                    rows = (place, None) if "column" in pair else (pair["scratch"], pair.get("spt"))
-                    scratch, spt = (table_cells(key, name)[row, column] if row else None for row in rows)
-                    factors = pair.get("factors", {}) | ({pair["by"]: column} if "by" in pair else {})
-                    for recipe in recipes.split():
+                    for column in given or [place]:
+                        rows = (place, None) if given else (pair["scratch"], pair.get("spt"))
+                        scratch, spt = (table_cells(key, name)[row, column] if row else None for row in rows)
+                        factors = pair.get("factors", {}) | ({pair["by"]: column} if "by" in pair else {})
                         settings, study = pair.get("settings", ""), pair.get("study", "")
-                        yield PublishedPair(recipe, factors, settings, study, scratch, spt)
+                        for recipe in recipes.split():
+                            yield PublishedPair(recipe, factors, settings, study, scratch, spt)
 
 
 @cache

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from spt.config.overrides import flatten
 from spt.config.recipe import Recipe
 from spt.config.yaml import parse_yaml
-from spt.runs.plan import Factor
 
 PADDED = ("listops", "retrieval", "text")  # tasks whose rows differ in length
 PARAMETERS = "parameters"  # under departs: a number of parameters that is not the published one
@@ -48,7 +47,7 @@ class StudyRow(_Part):
     """Published settings of some rows of a packaged study."""
 
     recipes: tuple[str, ...] = Field(min_length=1)
-    levels: tuple[Factor, ...] = ()  # none: all of them
+    levels: tuple[str, ...] = ()  # names of variants, sizes or initialisations; none: all of them
     source: str = Field(min_length=3)
     values: dict[str, Any]
     departs: dict[str, str] = {}  # place -> words of the study file's comment

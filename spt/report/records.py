@@ -84,12 +84,13 @@ def trial_records(searches: Sequence[SearchResult]) -> list[dict[str, Any]]:
 
 
 def curve_records(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """One record per run and logged step: the validation score, and the mean training loss where it was logged."""
+    """One record per run and logged step: the validation score, and what was logged of the training batches."""
     records = []
     for curve in curves:
-        losses = dict(curve.losses)
+        losses, accuracies = dict(curve.losses), dict(curve.accuracies)
         for step, share, value in zip(curve.steps, curve.shares, curve.values, strict=True):
             run = {"label": curve.label, "stage": curve.stage, "seed": curve.seed, "run": curve.run}
             values = {"step": step, "share": share, "metric": curve.metric, "validation": value}
-            records.append({**run, **values, "training_loss": losses.get(step)})
+            trained = {"training_loss": losses.get(step), "training_accuracy": accuracies.get(step)}
+            records.append({**run, **values, **trained})
     return records

@@ -75,4 +75,4 @@ def _row_statement(row: Row) -> Statement:
 
 
 def remarks(row: Row) -> list[str]:
-    return [remark for remark in (row.compute, *row.notes) if remark]
+    return [remark for remark in (row.compute, row.budgets, *row.notes) if remark]

@@ -20,7 +20,7 @@ class Ledger(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     steps: Count = 0  # optimiser steps
-    examples: Count = 0  # training sequences shown, repeats counted
+    examples: Count = 0  # training examples shown, repeats counted; a pair is one
     positions: Count = 0  # valid (not padding) positions of those sequences
     flops: Amount = 0.0  # analytic training operations: forward plus backward, evaluation not included
     operations: dict[str, Amount] = {}  # the same by kind (linear, attention, …); empty where a result is older

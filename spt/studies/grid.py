@@ -193,7 +193,7 @@ class BaseRecipe:
         here, there = (self.costs.open_task(recipe) for recipe in (pretraining, other))
         shorter = there.length < here.length and pretraining.recipe.model.options["max_length"] is None
         recipe = with_task_of(pretraining, other, here.length if shorter else None)
-        before, now = (len(data.train) * data.train.sequences for data in (here, there))
+        before, now = (len(data.train) for data in (here, there))
         train = recipe.recipe.pretrain.train
         if before == now or train.flops is not None:
             return recipe

@@ -22,8 +22,7 @@ def mean_flops(setup: "StageSetup") -> Counts:
     scored = size * setup.objective.scored_steps(split) if setup.output.per_step else None
     counts = setup.model.batch_flops(split.sequences * size, length, scored)
     if (joint := setup.joint) is not None:
-        sequences = split.sequences * size
         counts += setup.model.denoising_flops(
-            sequences, length, sequences * joint.objective.scored_steps(joint.data.train)
+            split.sequences * size, length, size * joint.objective.scored_steps(joint.data.train)
         )
     return counts / size

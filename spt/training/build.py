@@ -31,15 +31,12 @@ class JointLoss(NamedTuple):
     """A second question that is asked of every batch in supervised training: what pretraining asks."""
 
     weight: float
-    data: TaskData  # without labels, as in pretraining: of a pair two sequences
+    data: TaskData  # without labels, as in pretraining
     objective: Objective
     output: Output
-    sequences: int  # of an example
 
     def make_inputs(self, rows: NDArray[np.int64], draw: Draw, split: Split | None = None) -> tuple[Inputs, Targets]:
         """What pretraining would make of these rows of the training split, or of `split`, which holds them alone."""
-        if self.sequences == 2:
-            rows = np.concatenate([np.where(rows == NOBODY, NOBODY, 2 * rows + k) for k in range(2)])
         if split is None:
             batch = collate(self.data.train, rows, self.data.input, self.data.target)
         else:
@@ -144,7 +141,7 @@ def _joint_loss(job: Job, stage: Finetune, data: TaskData, width: int) -> JointL
     pretraining = job.resolved.recipe.pretrain
     objective, bare = _objective(job, pretraining, data), data.mapped(Split.unlabelled)
     output = output_of_head(objective.output(bare), width, pretraining.head)
-    return JointLoss(stage.joint, bare, objective, output, data.train.sequences)
+    return JointLoss(stage.joint, bare, objective, output)
 
 
 def _check_other_task(setup: StageSetup) -> None:

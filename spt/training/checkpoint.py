@@ -60,19 +60,27 @@ class TrainingState(BaseModel):
     ledger: Ledger = Ledger()
     loss: float = 0.0  # sum of weight times training loss since the last evaluation
     weight: float = 0.0
+    answers: float = 0.0  # of classes, on training batches since the last evaluation
+    right: float = 0.0
 
     @property
     def training_loss(self) -> float:
         return self.loss / max(self.weight, 1.0)
 
-    def after(self, spent: Ledger, loss: float = 0.0, weight: float = 0.0) -> "TrainingState":
-        """Further by what was spent."""
-        sums = {"loss": self.loss + loss, "weight": self.weight + weight}
+    @property
+    def training_scores(self) -> dict[str, float]:
+        """Means over the training batches since the last evaluation, as the network was at each of them."""
+        accuracy = {"accuracy": self.right / self.answers} if self.answers else {}
+        return {"loss": self.training_loss, **accuracy}
+
+    def after(self, spent: Ledger, **since: float) -> "TrainingState":
+        """Further by what was spent; `since` are added to the sums since the last evaluation."""
+        sums = {name: getattr(self, name) + amount for name, amount in since.items()}
         return self.model_copy(update={"step": self.step + spent.steps, "ledger": self.ledger + spent, **sums})
 
     def evaluated(self, scores: dict[str, float], improved: bool) -> "TrainingState":
         best = {"best": scores, "best_step": self.step, "waited": 0} if improved else {"waited": self.waited + 1}
-        return self.model_copy(update={**best, "loss": 0.0, "weight": 0.0})
+        return self.model_copy(update={**best, **dict.fromkeys(("loss", "weight", "answers", "right"), 0.0)})
 
     def with_peak(self, peak_bytes: int) -> "TrainingState":
         return self.model_copy(update={"ledger": self.ledger + Ledger(peak_bytes=peak_bytes)})

@@ -70,7 +70,10 @@ def evaluate(
                 logits = model(inputs, targets.scored)
             if observe is not None:
                 observe(part, inputs, logits)
-            entries = sums(output, logits, targets) | {"index": batch.rows}
+            totals = sums(output, logits, targets)
+            if output.per_step:  # of an example: both sequences of a pair together
+                totals = {name: tensor.unflatten(0, (sequences, -1)).sum(0) for name, tensor in totals.items()}
+            entries = totals | {"index": batch.rows}
             if not output.per_step:
                 entries["logits"] = logits.float()
             for name, tensor in entries.items():

@@ -89,7 +89,7 @@ def fit(
                 if not result.finite:
                     raise mark_shared(_diverged("the loss or its gradient", state.step + 1, state))
                 now = time.perf_counter()
-                state = state.after(result.spent(now - clock, runtime.world), result.loss, result.weight)
+                state = state.after(result.spent(now - clock, runtime.world), **result.since)
                 if micro_batch < size:  # a resumed run need not find out again
                     size, state = micro_batch, state.model_copy(update={"micro_batch": micro_batch})
                 clock = now
@@ -100,14 +100,14 @@ def fit(
                     if not math.isfinite(scores["loss"]):
                         raise mark_shared(_diverged("the validation loss", state.step, state))
                     improved = is_better(scores, state.best, metric)
-                    loss = state.training_loss
+                    training = state.training_scores
                     state = state.evaluated(scores, improved)
                     if reduces_rate(state.waited, train):
                         state = state.model_copy(update={"reductions": state.reductions + 1})
                     if improved:
                         _keep_best(run, runtime, prepared, state, meta(state.step), split)
-                    _log(run, runtime, state, loss, optimizer.param_groups[0]["lr"], scores)
-                    bar.note(f"train loss {loss:.4g}  val {metric} {scores[metric]:.4g}")
+                    _log(run, runtime, state, training, optimizer.param_groups[0]["lr"], scores)
+                    bar.note(f"train loss {training['loss']:.4g}  val {metric} {scores[metric]:.4g}")
                 bar.update(state.step, state.ledger.examples - already)
                 # All processes stop, or save, after the same step: process 0's clock, and anybody's signal, count.
                 late = runtime.main and time.monotonic() - saved >= settings.save_every
@@ -193,12 +193,12 @@ def _log(
     run: RunFolder,
     runtime: Runtime,
     state: TrainingState,
-    loss: float,
+    training_scores: dict[str, float],
     learning_rate: float,
     scores: dict[str, float],
 ) -> None:
     training = {
-        "loss": loss,
+        **training_scores,
         "learning_rate": learning_rate,
         "examples": state.ledger.examples,
         "flops": state.ledger.flops,

@@ -52,6 +52,12 @@ def weighted_sum(output: Output, logits: Float[Tensor, "B *L K"], targets: Targe
     return (per_answer(output, logits, of_scored(targets.values, targets)) * of_scored(targets.weight, targets)).sum()
 
 
+def right_answers(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> Float[Tensor, ""]:
+    """How many scored answers are right, every one counted alike; each is the mean over its quantities."""
+    right = (answers(output, logits) == of_scored(targets.values, targets)).float().mean(-1)
+    return (right * (of_scored(targets.weight, targets) > 0)).sum()
+
+
 def of_scored(x: Tensor, targets: Targets) -> Tensor:
     """Of x (b, L, ...), what belongs to the scored steps (N, ...)."""
     return x if targets.scored is None else x.flatten(0, 1)[targets.scored]

@@ -375,6 +375,12 @@ class SequenceModel(nn.Module):
         return counts | {"total": sum(counts.values())}
 
 
+def published_count(model: SequenceModel) -> int:
+    """Parameters as the papers count them: their finetuned networks have no vector of hidden steps. (Their mask flag is
+    a column of the encoder, which they cut off after pretraining.)"""
+    return model.parameter_counts()["total"] - model.encoder.hidden.numel()
+
+
 @contextlib.contextmanager
 def statistics_kept(model: nn.Module) -> Iterator[None]:
     """Within, the running statistics of batch norms stay as they are, whatever passes through them."""

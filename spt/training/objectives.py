@@ -18,7 +18,7 @@ from torch import Tensor
 
 from spt.config.objectives import DenoisingOptions, MaskedOptions, NextOptions, ObjectiveOptions, SupervisedOptions
 from spt.config.recipe import Train
-from spt.data.batching import Batch
+from spt.data.batching import NOBODY, Batch
 from spt.errors import UsageError
 from spt.models.base import Context
 from spt.rng import Draw
@@ -203,9 +203,9 @@ class Masked(MaskedOptions, Denoising):
     named: ClassVar[str] = "masked"
 
     def make_inputs(self, batch: Batch, draw: Draw) -> tuple[Inputs, Targets]:
-        hidden = torch.from_numpy(self.hidden(draw, batch.rows.numpy(), batch.x.shape[1])) & batch.context.valid
+        hidden = torch.from_numpy(self.hidden(draw, batch.addresses.numpy(), batch.x.shape[1])) & batch.context.valid
         shown = batch.x.masked_fill(hidden if batch.x.ndim == 2 else hidden[..., None], 0)
-        return Inputs(shown, hidden, batch.context), _targets(self.truth(batch), hidden & batch.real[:, None])
+        return Inputs(shown, hidden, batch.context), _targets(self.truth(batch), hidden & _real(batch))
 
     def scored_steps(self, split: Split) -> float:
         return self.ratio * float(split.lengths.mean())
@@ -231,7 +231,7 @@ class Next(NextOptions, Denoising):
     named: ClassVar[str] = "next"
 
     def output(self, data: TaskData) -> Output:
-        if int(data.train.lengths.max()) < 2:
+        if int(data.train.extents.max()) < 2:
             raise UsageError("objective next: every training sequence is one step long, so there is no next step")
         return super().output(data)
 
@@ -239,10 +239,14 @@ class Next(NextOptions, Denoising):
         truth = self.truth(batch)
         follows = F.pad(batch.context.valid[:, 1:], (0, 1))  # does a valid step come after?
         values = F.pad(truth[:, 1:], (0, 0, 0, 1))
-        return Inputs(batch.x, None, batch.context), _targets(values, follows & batch.real[:, None])
+        return Inputs(batch.x, None, batch.context), _targets(values, follows & _real(batch))
 
     def scored_steps(self, split: Split) -> float:
         return float(split.lengths.mean()) - split.sequences
+
+
+def _real(batch: Batch) -> Bool[Tensor, "B 1"]:
+    return (batch.addresses != NOBODY)[:, None]
 
 
 def _targets(values: Tensor, scored: Bool[Tensor, " B *L"]) -> Targets:

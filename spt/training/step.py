@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -26,7 +27,7 @@ from spt.runtime.memory import free_memory, out_of_memory
 from spt.tasks.base import TaskData
 from spt.training.build import StageSetup
 from spt.training.checkpoint import TrainingState
-from spt.training.losses import weighted_sum
+from spt.training.losses import right_answers, weighted_sum
 from spt.training.network import statistics_kept
 from spt.training.objectives import Inputs, Targets
 from spt.training.seeding import seed_step
@@ -43,6 +44,13 @@ class StepResult(NamedTuple):
     positions: int
     operations: Counts
     finite: bool
+    answers: float = 0.0  # of classes, that are counted as right or wrong; 0 where none are
+    right: float = 0.0
+
+    @property
+    def since(self) -> dict[str, float]:
+        """What is summed up between evaluations."""
+        return {"loss": self.loss, "weight": self.weight, "answers": self.answers, "right": self.right}
 
     def spent(self, seconds: float, world: int) -> Ledger:
         return Ledger(
@@ -183,9 +191,9 @@ class Learner:
         runtime, train, split = self.runtime, self.train, self.data.train
         seed_step(stream(self.setup.job.seed, "dropout", step, runtime.rank) & (2**63 - 1), runtime.device)
         questions = self._questions(micro_batches)
-        loss_sums = [torch.zeros((), device=runtime.device) for _ in questions]
+        sums = [torch.zeros(2, device=runtime.device) for _ in questions]  # loss, right answers
         with self._kernel_cache(micro_batches) as last:
-            for question, loss_sum in zip(questions, loss_sums, strict=True):
+            for question, summed in zip(questions, sums, strict=True):
                 for micro_batch in question.micro_batches:
                     final = micro_batch is questions[-1].micro_batches[-1]
                     if final:
@@ -193,12 +201,13 @@ class Learner:
                     with runtime.accumulating(self.prepared, last=final):
                         # Data parallelism averages over processes what here is a part of a sum.
                         scale = question.share * runtime.world / max(question.weight, 1.0)
-                        loss_sum += self._backward(micro_batch, scale)
+                        summed += self._backward(micro_batch, scale)
         weight = questions[0].weight
-        totals = runtime.total([float(loss_sum) for loss_sum in loss_sums])
-        loss_total = totals[0] + sum(
+        totals = runtime.total(torch.stack(sums).flatten().tolist())  # the step's only wait for the device
+        loss_total, right = totals[:2]
+        loss_total += sum(
             weight * question.share * total / max(question.weight, 1.0)
-            for question, total in zip(questions[1:], totals[1:], strict=True)
+            for question, total in zip(questions[1:], totals[2::2], strict=True)
         )
         norm = runtime.clip(self.parameters, train.max_grad_norm or math.inf)
         finite = math.isfinite(loss_total) and (norm is None or math.isfinite(float(norm)))
@@ -210,7 +219,14 @@ class Learner:
         operations = self.setup.model.batch_flops(count, length, questions[0].scored)
         for question in questions[1:]:
             operations += self.setup.model.denoising_flops(count, length, question.scored)
-        return StepResult(loss_total, weight, len(rows), int(split.lengths[rows].sum()), operations, finite)
+        positions, answers = int(split.lengths[rows].sum()), questions[0].scored if self._counts_right else 0.0
+        return StepResult(loss_total, weight, len(rows), positions, operations, finite, answers, right)
+
+    @property
+    def _counts_right(self) -> bool:
+        """Are answers to the task itself right or wrong?"""
+        output = self.setup.output
+        return self.setup.objective.labelled and output.loss == "cross_entropy" and not output.text
 
     def _questions(self, micro_batches: list[MicroBatch]) -> list[Question]:
         """What the global batch is asked: by the objective and, if there is a joint loss, by that one.
@@ -266,8 +282,8 @@ class Learner:
             asked.append(MicroBatch(*setup.joint.make_inputs(rows, draw, resampled), denoising=True))
         return asked
 
-    def _backward(self, micro_batch: MicroBatch, scale: float) -> Tensor:
-        """Add to the gradients; returns the loss, summed."""
+    def _backward(self, micro_batch: MicroBatch, scale: float) -> Float[Tensor, "2"]:
+        """Add to the gradients; returns the loss, summed, and how many answers are right, if that is counted."""
         inputs, targets, denoising = self.runtime.send(micro_batch)
         if not self.prepared.training:
             self.prepared.train()
@@ -277,7 +293,11 @@ class Learner:
                 logits = self.prepared(inputs, targets.scored, denoising)
             loss = weighted_sum(self.setup.output_of(denoising), logits, targets)
             self.runtime.backward(loss * scale)
-        return loss.detach()
+            right = torch.zeros_like(loss)
+            if self._counts_right and not denoising:
+                with torch.no_grad():
+                    right = right_answers(self.setup.output, logits, targets)
+        return torch.stack([loss.detach(), right])
 
     def _forget(self) -> None:
         """Gradients of a step that is not made, and the memory it took."""

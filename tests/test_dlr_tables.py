@@ -1,0 +1,129 @@
+"""The tables of the DLR paper as packaged studies: every row is a recipe that builds, as large as the paper prints."""
+
+import copy
+
+import pytest
+import torch
+from test_published import PUBLISHED, TABLES
+from test_reference import ROWS, asked
+
+from spt.config.load import resolve
+from spt.config.overrides import apply_overrides
+from spt.config.yaml import parse_yaml
+from spt.report.published_settings import load_published_settings, published_row_values, settings_tree
+from spt.studies.schema import read
+from spt.training.build import build_backbone, model_width
+from spt.training.network import Encoder, Head, SequenceModel
+
+STUDIES = {name: read(f"dlr-table-{name}").study for name in "123456"}
+SILENCED = "SGCONV 2^14, alpha 1e-5"  # as the paper has it: in no table
+ROWS_OF = {(table, recipe): study.levels(recipe) for table, study in STUDIES.items() for recipe in study.recipes}
+LEVELS = [(table, recipe, level) for (table, recipe), levels in ROWS_OF.items() for level in levels]
+
+
+def row(table, name, level):
+    """The recipe of a row of a study, checked and complete; of no data."""
+    raw = parse_yaml(ROWS[name], name)
+    for changes in STUDIES[table].changes_of(name, level):
+        apply_overrides(raw, copy.deepcopy(changes))
+    return resolve(raw, name)[0]
+
+
+def network(recipe):
+    """On the meta device."""
+    input, output, length = asked(recipe)
+    width = model_width(recipe.model)
+    with torch.device("meta"):
+        encoder, backbone = Encoder(input, width, recipe.encoder), build_backbone(recipe.model, length)
+        return SequenceModel(encoder, backbone, Head(width, output, recipe.finetune.head)), length
+
+
+@pytest.mark.parametrize(("table", "name", "level"), LEVELS)
+def test_a_row_is_a_recipe_that_builds(table, name, level):
+    recipe = row(table, name, level)
+    model, length = network(recipe)
+    assert model.flops(length).total > 0
+    assert recipe.train("pretrain").learning_rate == recipe.train("scratch").learning_rate
+
+
+def printed(table, row, column):
+    """A published number of parameters, and what one more in its last digit is."""
+    shown = TABLES["dlr", f"{table}, parameters"]
+    text = shown.cells[row, column]
+    measure = PUBLISHED.measures[shown.measures.get(column, shown.measure)]
+    return float(text) * measure.factor, 10.0 ** -len(text.partition(".")[2]) * measure.factor
+
+
+def parameters(recipe):
+    """Without the hidden vector, in whose place the published code has nothing."""
+    model, _ = network(recipe)
+    return model.parameter_counts()["total"] - model.encoder.hidden.numel()
+
+
+def is_printed(count, table, row, column):
+    """Rounded, or cut off: the paper has 2.2M for 2.27 million."""
+    number, unit = printed(table, row, column)
+    return -unit / 2 <= count - number < unit
+
+
+@pytest.mark.parametrize("table", ["1", "6"])
+@pytest.mark.parametrize("name", ["skills/cumsum-dlr", "skills/reverse-dlr"])
+def test_networks_of_atomic_tasks_are_as_large_as_printed(table, name):
+    """Of tasks with one output; eight of Shift and 32 of MIPS are a few more."""
+    for level in TABLES["dlr", f"{table}, parameters"].columns:
+        if name in STUDIES[table].recipes:
+            assert is_printed(parameters(row(table, name, level)), table, "parameters", level), level
+
+
+@pytest.mark.parametrize("level", STUDIES["2"].levels("skills/shift-long-dlr"))
+def test_networks_of_long_shifts_are_as_large_as_printed(level):
+    kind, _, length = level.rpartition(" ")
+    if kind.startswith("SGCONV"):
+        if length != "2^18":  # of other lengths it has other sizes
+            return
+        assert parameters(row("2", "skills/shift-long-dlr", level)) == pytest.approx(920e3, rel=2e-3)
+    else:
+        assert is_printed(parameters(row("2", "skills/shift-long-dlr", level)), "2", kind, "parameters")
+
+
+@pytest.mark.parametrize("level", STUDIES["5"].levels("books/dlr"))
+def test_language_models_are_as_large_as_printed_but_for_embeddings_and_biases(level):
+    model, _ = network(row("5", "books/dlr", level))
+    embeddings = 32_100 * 128 + 2 * 128 * 384  # tied, and the maps from and to the width of the blocks
+    number, _ = printed("5", level.rpartition(", ")[0], "parameters")
+    assert model.parameter_counts()["backbone"] + embeddings == pytest.approx(number, rel=7e-3)
+
+
+def test_lengths_and_batches_of_mips_are_those_of_its_own():
+    for level in STUDIES["1"].levels("skills/mips-dlr"):
+        train = row("1", "skills/mips-dlr", level).train("finetune")
+        assert (train.steps, train.batch_size) == (172_800, 4), level
+    attention = (
+        row("1", "skills/mips-dlr", "ATTENTION 1 layer 2^12"),
+        row("1", "skills/sort-dlr", "ATTENTION 1 layer 2^12"),
+    )
+    assert [one.train("scratch").learning_rate for one in attention] == [1e-4, 1e-3]
+
+
+def settings():
+    for study, rows in load_published_settings().studies.items():
+        for published in rows if study.startswith("dlr-table-") else ():
+            for name in published.recipes:
+                for level in published.levels:
+                    yield pytest.param(study[-1], published, name, level, id=f"{study[-1]}-{name}-{level}")
+
+
+@pytest.mark.parametrize(("table", "published", "name", "level"), settings())
+def test_a_row_has_the_published_settings(table, published, name, level):
+    """Or departs, in words that the study's comment has (tests/test_published_settings.py)."""
+    values = settings_tree(row(table, name, level))
+    compared = published_row_values(published, values)
+    assert {each.place for each in compared} == set(published.values)
+    wrong = [(each.place, each.ours, each.published) for each in compared if each.departs != (each.words is not None)]
+    assert wrong == []
+
+
+def test_every_row_with_settings_of_its_own_is_held_against_published_ones():
+    held = {(each.values[0], each.values[2], each.values[3]) for each in settings()}
+    own = {(table, name, level) for table, name, level in LEVELS if ROWS_OF[table, name][level]}
+    assert {row for row in own - held if "mips" not in row[1]} == {("2", "skills/shift-long-dlr", SILENCED)}
