@@ -1,5 +1,7 @@
 """LRU, the linear recurrent unit: a diagonal recurrence trained in discrete time (Orvieto et al. 2023).
 
+The output's maps and the norms start as in flax, with which the public code (minimal-LRU) is written.
+
 Letters: B sequences, L steps, H features, N states, K directions. x_t = lambda x_{t-1} + gamma B u_t and
 y_t = Re(C x_t) + D u_t, with lambda = exp(-exp(nu) + i exp(theta)) (section 3 of the paper).
 """
@@ -11,9 +13,10 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from spt.models.base import Backbone, BackboneConfig, ParamGroup, new_parameter
+from spt.models.ops.flax import dense_
 from spt.models.ops.output import Output
 from spt.models.options import NormKind
-from spt.models.recurrence import DiagonalRecurrence, System
+from spt.models.recurrence import DiagonalRecurrence, System, with_flax_norms
 
 PAPER = "Orvieto et al. 2023"
 COST = "L D (N + D)"
@@ -22,6 +25,7 @@ PARAMETERS = 528_384
 
 class Config(BackboneConfig):
     norm: NormKind = Field("batch", description="normalisation: batch or layer in the paper; rms, scalar, none")
+    norm_momentum: float = Field(0.01, gt=0, le=1, description="batch norm: weight of the new batch (1 - flax's)")
     norm_unbiased: bool = Field(
         False, description="batch norm: running variance divided by n - 1 (torch), not n (flax)"
     )
@@ -64,6 +68,8 @@ class LRU(DiagonalRecurrence):
         self.C = nn.Parameter(torch.randn(K, H, N, 2) / math.sqrt(N))
         self.D = nn.Parameter(torch.randn(H))
         self.output = Output(H, "glu", gelu="tanh", dropout=config.dropout, tied=config.tie_dropout)
+        assert self.output.linear is not None
+        dense_(self.output.linear)
         ssm = ParamGroup(lr_scale=config.ssm_lr_factor, weight_decay=False)
         self.param_groups = dict.fromkeys(("nu", "theta", "gamma", "B"), ssm)
         self.param_groups |= dict.fromkeys(("C", "D"), ParamGroup(weight_decay=True))
@@ -75,4 +81,4 @@ class LRU(DiagonalRecurrence):
 
 
 def build(config: Config) -> Backbone:
-    return Backbone(config, lambda: [LRU(config)], decay_all=True)
+    return Backbone(with_flax_norms(config), lambda: [LRU(config)], decay_all=True)

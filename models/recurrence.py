@@ -19,6 +19,7 @@ from spt.models.ops.counts import Counts
 from spt.models.ops.output import Output
 from spt.models.ops.recurrence import recurrence
 from spt.models.ops.scan import enter, impulse_response, leave, scan
+from spt.models.options import BackboneConfig
 
 
 class System(NamedTuple):
@@ -27,6 +28,12 @@ class System(NamedTuple):
     a: Complex128[Tensor, " P"]
     enter: Complex[Tensor, "P H"]  # B
     leave: Complex[Tensor, "K H P"]  # C
+
+
+def with_flax_norms(config: BackboneConfig) -> BackboneConfig:
+    """With flax's epsilon where a layer norm has none of its own; that of a batch norm, 1e-5, is torch's too."""
+    is_open = config.norm == "layer" and config.norm_eps is None
+    return config.model_copy(update={"norm_eps": 1e-6}) if is_open else config
 
 
 class DiagonalRecurrence(Mixer):

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from spt.models.base import Backbone, BackboneConfig, Context, ParamGroup, Unsupported, new_parameter
 from spt.models.mixer import State
 from spt.models.ops import hippo
+from spt.models.ops.flax import dense_, lecun_normal_
 from spt.models.ops.output import Kind, Output
 from spt.models.ops.scan import Discretisation, discretise, discretise_steps, enter, leave, scan
 from spt.models.options import NormKind
-from spt.models.recurrence import DiagonalRecurrence, System
+from spt.models.recurrence import DiagonalRecurrence, System, with_flax_norms
 
 StateMatrix = Literal["hippo_n", "gaussian", "antisymmetric", "s4d_lin", "s4d_inv"]
 Activation = Literal["gelu", "full_glu", "half_glu1", "half_glu2"]
@@ -135,8 +136,7 @@ class S5(DiagonalRecurrence):
         dropout = 0.0 if kind == "none" else config.dropout  # without a gate the stack's dropout is the only one
         self.output = Output(H, kind, gelu="tanh", dropout=dropout, tied=config.tie_dropout)
         if self.output.linear is not None:
-            _lecun_(self.output.linear.weight, H)
-            nn.init.zeros_(self.output.linear.bias)
+            dense_(self.output.linear)
         self.param_groups = self._param_groups()
 
     def _param_groups(self) -> dict[str, ParamGroup]:
@@ -267,17 +267,9 @@ def _block(kind: StateMatrix, size: int) -> tuple[Tensor, Tensor, Tensor]:
     return w, V, V.mH
 
 
-def _lecun_(tensor: Tensor, fan_in: int) -> Tensor:
-    """Normal, truncated at two standard deviations, with variance 1 / fan_in after truncation (flax)."""
-    scale = 1 / (0.87962566103423978 * math.sqrt(fan_in))
-    return nn.init.trunc_normal_(tensor, std=scale, a=-2 * scale, b=2 * scale)
-
-
 def _lecun(shape: tuple[int, ...], fan_in: int) -> Float64[Tensor, "*shape"]:
-    return _lecun_(torch.empty(shape, dtype=torch.float64), fan_in)
+    return lecun_normal_(torch.empty(shape, dtype=torch.float64), fan_in)
 
 
 def build(config: Config) -> Backbone:
-    if config.norm == "layer" and config.norm_eps is None:
-        config = config.model_copy(update={"norm_eps": 1e-6})  # flax's
-    return Backbone(config, lambda: [S5(config)], decay_all=True)
+    return Backbone(with_flax_norms(config), lambda: [S5(config)], decay_all=True)

@@ -3,8 +3,8 @@
 The regression of Becker et al. (2019) and Schirmer et al. (2022), as S5 uses it (Smith et al., 2023, section 6.3): a
 step is a picture of 24x24 grey levels, its target sin and cos of the angle at that moment, scored by the mean squared
 error over all frames in use. The time since the previous frame in use, in frames of 0.01 s and 1 at the first step, is
-given to models that take it (S5); `times: drop` withholds it (the ablation S5-drop; S5-append puts it behind the
-encoded picture, which is the encoder's to do, since a step here is the picture alone).
+given to models that take it (S5); `times: drop` withholds it (the ablation S5-drop). That S5-append puts it behind the
+encoded picture is the encoder's to do (`encoder.step_times: append`), since a step here is the picture alone.
 
 The simulator follows the published rules: simulation and noise have the published law but not the published numbers, as
 a row here follows from the seed, its split and its number alone, while the official code draws all rows in turn

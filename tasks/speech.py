@@ -7,6 +7,11 @@ added zeros included. `scaling: per_step` is what was published: a sample divide
 (s_t + 1e-5) with mean and deviation (of n - 1) at each time t over the training clips; as s_t is about 2e-6, the result
 spreads by 0.1 to 0.2.
 
+`dropped` removes a share of every clip's samples: they are zero after the scaling, whose statistics are of the samples
+that are left, and a second channel is 0 there and 1 elsewhere. As published (for ten words), one torch generator with
+seed 56789 draws them clip by clip; the clips' order is ours, since the published one is the directory's. What a masked
+objective asks for is both channels.
+
 `decimate: 2` keeps every second sample, without a filter, as the published test at 8 kHz does: statistics are still
 those of full-rate training clips, and the interval between steps, in seconds, is doubled. Classes stand in the order of
 the S4 code. Sources: Warden, "Speech Commands" (arXiv 1804.03209), also for the rule of the hash; Jakobovski's Free
@@ -16,6 +21,7 @@ rule is published). See `sources` for the files.
 
 import hashlib
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -73,6 +79,7 @@ MAX_FILE = 2 * MAX_SAMPLES + 2**16  # bytes
 HASHED = 2**27 - 1  # the published rule's largest number
 FULL_SCALE = 2**15
 SEED = 42  # of the order of rows
+DROPPING = 56789  # published seed of the samples that are removed
 PARTS = ("train", "val", "test")
 Rows = dict[str, NDArray[np.int64]]  # by split
 
@@ -125,6 +132,13 @@ class Config(TaskConfig):
     )
     decimate: int = Field(
         1, ge=1, le=64, description="keep every k-th sample, without a filter; the interval is k-fold"
+    )
+    dropped: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of samples removed at random from every clip, the same ones in every epoch; a second "
+        "channel says which are left",
     )
 
     def smoke_sizes(self) -> dict[str, int]:
@@ -219,8 +233,9 @@ def load(config: Config, raw: Path) -> TaskData:
     for part, chosen in rows.items():
         if not len(chosen):
             raise ValueError(f"{known.title}: no clips are left for the {part} split")
-    scale = _scale([clips.samples[i] for i in rows["train"]], length, config)
-    train, val, test = (_split(clips, rows[part], length, scale, config) for part in PARTS)
+    there = _remaining(clips, length, config) if config.dropped else None
+    scale = _scale(clips, rows["train"], length, there, config)
+    train, val, test = (_split(clips, rows[part], length, there, scale, config) for part in PARTS)
     return TaskData(
         scale.input,
         Classes(len(clips.words)),
@@ -251,6 +266,8 @@ def _notes(config: Config, clips: Clips, rows: Rows) -> Iterator[str]:
         yield "clips are split at random, so speakers of validation and test speak in training too"
     if config.decimate > 1:
         yield f"one sample in {config.decimate} is kept, without a filter"
+    if config.dropped:
+        yield f"{100 * config.dropped:g} % of the samples of every clip are removed at random"
 
 
 # ----------------------------------------------------------------------------------------------------- splits
@@ -286,47 +303,80 @@ class Scale(NamedTuple):
     dtype: Any = np.int16
 
 
-def _scale(train: list[NDArray[np.int16]], length: int, config: Config) -> Scale:
-    """From whole training clips; sums are exact."""
+Remaining = NDArray[np.bool_] | None  # (clips, longest): which samples are left; None: all
+
+
+def _shown(clip: NDArray[np.int16], length: int, config: Config) -> int:
+    """Samples of a clip before decimation, zeros at its end included."""
+    return min(len(clip), length) if config.uneven == "keep" else length
+
+
+def _remaining(clips: Clips, length: int, config: Config) -> NDArray[np.bool_]:
+    import torch  # in the function: importing it takes a second
+
+    generator = torch.Generator().manual_seed(DROPPING)
+    there = allocate((len(clips.samples), length), np.bool_)
+    there[:] = True
+    for row, clip in zip(there, clips.samples, strict=True):
+        n = _shown(clip, length, config)
+        row[torch.randperm(n, generator=generator)[: math.floor(n * config.dropped + 1e-9)].numpy()] = False
+    return there
+
+
+def _scale(clips: Clips, train: NDArray[np.int64], length: int, there: Remaining, config: Config) -> Scale:
+    """From whole training clips, or what is left of them; sums are exact."""
     if config.scaling == "none":
-        return Scale(Values(1, (0.0,), (float(FULL_SCALE),)))
-    sums, squares = np.zeros(length, np.int64), np.zeros(length, np.int64)  # of each time step
-    for samples in train:
-        wide = samples[:length].astype(np.int64)
+        return _stored((0.0,), (float(FULL_SCALE),), config)
+    sums, squares, counts = (np.zeros(length, np.int64) for _ in range(3))  # of each time step
+    for i in train.tolist():
+        wide = clips.samples[i][:length].astype(np.int64)
+        if there is not None:
+            wide *= there[i, : len(wide)]
         sums[: len(wide)] += wide
         squares[: len(wide)] += wide * wide
-    n = len(train)
+        n = _shown(clips.samples[i], length, config)
+        counts[:n] += 1 if there is None else there[i, :n]
     if config.scaling == "global":
-        count = sum(min(len(samples), length) for samples in train) if config.uneven == "keep" else n * length
-        total, square = sum(sums.tolist()), sum(squares.tolist())
-        variance = (square * count - total * total) / (count * count)
+        total, square, count = (sum(each.tolist()) for each in (sums, squares, counts))
+        variance = (square * count - total * total) / max(1, count * count)
         if variance <= 0:
             raise ValueError("the training clips are silent: all samples are equal")
-        return Scale(Values(1, (total / count,), (variance**0.5,)))
-    if n < 2:
-        raise ValueError("scaling: per_step needs two training clips or more")
+        return _stored((total / count,), (variance**0.5,), config)
+    if counts.min() < 2:
+        left = ", each step's sample left in two" if there is not None else ""
+        raise ValueError(f"scaling: per_step needs two training clips or more{left}")
     unit = float(FULL_SCALE) ** 2
-    means = sums / n
-    deviations = np.sqrt(np.maximum(squares - sums * means, 0) / (n - 1)) / unit
+    means = sums / counts
+    deviations = np.sqrt(np.maximum(squares - sums * means, 0) / (counts - 1)) / unit
 
     def standardised(clip: NDArray[np.int16]) -> NDArray[np.float32]:
         return ((clip / unit - means / unit) / (deviations + 1e-5)).astype(np.float32)
 
-    return Scale(Values(1), standardised, np.float32)
+    return Scale(Values(2 if config.dropped else 1), standardised, np.float32)
 
 
-def _split(clips: Clips, rows: NDArray[np.int64], length: int, scale: Scale, config: Config) -> Split:
-    pad, every = config.uneven != "keep", config.decimate
-    lengths = np.array([length if pad else min(len(clips.samples[i]), length) for i in rows])
-    lengths = -(-lengths // every)
+def _stored(mean: tuple[float], std: tuple[float], config: Config) -> Scale:
+    """Samples as they are, and scaled when they are shown; beside removed ones, which are zero then, scaled at once."""
+    if not config.dropped:
+        return Scale(Values(1, mean, std))
+    return Scale(Values(2), lambda clip: ((clip - mean[0]) / std[0]).astype(np.float32), np.float32)
+
+
+def _split(clips: Clips, rows: NDArray[np.int64], length: int, there: Remaining, scale: Scale, config: Config) -> Split:
+    every = config.decimate
+    lengths = np.array([-(-_shown(clips.samples[i], length, config) // every) for i in rows])
     stops = np.cumsum(lengths)
     starts = stops - lengths
-    values = allocate((int(stops[-1]), 1), scale.dtype)
+    values = allocate((int(stops[-1]), scale.input.channels), scale.dtype)
     for i, start, stop in zip(rows.tolist(), starts.tolist(), stops.tolist(), strict=True):
-        clip = clips.samples[i][:length]
-        if pad and len(clip) < length:
-            clip = np.pad(clip, (0, length - len(clip)))
+        clip, n = clips.samples[i][:length], _shown(clips.samples[i], length, config)
+        if len(clip) < n:
+            clip = np.pad(clip, (0, n - len(clip)))
         values[start:stop, 0] = scale.change(clip)[::every]
+        if there is not None:
+            left = there[i, :n:every]
+            values[start:stop, 0] *= left
+            values[start:stop, 1] = left
     return Split(values, starts, stops, clips.labels[rows], np.array([clips.about[i].name for i in rows]))
 
 

@@ -204,6 +204,12 @@ def test_dropout_where_the_published_code_has_it():
 def test_lru_is_made_as_flax_makes_it():
     lru = tiny(find_plugin("models", "lru"), causal=False, **SMALL["lru"])
     assert lru.norms[0].unbiased is False and lru.mixers[0].output.approximate == "tanh"
+    assert (lru.norms[0].momentum, lru.norms[0].eps) == (0.01, 1e-5)
+    assert tiny(find_plugin("models", "lru"), causal=False, norm="layer", **SMALL["lru"]).norms[0].eps == 1e-6
+    module = find_plugin("models", "lru").module
+    wide = module.build(module.Config(d_model=256, d_state=8, n_layers=1)).mixers[0].output.linear
+    assert wide.weight.std().item() == pytest.approx(0.0625, rel=0.01) and not wide.bias.any()
+    assert wide.weight.abs().max() < 2.3 * 0.0625
 
 
 @pytest.mark.parametrize("name", ["s4", "s4d", "dss", "dlr", "s5", "lru"])

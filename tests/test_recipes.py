@@ -226,17 +226,25 @@ def test_keys_change_with_the_science_and_nothing_else(tmp_path):
     renamed.write_text(yaml.safe_dump(RECIPE))
     assert spt_job(load(str(renamed))).key == base.key
     keys = {base.key, spt_job(loaded(tmp_path), seed=1).key, Job(loaded(tmp_path), "finetune", 0).key}
+    settings = base.settings()
+    assert not {"init", "step_times"} & settings["encoder"].keys()  # of before there were others
+    assert not {"init", "mlp_activation"} & settings["head"].keys()
     for change in (
         {"task__split_seed": 1},
         {"model__dropout": 0.1},
         {"encoder": {"init_std": 0.5}},
+        {"encoder": {"hidden_std": 0.5}},
+        {"encoder": {"init": "flax"}},
+        {"finetune__head": {"init": "flax"}},
+        {"finetune__head": {"mlp": True}},
+        {"finetune__head": {"mlp": True, "mlp_activation": "tanh"}},
         {"pretrain__objective__ratio": 0.4},
         {"pretrain__train__learning_rate": 0.02},
         {"finetune__head": {"pool": "max"}},
         {"finetune__train__batch_size": 4},
     ):
         keys.add(spt_job(loaded(tmp_path, **change)).key)
-    assert len(keys) == 10
+    assert len(keys) == 15
     # what only the other stage or the other arm does, leaves a run alone
     scratch = {"scratch": {"train": {"steps": 9, "batch_size": 8, "learning_rate": 0.01}}}
     assert spt_job(loaded(tmp_path, **scratch)).key == base.key

@@ -333,8 +333,10 @@ def test_padding_changes_nothing(irregular, front):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"disc": "bilinear"}, {"parameterisation": "discrete"}, {"conj_sym": False, "activation": "gelu"}],
-)
+    [{}, {"disc": "bilinear"}, {"parameterisation": "discrete"}, {"conj_sym": False, "activation": "gelu"},
+     {"state_matrix": "gaussian", "shared_dt": True}, {"state_matrix": "antisymmetric", "parameterisation": "discrete"},
+     {"state_matrix": "s4d_inv"}, {"state_matrix": "s4d_lin"}],
+)  # fmt: skip
 def test_s5_goes_step_by_step(options):
     layer = small(causal=True, **options)
     u = torch.randn(3, 40, 5, dtype=DOUBLE)
@@ -484,6 +486,18 @@ def test_the_eigenbasis_gives_a_real_matrix_back(kind):
         torch.testing.assert_close(A, -A.mT)
     half, *_ = s5.initial_eigenbasis(kind, 12, 2, conj_sym=True)
     assert len(half) == 6 and (half.imag <= 0).all()
+
+
+def test_ablations_start_at_the_eigenvalues_they_name():
+    """S4D's lin and inv (its section 4), block by block; in discrete time those of the system discretised once."""
+    n = torch.arange(4, dtype=DOUBLE)
+    for kind, imag in (("s4d_lin", math.pi * n), ("s4d_inv", 8 / math.pi * (8 / (2 * n + 1) - 1))):
+        Lambda, V, inverse = s5.initial_eigenbasis(kind, 16, 2, conj_sym=True)
+        torch.testing.assert_close(Lambda, torch.complex(torch.full((8,), -0.5, dtype=DOUBLE), -imag.repeat(2)))
+        torch.testing.assert_close(inverse @ V, torch.eye(8, dtype=V.dtype))  # HiPPO-N's eigenvectors
+    continuous, discrete = small(), small(parameterisation="discrete")
+    torch.testing.assert_close(discrete.Lambda, torch.exp(continuous.Lambda * continuous.Delta), rtol=1e-6, atol=1e-6)
+    assert discrete.log_step is None and len(small(shared_dt=True).log_step) == 1
 
 
 @pytest.mark.parametrize("causal", [False, True])

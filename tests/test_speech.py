@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from spt.tasks import speech
 from spt.tasks.speech import DIGITS, TEN, WORDS, Config, hashed_part
@@ -197,6 +198,42 @@ def test_half_the_rate_is_every_second_sample(options, three, data_dir):
         assert np.array_equal(split.ids, other.ids)
         assert all(np.array_equal(split.row(i)[::2], other.row(i)) for i in range(len(split)))
     assert any("one sample in 2" in note for note in half.notes)
+
+
+@pytest.mark.parametrize("scaling", ["global", "per_step", "none"])
+def test_dropped_samples_are_drawn_as_published(scaling, tmp_path):
+    """Zero after the scaling, marked in a second channel, and no part of the statistics."""
+    folder = tmp_path / "speech_commands"
+    unpacked(folder, miniature(("bed", "yes"), speakers=40, n=160)[0])
+    options = {"length": 160, "split": "random", "scaling": scaling}
+    found = speech.load(config(**options, dropped=0.3), tmp_path)
+    assert found.input.channels == 2 and any("30 % of the samples" in note for note in found.notes)
+    order = sorted(name for split in found.splits.values() for name in split.ids.tolist())
+    generator = torch.Generator().manual_seed(56789)
+    left = {}
+    for name in order:  # bed before yes
+        left[name] = np.ones(160, bool)
+        left[name][torch.randperm(160, generator=generator)[:48].numpy()] = False
+    samples = {}
+    for split in speech.load(config(**{**options, "scaling": "none"}), tmp_path).splits.values():
+        samples |= {name: split.row(i)[:, 0].astype(np.float64) for i, name in enumerate(split.ids.tolist())}
+    training = np.ma.array(
+        [samples[name] for name in found.train.ids], mask=[~left[name] for name in found.train.ids.tolist()]
+    )
+    if scaling == "global":
+        mean, std = training.mean(), training.std()
+    elif scaling == "per_step":
+        mean, std = training.mean(0).data, training.std(0, ddof=1).data + 1e-5 * 2.0**30
+    else:
+        mean, std = 0.0, 2.0**15
+    for split in found.splits.values():
+        for i, name in enumerate(split.ids.tolist()):
+            assert np.array_equal(split.row(i)[:, 1], left[name])
+            expected = np.where(left[name], (samples[name] - mean) / std, 0.0)
+            assert np.allclose(split.row(i)[:, 0], expected, rtol=1e-4, atol=1e-6)
+    assert (found.input.mean, found.input.std) == ((0.0, 0.0), (1.0, 1.0))
+    half = speech.load(config(**options, dropped=0.3, decimate=2), tmp_path)
+    assert np.array_equal(half.val.row(0), found.val.row(0)[::2])
 
 
 def test_clips_may_keep_their_lengths(clips, data_dir):

@@ -19,20 +19,32 @@ from tiny import TASK, environment, loaded, own_task, recipe_file, run, spt_job,
 
 import spt.runtime.distributed
 from spt.config.job import Job
+from spt.config.recipe import EncoderConfig, HeadConfig
 from spt.data.batching import collate, training_rows
-from spt.errors import CheckpointError, DataError, DivergedError, Interrupted, OutputError, Stopped
+from spt.errors import (
+    CheckpointError,
+    DataError,
+    DivergedError,
+    Interrupted,
+    OutputError,
+    RecipeError,
+    Stopped,
+    UsageError,
+)
 from spt.models.base import Context
 from spt.rng import Draw, stream
 from spt.runs.folder import RunFolder
 from spt.runs.result import Ledger
 from spt.runtime.distributed import Runtime
+from spt.tasks.base import Tokens, Values
 from spt.training import stage
 from spt.training.build import build_stage
 from spt.training.checkpoint import TrainingState
 from spt.training.evaluate import is_better
 from spt.training.losses import per_answer, right_answers
-from spt.training.network import pool
+from spt.training.network import Encoder, Head, pool
 from spt.training.objectives import Output, Targets
+from spt.training.seeding import seeded
 
 SCORES = ("val", "test", "best_step", "stop", "parameters", "data", "settings", "metric")
 
@@ -638,6 +650,114 @@ def test_encoder_and_head_are_what_the_recipe_says(tmp_path):
     assert model.encoder.hidden.std().item() == pytest.approx(0.01, rel=0.4)
     assert [layer.out_features for layer in (model.head.inner, model.head.out)] == [64, 10]
     assert build_stage(Job(loaded(tmp_path), "finetune", 0)).model.head.inner is None
+
+
+def test_the_hidden_vector_of_values_starts_as_the_published_mask_flag():
+    """As one column of a linear map from C + 1 inputs and its bias together; a given spread scales the same draws."""
+    context = Context(torch.ones(1, 3, dtype=torch.bool), padded=False)
+    for channels, told in ((1, 0.577), (3, 0.408)):
+        input = Values(channels, (0.0,) * channels, (1.0,) * channels)
+        flag = torch.nn.Linear(channels + 1, 20_000)
+        with seeded(0, "encoder"):
+            encoder = Encoder(input, 20_000, EncoderConfig())
+        with seeded(0, "encoder"):
+            other = Encoder(input, 20_000, EncoderConfig(hidden_std=0.3))
+        assert encoder.hidden.std().item() == pytest.approx(told, rel=0.02)
+        assert (flag.weight[:, -1] + flag.bias).std().item() == pytest.approx(told, rel=0.02)
+        torch.testing.assert_close(other.hidden, encoder.hidden * 0.3 / encoder.hidden.std(), rtol=0.02, atol=0.0)
+        assert torch.equal(other.map.weight, encoder.map.weight)
+        y = encoder(torch.zeros(1, 3, channels), torch.tensor([[False, True, False]]), context)
+        assert torch.equal(y[0, 1], encoder.hidden)
+
+
+@pytest.mark.parametrize(("vocab", "told"), [(20, 0.224), (135, 0.086)])
+def test_tokens_as_one_hot_vectors_start_as_in_flax(vocab, told):
+    torch.manual_seed(0)
+    encoder = Encoder(Tokens(vocab), 4096, EncoderConfig(init="flax"))
+    weight = encoder.map.weight.detach()
+    assert weight.shape == (vocab, 4096) and weight.std().item() == pytest.approx(told, rel=0.02)
+    assert weight.abs().max() < 2.3 * told and not encoder.map.bias.any()  # truncated at two deviations
+    assert encoder.hidden.std().item() == pytest.approx(told, rel=0.05)
+    with torch.no_grad():
+        encoder.map.bias.fill_(0.5)
+    y = encoder(torch.tensor([[1, 0]]), None, Context(torch.ones(1, 2, dtype=torch.bool), padded=False))
+    torch.testing.assert_close(y[0], weight[[1, 0]] + 0.5)
+    assert encoder.flops(9).total == 0
+
+
+@pytest.mark.parametrize("init", ["torch", "flax"])
+def test_times_may_be_an_input_of_the_encoder(init):
+    """One more column of the last map: the time since the previous step, at hidden steps too."""
+    input = Values(576, (0.0,) * 576, (1.0,) * 576, frame=(24, 24))
+    config = EncoderConfig(frame_encoder="cnn", step_times="append", init=init)
+    with seeded(0, "encoder"):
+        encoder = Encoder(input, 4000, config)
+    with seeded(0, "encoder"):
+        plain = Encoder(input, 4000, config.model_copy(update={"step_times": "model"}))
+    assert encoder.times.weight.std().item() == pytest.approx((31 * (3 if init == "torch" else 1)) ** -0.5, rel=0.05)
+    valid, steps = torch.ones(2, 3, dtype=torch.bool), torch.tensor([[1.0, 4.0, 2.0], [1.0, 1.0, 7.0]])
+    context = Context(valid, padded=False, steps=steps)
+    x, hidden = torch.rand(2, 3, 576), torch.tensor([[False, True, False], [False, False, False]])
+    added = encoder(x, hidden, context) - plain(x, hidden, context)
+    expected = steps[..., None] * encoder.times.weight[:, 0]
+    torch.testing.assert_close(added, expected, atol=1e-5, rtol=1e-5)
+    assert encoder.for_backbone(context).steps is None and plain.for_backbone(context) is context
+    assert encoder.flops(3).forward - plain.flops(3).forward == 2 * 3 * 4000
+
+
+def test_times_for_the_encoder_need_a_task_that_has_them(tmp_path):
+    with pytest.raises(UsageError, match=r"encoder\.step_times: append is for tasks with times"):
+        build_stage(Job(loaded(tmp_path, encoder={"step_times": "append"}), "finetune", 0))
+
+
+def test_maps_start_as_in_flax_where_a_recipe_says_so(tmp_path):
+    model = build_stage(
+        Job(
+            own_task(
+                tmp_path,
+                task__kind="values",
+                encoder={"init": "flax"},
+                finetune__head={"init": "flax"},
+                model__d_model=256,
+            ),
+            "finetune",
+            0,
+        )
+    ).model
+    channels = model.encoder.map.in_features
+    assert model.encoder.map.weight.std().item() == pytest.approx(channels**-0.5, rel=0.15)
+    assert not model.encoder.map.bias.any() and not model.head.out.bias.any()
+    assert model.head.out.weight.std().item() == pytest.approx(1 / 16, rel=0.15)
+    assert model.encoder.hidden.std().item() == pytest.approx((channels + 1) ** -0.5, rel=0.15)
+
+
+def test_a_head_may_have_another_activation(tmp_path):
+    def head(**options):
+        torch.manual_seed(0)
+        return Head(4, Output("l2", False, 1), HeadConfig(mlp=True, **options))
+
+    context = Context(torch.ones(2, 3, dtype=torch.bool), padded=False)
+    x = torch.randn(2, 3, 4)
+    inner = head().inner(x.mean(1))
+    for name, bent in (
+        (None, inner.relu()),
+        ("tanh", inner.tanh()),
+        ("gelu", torch.nn.functional.gelu(inner)),
+        ("gelu_tanh", torch.nn.functional.gelu(inner, approximate="tanh")),
+    ):
+        one = head(mlp_activation=name)
+        torch.testing.assert_close(one(x, context), one.out(bent))
+    assert not torch.equal(head(mlp_activation="gelu")(x, context), head(mlp_activation="gelu_tanh")(x, context))
+    with pytest.raises(RecipeError, match="mlp_activation has no effect on one linear map; add mlp: true"):
+        loaded(tmp_path, finetune__head={"mlp_activation": "tanh"})
+
+
+def test_a_spread_of_tokens_is_refused_where_there_are_none(tmp_path):
+    one = own_task(tmp_path, task__kind="values", encoder={"init_std": 0.3})
+    with pytest.raises(UsageError, match=r"encoder\.init_std .* this task has values; .*encoder\.hidden_std"):
+        build_stage(Job(one, "finetune", 0))
+    with pytest.raises(RecipeError, match="init_std has no effect under init: flax"):
+        loaded(tmp_path, encoder={"init": "flax", "init_std": 0.3})
 
 
 def test_a_fraction_keeps_the_network(tmp_path):

@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from spt.config.load import path_options
-from spt.config.recipe import Finetune, Part, Pretrain, ResolvedRecipe, Section, Train
+from spt.config.recipe import (
+    EncoderConfig,
+    Finetune,
+    HeadConfig,
+    Part,
+    Pretrain,
+    ResolvedRecipe,
+    Section,
+    StepHeadConfig,
+    Train,
+)
 from spt.tasks.base import TaskConfig
 
 Stage = Literal["pretrain", "finetune"]
@@ -81,9 +91,9 @@ class Job:
             "data": self.resolved.data,
             "task": {"name": self.resolved.identities["task"], **without_paths("tasks", recipe.task)},
             "model": {"name": self.resolved.identities["model"], **without_paths("models", recipe.model)},
-            "encoder": recipe.encoder.model_dump(mode="json"),
+            "encoder": _without_defaults(recipe.encoder),
             "objective": stage.objective.model_dump(mode="json"),
-            "head": stage.head.model_dump(mode="json"),
+            "head": _without_defaults(stage.head),
             "train": _train_settings(self.train),
             "parent": self.parent.settings() if isinstance(self.parent, Job) else self.parent_key,
             **self._options(),
@@ -99,8 +109,10 @@ class Job:
         if self.parent is not None and stage.load != "all":
             options["load"] = sorted(stage.load)
         if stage.joint:
+            pretrain = recipe.pretrain
             pretraining = {
-                name: getattr(recipe.pretrain, name).model_dump(mode="json") for name in ("objective", "head")
+                "objective": pretrain.objective.model_dump(mode="json"),
+                "head": _without_defaults(pretrain.head),
             }
             options["joint"] = {"weight": stage.joint, **pretraining}
         return options
@@ -113,6 +125,13 @@ class Job:
     def name(self) -> str:
         """The run folder's name."""
         return f"{self.stage}-{self.key}"
+
+
+def _without_defaults(config: EncoderConfig | HeadConfig | StepHeadConfig) -> dict[str, Any]:
+    """Without later options at their defaults, so that runs from before there were any keep their keys."""
+    later = {"init": "torch", "step_times": "model", "mlp_activation": None}
+    values = config.model_dump(mode="json")
+    return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
 
 def _train_settings(train: Train) -> dict[str, Any]:

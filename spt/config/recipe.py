@@ -32,6 +32,7 @@ LOWER_IS_BETTER = {
     **dict.fromkeys(("accuracy", "f1_macro", "accuracy_macro", "r2"), False),
 }
 
+Initial = Literal["torch", "flax"]  # defaults of a library
 BUDGETS = ("epochs", "steps", "examples", "flops")
 MOVED = ("encoder", "backbone")  # from a pretrained network into a new one; the head is always new
 Section = Literal["pretrain", "finetune", "scratch"]  # of a recipe, with training settings of its own
@@ -56,13 +57,28 @@ class Part(BaseModel):
 class EncoderConfig(StrictModel):
     """How an input becomes a vector."""
 
-    init_std: float = Field(
-        1.0, gt=0, description="standard deviation of token embeddings and the hidden vector at the start"
+    init: Initial = Field(
+        "torch",
+        description="how maps start: as torch's, token embeddings from N(0, init_std²); or as flax's, LeCun normal and "
+        "biases zero, where tokens are one-hot vectors through such a map (S5's published code)",
+    )
+    init_std: float = Field(1.0, gt=0, description="standard deviation of token embeddings at the start")
+    hidden_std: float | None = Field(
+        None,
+        gt=0,
+        description="standard deviation of the hidden vector at the start; null: that of token embeddings, or, of "
+        "values, that of the mask flag's column and the bias together in the published code: sqrt(2 / (3 (C + 1))) for "
+        "C channels, 0.58 for one (init flax: sqrt(1 / (C + 1)))",
     )
     positions: Literal["none", "circle"] = Field(
         "none",
         description="circle: cos and sin of 2 pi i / T of step i of T are two more inputs, as in the DLR paper's "
         "atomic tasks; hidden steps have them too",
+    )
+    step_times: Literal["model", "append"] = Field(
+        "model",
+        description="the time since the previous step, where a task has it: given to the model, or, as one input more, "
+        "to the encoder's last map, so that the model takes all steps as equally long (S5-append in the S5 paper)",
     )
     frame_encoder: Literal["linear", "cnn"] = Field(
         "linear",
@@ -71,13 +87,29 @@ class EncoderConfig(StrictModel):
     )
     frame_features: int = Field(30, ge=1, description="cnn: width of the layer between convolutions and d_model")
 
+    @model_validator(mode="after")
+    def _consistent(self) -> "EncoderConfig":
+        if self.init == "flax" and self.init_std != 1.0:
+            raise ValueError("init_std has no effect under init: flax, which has a spread of its own; leave one out")
+        return self
+
 
 class _AnyHeadConfig(StrictModel):
+    init: Initial = Field("torch", description="how maps start: as torch's, or as flax's (S5's published code)")
     mlp: bool = Field(
         False,
         description="linear, ReLU, linear instead of one linear map; of pairs linear, GELU, linear, from 4 d_model "
         "numbers to d_model",
     )
+    mlp_activation: Literal["relu", "gelu", "gelu_tanh", "tanh"] | None = Field(
+        None, description="mlp: in place of that ReLU or GELU; gelu_tanh: GELU by its tanh formula, which is flax's"
+    )
+
+    @model_validator(mode="after")
+    def _activation_has_effect(self) -> "_AnyHeadConfig":
+        if self.mlp_activation is not None and not self.mlp:
+            raise ValueError("mlp_activation has no effect on one linear map; add mlp: true")
+        return self
 
 
 class StepHeadConfig(_AnyHeadConfig):

@@ -23,7 +23,8 @@ from spt.studies.schema import Changes
 from spt.studies.schema import packaged as packaged_studies
 from spt.studies.schema import validate as validate_study
 
-MISSING = ("chance", "infeasible", "chance or infeasible", "not reported", "diverged")  # printed instead of a number
+# Instead of a number; all but the last are printed.
+MISSING = ("chance", "infeasible", "chance or infeasible", "not reported", "diverged", "not known")
 
 
 class PublishedCell(NamedTuple):

@@ -175,10 +175,16 @@ def _check_abilities(setup: StageSetup) -> None:
             f"model {name} cannot leave padding out of account, but this task's sequences have {lengths[0]:,} to "
             f"{lengths[-1]:,} steps; choose another model, or sequences of one length"
         )
-    if data.train.steps is not None and not backbone.uses_step_times:
+    has_times, appended = data.train.steps is not None, setup.model.encoder.times is not None
+    if has_times and not appended and not backbone.uses_step_times:
         raise UsageError(
-            f"model {name} takes no account of the time between steps, which this task's sequences have; choose s5, or "
-            "leave times out by the task's option"
+            f"model {name} takes no account of the time between steps, which this task's sequences have; choose s5, "
+            "give it to the encoder by encoder.step_times=append, or leave times out by the task's option"
+        )
+    if appended and not has_times:
+        raise UsageError(
+            "encoder.step_times: append is for tasks with times between their steps, which this one does not have; "
+            "leave it out"
         )
     if data.future and setup.objective.labelled and not setup.job.resolved.recipe.model.options["causal"]:
         raise UsageError(

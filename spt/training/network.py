@@ -5,8 +5,9 @@ answer.
 """
 
 import contextlib
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from spt.config.recipe import EncoderConfig, HeadConfig, StepHeadConfig
 from spt.errors import UsageError
 from spt.models.base import Backbone, Context, Counts, ParamGroup, linear_flops
 from spt.models.ops.counts import as_counts, linear
+from spt.models.ops.flax import dense_, lecun_normal_
 from spt.models.ops.precision import without_autocast
 from spt.tasks.base import Tokens, Values
 from spt.training.objectives import Inputs, Output
@@ -32,19 +34,23 @@ class Encoder(nn.Module):
 
     def __init__(self, input: Tokens | Values, d_model: int, config: EncoderConfig) -> None:
         super().__init__()
-        self.map: nn.Embedding | nn.Linear | Frames
-        if isinstance(input, Tokens):
+        _check_encoder(input, config)
+        self.map: nn.Embedding | OneHot | nn.Linear | Frames
+        if isinstance(input, Tokens) and config.init == "flax":
+            self.map = OneHot(input.vocab, d_model)
+        elif isinstance(input, Tokens):
             self.map = nn.Embedding(input.vocab, d_model)
             nn.init.normal_(self.map.weight, std=config.init_std)
         elif config.frame_encoder == "cnn":
             self.map = Frames(input, d_model, config.frame_features)
         else:
             self.map = nn.Linear(input.channels, d_model)
-        if isinstance(input, Tokens) and config.frame_encoder == "cnn":
-            raise UsageError("encoder.frame_encoder: cnn is for steps that are pictures, but this task has tokens")
-        self.hidden = nn.Parameter(torch.randn(d_model) * config.init_std)
+        if config.init == "flax":
+            _start_as_flax(self.map)
+        self.hidden = nn.Parameter(torch.randn(d_model) * _hidden_std(input, self.map, config))
         self.circle = nn.Linear(2, d_model, bias=False) if config.positions == "circle" else None
-        no_decay = ["hidden", *(["map.weight"] if isinstance(input, Tokens) else [])]
+        self.times = _new_times(self.map, d_model, config) if config.step_times == "append" else None
+        no_decay = ["hidden", *(["map.weight"] if isinstance(self.map, nn.Embedding) else [])]
         self.param_groups = dict.fromkeys(no_decay, ParamGroup())
 
     def forward(
@@ -52,7 +58,15 @@ class Encoder(nn.Module):
     ) -> Float[Tensor, "B L D"]:
         y = self.map(x).float()  # the residual stream is float32 whatever the precision of products
         y = y if hidden is None else torch.where(hidden[..., None], self.hidden, y)
-        return y if self.circle is None else y + self.circle(_circle(context)).float()
+        y = y if self.circle is None else y + self.circle(_circle(context)).float()
+        if self.times is None:
+            return y
+        assert context.steps is not None  # see build.py
+        return y + self.times(context.steps[..., None]).float()
+
+    def for_backbone(self, context: Context) -> Context:
+        """What the backbone is told of a batch: not the times that the encoder has taken."""
+        return context if self.times is None else context._replace(steps=None)
 
     def flops(self, length: int) -> Counts:
         """Data get no gradient, so that backward is as much as forward. A table of tokens costs nothing."""
@@ -63,7 +77,67 @@ class Encoder(nn.Module):
             counts += self.map.flops(length)
         if self.circle is not None:
             counts += linear(length, self.circle.in_features, self.circle.out_features, data=True)
+        if self.times is not None:
+            counts += linear(length, 1, self.times.out_features, data=True)
         return counts
+
+
+def _check_encoder(input: Tokens | Values, config: EncoderConfig) -> None:
+    if isinstance(input, Tokens) and config.frame_encoder == "cnn":
+        raise UsageError("encoder.frame_encoder: cnn is for steps that are pictures, but this task has tokens")
+    if isinstance(input, Values) and config.init_std != 1.0:
+        raise UsageError(
+            "encoder.init_std is the spread of token embeddings, but this task has values; leave it out (the spread of "
+            "the hidden vector is encoder.hidden_std)"
+        )
+
+
+def _hidden_std(input: Tokens | Values, map: nn.Module, config: EncoderConfig) -> float:
+    """Of values, that of the mask flag's column plus the bias in a linear map from one input more."""
+    if config.hidden_std is not None:
+        return config.hidden_std
+    if isinstance(input, Tokens):
+        return config.init_std if config.init == "torch" else 1 / math.sqrt(_inputs(map))
+    return math.sqrt((2 / 3 if config.init == "torch" else 1) / (_inputs(map) + 1))
+
+
+def _inputs(map: nn.Module) -> int:
+    """Of an encoder's last map; of tokens as one-hot vectors."""
+    if isinstance(map, nn.Embedding | OneHot):
+        return len(map.weight)
+    inputs = (map.out if isinstance(map, Frames) else map).in_features
+    assert isinstance(inputs, int)
+    return inputs
+
+
+def _new_times(map: nn.Module, d_model: int, config: EncoderConfig) -> nn.Linear:
+    """The column of one input more, which starts as such a column does."""
+    layer = nn.Linear(1, d_model, bias=False)
+    if config.init == "flax":
+        lecun_normal_(layer.weight, fan_in=_inputs(map) + 1)
+    else:
+        nn.init.uniform_(layer.weight, -1, 1)
+        with torch.no_grad():
+            layer.weight /= math.sqrt(_inputs(map) + 1)
+    return layer
+
+
+def _start_as_flax(module: nn.Module) -> None:
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            dense_(layer)
+
+
+class OneHot(nn.Module):
+    """A linear map of one-hot vectors, W[token] + b, as flax starts it (S5's published code)."""
+
+    def __init__(self, vocab: int, d_model: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(lecun_normal_(torch.empty(vocab, d_model), fan_in=vocab))
+        self.bias = nn.Parameter(torch.zeros(d_model))
+
+    def forward(self, x: Int[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
+        return F.embedding(x, self.weight) + self.bias
 
 
 def _circle(context: Context) -> Float[Tensor, "B L 2"]:
@@ -110,6 +184,14 @@ class Frames(nn.Module):
         return first + second + linear_flops(self.dense, length) + linear_flops(self.out, length)
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "tanh": torch.tanh,
+}
+
+
 class Head(nn.Module):
     """One answer a step, or one an example from the pooled valid steps; of a pair, whose pooled vectors are u and v,
     from [u, v, u - v, u v] (Long Range Arena's Retrieval, as in the S4 code)."""
@@ -120,6 +202,7 @@ class Head(nn.Module):
         self.pairs = output.sequences == 2
         width = 4 * d_model if self.pairs else d_model
         self.inner = nn.Linear(width, d_model) if config.mlp else None
+        self.activation = config.mlp_activation or ("gelu" if self.pairs else "relu")
         inward = d_model if config.mlp else width
         # A gaussian's variance has layers of its own.
         size = output.size if output.loss == "gaussian" else output.width
@@ -127,6 +210,8 @@ class Head(nn.Module):
         spread = output.loss == "gaussian"
         self.spread_inner = nn.Linear(width, d_model) if spread and config.mlp else None
         self.spread = nn.Linear(inward, size) if spread else None
+        if config.init == "flax":
+            _start_as_flax(self)
 
     def forward(self, x: Float[Tensor, "B *L D"], context: Context) -> Float[Tensor, "b *answers K"]:
         """x may hold just the steps that need an answer (N, D), where every step has one."""
@@ -140,9 +225,7 @@ class Head(nn.Module):
         return torch.cat([answer, self.spread(self._bent(self.spread_inner, x))], dim=-1)
 
     def _bent(self, inner: nn.Linear | None, x: Tensor) -> Tensor:
-        if inner is None:
-            return x
-        return F.gelu(inner(x)) if self.pairs else F.relu(inner(x))
+        return x if inner is None else ACTIVATIONS[self.activation](inner(x))
 
     def flops(self, length: int, data: bool = False) -> Counts:
         """Of one sequence: half of those of a pair. Of `data`, such as features that are not trained, the first layers
@@ -247,7 +330,7 @@ class SequenceModel(nn.Module):
         head, if `denoising`."""
         with torch.no_grad() if self.frozen else contextlib.nullcontext():
             x = self.encoder(inputs.x, inputs.hidden, inputs.context)
-            x = self.backbone(x, inputs.context)
+            x = self.backbone(x, self.encoder.for_backbone(inputs.context))
         if scored is not None:
             picked: Tensor = _Steps.apply(x, scored)  # type: ignore[no-untyped-call]
             x = picked
