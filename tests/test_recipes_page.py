@@ -1,0 +1,154 @@
+"""docs/recipes.md: every cell of every table has a command or a reason, and costs are those of the recipes."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from costs import FILE, PublishedSizes, all_operations, files, full_task, operations, study_operations, to_text
+from recipes_page import (
+    CPU,
+    GPU,
+    Run,
+    coverage,
+    duration,
+    printed,
+    recipes_page,
+    row_operations,
+    seconds,
+)
+from test_reference import ROWS, asked, resolved
+
+from spt.report.published_numbers import all_pairs, load_published, table_cells
+from spt.studies import schema
+from spt.studies.grid import CostModel
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLES = [(key, name) for key, paper in load_published()["papers"].items() for name in paper["tables"]]
+SAMPLE = ("lra/listops-transformer", "lra/retrieval-transformer", "skills/reverse-dlr", "images/scifar-s5", "books/dlr")
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+def test_the_page_of_recipes_is_the_one_that_is_made():
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert page == recipes_page(), "run make docs"
+
+
+def test_the_page_has_every_recipe_and_every_footnote():
+    page = recipes_page()
+    runs = set(re.findall(r"`(?:spt compare )?([a-z]+/[\w-]+)`", page))
+    assert {pair.recipe for pair in all_pairs() if not pair.settings} <= runs
+    assert set(re.findall(r"\[\^(\d+)\](?!:)", page)) == set(re.findall(r"^\[\^(\d+)\]:", page, re.M))
+    assert "| Pathfinder | 76.64 |  | 94.16 |  | `spt compare lra/pathfinder-transformer` |" in page
+
+
+@pytest.mark.parametrize(("paper", "name"), TABLES)
+def test_every_printed_cell_has_a_command_or_a_reason(paper, name):
+    """One of them, never both."""
+    table = coverage(paper, name)
+    commands = {(cell.row, cell.column) for line in table.lines for cell in line.cells}
+    commands |= {(cell.row, cell.column) for _, cells in table.others for cell in cells}
+    averages = {(cell.row, cell.column) for cell, _ in table.averages}
+    reasons = {(one.cell.row, one.cell.column) for one in table.without}
+    cells = {place for place, cell in table_cells(paper, name).items() if printed(cell)}
+    assert cells <= commands | averages | reasons
+    assert not commands & averages and not commands & reasons and not averages & reasons
+    assert all(one.why for one in table.without)
+    assert table.covered + len(reasons) + sum(not whole for _, whole in table.averages) == table.printed
+
+
+def test_what_is_said_to_be_without_a_command_has_none():
+    """A reason in the file that a recipe has made untrue."""
+    for paper, name in TABLES:
+        given = load_published()["papers"][paper]["tables"][name].get("without", ())
+        said = {(row, entry["why"]) for entry in given for row in entry["rows"]}
+        assert said <= {(one.cell.row, one.why) for one in coverage(paper, name).without}, (paper, name)
+
+
+def test_a_tables_cells_are_counted():
+    table = coverage("spt", "3")
+    assert (table.printed, table.covered, table.without) == (24, 24, [])
+    assert (
+        "| SPT, Table 3 | Speech Commands (35 words), sequential CIFAR-10, BIDMC | 24 | 24 | 0 |  |" in recipes_page()
+    )
+    first = coverage("spt", "1")
+    assert first.printed == 70 and first.covered < 70
+    assert "the model comes with a later version" in {one.why for one in first.without}
+
+
+def test_a_level_of_a_study_is_run_by_the_study():
+    runs = {line.run for line in coverage("spt", "9").lines}
+    assert Run("lra/image-transformer", "size 10M", "spt-table-9") in runs
+    assert all(run.command == "spt study run spt-table-9" for run in runs)
+
+
+def test_every_command_of_a_figure_begins_with_spt():
+    for paper in load_published()["papers"].values():
+        for figure in paper.get("figures", {}).values():
+            assert all(command.startswith("spt ") for command in figure.get("commands", ()))
+
+
+# --------------------------------------------------------------------------------------------------------------- costs
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_size_of_a_task_is_that_of_other_tests(name):
+    recipe = resolved(name)
+    full = full_task(recipe.task)
+    assert (full.input, full.output, full.length) == asked(recipe) and full.rows >= 1000
+
+
+def test_operations_are_those_of_the_recipes_and_studies_as_they_are():
+    assert json.loads(FILE.read_text(encoding="utf-8"))["files"] == files(), "run make docs"
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_operations_of_a_recipe(name):
+    assert row_operations(Run(name)) == operations(resolved(name)), "run make docs"
+
+
+def test_operations_of_a_study():
+    found = json.loads(FILE.read_text(encoding="utf-8"))["studies"]["spt-table-8"]
+    assert found == study_operations("spt-table-8"), "run make docs"
+    row = next(row for row in found if row["level"] == "share 0.2")
+    total = yaml.safe_load(schema.packaged()["spt-table-8"])["total"][row["recipe"]]
+    assert row["scratch"][0] == pytest.approx(row["finetune"][0] / 0.8) and total == 150
+
+
+@pytest.mark.slow
+def test_all_operations():
+    assert FILE.read_text(encoding="utf-8") == to_text(all_operations()), "run make docs"
+
+
+def test_what_a_study_asks_of_data_is_known_without_them():
+    sizes = PublishedSizes()
+    assert isinstance(sizes, CostModel)
+
+
+def test_steps_and_operations_of_a_stage_follow_from_the_budget():
+    """ListOps: 96,000 rows; Retrieval: 147,086 pairs, which are twice as many texts in pretraining."""
+    recipe = resolved("lra/listops-transformer")
+    found = operations(recipe)
+    batch, epochs = recipe.finetune.train.batch_size, recipe.finetune.train.epochs
+    assert found["finetune"][0] == -(-96_000 // batch) * epochs and found["scratch"][1] > 0
+    steps, flops = found["finetune"]
+    per_parameter = flops / (steps * batch * 2048 * found["parameters"])
+    assert 6 < per_parameter < 20  # a pass of each weight forward, two backward, and attention
+
+
+def test_seconds_are_operations_by_a_rate_but_no_layer_is_free():
+    row = {"model": "transformer", "layers": 4, "scratch": [1000, 1000 * 3e12], "pretrain": [1000, 1000 * 3e9]}
+    assert seconds(GPU, row, "scratch") == pytest.approx(1000 * 3e12 / GPU.attention)
+    assert seconds(GPU, row, "pretrain") == pytest.approx(1000 * 4 * GPU.layer)
+    assert seconds(CPU, row | {"model": "s4"}, "scratch") == pytest.approx(1000 * 3e12 / CPU.other)
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(1, "1 min"), (3540, "59 min"), (3600, "1.0 h"), (36_000, "10 h"), (86_400 * 2.5, "2.5 d"), (3.2e9, "101 y")],
+)
+def test_durations(amount, text):
+    assert duration(amount) == text
