@@ -214,7 +214,7 @@ def _lines(paper: str, name: str) -> tuple[list[Line], dict[tuple[str, str], str
     Of a study and a recipe that make the same cells, the study.
     """
     found: dict[tuple[Any, ...], Line] = {}
-    other_settings = {}
+    other_settings: dict[tuple[str, str], str] = {}
     for pair in _pairs().get((paper, name), ()):
         run = _run(pair)
         if run is None:
