@@ -7,9 +7,10 @@ and the page of recipes turns its operations into hours.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,7 +22,16 @@ from spt.config.load import complete_part, load, packaged
 from spt.config.plugins import find_plugin
 from spt.config.recipe import EncoderConfig, HeadConfig, Part, Recipe, ResolvedRecipe, Section
 from spt.report.published_numbers import all_pairs
-from spt.runs.plan import factors_text
+from spt.report.published_settings import (
+    PARAMETERS,
+    StudyRow,
+    load_published_settings,
+    published_row_values,
+    published_settings,
+    published_values,
+    settings_tree,
+)
+from spt.runs.plan import Factor, factors_text
 from spt.studies import schema
 from spt.studies.grid import Estimate, GridRow, expand
 from spt.tasks.base import Tokens, Values
@@ -31,6 +41,7 @@ from spt.training.objectives import Output
 
 FILE = Path(__file__).resolve().parent / "measurements" / "operations.json"
 SECTIONS: tuple[Section, ...] = ("scratch", "pretrain", "finetune")
+SETTINGS = "published_settings.yaml"
 PAPERS = ("spt-", "dlr-", "s5-")  # studies named after a table or figure
 
 
@@ -174,15 +185,46 @@ def operations(recipe: Recipe, pretraining: Recipe | None = None) -> dict[str, A
     return found
 
 
+def departures(recipe: str, resolved: Recipe, study: str = "", level: Collection[Factor] = ()) -> list[str]:
+    """The words for the settings in which a recipe, or a row of a study, is not the published run, each once.
+
+    In a row, what its own source says stands above what is published for the recipe; and where the study changes a
+    setting, it is not the recipe's.
+    """
+    entry, tree = published_settings(recipe), settings_tree(resolved)
+    rows = [row for row in load_published_settings().studies.get(study, ()) if _speaks_of(row, recipe, level)]
+    own = [value for row in rows for value in published_row_values(row, tree)]
+    told = {value.place for value in own}
+    words = [value.words for value in own if value.departs]
+    words += [word for row in rows for word in row.further]
+    if entry:
+        before = settings_tree(load(recipe).recipe)
+        same = {place for place, value in tree.items() if before.get(place) == value} - told
+        values = published_values(entry, before)
+        words += [value.words for value in values if value.departs and value.place in same]
+        words += [*entry.further, *([entry.departs[PARAMETERS]] if PARAMETERS in entry.departs else [])]
+    return list(dict.fromkeys(word for word in words if word))
+
+
+def _speaks_of(row: StudyRow, recipe: str, level: Collection[Factor]) -> bool:
+    return recipe in row.recipes and (not row.levels or any(str(one) in map(str, level) for one in row.levels))
+
+
 def study_operations(name: str) -> list[dict[str, Any]]:
     """Of every row of a packaged study."""
-    return [row_operations(row) for row in expand(schema.read(name).study, False, PublishedSizes()).rows]
+    return [row_operations(name, row) for row in expand(schema.read(name).study, False, PublishedSizes()).rows]
 
 
-def row_operations(row: GridRow) -> dict[str, Any]:
-    pretraining = row.pretraining.recipe if row.pretraining else None
-    level = {"recipe": row.resolved.name, "level": factors_text(row.factors)}
-    return level | operations(row.resolved.recipe, pretraining)
+def row_operations(study: str, row: GridRow) -> dict[str, Any]:
+    recipe, pretraining = row.resolved, row.pretraining.recipe if row.pretraining else None
+    level = {"recipe": recipe.name, "level": factors_text(row.factors)}
+    departs = {"departs": departures(recipe.name, recipe.recipe, study, row.factors.values())}
+    return level | operations(recipe.recipe, pretraining) | departs
+
+
+def recipe_operations(name: str) -> dict[str, Any]:
+    recipe = load(name).recipe
+    return operations(recipe) | {"departs": departures(name, recipe)}
 
 
 def text_hash(text: str) -> str:
@@ -192,11 +234,12 @@ def text_hash(text: str) -> str:
 
 
 def files() -> dict[str, str]:
-    """The recipes and studies that papers publish numbers for: name -> hash of the text."""
+    """The recipes and studies that papers publish numbers for, and the published settings: name -> hash of the text."""
     recipes, studies = packaged(), schema.packaged()
     named = {pair.recipe for pair in all_pairs()}
     hashes = {name: text_hash(text) for name, text in recipes.items() if name in named}
     hashes |= {f"studies/{name}": text_hash(text) for name, text in studies.items() if name.startswith(PAPERS)}
+    hashes[SETTINGS] = text_hash(resources.files("spt.report").joinpath(SETTINGS).read_text(encoding="utf-8"))
     return hashes
 
 
@@ -207,8 +250,8 @@ def all_operations() -> dict[str, Any]:
         if name.startswith("studies/"):
             study = name.removeprefix("studies/")
             found["studies"][study] = study_operations(study)
-        else:
-            found["recipes"][name] = operations(load(name).recipe)
+        elif name != SETTINGS:
+            found["recipes"][name] = recipe_operations(name)
     return found
 
 

@@ -64,11 +64,12 @@ to the longest sequence of the task, so that those of Text, ListOps and Retrieva
 
 Those of the CPU come from the training steps in [performance.md](performance.md), which reach 97 to 208 GFLOP/s on two
 cores; below 80 for S4 beyond 16,384 steps. Those of the GPU are a projection for bf16, not a measurement: the memory
-traffic of Fourier transforms and pointwise operations bounds convolutions, launches bound small networks. Take a time
-as right within a factor of two, that of a recurrent model (S5, LRU) on the GPU within a factor of three. A Hugging Face
-model is counted as a Transformer of its width and depth. Evaluations, whose batches cost a third of a training step
-each, and reading data are not counted. `spt study run NAME --dry-run` has the operations of every run with the data
-that you have, and times where runs like them are finished on your machine."""
+traffic of Fourier transforms and pointwise operations bounds convolutions, launches bound small networks; fp32, which
+recipes have, may take twice as long or more. Take a time as right within a factor of two, that of a recurrent model
+(S5, LRU) on the GPU within a factor of three. A Hugging Face model is counted as a Transformer of its width and depth.
+Evaluations, whose batches cost a third of a training step each, and reading data are not counted.
+`spt study run NAME --dry-run` has the operations of every run with the data that you have, and times where runs like
+them are finished on your machine."""
 
 
 class Run(NamedTuple):
@@ -219,7 +220,7 @@ def _lines(paper: str, name: str) -> tuple[list[Line], dict[tuple[str, str], str
         run = _run(pair)
         if run is None:
             what = pair.settings or f"{factors_text(pair.factors)}, which no packaged study has"
-            other_settings |= {(cell.row, cell.column): what for cell in (pair.scratch, pair.spt) if cell}
+            other_settings |= {(cell.row, cell.column): what for cell in pair.cells}
             continue
         key = (pair.recipe, pair.scratch, pair.spt)
         if key not in found or (run.study and not found[key].run.study):
@@ -238,9 +239,7 @@ def _lines(paper: str, name: str) -> tuple[list[Line], dict[tuple[str, str], str
 def _pairs() -> dict[tuple[str, str], list[PublishedPair]]:
     found: dict[tuple[str, str], list[PublishedPair]] = {}
     for pair in all_pairs():
-        cell = pair.scratch or pair.spt
-        assert cell, "a pair has a cell"
-        found.setdefault((cell.paper, cell.table), []).append(pair)
+        found.setdefault((pair.cells[0].paper, pair.cells[0].table), []).append(pair)
     return found
 
 
@@ -249,7 +248,7 @@ def _run(pair: PublishedPair) -> Run | None:
     level = factors_text(pair.factors)
     if pair.settings:
         return None
-    study = getattr(pair, "study", "") or (_studies().get((pair.recipe, level), "") if level else "")
+    study = pair.study or (_studies().get((pair.recipe, level), "") if level else "")
     if study:
         return Run(pair.recipe, level, study)
     return None if level else Run(pair.recipe)

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from costs import FILE, PublishedSizes, all_operations, files, full_task, operations, study_operations, to_text
+from costs import (
+    FILE,
+    PublishedSizes,
+    all_operations,
+    departures,
+    files,
+    full_task,
+    operations,
+    recipe_operations,
+    study_operations,
+    to_text,
+)
 from recipes_page import (
     CPU,
     GPU,
@@ -21,6 +32,7 @@ from recipes_page import (
 from test_reference import ROWS, asked, resolved
 
 from spt.report.published_numbers import all_pairs, load_published, table_cells
+from spt.report.published_settings import PublishedSettings
 from spt.studies import schema
 from spt.studies.grid import CostModel
 
@@ -107,7 +119,7 @@ def test_operations_are_those_of_the_recipes_and_studies_as_they_are():
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_operations_of_a_recipe(name):
-    assert row_operations(Run(name)) == operations(resolved(name)), "run make docs"
+    assert row_operations(Run(name)) == recipe_operations(name), "run make docs"
 
 
 def test_operations_of_a_study():
@@ -121,6 +133,34 @@ def test_operations_of_a_study():
 @pytest.mark.slow
 def test_all_operations():
     assert FILE.read_text(encoding="utf-8") == to_text(all_operations()), "run make docs"
+
+
+def test_departures_are_told_in_the_words_of_the_settings(monkeypatch):
+    """Of a recipe: where it is not as published, and no place that is. Of a study's row: its own source first."""
+    name, recipe = "lra/image-dlr", resolved("lra/image-dlr")
+    rate, size = recipe.finetune.train.learning_rate, recipe.finetune.train.batch_size
+    values = {"finetune.train.learning_rate": rate, "finetune.train.batch_size": size + 1, "model.dropout": 0.9}
+    entry = {
+        "published": [{"source": "DLR, Table 1", "values": values}],
+        "departs": {"finetune.train.learning_rate": "rate", "*.batch_size": "batches", "model.dropout": "dropout"},
+        "further": ["selection"],
+    }
+    row = {
+        "recipes": [name], "levels": ["random"], "source": "SPT, Table 5", "values": {"model.dropout": 0.8},
+        "departs": {"model.dropout": "dropout of its own"},
+    }  # fmt: skip
+    whole = {"conventions": {}, "recipes": {name: entry}, "studies": {"spt-table-7": [row]}}
+    settings = PublishedSettings.model_validate(whole)
+    for module in ("costs", "spt.report.published_settings"):
+        monkeypatch.setattr(f"{module}.load_published_settings", lambda: settings)
+    assert departures(name, recipe) == ["batches", "dropout", "selection"]
+    assert departures(name, recipe, "spt-table-7", ["structured"]) == ["batches", "dropout", "selection"]
+    random = departures(name, recipe, "spt-table-7", ["random"])
+    assert random == ["dropout of its own", "batches", "selection"]
+    train = recipe.finetune.train.model_copy(update={"batch_size": size + 1})
+    changed = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"train": train})})
+    assert departures(name, changed, "spt-table-7", ["random"]) == ["dropout of its own", "selection"]
+    assert departures("quickstart", recipe) == []
 
 
 def test_what_a_study_asks_of_data_is_known_without_them():

@@ -175,7 +175,7 @@ def published_average(rows: Sequence[tuple[str, Mapping[str, Factor]]], metric: 
             cells = table_cells(paper, name)
             first, second = (cells[row, average["column"]] if row else None for row in (scratch, spt))
             if first and first.metric == metric:
-                return PublishedPair(rows[0][0], {}, "", first, second)
+                return PublishedPair(rows[0][0], {}, "", "", first, second)
     return None
 
 
