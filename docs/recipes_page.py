@@ -46,9 +46,10 @@ READING = """\
 
 **Published** numbers are on the test split unless a table says otherwise; "–" where nothing is published, *slanted*
 where the paper has the number from elsewhere. **Ours** is empty until a result of ours exists. **Run** names the
-command: `spt compare` and the recipe, or `spt study run` and the study, whose row has the recipe and the level named
-behind it; `spt compare` and `spt study run` train both arms with five seeds and report their difference. **Departs**
-lists in short where the recipe's settings are not the published ones, as far as they are known.
+command, `spt compare` and a recipe, or the row of a study: its recipe and level, to be run by the `spt study run` above
+the table. Both train both arms with five seeds and report their difference. Cells that one run makes share a line.
+**Departs** lists where settings are not the published ones, in words from the header of the recipe or study, where the
+whole sentences stand.
 
 **Cost** is that of one seed: training from scratch + SPT, which is pretraining and finetuning; five seeds take five
 times as long. A stage takes
@@ -83,10 +84,12 @@ class Run(NamedTuple):
     def command(self) -> str:
         return f"spt study run {self.study}" if self.study else f"spt compare {self.recipe}"
 
-    def __str__(self) -> str:
+    def text(self, one_study: bool) -> str:
+        """For a table's cell, without the study where the table has but one."""
         if not self.study:
             return f"`spt compare {self.recipe}`"
-        return f"`{self.study}`: `{self.recipe}`" + (f", {self.level}" if self.level else "")
+        row = f"`{self.recipe}`" + (f", {self.level}" if self.level else "")
+        return row if one_study else f"`{self.study}`: {row}"
 
 
 class Line(NamedTuple):
@@ -174,6 +177,7 @@ def coverage(paper: str, name: str) -> TableCoverage:
     table, cells = load_published()["papers"][paper]["tables"][name], table_cells(paper, name)
     lines, other_settings = _lines(paper, name)
     others = [(entry["run"], _selected(cells, entry)) for entry in table.get("commands", ())]
+    others += _sizes(paper, name, cells)
     done = {(cell.row, cell.column) for line in lines for cell in line.cells}
     done |= {(cell.row, cell.column) for _, group in others for cell in group}
     averages = []
@@ -192,6 +196,15 @@ def coverage(paper: str, name: str) -> TableCoverage:
         if place not in done and printed(cell)
     ]
     return TableCoverage(paper, name, lines, others, averages, without)
+
+
+def _sizes(
+    paper: str, name: str, cells: Mapping[tuple[str, str], PublishedCell]
+) -> list[tuple[str, list[PublishedCell]]]:
+    """Numbers of parameters, which are known without a run."""
+    study = f"{paper}-table-{name.partition(',')[0]}"
+    sizes = [cell for cell in cells.values() if "parameters" in cell.metric and printed(cell)]
+    return [(f"spt study run {study} --dry-run", sizes)] if sizes and study in schema.packaged() else []
 
 
 def _selected(cells: Mapping[tuple[str, str], PublishedCell], entry: Mapping[str, Any]) -> list[PublishedCell]:
@@ -225,6 +238,10 @@ def _lines(paper: str, name: str) -> tuple[list[Line], dict[tuple[str, str], str
         key = (pair.recipe, pair.scratch, pair.spt)
         if key not in found or (run.study and not found[key].run.study):
             found[key] = Line(pair.scratch, pair.spt, run)
+    done = {(cell.row, cell.column) for line in found.values() for cell in line.cells}
+    for cell in table_cells(paper, name).values():
+        if (cell.row, cell.column) not in done and (same := _repeated(cell)):
+            found[same, cell] = Line(cell, None, same)
     rows = [row for row, *_ in load_published()["papers"][paper]["tables"][name]["rows"]]
     columns = load_published()["papers"][paper]["tables"][name]["columns"]
 
@@ -233,6 +250,18 @@ def _lines(paper: str, name: str) -> tuple[list[Line], dict[tuple[str, str], str
         return rows.index(first.row), rows.index(last.row), columns.index(first.column)
 
     return sorted(found.values(), key=place), other_settings
+
+
+def _repeated(cell: PublishedCell) -> Run | None:
+    """The run of the same cell of another table of the paper, which prints it again."""
+    for pair in all_pairs():
+        for other in pair.cells:
+            same = (other.paper, other.row, other.column, other.printed, other.metric, other.arm)
+            if same == (cell.paper, cell.row, cell.column, cell.printed, cell.metric, "scratch") and (
+                run := _run(pair)
+            ):
+                return run
+    return None
 
 
 @cache
@@ -330,21 +359,23 @@ def departures(run: Run) -> list[str]:
 
 
 def _overview(papers: Mapping[str, Any], tables: Mapping[tuple[str, str], TableCoverage]) -> str:
-    groups, lines = 0, []
+    groups: set[tuple[str, str]] = set()
+    lines: list[str] = []
     total = covered = 0
     for key, paper in papers.items():
         for (of, name), table in tables.items():
             if of == key:
-                groups, total, covered = groups + 1, total + table.printed, covered + table.covered
+                groups.add((key, name.partition(",")[0]))  # "1, time" is a part of Table 1
+                total, covered = total + table.printed, covered + table.covered
                 shows = paper["tables"][name]["shows"]
                 counts = f"{table.printed} | {table.covered} | {table.printed - table.covered}"
                 lines.append(f"| {paper['name']}, Table {name} | {shows} | {counts} | {_reasons(table)} |")
         for name, figure in paper.get("figures", {}).items():
-            groups += 1
+            groups.add((key, f"Figure {name}"))
             lines.append(f"| {paper['name']}, Figure {name} | {figure['shows']} | curves | {_drawn(figure)} | | |")
     head = ["| | what | cells printed | with a command | without | why |", "|---|---|---|---|---|---|"]
     told = (
-        f"{groups} groups of experiments, a table or a figure each. Of {total:,} cells that the tables print, "
+        f"{len(groups)} groups of experiments, a table or a figure each. Of {total:,} cells that the tables print, "
         f"{covered:,} have a command."
     )
     return "\n".join(["## Coverage", "", told, "", *head, *lines])
@@ -371,7 +402,8 @@ def _table(table: TableCoverage, notes: _Footnotes) -> Iterator[str]:
     about = paper["tables"][table.name]
     page = f"p. {about['page']}, " if "page" in about else ""
     yield f"### {paper['name']}, Table {table.name}"
-    yield f"{about['shows']} ({page}section {about['section']})." + _whole_study(table)
+    yield f"{_capital(about['shows'])} ({page}section {about['section']}); {_units(table)}."
+    yield _shared(table)
     yield _run_table(table.lines, notes)
     for command, cells in table.others:
         yield f"By `{command}`: {_listed(cells, notes)}."
@@ -381,29 +413,67 @@ def _table(table: TableCoverage, notes: _Footnotes) -> Iterator[str]:
         yield _without(table.without, notes)
 
 
-def _whole_study(table: TableCoverage) -> str:
-    """A study that is named after the table."""
-    name = f"{table.paper}-table-{table.name}"
-    return f" The whole table: `spt study run {name}`." if name in schema.packaged() else ""
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _units(table: TableCoverage) -> str:
+    """What the numbers are, by column where columns differ."""
+    columns: dict[str, list[str]] = {}
+    for cell in table_cells(table.paper, table.name).values():
+        unit = f"{cell.metric.replace('_', ' ')} in %" if cell.unit == "%" else cell.unit
+        columns.setdefault(unit, [])
+        if cell.column not in columns[unit]:
+            columns[unit].append(cell.column)
+    if len(columns) == 1:
+        return next(iter(columns))
+    return "; ".join(f"{', '.join(names)}: {unit}" for unit, names in columns.items())
+
+
+def _shared(table: TableCoverage) -> str:
+    """What holds for all lines of a table: studies, and departures that every run has."""
+    whole, told = f"{table.paper}-table-{table.name}", []
+    if whole in schema.packaged():
+        told.append(f"The whole table: `spt study run {whole}`.")
+    studies = list(dict.fromkeys(line.run.study for line in table.lines if line.run.study))
+    if len(studies) == 1 and studies != [whole]:
+        told.append(f"Runs without a command are rows of `spt study run {studies[0]}`.")
+    if common := _common(table.lines):
+        told.append(f"All depart in: {', '.join(common)}.")
+    return " ".join(told)
+
+
+def _common(lines: Sequence[Line]) -> list[str]:
+    """Departures of every run of a table, where it has several."""
+    every = [departures(run) for run in dict.fromkeys(line.run for line in lines)]
+    return [word for word in every[0] if all(word in words for words in every)] if len(every) > 1 else []
 
 
 def _run_table(lines: Sequence[Line], notes: _Footnotes) -> str:
+    """A line for each run and row of the paper's table; several cells of one run stand in their columns' order."""
     if not lines:
         return ""
+    grouped: dict[tuple[str, Run], list[Line]] = {}
+    for line in lines:
+        rows = " / ".join(dict.fromkeys(cell.row for cell in line.cells))
+        grouped.setdefault((rows, line.run), []).append(line)
     arms = [arm for arm in ("scratch", "spt") if any(getattr(line, arm) for line in lines)]
     titles = {"scratch": "from scratch", "spt": "SPT"}
+    common, one_study = _common(lines), len({line.run.study for line in lines if line.run.study}) == 1
     heads = ["row", "column", *(head for arm in arms for head in (titles[arm], "ours"))]
-    heads += ["run", GPU.name, CPU.name, "departs"]
+    heads += ["run", GPU.name, CPU.name, "also departs in" if common else "departs in"]
     body = []
-    for line in lines:
+    for (rows, run), group in grouped.items():
         numbers = []
         for arm in arms:
-            cell: PublishedCell | None = getattr(line, arm)
-            numbers += [_number(cell, notes), ours(cell, line.run) if cell else ""]
-        rows = " / ".join(dict.fromkeys(cell.row for cell in line.cells))
-        columns = " / ".join(dict.fromkeys(cell.column for cell in line.cells))
-        run = [str(line.run), _cost(GPU, line.run), _cost(CPU, line.run), ", ".join(departures(line.run))]
-        body.append([rows, columns, *numbers, *run])
+            cells: list[PublishedCell | None] = [getattr(line, arm) for line in group]
+            numbers.append(", ".join(_number(cell, notes) for cell in cells))
+            numbers.append(", ".join(filter(None, (ours(cell, run) for cell in cells if cell))))
+        columns = ", ".join(dict.fromkeys(cell.column for line in group for cell in line.cells))
+        departs = ", ".join(word for word in departures(run) if word not in common)
+        body.append([rows, columns, *numbers, run.text(one_study), _cost(GPU, run), _cost(CPU, run), departs])
+    if not any(line[-1] for line in body):
+        heads, body = heads[:-1], [line[:-1] for line in body]
     return _markdown(heads, body)
 
 

@@ -97,6 +97,25 @@ def test_a_level_of_a_study_is_run_by_the_study():
     assert all(run.command == "spt study run spt-table-9" for run in runs)
 
 
+def test_a_cell_that_a_paper_prints_twice_has_one_run():
+    """DLR's Table 6 repeats columns of Table 1."""
+    first = {(cell.row, cell.column): line.run for line in coverage("dlr", "1").lines for cell in line.cells}
+    again = {(cell.row, cell.column): line.run for line in coverage("dlr", "6").lines for cell in line.cells}
+    both = first.keys() & again.keys()
+    assert ("REVERSE", "DLR 6 layers 2^9") in both and all(again[place] == first[place] for place in both)
+
+
+def test_cells_of_one_run_share_a_line_in_the_order_of_their_columns():
+    (line,) = [line for line in recipes_page().splitlines() if line.startswith("| DLR | 256 F1, 256 accuracy |")]
+    assert line.split(" | ")[2] == "94.0, 96.3" and "segmentation-256-dlr" in line
+
+
+def test_a_table_says_what_its_numbers_are():
+    page = recipes_page()
+    assert "### SPT, Table 2\n\nLong Range Arena, rotary" in page and "(p. 5, section 3.2); accuracy in %." in page
+    assert "BIDMC HR, BIDMC RR, BIDMC SpO2: R²." in page
+
+
 def test_every_command_of_a_figure_begins_with_spt():
     for paper in load_published()["papers"].values():
         for figure in paper.get("figures", {}).values():
