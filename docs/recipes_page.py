@@ -173,6 +173,7 @@ def printed(cell: PublishedCell) -> bool:
     return cell.missing != "not reported"
 
 
+@cache
 def coverage(paper: str, name: str) -> TableCoverage:
     table, cells = load_published()["papers"][paper]["tables"][name], table_cells(paper, name)
     lines, other_settings = _lines(paper, name)
