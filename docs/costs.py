@@ -164,13 +164,9 @@ def stage_operations(recipe: Recipe, section: Section) -> tuple[int, float]:
     Pretraining counts with the head of the task: its own has as many operations as the encoder, or fewer.
     """
     model, full = network(recipe)
-    train, sequences = recipe.train(section), full.output.sequences
-    if section == "pretrain":  # a text of a pair is a sequence of its own
-        rows, each = full.rows * sequences, 1
-    else:
-        rows, each = full.rows, sequences
-    batch = model.batch_flops(train.batch_size * each, full.length).total
-    steps = total_steps(train, rows, batch / train.batch_size)
+    train = recipe.train(section)
+    batch = model.batch_flops(train.batch_size * full.output.sequences, full.length).total
+    steps = total_steps(train, full.rows, batch / train.batch_size)
     return steps, steps * batch
 
 

@@ -16,6 +16,7 @@ from spt.studies import schema
 
 OPERATIONS = Path(__file__).resolve().parent / "measurements" / "operations.json"
 
+RELATIVE = ("relative_time", "relative_throughput")  # metrics of a step, for which nothing need be trained
 ATTENTION = ("transformer", "hf")  # models whose operations are mostly products of attention
 
 
@@ -179,6 +180,11 @@ def coverage(paper: str, name: str) -> TableCoverage:
     lines, other_settings = _lines(paper, name)
     others = [(entry["run"], _selected(cells, entry)) for entry in table.get("commands", ())]
     others += _sizes(paper, name, cells)
+    if any(cell.metric in RELATIVE for cell in cells.values()):
+        lines, timed = [], lines
+        for study in dict.fromkeys(line.run.study for line in timed):
+            measured = dict.fromkeys(cell for line in timed if line.run.study == study for cell in line.cells)
+            others.append((f"spt bench study {study}", list(measured)))
     done = {(cell.row, cell.column) for line in lines for cell in line.cells}
     done |= {(cell.row, cell.column) for _, group in others for cell in group}
     averages = []
@@ -254,15 +260,16 @@ def _lines(paper: str, name: str) -> tuple[list[Line], dict[tuple[str, str], str
 
 
 def _repeated(cell: PublishedCell) -> Run | None:
-    """The run of the same cell of another table of the paper, which prints it again."""
+    """The run of the same cell of another table of the paper, which prints it again: of a study, if one has it."""
+    runs = []
     for pair in all_pairs():
         for other in pair.cells:
             same = (other.paper, other.row, other.column, other.printed, other.metric, other.arm)
             if same == (cell.paper, cell.row, cell.column, cell.printed, cell.metric, "scratch") and (
                 run := _run(pair)
             ):
-                return run
-    return None
+                runs.append(run)
+    return max(runs, key=lambda run: bool(run.study), default=None)
 
 
 @cache
@@ -403,7 +410,8 @@ def _table(table: TableCoverage, notes: _Footnotes) -> Iterator[str]:
     about = paper["tables"][table.name]
     page = f"p. {about['page']}, " if "page" in about else ""
     yield f"### {paper['name']}, Table {table.name}"
-    yield f"{_capital(about['shows'])} ({page}section {about['section']}); {_units(table)}."
+    units = _units(table)
+    yield f"{_capital(about['shows'])} ({page}section {about['section']})" + (f"; {units}." if units else ".")
     yield _shared(table)
     yield _run_table(table.lines, notes)
     for command, cells in table.others:
@@ -419,15 +427,17 @@ def _capital(text: str) -> str:
 
 
 def _units(table: TableCoverage) -> str:
-    """What the numbers are, by column where columns differ."""
+    """What the numbers are, by column where columns differ; of ratios nothing."""
     columns: dict[str, list[str]] = {}
     for cell in table_cells(table.paper, table.name).values():
+        if cell.metric in RELATIVE:
+            continue
         unit = f"{cell.metric.replace('_', ' ')} in %" if cell.unit == "%" else cell.unit
         columns.setdefault(unit, [])
         if cell.column not in columns[unit]:
             columns[unit].append(cell.column)
-    if len(columns) == 1:
-        return next(iter(columns))
+    if len(columns) < 2:
+        return next(iter(columns), "")
     return "; ".join(f"{', '.join(names)}: {unit}" for unit, names in columns.items())
 
 
@@ -503,7 +513,7 @@ def _listed(cells: Iterable[PublishedCell], notes: _Footnotes, named: bool = Tru
 
 def _figure(paper: str, name: str, figure: Mapping[str, Any]) -> str:
     page = f"p. {figure['page']}, " if "page" in figure else ""
-    told = f"{figure['shows']} ({page}section {figure['section']})."
+    told = f"{_capital(figure['shows'])} ({page}section {figure['section']})."
     if commands := figure.get("commands"):
         told += f" Run: {' and '.join(f'`{command}`' for command in commands)}"
         told += f"; {figure['drawn']}." if "drawn" in figure else "."

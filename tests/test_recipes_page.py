@@ -99,10 +99,11 @@ def test_a_level_of_a_study_is_run_by_the_study():
 
 def test_a_cell_that_a_paper_prints_twice_has_one_run():
     """DLR's Table 6 repeats columns of Table 1."""
-    first = {(cell.row, cell.column): line.run for line in coverage("dlr", "1").lines for cell in line.cells}
-    again = {(cell.row, cell.column): line.run for line in coverage("dlr", "6").lines for cell in line.cells}
-    both = first.keys() & again.keys()
-    assert ("REVERSE", "DLR 6 layers 2^9") in both and all(again[place] == first[place] for place in both)
+    first = {(cell.row, cell.column, line.run) for line in coverage("dlr", "1").lines for cell in line.cells}
+    places = {place[:2] for place in first}
+    again = {(cell.row, cell.column, line.run) for line in coverage("dlr", "6").lines for cell in line.cells}
+    both = {place for place in again if place[:2] in places}
+    assert any(place[:2] == ("REVERSE", "DLR 6 layers 2^9") for place in both) and both <= first
 
 
 def test_cells_of_one_run_share_a_line_in_the_order_of_their_columns():
@@ -129,7 +130,7 @@ def test_every_command_of_a_figure_begins_with_spt():
 def test_the_size_of_a_task_is_that_of_other_tests(name):
     recipe = resolved(name)
     full = full_task(recipe.task)
-    assert (full.input, full.output, full.length) == asked(recipe) and full.rows >= 1000
+    assert (full.input, full.output, full.length) == asked(recipe) and full.rows >= 100
 
 
 def test_operations_are_those_of_the_recipes_and_studies_as_they_are():
@@ -188,13 +189,16 @@ def test_what_a_study_asks_of_data_is_known_without_them():
 
 
 def test_steps_and_operations_of_a_stage_follow_from_the_budget():
-    """ListOps: 96,000 rows; Retrieval: 147,086 pairs, which are twice as many texts in pretraining."""
+    """ListOps: 96,000 rows. Retrieval: 147,086 pairs, in both stages."""
     recipe = resolved("lra/listops-transformer")
     found = operations(recipe)
     batch, epochs = recipe.finetune.train.batch_size, recipe.finetune.train.epochs
     assert found["finetune"][0] == -(-96_000 // batch) * epochs and found["scratch"][1] > 0
     steps, flops = found["finetune"]
     per_parameter = flops / (steps * batch * 2048 * found["parameters"])
+    pairs = resolved("lra/retrieval-transformer")
+    epoch = -(-147_086 // pairs.pretrain.train.batch_size)
+    assert operations(pairs)["pretrain"][0] == epoch * pairs.pretrain.train.epochs
     assert 6 < per_parameter < 20  # a pass of each weight forward, two backward, and attention
 
 
