@@ -31,6 +31,7 @@ from recipes_page import (
 )
 from test_reference import ROWS, asked, resolved
 
+from spt.config.load import packaged
 from spt.report.published_numbers import all_pairs, load_published, table_cells
 from spt.report.published_settings import PublishedSettings
 from spt.studies import schema
@@ -117,10 +118,17 @@ def test_a_table_says_what_its_numbers_are():
     assert "BIDMC HR, BIDMC RR, BIDMC SpO2: R²." in page
 
 
-def test_every_command_of_a_figure_begins_with_spt():
-    for paper in load_published()["papers"].values():
-        for figure in paper.get("figures", {}).values():
-            assert all(command.startswith("spt ") for command in figure.get("commands", ()))
+def test_what_commands_of_the_file_name_exists():
+    """Of figures, and of cells that are not a run's score."""
+    papers = load_published()["papers"].values()
+    commands = [one for paper in papers for figure in paper.get("figures", {}).values() for one in figure["commands"]]
+    commands += [
+        one["run"] for paper in papers for table in paper["tables"].values() for one in table.get("commands", ())
+    ]
+    assert len(commands) > 10 and all(command.startswith("spt ") for command in commands)
+    words = {word for command in commands for word in command.split()[2:]}
+    assert {word for word in words if "/" in word} <= set(packaged())
+    assert {word for word in words if re.search("-(table|figure)-", word)} <= set(schema.packaged())
 
 
 # --------------------------------------------------------------------------------------------------------------- costs
