@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from costs import all_operations, to_text
 from performance_page import performance_page, write_figures
 from recipes_page import recipes_page
 from reference_pages import commands_page, models_page, recipe_page, study_page, tasks_page
@@ -36,5 +37,6 @@ def write(folder: Path, pages: dict[str, Callable[[], str]]) -> list[Path]:
 
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
+    write(here, {"measurements/operations.json": lambda: to_text(all_operations())})  # which recipes.md reads
     for path in [*write(here, pages()), *write_figures(here / "figures")]:
         sys.stdout.write(f"wrote {path}\n")

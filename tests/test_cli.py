@@ -54,7 +54,23 @@ def test_listings_as_json():
         assert rows and all(row["name"] and row["description"] for row in rows)
     assert "transformer" in {row["name"] for row in json.loads(call("list", "models", "--json").stdout)}
     assert "quickstart" in {row["name"] for row in json.loads(call("recipes", "list", "--json").stdout)}
-    assert "quickstart" in call("recipes", "list").stdout
+
+
+def test_recipes_are_listed_by_folder_one_line_each():
+    names = {row["name"] for row in json.loads(call("recipes", "list", "--json").stdout)}
+    lines = call("recipes", "list").stdout.splitlines()
+    assert {line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in names} == names
+    headings = [line for line in lines if line and line.split()[0] not in names]
+    assert headings[0] == "To begin with" and any(line.startswith("lra: Long Range Arena") for line in headings)
+    assert len(lines) == len(names) + 2 * len(headings) - 1  # a blank line before each heading but the first
+    place = lines.index(next(line for line in lines if line.startswith("lra/image-dlr ")))
+    assert next(line for line in reversed(lines[:place]) if line in headings).startswith("lra:")
+
+
+def test_some_recipes_are_listed_by_words_of_name_or_description():
+    some = [row["name"] for row in json.loads(call("recipes", "list", "PathX", "spt", "--json").stdout)]
+    assert "lra/pathx-dlr" in some and not any(name.startswith("bidmc") for name in some)
+    assert "no recipe has 'pathx' and 'zebra'" in call("recipes", "list", "pathx", "zebra", code=2).stderr
 
 
 def test_recipes_show_copy_schema(tmp_path, monkeypatch):

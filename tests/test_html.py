@@ -427,6 +427,48 @@ def test_levels_within_a_decade_have_their_names(
     assert [label.get_text() for label in axes.get_xticklabels()] == ticks
 
 
+def fractions(root: Path, metric: str = "accuracy", **changes: Any) -> Path:
+    """Text and Image over two fractions: 0.4 to 0.5 and 0.8 to 0.84; 0.5 to 0.45 and 0.6 to 0.6."""
+    rows, cells = [], []
+    scores = {"text": [(0.4, 0.5), (0.8, 0.84)], "image": [(0.5, 0.45), (0.6, 0.6)]}
+    for task, levels in scores.items():
+        for fraction, (scratch, spt) in zip((0.01, 1.0), levels, strict=True):
+            runs = [scratch - 0.02, scratch + 0.02], [spt - 0.01, spt + 0.01]
+            cells += arms(root, len(rows), f"{task}{fraction}", *runs, task=task, metric=metric, **changes)
+            rows.append({"name": f"lra/{task}-s4", "task": task, "factors": {"fraction": fraction}})
+    return study(root, "data", rows, cells)
+
+
+def test_the_gain_relative_to_scratch_is_drawn_over_fractions_of_the_data(tmp_path: Path) -> None:
+    """Figure 3 of the SPT paper, right."""
+    found = drawn(collect.read_report([fractions(tmp_path)]))
+    assert {"levels-data", "levels-gain"} <= set(found)
+    gains = [(line["label"], line["place"], line["gain"]) for line in found["levels-gain"].data]
+    assert gains == [
+        ("text / transformer", 1, pytest.approx(25)),
+        ("text / transformer", 100, pytest.approx(5)),
+        ("image / transformer", 1, pytest.approx(-10)),
+        ("image / transformer", 100, pytest.approx(0, abs=1e-9)),
+    ]
+    (axes,) = found["levels-gain"].draw(LIGHT).axes
+    lines = [line for line in axes.lines if line.get_label().endswith("transformer")]
+    assert [list(line.get_xdata()) for line in lines] == [[1, 100], [1, 100]]
+    assert list(lines[0].get_ydata()) == pytest.approx([25, 5]) and axes.get_xscale() == "log"
+
+
+def test_the_gain_is_positive_where_less_is_better_and_spt_has_less(tmp_path: Path) -> None:
+    found = drawn(collect.read_report([fractions(tmp_path, metric="mse", higher_is_better=False, chance=None)]))
+    assert [round(line["gain"], 6) for line in found["levels-gain"].data] == [-25, -5, 10, 0]
+
+
+def test_no_gain_is_drawn_from_a_score_of_zero_or_for_other_studies(tmp_path: Path) -> None:
+    cells = arms(tmp_path, 0, "a", [0.0, 0.0], [0.1, 0.1]) + arms(tmp_path, 1, "b", [0.5, 0.5], [0.6, 0.6])
+    rows = [{"factors": {"fraction": fraction}} for fraction in (0.01, 0.1)]
+    found = drawn(collect.read_report([study(tmp_path, "data", rows, cells)]))
+    assert [line["place"] for line in found["levels-gain"].data] == [10]
+    assert "levels-gain" not in drawn(collect.read_report([by_share(tmp_path / "other")]))
+
+
 def test_two_studies_of_one_recipe_have_panels_of_their_own(tmp_path: Path) -> None:
     folders = [by_share(tmp_path / name) for name in ("a", "b")]
     folders[1].rename(tmp_path / "b" / "compute-2")

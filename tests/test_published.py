@@ -8,8 +8,7 @@ from typing import Literal
 
 import pytest
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
-from recipes_page import recipes_page
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from test_reference import ROWS, asked, header, resolved
 from tiny import changed as altered
 
@@ -88,6 +87,38 @@ class Doubt(Part):
     text: str
 
 
+class Selection(Part):
+    """Cells of some rows, in all columns or in some."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...] | None = None
+
+
+class Command(Selection):
+    run: str
+
+
+class Without(Selection):
+    why: str
+
+
+class Figure(Part):
+    """A figure with results, and the commands that draw it or the reason why none does."""
+
+    page: int | None = None
+    section: str
+    shows: str
+    commands: tuple[str, ...] = ()
+    drawn: str = ""
+    why: str = ""
+
+    @model_validator(mode="after")
+    def _commands_or_reason(self):
+        if bool(self.commands) == bool(self.why):
+            raise ValueError(f"{self.shows}: commands or why not")
+        return self
+
+
 class Table(Part):
     """A table as it is printed, and which recipes its cells belong to."""
 
@@ -100,6 +131,8 @@ class Table(Part):
     average: Average | None = None
     rows: tuple[tuple[str, ...], ...]
     pairs: tuple[Pair, ...] = ()
+    commands: tuple[Command, ...] = ()
+    without: tuple[Without, ...] = ()
     notes: tuple[Note, ...] = ()
     doubts: tuple[Doubt, ...] = ()
 
@@ -124,6 +157,7 @@ class Paper(Part):
     read: str  # the form in which it was read
     remark: str = ""  # on each of its numbers
     tables: dict[str, Table]
+    figures: dict[str, Figure] = {}
 
 
 class PublishedFile(Part):
@@ -167,12 +201,14 @@ def check_table(table):
             raise ValueError(f"{name}: trained {trained!r}")
         for value in values:
             published_numbers.number(value)
+    selections = (*table.commands, *table.without)
     columns = set(table.measures).union(*(note.columns for note in table.notes))
+    columns |= {column for each in selections for column in each.columns or ()}
     if table.average:
         columns |= {table.average.column, *table.average.of}
     if unknown := columns - set(table.columns):
         raise ValueError(f"no columns of this table: {sorted(unknown)}")
-    if unknown := {row for note in table.notes for row in note.rows} - set(names):
+    if unknown := {row for each in (*table.notes, *selections) for row in each.rows} - set(names):
         raise ValueError(f"no rows of this table: {sorted(unknown)}")
     for doubt in table.doubts:
         if table.cells.get((doubt.row, doubt.column)) != doubt.printed:
@@ -526,18 +562,3 @@ def test_bytes_and_unknown_recipes_are_said_in_a_sentence(tmp_path):
     assert published_numbers.changed(tmp_path, own("mine")) == [
         "mine is not a packaged recipe, so its settings were not compared"
     ]
-
-
-# ------------------------------------------------------------------------------------------------------------- the page
-
-
-def test_the_page_of_recipes_is_the_one_that_is_made():
-    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    assert page == recipes_page(), "run make docs"
-
-
-def test_the_page_has_every_recipe_and_every_footnote():
-    page = recipes_page()
-    assert set(re.findall(r"^\| `([\w/-]+)` \|", page, re.M)) == set(ROWS) - UNPUBLISHED
-    assert set(re.findall(r"\[\^(\d+)\](?!:)", page)) == set(re.findall(r"^\[\^(\d+)\]:", page, re.M))
-    assert "| `lra/image-s4` | *88.65* | 89.36 | accuracy, % | SPT, Table 2, p. 5 |" in page

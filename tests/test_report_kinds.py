@@ -238,6 +238,53 @@ def test_tasks_are_averaged_on_one_scale(tmp_path: Path) -> None:
         assert "interquartile mean of normalised scores" in flat
 
 
+def test_the_plain_average_over_tasks_is_the_papers(tmp_path: Path) -> None:
+    """A task weighs the same whatever its number of seeds."""
+    more = {"open": (THREE["open"][0] * 2, THREE["open"][1] * 2), "new": ([0.1] * 6, [0.2] * 6)}
+    made = collect.read_report(
+        [tasks(tmp_path / "three", {task: THREE[task] for task in ("clear", "thin")}), tasks(tmp_path / "six", more)]
+    )
+    (average,) = made.averages
+    every = {task: THREE[task] for task in ("clear", "thin")} | more
+    scratch, spt = (statistics.fmean(statistics.fmean(pair[arm]) for pair in every.values()) for arm in (0, 1))
+    assert (average.scratch, average.spt) == pytest.approx((scratch, spt))
+    assert average.difference == pytest.approx(spt - scratch)
+    assert average.low is not None and average.high is not None and average.low < average.difference < average.high
+    assert (average.published_spt, average.source) == (None, "")
+    for text in (shown(made), markdown.markdown(made)):
+        assert "Plain averages" in text and f"{100 * average.spt:.2f}" in text and f"{100 * scratch:.2f}" in text
+
+
+def test_a_published_average_stands_beside_all_of_its_tasks(tmp_path: Path) -> None:
+    """Of Table 7: four tasks of S4 at both initialisations; with three of them there is none."""
+    names = ("listops", "text", "image", "pathx")
+
+    def averages(folder: Path, chosen: Sequence[str]) -> list[Any]:
+        rows, cells = [], []
+        for initialisation in ("structured", "random"):
+            for task in chosen:
+                scores = [0.5, 0.51, 0.52], [0.6, 0.62, 0.61]
+                cells += arms(folder, len(rows), f"{task}{initialisation}", *scores, task=task, model="s4")
+                factors = {"initialisation": initialisation}
+                rows.append({"name": f"lra/{task}-s4", "task": task, "model": "s4", "factors": factors})
+        return list(collect.read_report([study(folder, "init", rows, cells)]).averages)
+
+    structured, random = averages(tmp_path / "four", names)
+    assert (structured.published_scratch, structured.published_spt) == (0.8285, 0.8447)
+    assert (random.published_scratch, random.published_spt) == (0.7433, 0.8275)
+    assert structured.source == "SPT, Table 7, p. 17" and not structured.doubts
+    assert len(random.doubts) == 1 and random.doubts[0].startswith("82.75: not the mean of the four tasks")
+    assert structured.scratch == pytest.approx(0.51) and structured.spt == pytest.approx(0.61)
+    assert {average.source for average in averages(tmp_path / "three", names[:3])} == {""}
+
+
+def test_averages_are_of_one_metric_and_of_distinct_tasks(tmp_path: Path) -> None:
+    cells = arms(tmp_path, 0, "a", *THREE["thin"]) + arms(tmp_path, 1, "b", *THREE["clear"])
+    cells += arms(tmp_path, 2, "c", *THREE["open"], task="image")
+    made = collect.read_report([study(tmp_path, "compare", [{"name": "a"}, {"name": "b"}, {"name": "c"}], cells)])
+    assert made.averages == ()
+
+
 def test_few_seeds_give_no_interval_over_tasks(tmp_path: Path) -> None:
     two = {task: (scratch[:2], spt[:2]) for task, (scratch, spt) in THREE.items()}
     (pooled,) = collect.read_report([tasks(tmp_path, two)]).pooled
@@ -831,7 +878,7 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
     assert value["format"] == 2
     assert set(value) == {
         "format", "kind", "rows", "models", "contrasts_between_models", "rankings", "models_across_tasks", "verdicts",
-        "levels", "contrasts", "best", "pooled", "matches", "searches", "spent",
+        "levels", "contrasts", "best", "pooled", "averages", "matches", "searches", "spent",
         "precedents", "provenance", "controls", "failures", "warnings", "notes", "runs", "results",
     }  # fmt: skip
     keys = {
@@ -844,6 +891,8 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
         "best": "study label metric best score n decided verdict contrasts",
         "pooled": """kind model factors label tasks pairs scratch spt difference probability confidence left_out
             verdict""",
+        "averages": """kind model factors label metric tasks scratch spt difference low high published_scratch
+            published_spt source doubts""",
         "matches": "label total scratch spt mismatch warnings",
         "searches": """study label task model recipe metric higher_is_better protocol equal space scratch spt trials
             failures warnings notes""",

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -70,3 +70,19 @@ def print_table(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: b
     for row in rows:
         table.add_row(*(str(row[column]) for column in columns))
     console().print(table)
+
+
+def print_groups(groups: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+    """Names with their descriptions, one line each under the heading of its group; a terminal cuts long lines, other
+    programs get them whole."""
+    from rich.text import Text
+
+    shown = console()
+    width = max(len(row["name"]) for rows in groups.values() for row in rows)
+    cut = {"no_wrap": True, "overflow": "ellipsis"} if shown.is_terminal else {"soft_wrap": True}
+    filled = [(heading, rows) for heading, rows in groups.items() if rows]
+    for i, (heading, rows) in enumerate(filled):
+        if heading:
+            shown.print(Text("\n" * (i > 0) + heading, style="bold"), **cut)
+        for row in rows:
+            shown.print(Text(f"{row['name']:{width}}  {row['description']}"), **cut)

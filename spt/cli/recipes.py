@@ -7,7 +7,7 @@ import typer
 
 from spt.cli.guard import command
 from spt.cli.options import DebugOption, JsonOption
-from spt.cli.output import console, notify, print_json, print_table
+from spt.cli.output import console, notify, print_groups, print_json, print_table
 from spt.errors import UsageError
 
 recipes_app = typer.Typer(help="The recipes that come with spt.", no_args_is_help=True)
@@ -15,12 +15,27 @@ list_app = typer.Typer(help="What recipes can name.", no_args_is_help=True)
 
 
 @command(recipes_app, "list")
-def recipes_list(as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """The recipes that come with spt."""
-    from spt.config.load import describe, packaged
+def recipes_list(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORD…]", help="Only those with all of these words: lra s4.")
+    ] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """The recipes that come with spt, folder by folder. What each costs: docs/recipes.md."""
+    from spt.config.load import describe, folders, packaged
 
     rows = [{"name": name, "description": describe(text)} for name, text in packaged().items()]
-    print_table(rows, ("name", "description"), as_json)
+    wanted = [word.lower() for word in words or ()]
+    rows = [row for row in rows if all(word in f"{row['name']} {row['description']}".lower() for word in wanted)]
+    if not rows:
+        missing = " and ".join(f"'{word}'" for word in words or ())
+        raise UsageError(f"no recipe has {missing} in its name or first line; spt recipes list shows all of them")
+    if as_json:
+        print_json(rows)
+        return
+    groups = {title: [row for row in rows if row["name"].rpartition("/")[0] == name] for name, title in folders()}
+    print_groups(groups)
 
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A packaged recipe, or a file.")]

@@ -23,7 +23,7 @@ from spt.cli.options import (
     settings,
     smoke_size,
 )
-from spt.cli.output import console, notify, print_json, print_table
+from spt.cli.output import console, notify, print_groups, print_json
 from spt.cli.report import notify_written, show_report
 from spt.errors import FailedRuns, UsageError
 
@@ -401,12 +401,12 @@ def study_status(
 
 @command(study_app, "list")
 def study_list(as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """The studies that come with spt."""
+    """The studies that come with spt. What one costs: spt study run NAME --dry-run, or docs/recipes.md."""
     from spt.config.load import describe
     from spt.studies.schema import packaged
 
     rows = [{"name": name, "description": describe(text)} for name, text in packaged().items()]
-    print_table(rows, ("name", "description"), as_json)
+    print_json(rows) if as_json else print_groups({"": rows})
 
 
 @command(study_app, "show")

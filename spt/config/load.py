@@ -1,5 +1,6 @@
 """From a name or a file to a checked recipe with every default filled in."""
 
+import ast
 import copy
 import hashlib
 import json
@@ -29,6 +30,18 @@ def packaged() -> dict[str, str]:
     root = Path(str(files("spt.recipes")))
     paths = sorted(path for path in root.rglob("*.yaml") if path.parent.name != "studies")
     return {path.relative_to(root).with_suffix("").as_posix(): path.read_text(encoding="utf-8") for path in paths}
+
+
+def folders() -> list[tuple[str, str]]:
+    """Folders of packaged recipes, the outermost ("") first, and what their packages say that they hold."""
+    root = Path(str(files("spt.recipes")))
+    titles = {path.parent.name: path.read_text(encoding="utf-8") for path in sorted(root.glob("*/__init__.py"))}
+    named = [(name, f"{name}: {_docstring(text)}") for name, text in titles.items() if name != "studies"]
+    return [("", "To begin with"), *named]
+
+
+def _docstring(text: str) -> str:
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0].rstrip(".")
 
 
 def describe(text: str) -> str:

@@ -19,6 +19,7 @@ from spt.report.curves import Curve, curves
 from spt.report.levels import BestShare, Contrast, LevelResult
 from spt.report.models import compare_models, model_groups
 from spt.report.models_across_tasks import ModelsAcrossTasks, models_across_tasks
+from spt.report.plain_average import PlainAverage
 from spt.report.provenance import Provenance, provenance
 from spt.report.published import PublishedComparison, published_comparisons
 from spt.report.ranking import ModelComparison
@@ -59,6 +60,7 @@ class Report(Record):
     controls: tuple[Control, ...] = ()  # arms beside scratch and SPT
     best: tuple[BestShare, ...] = ()  # share of a total budget
     pooled: tuple[TaskAverage, ...] = ()  # over tasks
+    averages: tuple[PlainAverage, ...] = ()  # over tasks, as papers print them
     matches: tuple[BudgetMatch, ...] = ()  # of total budgets
     searches: tuple[SearchResult, ...] = ()  # for settings
     spent: tuple[StageCost, ...] = ()
@@ -169,6 +171,7 @@ def read_report(paths: Sequence[Path]) -> Report:
         controls=compare_controls(rows),
         best=findings.best,
         pooled=findings.pooled,
+        averages=findings.averages,
         matches=matches,
         searches=tuple(searches),
         spent=study_costs(spenders),

@@ -65,6 +65,7 @@ def all_figures(report: Report) -> list[Plot]:
             for kind in dict.fromkeys(family.kind for family in families)
             for group in by_metric(f"levels-{kind}", [family for family in families if family.kind == kind])
         ),
+        *(_gains(*group) for group in by_metric("levels-gain", [each for each in families if each.kind == "data"])),
         *(_compute(*group) for group in by_metric("compute", rows)),
         *_learning(report),
         *(_expected(*group) for group in by_metric("expected", searches)),
@@ -166,6 +167,7 @@ class Family(NamedTuple):
     kind: str
     factor: str
     metric: str
+    higher_is_better: bool
     numeric: bool  # levels are placed at their values, not side by side
     lines: list[Line]  # a line for each level and arm, by place
 
@@ -200,7 +202,7 @@ def _families(rows: Sequence[Row]) -> list[Family]:
             for place, row in sorted(levels, key=itemgetter(0))
             for arm in ARMS
         ]
-        families.append(Family(label, kind, factor, metric, numeric, lines))
+        families.append(Family(label, kind, factor, metric, members[0].higher_is_better, numeric, lines))
     return families
 
 
@@ -271,6 +273,44 @@ def _level_panel(axes: Axes, family: Family, palette: Palette) -> None:
     if is_percent(family.metric):  # an interval may exceed the range of scores
         low_end, high_end = axes.get_ylim()
         axes.set_ylim(max(low_end, -2), min(high_end, 102))
+
+
+def _gains(name: str, metric: str, families: Sequence[Family]) -> Plot:
+    """What SPT gains relative to scratch, over fractions of the data (SPT, Figure 3, right); a line a recipe."""
+    shown = [family for family in families if family.numeric][:MOST]
+    data = [line for family in shown for line in _relative_gains(family)]
+    caption = (
+        "100 (SPT − scratch) / scratch, of the means over the seeds that both arms finished, in percent of the score "
+        f"from scratch; above 0 SPT is better. Test {metric}; no interval: the tables decide." + left_out(len(families))
+    )
+
+    def panel(axes: Axes, lines: Sequence[Line], palette: Palette) -> None:
+        for i, label in enumerate(dict.fromkeys(line["label"] for line in lines)):
+            mine = [line for line in lines if line["label"] == label]
+            style = {"marker": MARKS[i % len(MARKS)], "linestyle": DASHES[i % len(DASHES)]}
+            colour = palette.series[i % len(palette.series)]
+            x, y = [line["place"] for line in mine], [line["gain"] for line in mine]
+            axes.plot(x, y, color=colour, label=legend_entry(label), **style)
+        axes.axhline(0, color=palette.faint, linewidth=0.8)
+        axes.set_xscale("log")
+        places = _apart(sorted({line["place"] for line in lines}))
+        axes.set_xticks(places, [_short(place) for place in places], fontsize=7.5)
+        axes.minorticks_off()
+
+    draw = panels_figure(
+        panel, [("", data)], y_label="relative gain (%)", x_label=LEVEL_AXIS["data"], columns=1, height=2.4
+    )
+    return Plot(name, "Relative gain", caption, draw, data)
+
+
+def _relative_gains(family: Family) -> Iterator[Line]:
+    """A line a level; where scratch scores 0 there is no such gain."""
+    sign = 1 if family.higher_is_better else -1
+    for scratch, spt in zip(family.lines[::2], family.lines[1::2], strict=True):
+        if before := scratch["mean"]:
+            gain = sign * 100 * (spt["mean"] - before) / abs(before)
+            shared = {name: scratch[name] for name in ("label", "factor", "level", "place", "n")}
+            yield {**shared, "scratch": before, "spt": spt["mean"], "gain": gain}
 
 
 def _apart(places: Sequence[float]) -> list[float]:

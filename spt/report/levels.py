@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, get_args
 from spt.report.across_tasks import TaskAverage, pooled
 from spt.report.arms import Comparison, Row, comparison_runs
 from spt.report.format import p_text, score_text
+from spt.report.plain_average import PlainAverage, plain_averages
 from spt.report.stats import FEWEST
 from spt.report.verdict import Difference, PairedContrast, adjusted_fields, final_score
 from spt.runs.plan import ARMS, ArmName, Factor, Record, factors_text
@@ -58,6 +59,7 @@ class StudyFindings(NamedTuple):
     contrasts: tuple[Contrast, ...]
     best: tuple[BestShare, ...]
     pooled: tuple[TaskAverage, ...]
+    averages: tuple[PlainAverage, ...]
     notes: tuple[str, ...]
 
 
@@ -85,8 +87,10 @@ def study_findings(rows: Sequence[Comparison]) -> StudyFindings:
         comparison_runs(comparison.runs) or index: comparison.row
         for index, comparison in reversed(list(enumerate(rows)))
     }
-    task_averages, notes = pooled(list(distinct.values())[::-1])
-    return StudyFindings(tuple(levels), tuple(contrasts), tuple(best), tuple(task_averages), tuple(notes))
+    different = list(distinct.values())[::-1]
+    task_averages, notes = pooled(different)
+    averages = plain_averages(different)
+    return StudyFindings(tuple(levels), tuple(contrasts), tuple(best), tuple(task_averages), averages, tuple(notes))
 
 
 def _studies(rows: Sequence[Comparison]) -> dict[object, list[Comparison]]:

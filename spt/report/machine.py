@@ -15,6 +15,7 @@ PARTS = (
     "controls",
     "best",
     "pooled",
+    "averages",
     "matches",
     "searches",
     "spent",

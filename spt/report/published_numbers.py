@@ -5,7 +5,7 @@ Needs no torch, except for `changed`, which resolves recipes. The tests check th
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -165,6 +165,39 @@ def published_pair(recipe: str, factors: Mapping[str, Factor], metric: str) -> P
         if not pair.settings and pair.metric == metric and _is_level(pair.factors, level):
             return pair
     return None
+
+
+def published_average(rows: Sequence[tuple[str, Mapping[str, Factor]]], metric: str) -> PublishedPair | None:
+    """The average that a table prints over just the tasks of these rows of a report, (recipe, factors) each."""
+    for (paper, name, scratch, spt), columns in _rows_of_averages().items():
+        average = load_published()["papers"][paper]["tables"][name]["average"]
+        found = [{column for column, pairs in columns.items() if _has(pairs, *row)} for row in rows]
+        if len(rows) == len(average["of"]) and all(found) and set().union(*found) == set(average["of"]):
+            cells = table_cells(paper, name)
+            first, second = (cells[row, average["column"]] if row else None for row in (scratch, spt))
+            if first and first.metric == metric:
+                return PublishedPair(rows[0][0], {}, "", "", first, second)
+    return None
+
+
+def _has(pairs: Sequence[PublishedPair], recipe: str, factors: Mapping[str, Factor]) -> bool:
+    level = {name: value for name, value in factors.items() if (name, value) != ("fraction", 1)}
+    return any(pair.recipe == recipe and _is_level(pair.factors, level) for pair in pairs)
+
+
+@cache
+def _rows_of_averages() -> dict[tuple[str, str, str, str], dict[str, list[PublishedPair]]]:
+    """(paper, table, row from scratch, row of SPT or "") -> the pairs that an average is of, by column."""
+    found: dict[tuple[str, str, str, str], dict[str, list[PublishedPair]]] = {}
+    for pair in all_pairs():
+        cell = pair.scratch or pair.spt
+        if cell is None or pair.settings or pair.scratch is None:
+            continue
+        table = load_published()["papers"][cell.paper]["tables"][cell.table]
+        if cell.column in table.get("average", {}).get("of", ()):
+            key = (cell.paper, cell.table, pair.scratch.row, pair.spt.row if pair.spt else "")
+            found.setdefault(key, {}).setdefault(cell.column, []).append(pair)
+    return found
 
 
 def _is_level(published: Mapping[str, str], level: Mapping[str, Factor]) -> bool:

@@ -286,6 +286,30 @@ ACROSS_TASKS = TableSpec(
 )
 
 
+def _plain_caption(report: Report) -> str:
+    doubts = dict.fromkeys(text for average in report.averages for text in average.doubts)
+    return (
+        "The plain mean over the tasks, as papers print it: a task that was not learned counts with its score, which "
+        "is chance. The interval of the difference is over seeds (Welch, Satterthwaite) and speaks of these tasks "
+        "alone. Published: where a paper's average is over just these tasks."
+    ) + (f" Doubtful among the published: {'; '.join(doubts)}." if doubts else "")
+
+
+PLAIN_AVERAGES = TableSpec(
+    "Plain averages",
+    "tasks | model: label | source | scratch | published: published_scratch | SPT: spt | published: published_spt | "
+    "difference | 95 % interval",
+    lambda report: [
+        Group(f"{', '.join(average.tasks)}: {metric_text(average.metric)}", [average], average.metric)
+        for average in report.averages
+    ],
+    cells={"source": lambda average, _: average.source or "-"},
+    text_columns=3,
+    narrow=((1, 3, 4, 5, 6, 7, 8),),
+    caption=_plain_caption,
+)
+
+
 def _published_remarks(comparison: PublishedComparison, _: str) -> str:
     differs = [f"our settings differ: {abbreviate(comparison.differs, 6)}"] if comparison.differs else []
     return "; ".join((*comparison.remarks, *differs)) or "-"
@@ -500,7 +524,7 @@ SECTIONS = (
     Section("levels", "What the study varies", ("levels",), (LEVELS, CONTRASTS)),
     Section("controls", "Controls", (), (CONTROLS,)),
     Section("published", "Published numbers", (), (PUBLISHED,)),
-    Section("tasks", "Several tasks", (), (ACROSS_TASKS,)),
+    Section("tasks", "Several tasks", (), (PLAIN_AVERAGES, ACROSS_TASKS)),
     Section("seeds", "Seeds and test items", ("seeds",), (SEEDS, TEST_ITEMS)),
     Section("training", "Training", ("learning", "pretraining"), ()),
     Section("settings", "Settings searched", ("expected",), (SEARCHES, EXPECTED_BEST, TRIALS)),

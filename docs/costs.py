@@ -1,0 +1,265 @@
+"""What the packaged recipes and studies cost at full size, found without their data: docs/measurements/operations.json.
+
+A recipe says how its data are made or which published data set they are, so the number of training rows and the length
+of a sequence are known; networks are built on torch's meta device, which computes nothing. `make docs` renews the file,
+and the page of recipes turns its operations into hours.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from spt.config.budget import total_steps
+from spt.config.load import complete_part, load, packaged
+from spt.config.plugins import find_plugin
+from spt.config.recipe import EncoderConfig, HeadConfig, Part, Recipe, ResolvedRecipe, Section
+from spt.report.published_numbers import all_pairs
+from spt.report.published_settings import (
+    PARAMETERS,
+    StudyRow,
+    load_published_settings,
+    published_row_values,
+    published_settings,
+    published_values,
+    settings_tree,
+)
+from spt.runs.plan import Factor, factors_text
+from spt.studies import schema
+from spt.studies.grid import Estimate, GridRow, expand
+from spt.tasks.base import Tokens, Values
+from spt.training.build import build_backbone, model_width
+from spt.training.network import Encoder, Head, SequenceModel
+from spt.training.objectives import Output
+
+FILE = Path(__file__).resolve().parent / "measurements" / "operations.json"
+SECTIONS: tuple[Section, ...] = ("scratch", "pretrain", "finetune")
+SETTINGS = "published_settings.yaml"
+PAPERS = ("spt-", "dlr-", "s5-")  # studies named after a table or figure
+
+
+class FullTask(NamedTuple):
+    """A task at full size, without its data."""
+
+    rows: int  # of the training split in use
+    length: int  # of the longest sequence; batches are taken to be as long
+    input: Tokens | Values
+    output: Output
+
+
+def full_task(task: Part) -> FullTask:
+    options, one = task.options, Output("cross_entropy", False, 1)
+    match task.name:
+        case "images":
+            mnist = options["dataset"] == "mnist"
+            rows = 60_000 if mnist else 50_000
+            found = FullTask(
+                rows if options["validation"] == "test" else rows * 9 // 10,
+                784 if mnist else 1024,
+                Values(1 if options["grey"] else 3, levels=256),
+                one._replace(classes=10),
+            )
+        case "text":
+            rows = 25_000 if options["validation"] == "test" else 22_500
+            found = FullTask(rows, options["max_length"], Tokens(135), one._replace(classes=2))
+        case "listops":
+            found = FullTask(options["train_size"], 2048, Tokens(18), one._replace(classes=10))
+        case "retrieval":
+            found = FullTask(147_086, options["max_length"], Tokens(98), one._replace(classes=2, sequences=2))
+        case "pathfinder":
+            steps = options["resolution"] ** 2
+            found = FullTask(options["train_size"], steps, Values(1, levels=256), one._replace(classes=2))
+        case "segmentation":
+            rows = options["train_size"] or {"paper": 96_000, "code": 80_000}[options["sizes"]]
+            output = one._replace(classes=3, per_step=True)
+            found = FullTask(rows, options["resolution"] ** 2, Values(1, levels=256), output)
+        case "subtrees":
+            output = one._replace(classes=10, per_step=True)
+            found = FullTask(options["train_size"], options["max_length"], Tokens(17), output)
+        case "speech":
+            ten = options["words"] == "ten"
+            output = one._replace(classes=10 if ten else 35)
+            found = FullTask(24_482 if ten else 84_843, 16_000, Values(1), output)
+        case "bidmc":
+            found = FullTask(5_564, 4000, Values(2), Output("l2", False, 1))
+        case "books":  # budgets are steps, so rows do not count
+            output = one._replace(classes=256, per_step=True)
+            found = FullTask(100_000, options["chunk"], Tokens(256), output)
+        case "pendulum":
+            input, output = Values(576, frame=(24, 24)), Output("gaussian", True, 2)
+            found = FullTask(options["train_size"], options["kept"], input, output)
+        case "skills":
+            shape = find_plugin("tasks", "skills").module.Config.model_validate_json(json.dumps(options)).shape
+            output = Output("l2", True, shape.size)
+            found = FullTask(options["train_size"], shape.steps, Values(shape.channels), output)
+        case _:
+            raise ValueError(f"how many rows has the task {task.name}?")
+    return found._replace(rows=max(1, int(found.rows * options["subset_fraction"])))
+
+
+class PublishedSizes:
+    """A `CostModel` that opens no data: what a study needs to know of them to name its rows."""
+
+    def identify_data(self, recipe: ResolvedRecipe) -> ResolvedRecipe:
+        return replace(recipe, data="not read")
+
+    def open_task(self, recipe: ResolvedRecipe) -> Any:
+        full = full_task(recipe.recipe.task)
+        train = _Rows(full.rows, full.output.sequences)
+        return SimpleNamespace(train=train, length=full.length, resample=None)
+
+    def estimate(self, job: Any) -> Estimate:
+        raise NotImplementedError("a study of a paper is matched on epochs, examples or nothing")
+
+    def seconds_per_step(self, job: Any) -> float:
+        raise NotImplementedError("a study of a paper is not matched on time")
+
+
+class _Rows(NamedTuple):
+    n: int
+    sequences: int
+
+    def __len__(self) -> int:
+        return self.n
+
+
+@cache
+def _network(recipe: str) -> tuple[SequenceModel, FullTask]:
+    """The network that is trained on a task, without numbers; given the parts of a recipe that say which."""
+    parts = json.loads(recipe)
+    task, model = Part.model_validate(parts["task"]), Part.model_validate(parts["model"])
+    full, width = full_task(task), model_width(model)
+    if model.name == "hf":
+        model = _stand_in(model)
+    with torch.device("meta"):
+        encoder = Encoder(full.input, width, EncoderConfig.model_validate(parts["encoder"]))
+        head = Head(width, full.output, HeadConfig.model_validate(parts["head"]))
+        return SequenceModel(encoder, build_backbone(model, full.length), head), full
+
+
+def _stand_in(model: Part) -> Part:
+    """For a Hugging Face model, which may need files or numbers to be built: a Transformer of its width and depth."""
+    options = {name: model.options[name] for name in ("d_model", "n_layers", "causal")}
+    sizes = model.options.get("options") or {}
+    options |= {"n_heads": sizes.get("num_attention_heads", 8)}
+    options |= {"d_ff": sizes.get("intermediate_size", 4 * options["d_model"])}
+    return complete_part("models", "a stand-in", {"name": "transformer", **options})
+
+
+def network(recipe: Recipe) -> tuple[SequenceModel, FullTask]:
+    parts = {name: getattr(recipe, name).model_dump(mode="json") for name in ("task", "model", "encoder")}
+    return _network(json.dumps(parts | {"head": recipe.finetune.head.model_dump(mode="json")}))
+
+
+def stage_operations(recipe: Recipe, section: Section) -> tuple[int, float]:
+    """Optimiser steps of a training, and all its operations, forward and backward.
+
+    Pretraining counts with the head of the task: its own has as many operations as the encoder, or fewer.
+    """
+    model, full = network(recipe)
+    train = recipe.train(section)
+    batch = model.batch_flops(train.batch_size * full.output.sequences, full.length).total
+    steps = total_steps(train, full.rows, batch / train.batch_size)
+    return steps, steps * batch
+
+
+def operations(recipe: Recipe, pretraining: Recipe | None = None) -> dict[str, Any]:
+    """Of a row: what its two arms compute."""
+    model, _ = network(recipe)
+    found: dict[str, Any] = {"model": recipe.model.name, "layers": recipe.model.options["n_layers"]}
+    found["parameters"] = model.parameter_counts()["total"]
+    for section in SECTIONS:
+        steps, flops = stage_operations(pretraining or recipe if section == "pretrain" else recipe, section)
+        found[section] = [steps, float(f"{flops:.4g}")]
+    return found
+
+
+def departures(recipe: str, resolved: Recipe, study: str = "", level: Collection[Factor] = ()) -> list[str]:
+    """The words for the settings in which a recipe, or a row of a study, is not the published run, each once.
+
+    In a row, what its own source says stands above what is published for the recipe; and where the study changes a
+    setting, it is not the recipe's.
+    """
+    entry, tree = published_settings(recipe), settings_tree(resolved)
+    rows = [row for row in load_published_settings().studies.get(study, ()) if _speaks_of(row, recipe, level)]
+    own = [value for row in rows for value in published_row_values(row, tree)]
+    told = {value.place for value in own}
+    words = [value.words for value in own if value.departs]
+    words += [word for row in rows for word in row.further]
+    if entry:
+        before = settings_tree(load(recipe).recipe)
+        same = {place for place, value in tree.items() if before.get(place) == value} - told
+        values = published_values(entry, before)
+        words += [value.words for value in values if value.departs and value.place in same]
+        words += [*entry.further, *([entry.departs[PARAMETERS]] if PARAMETERS in entry.departs else [])]
+    return list(dict.fromkeys(word for word in words if word))
+
+
+def _speaks_of(row: StudyRow, recipe: str, level: Collection[Factor]) -> bool:
+    return recipe in row.recipes and (not row.levels or any(str(one) in map(str, level) for one in row.levels))
+
+
+def study_operations(name: str) -> list[dict[str, Any]]:
+    """Of every row of a packaged study."""
+    return [row_operations(name, row) for row in expand(schema.read(name).study, False, PublishedSizes()).rows]
+
+
+def row_operations(study: str, row: GridRow) -> dict[str, Any]:
+    recipe, pretraining = row.resolved, row.pretraining.recipe if row.pretraining else None
+    level = {"recipe": recipe.name, "level": factors_text(row.factors)}
+    departs = {"departs": departures(recipe.name, recipe.recipe, study, row.factors.values())}
+    return level | operations(recipe.recipe, pretraining) | departs
+
+
+def recipe_operations(name: str) -> dict[str, Any]:
+    recipe = load(name).recipe
+    return operations(recipe) | {"departs": departures(name, recipe)}
+
+
+def text_hash(text: str) -> str:
+    """Of a YAML file, whatever its comments say."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+
+def files() -> dict[str, str]:
+    """The recipes and studies that papers publish numbers for, and the published settings: name -> hash of the text."""
+    recipes, studies = packaged(), schema.packaged()
+    named = {pair.recipe for pair in all_pairs()}
+    hashes = {name: text_hash(text) for name, text in recipes.items() if name in named}
+    hashes |= {f"studies/{name}": text_hash(text) for name, text in studies.items() if name.startswith(PAPERS)}
+    hashes[SETTINGS] = text_hash(resources.files("spt.report").joinpath(SETTINGS).read_text(encoding="utf-8"))
+    return hashes
+
+
+def all_operations() -> dict[str, Any]:
+    """What the file holds."""
+    found: dict[str, Any] = {"files": files(), "recipes": {}, "studies": {}}
+    for name in found["files"]:
+        if name.startswith("studies/"):
+            study = name.removeprefix("studies/")
+            found["studies"][study] = study_operations(study)
+        elif name != SETTINGS:
+            found["recipes"][name] = recipe_operations(name)
+    return found
+
+
+def to_text(found: Mapping[str, Any]) -> str:
+    """JSON with a line for each recipe and each row, so that a change is seen."""
+
+    def lines(rows: Mapping[str, Any], indent: str) -> str:
+        return ",\n".join(f"{indent}{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+
+    studies = ",\n".join(
+        f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {json.dumps(row)}" for row in rows) + "\n  ]"
+        for name, rows in found["studies"].items()
+    )
+    parts = {"files": lines(found["files"], "  "), "recipes": lines(found["recipes"], "  "), "studies": studies}
+    return "{\n" + ",\n".join(f' "{name}": {{\n{text}\n }}' for name, text in parts.items()) + "\n}\n"

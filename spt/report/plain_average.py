@@ -1,0 +1,78 @@
+"""The plain average over tasks that papers print ("Avg."), of both arms and of their difference.
+
+A task counts with the score that its runs have: one that was not learned counts as chance, as in the papers. Tasks
+weigh the same, whatever their number of seeds.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from spt.report import stats
+from spt.report.arms import Row
+from spt.report.published_numbers import published_average
+from spt.runs.plan import Factor, Kind, Record, factors_text
+
+
+class PlainAverage(Record):
+    """Both arms' means over several tasks at one level with one model, in the metric's own units."""
+
+    kind: Kind
+    model: str
+    factors: dict[str, Factor]
+    label: str
+    metric: str
+    tasks: tuple[str, ...]
+    scratch: float
+    spt: float
+    difference: float  # SPT - scratch
+    low: float | None  # t interval of the difference over seeds, of these tasks
+    high: float | None
+    published_scratch: float | None  # of a table whose tasks are all here, and no other
+    published_spt: float | None
+    source: str  # of these; empty where no table has just these tasks
+    doubts: tuple[str, ...]  # about the published averages
+
+
+class _Group(NamedTuple):
+    kind: Kind
+    model: str
+    level: str
+    metric: str
+
+
+def plain_averages(rows: Sequence[Row]) -> tuple[PlainAverage, ...]:
+    """Averages over the tasks that share model, level and metric; of rows of one task none."""
+    groups: dict[_Group, list[Row]] = {}
+    for row in rows:
+        if row.comparable and row.n == row.planned:
+            groups.setdefault(_Group(row.kind, row.model, factors_text(row.factors), row.metric), []).append(row)
+    return tuple(
+        _average(group, members)
+        for group, members in groups.items()
+        if len({row.task for row in members}) == len(members) > 1
+    )
+
+
+def _average(group: _Group, rows: Sequence[Row]) -> PlainAverage:
+    scores = [[(seed.scratch, seed.spt) for seed in row.seeds] for row in rows]
+    pairs = [[(a, b) for a, b in task if a is not None and b is not None] for task in scores]
+    difference = stats.average([[spt - scratch for scratch, spt in task] for task in pairs])
+    published = published_average([(row.recipe, row.factors) for row in rows], group.metric)
+    cells = [cell for cell in (published.scratch, published.spt) if cell] if published else []
+    return PlainAverage(
+        kind=group.kind,
+        model=group.model,
+        factors=rows[0].factors,
+        label=group.model + (f", {group.level}" if group.level else ""),
+        metric=group.metric,
+        tasks=tuple(row.task for row in rows),
+        scratch=stats.average([[scratch for scratch, _ in task] for task in pairs]).mean,
+        spt=stats.average([[spt for _, spt in task] for task in pairs]).mean,
+        difference=difference.mean,
+        low=difference.low,
+        high=difference.high,
+        published_scratch=published.scratch.value if published and published.scratch else None,
+        published_spt=published.spt.value if published and published.spt else None,
+        source="; ".join(dict.fromkeys(cell.source for cell in cells)),
+        doubts=tuple(dict.fromkeys(f"{cell.printed}: {cell.doubt}" for cell in cells if cell.doubt)),
+    )
