@@ -55,7 +55,7 @@ def test_the_page_has_every_recipe_and_every_footnote():
     runs = set(re.findall(r"`(?:spt compare )?([a-z]+/[\w-]+)`", page))
     assert {pair.recipe for pair in all_pairs() if not pair.settings} <= runs
     assert set(re.findall(r"\[\^(\d+)\](?!:)", page)) == set(re.findall(r"^\[\^(\d+)\]:", page, re.M))
-    assert "| Pathfinder | 76.64 |  | 94.16 |  | `spt compare lra/pathfinder-transformer` |" in page
+    assert re.search(r"\| Pathfinder \| 76\.64 \|  \| 94\.16 \|  \| `[\w ]*lra/pathfinder-transformer`", page)
 
 
 @pytest.mark.parametrize(("paper", "name"), TABLES)
