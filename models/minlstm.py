@@ -1,0 +1,58 @@
+"""minLSTM: an LSTM whose gates do not see the state, so that it is a scan (Feng et al. 2024, section 3.2).
+
+    f_t = sigmoid(W_f x_t + b_f),   i_t = sigmoid(W_i x_t + b_i),   f' = f / (f + i),   i' = i / (f + i)
+    h_t = f'_t h_{t-1} + i'_t g(W_h x_t + b_h),   y_t = W_o h_t + b_o
+
+The gates are divided by their sum, so that the scale of the state does not depend on the length. g as in minGRU. The
+two gates are sigmoid(+-d) with d = softplus(-i) - softplus(-f) of the arguments f and i, without a division. Two-sided,
+a second recurrence runs backwards. Letters: L steps, D width, P states (`expansion` D), K directions.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from spt.models.base import Backbone, Counts, linear_flops
+from spt.models.gated import Coefficients, GatedRecurrence, MinimalConfig, entering, real_scan
+from spt.models.ops.product import Linear
+
+PAPER = "Feng et al. 2024"
+COST = "L D P"
+PARAMETERS = 529_152
+
+
+class Config(MinimalConfig):
+    forget_bias: float = Field(
+        0.0, description="added to b_f at the start; larger ones remember for longer (appendix D of the paper)"
+    )
+
+
+class MinLSTM(GatedRecurrence):
+    """Parameters: for each direction one map D -> 3 P, of forget gates, input gates, candidates; one map K P -> D."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config.causal)
+        D, P = config.d_model, config.expansion * config.d_model
+        self.candidate = config.candidate
+        self.enter = nn.ModuleList(Linear(D, 3 * P) for _ in range(self.directions))
+        for layer in self.enter:
+            layer.bias.data[:P] += config.forget_bias
+        self.leave = Linear(self.directions * P, D)
+
+    def coefficients(self, u: Float[Tensor, "B *L D"], direction: int) -> Coefficients:
+        forget, enter, candidate = self.enter[direction](u).float().chunk(3, dim=-1)
+        excess = F.softplus(-enter) - F.softplus(-forget)
+        return Coefficients(torch.sigmoid(excess), torch.sigmoid(-excess) * entering(candidate, self.candidate))
+
+    def read(self, u: Float[Tensor, "B *L D"], states: list[Tensor]) -> Float[Tensor, "B *L D"]:
+        return self.leave(torch.cat(states, dim=-1))
+
+    def flops(self, length: int) -> Counts:
+        maps = sum((linear_flops(layer, length) for layer in (*self.enter, self.leave)), Counts())
+        return maps + real_scan(length, self.leave.in_features)
+
+
+def build(config: Config) -> Backbone:
+    return Backbone(config, lambda: [MinLSTM(config)])
