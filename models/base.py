@@ -205,8 +205,8 @@ def make_norm(config: BackboneConfig) -> nn.Module:
     if config.norm == "rms":
         return nn.RMSNorm(width, eps=eps)
     if config.norm in ("batch", "batch_padded"):
-        statistics = {"momentum": config.norm_momentum, "unbiased": config.norm_unbiased}
-        return BatchNorm(width, 1e-5 if eps is None else eps, **statistics, padding=config.norm == "batch_padded")
+        padding = config.norm == "batch_padded"
+        return BatchNorm(width, 1e-5 if eps is None else eps, config.norm_momentum, config.norm_unbiased, padding)
     if config.norm == "scalar":
         return ScalarNorm(0.0 if eps is None else eps)
     if config.norm == "scale":

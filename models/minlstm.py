@@ -36,9 +36,10 @@ class MinLSTM(GatedRecurrence):
         super().__init__(config.causal)
         D, P = config.d_model, config.expansion * config.d_model
         self.candidate = config.candidate
-        self.enter = nn.ModuleList(Linear(D, 3 * P) for _ in range(self.directions))
-        for layer in self.enter:
+        maps = [Linear(D, 3 * P) for _ in range(self.directions)]
+        for layer in maps:
             layer.bias.data[:P] += config.forget_bias
+        self.enter = nn.ModuleList(maps)
         self.leave = Linear(self.directions * P, D)
 
     def coefficients(self, u: Float[Tensor, "B *L D"], direction: int) -> Coefficients:

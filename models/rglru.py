@@ -111,6 +111,10 @@ class RGLRU(Mixer):
             nn.init.zeros_(layer.bias)
         self.lru = nn.ModuleList(Direction(config) for _ in range(1 if config.causal else 2))
 
+    @property
+    def recurrences(self) -> list["Direction"]:
+        return [each for each in self.lru if isinstance(each, Direction)]
+
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         u = self.enter(x).float()
         if context.padded:  # where the map's bias stands
@@ -123,7 +127,7 @@ class RGLRU(Mixer):
         steps = torch.arange(L, device=u.device)
         last = L - 1 if valid is None else valid.sum(1, keepdim=True) - 1
         total = torch.zeros_like(u)
-        for direction, lru in enumerate(self.lru):
+        for direction, lru in enumerate(self.recurrences):
             first = (steps == (last if direction else 0)).expand(B, L)
             v = lru.convolution(u, reverse=bool(direction))
             total = total + run(lru.coefficients(v, first), direction, valid)
@@ -134,18 +138,18 @@ class RGLRU(Mixer):
 
     def flops(self, length: int) -> Counts:
         counts = sum((linear_flops(layer, length) for layer in (self.gate, self.enter, self.leave)), Counts())
-        for lru in self.lru:
+        for lru in self.recurrences:
             counts += lru.convolution.flops(length) + real_scan(length, len(lru.Lambda))
             counts += lru.recurrence_gate.flops(length) + lru.input_gate.flops(length)
         return counts
 
     def initial_state(self, batch: int) -> Any:
-        return self.lru[0].convolution.initial_state(batch), None
+        return self.recurrences[0].convolution.initial_state(batch), None
 
     def step(self, x: Float[Tensor, "B D"], state: Any) -> tuple[Float[Tensor, "B D"], Any]:
         before, h = state
-        u, before = self.lru[0].convolution.step(self.enter(x), before)
-        a, b = self.lru[0].coefficients(u, first=h is None)
+        u, before = self.recurrences[0].convolution.step(self.enter(x), before)
+        a, b = self.recurrences[0].coefficients(u, first=h is None)
         h = b if h is None else a * h + b
         return self.read(x, h), (before, h)
 

@@ -548,11 +548,17 @@ def class_numbers(labels: Sequence[Any], count: int, source: str) -> NDArray[np.
 # --------------------------------------------------------------------------------------------------- splits
 
 
-def published_split(n: int, held: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """n - held and held rows, as torch's random_split draws them for the published splits."""
+def torch_permutations(seed: int) -> Callable[[int], NDArray[np.int64]]:
+    """Draws of one torch generator, one after the other: what the published code permutes with."""
     import torch  # its permutations are not NumPy's
 
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
+    generator = torch.Generator().manual_seed(seed)
+    return lambda n: torch.randperm(n, generator=generator).numpy()
+
+
+def published_split(n: int, held: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """n - held and held rows, as torch's random_split draws them for the published splits."""
+    order = torch_permutations(seed)(n)
     return order[: n - held], order[n - held :]
 
 

@@ -45,6 +45,7 @@ from spt.tasks.files import (
     read_batches,
     read_unzipped,
     reading_archive,
+    torch_permutations,
     verify,
 )
 from spt.tasks.parallel import Reel, allocate
@@ -312,14 +313,12 @@ def _shown(clip: NDArray[np.int16], length: int, config: Config) -> int:
 
 
 def _remaining(clips: Clips, length: int, config: Config) -> NDArray[np.bool_]:
-    import torch  # in the function: importing it takes a second
-
-    generator = torch.Generator().manual_seed(DROPPING)
+    permutation = torch_permutations(DROPPING)
     there = allocate((len(clips.samples), length), np.bool_)
     there[:] = True
     for row, clip in zip(there, clips.samples, strict=True):
         n = _shown(clip, length, config)
-        row[torch.randperm(n, generator=generator)[: math.floor(n * config.dropped + 1e-9)].numpy()] = False
+        row[permutation(n)[: math.floor(n * config.dropped + 1e-9)]] = False
     return there
 
 
