@@ -18,12 +18,12 @@ Letters: H features, K directions, N modes, B sequences.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, model_serializer, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from spt.models.base import Backbone, BackboneConfig, Counts, ParamGroup, new_parameter
@@ -67,12 +67,6 @@ class Config(BackboneConfig):
     mask_padding: bool = Field(
         True, description="false: a layer sees what the stream holds on padding, not zeros, as in the published code"
     )
-
-    @model_serializer(mode="wrap")
-    def _without_a_later_default(self, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Runs from before there was mask_padding keep their keys."""
-        values = dump(self)
-        return {name: value for name, value in values.items() if (name, value) != ("mask_padding", True)}
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":

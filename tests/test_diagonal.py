@@ -14,7 +14,9 @@ from reference_weights import export_reference, import_reference
 
 from spt.checks import model_contract
 from spt.checks.model_contract import tiny
+from spt.config.job import without_paths
 from spt.config.plugins import find_plugin
+from spt.config.recipe import Part
 from spt.models import dlr, dss, s4d, sgconv
 from spt.models.base import Context
 from spt.models.ops.discretise import bilinear, parameter_for, positive, zoh
@@ -448,5 +450,6 @@ def test_a_dlr_looks_at_padding_only_when_asked_to():
     hidden, seen = (tiny(component, causal=False, d_state=8, mask_padding=mask) for mask in (True, False))
     torch.testing.assert_close(seen(x, padded), seen(x, model_contract.all_valid(x)))
     assert not torch.allclose(hidden(x, padded)[1, :4], seen(x, padded)[1, :4], atol=1e-3)
-    assert "mask_padding" not in dlr.Config().model_dump()
-    assert dlr.Config(mask_padding=False).model_dump()["mask_padding"] is False
+    parts = [Part(name="dlr", d_model=4, W_scale=None, mask_padding=mask) for mask in (True, False)]
+    before = {"d_model": 4, "W_scale": None}
+    assert [without_paths("models", part) for part in parts] == [before, {**before, "mask_padding": False}]

@@ -28,6 +28,7 @@ from spt.tasks.base import TaskConfig
 
 Stage = Literal["pretrain", "finetune"]
 NEWER = ("max_hours", "cosine_steps")  # training settings that runs from before them do not have
+NEWER_OF_MODELS = {("dlr", "mask_padding", True)}  # and those of models, at the value that stands for what there was
 FORMAT = 1  # raised when the same recipe would compute something else
 
 
@@ -141,8 +142,11 @@ def _train_settings(train: Train) -> dict[str, Any]:
 
 def without_paths(kind: Literal["models", "tasks"], part: Part) -> dict[str, Any]:
     """A component's options but for where its files lie: the identities of the data and the model stand for those."""
-    paths = path_options(kind, {"name": part.name, **part.options})
-    return {key: value for key, value in part.options.items() if key not in paths}
+    left_out = path_options(kind, {"name": part.name, **part.options})
+    left_out |= {
+        option for model, option, value in NEWER_OF_MODELS if (part.name, part.options.get(option)) == (model, value)
+    }
+    return {key: value for key, value in part.options.items() if key not in left_out}
 
 
 def _without_rows(resolved: ResolvedRecipe) -> dict[str, Any]:
