@@ -1,6 +1,7 @@
 """The tables of the DLR paper as packaged studies: every row is a recipe that builds, as large as the paper prints."""
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from test_reference import ROWS, asked
 from spt.config.load import resolve
 from spt.config.overrides import apply_overrides
 from spt.config.yaml import parse_yaml
+from spt.report.published_numbers import all_cells, all_pairs, published_pair
 from spt.report.published_settings import load_published_settings, published_row_values, settings_tree
 from spt.studies.schema import read
 from spt.training.build import build_backbone, model_width
@@ -21,6 +23,7 @@ ROWS_OF = {(table, recipe): study.levels(recipe) for table, study in STUDIES.ite
 LEVELS = [(table, recipe, level) for (table, recipe), levels in ROWS_OF.items() for level in levels]
 
 
+@cache
 def row(table, name, level):
     """The recipe of a row of a study, checked and complete; of no data."""
     raw = parse_yaml(ROWS[name], name)
@@ -127,3 +130,32 @@ def test_every_row_with_settings_of_its_own_is_held_against_published_ones():
     held = {(each.values[0], each.values[2], each.values[3]) for each in settings()}
     own = {(table, name, level) for table, name, level in LEVELS if ROWS_OF[table, name][level]}
     assert {row for row in own - held if "mips" not in row[1]} == {("2", "skills/shift-long-dlr", SILENCED)}
+
+
+LINKED = [told for told in all_pairs() if told.cells[0].paper == "dlr"]
+
+
+@pytest.mark.parametrize(("table", "name", "level"), LEVELS)
+def test_a_row_has_its_published_number(table, name, level):
+    metric = row(table, name, level).finetune.objective.options["metric"]
+    metric = {"auto": "loss" if name == "books/dlr" else "accuracy"}.get(metric, metric)
+    found = published_pair(name, {"variant": level}, metric)
+    assert (found is None) == (level == SILENCED)
+    same = table == "6" and "FF" not in level  # columns that table 1 has too
+    assert found is None or found.study == f"dlr-table-{'1' if same else table}"
+
+
+def test_every_number_of_the_tables_belongs_to_a_row():
+    """But those that the paper quotes, and losses on the training split."""
+    linked = {(cell.table, cell.row, cell.column) for told in LINKED if told.study for cell in told.cells}
+    linked |= {("6" + table[1:], task, column) for table, task, column in linked if table in ("1", "1, time")}
+    linked |= {("6, time", "SHIFT", column) for table, _, column in linked if table == "1, time"}
+    cells = [cell for cell in all_cells() if cell.paper == "dlr" and cell.metric != "parameters" and not cell.quoted]
+    missing = {(cell.table, cell.row, cell.column) for cell in cells if cell.value is not None} - linked
+    assert {column for _, _, column in missing} == {"post-norm train", "pre-norm train"}
+
+
+def test_what_is_linked_is_a_level_of_the_study():
+    for told in LINKED:
+        if told.study:
+            assert told.factors["variant"] in read(told.study).study.levels(told.recipe), told
