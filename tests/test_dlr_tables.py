@@ -158,4 +158,4 @@ def test_every_number_of_the_tables_belongs_to_a_row():
 def test_what_is_linked_is_a_level_of_the_study():
     for told in LINKED:
         if told.study:
-            assert told.factors["variant"] in read(told.study).study.levels(told.recipe), told
+            assert told.factors["variant"] in STUDIES[told.study[-1]].levels(told.recipe), told
