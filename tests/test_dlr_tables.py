@@ -12,7 +12,7 @@ from spt.config.load import resolve
 from spt.config.overrides import apply_overrides
 from spt.config.yaml import parse_yaml
 from spt.report.published_numbers import all_cells, all_pairs, published_pair
-from spt.report.published_settings import load_published_settings, published_row_values, settings_tree
+from spt.report.published_settings import load_published_settings
 from spt.studies.schema import read
 from spt.training.build import build_backbone, model_width
 from spt.training.network import Encoder, Head, SequenceModel
@@ -108,26 +108,15 @@ def test_lengths_and_batches_of_mips_are_those_of_its_own():
     assert [one.train("scratch").learning_rate for one in attention] == [1e-4, 1e-3]
 
 
-def settings():
-    for study, rows in load_published_settings().studies.items():
-        for published in rows if study.startswith("dlr-table-") else ():
-            for name in published.recipes:
-                for level in published.levels:
-                    yield pytest.param(study[-1], published, name, level, id=f"{study[-1]}-{name}-{level}")
-
-
-@pytest.mark.parametrize(("table", "published", "name", "level"), settings())
-def test_a_row_has_the_published_settings(table, published, name, level):
-    """Or departs, in words that the study's comment has (tests/test_published_settings.py)."""
-    values = settings_tree(row(table, name, level))
-    compared = published_row_values(published, values)
-    assert {each.place for each in compared} == set(published.values)
-    wrong = [(each.place, each.ours, each.published) for each in compared if each.departs != (each.words is not None)]
-    assert wrong == []
-
-
 def test_every_row_with_settings_of_its_own_is_held_against_published_ones():
-    held = {(each.values[0], each.values[2], each.values[3]) for each in settings()}
+    published = load_published_settings().studies.items()
+    held = {
+        (study[-1], name, level)
+        for study, rows in published
+        for each in rows
+        for name in each.recipes
+        for level in each.levels
+    }
     own = {(table, name, level) for table, name, level in LEVELS if ROWS_OF[table, name][level]}
     assert {row for row in own - held if "mips" not in row[1]} == {("2", "skills/shift-long-dlr", SILENCED)}
 
