@@ -405,7 +405,7 @@ def test_each_recipe_and_length_has_a_first_row_and_one_may_lack_memory(monkeypa
 
     def measured(number, length, outcome):
         row = Mock(spec=study.Measured, number=number)
-        row.side_effect = lambda: outcome if isinstance(outcome, Times) else raises(outcome)
+        row.step.side_effect = lambda: outcome if isinstance(outcome, Times) else raises(outcome)
         row.row.resolved.name, row.setup.data.length, row.setup.train.batch_size = "quickstart", length, 2
         row.runtime.device = torch.device("cpu")
         return row

@@ -32,7 +32,7 @@ class Measured(NamedTuple):
     setup: StageSetup
     runtime: Runtime
 
-    def __call__(self) -> Times:
+    def step(self) -> Times:
         """The second of two steps, as training makes them; how long its parts take is not known."""
         with stage_threads(self.setup, self.runtime):
             return Times(time_steps(self.setup, self.runtime, 2)[1], 0.0)
@@ -82,11 +82,11 @@ def _measured(rows: Sequence[Measured], rounds: int) -> list[dict[str, Any]]:
     failed: dict[int, str] = {}
     for i, row in enumerate(rows):
         try:
-            row()
+            row.step()
         except BackendError as error:  # a sequence alone does not fit
             failed[i] = str(error)
     fitting = [i for i in range(len(rows)) if i not in failed]
-    timings = dict(zip(fitting, alternate([rows[i] for i in fitting], rounds), strict=True))
+    timings = dict(zip(fitting, alternate([rows[i].step for i in fitting], rounds), strict=True))
     found = []
     for i, row in enumerate(rows):
         found.append({**_description(row), "failed": failed.get(i)})
