@@ -1,21 +1,15 @@
-"""The tables of the DLR paper as packaged studies: every row is a recipe that builds, as large as the paper prints."""
+"""The tables of the DLR paper as packaged studies: every printed number has its row, every row its number and size."""
 
-import copy
 from functools import cache
 
 import pytest
-import torch
 from test_published import PUBLISHED, TABLES
-from test_reference import ROWS, asked
+from test_reference import whole_network
 
-from spt.config.load import resolve
-from spt.config.overrides import apply_overrides
-from spt.config.yaml import parse_yaml
+from spt.config.load import load
 from spt.report.published_numbers import all_cells, all_pairs, published_pair
 from spt.report.published_settings import load_published_settings
 from spt.studies.schema import read
-from spt.training.build import build_backbone, model_width
-from spt.training.network import Encoder, Head, SequenceModel
 
 STUDIES = {name: read(f"dlr-table-{name}").study for name in "123456"}
 SILENCED = "SGCONV 2^14, alpha 1e-5"  # as the paper has it: in no table
@@ -25,28 +19,8 @@ LEVELS = [(table, recipe, level) for (table, recipe), levels in ROWS_OF.items() 
 
 @cache
 def row(table, name, level):
-    """The recipe of a row of a study, checked and complete; of no data."""
-    raw = parse_yaml(ROWS[name], name)
-    for changes in STUDIES[table].changes_of(name, level):
-        apply_overrides(raw, copy.deepcopy(changes))
-    return resolve(raw, name)[0]
-
-
-def network(recipe):
-    """On the meta device."""
-    input, output, length = asked(recipe)
-    width = model_width(recipe.model)
-    with torch.device("meta"):
-        encoder, backbone = Encoder(input, width, recipe.encoder), build_backbone(recipe.model, length)
-        return SequenceModel(encoder, backbone, Head(width, output, recipe.finetune.head)), length
-
-
-@pytest.mark.parametrize(("table", "name", "level"), LEVELS)
-def test_a_row_is_a_recipe_that_builds(table, name, level):
-    recipe = row(table, name, level)
-    model, length = network(recipe)
-    assert model.flops(length).total > 0
-    assert recipe.train("pretrain").learning_rate == recipe.train("scratch").learning_rate
+    """The recipe of a row of a study; of no data."""
+    return load(name, changes=STUDIES[table].changes_of(name, level)).recipe
 
 
 def printed(table, row, column):
@@ -59,7 +33,7 @@ def printed(table, row, column):
 
 def parameters(recipe):
     """Without the hidden vector, in whose place the published code has nothing."""
-    model, _ = network(recipe)
+    model = whole_network(recipe)
     return model.parameter_counts()["total"] - model.encoder.hidden.numel()
 
 
@@ -91,10 +65,17 @@ def test_networks_of_long_shifts_are_as_large_as_printed(level):
 
 @pytest.mark.parametrize("level", STUDIES["5"].levels("books/dlr"))
 def test_language_models_are_as_large_as_printed_but_for_embeddings_and_biases(level):
-    model, _ = network(row("5", "books/dlr", level))
+    model = whole_network(row("5", "books/dlr", level))
     embeddings = 32_100 * 128 + 2 * 128 * 384  # tied, and the maps from and to the width of the blocks
     number, _ = printed("5", level.rpartition(", ")[0], "parameters")
     assert model.parameter_counts()["backbone"] + embeddings == pytest.approx(number, rel=7e-3)
+
+
+@pytest.mark.parametrize(("table", "name", "level"), LEVELS)
+def test_both_arms_of_a_row_train_alike(table, name, level):
+    recipe = row(table, name, level)
+    arms = [recipe.train(section).model_dump(exclude={"validation_masks"}) for section in ("pretrain", "scratch")]
+    assert arms[0] == arms[1]
 
 
 def test_lengths_and_batches_of_mips_are_those_of_its_own():
