@@ -52,6 +52,10 @@ class Config(BackboneConfig):
     output: Kind = Field("linear", description="after the convolution and its GELU; glu in larger published runs")
     ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of Delta, Lambda and W; null: the recipe's")
 
+    Lambda_lr: float | None = Field(
+        None, gt=0, description="learning rate of Lambda alone; null: ssm_lr (the DLR paper's longest pictures: 1e-4)"
+    )
+
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
         if self.dt_min > self.dt_max:
@@ -92,8 +96,10 @@ class DSSKernel(Kernel):
                 self.Lambda_log_im = nn.Parameter(imag.log())
             else:
                 self.Lambda_im = nn.Parameter(imag)
-        names = [name for name, _ in self.named_parameters()]
-        self.param_groups = dict.fromkeys(names, ParamGroup(lr=config.ssm_lr, weight_decay=False))
+        rates = {name: config.Lambda_lr if name.startswith("Lambda") else None for name, _ in self.named_parameters()}
+        self.param_groups = {
+            name: ParamGroup(lr=rate or config.ssm_lr, weight_decay=False) for name, rate in rates.items()
+        }
 
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
         length = min(length, self.limit or length)

@@ -1,6 +1,7 @@
 """`spt bench`: what it measures is there, adds up, and does not depend on how fast this machine is."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,11 +18,9 @@ from spt.bench.parts import shares
 from spt.bench.peaks import KilledError, TooSlowError, peaks_in_subprocess
 from spt.bench.timing import Times, Timings, alternate
 from spt.bench.training_step import Step, Variant
-from spt.config.load import load
 from spt.config.plugins import listing
 from spt.errors import BackendError
 from spt.models.base import Backbone
-from spt.studies.grid import GridRow
 from spt_cli import app
 
 SECONDS = {"type": "object", "additionalProperties": {"type": ["number", "null"], "minimum": 0}}
@@ -382,40 +381,46 @@ def tiny_study(tmp_path, **more):
     return file
 
 
-def test_rows_of_a_study_are_held_against_the_first_of_their_recipe_and_length(here, tmp_path):
+def test_rows_of_a_study_are_held_against_the_first_of_their_recipe_and_length(tmp_path):
     from rich.console import Console
 
     file = tiny_study(tmp_path, variants={"DLR": {}, "narrow": {"model.d_model": 16}})
-    found = json.loads(call("study", file, "quickstart-dlr", "--rounds", "1", "--cpu", "--json").stdout)
+    options = ("--batch", "4", "--rounds", "1", "--cpu", "--json")
+    found = json.loads(call("study", file, "quickstart-dlr", *options).stdout)
     first, second = found["rows"]
-    assert found["kind"] == "study" and first["ratio"]["step"] == 1.0 and second["ratio"]["step"] > 0
-    assert first["factors"] == {"variant": "DLR"} and second["options"]["d_model"] == 16
-    assert (first["length"], first["batch"]) == (64, 32) and first["published"] == {}
+    assert found["kind"] == "study" and first["relative_time"] == 1.0
+    assert second["relative_time"] * second["relative_throughput"] == pytest.approx(1.0)
+    assert [row["factors"] for row in found["rows"]] == [{"variant": "DLR"}, {"variant": "narrow"}]
+    assert (first["length"], first["batch"], first["failed"], first["published"]) == (64, 4, None, {})
+    assert first["examples_per_second"] == pytest.approx(4 / first["seconds_per_step"])
     assert second["parameters"] < first["parameters"]
     with (console := Console(width=200)).capture() as captured:
         console.print(tables.render({**found, "rows": [first, {**second, "published": {"relative_throughput": 1.1}}]}))
-    shown = captured.get()
-    assert "quickstart-dlr, variant narrow" in shown and "×1.1 as fast" in shown
+    assert "quickstart-dlr, narrow" in captured.get() and "×1.1" in captured.get()
 
 
-def test_each_recipe_and_length_has_a_first_row(monkeypatch):
-    variants = [Variant("dlr", {"d_model": 4}, length, 2, given=str(i)) for i, length in enumerate((64, 64, 32, 64))]
-    groups = []
+def test_each_recipe_and_length_has_a_first_row_and_one_may_lack_memory(monkeypatch):
+    """Rows 0, 1, 3 are of one length; 1 takes twice as long as 0, and 3 does not fit. Row 2 is alone."""
+    no_memory = BackendError("there is no memory for a single sequence")
 
-    def measured(given, rounds, separate_peaks):
-        groups.append([int(variant.given) for variant in given])
-        if len(given) == 1:
-            raise BackendError("none of it fits")
-        return {"rows": [{"failed": None} for _ in given]}
+    def measured(number, length, outcome):
+        row = Mock(spec=study.Measured, number=number)
+        row.step.side_effect = lambda: outcome if isinstance(outcome, Times) else raises(outcome)
+        row.row.resolved.name, row.setup.data.length, row.setup.train.batch_size = "quickstart", length, 2
+        row.runtime.device = torch.device("cpu")
+        return row
 
-    monkeypatch.setattr(study, "bench_models", measured)
-    recipe = load("quickstart-dlr")
-    rows = [(GridRow(recipe, {"variant": "DLR, 16 experts, pre-norm"}), variant) for variant in variants]
-    found = study.bench_study("any", rows, 1)
-    assert groups == [[0, 1, 3], [2]]
-    assert [row["failed"] for row in found["rows"]] == [None, None, None, "none of it fits"]
-    with pytest.raises(BackendError, match="none of it fits"):
-        study.bench_study("any", rows[2:3], 1)
+    def raises(error):
+        raise error
+
+    outcomes = [(64, Times(1.0, 0.0)), (64, Times(2.0, 0.0)), (32, Times(4.0, 0.0)), (64, no_memory)]
+    rows = [measured(number, *outcome) for number, outcome in enumerate(outcomes)]
+    monkeypatch.setattr(study, "_description", lambda row: {"number": row.number})
+    found = study.bench_study("any", rows, 2)["rows"]
+    assert [(row["number"], row.get("relative_time")) for row in found] == [(0, 1.0), (1, 2.0), (3, None), (2, 1.0)]
+    assert found[1]["relative_throughput"] == 0.5 and "no memory" in found[2]["failed"]
+    with pytest.raises(BackendError, match="no memory"):
+        study.bench_study("any", rows[3:], 1)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +434,7 @@ def test_each_recipe_and_length_has_a_first_row(monkeypatch):
     ],
 )
 def test_published_times_stand_beside_a_row(recipe, level, published):
-    assert study._published(recipe, {"variant": level}) == published
+    assert study.published_times(recipe, {"variant": level}) == published
 
 
 def test_a_study_or_a_recipe_that_is_not_there(tmp_path):

@@ -217,6 +217,14 @@ def test_the_published_quirk_of_the_decay():
     assert groups["log_Lambda_im"].lr == groups["W"].lr == 1e-4 == kernel_of("dlr").param_groups["log_Lambda_re"].lr
 
 
+def test_a_rate_of_its_own_for_lambda_of_dss():
+    groups = kernel_of("dss exp", ssm_lr=5e-4, Lambda_lr=1e-4).param_groups
+    found = {name: group.lr for name, group in groups.items()}
+    assert found == {"log_dt": 5e-4, "W": 5e-4, "Lambda_log_neg_re": 1e-4, "Lambda_im": 1e-4}
+    groups = kernel_of("dss exp", ssm_lr=None, Lambda_lr=1e-4).param_groups
+    assert (groups["Lambda_im"].lr, groups["W"].lr) == (1e-4, None)
+
+
 @pytest.mark.parametrize("cast", ["real", "imag", "sum", "prod", "real-prod"])
 def test_casts_of_dlr(cast):
     kernel = kernel_of("dlr", cast=cast, width=5)

@@ -1,19 +1,15 @@
-"""The tables of the DLR paper as packaged studies: every row is a recipe that builds, as large as the paper prints."""
+"""The tables of the DLR paper as packaged studies: every printed number has its row, every row its number and size."""
 
-import copy
+from functools import cache
 
 import pytest
-import torch
 from test_published import PUBLISHED, TABLES
-from test_reference import ROWS, asked
+from test_reference import whole_network
 
-from spt.config.load import resolve
-from spt.config.overrides import apply_overrides
-from spt.config.yaml import parse_yaml
-from spt.report.published_settings import load_published_settings, published_row_values, settings_tree
+from spt.config.load import load
+from spt.report.published_numbers import all_cells, all_pairs, published_pair
+from spt.report.published_settings import load_published_settings
 from spt.studies.schema import read
-from spt.training.build import build_backbone, model_width
-from spt.training.network import Encoder, Head, SequenceModel
 
 STUDIES = {name: read(f"dlr-table-{name}").study for name in "123456"}
 SILENCED = "SGCONV 2^14, alpha 1e-5"  # as the paper has it: in no table
@@ -21,29 +17,10 @@ ROWS_OF = {(table, recipe): study.levels(recipe) for table, study in STUDIES.ite
 LEVELS = [(table, recipe, level) for (table, recipe), levels in ROWS_OF.items() for level in levels]
 
 
+@cache
 def row(table, name, level):
-    """The recipe of a row of a study, checked and complete; of no data."""
-    raw = parse_yaml(ROWS[name], name)
-    for changes in STUDIES[table].changes_of(name, level):
-        apply_overrides(raw, copy.deepcopy(changes))
-    return resolve(raw, name)[0]
-
-
-def network(recipe):
-    """On the meta device."""
-    input, output, length = asked(recipe)
-    width = model_width(recipe.model)
-    with torch.device("meta"):
-        encoder, backbone = Encoder(input, width, recipe.encoder), build_backbone(recipe.model, length)
-        return SequenceModel(encoder, backbone, Head(width, output, recipe.finetune.head)), length
-
-
-@pytest.mark.parametrize(("table", "name", "level"), LEVELS)
-def test_a_row_is_a_recipe_that_builds(table, name, level):
-    recipe = row(table, name, level)
-    model, length = network(recipe)
-    assert model.flops(length).total > 0
-    assert recipe.train("pretrain").learning_rate == recipe.train("scratch").learning_rate
+    """The recipe of a row of a study; of no data."""
+    return load(name, changes=STUDIES[table].changes_of(name, level)).recipe
 
 
 def printed(table, row, column):
@@ -56,7 +33,7 @@ def printed(table, row, column):
 
 def parameters(recipe):
     """Without the hidden vector, in whose place the published code has nothing."""
-    model, _ = network(recipe)
+    model = whole_network(recipe)
     return model.parameter_counts()["total"] - model.encoder.hidden.numel()
 
 
@@ -88,10 +65,17 @@ def test_networks_of_long_shifts_are_as_large_as_printed(level):
 
 @pytest.mark.parametrize("level", STUDIES["5"].levels("books/dlr"))
 def test_language_models_are_as_large_as_printed_but_for_embeddings_and_biases(level):
-    model, _ = network(row("5", "books/dlr", level))
+    model = whole_network(row("5", "books/dlr", level))
     embeddings = 32_100 * 128 + 2 * 128 * 384  # tied, and the maps from and to the width of the blocks
     number, _ = printed("5", level.rpartition(", ")[0], "parameters")
     assert model.parameter_counts()["backbone"] + embeddings == pytest.approx(number, rel=7e-3)
+
+
+@pytest.mark.parametrize(("table", "name", "level"), LEVELS)
+def test_both_arms_of_a_row_train_alike(table, name, level):
+    recipe = row(table, name, level)
+    arms = [recipe.train(section).model_dump(exclude={"validation_masks"}) for section in ("pretrain", "scratch")]
+    assert arms[0] == arms[1]
 
 
 def test_lengths_and_batches_of_mips_are_those_of_its_own():
@@ -105,25 +89,43 @@ def test_lengths_and_batches_of_mips_are_those_of_its_own():
     assert [one.train("scratch").learning_rate for one in attention] == [1e-4, 1e-3]
 
 
-def settings():
-    for study, rows in load_published_settings().studies.items():
-        for published in rows if study.startswith("dlr-table-") else ():
-            for name in published.recipes:
-                for level in published.levels:
-                    yield pytest.param(study[-1], published, name, level, id=f"{study[-1]}-{name}-{level}")
-
-
-@pytest.mark.parametrize(("table", "published", "name", "level"), settings())
-def test_a_row_has_the_published_settings(table, published, name, level):
-    """Or departs, in words that the study's comment has (tests/test_published_settings.py)."""
-    values = settings_tree(row(table, name, level))
-    compared = published_row_values(published, values)
-    assert {each.place for each in compared} == set(published.values)
-    wrong = [(each.place, each.ours, each.published) for each in compared if each.departs != (each.words is not None)]
-    assert wrong == []
-
-
 def test_every_row_with_settings_of_its_own_is_held_against_published_ones():
-    held = {(each.values[0], each.values[2], each.values[3]) for each in settings()}
+    published = load_published_settings().studies.items()
+    held = {
+        (study[-1], name, level)
+        for study, rows in published
+        for each in rows
+        for name in each.recipes
+        for level in each.levels
+    }
     own = {(table, name, level) for table, name, level in LEVELS if ROWS_OF[table, name][level]}
     assert {row for row in own - held if "mips" not in row[1]} == {("2", "skills/shift-long-dlr", SILENCED)}
+
+
+LINKED = [told for told in all_pairs() if told.cells[0].paper == "dlr"]
+
+
+@pytest.mark.parametrize(("table", "name", "level"), LEVELS)
+def test_a_row_has_its_published_number(table, name, level):
+    metric = row(table, name, level).finetune.objective.options["metric"]
+    metric = {"auto": "loss" if name == "books/dlr" else "accuracy"}.get(metric, metric)
+    found = published_pair(name, {"variant": level}, metric)
+    assert (found is None) == (level == SILENCED)
+    same = table == "6" and "FF" not in level  # columns that table 1 has too
+    assert found is None or found.study == f"dlr-table-{'1' if same else table}"
+
+
+def test_every_number_of_the_tables_belongs_to_a_row():
+    """But those that the paper quotes, and losses on the training split."""
+    linked = {(cell.table, cell.row, cell.column) for told in LINKED if told.study for cell in told.cells}
+    linked |= {("6" + table[1:], task, column) for table, task, column in linked if table in ("1", "1, time")}
+    linked |= {("6, time", "SHIFT", column) for table, _, column in linked if table == "1, time"}
+    cells = [cell for cell in all_cells() if cell.paper == "dlr" and cell.metric != "parameters" and not cell.quoted]
+    missing = {(cell.table, cell.row, cell.column) for cell in cells if cell.value is not None} - linked
+    assert {column for _, _, column in missing} == {"post-norm train", "pre-norm train"}
+
+
+def test_what_is_linked_is_a_level_of_the_study():
+    for told in LINKED:
+        if told.study:
+            assert told.factors["variant"] in STUDIES[told.study[-1]].levels(told.recipe), told

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny import load, loaded, own_task, run, spt_job
@@ -21,6 +22,7 @@ from spt.runs.folder import RunFolder
 from spt.studies.schema import packaged as packaged_studies
 from spt.studies.schema import read as read_study
 from spt.tasks.base import Tokens, Values
+from spt.tasks.speech import SECOND, TEN
 from spt.training.build import build_backbone, build_stage, model_width
 from spt.training.network import Encoder, Head, SequenceModel, output_of_head, published_count
 from spt.training.objectives import OBJECTIVES, Output
@@ -404,6 +406,30 @@ def papers(folder: Path) -> None:
         (folder / "aan" / f"new_aan_pairs.{part}.tsv").write_text("\n".join(rows) + "\n")
 
 
+def ten_words(folder: Path) -> None:
+    """Noise for the ten words of Speech Commands, of which the data folder has other ones."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (folder / "speech_commands").mkdir(parents=True)
+    spoken = [word for word in TEN for _ in range(8)]
+    noise = np.random.default_rng(0).integers(-9000, 9000, (len(spoken), SECOND), dtype=np.int16)
+    columns = {"audio": list(noise), "word": spoken, "file": [f"{word}/{i}.wav" for i, word in enumerate(spoken)]}
+    pq.write_table(pa.table(columns), folder / "speech_commands" / "train.parquet")
+
+
+STAND_INS = {"retrieval": papers, "sc10": ten_words}  # by a part of a recipe's name: what makes its data in small
+
+
+def data_of(name: str, folder: Path, data_dir: Path) -> Path:
+    """The data folder of a recipe: the tests' own, or one made here."""
+    for part, make in STAND_INS.items():
+        if part in name:
+            make(folder / "data")
+            return folder / "data"
+    return data_dir
+
+
 def goes(name: str, folder: Path) -> None:
     """Both stages, small, on a few rows."""
     result = run(spt_job(load(name, smoke=True)), folder)
@@ -442,10 +468,7 @@ HUGE = ("books/dlr",)  # 309 million parameters: built on the meta device above
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_builds_and_runs_on_real_data(name, tmp_path, data_dir, monkeypatch):
     """Bound at full size to a few rows of its task as it is, or of what the data folder has of it; then run, small."""
-    monkeypatch.setenv("SPT_DATA_DIR", str(data_dir))
-    if "retrieval" in name:
-        papers(tmp_path / "data")
-        monkeypatch.setenv("SPT_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("SPT_DATA_DIR", str(data_of(name, tmp_path, data_dir)))
     if name.endswith("pythia"):
         stand_in(tmp_path / "hub", monkeypatch)
     one = load(name, smoke="full") if name not in HUGE else None

@@ -78,18 +78,22 @@ def _shares_table(result: dict[str, Any]) -> Any:
 
 
 def _study_table(result: dict[str, Any]) -> Any:
-    columns = ("length", "batch", "parameters", "step", "ratio", "published", "peak")
-    table = _table(f"{result['study']}, a training step: milliseconds, MiB", "recipe, level", *columns)
-    for row in result["rows"]:
-        sizes = [_value_text(row[key]) for key in ("length", "batch")]
-        published = [f"×{number:g}{' as fast' * ('throughput' in what)}" for what, number in row["published"].items()]
-        name = ", ".join(filter(None, (row["recipe"], row["given"])))
-        if row["failed"]:
-            table.add_row(name, *sizes, "", row["failed"].partition("; ")[0], "", ", ".join(published))
-            continue
-        step, ratio = _milliseconds(row["seconds"]["step"]), _ratio(row["ratio"]["step"])
-        counts = _value_text(row["parameters"])
-        table.add_row(name, *sizes, counts, step, ratio, ", ".join(published), _mebibytes(row))
+    rows = result["rows"]
+    relative = {"relative_time": "time", "relative_throughput": "throughput"}  # the second only beside a published one
+    relative = {
+        key: name for key, name in relative.items() if name == "time" or any(key in r["published"] for r in rows)
+    }
+    columns = [title for name in relative.values() for title in (name, "published")]
+    table = _table(
+        f"{result['study']}: an optimiser step", "recipe, level", "length", "batch", "parameters", "ms", *columns
+    )
+    for row in rows:
+        sizes = [f"{row[key]:,}" for key in ("length", "batch", "parameters")]
+        shown = [row["failed"] or _milliseconds(row["seconds_per_step"])]
+        for key in relative:
+            ours, theirs = row.get(key), row["published"].get(key)
+            shown += ["" if ours is None else _ratio(ours), "" if theirs is None else f"×{theirs:g}"]
+        table.add_row(", ".join(filter(None, (row["recipe"], row["level"]))), *sizes, *shown)
     return table
 
 

@@ -141,9 +141,9 @@ def bench_study(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """A training step of the models of a study's rows, beside what papers print of their times.
+    """An optimiser step of a study's rows, as training makes it, beside what papers print of their times.
 
-    Ratios are to the first row of the same recipe and length. A few rows of every task's data say how long it is.
+    Ratios are to the first row of the same recipe and length. A few rows of each task are made or read.
     """
     from spt.bench.study import bench_study as measure
     from spt.bench.study import parse_study
