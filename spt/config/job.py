@@ -27,7 +27,7 @@ from spt.config.recipe import (
 from spt.tasks.base import TaskConfig
 
 Stage = Literal["pretrain", "finetune"]
-NEWER = ("max_hours", "cosine_steps")  # training settings that runs from before them do not have
+NEWER = ("max_hours", "cosine_steps", "cosine_from")  # training settings that runs from before them do not have
 FORMAT = 1  # raised when the same recipe would compute something else
 
 
