@@ -73,6 +73,17 @@ def test_a_plateau_after_warm_up():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
 
 
+def test_a_cosine_from_the_start_is_that_of_s5():
+    """In its code a cosine over the steps after the warm-up, whose argument counts the warm-up's steps too."""
+    options, warmup, total = train(schedule="cosine", cosine_from="start", warmup_steps=20), 20, 100
+    for step in range(total):
+        theirs = (step + 1) / warmup if step < warmup else 0.5 * (1 + np.cos(np.pi * min(step, 80) / 80))
+        assert factor(step, total, options) == pytest.approx(theirs, abs=1e-12)
+    assert factor(99, total, options) == factor(80, total, options) == 0.0 < factor(79, total, options)
+    plain = train(schedule="cosine", warmup_steps=20)
+    assert [factor(step, total, plain) for step in (10, 20, 60)] == [0.55, 1.0, pytest.approx(0.5)]
+
+
 def test_steps_fall_at_their_milestones():
     """The published BIDMC schedule: half the rate at 100, 200, 300 and 400 of 500 epochs."""
     options = train(schedule="steps", milestones=(0.2, 0.4, 0.6, 0.8), step_factor=0.5)
@@ -88,6 +99,7 @@ def test_steps_fall_at_their_milestones():
         ({"schedule": "cosine", "plateau_patience": 3}, "plateau_patience has no effect under schedule cosine"),
         ({"schedule": "plateau", "milestones": [0.5]}, "milestones has no effect under schedule plateau"),
         ({"step_factor": 0.1}, "step_factor has no effect"),
+        ({"cosine_from": "start"}, "cosine_from has no effect under schedule constant"),
         ({"cosine_steps": 9}, "cosine_steps has no effect under schedule constant"),
         ({"schedule": "cosine", "cosine_steps": 5}, "cosine_steps 5 is less than steps 6"),
         ({"schedule": "cosine", "cosine_steps": 9, "warmup_steps": 9, "steps": 9}, "warmup_steps 9 leaves none"),

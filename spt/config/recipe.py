@@ -173,6 +173,11 @@ class Train(StrictModel):
         description="cosine: the step at which the learning rate is 0, warm-up included; null: the stage's last; later "
         "than that, and the rate ends above 0, as in some published runs",
     )
+    cosine_from: Literal["start"] | None = Field(
+        None,
+        description="cosine: where it begins; null: where the warm-up ends; start: at the first step, so that the rate "
+        "is below its peak after the warm-up, and 0 for as many steps at the end (S5's published code)",
+    )
     plateau_factor: float = Field(0.2, gt=0, lt=1, description="plateau: what the learning rate is multiplied by")
     plateau_patience: int = Field(
         10, ge=0, description="plateau: evaluations without improvement before the rate is lowered at the next one"
@@ -228,6 +233,7 @@ class Train(StrictModel):
     def _check_schedule(self) -> None:
         for name, schedule in (
             ("cosine_steps", "cosine"),
+            ("cosine_from", "cosine"),
             ("plateau_factor", "plateau"),
             ("plateau_patience", "plateau"),
             ("milestones", "steps"),

@@ -106,14 +106,16 @@ def adamw(model: nn.Module, train: Train, device: torch.device) -> AdamW:
 def factor(step: int, total: int, train: Train, reductions: int = 0) -> float:
     """Multiple of the peak rate at step `step` (from 0) of `total`: linear warm-up, then the schedule.
 
-    `cosine` falls along half a cosine to 0 at the end, or at `cosine_steps`, and stays there; `steps` falls by
-    `step_factor` at each of the milestones; `plateau` has fallen `reductions` times by `plateau_factor`.
+    `cosine` falls along half a cosine to 0 at the end, or at `cosine_steps`, and stays there; with `cosine_from: start`
+    it is ahead by the warm-up's steps. `steps` falls by `step_factor` at each of the milestones; `plateau` has fallen
+    `reductions` times by `plateau_factor`.
     """
     warmup = warmup_steps(total, train)
     rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
     if train.schedule == "cosine":
         end = train.cosine_steps or total
-        fall = 0.5 * (1 + math.cos(math.pi * min(1.0, max(0, step - warmup) / max(1, end - warmup))))
+        begun = step if train.cosine_from == "start" else step - warmup
+        fall = 1.0 if step < warmup else 0.5 * (1 + math.cos(math.pi * min(1.0, begun / max(1, end - warmup))))
     elif train.schedule == "steps":
         fall = train.step_factor ** sum(step >= round(milestone * total) for milestone in train.milestones)
     else:
