@@ -409,6 +409,15 @@ def test_operations_are_those_that_torch_counts(name):
         assert model.flops(length).forward == pytest.approx(model_contract.counted_flops(model, length), rel=1e-6)
 
 
+def test_operations_are_counted_of_a_network_without_values():
+    """On the meta device, where packaged recipes are built without their data. A Longformer asks for a value: has any step
+    global attention?"""
+    model = built("longformer")
+    with torch.device("meta"):
+        without = built("longformer")
+    assert without.flops(64).forward == model.flops(64).forward > 0
+
+
 @pytest.mark.slow
 def test_operations_that_torch_does_not_see():
     """By hand. Two of eight experts a step, three maps of D to 4 D each, and the router; a selective scan: 6 E N a
