@@ -131,9 +131,12 @@ def task_identity(comparison: Comparison) -> tuple[str, ...]:
 
 
 def task_names(rows: Sequence[Row]) -> tuple[str, ...]:
-    """The rows' tasks; by recipe, where two have the same name."""
+    """The rows' tasks, each with a name of its own: by recipe, where two are called the same, or by number."""
     names = [row.task for row in rows]
-    return tuple(row.recipe if names.count(row.task) > 1 else row.task for row in rows)
+    names = [row.recipe if names.count(row.task) > 1 else row.task for row in rows]
+    return tuple(
+        f"{name} #{names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)
+    )
 
 
 def pooled(comparisons: Sequence[Comparison]) -> tuple[list[TaskAverage], list[str]]:
