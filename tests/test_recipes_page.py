@@ -14,6 +14,7 @@ from costs import (
     departures,
     files,
     full_task,
+    network,
     operations,
     recipe_operations,
     study_operations,
@@ -213,9 +214,8 @@ def test_steps_and_operations_of_a_stage_follow_from_the_budget():
     epoch = -(-147_086 // pairs.pretrain.train.batch_size)
     assert operations(pairs)["pretrain"][0] == epoch * pairs.pretrain.train.epochs
     steps, flops = operations(pairs)["pretrain"]
-    width, layers = (pairs.model.options[name] for name in ("d_model", "n_layers"))
-    sequences = 2 * pairs.pretrain.train.batch_size * 4000
-    assert flops / steps / sequences > 3 * 2 * layers * 4 * width**2  # the maps of attention alone, of both texts
+    texts = 2 * pairs.pretrain.train.batch_size
+    assert flops / steps == pytest.approx(texts * network(pairs)[0].flops(4000).total, rel=1e-3)
     assert 6 < per_parameter < 20  # a pass of each weight forward, two backward, and attention
 
 
