@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from spt.config.load import describe
 from spt.report.published_numbers import PublishedCell, PublishedPair, all_pairs, load_published, table_cells
 from spt.runs.plan import factors_text
 from spt.studies import schema
@@ -157,8 +158,18 @@ def recipes_page() -> str:
         parts.append(f"## {paper['name']}")
         parts += [part for (of, _), table in tables.items() if of == key for part in _table(table, notes)]
         parts += [_figure(paper["name"], name, figure) for name, figure in paper.get("figures", {}).items()]
+    parts += _other_studies("\n".join(parts))
     parts += ["## Doubtful numbers", _doubts(papers, tables), str(notes)]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def _other_studies(page: str) -> list[str]:
+    """Packaged studies of the papers that no table or figure has named."""
+    left = [name for name in schema.packaged() if name.startswith(("spt-", "dlr-", "s5-")) and f"{name}`" not in page]
+    if not left:
+        return []
+    lines = [f"- `spt study run {name}`: {describe(schema.packaged()[name])}" for name in left]
+    return ["## Other studies", "\n".join(lines)]
 
 
 def _cited(paper: Mapping[str, str]) -> str:
@@ -415,7 +426,7 @@ def _table(table: TableCoverage, notes: _Footnotes) -> Iterator[str]:
     yield _shared(table)
     yield _run_table(table.lines, notes)
     for command, cells in table.others:
-        yield f"By `{command}`: {_listed(cells, notes)}."
+        yield f"By `{command}`:\n\n{_by_row(cells, notes)}"
     if table.averages:
         yield _averages(table, notes)
     if table.without:
@@ -444,7 +455,7 @@ def _units(table: TableCoverage) -> str:
 def _shared(table: TableCoverage) -> str:
     """What holds for all lines of a table: studies, and departures that every run has."""
     whole, told = f"{table.paper}-table-{table.name}", []
-    if whole in schema.packaged():
+    if table.lines and whole in schema.packaged():
         told.append(f"The whole table: `spt study run {whole}`.")
     studies = list(dict.fromkeys(line.run.study for line in table.lines if line.run.study))
     if len(studies) == 1 and studies != [whole]:
@@ -503,12 +514,24 @@ def _without(cells: Iterable[Uncovered], notes: _Footnotes) -> str:
     grouped: dict[tuple[str, str], list[PublishedCell]] = {}
     for cell, why in cells:
         grouped.setdefault((cell.row, why), []).append(cell)
-    body = [[row, _listed(group, notes, named=False), why] for (row, why), group in grouped.items()]
+    body = [[row, _listed(group, notes), why] for (row, why), group in grouped.items()]
     return "Without a command:\n\n" + _markdown(["row", "printed", "why"], body)
 
 
-def _listed(cells: Iterable[PublishedCell], notes: _Footnotes, named: bool = True) -> str:
-    return ", ".join(f"{cell.row} " * named + f"{cell.column} {_number(cell, notes)}" for cell in cells)
+def _listed(cells: Iterable[PublishedCell], notes: _Footnotes) -> str:
+    """Columns and their numbers; once what all of them are."""
+    cells = list(cells)
+    if len(cells) > 1 and len({cell.printed for cell in cells}) == 1 and cells[0].missing:
+        return f"{', '.join(cell.column for cell in cells)}: {_number(cells[0], notes)}"
+    return ", ".join(f"{cell.column} {_number(cell, notes)}" for cell in cells)
+
+
+def _by_row(cells: Iterable[PublishedCell], notes: _Footnotes) -> str:
+    """A table of the rows that another command makes."""
+    rows: dict[str, list[PublishedCell]] = {}
+    for cell in cells:
+        rows.setdefault(cell.row, []).append(cell)
+    return _markdown(["row", "printed"], [[row, _listed(group, notes)] for row, group in rows.items()])
 
 
 def _figure(paper: str, name: str, figure: Mapping[str, Any]) -> str:

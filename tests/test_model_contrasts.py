@@ -438,6 +438,19 @@ def test_a_model_that_misses_a_task_is_left_out(tmp_path: Path) -> None:
     assert "Left out, since a task or an arm is missing: c" in across.verdict
 
 
+def test_a_task_of_two_sizes_is_two_tasks_in_averages(tmp_path: Path) -> None:
+    """Pathfinder and Path-X have one name, and pictures of their own."""
+
+    def size(folder: str, targets: str) -> Path:
+        data = {**SPLITS, "test": SplitRecord(rows=360, inputs=folder, targets=targets)}
+        return compared(tmp_path / folder, {"a": A, "b": B}, task="pathfinder", data=data)
+
+    (across,) = collect.read_report([size("small", "32"), size("large", "128")]).models_across_tasks
+    assert (across.models, across.tasks) == (("a", "b"), ("a #1", "a #2"))
+    again = collect.read_report([tmp_path / "small" / "compare-1", size("again", "32")])
+    assert again.models_across_tasks == () and "which do not count as tasks" in " ".join(again.notes)
+
+
 def test_warnings_of_each_task_are_told_over_tasks(tmp_path: Path) -> None:
     few: Scores = (A[0][:3], A[1][:3])
     folders = [compared(tmp_path / "1", {"a": A, "b": B}), compared(tmp_path / "2", {"a": A}, task="other")]

@@ -8,11 +8,13 @@ import pytest
 import yaml
 from costs import (
     FILE,
+    PAPERS,
     PublishedSizes,
     all_operations,
     departures,
     files,
     full_task,
+    network,
     operations,
     recipe_operations,
     study_operations,
@@ -112,6 +114,10 @@ def test_cells_of_one_run_share_a_line_in_the_order_of_their_columns():
     assert line.split(" | ")[2] == "94.0, 96.3" and "segmentation-256-dlr" in line
 
 
+def test_every_packaged_study_of_a_paper_is_named():
+    assert all(f"{name}`" in recipes_page() for name in schema.packaged() if name.startswith(PAPERS))
+
+
 def test_a_table_says_what_its_numbers_are():
     page = recipes_page()
     assert "### SPT, Table 2\n\nLong Range Arena, rotary" in page and "(p. 5, section 3.2); accuracy in %." in page
@@ -207,6 +213,9 @@ def test_steps_and_operations_of_a_stage_follow_from_the_budget():
     pairs = resolved("lra/retrieval-transformer")
     epoch = -(-147_086 // pairs.pretrain.train.batch_size)
     assert operations(pairs)["pretrain"][0] == epoch * pairs.pretrain.train.epochs
+    steps, flops = operations(pairs)["pretrain"]
+    texts = 2 * pairs.pretrain.train.batch_size
+    assert flops / steps == pytest.approx(texts * network(pairs)[0].flops(4000).total, rel=1e-3)
     assert 6 < per_parameter < 20  # a pass of each weight forward, two backward, and attention
 
 

@@ -278,6 +278,36 @@ def test_a_published_average_stands_beside_all_of_its_tasks(tmp_path: Path) -> N
     assert {average.source for average in averages(tmp_path / "three", names[:3])} == {""}
 
 
+def test_one_task_of_several_sizes_is_several_tasks_of_an_average(tmp_path: Path) -> None:
+    """Pathfinder, PathX and PathX-256 are one task by name; the paper's average leaves PathX-256 out."""
+    scores = [0.5, 0.51, 0.52], [0.6, 0.62, 0.61]
+    rows, cells = [], []
+    for name in ("listops", "text", "retrieval", "image", "pathfinder", "pathx", "pathx256"):
+        task = "pathfinder" if name.startswith("path") else name
+        data = {"test": SplitRecord(rows=9, inputs="i", targets=name)}
+        best = ([0.9] * 3, [0.9] * 3) if name == "pathx256" else scores
+        cells += arms(tmp_path, len(rows), name, *best, task=task, model="s4", data=data)
+        rows.append({"name": f"lra/{name}-s4", "task": task, "model": "s4"})
+    made = collect.read_report([study(tmp_path, "compare", rows, cells)])
+    (average,) = made.averages
+    assert average.tasks == ("listops", "text", "retrieval", "image", "lra/pathfinder-s4", "lra/pathx-s4")
+    assert average.left_out == ("lra/pathx256-s4",) and average.scratch == pytest.approx(0.51)
+    assert (average.published_scratch, average.published_spt) == (0.8609, 0.8675)
+    (pooled,) = made.pooled
+    assert len(pooled.tasks) == 7 and "lra/pathx256-s4" in pooled.tasks
+
+
+def test_a_text_cut_elsewhere_is_no_other_task(tmp_path: Path) -> None:
+    cells, names = [], ("lra/text-transformer", "reference/text-rotary-masked")
+    for row, name in enumerate(names):
+        data = {"test": SplitRecord(rows=9, inputs=name, targets="t")}
+        cells += arms(tmp_path, row, f"r{row}", *THREE["thin"], task="text", data=data)
+    cells += arms(tmp_path, 2, "c", *THREE["open"], task="image")
+    rows = [*({"name": name, "task": "text"} for name in names), {"name": "c", "task": "image"}]
+    made = collect.read_report([study(tmp_path, "compare", rows, cells)])
+    assert made.averages == () and made.pooled == ()
+
+
 def test_averages_are_of_one_metric_and_of_distinct_tasks(tmp_path: Path) -> None:
     cells = arms(tmp_path, 0, "a", *THREE["thin"]) + arms(tmp_path, 1, "b", *THREE["clear"])
     cells += arms(tmp_path, 2, "c", *THREE["open"], task="image")
@@ -884,14 +914,14 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
     keys = {
         "rows": """label kind task model recipe factors total source command smoke metric higher_is_better chance
             scratch spt delta low high confidence p holm tests n planned favour_spt detectable decision verdict ratios
-            compute scratch_arm spt_arm warnings notes seeds items failures""",
+            compute budgets scratch_arm spt_arm warnings notes seeds items failures""",
         "levels": "study label factors metric n scratch spt delta scratch_change spt_change",
         "contrasts": """study label what first second metric higher_is_better n planned difference low high p holm tests
             decision verdict""",
         "best": "study label metric best score n decided verdict contrasts",
         "pooled": """kind model factors label tasks pairs scratch spt difference probability confidence left_out
             verdict""",
-        "averages": """kind model factors label metric tasks scratch spt difference low high published_scratch
+        "averages": """kind model factors label metric tasks left_out scratch spt difference low high published_scratch
             published_spt source doubts""",
         "matches": "label total scratch spt mismatch warnings",
         "searches": """study label task model recipe metric higher_is_better protocol equal space scratch spt trials

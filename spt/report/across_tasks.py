@@ -6,9 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.report.arms import Row
+from spt.report.arms import Comparison, Row
 from spt.report.stats import CONFIDENCE, FEWEST, RESAMPLES
 from spt.runs.plan import Factor, Kind, Record, factors_text
+from spt.runs.result import Result
 
 Scores = NDArray[np.float64]
 
@@ -121,24 +122,43 @@ class TaskAverage(Record):
     verdict: str
 
 
-def pooled(rows: Sequence[Row]) -> tuple[list[TaskAverage], list[str]]:
+def task_identity(comparison: Comparison) -> tuple[str, ...]:
+    """What makes two rows rows of one task: its name and the test split's targets, since Pathfinder has several sizes,
+    each with pictures of its own, while a text that is cut elsewhere is the same one."""
+    results = [outcome for outcome in comparison.outcomes.values() if isinstance(outcome, Result)]
+    test = results[0].data.get("test") if results else None
+    return (comparison.row.task, test.targets or "" if test else "")
+
+
+def task_names(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The rows' tasks, each with a name of its own: by recipe, where two are called the same, or by number."""
+    names = [row.task for row in rows]
+    names = [row.recipe if names.count(row.task) > 1 else row.task for row in rows]
+    return tuple(
+        f"{name} #{names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)
+    )
+
+
+def pooled(comparisons: Sequence[Comparison]) -> tuple[list[TaskAverage], list[str]]:
     """Averages over the tasks that share model and level; rows of one task are never averaged."""
-    groups: dict[tuple[Kind, str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.kind, row.model, factors_text(row.factors)), []).append(row)
+    groups: dict[tuple[Kind, str, str], list[Comparison]] = {}
+    for each in comparisons:
+        groups.setdefault((each.row.kind, each.row.model, factors_text(each.row.factors)), []).append(each)
     averages, notes = [], []
-    for (kind, model, level), members in groups.items():
-        if len({row.task for row in members}) < 2:
+    for (kind, model, level), same in groups.items():
+        if len(set(map(task_identity, same))) < 2:
             continue
+        members = [each.row for each in same]
         label = model + (f", {level}" if level else "")
-        usable = [(row, scores) for row in members if (scores := _normalised(row)) is not None]
-        if len({row.task for row, _ in usable}) < len(usable):
+        found = [(each, scores) for each in same if (scores := _normalised(each.row)) is not None]
+        usable = [(each.row, scores) for each, scores in found]
+        if len({task_identity(each) for each, _ in found}) < len(found):
             notes.append(f"not averaged over tasks with {label}: a task has several rows, which do not count as tasks")
             continue
         aggregated = aggregate([scores for _, scores in usable])
         if aggregated is None:
             continue
-        names = tuple(row.task for row, _ in usable)
+        names = task_names([row for row, _ in usable])
         kept = {row.label for row, _ in usable}
         averages.append(
             TaskAverage(

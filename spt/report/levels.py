@@ -84,8 +84,7 @@ def study_findings(rows: Sequence[Comparison]) -> StudyFindings:
         if kind == "compute":
             best += _shares(recipes)
     distinct = {
-        comparison_runs(comparison.runs) or index: comparison.row
-        for index, comparison in reversed(list(enumerate(rows)))
+        comparison_runs(comparison.runs) or index: comparison for index, comparison in reversed(list(enumerate(rows)))
     }
     different = list(distinct.values())[::-1]
     task_averages, notes = pooled(different)

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from spt.report import stats
+from spt.report.across_tasks import task_identity, task_names
 from spt.report.format import abbreviate, is_percent, p_text, score_text, size_interval_text, size_text
 from spt.report.models import ModelGroup, ModelPair, model_pairs, model_warnings
 from spt.report.ranking import LEAD, Arm
@@ -83,8 +84,9 @@ def models_across_tasks(groups: Sequence[ModelGroup]) -> tuple[list[ModelsAcross
             levels.setdefault((row.kind, factors_text(row.factors)), []).append(group)
     found, notes = [], []
     for (_, level), members in levels.items():
-        by_task = {next(iter(group.values())).row.task: group for group in members}
-        if len(by_task) < len(members):
+        one_each = [next(iter(group.values())) for group in members]
+        by_task = dict(zip(task_names([each.row for each in one_each]), members, strict=True))
+        if len(set(map(task_identity, one_each))) < len(members):
             notes.append(
                 "models are not compared over tasks: a task has several groups of models, which do not count as tasks"
             )

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from spt.report import stats
-from spt.report.arms import Row
+from spt.report.across_tasks import task_identity, task_names
+from spt.report.arms import Comparison, Row
 from spt.report.published_numbers import published_average
 from spt.runs.plan import Factor, Kind, Record, factors_text
 
@@ -22,14 +23,15 @@ class PlainAverage(Record):
     label: str
     metric: str
     tasks: tuple[str, ...]
+    left_out: tuple[str, ...]  # tasks that the published average does not count
     scratch: float
     spt: float
     difference: float  # SPT - scratch
     low: float | None  # t interval of the difference over seeds, of these tasks
     high: float | None
-    published_scratch: float | None  # of a table whose tasks are all here, and no other
+    published_scratch: float | None  # of a table whose tasks are all here
     published_spt: float | None
-    source: str  # of these; empty where no table has just these tasks
+    source: str  # of these; empty where there is no such table
     doubts: tuple[str, ...]  # about the published averages
 
 
@@ -40,32 +42,37 @@ class _Group(NamedTuple):
     metric: str
 
 
-def plain_averages(rows: Sequence[Row]) -> tuple[PlainAverage, ...]:
+def plain_averages(comparisons: Sequence[Comparison]) -> tuple[PlainAverage, ...]:
     """Averages over the tasks that share model, level and metric; of rows of one task none."""
-    groups: dict[_Group, list[Row]] = {}
-    for row in rows:
+    groups: dict[_Group, list[Comparison]] = {}
+    for each in comparisons:
+        row = each.row
         if row.comparable and row.n == row.planned:
-            groups.setdefault(_Group(row.kind, row.model, factors_text(row.factors), row.metric), []).append(row)
+            groups.setdefault(_Group(row.kind, row.model, factors_text(row.factors), row.metric), []).append(each)
     return tuple(
-        _average(group, members)
+        _average(group, [each.row for each in members])
         for group, members in groups.items()
-        if len({row.task for row in members}) == len(members) > 1
+        if len(set(map(task_identity, members))) == len(members) > 1
     )
 
 
-def _average(group: _Group, rows: Sequence[Row]) -> PlainAverage:
+def _average(group: _Group, members: Sequence[Row]) -> PlainAverage:
+    published, rows, cells = None, members, ()
+    if found := published_average([(row.recipe, row.factors) for row in members], group.metric):
+        published, chosen = found
+        rows, cells = [members[index] for index in chosen], published.cells
+    names = dict(zip((row.label for row in members), task_names(members), strict=True))
     scores = [[(seed.scratch, seed.spt) for seed in row.seeds] for row in rows]
     pairs = [[(a, b) for a, b in task if a is not None and b is not None] for task in scores]
     difference = stats.average([[spt - scratch for scratch, spt in task] for task in pairs])
-    published = published_average([(row.recipe, row.factors) for row in rows], group.metric)
-    cells = [cell for cell in (published.scratch, published.spt) if cell] if published else []
     return PlainAverage(
         kind=group.kind,
         model=group.model,
         factors=rows[0].factors,
         label=group.model + (f", {group.level}" if group.level else ""),
         metric=group.metric,
-        tasks=tuple(row.task for row in rows),
+        tasks=tuple(names[row.label] for row in rows),
+        left_out=tuple(name for label, name in names.items() if label not in {row.label for row in rows}),
         scratch=stats.average([[scratch for scratch, _ in task] for task in pairs]).mean,
         spt=stats.average([[spt for _, spt in task] for task in pairs]).mean,
         difference=difference.mean,

@@ -167,16 +167,21 @@ def published_pair(recipe: str, factors: Mapping[str, Factor], metric: str) -> P
     return None
 
 
-def published_average(rows: Sequence[tuple[str, Mapping[str, Factor]]], metric: str) -> PublishedPair | None:
-    """The average that a table prints over just the tasks of these rows of a report, (recipe, factors) each."""
+def published_average(
+    rows: Sequence[tuple[str, Mapping[str, Factor]]], metric: str
+) -> tuple[PublishedPair, list[int]] | None:
+    """The average that a table prints over tasks which are all among these rows of a report, and which rows those are.
+
+    A row is (recipe, factors).
+    """
     for (paper, name, scratch, spt), columns in _rows_of_averages().items():
         average = load_published()["papers"][paper]["tables"][name]["average"]
-        found = [{column for column, pairs in columns.items() if _has(pairs, *row)} for row in rows]
-        if len(rows) == len(average["of"]) and all(found) and set().union(*found) == set(average["of"]):
+        found = [[i for i, row in enumerate(rows) if _has(columns.get(column, ()), *row)] for column in average["of"]]
+        if all(len(each) == 1 for each in found):
             cells = table_cells(paper, name)
             first, second = (cells[row, average["column"]] if row else None for row in (scratch, spt))
             if first and first.metric == metric:
-                return PublishedPair(rows[0][0], {}, "", "", first, second)
+                return PublishedPair("", {}, "", "", first, second), sorted(index for (index,) in found)
     return None
 
 

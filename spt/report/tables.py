@@ -291,7 +291,7 @@ def _plain_caption(report: Report) -> str:
     return (
         "The plain mean over the tasks, as papers print it: a task that was not learned counts with its score, which "
         "is chance. The interval of the difference is over seeds (Welch, Satterthwaite) and speaks of these tasks "
-        "alone. Published: where a paper's average is over just these tasks."
+        "alone. Published: where all tasks of a paper's average are here; others, as PathX-256, are then left out."
     ) + (f" Doubtful among the published: {'; '.join(doubts)}." if doubts else "")
 
 
