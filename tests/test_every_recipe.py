@@ -35,7 +35,7 @@ PRETRAINED = ("lra/image-pythia", "lra/text-pythia")  # their weights are stood 
 
 def random_task(recipe: Recipe, length: int) -> TaskData:
     """Random rows of the kind that a recipe's task has."""
-    digits = Values(1, levels=17), Output("cross_entropy", False, 1, classes=10), length
+    digits = Tokens(17), Output("cross_entropy", False, 1, classes=10), length
     input, output, _ = digits if recipe.task.name == "digits" else asked(recipe)
     classes = output.loss == "cross_entropy"
     target = Classes(output.classes, output.per_step) if classes else Reals(output.size, output.per_step)

@@ -884,7 +884,7 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
     keys = {
         "rows": """label kind task model recipe factors total source command smoke metric higher_is_better chance
             scratch spt delta low high confidence p holm tests n planned favour_spt detectable decision verdict ratios
-            compute scratch_arm spt_arm warnings notes seeds items failures""",
+            compute budgets scratch_arm spt_arm warnings notes seeds items failures""",
         "levels": "study label factors metric n scratch spt delta scratch_change spt_change",
         "contrasts": """study label what first second metric higher_is_better n planned difference low high p holm tests
             decision verdict""",
