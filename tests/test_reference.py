@@ -397,14 +397,14 @@ def test_every_variant_of_a_packaged_study_builds_at_full_size(name):
                 assert whole_network(one).parameter_counts()["total"] > 1000, (recipe, level)
 
 
-def stand_in(cache, monkeypatch):
+def stand_in(cache, monkeypatch, **sizes):
     """Random weights where the hub's client would keep those of Pythia 70M."""
     import huggingface_hub
     from transformers import GPTNeoXConfig, GPTNeoXModel
 
-    sizes = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048}
+    own = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048}
     place = cache / "models--EleutherAI--pythia-70m-deduped"
-    GPTNeoXModel(GPTNeoXConfig(**sizes, vocab_size=8)).save_pretrained(place / "snapshots" / ("0" * 40))
+    GPTNeoXModel(GPTNeoXConfig(**{**own, **sizes}, vocab_size=8)).save_pretrained(place / "snapshots" / ("0" * 40))
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text("0" * 40)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
@@ -469,30 +469,5 @@ def test_a_row_of_pairs_runs_in_smoke_size(tmp_path, monkeypatch):
     "name", ["speech/sc35-transformer-causal", "bidmc/hr-s4", pytest.param("books/dlr", marks=pytest.mark.slow)]
 )
 def test_a_row_of_real_data_runs_in_smoke_size(name, tmp_path, data_dir, monkeypatch):
-    monkeypatch.setenv("SPT_DATA_DIR", str(data_dir))
-    goes(name, tmp_path)
-
-
-HUGE = ("books/dlr",)  # 309 million parameters: built on the meta device above
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ROWS)
-def test_a_row_builds_and_runs_on_real_data(name, tmp_path, data_dir, monkeypatch):
-    """Bound at full size to a few rows of its task as it is, or of what the data folder has of it; then run, small."""
-    monkeypatch.setenv("SPT_DATA_DIR", str(data_of(name, tmp_path, data_dir)))
-    if name.endswith("pythia"):
-        stand_in(tmp_path / "hub", monkeypatch)
-    one = load(name, smoke="full") if name not in HUGE else None
-    for job in (spt_job(one), Job(one, "pretrain", 0)) if one else ():
-        assert build_stage(job).model.parameter_counts()["total"] > 10_000
-    if name.endswith("pythia"):  # of one size, and that is large; tests/test_hf.py runs a small one
-        return
-    goes(name, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
-def test_a_small_recipe_runs_in_smoke_size(name, tmp_path, data_dir, monkeypatch):
     monkeypatch.setenv("SPT_DATA_DIR", str(data_dir))
     goes(name, tmp_path)
