@@ -410,8 +410,8 @@ def test_operations_are_those_that_torch_counts(name):
 
 
 def test_operations_are_counted_of_a_network_without_values():
-    """On the meta device, where packaged recipes are built without their data. A Longformer asks for a value: has any step
-    global attention?"""
+    """On the meta device, where packaged recipes are built without their data. A Longformer asks for a value: has any
+    step global attention?"""
     model = built("longformer")
     with torch.device("meta"):
         without = built("longformer")
