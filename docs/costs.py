@@ -15,11 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import torch
-
+from spt.analysis.full_size import FullTask, full_network, full_task
 from spt.config.budget import total_steps
 from spt.config.load import complete_part, load, packaged
-from spt.config.plugins import find_plugin
 from spt.config.recipe import EncoderConfig, HeadConfig, Part, Recipe, ResolvedRecipe, Section
 from spt.report.published_numbers import all_pairs
 from spt.report.published_settings import (
@@ -34,74 +32,12 @@ from spt.report.published_settings import (
 from spt.runs.plan import Factor, factors_text
 from spt.studies import schema
 from spt.studies.grid import Estimate, GridRow, expand
-from spt.tasks.base import Tokens, Values
-from spt.training.build import build_backbone, model_width
-from spt.training.network import Encoder, Head, SequenceModel
-from spt.training.objectives import Output
+from spt.training.network import SequenceModel
 
 FILE = Path(__file__).resolve().parent / "measurements" / "operations.json"
 SECTIONS: tuple[Section, ...] = ("scratch", "pretrain", "finetune")
 SETTINGS = "published_settings.yaml"
 PAPERS = ("spt-", "dlr-", "s5-")  # studies named after a table or figure
-
-
-class FullTask(NamedTuple):
-    """A task at full size, without its data."""
-
-    rows: int  # of the training split in use
-    length: int  # of the longest sequence; batches are taken to be as long
-    input: Tokens | Values
-    output: Output
-
-
-def full_task(task: Part) -> FullTask:
-    options, one = task.options, Output("cross_entropy", False, 1)
-    match task.name:
-        case "images":
-            mnist = options["dataset"] == "mnist"
-            rows = 60_000 if mnist else 50_000
-            found = FullTask(
-                rows if options["validation"] == "test" else rows * 9 // 10,
-                784 if mnist else 1024,
-                Values(1 if options["grey"] else 3, levels=256),
-                one._replace(classes=10),
-            )
-        case "text":
-            rows = 25_000 if options["validation"] == "test" else 22_500
-            found = FullTask(rows, options["max_length"], Tokens(135), one._replace(classes=2))
-        case "listops":
-            found = FullTask(options["train_size"], 2048, Tokens(18), one._replace(classes=10))
-        case "retrieval":
-            found = FullTask(147_086, options["max_length"], Tokens(98), one._replace(classes=2, sequences=2))
-        case "pathfinder":
-            steps = options["resolution"] ** 2
-            found = FullTask(options["train_size"], steps, Values(1, levels=256), one._replace(classes=2))
-        case "segmentation":
-            rows = options["train_size"] or {"paper": 96_000, "code": 80_000}[options["sizes"]]
-            output = one._replace(classes=3, per_step=True)
-            found = FullTask(rows, options["resolution"] ** 2, Values(1, levels=256), output)
-        case "subtrees":
-            output = one._replace(classes=10, per_step=True)
-            found = FullTask(options["train_size"], options["max_length"], Tokens(17), output)
-        case "speech":
-            ten = options["words"] == "ten"
-            output = one._replace(classes=10 if ten else 35)
-            found = FullTask(24_482 if ten else 84_843, 16_000, Values(1), output)
-        case "bidmc":
-            found = FullTask(5_564, 4000, Values(2), Output("l2", False, 1))
-        case "books":  # budgets are steps, so rows do not count
-            output = one._replace(classes=256, per_step=True)
-            found = FullTask(100_000, options["chunk"], Tokens(256), output)
-        case "pendulum":
-            input, output = Values(576, frame=(24, 24)), Output("gaussian", True, 2)
-            found = FullTask(options["train_size"], options["kept"], input, output)
-        case "skills":
-            shape = find_plugin("tasks", "skills").module.Config.model_validate_json(json.dumps(options)).shape
-            output = Output("l2", True, shape.size)
-            found = FullTask(options["train_size"], shape.steps, Values(shape.channels), output)
-        case _:
-            raise ValueError(f"how many rows has the task {task.name}?")
-    return found._replace(rows=max(1, int(found.rows * options["subset_fraction"])))
 
 
 class PublishedSizes:
@@ -135,13 +71,9 @@ def _network(recipe: str) -> tuple[SequenceModel, FullTask]:
     """The network that is trained on a task, without numbers; given the parts of a recipe that say which."""
     parts = json.loads(recipe)
     task, model = Part.model_validate(parts["task"]), Part.model_validate(parts["model"])
-    full, width = full_task(task), model_width(model)
-    if model.name == "hf":
-        model = _stand_in(model)
-    with torch.device("meta"):
-        encoder = Encoder(full.input, width, EncoderConfig.model_validate(parts["encoder"]))
-        head = Head(width, full.output, HeadConfig.model_validate(parts["head"]))
-        return SequenceModel(encoder, build_backbone(model, full.length), head), full
+    full = full_task(task)
+    head, encoder = HeadConfig.model_validate(parts["head"]), EncoderConfig.model_validate(parts["encoder"])
+    return full_network(full, _stand_in(model) if model.name == "hf" else model, encoder, head), full
 
 
 def _stand_in(model: Part) -> Part:

@@ -198,6 +198,7 @@ def test_how_long_the_arms_train_is_a_sentence(stages, told):
     assert told in sentence
     updates, epochs = stages[0]
     assert sentence.startswith(f"scratch trains for {updates:,} updates ({epochs} epochs); SPT pretrains for")
+    assert ("(1 epoch)" in sentence) == (stages[1][1] == 1)
 
 
 OWN = {name: text for name, text in packaged().items() if name.startswith(("quickstart", "small/"))}

@@ -13,7 +13,6 @@ from costs import (
     all_operations,
     departures,
     files,
-    full_task,
     network,
     operations,
     recipe_operations,
@@ -31,7 +30,7 @@ from recipes_page import (
     row_operations,
     seconds,
 )
-from test_reference import ROWS, asked, resolved
+from test_reference import resolved
 
 from spt.config.load import packaged
 from spt.report.published_numbers import all_pairs, load_published, table_cells
@@ -138,13 +137,6 @@ def test_what_commands_of_the_file_name_exists():
 
 
 # --------------------------------------------------------------------------------------------------------------- costs
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_the_size_of_a_task_is_that_of_other_tests(name):
-    recipe = resolved(name)
-    full = full_task(recipe.task)
-    assert (full.input, full.output, full.length) == asked(recipe) and full.rows >= 100
 
 
 def test_operations_are_those_of_the_recipes_and_studies_as_they_are():

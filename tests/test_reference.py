@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from tiny import load, loaded, own_task, run, spt_job
+from typer.testing import CliRunner, Result
 
+from spt.analysis.full_size import full_network, full_task
 from spt.config.job import Job
 from spt.config.load import load as load_recipe
 from spt.config.load import packaged, resolve
-from spt.config.plugins import find_plugin
 from spt.config.recipe import HeadConfig, Recipe, StepHeadConfig, Train
 from spt.config.yaml import parse_yaml
 from spt.errors import RecipeError, UsageError
@@ -23,10 +24,11 @@ from spt.studies.schema import packaged as packaged_studies
 from spt.studies.schema import read as read_study
 from spt.tasks.base import Tokens, Values
 from spt.tasks.speech import SECOND, TEN
-from spt.training.build import build_backbone, build_stage, model_width
-from spt.training.network import Encoder, Head, SequenceModel, output_of_head, published_count
+from spt.training.build import build_stage
+from spt.training.network import Head, SequenceModel, output_of_head, published_count
 from spt.training.objectives import OBJECTIVES, Output
 from spt.training.optimizer import factor, reduces_rate, set_rates
+from spt_cli import app
 
 SMALL = {name: text for name, text in packaged().items() if name.startswith("small/")}
 ROWS = {name: text for name, text in packaged().items() if "/" in name and name not in SMALL}
@@ -320,35 +322,8 @@ def test_a_small_recipe_is_complete_and_claims_no_published_number(name):
 
 def asked(recipe: Recipe) -> tuple[Tokens | Values, Output, int]:
     """Input, answer and longest sequence of a task of full size, without its data."""
-    options, one = recipe.task.options, Output("cross_entropy", False, 1)
-    match recipe.task.name:
-        case "images":
-            length = 784 if options["dataset"] == "mnist" else 1024
-            return Values(1 if options["grey"] else 3, levels=256), one._replace(classes=10), length
-        case "text":
-            return Tokens(135), one._replace(classes=2), 4096
-        case "listops":
-            return Tokens(18), one._replace(classes=10), 2048
-        case "retrieval":
-            return Tokens(98), one._replace(classes=2, sequences=2), 4000
-        case "pathfinder":
-            return Values(1, levels=256), one._replace(classes=2), options["resolution"] ** 2
-        case "segmentation":
-            return Values(1, levels=256), one._replace(classes=3, per_step=True), options["resolution"] ** 2
-        case "subtrees":
-            return Tokens(17), one._replace(classes=10, per_step=True), 8192
-        case "speech":
-            return Values(1), one._replace(classes=10 if options["words"] == "ten" else 35), 16000
-        case "bidmc":
-            return Values(2), Output("l2", False, 1), 4000
-        case "books":
-            return Tokens(256), one._replace(classes=256, per_step=True), options["chunk"]
-        case "pendulum":
-            return Values(576, frame=(24, 24)), Output("gaussian", True, 2), 50
-        case "skills":
-            shape = find_plugin("tasks", "skills").module.Config.model_validate_json(json.dumps(options)).shape
-            return Values(shape.channels), Output("l2", True, shape.size), shape.steps
-    raise AssertionError(f"what does task {recipe.task.name} ask for?")
+    full = full_task(recipe.task)
+    return full.input, full.output, full.length
 
 
 STATED = re.compile(r"\(([\d.]+ [MK]) parameters\)")
@@ -358,12 +333,7 @@ SETTINGS = load_published_settings().recipes
 
 def whole_network(recipe: Recipe) -> SequenceModel:
     """A recipe's finetuned network at full size, on the meta device."""
-    input, output, length = asked(recipe)
-    width = model_width(recipe.model)
-    with torch.device("meta"):
-        encoder, backbone = Encoder(input, width, recipe.encoder), build_backbone(recipe.model, length)
-        head = Head(width, output, recipe.finetune.head)
-    return SequenceModel(encoder, backbone, head)
+    return full_network(full_task(recipe.task), recipe.model, recipe.encoder, recipe.finetune.head)
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if "pythia" not in name])
@@ -381,6 +351,43 @@ def test_a_row_builds_at_full_size_with_the_parameters_it_states(name):
     digits = len(printed.partition(".")[2])
     fits = abs(published_count(model) / {"M": 1e6, "K": 1e3}[unit] - float(printed)) <= 0.51 * 10**-digits
     assert fits != (entry is not None and PARAMETERS in entry.departs), published_count(model)
+
+
+def shown(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["show", *arguments])
+
+
+def test_a_row_is_shown_without_its_data(tmp_path, monkeypatch):
+    """Its values, its parameters beside the published ones, and how long each arm trains."""
+    monkeypatch.setenv("SPT_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("SPT_CACHE_DIR", str(tmp_path))
+    found = json.loads(shown("lra/retrieval-transformer", "--no-data", "--json").stdout)
+    assert found["published parameters"] == {"printed": "1.268 M", "ours": found["parameters"]["total"] - 128}
+    assert {"key": "model.d_model", "value": 128, "origin": "recipe"} in found["values"]
+    assert "pretrains for 147,104 updates (32 epochs)" in found["budgets"]  # 4,597 an epoch: batches of 32 pairs
+    text = shown("lra/retrieval-transformer", "--no-data").stdout
+    assert "published 1.268 M" in " ".join(text.split()) and "scratch trains for" in text
+    assert not any(tmp_path.iterdir())
+
+
+def test_published_parameters_are_those_of_the_published_network():
+    changed = json.loads(shown("lra/retrieval-transformer", "model.d_ff=64", "--no-data", "--json").stdout)
+    assert changed["published parameters"] is None and changed["parameters"]["total"] < 1_200_000
+    trained = json.loads(shown("lra/retrieval-transformer", "--no-data", "--json", "finetune.train.epochs=1").stdout)
+    assert trained["published parameters"] is not None and "finetunes for 9,193 updates (1 epoch)" in trained["budgets"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["small/image"], "is for the papers' recipes"),
+        (["lra/pathx-s4", "task.resolution=32"], "task.resolution is changed"),
+        (["lra/pathx-s4", "--smoke"], "is changed"),
+    ],
+)
+def test_without_data_only_what_is_known_is_shown(arguments, told):
+    done = shown(*arguments, "--no-data")
+    assert done.exit_code == 2 and told in done.stderr
 
 
 STUDIES = [name for name in packaged_studies() if read_study(name).study.kind == "variants"]

@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_map_only
 
+from spt.analysis.full_size import full_budget, full_network, full_task
 from spt.config.budget import Spent, compare_budgets, example_count
 from spt.config.job import Job
 from spt.config.overrides import flatten
-from spt.config.recipe import ResolvedRecipe
+from spt.config.recipe import ResolvedRecipe, Section
 from spt.data.batching import collate
 from spt.data.fingerprints import overlap
 from spt.errors import UsageError, one_line
@@ -41,13 +42,12 @@ def resolve_overview(resolved: ResolvedRecipe, micro_batch: int | None = None) -
         "scratch": Job(resolved, "finetune", 0),
     }
     setup = {name: build_stage(job) for name, job in jobs.items()}
-    values = flatten(resolved.recipe.model_dump(mode="json"))
     data = setup["finetune"].data
     stages = {name: _stage(name, setup[name], micro_batch) for name in jobs}
-    budgets = (Spent(stages[name]["steps"], stages[name]["epochs"]) for name in ("scratch", "pretrain", "finetune"))
+    budgets = (Spent(stages[name]["steps"], stages[name]["epochs"]) for name in SECTIONS)
     return {
         "recipe": resolved.name,
-        "values": [{"key": k, "value": v, "origin": resolved.origins.get(k, "default")} for k, v in values.items()],
+        "values": _values(resolved),
         "data": {
             "rows": {name: len(split) for name, split in data.splits.items()},
             "length": data.length,
@@ -64,13 +64,47 @@ def resolve_overview(resolved: ResolvedRecipe, micro_batch: int | None = None) -
     }
 
 
+def overview_without_data(resolved: ResolvedRecipe) -> dict[str, Any]:
+    """What is known of a paper's recipe where its data are not prepared, in the same form; of its stages nothing."""
+    recipe, changed = resolved.recipe, [key for key in _changed(resolved) if key.startswith("task.")]
+    if published_settings(resolved.name) is None or changed:
+        raise UsageError(
+            f"{resolved.name}: --no-data is for the papers' recipes on their own tasks, whose sizes are known"
+            + (f"; {changed[0]} is changed" if changed else "")
+        )
+    full = full_task(recipe.task)
+    model = full_network(full, recipe.model, recipe.encoder, recipe.finetune.head)
+    return {
+        "recipe": resolved.name,
+        "values": _values(resolved),
+        "data": None,
+        "parameters": model.parameter_counts(),
+        "published parameters": _published_parameters(resolved, model),
+        "stages": [],
+        "budgets": compare_budgets(*(full_budget(recipe, name, full, model) for name in SECTIONS)),
+        "runs": {},
+    }
+
+
+SECTIONS: tuple[Section, ...] = ("scratch", "pretrain", "finetune")
+
+
+def _values(resolved: ResolvedRecipe) -> list[dict[str, Any]]:
+    values = flatten(resolved.recipe.model_dump(mode="json"))
+    return [{"key": k, "value": v, "origin": resolved.origins.get(k, "default")} for k, v in values.items()]
+
+
+def _changed(resolved: ResolvedRecipe) -> list[str]:
+    """What is not as in the recipe's file."""
+    return [key for key, origin in resolved.origins.items() if origin not in ("recipe", "default")]
+
+
 def _published_parameters(resolved: ResolvedRecipe, model: SequenceModel) -> dict[str, Any] | None:
     """What is printed of a packaged recipe's network, and ours to hold against it: the published code has no vector of
     hidden steps. None where nothing is printed, or where the network is not the recipe's own."""
     published = published_settings(resolved.name)
     network = ("task.", "model.", "encoder.", "finetune.head.", "finetune.objective.")
-    changed = {key for key, origin in resolved.origins.items() if origin not in ("recipe", "default")}
-    if published is None or published.parameters is None or any(key.startswith(network) for key in changed):
+    if published is None or published.parameters is None or any(key.startswith(network) for key in _changed(resolved)):
         return None
     return {"printed": published.parameters, "ours": published_count(model)}
 
@@ -201,7 +235,13 @@ def render(overview: dict[str, Any]) -> Any:
     for row in overview["values"]:
         origin = Text(row["origin"], style="dim" if row["origin"] == "default" else "")
         values.add_row(row["key"], json.dumps(row["value"]).strip('"'), origin)
+    network = f"\nparameters  {overview['parameters']['total']:,} of the finetuned network"
+    if published := overview["published parameters"]:
+        network += f"; {published['ours']:,} without the vector of hidden steps, published {published['printed']}"
+    budgets = Text(f"{network}\nbudgets     {overview['budgets']}")
     data = overview["data"]
+    if data is None:
+        return Group(values, budgets)
     rows = ", ".join(f"{name} {count:,}" for name, count in data["rows"].items())
     of = f"{data['examples']} of up to {data['length']:,} steps"
     data_text = Text(f"\ndata  {rows} {of}; {data['input']} -> {data['target']}\n")
@@ -221,10 +261,6 @@ def render(overview: dict[str, Any]) -> Any:
             *numbers, kinds = group.values()
             optimiser.add_row(stage["stage"], *(_number(value) for value in numbers), ", ".join(kinds))
     runs = Text("\nruns  " + ", ".join(f"{name} {run}" for name, run in overview["runs"].items()) + " (seed 0)")
-    network = f"\nparameters  {overview['parameters']['total']:,} of the finetuned network"
-    if published := overview["published parameters"]:
-        network += f"; {published['ours']:,} without the vector of hidden steps, published {published['printed']}"
-    budgets = Text(f"{network}\nbudgets     {overview['budgets']}")
     return Group(values, data_text, stages, budgets, optimiser, runs)
 
 

@@ -31,14 +31,21 @@ def show(
     smoke_full: SmokeFullOption = False,
     micro_batch: MicroOption = None,
     data_dir: DataOption = None,
+    no_data: Annotated[
+        bool,
+        typer.Option(
+            "--no-data",
+            help="Of a paper's recipe what needs no data: values, parameters, how long each arm trains.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """What a recipe would do: every value and its origin, parameters, steps, operations, memory. Trains nothing."""
-    recipe = one_recipe(arguments, smoke_size(smoke, smoke_full))
-    from spt.analysis.resolved import render, resolve_overview
+    recipe = one_recipe(arguments, smoke_size(smoke, smoke_full), data=not no_data)
+    from spt.analysis.resolved import overview_without_data, render, resolve_overview
 
-    result = resolve_overview(recipe, micro_batch)
+    result = overview_without_data(recipe) if no_data else resolve_overview(recipe, micro_batch)
     if as_json:
         print_json(result)
     else:

@@ -178,21 +178,24 @@ def smoke_size(smoke: bool, full: bool) -> "Smoke":
     return "full" if full else smoke
 
 
-def recipes(arguments: Iterable[str], smoke: "Smoke") -> list["ResolvedRecipe"]:
+def recipes(arguments: Iterable[str], smoke: "Smoke", *, data: bool = True) -> list["ResolvedRecipe"]:
+    """The recipes, their data prepared unless they are not needed."""
     from spt.api import load_recipe
+    from spt.config.load import load
     from spt.config.overrides import split_arguments
 
     sources, overrides = split_arguments(arguments)
     if not sources:
         raise UsageError("no recipe is named; spt recipes list shows ours (a file with = in its name is ./a=b.yaml)")
-    resolved = [load_recipe(source, overrides, smoke=smoke) for source in sources]
+    read = load_recipe if data else load
+    resolved = [read(source, overrides, smoke=smoke) for source in sources]
     for recipe in resolved:
         for note in recipe.notes:
             notify(f"{recipe.name}: {note}")
     return resolved
 
 
-def one_recipe(arguments: Iterable[str], smoke: "Smoke") -> "ResolvedRecipe":
+def one_recipe(arguments: Iterable[str], smoke: "Smoke", *, data: bool = True) -> "ResolvedRecipe":
     from spt.config.overrides import split_arguments
 
     arguments = list(arguments)
@@ -201,7 +204,7 @@ def one_recipe(arguments: Iterable[str], smoke: "Smoke") -> "ResolvedRecipe":
         raise UsageError(
             f"one recipe is expected, not {', '.join(sources)} (values are changed by a.b=c, without spaces)"
         )
-    return recipes(arguments, smoke)[0]
+    return recipes(arguments, smoke, data=data)[0]
 
 
 def one_seed(text: str) -> int:

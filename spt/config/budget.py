@@ -48,7 +48,8 @@ class Spent(NamedTuple):
     epochs: int | float
 
     def __str__(self) -> str:
-        return f"{self.updates:,.0f} updates ({_amount(self.epochs)} epochs)"
+        epochs = _amount(self.epochs)
+        return f"{self.updates:,.0f} updates ({epochs} epoch{'' if epochs == '1' else 's'})"
 
 
 def compare_budgets(scratch: Spent, pretraining: Spent, finetuning: Spent) -> str:
