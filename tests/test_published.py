@@ -22,6 +22,7 @@ from spt.report.published_numbers import (
     all_cells,
     all_pairs,
     load_published,
+    published_average,
     published_pair,
     published_pairs,
 )
@@ -473,6 +474,19 @@ def test_a_recipes_own_numbers_come_first_and_other_settings_last():
     found = published_pairs("lra/listops-dlr")
     assert found[0].factors == {} and found[-1].factors == {"variant": "DLR"}
     assert found[-1].scratch.printed == "60.5" and found[-1].study == "dlr-table-4"
+
+
+def test_a_published_average_is_of_its_own_tasks_one_row_each():
+    rows = [
+        (f"lra/{task}-s4", {}) for task in ("listops", "text", "retrieval", "image", "pathfinder", "pathx256", "pathx")
+    ]
+    found, chosen = published_average(rows, "accuracy")
+    assert (found.scratch.printed, found.spt.printed, chosen) == ("86.09", "86.75", [0, 1, 2, 3, 4, 6])
+    assert published_average(rows[:6], "accuracy") is None and published_average(rows, "loss") is None
+    assert published_average([*rows, ("lra/image-s4", {})], "accuracy") is None  # which of the two is not known
+    assert published_average([*rows[:6], ("lra/pathx-s4", {"share": 0.2})], "accuracy") is None
+    four = [(f"lra/{task}-dlr", {"initialisation": "random"}) for task in ("listops", "text", "image", "pathx")]
+    assert published_average(four, "accuracy")[0].spt.printed == "80.47"
 
 
 # ------------------------------------------------------------------------------------------------------ what was run
