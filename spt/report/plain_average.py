@@ -10,7 +10,7 @@ from typing import NamedTuple
 from spt.report import stats
 from spt.report.across_tasks import task_identity, task_names
 from spt.report.arms import Comparison, Row
-from spt.report.published_numbers import published_average
+from spt.report.published_numbers import PublishedCell, published_average
 from spt.runs.plan import Factor, Kind, Record, factors_text
 
 
@@ -57,7 +57,8 @@ def plain_averages(comparisons: Sequence[Comparison]) -> tuple[PlainAverage, ...
 
 
 def _average(group: _Group, members: Sequence[Row]) -> PlainAverage:
-    published, rows, cells = None, members, ()
+    published, rows = None, members
+    cells: tuple[PublishedCell, ...] = ()
     if found := published_average([(row.recipe, row.factors) for row in members], group.metric):
         published, chosen = found
         rows, cells = [members[index] for index in chosen], published.cells
