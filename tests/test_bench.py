@@ -618,10 +618,12 @@ def test_the_commands_of_the_page(monkeypatch, tmp_path):
     monkeypatch.setattr(models, "bench_models", lambda variants, *_, **__: [variant.model for variant in variants])
     monkeypatch.setattr(operations, "bench_operations", lambda cases, *_: [case.operation for case in cases])
     monkeypatch.setattr(slopes, "bench_slopes", lambda found, *_: [rows[0].model for rows in found])
+    monkeypatch.setattr(study, "parse_study", lambda name, recipes, **_: [name, *recipes])
+    monkeypatch.setattr(study, "bench_study", lambda name, rows, _: rows)
     monkeypatch.chdir(tmp_path)
     lines = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").splitlines()
     commands = [line.split()[3:] for line in lines if line.startswith("$ spt bench ")]
-    assert {command[0] for command in commands} == {"model", "slopes", "op", "task"}
+    assert {command[0] for command in commands} == {"model", "slopes", "study", "op", "task"}
     for command in commands:
         assert json.loads(call(*command, "--quick", "--json").stdout)
 
