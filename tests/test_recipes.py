@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiny import RECIPE, changed, load, loaded, recipe_file, run, spt_job
 
 from spt.config.job import Job
-from spt.config.load import packaged, read, schema
+from spt.config.load import describe, packaged, read, schema
 from spt.config.overrides import flatten, split_arguments
 from spt.config.yaml import parse_yaml
 from spt.errors import RecipeError, UsageError
@@ -279,3 +279,19 @@ def test_schema_agrees_with_the_recipes(tmp_path):
     checker.validate(RECIPE)
     assert list(checker.iter_errors(changed(RECIPE, pretrain__train__stepz=3)))
     assert list(checker.iter_errors(changed(RECIPE, model__n_haeds=3)))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("# One line.\n# Run: spt compare x\nmodel: {}\n", "One line."),
+        ("# A task of 3.5 steps. A model, with\n# its options. More.\nmodel: {}\n",
+         "A task of 3.5 steps. A model, with its options."),
+        (f"# A task. A\n# {'very ' * 40}long sentence.\n", "A task."),
+        (f"# A\n# {'very ' * 40}long sentence. More.\n", f"A {'very ' * 40}long sentence."),
+        ("# No end\nmodel: {}\n", "No end"),
+        ("model: {} # nothing\n", ""),
+    ],
+)  # fmt: skip
+def test_a_description_is_of_whole_sentences(text, told):
+    assert describe(text) == told

@@ -3,8 +3,10 @@
 import ast
 import copy
 import hashlib
+import itertools
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +24,7 @@ from spt.config.yaml import is_file_name, parse_yaml, read_text
 from spt.errors import RecipeError, UsageError, did_you_mean, one_line
 from spt.runs.plan import Smoke
 
+LONG = 180  # characters of a description
 KINDS: dict[str, Kind] = {"task": "tasks", "model": "models"}  # of the components that a recipe names
 
 
@@ -45,9 +48,20 @@ def _docstring(text: str) -> str:
 
 
 def describe(text: str) -> str:
-    """The first comment line of a recipe."""
-    first = text.lstrip().partition("\n")[0]
-    return first.lstrip("# ").rstrip() if first.startswith("#") else ""
+    """The first comment of a recipe or study, to the end of the sentence in which its first line ends; without that
+    sentence, if it is long."""
+    lines = [line.lstrip("# ").rstrip() for line in itertools.takewhile(_is_comment, text.lstrip().splitlines())]
+    if not lines:
+        return ""
+    comment = " ".join(lines)
+    ends = [found.end() for found in re.finditer(r"[.?!](?=\s|$)", comment)] or [len(comment)]
+    whole = next((end for end in ends if end >= len(lines[0])), len(comment))
+    before = max((end for end in ends if end < whole), default=0)
+    return comment[: before if before and whole > LONG else whole]
+
+
+def _is_comment(line: str) -> bool:
+    return line.startswith("#")
 
 
 def read(source: str) -> tuple[str, str, Path]:
