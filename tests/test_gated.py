@@ -1,8 +1,10 @@
 """Gated recurrences: each against its paper's equations as a loop in double precision."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ from spt.models import hgrn, mingru, minlstm, rglru
 from spt.models.gated import ShortConvolution
 from spt.models.mixer import Context
 
+ARRAYS = Path(__file__).parent / "arrays"
 B, L, D = 2, 37, 6
 GATED = {"mingru": mingru, "minlstm": minlstm, "rglru": rglru, "hgrn": hgrn}
 SIZES = {"rglru": {"blocks": 2, "d_hidden": 8}, "hgrn": {"expansion": 2}, "mingru": {"expansion": 2}}
@@ -140,6 +143,25 @@ def test_gates_of_minlstm_add_up_to_one_and_remember_with_a_bias():
     P = plain.enter[0].out_features // 3
     untouched = [each.enter[0].bias for each in (plain, biased)]
     assert torch.allclose(untouched[0][P:], untouched[1][P:]) and torch.allclose(untouched[0][:P] + 4, untouched[1][:P])
+
+
+def test_rglru_is_the_published_code(monkeypatch):
+    """tests/arrays/README.md says how the arrays were made."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    arrays = {name: torch.from_numpy(array) for name, array in np.load(ARRAYS / "rglru.npz").items()}
+    config = rglru.Config(d_model=6, d_hidden=8, blocks=2, n_layers=1, causal=True, feed_forward="none")
+    layer = rglru.RGLRU(config).double()
+    block, lru = "lru.0.", "rg_lru."
+    names = {f"{ours}.{part}": f"{theirs}.{part}" for part in ("weight", "bias")
+             for ours, theirs in (("gate", "linear_y"), ("enter", "linear_x"), ("leave", "linear_out"))}  # fmt: skip
+    names |= {block + "convolution.bias": "conv_1d.b", block + "Lambda": lru + "a_param"}
+    for ours, theirs in (("recurrence_gate", "a_gate"), ("input_gate", "input_gate")):
+        names |= {f"{block}{ours}.weight": f"{lru}{theirs}.w", f"{block}{ours}.bias": f"{lru}{theirs}.b"}
+    state = {ours: arrays[theirs].reshape(layer.get_parameter(ours).shape) for ours, theirs in names.items()}
+    state[block + "convolution.weight"] = arrays["conv_1d.w"].flip(0)  # theirs begins with the earliest step
+    layer.load_state_dict(state)
+    ours = layer(arrays["x"], everything_valid(arrays["x"])).detach()
+    assert float((ours - arrays["y"]).abs().max()) < 1e-12 * float(arrays["y"].abs().max())
 
 
 def test_rglru_starts_on_its_ring():
