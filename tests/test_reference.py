@@ -437,13 +437,13 @@ def ten_words(folder: Path) -> None:
     pq.write_table(pa.table(columns), folder / "speech_commands" / "train.parquet")
 
 
-STAND_INS = {"retrieval": papers, "sc10": ten_words}  # by a part of a recipe's name: what makes its data in small
+STAND_INS = {"lra/retrieval": papers, "speech/sc10": ten_words}  # by how recipes begin: what makes their data in small
 
 
 def data_of(name: str, folder: Path, data_dir: Path) -> Path:
     """The data folder of a recipe: the tests' own, or one made here."""
-    for part, make in STAND_INS.items():
-        if part in name:
+    for beginning, make in STAND_INS.items():
+        if name.startswith(beginning):
             make(folder / "data")
             return folder / "data"
     return data_dir
