@@ -14,6 +14,7 @@ import pytest
 import torch
 from test_hf import KINDS as FAMILIES
 from test_hf import MORE, built
+from test_models import FORMS, IDS
 from tiny import loaded
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -22,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from spt.checks.model_contract import states_its_operations, tiny
 from spt.config.job import Job
-from spt.config.plugins import find_plugin, listing
+from spt.config.plugins import find_plugin
 from spt.config.recipe import EncoderConfig, HeadConfig
 from spt.models.base import Context, linear_flops
 from spt.models.feedforward import SwitchFeedForward
@@ -154,11 +155,7 @@ def unseen(name, causal, length):
     return tuple(map(sum, zip(*parts, strict=True)))
 
 
-NAMES = [found.name for found in listing("models")]
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["two-sided", "causal"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "causal"), FORMS, ids=IDS)
 def test_models_state_what_is_counted(name, causal):
     model = tiny(find_plugin("models", name), causal, max_length=LONGEST)
     blocks = 1 if name == "spade" else LAYERS
