@@ -152,6 +152,14 @@ def test_scalars_are_those_of_yaml_1_2(text, value):
     assert parse_yaml(text, "test") == value and type(parse_yaml(text, "test")) is type(value)
 
 
+def test_keys_are_text_so_that_none_is_lost():
+    found = parse_yaml("{1: a, 1.0: b, true: c, 0.50: d, yes: e}", "test")
+    assert found == {"1": "a", "1.0": "b", "true": "c", "0.5": "d", "yes": "e"}
+    for text in ("{1: a, '1': b}", "{a: {0.5: a, .5: b}}"):
+        with pytest.raises(UsageError, match="is given twice"):
+            parse_yaml(text, "test")
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_numbers_survive_the_resolved_recipe(number):
     assert parse_yaml(yaml.safe_dump({"a": number}), "test")["a"] == number

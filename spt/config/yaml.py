@@ -1,5 +1,6 @@
 """Recipes and studies as YAML: numbers as in YAML 1.2, no aliases, no duplicate keys."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -22,18 +23,21 @@ class RecipeLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen = set()
-        for key, _ in node.value:
+        mapping = dict[str, Any]()
+        for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key.start_mark)
             if key.tag == "tag:yaml.org,2002:merge":
                 raise yaml.MarkedYAMLError(
                     problem="merge keys (<<) are not used in recipes", problem_mark=key.start_mark
                 )
-            if key.value in seen:
+            # As text, also of numbers: for Python 1, 1.0 and true are one key, and one of them would be lost.
+            name = self.construct_object(key)
+            name = name if isinstance(name, str) else json.dumps(name, default=str)
+            if name in mapping:
                 raise yaml.MarkedYAMLError(problem=f"the key {key.value} is given twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep=True)
+            mapping[name] = self.construct_object(value, deep=True)
+        return mapping
 
 
 RecipeLoader.yaml_implicit_resolvers = {
