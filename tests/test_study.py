@@ -130,7 +130,25 @@ def test_a_study_is_what_its_file_says(kind, tmp_path):
             {"kind": "variants", "recipes": ["a", "b"], "variants": {"a": {"x": {}}}},
             "variants are given by recipe, but",
         ),
-        ({"kind": "compare", "recipes": ["a"], "where": [{"set": {}}]}, "where.0.set"),
+        ({"kind": "compare", "recipes": ["a"], "where": [{"set": {}}]}, "where.0.set: empty"),
+        ({"kind": "compare", "recipes": ["a"], "where": [{"set": {"x": 1}}] * 2}, r"the rule where\.1 is listed"),
+        (
+            {"kind": "init", "recipes": ["a"], "where": [{"set": {"model.initialisation": "random"}}]},
+            r"where\.0\.set: model\.initialisation would change .*, which this study varies",
+        ),
+        ({"kind": "init", "recipes": ["a"], "where": [{"set": {"model": {"name": "s4"}}}]}, "model would change"),
+        (
+            {
+                "kind": "objective",
+                "recipes": ["a"],
+                "objectives": [{"name": "masked", "ratio": 0.5}],
+                "where": [{"set": {"pretrain.objective.loss": "mse", "pretrain.objective.ratio": 0.1}}],
+            },
+            r"pretrain\.objective\.ratio would change",
+        ),
+        ({"kind": "variants", "recipes": ["a"], "variants": {" ": {}}}, "a variant is called ' '; a name is one line"),
+        ({"kind": "variants", "recipes": ["a"], "variants": {"a": {"x\ny": {}}}}, r"'x\\ny'; a name is one line"),
+        ({"kind": "size", "recipes": ["a"], "sizes": {"x" * 201: {"d_model": 1}}}, "xxx.* of at most 200 letters"),
         ({"kind": "compare", "recipes": ["a"], "where": [{"recipes": ["b"], "set": {"x": 1}}]}, "b is not one of the"),
         ({"kind": "compare", "recipes": ["a"], "where": [{"levels": ["b"], "set": {"x": 1}}]}, "only the levels of"),
         ({"kind": "init", "recipes": ["a"], "where": [{"levels": ["b"], "set": {"x": 1}}]}, "'b' is no level of"),
@@ -153,6 +171,23 @@ def test_a_study_is_what_its_file_says(kind, tmp_path):
 def test_a_wrong_study_is_refused(raw, complaint):
     with pytest.raises(UsageError, match=complaint):
         validate(raw, "here")
+
+
+def test_levels_that_look_like_numbers_are_named_by_rules_too(tmp_path):
+    text = "kind: variants\nrecipes: [quickstart]\nvariants: {1: {}, 0.5: {}, true: {}, yes: {}}\n"
+    (tmp_path / "mine.yaml").write_text(text + "where: [{levels: [0.50, 1, true, yes], set: {model.d_model: 8}}]\n")
+    study = read(str(tmp_path / "mine.yaml")).study
+    assert study.where[0].levels == ("0.5", "1", "true", "yes")
+    assert all(study.rules("quickstart", level) for level in study.levels("quickstart"))
+
+
+def test_an_unknown_level_is_told_with_those_that_there_are():
+    study = {"kind": "variants", "recipes": ["a"], "variants": {name: {} for name in "zyxw"}}
+    with pytest.raises(RecipeError, match="'A' is no level of these recipes; known: z, y, x, w"):
+        validate({**study, "where": [{"levels": ["A"], "set": {"x": 1}}]}, "here")
+    with pytest.raises(RecipeError) as caught:
+        validate({**study, "where": [{"recipes": [3], "set": {"x": 1}}]}, "here")
+    assert caught.value.problems == ("where.0.recipes.0: input should be a valid string, not 3",)
 
 
 def test_every_mistake_is_told_at_once():

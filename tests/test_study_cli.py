@@ -140,6 +140,13 @@ def test_models_of_equal_size_are_found_once(tmp_path):
         (("data", "tiny.yaml", "--fractions", "0"), 2, "fractions"),
         (("size", "tiny.yaml", "--size", "S"), 2, "NAME:option=value"),
         (("size", "tiny.yaml", "--size", "S:d_modl=8"), 2, "did you mean d_model"),
+        (("size", "tiny.yaml", "--size", "S:d_model=8, d_model=16"), 2, "is given twice"),
+        (
+            ("variants", "tiny.yaml", "--variant", "A", "--variant", "B:model.d_modl=8"),
+            2,
+            "tiny.yaml, level 'B': model.d_modl: unknown key",
+        ),
+        (("variants", "tiny.yaml", "--variant", "a\tb"), 2, r"a variant is called 'a\tb'"),
         (("objective", "tiny.yaml"), 2, "no objective is named"),
         (("objective", "tiny.yaml", "--objective", "masked:rato=0.5"), 2, "did you mean ratio"),
         (("objective", "tiny.yaml", "--objective", "mask"), 2, "is unknown"),
@@ -167,6 +174,16 @@ def test_wrong_studies_are_refused_in_a_sentence(arguments, code, complaint, tmp
     done = call("study", *arguments, code=code)
     assert complaint in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_values_of_variants_may_be_lists(tmp_path):
+    values = "A:pretrain.train.schedule=steps,pretrain.train.milestones=[0.25,0.5],model={name: dss, d_model: 8}"
+    call("study", "variants", "tiny.yaml", "--variant", values, "--save", "mine.yaml")
+    assert yaml.safe_load((tmp_path / "mine.yaml").read_text())["variants"]["A"] == {
+        "pretrain.train.schedule": "steps",
+        "pretrain.train.milestones": [0.25, 0.5],
+        "model": {"name": "dss", "d_model": 8},
+    }
 
 
 def test_a_study_that_is_damaged_or_in_part(tmp_path):

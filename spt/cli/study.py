@@ -147,16 +147,29 @@ def _list(text: str | None, option: str, kind: type = float) -> list[Any] | None
 
 
 def _assigned(text: str, option: str) -> dict[str, Any]:
-    """`a=1,b=2` as a mapping."""
+    """`a=1,b=[2,3]` as a mapping."""
     from spt.config.yaml import parse_yaml
 
     values: dict[str, Any] = {}
-    for part in filter(None, text.split(",")):
+    for part in filter(None, _split_at_commas(text)):
         name, equals, value = part.partition("=")
+        name = name.strip()
         if not equals or not name or name in values:
             raise UsageError(f"{option} {text}: {part!r} is not name=value, or is given twice")
-        values[name.strip()] = parse_yaml(value, f"{option} {text}")
+        values[name] = parse_yaml(value, f"{option} {text}")
     return values
+
+
+def _split_at_commas(text: str) -> list[str]:
+    """The parts between commas, except those inside brackets or braces."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 @command(study_app, "compare")

@@ -22,6 +22,10 @@ def validation_messages(model: type[BaseModel], error: ValidationError, place: s
             message = f"unknown key{did_you_mean(location[-1], known_fields(model, location[:-1]))}"
         elif problem["type"] == "missing":
             message = "missing"
+        elif problem["type"] == "too_short" and not problem["ctx"]["actual_length"]:
+            if problem["input"]:  # nothing is left of it because its items are wrong, which is said of them
+                continue
+            message = "empty"
         elif problem["type"] not in ("value_error", "json_invalid"):
             shown = json.dumps(problem["input"], default=str)
             message = f"{message[0].lower()}{message[1:]}, not {shown[:60]}"

@@ -162,8 +162,13 @@ class BaseRecipe:
         self.resolved = self._load(self.overrides, study.rules(source))
         self.notes: list[str] = []
 
-    def _load(self, overrides: Sequence[str], changes: Sequence[Changes]) -> ResolvedRecipe:
-        return self.costs.identify_data(load(self.source, overrides, smoke=self.smoke, changes=changes))
+    def _load(self, overrides: Sequence[str], changes: Sequence[Changes], level: str | None = None) -> ResolvedRecipe:
+        try:
+            return self.costs.identify_data(load(self.source, overrides, smoke=self.smoke, changes=changes))
+        except RecipeError as error:
+            if level is None:
+                raise
+            raise RecipeError(f"{self.source}, level {level!r}", error.problems) from None
 
     def model_config(self) -> BackboneConfig:
         """The model's options, as the model has declared them."""
@@ -205,12 +210,12 @@ class BaseRecipe:
     def variant(self, changes: Changes, level: str | None = None) -> ResolvedRecipe:
         """The recipe with more changes; they override what is set in every recipe. A smoke run keeps their sizes."""
         kept = [override for override in self.overrides if override.partition("=")[0] not in changes]
-        return self._load([*kept, *recipe_overrides(changes)], self.study.rules(self.source, level))
+        return self._load([*kept, *recipe_overrides(changes)], self.study.rules(self.source, level), level)
 
     def at_level(self, level: str) -> ResolvedRecipe:
         """The recipe with a level's own changes."""
         changes = self.study.levels(self.source)[level]
-        return self._load(self.overrides, [changes, *self.study.rules(self.source, level)])
+        return self._load(self.overrides, [changes, *self.study.rules(self.source, level)], level)
 
 
 def _equal_models(study: Models, bases: Sequence["BaseRecipe"]) -> list[GridRow]:

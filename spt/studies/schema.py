@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -31,6 +32,7 @@ from spt.runs.plan import ARMS, Axis, SearchProtocol
 from spt.studies.arms import absolute, canonical, renamed_arm
 
 MOST_SEEDS = 1000
+LONGEST_NAME = 200  # of a level
 MOST_SETTINGS = 1000
 Changes = dict[str, Any]  # dotted place in a recipe -> value
 Value = bool | int | float | str | None
@@ -44,6 +46,14 @@ class Rule(StrictModel):
         None, min_length=1, description="at these variants, sizes or initialisations, by name; null: at all levels"
     )
     set: Changes = Field(min_length=1, description="values by dotted place; a mapping replaces a whole section")
+
+    @field_validator("levels", mode="before")
+    @classmethod
+    def _as_keys(cls, levels: Any) -> Any:
+        """Names that look like numbers, as text: as keys, where the levels are given, they are text too."""
+        if not isinstance(levels, list):
+            return levels
+        return tuple(json.dumps(level) if isinstance(level, bool | int | float) else level for level in levels)
 
 
 class _Study(StrictModel):
@@ -63,8 +73,9 @@ class _Study(StrictModel):
         if isinstance(seeds, tuple) and min(seeds) < 0:
             raise ValueError(f"seeds {list(seeds)} must be different whole numbers from 0")
         for name, values in self:
-            if isinstance(values, tuple) and (doubles := [v for i, v in enumerate(values) if v in values[:i]]):
-                raise ValueError(f"{name}: {doubles[0]} is listed twice")
+            if isinstance(values, tuple) and (doubles := [i for i, v in enumerate(values) if v in values[:i]]):
+                double = f"the rule where.{doubles[0]}" if name == "where" else values[doubles[0]]
+                raise ValueError(f"{name}: {double} is listed twice")
         for i, rule in enumerate(self.where):
             self._check_rule(f"where.{i}", rule)
         return self
@@ -72,13 +83,20 @@ class _Study(StrictModel):
     def _check_rule(self, place: str, rule: Rule) -> None:
         if unknown := [name for name in rule.recipes or () if name not in self.recipes]:
             raise ValueError(f"{place}.recipes: {unknown[0]} is not one of the recipes")
+        for varied in self.varied():
+            if clash := [key for key in rule.set if f"{varied}.".startswith(f"{key}.")]:
+                raise ValueError(f"{place}.set: {clash[0]} would change {varied}, which this study varies; take it out")
         if rule.levels is None:
             return
-        known = {level for name in rule.recipes or self.recipes for level in self.levels(name)}
+        known = dict.fromkeys(level for name in rule.recipes or self.recipes for level in self.levels(name))
         if not known:
             raise ValueError(f"{place}.levels: only the levels of variants, size and init have names")
         if unknown := [level for level in rule.levels if level not in known]:
             raise ValueError(f"{place}.levels: {unknown[0]!r} is no level of these recipes; known: {', '.join(known)}")
+
+    def varied(self) -> Sequence[str]:
+        """Places that the levels are named after, so that no rule may change them."""
+        return ()
 
     def levels(self, recipe: str) -> Mapping[str, Changes]:
         """The levels of a recipe that have names, and what each one changes."""
@@ -279,13 +297,25 @@ def _check_named_levels(what: str, levels: Mapping[str, Any], recipes: Sequence[
         raise ValueError(f"{what}s are given by recipe, but not for {missing[0]}")
     if by_recipe and (foreign := [name for name in levels if name not in recipes]):
         raise ValueError(f"{what}s are given by recipe, and {foreign[0]} is not one of the recipes")
+    hint = f" (under the name of a recipe stand {what}s of its own)" if by_recipe else ""
     for name in recipes:
         own = _of_recipe(levels, name)
         if not own:
-            raise ValueError(f"{name} has no {what}")
+            raise ValueError(f"{name} has no {what}{hint}")
         for label, changes in own.items():
+            _check_name(what, label)
             if not isinstance(changes, dict):
-                raise ValueError(f"{what} {label} must be a mapping of dotted places to values, such as d_model: 64")
+                raise ValueError(
+                    f"{what} {label} must be a mapping of dotted places to values, such as d_model: 64{hint}"
+                )
+
+
+def _check_name(what: str, label: str) -> None:
+    """A level's name stands in the lines of tables and in the terminal."""
+    unfit = any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in label)
+    if unfit or not label.strip() or len(label) > LONGEST_NAME:
+        shown = ascii(label if len(label) <= 40 else f"{label[:40]}…")
+        raise ValueError(f"a {what} is called {shown}; a name is one line of text, of at most {LONGEST_NAME} letters")
 
 
 class Init(_Study):
@@ -295,6 +325,9 @@ class Init(_Study):
     initialisations: tuple[Literal["structured", "random", "random_ssm"], ...] = Field(
         ("structured", "random"), min_length=1, description="values of model.initialisation"
     )
+
+    def varied(self) -> Sequence[str]:
+        return ("model.initialisation",)
 
     def levels(self, recipe: str) -> dict[str, Changes]:
         return {level: {"model.initialisation": level} for level in self.initialisations}
@@ -314,6 +347,9 @@ class Objective(_Study):
         if not all(isinstance(objective.get("name"), str) for objective in objectives):
             raise ValueError("every objective needs a name: masked or next")
         return objectives
+
+    def varied(self) -> Sequence[str]:
+        return sorted({f"{OBJECTIVE}{option}" for objective in self.objectives for option in objective})
 
 
 class Range(StrictModel):
