@@ -165,6 +165,10 @@ def test_a_study_is_what_its_file_says(kind, tmp_path):
         ({"kind": "tune", "recipes": ["a"], "space": {"learning_rate": {"low": 1e-4, "high": 1}}}, "number of trials"),
         ({"kind": "tune", "recipes": ["a"], "space": {"epochs": [1, 2]}}, "not a tunable setting"),
         ({"kind": "compare", "recipes": ["a"], "seeds": 0}, "seeds"),
+        (
+            {"kind": "compare", "recipes": ["a"], "seeds": "x"},
+            '^here: seeds: input should be a valid integer or a valid array, not "x"$',
+        ),
         ({"kind": "compare", "recipes": ["a"], "seeds": [1, 1]}, "seeds"),
     ],
 )

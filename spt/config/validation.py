@@ -10,12 +10,17 @@ from spt.errors import did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
 
+_SCALARS = {"bool", "int", "float", "str"}  # branches of unions, as pydantic calls them
+_TYPE = "input should be "  # how it begins to say what a value has to be
+
 
 def validation_messages(model: type[BaseModel], error: ValidationError, place: str = "") -> list[str]:
     """Every problem pydantic found, in our words, with its dotted place."""
-    messages = []
+    messages = dict[str, list[str]]()
     for problem in error.errors():
         location = [str(part) for part in problem["loc"] if "[" not in str(part)]  # not which branch of a union
+        if location and location[-1] in _SCALARS:
+            location.pop()
         dotted = ".".join([place, *location] if place else location)
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
@@ -29,8 +34,11 @@ def validation_messages(model: type[BaseModel], error: ValidationError, place: s
         elif problem["type"] not in ("value_error", "json_invalid"):
             shown = json.dumps(problem["input"], default=str)
             message = f"{message[0].lower()}{message[1:]}, not {shown[:60]}"
-        messages.append(f"{dotted}: {message}" if dotted else message)
-    return messages
+        given = messages.setdefault(dotted, [])
+        if given and given[-1].startswith(_TYPE) and message.startswith(_TYPE):  # the branches of a union, as one
+            message = f"{given.pop().rpartition(', not ')[0]} or {message.removeprefix(_TYPE)}"
+        given.append(message)
+    return [f"{dotted}: {message}" if dotted else message for dotted, given in messages.items() for message in given]
 
 
 def validate_values(model: type[Model], values: Any) -> Model:
