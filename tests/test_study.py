@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -236,6 +237,25 @@ def test_everything_that_a_study_names_is_found_from_its_folder(by_recipe, tmp_p
     }  # fmt: skip
     assert found.rules(recipe) == ({"task.name": str(tmp_path / "task.py")},)
     assert yaml.safe_load(to_yaml(found, tmp_path))["where"][0]["recipes"] == ["tiny.yaml"]
+
+
+def test_data_that_a_study_names_are_found_from_its_folder(tmp_path, monkeypatch):
+    task = {"name": "custom", "path": "a.csv", "text_column": "a.csv", "label_column": "y"}
+    recipe_file(tmp_path, task=task)
+    study = {
+        "kind": "variants",
+        "recipes": ["tiny.yaml"],
+        "set": {"task.path": "b.csv", "task.text_column": "b.csv"},
+        "variants": {"mine": {"task.path": "~/c.csv"}, "whole": {"task": {**task, "path": "d.csv"}}},
+        "where": [{"set": {"task.path": "../e.csv", "model.norm": "rms"}}],
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(study))
+    monkeypatch.chdir("/")
+    found = read(str(tmp_path / "mine.yaml")).study
+    assert found.set == {"task.path": str(tmp_path / "b.csv"), "task.text_column": "b.csv"}
+    assert found.variants["mine"] == {"task.path": str(Path.home() / "c.csv")}
+    assert found.variants["whole"]["task"]["path"] == str(tmp_path / "d.csv")
+    assert found.where[0].set == {"task.path": f"{tmp_path}/../e.csv", "model.norm": "rms"}
 
 
 # Compute

@@ -3,14 +3,16 @@
 A study comes from YAML or from the command line; `to_yaml` writes it out in full.
 """
 
+import contextlib
 import copy
 import json
 import math
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,7 +22,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from spt.config.load import KINDS as PARTS
-from spt.config.load import anchor_paths
+from spt.config.load import anchor_paths, path_options
+from spt.config.load import read as read_recipe
 from spt.config.objectives import OBJECTIVE_OPTIONS
 from spt.config.overrides import flatten
 from spt.config.plugins import is_path
@@ -549,32 +552,49 @@ def with_absolute_paths(study: Study, folder: Path) -> Study:
     if len(set(names.values())) < len(names):
         raise UsageError(f"a recipe is listed twice, under two names: {', '.join(names)}")
     values = _with_names(dict(study), names, lambda name: absolute(name, folder))
-    values["set"] = _anchored(study.set, folder)
-    values["where"] = tuple(
-        rule.model_copy(update={"set": _anchored(rule.set, folder)}) if isinstance(rule, Rule) else rule
-        for rule in values["where"]
-    )
+    anchored = partial(_anchored, folder=folder, recipes=values["recipes"])
+    values["set"] = anchored(study.set)
+    values["where"] = tuple(rule.model_copy(update={"set": anchored(rule.set)}) for rule in values["where"])
     if isinstance(study, Variants):
         nested = set(study.variants) & set(study.recipes)
         values["variants"] = {
-            name: {label: _anchored(each, folder) for label, each in changes.items()}
-            if nested
-            else _anchored(changes, folder)
+            name: {label: anchored(each) for label, each in changes.items()} if nested else anchored(changes)
             for name, changes in values["variants"].items()
         }
     return study.model_copy(update=values)
 
 
-def _anchored(changes: Changes, folder: Path) -> Changes:
-    """Changes whose models and tasks in files are named from anywhere."""
+def _anchored(changes: Changes, folder: Path, recipes: Iterable[str]) -> Changes:
+    """Changes whose models, tasks and options in files are named from anywhere."""
     anchored = copy.deepcopy(changes)
-    for part in PARTS:
+    for part, kind in PARTS.items():
         if isinstance(anchored.get(part), dict):
             anchor_paths(anchored, folder)
         name = anchored.get(f"{part}.name")
         if isinstance(name, str) and is_path(name):
-            anchored[f"{part}.name"] = str(folder / os.path.expanduser(name))
+            name = anchored[f"{part}.name"] = str(folder / os.path.expanduser(name))
+        prefix = f"{part}."
+        options = {key.removeprefix(prefix): value for key, value in anchored.items() if key.startswith(prefix)}
+        if not any(isinstance(value, str) for option, value in options.items() if option != "name"):
+            continue
+        for component in [name] if isinstance(name, str) else _component_names(recipes, part):
+            for option in path_options(kind, {**options, "name": component}):
+                anchored[prefix + option] = str(folder / os.path.expanduser(options[option]))
     return anchored
+
+
+def _component_names(recipes: Iterable[str], part: str) -> set[str]:
+    """The tasks or the models that the recipes name, so far as they can be read; the others are told when they load."""
+    names = set()
+    for recipe in recipes:
+        with contextlib.suppress(UsageError):
+            _, text, folder = read_recipe(recipe)
+            raw = parse_yaml(text, recipe)
+            given = raw.get(part) if isinstance(raw, dict) else None
+            name = given.get("name") if isinstance(given, dict) else None
+            if isinstance(name, str):
+                names.add(str(folder / os.path.expanduser(name)) if is_path(name) else name)
+    return names
 
 
 def to_yaml(study: Study, folder: Path | None = None, comment: str = "") -> str:
