@@ -176,6 +176,14 @@ def test_wrong_studies_are_refused_in_a_sentence(arguments, code, complaint, tmp
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("how", [["--dry-run"], []])
+def test_a_variant_that_cannot_be_built_is_named(how, tmp_path):
+    variants = ["--variant", "A", "--variant", "B:model.max_length=3"]
+    done = call("study", "variants", "tiny.yaml", *variants, *how, code=2)
+    assert done.stderr.startswith("spt: tiny variant B: model.max_length is 3, but this task has sequences of 64 steps")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_values_of_variants_may_be_lists(tmp_path):
     values = "A:pretrain.train.schedule=steps,pretrain.train.milestones=[0.25,0.5],model={name: dss, d_model: 8}"
     call("study", "variants", "tiny.yaml", "--variant", values, "--save", "mine.yaml")

@@ -26,7 +26,8 @@ def dry_run(grid: StudyGrid, folder: Path, costs: MeasuredCosts, part: tuple[int
     for kind, requests in (("trial", in_order(trial_requests(grid))), ("run", in_order(cell_requests(grid)))):
         for job, label, *_ in shard(requests, *part) if part else requests:
             if job.name in states:
-                cost = costs.estimate(job)
+                with grid.telling_row(job):
+                    cost = costs.estimate(job)
                 runs.append(
                     {
                         "run": job.name,

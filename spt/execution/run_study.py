@@ -148,7 +148,12 @@ def check_recipes_build(grid: StudyGrid, root: Path, runtime: Runtime) -> dict[s
     first: dict[str, Job] = {}
     for job in _all_runs(jobs).values():
         first.setdefault(_configuration(job), job)
-    return {key: runtime.each_rank(partial(Built.of, job)) for key, job in first.items()}
+
+    def build(job: Job) -> Built:
+        with grid.telling_row(job):
+            return Built.of(job)
+
+    return {key: runtime.each_rank(partial(build, job)) for key, job in first.items()}
 
 
 def _flops(built: dict[str, Built], job: Job) -> float | None:

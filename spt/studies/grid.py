@@ -4,6 +4,7 @@ A row is a recipe at one level of what the study varies; it has two arms over se
 rows, operations or seconds, which takes data and networks.
 """
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from spt.config.overrides import apply_overrides
 from spt.config.plugins import find_plugin
 from spt.config.recipe import BUDGETS, Part, Recipe, ResolvedRecipe, Section, Train
 from spt.config.validation import validate_values, validation_messages
-from spt.errors import RecipeError, UsageError
+from spt.errors import RecipeError, SptError, UsageError
 from spt.models.options import BackboneConfig
 from spt.runs.plan import ARMS, ArmName, Axis, Factor, SearchProtocol, Smoke, Total, factors_text
 from spt.studies.arms import Arm, control, main_arms, with_task_of
@@ -116,6 +117,20 @@ class StudyGrid:
         """Every finetuning job of the study, trials first, each once."""
         cells = [*(trial for search in self.searches for trial in search.trials), *self.cells]
         return list({cell.job.name: cell.job for cell in cells}.values())
+
+    @contextlib.contextmanager
+    def telling_row(self, job: Job) -> Iterator[None]:
+        """What is wrong with a job is told with the first row that needs it, where there are several."""
+        try:
+            yield
+        except SptError as error:
+            runs = ((cell.row, run) for cell in self.cells for run in (cell.job, cell.job.parent))
+            needed_by = [row for row, run in runs if isinstance(run, Job) and run.name == job.name]
+            if needed_by and len(self.rows) > 1:
+                row = self.rows[needed_by[0]]
+                place = " ".join(filter(None, [row.resolved.name, factors_text(row.factors)]))
+                error.args = (f"{place}: {error}",)
+            raise
 
 
 def expand(study: Study, smoke: Smoke, costs: CostModel) -> StudyGrid:
