@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from spt.config.job import Job
 from spt.config.load import load, packaged
-from spt.config.recipe import Recipe
+from spt.config.recipe import Recipe, ResolvedRecipe
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
+from spt.studies.schema import read as read_study
 from spt.tasks.base import Classes, Reals, Split, TaskData, Tokens
 from spt.training.build import build_backbone, build_stage
 from spt.training.objectives import Output
@@ -87,13 +88,39 @@ def test_a_recipe_is_trained_for_a_step(name, tmp_path, monkeypatch):
     """Each arm's stages, small, on random rows: every option is obeyed, and fits the others."""
     if name in PRETRAINED:
         stand_in(tmp_path, monkeypatch, intermediate_size=64)
-    one = replace(load(name, smoke=True), data="random rows")
+    train_small(load(name, smoke=True), monkeypatch)
+
+
+def train_small(one: ResolvedRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of both stages on random rows."""
+    one = replace(one, data="random rows")
+    pretrained = one.recipe.model.options.get("checkpoint") is not None
     with torch.device("meta"):
-        multiple = build_backbone(one.recipe.model, 2**16).length_multiple if name not in PRETRAINED else 1
+        multiple = 1 if pretrained else build_backbone(one.recipe.model, 2**16).length_multiple
     data = random_task(one.recipe, math.lcm(32, multiple))
     monkeypatch.setattr("spt.training.build.open_task", lambda part: data)
     for job in (Job(one, "pretrain", 0), Job(one, "finetune", 0)):
         takes_a_step(job)
+
+
+VARIANTS = [
+    pytest.param(study, recipe, level, id=f"{study}-{recipe}-{level}")
+    for study in ("spt-table-1", "spt-table-2")
+    for known in [read_study(study).study]
+    for recipe in known.recipes
+    for level, changes in known.levels(recipe).items()
+    if changes
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("study", "recipe", "level"), VARIANTS)
+def test_a_variant_of_a_packaged_study_is_trained_for_a_step(study, recipe, level, tmp_path, monkeypatch):
+    """As the recipes are, with what the study changes in them."""
+    one = load(recipe, smoke=True, changes=read_study(study).study.changes_of(recipe, level))
+    if one.recipe.model.options.get("checkpoint") is not None:
+        stand_in(tmp_path, monkeypatch, intermediate_size=64)
+    train_small(one, monkeypatch)
 
 
 # --------------------------------------------------------------------------------------------------- the whole command

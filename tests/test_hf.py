@@ -418,6 +418,17 @@ def test_operations_are_counted_of_a_network_without_values():
     assert without.flops(64).forward == model.flops(64).forward > 0
 
 
+def test_gradients_outlive_the_count_of_operations(monkeypatch):
+    """A reversible stack adds to them in its own backward pass."""
+    monkeypatch.setattr(costs, "_POLYNOMIALS", {})
+    monkeypatch.setattr(costs, "_COUNTS", {})
+    model = built("reformer").train()
+    answer(model, x_of()).sum().backward()
+    before = {name: p.grad for name, p in model.named_parameters()}
+    assert model.flops(40).forward > 0
+    assert all(p.grad is before[name] for name, p in model.named_parameters())
+
+
 @pytest.mark.slow
 def test_operations_that_torch_does_not_see():
     """By hand. Two of eight experts a step, three maps of D to 4 D each, and the router; a selective scan: 6 E N a

@@ -6,7 +6,7 @@ Letters: L steps, D width, E inner width and N state size of a scan.
 import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -81,6 +81,8 @@ def count(backbone: Any, length: int) -> Counts:
     training, device, recompute = backbone.training, next(backbone.parameters()).device, backbone.recompute
     forward, backward = _Counter(), _Counter()
     with contextlib.ExitStack() as stack:
+        stack.callback(_set_gradients, [(parameter, parameter.grad) for parameter in backbone.parameters()])
+        _set_gradients((parameter, None) for parameter in backbone.parameters())
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if device.type != "meta":
@@ -101,6 +103,12 @@ def count(backbone: Any, length: int) -> Counts:
         except Exception:  # a model's own backward pass raises anything for want of values
             backward_counts = {kind: 2 * number for kind, number in forward_counts.items()}
     return Counts.from_kinds(forward_counts, backward_counts) + _uncounted(backbone, length)
+
+
+def _set_gradients(gradients: Iterable[tuple[Any, Any]]) -> None:
+    """The backward pass of a reversible stack adds to gradients, which are those of a training step in progress."""
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
 
 
 class _WholeModel(contextlib.nullcontext[None]):
