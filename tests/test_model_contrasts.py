@@ -363,20 +363,32 @@ def test_scratch_at_every_share_counts_once(tmp_path: Path) -> None:
     } == {3}
 
 
-def test_variants_of_a_recipe_are_compared_with_each_other(tmp_path: Path) -> None:
-    """By their names, within their recipe, though one model is in all of them."""
-    rows = [{"name": recipe, "task": "digits", "model": "dlr", "factors": {"variant": variant}}
-            for recipe in ("x", "y") for variant in ("wide", "deep")]  # fmt: skip
+def test_variants_are_compared_where_they_answer_the_same_test_rows(tmp_path: Path) -> None:
+    """By their names, though one model is in all of them: x and y ask the same, z something else."""
+    other = {**SPLITS, "test": SplitRecord(rows=360, inputs="xx", targets="yy")}
+    named = [("x", "wide"), ("y", "deep"), ("z", "wide"), ("z", "deep")]
+    rows = [{"name": r, "task": "digits", "model": "dlr", "factors": {"variant": variant}} for r, variant in named]
     cells = [
         cell
         for i, row in enumerate(rows)
-        for cell in arms(tmp_path, i, f"{i}", *(A, B)[i % 2], model="dlr", recipe=row["name"], task="digits")
-    ]
+        for cell in arms(
+            tmp_path, i, f"{i}", *(A, B)[i % 2], model="dlr", recipe=row["name"], task="digits",
+            data=other if row["name"] == "z" else SPLITS,
+        )
+    ]  # fmt: skip
     report = collect.read_report([study(tmp_path, "variants", rows, cells)])
-    assert [each.label for each in report.models] == ["digits, variants of x", "digits, variants of y"]
+    assert [each.label for each in report.models] == ["digits, variants of x and y", "digits, variants of z"]
     for each in report.models:
         assert [model.name for model in each.models] == ["wide", "deep"] and not each.factors
         assert "wide beats deep by 10.50 points" in each.verdict
+
+
+def test_variants_without_results_are_told_apart_by_recipe(tmp_path: Path) -> None:
+    rows = [{"name": recipe, "task": "digits", "model": "dlr", "factors": {"variant": variant}}
+            for recipe in ("x", "y") for variant in ("wide", "deep")]  # fmt: skip
+    planned = [{"row": i, "arm": "scratch", "seed": 0, "run": f"finetune-{i}"} for i in range(4)]
+    report = collect.read_report([study(tmp_path, "variants", rows, planned)])
+    assert [each.label for each in report.models] == ["digits, variants of x", "digits, variants of y"]
 
 
 def test_several_rows_of_one_model_are_not_picked_from(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Which model is better, in each arm, and whether self-pretraining changes that: models paired by seed.
 
-Two models are compared where they share a task, a metric and a level of what a study varies; the variants of a recipe
-are compared with each other, whatever they change. Within an arm the contrast
+Two models are compared where they share a task, a metric and a level of what a study varies; variants of recipes are
+compared with each other where they answer the same test rows. Within an arm the contrast
 is score - score; in the difference of the arms it is gain - gain, the interaction of model and self-pretraining.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from spt.report.across_tasks import task_identity
 from spt.report.arms import Comparison, Row, comparison_runs
 from spt.report.per_example import ExampleScores, RowInterval, example_scores, row_interval
 from spt.report.ranking import (
@@ -77,7 +78,7 @@ def _by_level(rows: Sequence[Comparison], within_study: bool) -> list[list[Compa
     for comparison in rows:
         row = comparison.row
         study = (comparison.runs.root, row.source) if within_study else ()
-        shared = row.recipe if _variant(row) else factors_text(row.factors)
+        shared = _asked_of_variants(comparison) if _variant(row) else factors_text(row.factors)
         groups.setdefault((row.kind, row.task, shared, row.smoke, *study), []).append(comparison)
     return list(groups.values())
 
@@ -85,6 +86,12 @@ def _by_level(rows: Sequence[Comparison], within_study: bool) -> list[list[Compa
 def _variant(row: Row) -> str:
     """Which variant of its recipe a row is; empty where a study varies something else."""
     return str(row.factors.get("variant", "")) if row.kind == "variants" else ""
+
+
+def _asked_of_variants(comparison: Comparison) -> str:
+    """The test targets, which the recipes of a study may share; without results the recipe stands for them."""
+    _, targets = task_identity(comparison)
+    return targets or comparison.row.recipe
 
 
 def _shared_factors(row: Row) -> dict[str, Factor]:
@@ -122,7 +129,13 @@ def _named(rows: Sequence[Comparison], notes: list[str]) -> ModelGroup:
 def _labels(groups: Sequence[ModelGroup]) -> list[str]:
     """Task and level; where that is not enough, the study, and a number."""
     rows = [next(iter(group.values())).row for group in groups]
-    levels = [f"variants of {row.recipe}" if _variant(row) else factors_text(row.factors) for row in rows]
+    recipes = [list(dict.fromkeys(each.row.recipe for each in group.values())) for group in groups]
+    levels = [
+        f"variants of {' and '.join(each) if len(each) < 3 else f'{len(each)} recipes'}"
+        if _variant(row)
+        else factors_text(row.factors)
+        for row, each in zip(rows, recipes, strict=True)
+    ]
     labels = [", ".join(filter(None, (row.task, level))) for row, level in zip(rows, levels, strict=True)]
     for detail in ([row.source for row in rows], [f"#{number}" for number in range(1, len(rows) + 1)]):
         taken = Counter(labels)
