@@ -100,8 +100,8 @@ def _changed(resolved: ResolvedRecipe) -> list[str]:
 
 
 def _published_parameters(resolved: ResolvedRecipe, model: SequenceModel) -> dict[str, Any] | None:
-    """What is printed of a packaged recipe's network, and ours to hold against it: the published code has no vector of
-    hidden steps. None where nothing is printed, or where the network is not the recipe's own."""
+    """Those of a packaged recipe's published network, and ours to hold against them: the published code has no vector
+    of hidden steps. None where they are not known, or where the network is not the recipe's own."""
     published = published_settings(resolved.name)
     network = ("task.", "model.", "encoder.", "finetune.head.", "finetune.objective.")
     if published is None or published.parameters is None or any(key.startswith(network) for key in _changed(resolved)):
@@ -237,7 +237,7 @@ def render(overview: dict[str, Any]) -> Any:
         values.add_row(row["key"], json.dumps(row["value"]).strip('"'), origin)
     network = f"\nparameters  {overview['parameters']['total']:,} of the finetuned network"
     if published := overview["published parameters"]:
-        network += f"; {published['ours']:,} without the vector of hidden steps, published {published['printed']}"
+        network += f"; {published['ours']:,} without the vector of hidden steps, the published one {published['printed']}"
     budgets = Text(f"{network}\nbudgets     {overview['budgets']}")
     data = overview["data"]
     if data is None:
