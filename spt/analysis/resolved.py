@@ -237,7 +237,7 @@ def render(overview: dict[str, Any]) -> Any:
         values.add_row(row["key"], json.dumps(row["value"]).strip('"'), origin)
     network = f"\nparameters  {overview['parameters']['total']:,} of the finetuned network"
     if published := overview["published parameters"]:
-        network += f"; {published['ours']:,} without the vector of hidden steps, the published one {published['printed']}"
+        network += f"; {published['ours']:,} without the vector of hidden steps, the published {published['printed']}"
     budgets = Text(f"{network}\nbudgets     {overview['budgets']}")
     data = overview["data"]
     if data is None:
