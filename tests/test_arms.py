@@ -171,6 +171,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path, 
 # ---------------------------------------------------------------------------------------------------------- as carried
 
 
+@pytest.mark.slow
 def test_all_arms_from_the_command_line(tmp_path):
     """Run, run again, reported; every control beside its cost."""
     own_task(tmp_path)

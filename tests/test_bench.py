@@ -503,6 +503,7 @@ def test_peaks_are_those_of_the_work():
 # --------------------------------------------------------------------------------------------------------- operations
 
 
+@pytest.mark.slow
 def test_operations_as_json():
     found = json.loads(call("op", "--quick", "--json").stdout)
     validate(found, schema("op"))

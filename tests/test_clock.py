@@ -220,6 +220,7 @@ def test_both_stages_have_limits_of_their_own(tmp_path, clock):
 # --------------------------------------------------------------------------------------------------- several processes
 
 
+@pytest.mark.slow
 def test_processes_agree_on_the_step(tmp_path):
     """The time is over with the first step. One process repeats what two have done."""
     (tmp_path / "toy.py").write_text(TASK)

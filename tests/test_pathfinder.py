@@ -75,7 +75,7 @@ def direction(angle: float) -> NDArray[np.float64]:
 # ------------------------------------------------------------------------------------------------------ rules
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "32" else n for n in SMALL])
 def test_every_picture_is_built_by_the_rules(name: str, drawn: Any) -> None:
     law = LAWS[name]
     for picture in drawn(law, 8):

@@ -162,8 +162,13 @@ STUDY_ROWS = [(study, row) for study, rows in FILE.studies.items() for row in ro
 
 
 @cache
+def packaged_study(name):
+    return studies.read(name).study
+
+
+@cache
 def row_tree(study, recipe, level):
-    changes = studies.read(study).study.changes_of(recipe, level)
+    changes = packaged_study(study).changes_of(recipe, level)
     return settings_tree(load(recipe, changes=changes).recipe)
 
 
@@ -174,7 +179,7 @@ def row_problems(study, row):
     for words in (*row.departs.values(), *row.further):
         if not stands(words, told):
             yield f"the study's comment lacks the words {words!r}"
-    known = studies.read(study).study
+    known = packaged_study(study)
     for recipe in row.recipes:
         if recipe not in known.recipes:
             yield f"{recipe} is no recipe of the study"

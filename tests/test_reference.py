@@ -393,7 +393,12 @@ def test_without_data_only_what_is_known_is_shown(arguments, told):
 STUDIES = [name for name in packaged_studies() if read_study(name).study.kind == "variants"]
 
 
-@pytest.mark.parametrize("name", STUDIES)
+QUICK = ("spt-table-2", "dlr-table-1", "s5-table-3")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STUDIES]
+)
 def test_every_variant_of_a_packaged_study_builds_at_full_size(name):
     """Without the weights that a checkpoint would bring."""
     study = read_study(name).study
@@ -457,9 +462,10 @@ def goes(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["lra/listops-transformer", "lra/pathx-transformer", "lra/pathfinder-s4", "skills/reverse-dlr",
-     "skills/select-attention", "skills/subtrees-dlr", "pendulum/s5",
-     pytest.param("skills/segmentation-128-dlr", marks=pytest.mark.slow)],
+    ["lra/listops-transformer", "skills/select-attention",
+     *(pytest.param(name, marks=pytest.mark.slow) for name in (
+         "lra/pathx-transformer", "lra/pathfinder-s4", "skills/reverse-dlr", "skills/subtrees-dlr", "pendulum/s5",
+         "skills/segmentation-128-dlr"))],
 )  # fmt: skip
 def test_a_row_of_a_generated_task_runs_in_smoke_size(name, tmp_path, monkeypatch):
     monkeypatch.setenv("SPT_DATA_DIR", str(tmp_path / "nothing"))
@@ -473,7 +479,11 @@ def test_a_row_of_pairs_runs_in_smoke_size(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["speech/sc35-transformer-causal", "bidmc/hr-s4", pytest.param("books/dlr", marks=pytest.mark.slow)]
+    "name",
+    [
+        "bidmc/hr-s4",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("speech/sc35-transformer-causal", "books/dlr")),
+    ],
 )
 def test_a_row_of_real_data_runs_in_smoke_size(name, tmp_path, data_dir, monkeypatch):
     monkeypatch.setenv("SPT_DATA_DIR", str(data_dir))

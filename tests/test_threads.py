@@ -342,6 +342,7 @@ def test_commands_ask_for_auto_and_the_variable_for_another(monkeypatch):
     assert asked == ["auto", 3, "auto", 2]
 
 
+@pytest.mark.slow
 def test_runs_at_once_give_the_numbers_of_runs_one_by_one(tmp_path, monkeypatch, messages):
     monkeypatch.setattr(launch, "usable_cores", lambda: 2)
     path = recipe_file(tmp_path, model__dropout=0.1)

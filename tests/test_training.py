@@ -99,7 +99,7 @@ def test_the_same_recipe_gives_the_same_numbers_elsewhere(tmp_path):
     same_weights(tmp_path / "a" / name / "checkpoints/best", tmp_path / "b" / name / "checkpoints/best")
 
 
-@pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize("stop_at", [1, 4, 7])
 def test_interrupted_equals_uninterrupted(tmp_path, stop_at):
     """With dropout, so that the random state matters; stopped on, before and after evaluations, within an epoch."""
     options = {"model__dropout": 0.3, "pretrain__train__steps": 8, "pretrain__train__schedule": "cosine"}

@@ -466,6 +466,7 @@ def test_a_plan_without_an_arms_trials_is_read(tmp_path):
 # From beginning to end
 
 
+@pytest.mark.slow
 def test_a_search_of_both_stages_from_beginning_to_end(tmp_path, monkeypatch):
     """By the command: every pretraining once, the report's cost that of the runs, and nothing made again."""
     monkeypatch.chdir(tmp_path)
