@@ -48,8 +48,10 @@ READING = """\
 
 **Published** numbers are on the test split unless a table says otherwise; "–" where nothing is published, *slanted*
 where the paper has the number from elsewhere. **Ours** is empty until a result of ours exists. **Run** names the
-command, `spt compare` and a recipe, or the row of a study: its recipe and level, to be run by the `spt study run` above
-the table. Both train both arms with five seeds and report their difference. Cells that one run makes share a line.
+command, `spt compare` and a recipe, or the row of the study above the table: its recipe and level, which
+`spt study run STUDY RECIPE --level LEVEL` runs alone (shares and fractions have no names: there a recipe runs with all
+of them). Both train both arms, mostly with five seeds, and report their difference. Cells that one run makes share a
+line.
 **Departs** lists where settings are not the published ones, in words from the header of the recipe or study, where the
 whole sentences stand.
 

@@ -29,7 +29,16 @@ from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
 from spt.studies import selection
 from spt.studies.grid import expand
-from spt.studies.schema import KINDS, packaged, read, to_yaml, validate, with_absolute_paths
+from spt.studies.schema import (
+    KINDS,
+    StudySource,
+    packaged,
+    part_of,
+    read,
+    to_yaml,
+    validate,
+    with_absolute_paths,
+)
 from spt.studies.space import settings
 from spt.studies.status import run_state, study_status
 from spt.training.budget import plan_steps
@@ -256,6 +265,59 @@ def test_data_that_a_study_names_are_found_from_its_folder(tmp_path, monkeypatch
     assert found.variants["mine"] == {"task.path": str(Path.home() / "c.csv")}
     assert found.variants["whole"]["task"]["path"] == str(tmp_path / "d.csv")
     assert found.where[0].set == {"task.path": f"{tmp_path}/../e.csv", "model.norm": "rms"}
+
+
+def whole_table():
+    raw = {
+        "kind": "variants",
+        "recipes": ["quickstart", "quickstart-dlr", "quickstart-s5"],
+        "variants": {"A": {}, "B": {"model.n_layers": 1}},
+        "where": [
+            {"recipes": ["quickstart", "quickstart-dlr"], "set": {"task.max_rows": 64}},
+            {"recipes": ["quickstart-dlr"], "levels": ["B"], "set": {"task.max_rows": 32}},
+        ],
+        "seeds": [4],
+    }
+    return StudySource("table", validate(raw, "table"))
+
+
+def test_a_part_of_a_study_has_the_same_rows():
+    whole = whole_table().study
+    part = part_of(whole_table(), ["quickstart-dlr", "quickstart-s5"], ["B"]).study
+    assert part.recipes == ("quickstart-dlr", "quickstart-s5") and part.seed_list == (4,)
+    for name in part.recipes:
+        assert list(part.levels(name)) == ["B"] and part.changes_of(name, "B") == whole.changes_of(name, "B")
+    assert part_of(whole_table(), ["quickstart"]).study.where == (
+        whole.where[0].model_copy(update={"recipes": ("quickstart",)}),
+    )
+    assert part_of(whole_table()).study == whole
+
+
+@pytest.mark.parametrize("name", packaged())
+def test_every_packaged_study_has_parts(name):
+    study = read(name).study
+    part = part_of(read(name), study.recipes[-1:] if study.kind != "models" else study.recipes[:2]).study
+    for recipe in part.recipes:
+        for level in [None, *study.levels(recipe)]:
+            assert part.changes_of(recipe, level) == study.changes_of(recipe, level)
+    level = next(iter(study.levels(study.recipes[0])), None)
+    if level is not None:
+        assert list(part_of(read(name), levels=[level]).study.levels(study.recipes[0])) == [level]
+
+
+@pytest.mark.parametrize(
+    ("recipes", "levels", "complaint"),
+    [
+        (["quickstart-dl"], [], "quickstart-dl is no recipe of table; did you mean quickstart-dlr"),
+        ([], ["C"], "'C' is no level of table; known: A, B"),
+        (["quickstart"], ["A", "b"], "'b' is no level of table"),
+    ],
+)
+def test_parts_that_a_study_does_not_have(recipes, levels, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        part_of(whole_table(), recipes, levels)
+    with pytest.raises(UsageError, match="levels have no names to choose by"):
+        part_of(read("spt-table-8"), levels=["0.2"])
 
 
 # Compute

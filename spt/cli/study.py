@@ -387,13 +387,20 @@ def study_run(
     source: Annotated[
         str, typer.Argument(metavar="FILE|FOLDER|NAME", help="A study's file or folder, or one of ours.")
     ],
+    recipes: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE…]", help="Only these of its recipes.", show_default=False)
+    ] = None,
+    level: Annotated[
+        list[str] | None,
+        typer.Option("--level", help="Only these variants, sizes or initialisations (repeat).", show_default="all"),
+    ] = None,
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """Run a study's file, or go on with it: finished runs are taken as they are."""
-    from spt.studies.schema import read
+    """Run a study's file or a part of it, or go on with it: finished runs are taken as they are."""
+    from spt.studies.schema import part_of, read
 
-    _run(read(source), study, runtime)
+    _run(part_of(read(source), recipes or (), level or ()), study, runtime)
 
 
 @command(study_app, "status")

@@ -546,6 +546,49 @@ def _mapping(text: str, source: str) -> Any:
     return raw
 
 
+def part_of(source: StudySource, recipes: Sequence[str] = (), levels: Sequence[str] = ()) -> StudySource:
+    """A study of some of its recipes, at some of its levels. Its runs are the whole study's; its folder is its own."""
+    study = source.study
+    if unknown := [name for name in recipes if name not in study.recipes]:
+        raise UsageError(f"{unknown[0]} is no recipe of {source.name}{did_you_mean(unknown[0], study.recipes)}")
+    chosen = [name for name in study.recipes if not recipes or name in recipes]
+    known = list(dict.fromkeys(level for name in chosen for level in study.levels(name)))
+    if levels and not known:
+        raise UsageError(f"{source.name} is a study of the kind {study.kind}, whose levels have no names to choose by")
+    if unknown := [level for level in levels if level not in known]:
+        hint = did_you_mean(unknown[0], known) or f"; known: {', '.join(known)}"
+        raise UsageError(f"{unknown[0]!r} is no level of {source.name}{hint}")
+    if not recipes and not levels:
+        return source
+    kept = [name for name in chosen if not levels or any(level in study.levels(name) for level in levels)]
+    raw = {"kind": study.kind, **study.model_dump(mode="json"), "recipes": kept}
+    for field in ("sizes", "variants"):
+        if field in raw:
+            raw[field] = {name: _chosen(_of_recipe(raw[field], name), levels) for name in kept}
+    for field in ("total", "scaled"):
+        if isinstance(raw.get(field), dict):
+            raw[field] = {name: raw[field][name] for name in kept}
+    if "initialisations" in raw and levels:
+        raw["initialisations"] = [level for level in raw["initialisations"] if level in levels]
+    raw["where"] = list(filter(None, (_part_of_rule(rule, kept, levels) for rule in raw["where"])))
+    return StudySource(source.name, validate(raw, source.name))
+
+
+def _chosen(levels: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {level: changes for level, changes in levels.items() if not names or level in names}
+
+
+def _part_of_rule(rule: Mapping[str, Any], recipes: Sequence[str], levels: Sequence[str]) -> dict[str, Any] | None:
+    """The rule for what is left of a study; None where it holds for nothing there."""
+    part = dict(rule)
+    for field, left in (("recipes", recipes), ("levels", levels)):
+        if rule[field] is not None and left:
+            part[field] = [name for name in rule[field] if name in left]
+            if not part[field]:
+                return None
+    return part
+
+
 def with_absolute_paths(study: Study, folder: Path) -> Study:
     """The same study with its recipes' paths absolute, so that it can be run from anywhere."""
     names = {name: absolute(name, folder) for name in study.recipes}
