@@ -84,6 +84,7 @@ def test_a_comparison_is_the_study_that_the_command_runs(folder: Path, study: sp
     assert study.failed == 0 and (study.path / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_study_is_run_by_its_keys_its_file_and_its_folder(folder: Path, recipe: Path) -> None:
     keys = {"kind": "data", "recipes": [str(recipe)], "fractions": [0.5, 1.0]}
     first = spt.run_study(keys, seeds=[3], out=folder / "runs", settings=QUIET)

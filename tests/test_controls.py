@@ -436,6 +436,7 @@ def test_costs_are_what_is_computed(tmp_path, changes, scratch):
     ],
     ids=["frozen", "parts", "shuffled", "joint"],
 )
+@pytest.mark.slow
 def test_a_control_goes_on_bit_for_bit(tmp_path, changes, monkeypatch):
     one = own_task(tmp_path, **changes)
     job = Job(one, "finetune", 0) if "finetune__joint" in changes else spt_job(one)

@@ -204,6 +204,7 @@ def test_a_model_that_starts_from_files(tmp_path):
         (None, "there is no module mine_too.linear, though mine_too exists"),
     ],
 )
+@pytest.mark.slow
 def test_a_package_that_cannot_be_imported(tmp_path, source, words):
     package = tmp_path / "mine_too"
     package.mkdir()

@@ -303,6 +303,7 @@ def test_wrong_studies_are_refused(raw: dict[str, Any], complaint: str) -> None:
         from_mapping({"kind": "models", "recipes": ["a", "b"], **raw}, "test")
 
 
+@pytest.mark.slow
 def test_plan_and_report_hold_what_was_changed(tmp_path: Path) -> None:
     grid = planned(tmp_path, QUICK[:2]).grid
     assert [row.changes for row in make_plan(grid).rows] == [{}, {"d_model": 43}]

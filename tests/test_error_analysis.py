@@ -592,6 +592,7 @@ def test_subtrees_run(tmp_path: Path) -> None:
     assert analysis["tables"]["hardest"]["lines"][0]["row"].startswith("[")
 
 
+@pytest.mark.slow
 def test_segmentation_run(tmp_path: Path) -> None:
     task = {"name": "segmentation", "train_size": 4, "val_size": 1, "test_size": 3, "distractors": 2}
     train = {**STEPS, "batch_size": 1, "steps": 1, "evaluate_every": 1}

@@ -173,6 +173,7 @@ def threads(monkeypatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
 
 
+@pytest.mark.slow
 def test_workers_do_what_one_process_does(tmp_path, threads, messages):
     """Bit for bit; a failing run among them fails in the same words; what they say comes as whole lines."""
     one = own_task(tmp_path, model__dropout=0.2)

@@ -587,6 +587,7 @@ def test_learned_positions_of_a_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["longformer", "reformer", "big_bird", "nystromformer", "roformer"])
+@pytest.mark.slow
 def test_efficient_transformers_with_weights(name, tmp_path):
     """Their structure is that of the checkpoint; how long sequences may be is said by its positions."""
     made = CONFIG_MAPPING[name]

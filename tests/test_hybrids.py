@@ -443,6 +443,7 @@ def test_a_random_layer_trains(name):
 
 
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.slow
 def test_a_comparison_end_to_end(name, tmp_path):
     recipe = recipe_file(tmp_path, model={"name": name, "d_model": 16, "n_layers": 2, **SMALL[name]})
     arguments = ["compare", recipe, "--smoke", "--seeds", 2, "--json", "--cpu", "--out", tmp_path / "runs"]

@@ -184,6 +184,7 @@ def test_models_of_transformers_state_what_is_counted(name):
     assert (stated.forward, stated.backward) == pytest.approx((forward, backward), rel=0.01)
 
 
+@pytest.mark.slow
 def test_transforms_and_scans_of_transformers_by_hand():
     """A Fourier transform's backward is one more; a selective scan's is twice 6 E N a step, E = 2 D, N = 16. Experts'
     products, each step with its own matrix, are linear maps."""

@@ -164,6 +164,7 @@ def counts(text: str) -> list[str]:
     return [line.split(",")[0] for line in lines(text)]
 
 
+@pytest.mark.slow
 def test_here_and_by_workers_the_same_is_said(tmp_path, capfd):
     """Of a study whose first run is there already; an estimate is in its folder while it runs, and gone afterwards."""
     one = loaded(tmp_path)

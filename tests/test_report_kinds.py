@@ -865,6 +865,7 @@ def test_lines_fit_80_columns(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path, kind: str) -> None:
     folder = KINDS[kind](tmp_path)
     paths = write.write_report(collect.read_report([folder]), folder)

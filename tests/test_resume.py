@@ -200,6 +200,7 @@ def test_an_orphaned_run_is_recognised(quiet_day):
     same_day(quiet_day / "whole", quiet_day / "orphan")
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_comparison_survives(quiet_day):
     (plan,) = (quiet_day / "whole").glob("compare-*/study.json")
     assert StudyPlan.model_validate_json(plan.read_text()).seeds == (0, 1)

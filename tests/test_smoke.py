@@ -130,6 +130,7 @@ def test_sizes_that_cannot_be_had_are_a_sentence(tmp_path):
     assert load(path, smoke="full").smoke == "full"
 
 
+@pytest.mark.slow
 def test_a_study_keeps_its_size_of_smoke(tmp_path):
     model = {"name": "transformer", "d_model": 48, "n_layers": 1, "n_heads": 2}
     recipe, settings = recipe_file(tmp_path, model=model), Settings(cpu=True, quiet=True)

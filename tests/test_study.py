@@ -750,6 +750,7 @@ def test_states_of_runs(tmp_path, meter, runtime):
     assert run_state(root, layout.cells[1].job.name) == "done"
 
 
+@pytest.mark.slow
 def test_all_anew_is_each_run_once(tmp_path, meter):
     """A final run may be one of the trials, and shares their pretraining: neither is made twice."""
     root = tmp_path / "runs"

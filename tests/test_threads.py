@@ -148,6 +148,7 @@ def test_fewer_cores_than_threads_are_warned_of(tmp_path, monkeypatch, messages,
     ("change", "expected"),
     [({}, 2), ({"device": "NVIDIA H100"}, 1), ({"threads": "2"}, 1), ({"threads": 0}, 1), (None, 1), ([], 1)],
 )
+@pytest.mark.slow
 def test_only_what_a_cpu_has_recorded_is_kept(tmp_path, monkeypatch, job, change, expected):
     interrupted(job, tmp_path, monkeypatch, threads=2)
     path = tmp_path / job.name / "env.json"
@@ -246,6 +247,7 @@ def test_as_many_runs_as_cores(tmp_path, made):
     assert made == [4, 4, 3, 7, None]
 
 
+@pytest.mark.slow
 def test_no_more_than_are_left(tmp_path, made):
     grid = study(tmp_path)
     root = tmp_path / "runs"
