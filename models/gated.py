@@ -6,7 +6,7 @@ Two-sided, a second recurrence with parameters of its own runs backwards, and th
 see the present. Letters: B sequences, L steps, D width, P states, K directions, W steps of a short convolution.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float, Inexact
 from pydantic import Field
 from torch import Tensor, nn
 
-from spt.models.mixer import Context, Mixer
+from spt.models.mixer import Context, Mixer, linear_flops
 from spt.models.ops.counts import Counts
+from spt.models.ops.product import Linear
 from spt.models.ops.scan import scan
 from spt.models.options import BackboneConfig
 
@@ -78,9 +79,30 @@ class MinimalConfig(BackboneConfig):
     candidate: Candidate = Field("positive", description="what enters the state: g(x), which is positive, or x itself")
 
 
-def entering(x: Tensor, candidate: Candidate) -> Tensor:
-    """What enters the state of minGRU and minLSTM; g of Feng et al. 2024, appendix B.3, is above 0, and grows."""
-    return torch.where(x >= 0, x + 0.5, torch.sigmoid(x)) if candidate == "positive" else x
+class MinimalRecurrence(GatedRecurrence):
+    """What minGRU and minLSTM share. Parameters: for each direction one map D -> `maps` P, of gates and candidates; one
+    map K P -> D."""
+
+    maps: ClassVar[int]
+
+    def __init__(self, config: MinimalConfig) -> None:
+        super().__init__(config.causal)
+        D, P = config.d_model, config.expansion * config.d_model
+        self.candidate = config.candidate
+        self.enter = nn.ModuleList(Linear(D, self.maps * P) for _ in range(self.directions))
+        self.leave = Linear(self.directions * P, D)
+
+    def split(self, u: Float[Tensor, "B *L D"], direction: int) -> tuple[Float[Tensor, "B *L P"], ...]:
+        """The arguments of the gates, and what enters: g (Feng et al. 2024, appendix B.3) is above 0, and grows."""
+        *gates, x = self.enter[direction](u).float().chunk(self.maps, dim=-1)
+        return *gates, torch.where(x >= 0, x + 0.5, torch.sigmoid(x)) if self.candidate == "positive" else x
+
+    def read(self, u: Float[Tensor, "B *L D"], states: list[Tensor]) -> Float[Tensor, "B *L D"]:
+        return self.leave(torch.cat(states, dim=-1))
+
+    def flops(self, length: int) -> Counts:
+        maps = sum((linear_flops(layer, length) for layer in (*self.enter, self.leave)), Counts())
+        return maps + real_scan(length, self.leave.in_features)
 
 
 def real_scan(length: int, states: int) -> Counts:

@@ -9,11 +9,10 @@ runs backwards. Letters: L steps, D width, P states (`expansion` D), K direction
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from spt.models.base import Backbone, Counts, linear_flops
-from spt.models.gated import Coefficients, GatedRecurrence, MinimalConfig, entering, real_scan
-from spt.models.ops.product import Linear
+from spt.models.base import Backbone
+from spt.models.gated import Coefficients, MinimalConfig, MinimalRecurrence
 
 PAPER = "Feng et al. 2024"
 COST = "L D P"
@@ -24,26 +23,14 @@ class Config(MinimalConfig):
     pass
 
 
-class MinGRU(GatedRecurrence):
-    """Parameters: for each direction one map D -> 2 P, of gates and candidates; one map K P -> D."""
+class MinGRU(MinimalRecurrence):
+    """The maps of each direction give gates and candidates."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config.causal)
-        D, P = config.d_model, config.expansion * config.d_model
-        self.candidate = config.candidate
-        self.enter = nn.ModuleList(Linear(D, 2 * P) for _ in range(self.directions))
-        self.leave = Linear(self.directions * P, D)
+    maps = 2
 
     def coefficients(self, u: Float[Tensor, "B *L D"], direction: int) -> Coefficients:
-        gate, candidate = self.enter[direction](u).float().chunk(2, dim=-1)
-        return Coefficients(torch.sigmoid(-gate), torch.sigmoid(gate) * entering(candidate, self.candidate))
-
-    def read(self, u: Float[Tensor, "B *L D"], states: list[Tensor]) -> Float[Tensor, "B *L D"]:
-        return self.leave(torch.cat(states, dim=-1))
-
-    def flops(self, length: int) -> Counts:
-        maps = sum((linear_flops(layer, length) for layer in (*self.enter, self.leave)), Counts())
-        return maps + real_scan(length, self.leave.in_features)
+        gate, candidate = self.split(u, direction)
+        return Coefficients(torch.sigmoid(-gate), torch.sigmoid(gate) * candidate)
 
 
 def build(config: Config) -> Backbone:

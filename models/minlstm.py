@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from spt.models.base import Backbone, Counts, linear_flops
-from spt.models.gated import Coefficients, GatedRecurrence, MinimalConfig, entering, real_scan
+from spt.models.base import Backbone
+from spt.models.gated import Coefficients, MinimalConfig, MinimalRecurrence
 from spt.models.ops.product import Linear
 
 PAPER = "Feng et al. 2024"
@@ -29,30 +29,21 @@ class Config(MinimalConfig):
     )
 
 
-class MinLSTM(GatedRecurrence):
-    """Parameters: for each direction one map D -> 3 P, of forget gates, input gates, candidates; one map K P -> D."""
+class MinLSTM(MinimalRecurrence):
+    """The maps of each direction give forget gates, input gates, candidates."""
+
+    maps = 3
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config.causal)
-        D, P = config.d_model, config.expansion * config.d_model
-        self.candidate = config.candidate
-        maps = [Linear(D, 3 * P) for _ in range(self.directions)]
-        for layer in maps:
-            layer.bias.data[:P] += config.forget_bias
-        self.enter = nn.ModuleList(maps)
-        self.leave = Linear(self.directions * P, D)
+        super().__init__(config)
+        for layer in self.enter:
+            assert isinstance(layer, Linear)
+            layer.bias.data[: config.expansion * config.d_model] += config.forget_bias
 
     def coefficients(self, u: Float[Tensor, "B *L D"], direction: int) -> Coefficients:
-        forget, enter, candidate = self.enter[direction](u).float().chunk(3, dim=-1)
+        forget, enter, candidate = self.split(u, direction)
         excess = F.softplus(-enter) - F.softplus(-forget)
-        return Coefficients(torch.sigmoid(excess), torch.sigmoid(-excess) * entering(candidate, self.candidate))
-
-    def read(self, u: Float[Tensor, "B *L D"], states: list[Tensor]) -> Float[Tensor, "B *L D"]:
-        return self.leave(torch.cat(states, dim=-1))
-
-    def flops(self, length: int) -> Counts:
-        maps = sum((linear_flops(layer, length) for layer in (*self.enter, self.leave)), Counts())
-        return maps + real_scan(length, self.leave.in_features)
+        return Coefficients(torch.sigmoid(excess), torch.sigmoid(-excess) * candidate)
 
 
 def build(config: Config) -> Backbone:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny import loaded, own_task, run, spt_job
 from torch import nn
 
-from spt.config.budget import Spent, compare_budgets, example_count, expected_longest, total_steps
+from spt.config.budget import Duration, compare_budgets, example_count, expected_longest, total_steps
 from spt.config.job import Job
 from spt.config.load import packaged, resolve
 from spt.config.recipe import Train
@@ -194,7 +194,7 @@ def test_a_batch_is_foreseen_as_long_as_its_longest(batch):
     ],
 )
 def test_how_long_the_arms_train_is_a_sentence(stages, told):
-    sentence = compare_budgets(*(Spent(*stage) for stage in stages))
+    sentence = compare_budgets(*(Duration(*stage) for stage in stages))
     assert told in sentence
     updates, epochs = stages[0]
     assert sentence.startswith(f"scratch trains for {updates:,} updates ({epochs} epochs); SPT pretrains for")

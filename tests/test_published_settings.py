@@ -128,7 +128,7 @@ def one(place, value):
         ({"unpublished": ()}, "scratch.train.learning_rate is neither"),
         ({"unpublished": ("scratch.train.*", "model.d_model")}, "model.d_model is unpublished, but"),
         ({"unpublished": ("scratch.train.*", "model.n_ssm")}, "or is no place"),
-        ({"further": ("drawn anew",)}, "lacks the words 'drawn anew'"),
+        ({"further": ("another dice",)}, "lacks the words 'another dice'"),
         ({"departs": {"parameters": "fewer"}}, "parameters"),
     ],
 )
@@ -213,7 +213,7 @@ def test_a_row_of_a_study_has_the_published_settings_or_tells_where_it_departs(s
         ({"levels": ("randon",)}, "has no level randon"),
         ({"recipes": ("quickstart",)}, "quickstart is no recipe of the study"),
         ({"departs": {"model.initialisation": "five seeds"}}, "no published value of it differs"),
-        ({"further": ("drawn anew",)}, "lacks the words 'drawn anew'"),
+        ({"further": ("another dice",)}, "lacks the words 'another dice'"),
     ],
 )
 def test_a_wrong_row_is_told(update, told):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from spt.config.budget import Spent, example_count, total_steps
+from spt.config.budget import Duration, example_count, total_steps
 from spt.config.plugins import find_plugin
 from spt.config.recipe import EncoderConfig, HeadConfig, Part, Recipe, Section
 from spt.errors import UsageError
@@ -86,9 +86,9 @@ def full_network(full: FullTask, model: Part, encoder: EncoderConfig, head: Head
         return SequenceModel(*parts)
 
 
-def full_budget(recipe: Recipe, section: Section, full: FullTask, model: SequenceModel) -> Spent:
+def full_budget(recipe: Recipe, section: Section, full: FullTask, model: SequenceModel) -> Duration:
     """How long a section of a recipe trains."""
     train = recipe.train(section)
     batch = model.batch_flops(train.batch_size * full.output.sequences, full.length).total
     steps = total_steps(train, full.rows, batch / train.batch_size)
-    return Spent(steps, example_count(steps, full.rows, train.batch_size, train.drop_last) / full.rows)
+    return Duration(steps, example_count(steps, full.rows, train.batch_size, train.drop_last) / full.rows)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch.utils._pytree import tree_map_only
 
 from spt.analysis.full_size import full_budget, full_network, full_task
-from spt.config.budget import Spent, compare_budgets, example_count
+from spt.config.budget import Duration, compare_budgets, example_count
 from spt.config.job import Job
 from spt.config.overrides import flatten
 from spt.config.recipe import ResolvedRecipe, Section
@@ -44,7 +44,7 @@ def resolve_overview(resolved: ResolvedRecipe, micro_batch: int | None = None) -
     setup = {name: build_stage(job) for name, job in jobs.items()}
     data = setup["finetune"].data
     stages = {name: _stage(name, setup[name], micro_batch) for name in jobs}
-    budgets = (Spent(stages[name]["steps"], stages[name]["epochs"]) for name in SECTIONS)
+    budgets = (Duration(stages[name]["steps"], stages[name]["epochs"]) for name in SECTIONS)
     return {
         "recipe": resolved.name,
         "values": _values(resolved),

@@ -41,7 +41,7 @@ def expected_longest(lengths: NDArray[Any], batch: int) -> float:
     return float(np.sort(lengths) @ np.diff(below))
 
 
-class Spent(NamedTuple):
+class Duration(NamedTuple):
     """How long a stage trains."""
 
     updates: int | float
@@ -52,7 +52,7 @@ class Spent(NamedTuple):
         return f"{self.updates:,.0f} updates ({epochs} epoch{'' if epochs == '1' else 's'})"
 
 
-def compare_budgets(scratch: Spent, pretraining: Spent, finetuning: Spent) -> str:
+def compare_budgets(scratch: Duration, pretraining: Duration, finetuning: Duration) -> str:
     """How long scratch trains, and how long both stages of SPT do, as a sentence."""
     updates = _times(pretraining.updates + finetuning.updates, scratch.updates)
     epochs = _times(pretraining.epochs + finetuning.epochs, scratch.epochs)

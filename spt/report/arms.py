@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from spt.config.budget import Spent, compare_budgets
+from spt.config.budget import Duration, compare_budgets
 from spt.report import stats, verdict
 from spt.report.per_example import ItemTest, compare_examples
 from spt.report.verdict import Decision, Difference, Pairs, adjusted_fields, final_score
@@ -275,14 +275,14 @@ def _budgets(pairs: Pairs) -> str:
     if not pairs or not all("train" in result.data and result.data["train"].rows for pair in pairs for result in pair):
         return ""
 
-    def spent(runs: Sequence[tuple[Result, Ledger]]) -> Spent:
+    def duration(runs: Sequence[tuple[Result, Ledger]]) -> Duration:
         epochs = [ledger.examples / result.data["train"].rows for result, ledger in runs]
-        return Spent(fmean(ledger.steps for _, ledger in runs), fmean(epochs))
+        return Duration(fmean(ledger.steps for _, ledger in runs), fmean(epochs))
 
     return compare_budgets(
-        spent([(scratch, scratch.own) for scratch, _ in pairs]),
-        spent([(spt, _before(spt)) for _, spt in pairs]),
-        spent([(spt, spt.own) for _, spt in pairs]),
+        duration([(scratch, scratch.own) for scratch, _ in pairs]),
+        duration([(spt, _before(spt)) for _, spt in pairs]),
+        duration([(spt, spt.own) for _, spt in pairs]),
     )
 
 

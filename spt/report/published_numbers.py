@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import yaml
 
 from spt.config.load import packaged, path_options, resolve
-from spt.config.overrides import apply_overrides, flatten
+from spt.config.overrides import apply_overrides
 from spt.config.recipe import BUDGETS, Recipe
 from spt.config.yaml import parse_yaml
 from spt.errors import SptError, UsageError
+from spt.report.published_settings import settings_tree
 from spt.runs.plan import ArmName, Factor
 from spt.studies.schema import Changes
 from spt.studies.schema import packaged as packaged_studies
@@ -262,12 +263,13 @@ def _settings(text: str, source: str, changes: str = "[]") -> dict[str, Any]:
     for more in json.loads(changes):
         apply_overrides(raw, more)
     recipe: Recipe = resolve(raw, source)[0]
-    tree = recipe.model_dump(mode="json")
-    tree["scratch"] = {"train": recipe.train("scratch").model_dump(mode="json")}
-    for part, kind in (("task", "tasks"), ("model", "models")):
-        for key in path_options(kind, tree[part]):  # type: ignore[arg-type]
-            del tree[part][key]
-    return flatten(tree)
+    tree = settings_tree(recipe)
+    paths = [("task", path_options("tasks", recipe.task.model_dump(mode="json")))]
+    paths.append(("model", path_options("models", recipe.model.model_dump(mode="json"))))
+    for part, options in paths:
+        for option in options:
+            del tree[f"{part}.{option}"]
+    return tree
 
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:
