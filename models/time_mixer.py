@@ -37,10 +37,8 @@ class TimeMixer(Mixer):
         self.mix, self.spread = Linear(config.max_length, config.d_time), Linear(config.d_time, config.max_length)
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-        """Steps beyond a sequence's end count as zero."""
+        """Steps beyond a sequence's end count as zero, as padding does, which arrives so."""
         L, M = x.shape[1], self.mix.in_features
-        if context.padded:
-            x = x * context.valid[..., None]
         mixed = F.gelu(self.mix(F.pad(x.transpose(1, 2), (0, M - L))))
         return self.spread(mixed)[..., :L].transpose(1, 2)
 

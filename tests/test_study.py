@@ -543,8 +543,16 @@ def test_variants_and_what_holds_for_some_rows(tmp_path, meter):
     assert other.recipe.model.name == "dss" and given == {"d_model": 8, "n_layers": 1, "d_state": 12}
     assert (other.recipe.finetune.train.epochs, other.recipe.finetune.train.steps) == (2, None), "one budget"
     assert other.origins["model.d_state"] == "study" and own.origins["model.n_layers"] == "command line"
-    small = laid(tmp_path, meter, "variants", smoke=True, variants={"large": {"model.d_model": 512}}).rows[0].resolved
-    assert small.recipe.model.options["d_model"] < 64, "a smoke run of a paper's table is small"
+    places = [list(changes) for changes in grid.study.changes_of(grid.study.recipes[0], "DSS")]
+    assert places == [
+        ["model.n_layers", "finetune.train.batch_size"], ["model", "finetune.train.batch_size"],
+        ["finetune.train.batch_size"], ["model.d_state", "finetune.train.epochs"],
+    ]  # fmt: skip
+    large = {"model": {"name": "dss", "d_model": 512}}
+    small = laid(tmp_path, meter, "variants", smoke=True, variants={"large": large}).rows[0].resolved
+    assert small.recipe.model.name == "dss" and small.recipe.model.options["d_model"] < 64, (
+        "a smoke run of a paper's table is small"
+    )
 
 
 def test_a_rule_without_levels_holds_in_every_kind(tmp_path, meter):
