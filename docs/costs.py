@@ -31,7 +31,8 @@ from spt.report.published_settings import (
 )
 from spt.runs.plan import Factor, factors_text
 from spt.studies import schema
-from spt.studies.grid import Estimate, GridRow, expand
+from spt.studies.costs import Estimate
+from spt.studies.grid import GridRow, expand
 from spt.training.network import SequenceModel
 
 FILE = Path(__file__).resolve().parent / "measurements" / "operations.json"

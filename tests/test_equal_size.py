@@ -21,7 +21,7 @@ from spt.report import collect
 from spt.runs.plan import read_plan
 from spt.runtime.settings import Settings
 from spt.studies.equal_size import TOLERANCE, nearest_scales
-from spt.studies.schema import from_mapping
+from spt.studies.schema import StudySource, from_mapping, part_of
 
 QUIET = Settings(cpu=True, quiet=True)
 QUICK = ["quickstart", "quickstart-dlr", "quickstart-s4d", "quickstart-s5"]
@@ -120,6 +120,59 @@ def test_every_model_can_be_scaled(tmp_path: Path, model: str) -> None:
     changes = study.grid.rows[1].changes
     if "d_ff" in changes:
         assert changes["d_ff"] / changes["d_model"] == pytest.approx({"transformer": 1.5, "mega": 2}[model], rel=0.05)
+
+
+VARIANTS = {
+    "Transformer": {},
+    "DLR": {"model": {"name": "dlr", "d_model": 32, "n_layers": 2, "d_state": 32, "ssm_lr": None}},
+    "one layer": {"model.n_layers": 1, "model.d_model": 48},
+}
+
+
+def variants(**options: Any) -> StudySource:
+    raw = {"kind": "variants", "recipes": ["quickstart"], "variants": VARIANTS, "seeds": 1, **options}
+    return from_mapping(raw, "test")
+
+
+def test_variants_are_made_equal(tmp_path: Path) -> None:
+    study = plan_study(variants(match="parameters"), out=tmp_path, settings=QUIET)
+    first, *others = parameters(study)
+    assert all(abs(other / first - 1) <= TOLERANCE for other in others)
+    rows = study.grid.rows
+    assert [row.factors["variant"] for row in rows] == list(VARIANTS) and rows[1].changes == {"d_model": 43}
+    assert study.grid.study.scaled == {
+        "quickstart": {level: row.changes for level, row in zip(VARIANTS, rows, strict=True)}
+    }
+    assert plan_study(StudySource("test", study.grid.study), out=tmp_path, settings=QUIET).grid.rows == rows
+
+
+def test_some_of_the_equal_variants_are_the_whole_studys_runs(tmp_path: Path) -> None:
+    whole = variants(match="parameters")
+    with pytest.raises(UsageError, match="made equal when the whole study runs; run that first"):
+        part_of(whole, levels=["DLR"])
+    kept = StudySource("test", plan_study(whole, out=tmp_path, settings=QUIET).grid.study)
+    _, dlr, _ = plan_study(kept, out=tmp_path, settings=QUIET).grid.rows
+    (part,) = plan_study(part_of(kept, levels=["DLR"]), out=tmp_path, settings=QUIET).grid.rows
+    assert part.resolved.recipe == dlr.resolved.recipe and part.resolved.recipe.model.options["d_model"] == 43
+
+
+def test_variants_of_other_tasks_are_not_made_equal(tmp_path: Path) -> None:
+    other = {"Transformer": {}, "fewer": {"task.subset_fraction": 0.1}}
+    with pytest.raises(UsageError, match="variant fewer and quickstart, variant Transformer differ in"):
+        plan_study(variants(variants=other, match="parameters"), out=tmp_path, settings=QUIET)
+
+
+@pytest.mark.parametrize(
+    ("scaled", "match", "complaint"),
+    [
+        ({"Transformer": {}, "DLR": {}}, "parameters", "scaled must hold every variant; one layer is missing"),
+        ({"Transformer": {"d_model": 8}, "DLR": {}, "one layer": {}}, "parameters", "Transformer, but the first varia"),
+        ({"Transformer": {}, "DLR": {}, "one layer": {}}, "none", "match none changes no model; take scaled out"),
+    ],
+)
+def test_wrong_scales_of_variants_are_refused(scaled: dict[str, Any], match: str, complaint: str) -> None:
+    with pytest.raises(RecipeError, match=complaint):
+        variants(scaled=scaled, match=match)
 
 
 def test_operations_and_depth(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from spt.config.load import packaged
 from spt.report.published_numbers import all_pairs, load_published, table_cells
 from spt.report.published_settings import PublishedSettings
 from spt.studies import schema
-from spt.studies.grid import CostModel
+from spt.studies.costs import CostModel
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = [(key, name) for key, paper in load_published()["papers"].items() for name in paper["tables"]]

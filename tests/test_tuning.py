@@ -20,7 +20,8 @@ from spt.runs.files import write_json
 from spt.runs.folder import RunFolder
 from spt.runs.plan import ARMS, read_plan
 from spt.studies import selection
-from spt.studies.grid import Estimate, expand
+from spt.studies.costs import Estimate
+from spt.studies.grid import expand
 from spt.studies.schema import packaged_spaces, validate
 from spt_cli import app
 

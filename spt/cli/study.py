@@ -180,16 +180,20 @@ def study_compare(
     _study("compare", arguments, {"arms": _list(arms, "--arms", str)}, study, runtime)
 
 
+MatchOption = Annotated[
+    Literal["parameters", "flops", "time", "none"],
+    typer.Option("--match", help="What is made equal: parameters, FLOPs or seconds per example, nothing."),
+]
+ScaleOption = Annotated[
+    Literal["width", "depth"], typer.Option("--scale", help="What is changed for that: d_model, or n_layers.")
+]
+
+
 @command(study_app, "models")
 def study_models(
     arguments: RecipesArgument,
-    match: Annotated[
-        Literal["parameters", "flops", "time", "none"],
-        typer.Option("--match", help="What is made equal: parameters, FLOPs or seconds per example, nothing."),
-    ] = "parameters",
-    scale: Annotated[
-        Literal["width", "depth"], typer.Option("--scale", help="What is changed for that: d_model, or n_layers.")
-    ] = "width",
+    match: MatchOption = "parameters",
+    scale: ScaleOption = "width",
     arms: ArmsOption = None,
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
@@ -277,11 +281,14 @@ def study_variants(
             help="A variant and its changes (repeat), none for the recipe itself: DSS:model.name=dss",
         ),
     ],
+    match: MatchOption = "none",
+    scale: ScaleOption = "width",
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Named variants of a recipe, each a set of changes; they are compared with each other."""
-    _study("variants", arguments, {"variants": _levels(variant, "--variant")}, study, runtime)
+    options = {"variants": _levels(variant, "--variant"), "match": match, "scale": scale}
+    _study("variants", arguments, options, study, runtime)
 
 
 @command(study_app, "init")

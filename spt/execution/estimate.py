@@ -21,7 +21,7 @@ from spt.runs.files import write_json, writing
 from spt.runs.folder import RunFolder
 from spt.runs.result import Result
 from spt.runtime.distributed import Runtime
-from spt.studies.grid import Estimate
+from spt.studies.costs import Estimate
 from spt.tasks.base import TaskData
 from spt.training.budget import mean_flops, plan_steps
 from spt.training.build import StageSetup, build_stage

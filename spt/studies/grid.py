@@ -6,27 +6,24 @@ rows, operations or seconds, which takes data and networks.
 
 import contextlib
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
 
 from spt.config.budget import steps_per_epoch, total_steps
 from spt.config.job import Cell, Job
-from spt.config.load import complete_part, load
+from spt.config.load import load
 from spt.config.objectives import OBJECTIVE_OPTIONS
-from spt.config.overrides import apply_overrides
-from spt.config.plugins import find_plugin
-from spt.config.recipe import BUDGETS, Part, Recipe, ResolvedRecipe, Section, Train
+from spt.config.recipe import BUDGETS, Part, ResolvedRecipe, Section, Train
 from spt.config.validation import validate_values, validation_messages
 from spt.errors import RecipeError, SptError, UsageError
-from spt.models.options import BackboneConfig
 from spt.runs.plan import ARMS, ArmName, Axis, Factor, SearchProtocol, Smoke, Total, factors_text
 from spt.studies.arms import Arm, control, main_arms, with_task_of
-from spt.studies.equal_size import TOLERANCE, nearest_scales
+from spt.studies.costs import CostModel
+from spt.studies.matching import Candidate, check_same_question, equal_changes
 from spt.studies.schema import (
     MOST_SETTINGS,
     OBJECTIVE,
@@ -46,33 +43,6 @@ from spt.studies.schema import (
     recipe_overrides,
 )
 from spt.studies.space import Setting, arm_space, has_factors, settings, supervised_section
-from spt.tasks.base import TaskData
-
-
-class Estimate(NamedTuple):
-    """The cost of one job without its parent's, if it uses its whole budget."""
-
-    steps: int
-    examples: int
-    flops: float
-    parameters: int
-
-
-@runtime_checkable
-class CostModel(Protocol):
-    """The data and the cost of jobs; asked only where a study needs them."""
-
-    def identify_data(self, recipe: ResolvedRecipe) -> ResolvedRecipe:
-        """The recipe with the identity of its data set, which jobs need."""
-
-    def open_task(self, recipe: ResolvedRecipe) -> TaskData:
-        """The recipe's data, its training rows in use."""
-
-    def estimate(self, job: Job) -> Estimate:
-        """Steps and analytic operations of the job's training."""
-
-    def seconds_per_step(self, job: Job) -> float:
-        """Device seconds of one optimiser step of the job, measured on this machine."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +108,10 @@ def expand(study: Study, smoke: Smoke, costs: CostModel) -> StudyGrid:
     bases = [BaseRecipe(study, source, smoke, costs) for source in study.recipes]
     if isinstance(study, Models):
         rows = _equal_models(study, bases)
-        study = study.model_copy(update={"scaled": _scaled(study, rows, smoke)})
     else:
         rows = [_with_controls(row, study, base) for base in bases for row in _ROWS[study.kind](study, base)]
     searches = [_search(study, i, base) for i, base in enumerate(bases)] if isinstance(study, Tune) else []
+    study = _with_scales(study, rows, smoke)
     notes = [note for base in bases for note in base.resolved.notes] + [note for base in bases for note in base.notes]
     grid = StudyGrid(study, study.seed_list, rows, searches=searches, notes=list(dict.fromkeys(notes)))
     if searches:
@@ -185,27 +155,11 @@ class BaseRecipe:
                 raise
             raise RecipeError(f"{self.source}, level {level!r}", error.problems) from None
 
-    def model_config(self) -> BackboneConfig:
-        """The model's options, as the model has declared them."""
-        part = self.resolved.recipe.model
-        config: BackboneConfig = find_plugin("models", part.name).module.Config.model_validate_json(
-            json.dumps(part.options)
-        )
-        return config
-
     def with_task(self, **options: Any) -> ResolvedRecipe:
         """The recipe over other rows of the same task."""
         recipe = self.resolved.recipe
         task = Part(**{**recipe.task.model_dump(), **options})
         return self.costs.identify_data(replace(self.resolved, recipe=recipe.model_copy(update={"task": task})))
-
-    def with_model(self, changes: Mapping[str, int]) -> ResolvedRecipe:
-        """The recipe with other options of its model, those of `hf` by dotted place. Raises RecipeError."""
-        recipe = self.resolved.recipe
-        tree = {"model": recipe.model.model_dump(mode="json")}
-        apply_overrides(tree, {f"model.{name}": value for name, value in changes.items()})
-        model = complete_part("models", self.source, tree["model"], "model")
-        return replace(self.resolved, recipe=recipe.model_copy(update={"model": model}))
 
     def with_inputs_of(self, pretraining: ResolvedRecipe, source: str) -> ResolvedRecipe:
         """A pretraining on the inputs of the task that another recipe names, as it stands there."""
@@ -235,128 +189,42 @@ class BaseRecipe:
 
 def _equal_models(study: Models, bases: Sequence["BaseRecipe"]) -> list[GridRow]:
     """One row for each model, every one after the first at the scale where it costs as much."""
-    first = bases[0]
+    first = Candidate(bases[0].source, bases[0].resolved)
     for base in bases[1:]:
-        _check_same_question(base, first)
-    if first.smoke:
-        first.notes.append("models of a smoke run are small, whatever they are matched on")
+        check_same_question(Candidate(base.source, base.resolved), first)
     rows = []
     for base in bases:
-        changes = {} if base is first or first.smoke else _equal_changes(study, base, first)
-        rows.append(_with_controls(GridRow(base.with_model(changes), changes=changes), study, base))
+        found = None if study.scaled is None else study.scaled[base.source]
+        row = _equal_row(study, base, Candidate(base.source, base.resolved), first, found)
+        rows.append(_with_controls(row, study, base))
     return rows
 
 
-def _check_same_question(base: "BaseRecipe", first: "BaseRecipe") -> None:
-    """Two recipes have the same data and are scored by the same metric."""
-    mine, yours = _question(base.resolved.recipe), _question(first.resolved.recipe)
-    if mine["task.name"] != yours["task.name"]:
-        raise UsageError(
-            f"{base.source} is on the task {mine['task.name']}, {first.source} on {yours['task.name']}, but models are "
-            "compared on the same data; name recipes of one task"
-        )
-    if differing := sorted(key for key in mine.keys() & yours.keys() if mine[key] != yours[key]):
-        values = [f"{key} ({mine[key]}, {yours[key]})" for key in differing]
-        hint = " and ".join(f"{key}=…" for key in differing)
-        raise UsageError(
-            f"{base.source} and {first.source} differ in {' and '.join(values)}, but models are compared on the same "
-            f"data, by the same metric; set {hint} for both"
-        )
+def _equal_row(
+    study: Models | Variants,
+    base: "BaseRecipe",
+    one: Candidate,
+    first: Candidate,
+    found: Mapping[str, int] | None,
+) -> GridRow:
+    """The recipe at the scale where it costs as much as the first."""
+    if base.smoke and study.match != "none":
+        base.notes.append("models of a smoke run are small, whatever they are matched on")
+    if one == first or base.smoke:
+        return GridRow(one.resolved)
+    changes = equal_changes(study, one, first, base.costs, found)
+    return GridRow(one.with_model(changes), changes=changes)
 
 
-def _question(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe asks of its model: the task, and the score that is compared."""
-    objective = recipe.finetune.objective.options
-    metric = objective["metric"]
-    asked = {"auto": ["metric", "loss"], "loss": ["metric", "loss", "class_weights"]}  # a metric that follows from them
-    return {
-        **{f"task.{name}": value for name, value in recipe.task.model_dump().items()},
-        **{f"finetune.objective.{name}": objective[name] for name in asked.get(metric, ["metric"])},
-        "finetune.train.metric_average": recipe.train("finetune").metric_average,
-        "scratch.train.metric_average": recipe.train("scratch").metric_average,
-    }
-
-
-def _scaled(study: Models, rows: Sequence[GridRow], smoke: Smoke) -> dict[str, dict[str, int]] | None:
-    """What was found, for the study's file: a machine that is slower then makes the same runs."""
-    if smoke:
-        return study.scaled
-    return {source: {**row.changes} for source, row in zip(study.recipes, rows, strict=True)}
-
-
-def _equal_changes(study: Models, base: "BaseRecipe", first: "BaseRecipe") -> dict[str, int]:
-    """Options of the recipe's model that make it cost as much as the first recipe's."""
-    if study.match == "none":
-        return {}
-    if study.scaled is not None:
-        _check_scaled(study, study.scaled[base.source], base, first)
-        return study.scaled[base.source]
-    option: Literal["d_model", "n_layers"] = "d_model" if study.scale == "width" else "n_layers"
-    config, given = base.model_config(), base.resolved.recipe.model.options[option]
-
-    def options(value: int) -> dict[str, int]:
-        return {} if value == given else config.at_scale(option, value)
-
-    def accepts(value: int) -> bool:
-        try:
-            base.with_model(options(value))
-        except RecipeError:
-            return False
-        return True
-
-    def cost(value: int) -> float | None:
-        try:
-            return _network_cost(study, base.with_model(options(value)), base.costs)
-        except UsageError:
-            return None
-
-    target, own = (_network_cost(study, each.resolved, base.costs) for each in (first, base))
-    if abs(own / target - 1) <= TOLERANCE:
-        return {}
-    try:
-        config.at_scale(option, given)
-    except ValueError as error:  # it has one size
-        raise UsageError(f"{base.source}: {error}; name this recipe first, which is never changed") from error
-    found = nearest_scales(cost, given, target, accepts=accepts, enough=TOLERANCE if study.match == "time" else 0.0)
-    if abs(found.best.cost / target - 1) > TOLERANCE:
-        near = [scale for scale in (found.below, found.above) if scale]
-        nearest = " and ".join(f"{_amount(study, scale.cost)} at {option}={scale.value}" for scale in near)
-        raise UsageError(
-            f"{base.source}: no {study.scale} makes its {_MATCHED[study.match]} equal to those of {first.source} "
-            f"({_amount(study, target)}) within {100 * TOLERANCE:.0f} %; the nearest {'are' if near[1:] else 'is'} "
-            f"{nearest}; change another option of either model, name this recipe first, or use "
-            f"--scale {'depth' if study.scale == 'width' else 'width'} or --match none"
-        )
-    return options(found.best.value)
-
-
-_MATCHED = {"parameters": "parameters", "flops": "operations per example", "time": "seconds per example"}
-
-
-def _amount(study: Models, cost: float) -> str:
-    return f"{cost:,.0f}" if study.match == "parameters" else f"{cost:.4g}"
-
-
-def _check_scaled(study: Models, changes: Mapping[str, int], base: "BaseRecipe", first: "BaseRecipe") -> None:
-    """What was found before still makes the model as large as the first; times are another machine's to find."""
-    if study.match == "time":
-        return
-    cost, target = (_network_cost(study, recipe, base.costs) for recipe in (base.with_model(changes), first.resolved))
-    if abs(cost / target - 1) > TOLERANCE:
-        raise UsageError(
-            f"{base.source}: with what the study's file has under scaled ({factors_text(changes) or 'no change'}) it "
-            f"has {_amount(study, cost)} {_MATCHED[study.match]}, {first.source} {_amount(study, target)}; take scaled "
-            "out of the file, so that it is found for the recipes as they are now"
-        )
-
-
-def _network_cost(study: Models, recipe: ResolvedRecipe, costs: CostModel) -> float:
-    """What models are matched on, of the network that is trained on the task."""
-    job = Job(recipe, "finetune", 0)
-    if study.match == "time":
-        return costs.seconds_per_step(job) / job.train.batch_size
-    estimate = costs.estimate(job)
-    return float(estimate.parameters) if study.match == "parameters" else estimate.flops / estimate.examples
+def _with_scales(study: Study, rows: Sequence[GridRow], smoke: Smoke) -> Study:
+    """The study with what was found, for its file: a machine that is slower then makes the same runs."""
+    changes = ({**row.changes} for row in rows)
+    if isinstance(study, Models) and not smoke:
+        return study.model_copy(update={"scaled": dict(zip(study.recipes, changes, strict=True))})
+    if isinstance(study, Variants) and not smoke and study.match != "none":
+        scaled = {name: {level: next(changes) for level in study.levels(name)} for name in study.recipes}
+        return study.model_copy(update={"scaled": scaled})
+    return study
 
 
 def _compare(study: Compare | Tune, base: BaseRecipe) -> Iterator[GridRow]:
@@ -374,8 +242,16 @@ def _size(study: Size, base: BaseRecipe) -> Iterator[GridRow]:
 
 
 def _variants(study: Variants, base: BaseRecipe) -> Iterator[GridRow]:
-    for label in study.levels(base.source):
-        yield GridRow(base.at_level(label), {"variant": label})
+    """One row for each variant; with `match`, every one after the first at the scale where it costs as much."""
+    candidates = [
+        Candidate(f"{base.source}, variant {label}", base.at_level(label)) for label in study.levels(base.source)
+    ]
+    for label, one in zip(study.levels(base.source), candidates, strict=True):
+        row = GridRow(one.resolved)
+        if study.match != "none":
+            check_same_question(one, candidates[0])
+            row = _equal_row(study, base, one, candidates[0], study.found(base.source, label))
+        yield replace(row, factors={"variant": label})
 
 
 def _objective(study: Objective, base: BaseRecipe) -> Iterator[GridRow]:

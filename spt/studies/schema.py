@@ -39,6 +39,13 @@ LONGEST_NAME = 200  # of a level
 MOST_SETTINGS = 1000
 Changes = dict[str, Any]  # dotted place in a recipe -> value
 Value = bool | int | float | str | None
+Match = Literal["parameters", "flops", "time", "none"]
+Scale = Literal["width", "depth"]
+_MATCH = (
+    "what is made equal, within 5 % of the first one's: parameters, operations per example, seconds per example "
+    "(measured here, once), or nothing"
+)
+_SCALE = "what is changed: d_model (with inner widths), or n_layers"
 
 
 class Rule(StrictModel):
@@ -159,14 +166,8 @@ class Models(_WithArms):
     """Both arms of several models of equal size: each one after the first is scaled until it costs as much."""
 
     kind: Literal["models"] = Field("models", description="which kind of study this is")
-    match: Literal["parameters", "flops", "time", "none"] = Field(
-        "parameters",
-        description="what is made equal, within 5 % of the first recipe's: parameters, operations per example, seconds "
-        "per example (measured here, once), or nothing",
-    )
-    scale: Literal["width", "depth"] = Field(
-        "width", description="what is changed: d_model (with inner widths), or n_layers"
-    )
+    match: Match = Field("parameters", description=_MATCH)
+    scale: Scale = Field("width", description=_SCALE)
     scaled: dict[str, dict[str, int]] | None = Field(
         None, description="changes to each recipe's model that make it so; null: they are searched for"
     )
@@ -279,14 +280,35 @@ class Variants(_Study):
         description="name: changes by dotted place, e.g. {one layer: {model.n_layers: 1}}, {} for the recipe itself; a "
         "mapping replaces a whole section, e.g. {model: {name: dss, d_model: 64}}; or recipe: {name: changes}",
     )
+    match: Match = Field("none", description=f"{_MATCH}; every variant of a recipe after the first is scaled for it")
+    scale: Scale = Field("width", description=_SCALE)
+    scaled: dict[str, dict[str, Any]] | None = Field(
+        None,
+        description="changes to each variant's model that make it so, or recipe: {name: changes}; null: searched for",
+    )
 
     @model_validator(mode="after")
     def _variants(self) -> "Variants":
         _check_named_levels("variant", self.variants, self.recipes)
+        if self.scaled is None:
+            return self
+        if self.match == "none":
+            raise ValueError("match none changes no model; take scaled out, or say what is matched")
+        _check_named_levels("variant", self.scaled, self.recipes)
+        for name in self.recipes:
+            first, levels = next(iter(self.levels(name))), _of_recipe(self.scaled, name)
+            if odd := set(levels) ^ set(self.levels(name)):
+                raise ValueError(f"scaled must hold every variant; {min(odd)} is missing from it or from variants")
+            if levels[first]:
+                raise ValueError(f"scaled changes {first}, but the first variant is what the others are made equal to")
         return self
 
     def levels(self, recipe: str) -> dict[str, Changes]:
         return _of_recipe(self.variants, recipe)
+
+    def found(self, recipe: str, level: str) -> dict[str, int] | None:
+        """The changes under which this variant's model was found to be as large as the first one's."""
+        return None if self.scaled is None else dict(_of_recipe(self.scaled, recipe)[level])
 
 
 def _of_recipe(levels: Mapping[str, Any], recipe: str) -> dict[str, Any]:
@@ -562,16 +584,33 @@ def part_of(source: StudySource, recipes: Sequence[str] = (), levels: Sequence[s
         return source
     kept = [name for name in chosen if not levels or any(level in study.levels(name) for level in levels)]
     raw = {"kind": study.kind, **study.model_dump(mode="json"), "recipes": kept}
+    if levels and isinstance(study, Variants) and study.match != "none":
+        raw |= {"match": "none", "scaled": None, "where": [*raw["where"], *_rules_of_scales(study, kept, source.name)]}
     for field in ("sizes", "variants"):
         if field in raw:
             raw[field] = {name: _chosen(_of_recipe(raw[field], name), levels) for name in kept}
     for field in ("total", "scaled"):
         if isinstance(raw.get(field), dict):
-            raw[field] = {name: raw[field][name] for name in kept}
+            raw[field] = {name: raw[field].get(name, raw[field]) for name in kept}
     if "initialisations" in raw and levels:
         raw["initialisations"] = [level for level in raw["initialisations"] if level in levels]
     raw["where"] = list(filter(None, (_part_of_rule(rule, kept, levels) for rule in raw["where"])))
     return StudySource(source.name, validate(raw, source.name))
+
+
+def _rules_of_scales(study: Variants, recipes: Sequence[str], name: str) -> list[dict[str, Any]]:
+    """What makes each variant as large as it was found to be, so that some can be run without the first."""
+    if study.scaled is None:
+        raise UsageError(
+            f"{name}: its variants are made equal when the whole study runs; run that first, then parts of the "
+            "study.yaml in its folder, which holds what was found"
+        )
+    return [
+        {"recipes": [recipe], "levels": [level], "set": {f"model.{option}": value for option, value in found.items()}}
+        for recipe in recipes
+        for level in study.levels(recipe)
+        if (found := study.found(recipe, level))
+    ]
 
 
 def _chosen(levels: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
