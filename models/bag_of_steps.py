@@ -4,8 +4,11 @@ A control, not a competitor: what it reaches needs no order of steps, nor any tw
 Transformer's feed-forward layer (Vaswani et al. 2017, section 3.3). Letters: L steps, D width, F inner width.
 """
 
+from typing import Literal
+
+from pydantic import Field
+
 from spt.models.base import Backbone, BackboneConfig
-from spt.models.feedforward import FeedForward
 
 PAPER = "Vaswani et al. 2017"
 COST = "L D F"
@@ -13,9 +16,8 @@ PARAMETERS = 528_128
 
 
 class Config(BackboneConfig):
-    pass
+    feed_forward: Literal["mlp", "switch"] = Field("mlp", description="what a block is: mlp or switch")
 
 
 def build(config: Config) -> Backbone:
-    D, F = config.d_model, config.d_ff or 4 * config.d_model
-    return Backbone(config, lambda: [FeedForward(D, F, config.ff_activation, config.ff_dropout)])
+    return Backbone(config, lambda: [])

@@ -19,8 +19,9 @@ from spt.bench.peaks import KilledError, TooSlowError, peaks_in_subprocess
 from spt.bench.timing import Times, Timings, alternate
 from spt.bench.training_step import Step, Variant
 from spt.config.plugins import listing
-from spt.errors import BackendError
+from spt.errors import BackendError, UsageError
 from spt.models.base import Backbone
+from spt.studies.equal_size import TOLERANCE
 from spt_cli import app
 
 SECONDS = {"type": "object", "additionalProperties": {"type": ["number", "null"], "minimum": 0}}
@@ -132,6 +133,28 @@ def test_model_as_json(tmp_path):
     assert rows[0]["peak_bytes"] > 0
     assert rows[0]["shares"]["attention"] > 0 and rows[2]["shares"]["attention"] == 0
     assert not list(tmp_path.glob("runs"))
+
+
+def test_models_of_as_many_parameters():
+    arguments = [
+        "transformer",
+        "d_model=32",
+        "n_heads=4",
+        "d_ff=48",
+        "dlr",
+        "d_state=32",
+        "mingru",
+        "bag_of_steps",
+        "d_ff=48",
+    ]
+    rows = parse_models(arguments, length="64,128", batch="2", layers=2, match_parameters=True, cpu=True)
+    assert [row.options["d_model"] for row in rows[:2]] == [32, 32] and rows[0].given == "d_model=32 n_heads=4 d_ff=48"
+    counts = [sum(p.numel() for p in Step(row).model.parameters()) for row in rows]
+    assert all(abs(count / counts[0] - 1) <= TOLERANCE for count in counts)
+    assert [row.length for row in rows] == [64, 128] * 4 and rows[-1].given.startswith("d_ff=48 d_model=")
+    assert rows[-1].options["d_ff"] / 48 == pytest.approx(rows[-1].options["d_model"] / 128, rel=0.1)
+    with pytest.raises(UsageError, match="no width gives it"):
+        parse_models(["transformer", "d_model=8", "time_mixer"], length="4096", layers=1, match_parameters=True)
 
 
 def test_what_is_printed(here):

@@ -3,9 +3,11 @@
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from typing import Any, get_args
+
+import torch
 
 from spt.bench.parts import shares
 from spt.bench.peaks import KilledError, peaks_in_subprocess
@@ -21,12 +23,15 @@ from spt.bench.timing import (
 from spt.bench.training_step import Step, Variant
 from spt.config.load import complete_part
 from spt.config.overrides import parse_overrides, split_arguments
-from spt.errors import BackendError, SptError, UsageError, one_line
+from spt.config.plugins import find_plugin
+from spt.config.recipe import Part
+from spt.errors import BackendError, RecipeError, SptError, UsageError, one_line
 from spt.models.ops import backends
 from spt.runtime.distributed import Runtime
 from spt.runtime.environment import compiler_problem
 from spt.runtime.memory import out_of_memory
 from spt.runtime.settings import Settings
+from spt.studies.equal_size import TOLERANCE, nearest_scales
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +62,7 @@ def parse_models(
     recompute: bool = False,
     cpu: bool = False,
     quick: bool = False,
+    match_parameters: bool = False,
 ) -> list[Variant]:
     """The rows of a command line: every model at every length, batch, precision, kernel back end and attention.
 
@@ -88,7 +94,62 @@ def parse_models(
                 (False, True) if compile else (False,),
             )
         ]
-    return rows
+    return with_equal_parameters(rows) if match_parameters else rows
+
+
+def with_equal_parameters(variants: Sequence[Variant]) -> list[Variant]:
+    """Every model at the width where it has as many parameters as the first, within 5 %; raises UsageError where
+    there is none. Inner widths that were given keep their ratio to it."""
+    targets: dict[int, int] = {}
+    scaled: dict[str, Variant] = {}  # precision and back end change no size
+    for variant in variants:
+        target = targets.setdefault(variant.length, _parameters(variant))
+        key = repr((variant.model, variant.options, variant.length))
+        if key not in scaled:
+            scaled[key] = _with_parameters(variant, target)
+    found = [scaled[repr((variant.model, variant.options, variant.length))] for variant in variants]
+    pairs = zip(variants, found, strict=True)
+    return [replace(variant, options=each.options, given=each.given) for variant, each in pairs]
+
+
+def _with_parameters(variant: Variant, target: int) -> Variant:
+    config = find_plugin("models", variant.model).configure(variant.options)
+    given = int(variant.options["d_model"])
+
+    def at(width: int) -> Variant:
+        changes = {} if width == given else config.at_scale("d_model", width)
+        part = complete_part("models", variant.model, {"name": variant.model, **variant.options, **changes})
+        told = " ".join([*filter(None, [variant.given]), *(f"{name}={value}" for name, value in changes.items())])
+        return replace(variant, options=part.options, given=told)
+
+    def accepts(width: int) -> bool:
+        try:
+            at(width)
+        except RecipeError:
+            return False
+        return True
+
+    def count(width: int) -> float | None:
+        try:
+            return float(_parameters(at(width)))
+        except UsageError:
+            return None
+
+    best = nearest_scales(count, given, float(target), accepts=accepts).best
+    if abs(best.cost / target - 1) > TOLERANCE:
+        raise UsageError(
+            f"{label(variant)}: no width gives it {target:,} parameters within 5 %; the nearest is {best.cost:,.0f} at "
+            f"d_model={best.value}; change another of its options, or leave it out"
+        )
+    return at(best.value)
+
+
+def _parameters(variant: Variant) -> int:
+    from spt.training.build import build_backbone
+
+    with torch.device("meta"), reported(variant):
+        model = build_backbone(Part(name=variant.model, **variant.options), variant.length)
+    return sum(p.numel() for p in model.parameters())
 
 
 def bench_models(variants: Sequence[Variant], rounds: int, separate_peaks: bool = True) -> dict[str, Any]:

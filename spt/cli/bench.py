@@ -59,6 +59,9 @@ def bench_model(
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Compute activations again: less memory, slower.")
     ] = False,
+    match_parameters: Annotated[
+        bool, typer.Option("--match-parameters", help="Scale d_model until all have as many parameters as the first.")
+    ] = False,
     rounds: RoundsOption = None,
     quick: QuickOption = False,
     cpu: CpuOption = False,
@@ -82,6 +85,7 @@ def bench_model(
         recompute=gradient_checkpointing,
         cpu=cpu,
         quick=quick,
+        match_parameters=match_parameters,
     )
     _show(lambda: bench_models(variants, rounds or (2 if quick else 7), separate_peaks=not quick), as_json, save)
 
