@@ -7,9 +7,9 @@ of every head, with q, k and v linear maps of x. The w_m are orthogonal within b
 vectors (section 2.4). They are drawn when the model is made, one set for each layer, and stored with it; they are not
 drawn again in training. c keeps the exponentials at or below 1 and cancels, but for eps: for queries it is the largest
 w_m u of the step, for keys that of the sequence, as in the authors' code. Causal, it is the largest so far, so that
-nothing looks ahead; where it grows, the sums over earlier keys shrink. `kernel: relu` is generalised attention, phi(x) =
-relu(M^(-1/2) w_m x) + eps and, with `features: null`, relu(x) + eps, as in LRA's code. Absolute positions and a
-feed-forward layer (`feed_forward: mlp`) are the Transformer's. Letters: L steps, D width, H heads, N = D / H, M features.
+nothing looks ahead; where it grows, the sums over earlier keys shrink. `kernel: relu` is generalised attention,
+phi(x) = relu(M^(-1/2) w_m x) + eps and, with `features: null`, relu(x) + eps, as in LRA's code. Absolute positions and
+a feed-forward layer (`feed_forward: mlp`) are the Transformer's. Letters: L steps, D width, H heads, N = D / H.
 """
 
 import math
@@ -111,7 +111,10 @@ class FavorAttention(KernelAttention):
 
 def orthogonal_vectors(count: int, width: int) -> Float[Tensor, "M N"]:
     """Orthogonal within each `width` of them, and each of the length of a Gaussian vector."""
-    blocks = [torch.linalg.qr(torch.randn(width, width))[0] for _ in range(-(-count // width))]
+    blocks = []
+    for _ in range(-(-count // width)):
+        Q, R = torch.linalg.qr(torch.randn(width, width))
+        blocks.append(Q * torch.where(R.diagonal() < 0, -1.0, 1.0))  # else some directions are likelier
     return torch.cat(blocks)[:count] * torch.randn(count, width).norm(dim=1, keepdim=True)
 
 
