@@ -1,0 +1,122 @@
+"""Performer: attention through random features of the softmax kernel, FAVOR+ (Choromanski et al. 2021, section 2).
+
+    y_t = W_o [sum_s phi(q_t) phi(k_s) v_s / sum_s phi(q_t) phi(k_s)],   u = x / N^(1/4)
+    phi(x) = M^(-1/2) [exp(w_m u - |u|² / 2 - c) + eps],   m = 1, ..., M,   E phi(q) phi(k) ~ exp(q k / sqrt(N))
+
+of every head, with q, k and v linear maps of x. The w_m are orthogonal within blocks of N and as long as Gaussian
+vectors (section 2.4). They are drawn when the model is made, one set for each layer, and stored with it; they are not
+drawn again in training. c keeps the exponentials at or below 1 and cancels, but for eps: for queries it is the largest
+w_m u of the step, for keys that of the sequence, as in the authors' code. Causal, it is the largest so far, so that
+nothing looks ahead; where it grows, the sums over earlier keys shrink. `kernel: relu` is generalised attention,
+phi(x) = relu(M^(-1/2) w_m x) + eps and, with `features: null`, relu(x) + eps, as in LRA's code. Absolute positions and
+a feed-forward layer (`feed_forward: mlp`) are the Transformer's. Letters: L steps, D width, H heads, N = D / H.
+"""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from spt.models.base import Backbone, Counts
+from spt.models.linear_attention import Features, KernelAttention, KernelAttentionConfig, make_positions
+from spt.models.ops.precision import without_autocast
+from spt.models.ops.product import linear
+
+PAPER = "Choromanski et al. 2021"
+COST = "L D M + L D²"
+PARAMETERS = 791_296
+EPS = {"softmax": 1e-6, "relu": 1e-3}  # as in the authors' code
+
+
+class Config(KernelAttentionConfig):
+    kernel: Literal["softmax", "relu"] = Field("softmax", description="what the features stand for")
+    features: int | None = Field(
+        256, ge=1, description="random features of a head; null: relu of queries and keys themselves"
+    )
+
+    def smoke_sizes(self) -> dict[str, int]:
+        return super().smoke_sizes() | ({} if self.features is None else {"features": 16})
+
+    @model_validator(mode="after")
+    def _softmax_needs_features(self) -> "Config":
+        if self.features is None and self.kernel == "softmax":
+            raise ValueError("kernel softmax is made of random features; set features, or choose kernel: relu")
+        return self
+
+
+class FavorAttention(KernelAttention):
+    """Buffer: W (M, N), the w_m. Its maps have no bias and start as Xavier's."""
+
+    eps = 0.0  # that of the features suffices
+    W: Tensor | None
+
+    def __init__(self, config: Config) -> None:
+        N = config.d_model // config.n_heads
+        super().__init__(config, config.features or N, bias=False)
+        self.kernel, self.offset = config.kernel, EPS[config.kernel]
+        for part in (*self.qkv.weight.chunk(3), self.out.weight):
+            nn.init.xavier_uniform_(part)
+        self.register_buffer("W", None if config.features is None else orthogonal_vectors(config.features, N))
+
+    def features(
+        self,
+        q: Float[Tensor, "B L H N"],
+        k: Float[Tensor, "B L H N"],
+        valid: Bool[Tensor, "B L"] | None,
+        log_scale: Float[Tensor, "B H"] | None = None,
+    ) -> Features:
+        """With the softmax kernel, the logarithm of the keys' scale is their c."""
+        with without_autocast(q):
+            if self.kernel == "relu":
+                return Features(self._relu(q), self._relu(k))
+            of_queries, of_keys = self._projections(q), self._projections(k)
+            largest = of_keys.detach().amax(-1)  # of each step and head
+            if not self.causal:
+                c = largest if valid is None else largest.masked_fill(~valid[..., None], -torch.inf)
+                c, log_decay = c.amax(1, keepdim=True), None
+            else:
+                before = largest[:, 0] if log_scale is None else log_scale
+                c = torch.maximum(largest.cummax(1).values, before[:, None])
+                log_decay = torch.cat([before[:, None], c[:, :-1]], 1) - c
+            queries = self._exponentials(q, of_queries, of_queries.detach().amax(-1))
+            return Features(queries, self._exponentials(k, of_keys, c), log_decay, c[:, -1])
+
+    def _projections(self, x: Float[Tensor, "B L H N"]) -> Float[Tensor, "B L H M"]:
+        """w_m u."""
+        assert self.W is not None
+        return x.shape[-1] ** -0.25 * linear(x, self.W.to(x.dtype))
+
+    def _exponentials(self, x: Tensor, projections: Tensor, c: Float[Tensor, "B _ H"]) -> Float[Tensor, "B L H M"]:
+        lengths = x.square().sum(-1, keepdim=True) / (2 * math.sqrt(x.shape[-1]))
+        # On padding a projection may be larger than c, which is of valid steps.
+        exponents = (projections - c[..., None]).clamp(max=0.0) - lengths
+        return self.n_features**-0.5 * (torch.exp(exponents) + self.offset)
+
+    def _relu(self, x: Float[Tensor, "B L H N"]) -> Float[Tensor, "B L H M"]:
+        if self.W is not None:
+            x = self.n_features**-0.5 * linear(x, self.W.to(x.dtype))
+        return F.relu(x) + self.offset
+
+    def flops(self, length: int) -> Counts:
+        """With the projections of queries and keys on W, which has no gradient."""
+        if self.W is None:
+            return super().flops(length)
+        projections = 4.0 * length * self.heads * self.W.numel()
+        return super().flops(length) + Counts.of("linear", projections, projections)
+
+
+def orthogonal_vectors(count: int, width: int) -> Float[Tensor, "M N"]:
+    """Orthogonal within each `width` of them, and each of the length of a Gaussian vector."""
+    blocks = []
+    for _ in range(-(-count // width)):
+        Q, R = torch.linalg.qr(torch.randn(width, width))
+        blocks.append(Q * torch.where(R.diagonal() < 0, -1.0, 1.0))  # else some directions are likelier
+    return torch.cat(blocks)[:count] * torch.randn(count, width).norm(dim=1, keepdim=True)
+
+
+def build(config: Config) -> Backbone:
+    return Backbone(config, lambda: [FavorAttention(config)], make_positions(config))
