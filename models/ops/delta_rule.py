@@ -30,9 +30,10 @@ from torch.autograd.function import once_differentiable
 from spt.models.ops.counts import Counts
 from spt.models.ops.precision import without_autocast
 
-# Steps, at most. Of 16 to 128, it is the fastest on a CPU for heads of 24 to 48 features; for heads of 128, 64 steps take
-# a tenth less.
+# Steps, at most. Of 16 to 128, it is the fastest on a CPU for heads of 24 to 48 features; for heads of 128 features, 64
+# steps take a tenth less.
 CHUNK = 32
+_LEAST = -1000.0  # exp of it is zero, in double precision too; differences of -inf would be undefined
 
 
 def delta_rule(
@@ -45,7 +46,7 @@ def delta_rule(
     reverse: bool = False,
 ) -> Float[Tensor, "B L N V"]:
     """o_t from S_{-1} = 0; `reverse`: from S_L = 0, with S_{t+1} in the place of S_{t-1}. `log_alpha` is not positive;
-    None: alpha = 1. Computed in float32, or in float64 if v is.
+    None: alpha = 1. Computed in float32, or in float64 if v is; the result has v's type.
 
     States stay bounded where beta |k|² is in [0, 2].
     """
@@ -64,7 +65,7 @@ def delta_rule(
         gate = None if log_alpha is None else cut(log_alpha)
         o: Tensor = _DeltaRule.apply(cut(q), cut(k), cut(v), cut(beta), gate, reverse)
         o = o.unflatten(1, (B, N)).transpose(0, 1).transpose(2, 3)
-        return o.flatten(1, 2)[:, :L]
+        return o.flatten(1, 2)[:, :L].to(v.dtype)
 
 
 def delta_step(
@@ -96,7 +97,7 @@ def delta_flops(length: int, heads: int, keys: int, values: int) -> Counts:
     pair, cross, across = 2.0 * C * C, 2.0 * C * K * V, 2.0 * K * K * V * (n - 1) / n
     forward = pair * (2 * K + V) + C * C * (K + V) + 2 * C * K * K + 3 * cross + across
     backward = pair * (6 * K + 3 * V) + C * C * (K + 2 * V) + 2 * C * K * K + 7 * cross + across
-    return Counts.of("scan", n * heads * forward, n * heads * backward)
+    return Counts.of("attention", n * heads * forward, n * heads * backward)
 
 
 class _Decays(NamedTuple):
@@ -173,7 +174,7 @@ def _decays(log_alpha: Tensor | None, reverse: bool) -> _Decays:
     """Differences in double precision: sums over a chunk may be large where a difference is small."""
     if log_alpha is None:
         return _Decays(None, None, None, None)
-    dtype, summed = log_alpha.dtype, _summed(log_alpha.double(), reverse)
+    dtype, summed = log_alpha.dtype, _summed(log_alpha.double().clamp(min=_LEAST), reverse)
     whole = summed[..., :1] if reverse else summed[..., -1:]
     between = (summed[..., :, None] - summed[..., None, :]).clamp_(max=0).to(dtype).exp_()
     to_end, since_start = (torch.exp(x.to(dtype))[..., None] for x in (whole - summed, summed))
