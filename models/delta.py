@@ -75,13 +75,15 @@ class Rule(nn.Module):
         """None: the state does not decay."""
         return None
 
-    def inputs(self, x: Float[Tensor, "B *L D"], convolved: Float[Tensor, "B *L P"]) -> list[Tensor | None]:
+    def inputs(
+        self, x: Float[Tensor, "B *L D"], convolved: Float[Tensor, "B *L P"]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """The arguments of the delta rule, after the short convolution."""
         N, K, V = self.heads
         features = F.silu(convolved.float()).unflatten(-1, (N, 2 * K + V))
         q, k, v = features.split((K, K, V), dim=-1)
         beta = self.largest_beta * torch.sigmoid(self.beta(x).float())
-        return [_unit(q) / math.sqrt(K), _unit(k), v, beta, self.log_alpha(x)]
+        return _normalise(q, 1 / math.sqrt(K)), _normalise(k), v, beta, self.log_alpha(x)
 
     def forward(self, x: Float[Tensor, "B L D"], reverse: bool) -> Float[Tensor, "B L N V"]:
         return delta_rule(*self.inputs(x, self.convolution(self.enter(x), reverse)), reverse=reverse)
@@ -113,25 +115,29 @@ class DeltaMixer(Mixer):
         self.rules = nn.ModuleList(self.rule(config) for _ in range(1 if config.causal else 2))
         self.norm, self.leave = nn.RMSNorm(V, eps=1e-5), new_map(N * V, config.d_model)
 
+    @property
+    def directions(self) -> list[Rule]:
+        return [rule for rule in self.rules if isinstance(rule, Rule)]
+
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         return self.read(x, self.mix_states(x))
 
     def mix_states(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L N V"]:
         """The sum of o_t over the directions. Padding, zeros, leaves a state of zeros as it is."""
-        outputs = [rule(x, reverse=bool(direction)) for direction, rule in enumerate(self.rules)]
+        outputs = [rule(x, reverse=bool(direction)) for direction, rule in enumerate(self.directions)]
         return outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1]
 
     def read(self, x: Float[Tensor, "B *L D"], o: Float[Tensor, "B *L N V"]) -> Float[Tensor, "B *L D"]:
         return self.leave(self.norm(o).flatten(-2))
 
     def flops(self, length: int) -> Counts:
-        return sum((rule.flops(length) for rule in self.rules), linear_flops(self.leave, length))
+        return sum((rule.flops(length) for rule in self.directions), linear_flops(self.leave, length))
 
     def initial_state(self, batch: int) -> Any:
-        return self.rules[0].initial_state(batch)
+        return self.directions[0].initial_state(batch)
 
     def step(self, x: Float[Tensor, "B D"], state: Any) -> tuple[Float[Tensor, "B D"], Any]:
-        o, state = self.rules[0].step(x, state)
+        o, state = self.directions[0].step(x, state)
         return self.read(x, o), state
 
 
@@ -142,5 +148,5 @@ def new_map(inputs: int, outputs: int) -> Linear:
     return layer
 
 
-def _unit(x: Float[Tensor, "*B K"]) -> Float[Tensor, "*B K"]:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+def _normalise(x: Float[Tensor, "*B K"], length: float = 1.0) -> Float[Tensor, "*B K"]:
+    return x * (length * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6))

@@ -9,12 +9,12 @@ see the present. Letters: B sequences, L steps, D width, P states, K directions,
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Inexact
 from pydantic import Field
 from torch import Tensor, nn
 
 from spt.models.mixer import Context, Mixer, linear_flops
+from spt.models.ops.convolution import short_convolve
 from spt.models.ops.counts import Counts
 from spt.models.ops.product import Linear
 from spt.models.ops.scan import scan
@@ -124,12 +124,8 @@ class ShortConvolution(nn.Module):
 
     def forward(self, u: Float[Tensor, "B L P"], reverse: bool = False) -> Float[Tensor, "B L P"]:
         """What stands before the first step, or beyond the last, is zero."""
-        L = u.shape[1]
-        y = u * self.weight[0] if self.bias is None else torch.addcmul(self.bias, u, self.weight[0])
-        for lag in range(1, min(self.width, L)):
-            shifted = F.pad(u[:, lag:], (0, 0, 0, lag)) if reverse else F.pad(u[:, : L - lag], (0, 0, lag, 0))
-            y = torch.addcmul(y, shifted, self.weight[lag])
-        return y
+        y = short_convolve(u, self.weight, reverse=reverse)
+        return y if self.bias is None else y + self.bias
 
     def initial_state(self, batch: int) -> Float[Tensor, "B J P"]:
         """The W - 1 steps before the first, the latest first."""
