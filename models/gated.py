@@ -9,12 +9,12 @@ see the present. Letters: B sequences, L steps, D width, P states, K directions,
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Inexact
 from pydantic import Field
 from torch import Tensor, nn
 
 from spt.models.mixer import Context, Mixer, linear_flops
+from spt.models.ops.convolution import short_convolve
 from spt.models.ops.counts import Counts
 from spt.models.ops.product import Linear
 from spt.models.ops.scan import scan
@@ -113,23 +113,19 @@ def real_scan(length: int, states: int) -> Counts:
 class ShortConvolution(nn.Module):
     """y_t = sum_j w_j u_{t-j} + c, j = 0, ..., W - 1, feature by feature; `reverse`: of the steps t + j.
 
-    Parameters: weight (W, P), from N(0, std²); bias (P,), zero.
+    Parameters: weight (W, P), from N(0, std²); bias (P,), zero, if it has one.
     """
 
-    def __init__(self, features: int, width: int, std: float) -> None:
+    def __init__(self, features: int, width: int, std: float, bias: bool = True) -> None:
         super().__init__()
         self.width = width
         self.weight = nn.Parameter(torch.randn(width, features) * std)
-        self.bias = nn.Parameter(torch.zeros(features))
+        self.bias = nn.Parameter(torch.zeros(features)) if bias else None
 
     def forward(self, u: Float[Tensor, "B L P"], reverse: bool = False) -> Float[Tensor, "B L P"]:
         """What stands before the first step, or beyond the last, is zero."""
-        L = u.shape[1]
-        y = torch.addcmul(self.bias, u, self.weight[0])
-        for lag in range(1, min(self.width, L)):
-            shifted = F.pad(u[:, lag:], (0, 0, 0, lag)) if reverse else F.pad(u[:, : L - lag], (0, 0, lag, 0))
-            y = torch.addcmul(y, shifted, self.weight[lag])
-        return y
+        y = short_convolve(u, self.weight, reverse=reverse)
+        return y if self.bias is None else y + self.bias
 
     def initial_state(self, batch: int) -> Float[Tensor, "B J P"]:
         """The W - 1 steps before the first, the latest first."""
@@ -137,7 +133,8 @@ class ShortConvolution(nn.Module):
 
     def step(self, u: Float[Tensor, "B P"], before: Float[Tensor, "B J P"]) -> tuple[Tensor, Tensor]:
         steps = torch.cat([u[:, None], before], 1)
-        return (steps * self.weight).sum(1) + self.bias, steps[:, :-1]
+        y = (steps * self.weight).sum(1)
+        return y if self.bias is None else y + self.bias, steps[:, :-1]
 
     def flops(self, length: int) -> Counts:
         return Counts.of("convolution", 2.0 * length * self.weight.numel())

@@ -192,19 +192,25 @@ def test_hgrn_keeps_more_in_deeper_layers():
 
 
 @settings(max_examples=25, deadline=None)
-@given(length=st.integers(1, 12), width=st.integers(1, 6), reverse=st.booleans())
-def test_a_short_convolution_is_torchs(length, width, reverse):
-    layer, u = ShortConvolution(3, width, std=1.0), torch.randn(2, length, 3)
+@given(length=st.integers(1, 12), width=st.integers(1, 6), reverse=st.booleans(), bias=st.booleans())
+def test_a_short_convolution_is_torchs(length, width, reverse, bias):
+    layer, u = ShortConvolution(3, width, std=1.0, bias=bias).double(), torch.randn(2, length, 3, dtype=torch.float64)
+    u.requires_grad_()
     v = (u.flip(1) if reverse else u).transpose(1, 2)
     kernel = layer.weight.flip(0).T[:, None]
     expected = F.conv1d(F.pad(v, (width - 1, 0)), kernel, layer.bias, groups=3).transpose(1, 2)
-    assert torch.allclose(layer(u, reverse=reverse), expected.flip(1) if reverse else expected, atol=1e-5)
+    expected = expected.flip(1) if reverse else expected
+    ours = layer(u, reverse=reverse)
+    assert torch.allclose(ours, expected, rtol=1e-10, atol=1e-12)
+    weight, inputs = torch.randn_like(ours), [u, *layer.parameters()]
+    found, truth = (torch.autograd.grad((y * weight).sum(), inputs) for y in (ours, expected))
+    assert all(torch.allclose(mine, theirs, rtol=1e-10, atol=1e-12) for mine, theirs in zip(found, truth, strict=True))
     state, steps = layer.initial_state(2), []
     for t in range(length):
         y, state = layer.step(u[:, t], state)
         steps.append(y)
     if not reverse:
-        assert torch.allclose(torch.stack(steps, 1), layer(u), atol=1e-5)
+        assert torch.allclose(torch.stack(steps, 1), ours, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", GATED)

@@ -25,7 +25,7 @@ from spt.checks.model_contract import states_its_operations, tiny
 from spt.config.job import Job
 from spt.config.plugins import find_plugin
 from spt.config.recipe import EncoderConfig, HeadConfig
-from spt.models import rglru
+from spt.models import deltanet, gated_deltanet, rglru
 from spt.models.base import Context, linear_flops
 from spt.models.feedforward import SwitchFeedForward
 from spt.models.hf import costs
@@ -35,6 +35,7 @@ from spt.models.ops import vandermonde as diagonal
 from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.counts import KINDS, Counts, as_counts, convolution, linear
 from spt.models.ops.counts import spectrum as spectrum_counts
+from spt.models.ops.delta_rule import chunks
 from spt.models.ops.product import flop_formulas
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
@@ -135,12 +136,24 @@ def tables_of_s4(K, length, M=32, T=32):
     return D * (solved + tables), D * (solved + tables + solved + backward)
 
 
+def systems_of_the_delta_rule(name, length):
+    """In one direction: of every chunk of C steps a triangular system, C² operations for a column, with one column for
+    each key and value; backward the same again, and one for the values' gradients. And a convolution over 4 steps."""
+    N, keys, values = {"deltanet": deltanet, "gated_deltanet": gated_deltanet}[name].Config(d_model=D).heads
+    n, C = chunks(length)
+    convolved = 2 * 4 * length * N * (2 * keys + values)
+    solved = n * N * C * C * (keys + values)
+    return convolved + solved, 2 * convolved + solved + n * N * C * C * values
+
+
 def unseen(name, causal, length):
     """Of one block."""
     K = 1 if causal else 2
     scanned = {"lru": 128, "s5": 128, "hgrn": D}
     if name in scanned:  # backward a scan, and conj(x) g
         return 8 * length * scanned[name] * K, (8 + 8) * length * scanned[name] * K
+    if name in ("deltanet", "gated_deltanet"):
+        return tuple(K * operations for operations in systems_of_the_delta_rule(name, length))
     P = rglru.Config(d_model=D).states
     scanned_reals = {"mingru": (D, 0), "minlstm": (D, 0), "rglru": (P, 4)}
     if name in scanned_reals:  # and a convolution over a few steps
@@ -350,6 +363,16 @@ def test_a_block_of_s5_by_hand():
     complex numbers a state and step; half GLU 2·10·16·16."""
     found = one_block("s5", 10, causal=False)
     assert found == {"linear": twice(3 * 81_920 + 5_120), "scan": twice(2 * 8 * 10 * 128)}
+
+
+def test_a_block_of_deltanet_by_hand():
+    """L = 40: two chunks of 20 steps of one head of 16. Products of C² pairs: keys, queries, values; the system for 32
+    columns; of 20 steps with states of 16², five, of which one is a square of keys; and a state carried once."""
+    found = one_block("deltanet", 40, causal=True, feed_forward="none")
+    assert found["linear"] == twice(2 * 40 * (16 * 48 + 16 * 1 + 16 * 16))
+    assert found["convolution"] == twice(2 * 40 * 4 * 48)
+    products = 2 * (2 * 400 * 16 * 3 + 400 * 32 + 4 * 2 * 20 * 256) + 2 * 16**3
+    assert found["attention"]["forward"] == products
 
 
 @pytest.mark.parametrize("routing", ["token", "expert"])

@@ -6,11 +6,13 @@ next step; only k has a weight for the present (as in the published code of the 
 """
 
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 # On a CPU: bytes of one temporary (fastest at L = 1,024), and fewest features at a time (fastest at longer L, because
 # neighbours in memory are read together). Sequences of at most so many steps, and at least so many numbers, are
@@ -44,6 +46,45 @@ def convolve(u: Float[Tensor, "B L H"], spectrum: Complex[Tensor, "H F"], n: int
     """
     y: Tensor = _Convolve.apply(u, spectrum, n)
     return y
+
+
+def short_convolve(
+    u: Float[Tensor, "B L P"], weight: Float[Tensor, "W P"], *, reverse: bool = False
+) -> Float[Tensor, "B L P"]:
+    """y_t = sum_j w_j u_{t-j}, feature by feature, over few steps; `reverse`: of u_{t+j}. What stands before the first
+    step, or beyond the last, is zero. Only u and the weights are kept for the backward pass."""
+    y: Tensor = _ShortConvolve.apply(u.to(torch.promote_types(u.dtype, weight.dtype)), weight, reverse)
+    return y
+
+
+class _ShortConvolve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, weight: Tensor, reverse: bool) -> Tensor:
+        ctx.save_for_backward(u, weight)
+        ctx.reverse = reverse
+        y = u * weight[0]
+        for lag, into, source in _shifts(u, weight, reverse):
+            y[:, into].addcmul_(u[:, source], weight[lag])
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        u, weight = ctx.saved_tensors
+        du, dweight = dy * weight[0], torch.zeros_like(weight)
+        dweight[0] = (dy * u).sum((0, 1))
+        for lag, into, source in _shifts(u, weight, ctx.reverse):
+            du[:, source].addcmul_(dy[:, into], weight[lag])
+            dweight[lag] = (dy[:, into] * u[:, source]).sum((0, 1))
+        return du, dweight, None
+
+
+def _shifts(u: Tensor, weight: Tensor, reverse: bool) -> Iterator[tuple[int, slice, slice]]:
+    """Each lag after the first, with the steps that read and those that are read."""
+    L = u.shape[1]
+    for lag in range(1, min(len(weight), L)):
+        late, early = slice(lag, L), slice(0, L - lag)
+        yield (lag, early, late) if reverse else (lag, late, early)
 
 
 class _Spectrum(torch.autograd.Function):

@@ -1,0 +1,31 @@
+"""DeltaNet: linear attention that writes only what its state does not yet answer to a key (Yang et al. 2024).
+
+    [q_t, k_t, v_t] = silu(convolution of W x)_t,   q_t / |q_t| / sqrt(K),   k_t / |k_t|,   beta_t = sigmoid(W_b x_t)
+    S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,   o_t = S_t^T q_t,   y_t = W_o rms_norm(o_t)
+
+The layer of section 3.3, with a short convolution over W steps, feature by feature, and the rule of section 2.2 for
+every head by itself; the state here is the transpose of the paper's, and q is scaled as in the authors' code. In the
+paper a gated feed-forward layer follows (here `feed_forward: mlp`). Two-sided, a second rule with parameters of its own
+runs backwards; their outputs are added before the norm. Letters: L steps, D width, K features of a head's keys and
+values.
+"""
+
+from spt.models.base import Backbone
+from spt.models.delta import DeltaConfig, DeltaMixer
+
+PAPER = "Yang et al. 2024"
+COST = "L D² + L D K"
+PARAMETERS = 1_003_264
+
+
+class Config(DeltaConfig):
+    keys_ratio = 1.0
+    values_ratio = 1
+
+
+class DeltaNet(DeltaMixer):
+    pass
+
+
+def build(config: Config) -> Backbone:
+    return Backbone(config, lambda: [DeltaNet(config)])
