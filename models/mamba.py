@@ -85,6 +85,7 @@ class Mamba(Mixer):
     """Parameters: the maps D -> 2 E and E -> D, without bias, and those of each direction."""
 
     uncompiled = ("mix_states",)
+    state_space = ("ssm.",)
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spt.models import mamba
+from spt.models import mamba, mamba2
 from spt.models.mixer import Context
 from spt.models.ops import selective_scan as selective
 from spt.models.ops.selective_scan import selective_scan
 
 ARRAYS = Path(__file__).parent / "arrays"
 B, L, D = 2, 37, 6
-SELECTIVE = {"mamba": mamba}
-SIZES = {"mamba": {"d_state": 4, "dt_rank": 2}}
+SELECTIVE = {"mamba": mamba, "mamba2": mamba2}
+SIZES = {"mamba": {"d_state": 4, "dt_rank": 2}, "mamba2": {"d_state": 5, "d_head": 4}}
 
 
 @pytest.fixture
@@ -75,7 +75,26 @@ def mamba_loop(layer, x):
     return (total * F.silu(z)) @ layer.leave.weight.T
 
 
-LOOPS = {"mamba": mamba_loop}
+def mamba2_loop(layer, x):
+    z, u = (x @ layer.enter.weight.T).chunk(2, -1)
+    total = 0
+    for k, ssm in enumerate(layer.ssm):
+        selected = x @ ssm.select.weight.T
+        dt = F.softplus(selected[..., 10:] + ssm.dt_bias)
+        v = convolve_loop(ssm.convolution, torch.cat([u, selected[..., :10]], -1), reverse=k == 1)
+        v, enters, leaves = v.split([12, 5, 5], -1)
+        heads = []
+        for h, part in enumerate(v.chunk(3, -1)):
+            A = -ssm.A_log[h].exp().expand(4, 5)
+            steps = dt[..., h : h + 1].expand_as(part)
+            heads.append(scan_loop(part, steps, A, enters, leaves, reverse=k == 1) + ssm.D[h] * part)
+        total = total + torch.cat(heads, -1)
+    gated = total * F.silu(z)
+    normal = gated / torch.sqrt(gated.square().mean(-1, keepdim=True) + 1e-5)
+    return (normal * layer.norm.weight) @ layer.leave.weight.T
+
+
+LOOPS = {"mamba": mamba_loop, "mamba2": mamba2_loop}
 
 
 def agree(ours, theirs, over, rtol):
@@ -122,18 +141,24 @@ def published(name):
     arrays = {key: torch.from_numpy(array) for key, array in np.load(ARRAYS / f"{name}.npz").items()}
     for key in ("conv1d.weight", "grad.conv1d.weight"):
         arrays[key] = arrays[key][:, 0].T.flip(0)
+    for of in ("", "grad."):
+        arrays[f"{of}zx"], arrays[f"{of}BCdt"] = arrays[f"{of}in_proj.weight"].tensor_split([24])
     return arrays
 
 
 NAMES = {
-    "mamba": {
-        **{"enter.weight": "in_proj.weight", "leave.weight": "out_proj.weight", "ssm.0.select.weight": "x_proj.weight"},
-        **{"ssm.0.dt.weight": "dt_proj.weight", "ssm.0.dt.bias": "dt_proj.bias"},
-    }
-}
-SHARED_NAMES = {
+    **{"leave.weight": "out_proj.weight", "ssm.0.A_log": "A_log", "ssm.0.D": "D"},
     **{f"ssm.0.convolution.{part}": f"conv1d.{part}" for part in ("weight", "bias")},
-    **{"ssm.0.A_log": "A_log", "ssm.0.D": "D"},
+}
+OWN_NAMES = {
+    "mamba": {
+        **{"enter.weight": "in_proj.weight", "ssm.0.select.weight": "x_proj.weight"},
+        **{"ssm.0.dt.weight": "dt_proj.weight", "ssm.0.dt.bias": "dt_proj.bias"},
+    },
+    "mamba2": {
+        **{"enter.weight": "zx", "ssm.0.select.weight": "BCdt"},  # theirs are one matrix
+        **{"norm.weight": "norm.weight", "ssm.0.dt_bias": "dt_bias"},
+    },
 }
 
 
@@ -141,7 +166,7 @@ SHARED_NAMES = {
 def test_a_layer_is_the_published_code(name, double):
     """Forward, backward and step by step; tests/arrays/README.md says how the arrays were made."""
     arrays, layer = published(name), mixer(name)
-    names = NAMES[name] | SHARED_NAMES
+    names = NAMES | OWN_NAMES[name]
     layer.load_state_dict({ours: arrays[theirs] for ours, theirs in names.items()})
     x = arrays["x"].requires_grad_()
     y = layer(x, everything_valid(x))
@@ -192,6 +217,34 @@ def test_mamba_starts_as_its_code():
     assert float(layer.leave.weight.detach().abs().max()) == pytest.approx(512**-0.5 / 2, rel=0.01)
     free = [name for name, group in ssm.param_groups.items() if group.weight_decay is False]
     assert free == ["dt.bias", "A_log", "D"]
+
+
+def test_mamba2_starts_as_its_code():
+    model = mamba2.build(mamba2.Config(d_model=512, n_layers=4, d_state=8, d_head=1))
+    layer, ssm = model.mixers[0], model.mixers[0].ssm[1]
+    A, dt = ssm.A_log.detach().exp(), F.softplus(ssm.dt_bias.detach())
+    assert 1 <= A.min() < 1.1 and 15.9 < A.max() <= 16 and float(A.mean()) == pytest.approx(8.5, abs=0.5)
+    assert 1e-3 <= dt.min() < 1.1e-3 and 0.09 < dt.max() <= 0.1
+    assert (ssm.D == 1).all() and (layer.norm.weight == 1).all()
+    assert float(layer.leave.weight.detach().abs().max()) == pytest.approx(1024**-0.5 / 2, rel=0.01)
+    free = [name for name, group in ssm.param_groups.items() if group.weight_decay is False]
+    assert free == ["dt_bias", "A_log", "D"]
+
+
+@pytest.mark.parametrize(
+    ("options", "heads"),
+    [
+        ({"d_model": 768}, (24, 64)),
+        ({"d_model": 128}, (4, 64)),
+        ({"d_model": 142}, (4, 71)),
+        ({"d_model": 8}, (4, 4)),
+        ({"d_model": 1}, (2, 1)),
+        ({"d_model": 128, "d_head": 32}, (8, 32)),
+        ({"d_model": 100, "d_head": 64}, (3, 64)),
+    ],
+)
+def test_heads_of_mamba2_hold_about_twice_the_width(options, heads):
+    assert mamba2.Config(**options).heads == heads
 
 
 @pytest.mark.parametrize("name", SELECTIVE)

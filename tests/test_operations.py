@@ -150,6 +150,8 @@ def unseen(name, causal, length):
     if name == "mamba":  # all of the scan but C h and B g, which are products; and its convolution
         E = 2 * D
         return (4 * 16 + 2 * 4) * length * E * K, ((19 - 2) * 16 + 4 * 4) * length * E * K
+    if name == "mamba2":  # convolutions of E + 2 N features
+        return 2 * 4 * length * (2 * D + 256) * K, 4 * 4 * length * (2 * D + 256) * K
     kernels = {
         "dlr": lambda: tables_of_modes(1, K * D, 1024, length),
         "dss": lambda: tables_of_modes(D, K, 64, length),
