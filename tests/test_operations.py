@@ -37,6 +37,7 @@ from spt.models.ops.counts import KINDS, Counts, as_counts, convolution, linear
 from spt.models.ops.counts import spectrum as spectrum_counts
 from spt.models.ops.delta_rule import chunks
 from spt.models.ops.product import flop_formulas
+from spt.models.ops.selective_scan import selective_scan, selective_scan_flops
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
 from spt.tasks.base import Tokens, Values
@@ -159,6 +160,11 @@ def unseen(name, causal, length):
     if name in scanned_reals:  # and a convolution over a few steps
         states, width = scanned_reals[name]
         return (2 + 2 * width) * length * states * K, (2 + 1 + 4 * width) * length * states * K
+    if name == "mamba":  # all of the scan but C h and B g, which are products; and its convolution
+        E = 2 * D
+        return (4 * 16 + 2 * 4) * length * E * K, ((19 - 2) * 16 + 4 * 4) * length * E * K
+    if name == "mamba2":  # convolutions of E + 2 N features
+        return 2 * 4 * length * (2 * D + 256) * K, 4 * 4 * length * (2 * D + 256) * K
     kernels = {
         "dlr": lambda: tables_of_modes(1, K * D, 1024, length),
         "dss": lambda: tables_of_modes(D, K, 64, length),
@@ -304,6 +310,15 @@ def test_convolutions_do_what_is_stated():
         lambda u, k: convolve(u, k, n), torch.randn(B, L, H), torch.randn(H, n // 2 + 1, dtype=torch.cfloat)
     )
     stated = B * convolution(n, H)
+    assert (stated.forward, stated.backward) == pytest.approx(found, rel=0.01)
+
+
+def test_selective_scans_do_what_is_stated():
+    """In one window that is walked through. Sums count their terms, of which the first is not added."""
+    L, E, N = 30, 64, 48
+    shapes = (1, L, E), (1, L, E), (E, N), (1, L, N), (1, L, N)
+    found = measured(selective_scan, *(-torch.rand(shape) for shape in shapes))
+    stated = selective_scan_flops(L, E, N)
     assert (stated.forward, stated.backward) == pytest.approx(found, rel=0.01)
 
 
