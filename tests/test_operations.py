@@ -138,7 +138,7 @@ def tables_of_s4(K, length, M=32, T=32):
 def unseen(name, causal, length):
     """Of one block."""
     K = 1 if causal else 2
-    scanned = {"lru": 128, "s5": 128, "hgrn": D}
+    scanned = {"lru": 128, "s5": 128, "hgrn": D, "linoss": 2 * 64}  # linoss: two scans
     if name in scanned:  # backward a scan, and conj(x) g
         return 8 * length * scanned[name] * K, (8 + 8) * length * scanned[name] * K
     P = rglru.Config(d_model=D).states
