@@ -154,6 +154,7 @@ def unseen(name, causal, length):
         "spade": lambda: tables_of_s4(K, length),
         "sgconv": lambda: (5 * K * D * 256, 6 * K * D * 256) if LONGEST == 150 else None,  # pieces of 64, 64 and 128
         "mega": lambda: (0, -2 * length**2 * 64),  # the scores computed again are not counted
+        "hyena": lambda: (2 * 3 * length * 3 * D, 4 * 3 * length * 3 * D),  # a convolution over three steps
     }
     if name not in kernels:
         return 0, 0
