@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from spt.models import hyena
+from spt.models import h3, hyena
 from spt.models.mixer import Context
 
 ARRAYS = Path(__file__).parent / "arrays"
@@ -139,3 +139,95 @@ def test_a_shorter_sequence_has_the_beginning_of_the_filter():
     kernel = layer.filters.kernel
     assert torch.equal(kernel(5), kernel(16)[..., :5])
     assert kernel(40).shape[-1] == 16, "and a longer one no more than there is"
+
+
+# ----------------------------------------------------------------------------------------------------------------- H3
+
+
+def h3_layer(head_dim=1, causal=True):
+    torch.manual_seed(3)
+    config = h3.Config(d_model=D, causal=causal, head_dim=head_dim, d_state=6, feed_forward="none")
+    return spread(h3.H3(config))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("d", [1, 2])
+def test_h3_is_its_papers_recurrence(d, causal):
+    """States of both systems, step by step; backwards, outputs of a step come before what enters there."""
+    layer, x = h3_layer(d, causal), torch.randn(B, L, D)
+    q, k, v = affine(layer.enter, x).split(D, -1)
+    shift, system = layer.shift.kernel, layer.diagonal.kernel
+    A = torch.complex(-torch.exp(system.A_real), -system.A_imag)
+    half = torch.exp(system.inv_dt) * A / 2
+    enters = torch.exp(system.inv_dt) / (1 - half) * torch.view_as_complex(system.B)
+
+    def shifted(u, state):
+        return torch.cat([torch.zeros_like(state[..., :1]), state[..., :-1]], -1) + shift.B * u[..., None]
+
+    def diagonal(u, state):
+        return (1 + half) / (1 - half) * state + enters * u[..., None]
+
+    def run(u, move, leaves, size):
+        total = torch.zeros_like(u)
+        for backwards in range(len(leaves)):
+            state = torch.zeros(*u[:, 0].shape, size, dtype=leaves.dtype)
+            for t in range(L - 1, -1, -1) if backwards else range(L):
+                if backwards:
+                    total[:, t] += (leaves[1] * state).sum(-1).real
+                    state = move(u[:, t], state)
+                else:
+                    state = move(u[:, t], state)
+                    total[:, t] += (leaves[0] * state).sum(-1).real
+        return total
+
+    k = run(k, shifted, shift.C, 6) + layer.shift.D * k
+    y = torch.zeros_like(v)
+    leaves = 2 * torch.view_as_complex(system.C)
+    for i in range(d):  # of K and Q, in every head
+        for j in range(d):  # of V
+            product = k[..., i::d] * v[..., j::d]
+            y[..., j::d] += q[..., i::d] * (run(product, diagonal, leaves, 3) + layer.diagonal.D * product)
+    agree(layer(x, everything_valid(x)), affine(layer.leave, y), list(layer.parameters()))
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_h3_is_the_published_code(d):
+    """Theirs has modes of positive frequency, ours their conjugates; and in the last map, numbers by place in the head
+    first."""
+    everything = published("h3")
+    arrays = {key[2:]: array for key, array in everything.items() if key.startswith(f"{d}.")}
+    order = torch.arange(D).view(d, D // d).T.flatten()
+    for part in ("", "d."):
+        arrays[part + "output_linear.weight"] = arrays[part + "output_linear.weight"][:, order]
+        for name in ("B", "C"):
+            arrays[f"{part}kernel.kernel.{name}"] = arrays[f"{part}kernel.kernel.{name}"] * torch.tensor([1, -1])
+        for name in ("weight", "bias"):
+            arrays[f"{part}enter.{name}"] = torch.cat([arrays[f"{part}{each}_proj.{name}"] for each in "qkv"])
+    names = {"shift.D": "ssm_k_D", "diagonal.D": "D", "enter.weight": "enter.weight", "enter.bias": "enter.bias"}
+    names |= {"leave.weight": "output_linear.weight", "leave.bias": "output_linear.bias"}
+    names |= {f"shift.kernel.{name}": f"ssm_k_kernel.kernel.{name}" for name in ("B", "C")}
+    diagonal = {"inv_dt": "log_dt", "A_real": "inv_A_real", "A_imag": "A_imag", "B": "B", "C": "C"}
+    names |= {f"diagonal.kernel.{ours}": f"kernel.kernel.{theirs}" for ours, theirs in diagonal.items()}
+    layer = h3_layer(d)
+    layer.load_state_dict({ours: arrays[key].reshape(layer.get_parameter(ours).shape) for ours, key in names.items()})
+    same_as(layer, {ours: "d." + theirs for ours, theirs in names.items()}, arrays, everything["x"], arrays["y"])
+
+
+def test_heads_of_h3_step_by_step_and_beside_padding():
+    layer, x = h3_layer(2), torch.randn(B, L, D)
+    state, ys = layer.initial_state(B), []
+    for t in range(L):
+        y, state = layer.step(x[:, t], state)
+        ys.append(y)
+    assert torch.allclose(torch.stack(ys, 1), layer(x, everything_valid(x)))
+    layer, padded = h3_layer(2, causal=False), torch.cat([x, torch.zeros(B, 20, D)], 1)
+    valid = (torch.arange(L + 20) < L).expand(B, -1)
+    assert torch.allclose(layer(padded, Context(valid, padded=True))[:, :L], layer(x, everything_valid(x)))
+
+
+def test_a_shift_starts_as_a_convolution():
+    kernel = h3.ShiftKernel(h3.Config(d_model=D, causal=False, d_state=6))
+    assert torch.equal(kernel(40), kernel.C), "what enters is the present"
+    assert torch.equal(kernel(4), kernel.C[..., :4])
+    with pytest.raises(ValueError, match="d_model 6 is not a multiple of head_dim 4"):
+        h3.Config(d_model=6, head_dim=4)

@@ -109,9 +109,9 @@ def counted(model, length):
 # --------------------------------------------------------------------------------------- by hand: element by element
 
 
-def products_of_spectra(length):
+def products_of_spectra(length, kernel=LONGEST):
     """Forward u k; backward conj(u) g, summed, and g conj(k): complex numbers, 6 each and 2 for a sum."""
-    bins = transform_length(length, length, False) // 2 + 1
+    bins = transform_length(length, min(length, kernel), False) // 2 + 1
     return D * 6 * bins, D * (6 + 2 + 6) * bins
 
 
@@ -153,6 +153,7 @@ def unseen(name, causal, length):
         "s4": lambda: tables_of_s4(K, length),
         "spade": lambda: tables_of_s4(K, length),
         "sgconv": lambda: (5 * K * D * 256, 6 * K * D * 256) if LONGEST == 150 else None,  # pieces of 64, 64 and 128
+        "h3": lambda: map(sum, zip(tables_of_modes(D, K, 32, length), products_of_spectra(length, 64), strict=True)),
         "mega": lambda: (0, -2 * length**2 * 64),  # the scores computed again are not counted
         "hyena": lambda: (2 * 3 * length * 3 * D, 4 * 3 * length * 3 * D),  # a convolution over three steps
     }
