@@ -152,6 +152,7 @@ def unseen(name, causal, length):
         "s4d": lambda: tables_of_modes(D, K, 32, length),
         "s4": lambda: tables_of_s4(K, length),
         "spade": lambda: tables_of_s4(K, length),
+        "liquid_s4": lambda: tables_of_s4(K, length),
         "sgconv": lambda: (5 * K * D * 256, 6 * K * D * 256) if LONGEST == 150 else None,  # pieces of 64, 64 and 128
         "h3": lambda: map(sum, zip(tables_of_modes(D, K, 32, length), products_of_spectra(length, 64), strict=True)),
         "mega": lambda: (0, -2 * length**2 * 64),  # the scores computed again are not counted
