@@ -74,6 +74,7 @@ class HyenaFilter(Kernel):
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
         x = self.z[:length]
         for layer in self.maps:
+            assert isinstance(layer, nn.Linear)
             x = torch.sin(self.frequency * linear(x, layer.weight, layer.bias))
         h = linear(x, self.last.weight).unflatten(1, (self.directions, -1))
         return (h * torch.exp(-self.t[:length] * self.decay)[:, None]).permute(1, 2, 0)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from spt.models import h3, hyena
+from spt.models import h3, hyena, liquid_s4
+from spt.models.longconv import cached_kernels
 from spt.models.mixer import Context
 
 ARRAYS = Path(__file__).parent / "arrays"
@@ -139,6 +140,28 @@ def test_a_shorter_sequence_has_the_beginning_of_the_filter():
     kernel = layer.filters.kernel
     assert torch.equal(kernel(5), kernel(16)[..., :5])
     assert kernel(40).shape[-1] == 16, "and a longer one no more than there is"
+
+
+@pytest.mark.parametrize("name", ["hyena", "h3", "liquid_s4"])
+def test_micro_batches_share_a_kernel_and_its_gradient(name):
+    """Two halves of a batch with one kernel, and the batch at once."""
+    module = {"hyena": hyena, "h3": h3, "liquid_s4": liquid_s4}[name]
+    torch.manual_seed(3)
+    config = module.Config(d_model=D, n_layers=1, causal=False, max_length=16, feed_forward="none")
+    model, x = spread(module.build(config)), torch.randn(4, L, D)
+
+    def backward(part):
+        (model(part, everything_valid(part)) * torch.cos(torch.arange(float(D)))).sum().backward()
+
+    backward(x)
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with cached_kernels(model, L) as announce_last_pass:
+        backward(x[:2])
+        announce_last_pass()
+        backward(x[2:])
+    for parameter, theirs in zip(model.parameters(), expected, strict=True):
+        assert torch.allclose(parameter.grad, theirs, rtol=1e-9, atol=1e-10 * float(theirs.abs().max()))
 
 
 # ----------------------------------------------------------------------------------------------------------------- H3
