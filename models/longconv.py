@@ -161,16 +161,15 @@ class LongConvolution(Mixer):
 
     def mix_sequence(self, u: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
         """conv(u, kernel) + D u."""
-        length = u.shape[1]
         u = u.to(autocast_type(u) or u.dtype)
         with without_autocast(u):
-            if self._cached_kernel is not None:
-                spectrum, n = self._cached_kernel.spectrum(length)
-            elif self._joint_spectrum is not None:
-                spectrum, n = self._joint_spectrum
-            else:
-                spectrum, n = self.spectrum(self.taps(length), length)
-            return convolve(u, spectrum, n)
+            return convolve(u, *self.transformed(u.shape[1]))
+
+    def transformed(self, length: int) -> tuple[Tensor, int]:
+        """The spectrum of kernel and D for sequences of `length` steps, and the transforms' length."""
+        if self._cached_kernel is not None:
+            return self._cached_kernel.spectrum(length)
+        return self._joint_spectrum or self.spectrum(self.taps(length), length)
 
     def taps(self, length: int) -> Float[Tensor, "K H M"]:
         """The kernel with D added to the weight of the present."""

@@ -111,9 +111,9 @@ def counted(model, length):
 # --------------------------------------------------------------------------------------- by hand: element by element
 
 
-def products_of_spectra(length):
+def products_of_spectra(length, kernel=LONGEST):
     """Forward u k; backward conj(u) g, summed, and g conj(k): complex numbers, 6 each and 2 for a sum."""
-    bins = transform_length(length, length, False) // 2 + 1
+    bins = transform_length(length, min(length, kernel), False) // 2 + 1
     return D * 6 * bins, D * (6 + 2 + 6) * bins
 
 
@@ -150,7 +150,7 @@ def systems_of_the_delta_rule(name, length):
 def unseen(name, causal, length):
     """Of one block."""
     K = 1 if causal else 2
-    scanned = {"lru": 128, "s5": 128, "hgrn": D}
+    scanned = {"lru": 128, "s5": 128, "hgrn": D, "linoss": 2 * 64}  # linoss: two scans
     if name in scanned:  # backward a scan, and conj(x) g
         return 8 * length * scanned[name] * K, (8 + 8) * length * scanned[name] * K
     if name in ("deltanet", "gated_deltanet"):
@@ -171,8 +171,11 @@ def unseen(name, causal, length):
         "s4d": lambda: tables_of_modes(D, K, 32, length),
         "s4": lambda: tables_of_s4(K, length),
         "spade": lambda: tables_of_s4(K, length),
+        "liquid_s4": lambda: tables_of_s4(K, length),
         "sgconv": lambda: (5 * K * D * 256, 6 * K * D * 256) if LONGEST == 150 else None,  # pieces of 64, 64 and 128
+        "h3": lambda: map(sum, zip(tables_of_modes(D, K, 32, length), products_of_spectra(length, 64), strict=True)),
         "mega": lambda: (0, -2 * length**2 * 64),  # the scores computed again are not counted
+        "hyena": lambda: (2 * 3 * length * 3 * D, 4 * 3 * length * 3 * D),  # a convolution over three steps
     }
     if name not in kernels:
         return 0, 0

@@ -97,7 +97,7 @@ def coefficient_gradients(a: Tensor, x: Tensor, g: Tensor, reverse: bool) -> Ten
     """conj(x_{t-1}) g_t, the gradients of a; their sum in double precision, if a is the same at every step."""
     before, after, first, _ = _neighbours(x.shape[1], reverse)
     if a.ndim == 1:
-        return _summed_products(x[:, before], g[:, after])
+        return summed_products(x[:, before], g[:, after])
     da = torch.empty_like(g)
     da[:, first] = 0
     torch.mul(x[:, before].conj(), g[:, after], out=da[:, after])
@@ -164,7 +164,7 @@ def _walk(a: Tensor, b: Tensor, x: Tensor, state: Tensor | None, reverse: bool) 
             state = torch.addcmul(inputs[t], factors[t], state, out=states[t])
 
 
-def _summed_products(x: Tensor, g: Tensor) -> Tensor:
+def summed_products(x: Tensor, g: Tensor) -> Tensor:
     """The sum of conj(x) g over sequences and steps; blocks are summed in double precision."""
     B, L, P = x.shape
     total = torch.zeros(P, dtype=torch.promote_types(x.dtype, torch.float64), device=x.device)

@@ -1,0 +1,90 @@
+"""Liquid-S4: S4 with terms for products of inputs (Hasani et al. 2022, "Liquid structural state-space models").
+
+    x_t = (Abar + Bbar 1^T u_t) x_{t-1} + Bbar u_t,   y_t = C x_t + D u_t                          (section 3, discrete)
+
+In y_t a product of p inputs has a factor s^{p-1}, s = 1^T Bbar, and powers of Abar by the steps between and since. Here
+are S4's own terms, p = 1, and those without such a power, products of p neighbours that end now, up to the degree P:
+
+    y = K * u + D u + sum_p <C, Bbar> s^{p-1} u_t u_{t-1} ... u_{t-p+1},   p = 2, ..., P
+
+This is the paper's PB kernel (Abar replaced by 1). The published code is another model: its factors are those of the
+initial A, B, C and dt, untrained, without the low-rank part of A and with C conjugated; the products are added in
+reverse order of time, by default those of sets of p steps near the sequence's end. It is not causal, as its authors
+say. Here, two-sided, S4's second kernel has products of its own, which begin at the next step. Letters: B sequences, L
+steps, H features, K directions, P degree, J = P - 1.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from spt.models.base import Backbone
+from spt.models.longconv import LongConvolution
+from spt.models.mixer import State
+from spt.models.ops import dplr
+from spt.models.ops.output import EarlyDropout, Kind
+from spt.models.options import S4Config
+from spt.models.s4_kernel import S4Kernel
+
+PAPER = "Hasani et al. 2022"
+COST = "L D (N + log L + P + D)"
+PARAMETERS = 200_704
+
+
+class Config(S4Config):
+    degree: int = Field(2, ge=2, description="largest number P of inputs in a product (2 to 6 in the paper)")
+    output: Kind = Field("glu", description="after the convolution and its GELU; identity: neither GELU nor map")
+    pre_activation_dropout: EarlyDropout = Field(
+        False,
+        description="dropout before the GELU too; untied, as in the S4 repository: with a mask for each step under "
+        "tie_dropout as well",
+    )
+
+
+class LiquidS4(LongConvolution):
+    """Parameters: those of S4."""
+
+    kernel: S4Kernel
+
+    def __init__(self, config: Config) -> None:
+        early = config.pre_activation_dropout
+        super().__init__(config, S4Kernel(config), output=config.output, pre_activation_dropout=early)
+        self.degree = config.degree
+
+    def liquid_kernel(self) -> Float[Tensor, "K J H"]:
+        """<C, Bbar> s^{p-1} for p = 2, ..., P."""
+        system = dplr.discretise(self.kernel.state_space())
+        present, s = 2 * (system.C * system.B).real.sum(-1), 2 * system.B.real.sum(-1)
+        powers = torch.stack([s**p for p in range(1, self.degree)])
+        return (present[:, None] * powers).to(self.D.dtype)
+
+    def mix_sequence(self, u: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
+        y = super().mix_sequence(u)
+        product, total = u, torch.zeros_like(y)
+        for p, weights in enumerate(self.liquid_kernel().unbind(1), start=2):
+            product = u * F.pad(product[:, :-1], (0, 0, 1, 0))
+            total = total + weights[0] * product
+            if self.two_sided:  # of the p steps that follow
+                total = total + weights[1] * F.pad(product[:, p:], (0, 0, 0, min(p, u.shape[1])))
+        return y + total.to(y.dtype)
+
+    def initial_state(self, batch: int) -> Any:
+        """S4's; the liquid kernel; the products of 1, ..., P - 1 inputs up to the step before."""
+        weights = self.liquid_kernel()[0]
+        return super().initial_state(batch), weights, self.D.new_zeros(batch, self.degree - 1, len(self.D))
+
+    def step(self, x: Float[Tensor, "B H"], state: Any) -> tuple[Float[Tensor, "B H"], Any]:
+        s4, weights, before = state
+        y, hidden = self.kernel.step(x, s4.hidden, s4.system)
+        products = x[:, None] * before
+        y = y + self.D * x + (weights * products).sum(1)
+        before = torch.cat([x[:, None], products[:, :-1]], 1)
+        return self.output(y), (State(s4.system, hidden), weights, before)
+
+
+def build(config: Config) -> Backbone:
+    return Backbone(config, lambda: [LiquidS4(config)])
