@@ -30,7 +30,8 @@ KNOWN_TO = {  # a library, and the only modules that know it
     "datasets": {"spt.data.cache", "spt.tasks.files"},
 }
 SHARED = {  # what the files of a folder may share, and what the pipeline may name
-    "spt.models": {"base", "options", "mixer", "feedforward", "ops", "longconv", "recurrence", "gated", "attention"},
+    "spt.models": {"base", "options", "mixer", "feedforward", "ops", "longconv", "recurrence", "gated", "slstm"}
+    | {"attention"},
     "spt.tasks": {"base", "characters", "files", "parallel", "waves", "generators", "own"},
 }
 # Rooms that may load torch; the others are imported by commands that answer at once.
