@@ -6,6 +6,7 @@ Two-sided, a second recurrence with parameters of its own runs backwards, and th
 see the present. Letters: B sequences, L steps, D width, P states, K directions, W steps of a short convolution.
 """
 
+import math
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -70,6 +71,15 @@ def run(coefficients: Coefficients, direction: int, valid: Bool[Tensor, "B L"] |
     if direction and valid is not None:
         b = torch.where(valid[..., None], b, 0.0)
     return scan(a, b, reverse=bool(direction))
+
+
+def turn(x: Float[Tensor, "B L P"], context: Context) -> Float[Tensor, "B L P"]:
+    """Each sequence's steps in reverse order, padding still behind them."""
+    if not context.padded:
+        return x.flip(1)
+    steps, lengths = torch.arange(x.shape[1], device=x.device), context.valid.sum(1, keepdim=True)
+    order = torch.where(steps < lengths, lengths - 1 - steps, steps)
+    return torch.take_along_dim(x, order[..., None], 1)
 
 
 class MinimalConfig(BackboneConfig):
@@ -138,3 +148,20 @@ class ShortConvolution(nn.Module):
 
     def flops(self, length: int) -> Counts:
         return Counts.of("convolution", 2.0 * length * self.weight.numel())
+
+
+class BlockLinear(nn.Module):
+    """W x + b with N blocks on the diagonal of W. Parameters: weight (N, P/N, P/N), LeCun normal; bias (P,), zero."""
+
+    def __init__(self, width: int, blocks: int, bias: bool = True) -> None:
+        super().__init__()
+        inner = width // blocks
+        self.weight = nn.Parameter(torch.randn(blocks, inner, inner) / math.sqrt(inner))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
+        y = torch.einsum("...ni,nij->...nj", x.unflatten(-1, (len(self.weight), -1)), self.weight).flatten(-2)
+        return y if self.bias is None else y + self.bias
+
+    def flops(self, length: int) -> Counts:
+        return Counts.of("linear", 2.0 * length * self.weight.numel())

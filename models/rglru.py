@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from spt.models.base import Backbone, BackboneConfig, Counts, Mixer, ParamGroup, linear_flops, new_parameter
-from spt.models.gated import Coefficients, ShortConvolution, real_scan, run
+from spt.models.gated import BlockLinear, Coefficients, ShortConvolution, real_scan, run
 from spt.models.mixer import Context
 from spt.models.ops.product import Linear
 from spt.models.options import FeedForwardKind, NormKind
@@ -50,23 +50,6 @@ class Config(BackboneConfig):
     def states(self) -> int:
         unit = self.blocks
         return self.d_hidden or max(unit, unit * round(4 * self.d_model / 3 / unit))
-
-
-class BlockLinear(nn.Module):
-    """W x + b with N blocks on the diagonal of W. Parameters: weight (N, P/N, P/N), LeCun normal; bias (P,), zero."""
-
-    def __init__(self, width: int, blocks: int) -> None:
-        super().__init__()
-        inner = width // blocks
-        self.weight = nn.Parameter(torch.randn(blocks, inner, inner) / math.sqrt(inner))
-        self.bias = nn.Parameter(torch.zeros(width))
-
-    def forward(self, x: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
-        y = torch.einsum("...ni,nij->...nj", x.unflatten(-1, (len(self.weight), -1)), self.weight)
-        return y.flatten(-2) + self.bias
-
-    def flops(self, length: int) -> Counts:
-        return Counts.of("linear", 2.0 * length * self.weight.numel())
 
 
 class Direction(nn.Module):

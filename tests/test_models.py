@@ -15,7 +15,7 @@ from spt.models.base import Context
 from spt.training.build import build_stage
 
 MODELS = [row.name for row in listing("models")]
-ONLY_TWO_SIDED = {"time_mixer"}
+ONLY_TWO_SIDED = {"linformer", "time_mixer"}
 FORMS = [(name, causal) for name in MODELS for causal in ([False] if name in ONLY_TWO_SIDED else [False, True])]
 IDS = [f"{name}-{'causal' if causal else 'two-sided'}" for name, causal in FORMS]
 

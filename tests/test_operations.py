@@ -155,6 +155,8 @@ def unseen(name, causal, length):
         return 8 * length * scanned[name] * K, (8 + 8) * length * scanned[name] * K
     if name in ("deltanet", "gated_deltanet"):
         return tuple(K * operations for operations in systems_of_the_delta_rule(name, length))
+    if name == "xlstm":  # a convolution over 4 steps, on twice the width
+        return 2 * 4 * length * 2 * D * K, 4 * 4 * length * 2 * D * K
     P = rglru.Config(d_model=D).states
     scanned_reals = {"mingru": (D, 0), "minlstm": (D, 0), "rglru": (P, 4)}
     if name in scanned_reals:  # and a convolution over a few steps

@@ -1,0 +1,116 @@
+"""Linformer: attention to keys and values that are projected along time, from L steps to k (Wang et al. 2020).
+
+    head_i = softmax(X W_i^Q (E X W_i^K)^T / sqrt(D / H)) F X W_i^V,   E and F of shape (k, M)   (section 4, eq. 7)
+
+then the output map, and a feed-forward layer. As in the authors' code, all heads of a layer share E and F, X is
+projected before it is mapped, and maps have biases. Places have weights of their own in E and F, so there are only
+sequences up to `max_length` steps; columns beyond a sequence's end are not used. Two-sided by nature: each of the k
+summaries reads all steps. Letters: B sequences, L steps, M longest sequence, D width, H heads, k projected steps.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from spt.models.attention import Positions
+from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, Unsupported, linear_flops
+from spt.models.ops import counts
+from spt.models.ops.attention import attend
+from spt.models.ops.product import Linear, linear
+from spt.models.options import FeedForwardKind
+
+PAPER = "Wang et al. 2020"
+COST = "L D (k + D)"
+PARAMETERS = 1_972_992
+
+
+class Config(BackboneConfig):
+    n_heads: int = Field(4, ge=1, description="attention heads; divides d_model")
+    feed_forward: FeedForwardKind = Field("mlp", description="second sub-layer of every block: mlp, switch or none")
+    projected_length: int = Field(128, ge=1, description="steps k that keys and values are projected to")
+    sharing: Literal["headwise", "key_value", "layerwise"] = Field(
+        "headwise",
+        description="projections along time: two a layer, for all its heads (headwise); one for keys and values alike "
+        "(key_value); one for all layers (layerwise)",
+    )
+    positions: Literal["learned", "sinusoidal", "none"] = Field("learned", description="absolute positions")
+    position_std: float = Field(0.02, gt=0, description="initial standard deviation of learned positions")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the attention weights, in training only")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        if self.d_model % self.n_heads:
+            raise ValueError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}")
+        if self.positions != "learned":
+            self.refuse_changed(("position_std",), "without learned positions; choose positions: learned")
+        return self
+
+
+class Projection(nn.Module):
+    """Along time. Parameter: weight (k, M), uniform with variance 1 / (k + M), as in the authors' code."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        assert config.max_length is not None, "filled in from the task"
+        self.weight = nn.Parameter(torch.empty(config.projected_length, config.max_length))
+        nn.init.xavier_uniform_(self.weight, gain=0.5**0.5)
+
+    def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B k D"]:
+        return linear(x.mT, self.weight[:, : x.shape[1]]).mT
+
+
+class LinformerAttention(Mixer):
+    """Parameters: maps D -> D of queries, keys, values and output; E, and F unless it is shared. A projection that all
+    layers share belongs to the first."""
+
+    def __init__(self, config: Config, E: Projection, F: Projection, *, owner: bool) -> None:
+        super().__init__()
+        self.heads, self.dropout = config.n_heads, config.attention_dropout
+        self.q, self.k, self.v, self.out = (Linear(config.d_model, config.d_model) for _ in range(4))
+        for layer in (self.q, self.k, self.v, self.out):
+            nn.init.xavier_uniform_(layer.weight, gain=1.0 if layer is self.out else 0.5**0.5)
+            nn.init.zeros_(layer.bias)
+        if owner:
+            self.E = E
+            if F is not E:
+                self.F = F
+        self.projections = (E, F)  # in a tuple, torch does not count their parameters once for every layer
+
+    def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
+        """Padding adds nothing to the k summaries, since it arrives as zeros."""
+        E, F = self.projections
+        to_keys = E(x)
+        to_values = to_keys if F is E else F(x)
+        maps = ((self.q, x), (self.k, to_keys), (self.v, to_values))
+        q, k, v = (layer(u).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer, u in maps)
+        y = attend(q, k, v, dropout=self.dropout if self.training else 0.0)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+    def flops(self, length: int) -> Counts:
+        D, k = self.out.in_features, self.projections[0].weight.shape[0]
+        maps = linear_flops(self.q, length) + linear_flops(self.out, length)
+        maps += linear_flops(self.k, k) + linear_flops(self.v, k)
+        return maps + len(set(self.projections)) * counts.linear(D, length, k) + counts.attention(length * k, D, D)
+
+
+def build(config: Config) -> Backbone:
+    if config.causal:
+        raise Unsupported(
+            "linformer attends to summaries of the whole sequence, so it cannot be causal; use causal: false"
+        )
+    assert config.max_length is not None, "filled in from the task"
+    for_all = Projection(config) if config.sharing == "layerwise" else None
+    layers = iter(range(config.n_layers))
+
+    def block() -> list[LinformerAttention]:
+        first = next(layers) == 0
+        E = for_all or Projection(config)
+        F = Projection(config) if config.sharing == "headwise" else E
+        return [LinformerAttention(config, E, F, owner=first or for_all is None)]
+
+    kinds = () if config.positions == "none" else (config.positions,)
+    positions = Positions(config.d_model, config.max_length, kinds, config.position_std) if kinds else None
+    return Backbone(config, block, positions)
