@@ -12,41 +12,29 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
-from spt.models.attention import Positions
-from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, Unsupported, linear_flops
+from spt.models.base import Backbone, Context, Counts, Mixer, Unsupported, linear_flops
+from spt.models.linear_attention import AbsolutePosition, KernelAttentionConfig, make_positions
 from spt.models.ops import counts
 from spt.models.ops.attention import attend
 from spt.models.ops.product import Linear, linear
-from spt.models.options import FeedForwardKind
 
 PAPER = "Wang et al. 2020"
 COST = "L D (k + D)"
 PARAMETERS = 1_972_992
 
 
-class Config(BackboneConfig):
-    n_heads: int = Field(4, ge=1, description="attention heads; divides d_model")
-    feed_forward: FeedForwardKind = Field("mlp", description="second sub-layer of every block: mlp, switch or none")
+class Config(KernelAttentionConfig):
     projected_length: int = Field(128, ge=1, description="steps k that keys and values are projected to")
     sharing: Literal["headwise", "key_value", "layerwise"] = Field(
         "headwise",
         description="projections along time: two a layer, for all its heads (headwise); one for keys and values alike "
         "(key_value); one for all layers (layerwise)",
     )
-    positions: Literal["learned", "sinusoidal", "none"] = Field("learned", description="absolute positions")
-    position_std: float = Field(0.02, gt=0, description="initial standard deviation of learned positions")
+    positions: tuple[AbsolutePosition, ...] = Field(("learned",), description="learned, sinusoidal; [] for none")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the attention weights, in training only")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "Config":
-        if self.d_model % self.n_heads:
-            raise ValueError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}")
-        if self.positions != "learned":
-            self.refuse_changed(("position_std",), "without learned positions; choose positions: learned")
-        return self
 
 
 class Projection(nn.Module):
@@ -77,7 +65,7 @@ class LinformerAttention(Mixer):
             self.E = E
             if F is not E:
                 self.F = F
-        self.projections = (E, F)  # in a tuple, torch does not count their parameters once for every layer
+        self.projections = (E, F)  # in a tuple, which torch does not search: shared ones are stored once
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         """Padding adds nothing to the k summaries, since it arrives as zeros."""
@@ -101,7 +89,6 @@ def build(config: Config) -> Backbone:
         raise Unsupported(
             "linformer attends to summaries of the whole sequence, so it cannot be causal; use causal: false"
         )
-    assert config.max_length is not None, "filled in from the task"
     for_all = Projection(config) if config.sharing == "layerwise" else None
     layers = iter(range(config.n_layers))
 
@@ -111,6 +98,4 @@ def build(config: Config) -> Backbone:
         F = Projection(config) if config.sharing == "headwise" else E
         return [LinformerAttention(config, E, F, owner=first or for_all is None)]
 
-    kinds = () if config.positions == "none" else (config.positions,)
-    positions = Positions(config.d_model, config.max_length, kinds, config.position_std) if kinds else None
-    return Backbone(config, block, positions)
+    return Backbone(config, block, make_positions(config))

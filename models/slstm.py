@@ -69,8 +69,7 @@ class Cell(nn.Module):
         self.convolution = ShortConvolution(d_model, convolution, std=(3 * convolution) ** -0.5)
         self.z, self.f, self.o = (BlockLinear(d_model, heads) for _ in range(3))
         self.i = BlockLinear(d_model, heads, bias=False)
-        with torch.no_grad():
-            self.f.bias.copy_(forget_bias(heads, gate).repeat_interleave(P))
+        self.f.bias = nn.Parameter(forget_bias(heads, gate).repeat_interleave(P))
         self.R = nn.Parameter(torch.zeros(heads, P, 4 * P))
         self.norm = HeadNorm(d_model)
 

@@ -88,9 +88,9 @@ def test_a_tables_cells_are_counted():
     assert (
         "| SPT, Table 3 | Speech Commands (35 words), sequential CIFAR-10, BIDMC | 24 | 24 | 0 |  |" in recipes_page()
     )
-    first = coverage("spt", "1")
-    assert first.printed == 70 and first.covered < 70
-    assert "the model comes with a later version" in {one.why for one in first.without}
+    quoting = coverage("s5", "1")
+    assert quoting.printed == 21 and quoting.covered < 21
+    assert "no recipe here; the paper quotes it from elsewhere" in {one.why for one in quoting.without}
 
 
 def test_a_level_of_a_study_is_run_by_the_study():

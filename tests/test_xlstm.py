@@ -12,7 +12,7 @@ from spt.models.base import Context
 from spt.models.slstm import GatedFeedForward
 
 ARRAYS = Path(__file__).parent / "arrays"
-B, L, D, H = 2, 37, 6, 2
+B, L, D, H = 2, 23, 6, 2
 KINDS = {"mlstm": None, "slstm": 1}
 
 
