@@ -11,7 +11,7 @@ d_i = alpha_1 ... alpha_i remains at its step i,
 
 a triangular system for all y of the chunk: the paper's WY form, with beta at the columns, so that nothing is divided by
 it. y is linear in S. The chunks are solved in parallel, a loop over chunks with one product each finds their S, and
-products give o. Every ratio of decays is the exponential of a difference of logarithms that is not positive.
+products give o. Every ratio of decays is the exponential of a difference of sums of logarithms that is not positive.
 
 Only the inputs and the S of every chunk are kept for the backward pass, which solves the same systems again and one
 more, transposed, for the gradients.
@@ -171,12 +171,13 @@ class _DeltaRule(torch.autograd.Function):
 
 
 def _decays(log_alpha: Tensor | None, reverse: bool) -> _Decays:
-    """Differences in double precision: sums over a chunk may be large where a difference is small."""
+    """Differences in double precision: sums over a chunk may be large where a difference is small. Those of a step and a
+    later one, which are positive, are never used."""
     if log_alpha is None:
         return _Decays(None, None, None, None)
     dtype, summed = log_alpha.dtype, _summed(log_alpha.double().clamp(min=_LEAST), reverse)
     whole = summed[..., :1] if reverse else summed[..., -1:]
-    between = (summed[..., :, None] - summed[..., None, :]).clamp_(max=0).to(dtype).exp_()
+    between = (summed[..., :, None] - summed[..., None, :]).to(dtype).exp_()
     to_end, since_start = (torch.exp(x.to(dtype))[..., None] for x in (whole - summed, summed))
     return _Decays(between, since_start, to_end, torch.exp(whole.to(dtype))[..., None])
 
