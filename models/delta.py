@@ -40,7 +40,7 @@ class DeltaConfig(BackboneConfig):
     d_head: int = Field(
         32,
         ge=1,
-        description="features of a head's keys, about: their number is rounded to fit (in the paper 128 or 256)",
+        description="features of a head's keys, about: heads share those of all evenly (128 and 256 in the papers)",
     )
     convolution: int = Field(4, ge=1, description="steps of the short convolutions")
     negative_eigenvalues: bool = Field(

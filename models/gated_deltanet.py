@@ -12,8 +12,6 @@ feed-forward layer follows (here `feed_forward: mlp`). Two-sided, a second rule 
 backwards; their outputs are added before the norm. Letters: L steps, D width, K features of a head's keys.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -21,12 +19,13 @@ from torch import Tensor
 
 from spt.models.base import Backbone, Counts, ParamGroup, linear_flops, new_parameter
 from spt.models.delta import DeltaConfig, DeltaMixer, Rule, new_map
+from spt.models.ops.discretise import log_uniform, parameter_for
 from spt.models.ops.product import Linear
 
 PAPER = "Yang, Kautz, Hatamizadeh 2024"
 COST = "L D² + L D K"
 PARAMETERS = 1_136_560
-LARGEST_A = 16.0
+LARGEST_A = 16.0  # of exp(A_log), uniform, at the start
 DT_MIN, DT_MAX = 1e-3, 0.1  # of softplus(dt_bias), at the start
 
 
@@ -42,9 +41,8 @@ class GatedRule(Rule):
         super().__init__(config)
         N = self.heads.number
         self.decay = new_map(config.d_model, N)
-        self.A_log = new_parameter(torch.rand(N).mul(LARGEST_A).clamp(min=1e-4).log())
-        dt = torch.exp(math.log(DT_MIN) + torch.rand(N, dtype=torch.float64) * math.log(DT_MAX / DT_MIN))
-        self.dt_bias = new_parameter(torch.log(torch.expm1(dt)))
+        self.A_log = new_parameter(torch.empty(N).uniform_(1e-4, LARGEST_A).log())
+        self.dt_bias = new_parameter(parameter_for(log_uniform(DT_MIN, DT_MAX, N), "softplus"))
         self.param_groups = {name: ParamGroup(weight_decay=False) for name in ("A_log", "dt_bias")}
 
     @property

@@ -138,13 +138,12 @@ def tables_of_s4(K, length, M=32, T=32):
 
 
 def systems_of_the_delta_rule(name, length):
-    """In one direction: of every chunk of C steps a triangular system, C² operations for a column, with one column for
-    each key and value; backward the same again, and one for the values' gradients. And a convolution over 4 steps."""
+    """In one direction: in both passes the inverse of every chunk's triangular matrix, C² operations for each of its C
+    columns. And a convolution over 4 steps."""
     N, keys, values = {"deltanet": deltanet, "gated_deltanet": gated_deltanet}[name].Config(d_model=D).heads
     n, C = chunks(length)
-    convolved = 2 * 4 * length * N * (2 * keys + values)
-    solved = n * N * C * C * (keys + values)
-    return convolved + solved, 2 * convolved + solved + n * N * C * C * values
+    convolved, inverted = 2 * 4 * length * N * (2 * keys + values), n * N * C**3
+    return convolved + inverted, 2 * convolved + inverted
 
 
 def unseen(name, causal, length):
@@ -386,13 +385,14 @@ def test_a_block_of_s5_by_hand():
 
 
 def test_a_block_of_deltanet_by_hand():
-    """L = 40: two chunks of 20 steps of one head of 16. Products of C² pairs: keys, queries, values; the system for 32
-    columns; of 20 steps with states of 16², five, of which one is a square of keys; and a state carried once."""
+    """L = 40: two chunks of 20 steps of one head of 16. Products of all pairs of a chunk's steps with keys (also for
+    queries, and for w) and values (u and o), and the inverse; of its steps with a square of keys and three states; and
+    one state carried on."""
     found = one_block("deltanet", 40, causal=True, feed_forward="none")
     assert found["linear"] == twice(2 * 40 * (16 * 48 + 16 * 1 + 16 * 16))
     assert found["convolution"] == twice(2 * 40 * 4 * 48)
-    products = 2 * (2 * 400 * 16 * 3 + 400 * 32 + 4 * 2 * 20 * 256) + 2 * 16**3
-    assert found["attention"]["forward"] == products
+    assert found["attention"]["forward"] == 2 * (2 * 400 * 5 * 16 + 20**3 + 2 * 20 * 4 * 256) + 2 * 16**3
+    assert set(found) == {"linear", "convolution", "attention"}
 
 
 @pytest.mark.parametrize("routing", ["token", "expert"])

@@ -9,12 +9,12 @@ d_i = alpha_1 ... alpha_i remains at its step i,
 
     y_i = v_i - d_i S^T k_i - sum_{j<i} d_i / d_j (k_i . k_j) beta_j y_j,
 
-a triangular system for all y of the chunk: the paper's WY form, with beta at the columns, so that nothing is divided by
-it. y is linear in S. The chunks are solved in parallel, a loop over chunks with one product each finds their S, and
-products give o. Every ratio of decays is the exponential of a difference of logarithms that is not positive.
+a triangular system for all beta_i y_i of the chunk, linear in S: the papers' WY form. The matrices of all chunks are
+inverted in parallel, a loop over chunks with one product each finds their S, and products give o. An inverse has no
+large entries where beta |k|² is in [0, 2], since it consists of products of such steps' matrices. Every ratio of decays
+is the exponential of a difference of sums of logarithms that is not positive.
 
-Only the inputs and the S of every chunk are kept for the backward pass, which solves the same systems again and one
-more, transposed, for the gradients.
+Only the inputs and the S of every chunk are kept for the backward pass, which inverts the matrices again.
 
 Letters: B sequences, L steps, N heads, K and V features of keys and values, n chunks of C steps, G = B N.
 """
@@ -54,17 +54,17 @@ def delta_rule(
     n, C = chunks(L)
 
     def cut(x: Tensor) -> Tensor:
-        """(n, G, C, ...); steps added at the end have neither keys nor values."""
+        """(n G, C, ...); steps added at the end have neither keys nor values."""
         x = x.to(torch.promote_types(v.dtype, torch.float32))
         if n * C > L:
             x = torch.cat([x, x.new_zeros(B, n * C - L, *x.shape[2:])], 1)
         x = x.unflatten(1, (n, C)).transpose(2, 3).transpose(0, 1)
-        return x.flatten(1, 2).contiguous()
+        return x.flatten(0, 2).contiguous()
 
     with without_autocast(v):
         gate = None if log_alpha is None else cut(log_alpha)
-        o: Tensor = _DeltaRule.apply(cut(q), cut(k), cut(v), cut(beta), gate, reverse)
-        o = o.unflatten(1, (B, N)).transpose(0, 1).transpose(2, 3)
+        o: Tensor = _DeltaRule.apply(cut(q), cut(k), cut(v), cut(beta), gate, n, reverse)
+        o = o.unflatten(0, (n, B, N)).transpose(0, 1).transpose(2, 3)
         return o.flatten(1, 2)[:, :L].to(v.dtype)
 
 
@@ -91,12 +91,13 @@ def chunks(length: int) -> tuple[int, int]:
 
 
 def delta_flops(length: int, heads: int, keys: int, values: int) -> Counts:
-    """The products of both passes, and the systems: C² operations for every column of a right-hand side."""
+    """The products of both passes, and the inverse of each chunk's system: C² operations for each of its C columns."""
     n, C = chunks(length)
     K, V = keys, values
     pair, cross, across = 2.0 * C * C, 2.0 * C * K * V, 2.0 * K * K * V * (n - 1) / n
-    forward = pair * (2 * K + V) + C * C * (K + V) + 2 * C * K * K + 3 * cross + across
-    backward = pair * (6 * K + 3 * V) + C * C * (K + 2 * V) + 2 * C * K * K + 7 * cross + across
+    both = C**3 + 2 * C * K * K + across
+    forward = pair * (3 * K + 2 * V) + 3 * cross + both
+    backward = pair * (7 * K + 6 * V) + 7 * cross + both
     return Counts.of("attention", n * heads * forward, n * heads * backward)
 
 
@@ -104,31 +105,30 @@ class _Decays(NamedTuple):
     """Of a chunk: what remains at step i of what was there at step j <= i; of what the chunk begins with; and at its
     end, of what was there at step i, and of what it begins with."""
 
-    between: Float[Tensor, "n G C C"] | None
-    since_start: Float[Tensor, "n G C 1"] | None
-    to_end: Float[Tensor, "n G C 1"] | None
-    whole: Float[Tensor, "n G 1 1"] | None
+    between: Float[Tensor, "M C C"] | None
+    since_start: Float[Tensor, "M C 1"] | None
+    to_end: Float[Tensor, "M C 1"] | None
+    whole: Float[Tensor, "M 1"] | None
 
 
 class _DeltaRule(torch.autograd.Function):
-    """On chunks, (n, G, C, ...)."""
+    """On the M = n G chunks, (M, C, ...), those of one place in all sequences side by side."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_alpha: Tensor | None, reverse: bool
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_alpha: Tensor | None, n: int, reverse: bool
     ) -> Tensor:
         decays = _decays(log_alpha, reverse)
-        K = k.shape[-1]
+        k_end = _scaled(k, decays.to_end)
         overlaps = _lower(k @ k.mT, decays.between, reverse, strictly=True)
-        right = torch.cat([_scaled(k, decays.since_start), v], -1)
-        y = _solve(overlaps * beta[..., None, :], right, upper=reverse).mul_(beta[..., None])
-        into = _scaled(k, decays.to_end).mT @ y
-        S = _across(_transition(into[..., :K], decays.whole), into[..., K:].contiguous(), reverse)
-        u = y[..., K:] - y[..., :K] @ S
+        writes = _inverse(overlaps, beta, reverse).mul_(beta[:, None])
+        w, u = writes @ _scaled(k, decays.since_start), writes @ v
+        S = _across(_transition(k_end.mT @ w, decays.whole), k_end.mT @ u, n, reverse)
+        u.baddbmm_(w, S, alpha=-1)
         o = _scaled(q, decays.since_start) @ S
-        o += _lower(q @ k.mT, decays.between, reverse) @ u
+        o.baddbmm_(_lower(q @ k.mT, decays.between, reverse), u)
         ctx.save_for_backward(q, k, v, beta, log_alpha, S)
-        ctx.reverse = reverse
+        ctx.n, ctx.reverse = n, reverse
         return o
 
     @staticmethod
@@ -136,49 +136,51 @@ class _DeltaRule(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         """d before a name: the gradient of the loss. `dS` is that of the state after each chunk."""
         q, k, v, beta, log_alpha, S = ctx.saved_tensors
-        reverse, K = ctx.reverse, k.shape[-1]
+        n, reverse = ctx.n, ctx.reverse
+        do = do.contiguous()
         decays = _decays(log_alpha, reverse)
-        beta = beta[..., None]
         q_start, k_start = _scaled(q, decays.since_start), _scaled(k, decays.since_start)
         k_end = _scaled(k, decays.to_end)
-        do = do.contiguous()
 
         overlaps = _lower(k @ k.mT, decays.between, reverse, strictly=True)
-        solved = _solve(overlaps * beta.mT, torch.cat([k_start, v - k_start @ S], -1), upper=reverse)
-        w, y = beta * solved[..., :K], solved[..., K:]
-        u = beta * y
-        scores = _lower(q @ k.mT, decays.between, reverse)
-        du = scores.mT @ do
-        dS = _across(_transition(k_end.mT @ w, decays.whole).mT, q_start.mT @ do - w.mT @ du, not reverse)
-        du += k_end @ dS
-        dy = _solve(overlaps.mT * beta.mT, du, upper=not reverse)
-        dbeta = (dy * y).sum(-1)
-        dv = beta * dy
+        inverse = _inverse(overlaps, beta, reverse)
+        writes = inverse * beta[:, None]
+        lacking = torch.baddbmm(v, k_start, S, alpha=-1)  # at the start of the chunk
+        w, u = writes @ k_start, writes @ lacking
+        du = _lower(q @ k.mT, decays.between, reverse).mT @ do
+        dS = (q_start.mT @ do).baddbmm_(w.mT, du, alpha=-1)
+        dS = _across(_transition(k_end.mT @ w, decays.whole).mT, dS, n, not reverse)
+        du.baddbmm_(k_end, dS)
+        back = inverse.mT @ du
+        dbeta = (back * lacking.baddbmm_(overlaps, u, alpha=-1)).sum(-1)  # y, what is lacking at each step
+        dv = back.mul_(beta[..., None])
 
         dscores = _lower(do @ u.mT, decays.between, reverse)
         doverlaps = _lower(dv @ u.mT, decays.between, reverse, strictly=True)
-        dq = _scaled(do @ S.mT, decays.since_start) + dscores @ k
-        dk_later = -(_scaled(dv @ S.mT, decays.since_start) + doverlaps @ k)
-        dk_earlier = _scaled(u @ dS.mT, decays.to_end) + dscores.mT @ q - doverlaps.mT @ k
+        dq = _rescaled(do @ S.mT, decays.since_start).baddbmm_(dscores, k)
+        dk_later = _rescaled(dv @ S.mT, decays.since_start).baddbmm_(doverlaps, k).neg_()
+        dk_earlier = _rescaled(u @ dS.mT, decays.to_end).baddbmm_(dscores.mT, q).baddbmm_(doverlaps.mT, k, alpha=-1)
         dlog = None
         if log_alpha is not None:
             # What is read at step i is in proportion to d_i, what is written there to 1 / d_i, and all to the last d.
             dlog = (q * dq + k * (dk_later - dk_earlier)).sum(-1)
             before, after, last = (slice(1, None), slice(-1), 0) if reverse else (slice(-1), slice(1, None), -1)
-            dlog[before, :, last] += (S[after] * dS[before]).sum((-1, -2))
+            S, dS = S.unflatten(0, (n, -1)), dS.unflatten(0, (n, -1))
+            dlog.unflatten(0, (n, -1))[before, :, last] += (S[after] * dS[before]).sum((-1, -2))
             dlog = _summed(dlog, not reverse)
-        return dq, dk_later + dk_earlier, dv, dbeta, dlog, None
+        return dq, dk_later.add_(dk_earlier), dv, dbeta, dlog, None, None
 
 
 def _decays(log_alpha: Tensor | None, reverse: bool) -> _Decays:
-    """Differences in double precision: sums over a chunk may be large where a difference is small."""
+    """Differences in double precision: sums over a chunk may be large where a difference is small. Positive ones, of a
+    step and a later one, are never used."""
     if log_alpha is None:
         return _Decays(None, None, None, None)
     dtype, summed = log_alpha.dtype, _summed(log_alpha.double().clamp(min=_LEAST), reverse)
     whole = summed[..., :1] if reverse else summed[..., -1:]
-    between = (summed[..., :, None] - summed[..., None, :]).clamp_(max=0).to(dtype).exp_()
+    between = (summed[..., :, None] - summed[..., None, :]).to(dtype).exp_()
     to_end, since_start = (torch.exp(x.to(dtype))[..., None] for x in (whole - summed, summed))
-    return _Decays(between, since_start, to_end, torch.exp(whole.to(dtype))[..., None])
+    return _Decays(between, since_start, to_end, torch.exp(whole.to(dtype)))
 
 
 def _summed(x: Tensor, reverse: bool) -> Tensor:
@@ -189,29 +191,36 @@ def _scaled(x: Tensor, factor: Tensor | None) -> Tensor:
     return x if factor is None else factor * x
 
 
+def _rescaled(x: Tensor, factor: Tensor | None) -> Tensor:
+    """In place."""
+    return x if factor is None else x.mul_(factor)
+
+
 def _lower(pairs: Tensor, between: Tensor | None, reverse: bool, strictly: bool = False) -> Tensor:
     """The pairs of a step with itself (unless `strictly`) and those before it, times the decay between them."""
     pairs = pairs if between is None else pairs.mul_(between)
     return pairs.triu_(int(strictly)) if reverse else pairs.tril_(-int(strictly))
 
 
-def _solve(overlaps: Tensor, right: Tensor, upper: bool) -> Tensor:
-    """y with y + overlaps y = right."""
-    return torch.linalg.solve_triangular(overlaps, right, upper=upper, unitriangular=True)
+def _inverse(overlaps: Tensor, beta: Tensor, reverse: bool) -> Tensor:
+    """Of I + diag(beta) overlaps; solved from the right, which on a CPU takes half the time."""
+    system, one = beta[..., None] * overlaps, torch.eye(beta.shape[-1], dtype=beta.dtype, device=beta.device)
+    return torch.linalg.solve_triangular(system.mT, one, upper=not reverse, left=False, unitriangular=True).mT
 
 
 def _transition(removed: Tensor, whole: Tensor | None) -> Tensor:
-    """From the state before a chunk to that after it."""
-    remains = removed.neg()
-    remains.diagonal(dim1=-2, dim2=-1).add_(1.0 if whole is None else whole[..., 0])
+    """From the state before a chunk to that after it; in place."""
+    remains = removed.neg_()
+    remains.diagonal(dim1=-2, dim2=-1).add_(1.0 if whole is None else whole)
     return remains
 
 
-def _across(transition: Tensor, added: Tensor, reverse: bool) -> Tensor:
+def _across(transition: Tensor, added: Tensor, n: int, reverse: bool) -> Tensor:
     """The states before each chunk: S becomes transition S + added."""
     states = torch.empty_like(added)
-    order = range(len(added) - 1, -1, -1) if reverse else range(len(added))
-    states[order[0]] = 0
+    T, A, S = (x.unflatten(0, (n, -1)) for x in (transition, added, states))
+    order = range(n - 1, -1, -1) if reverse else range(n)
+    S[order[0]] = 0
     for chunk, following in itertools.pairwise(order):
-        torch.baddbmm(added[chunk], transition[chunk], states[chunk], out=states[following])
+        torch.baddbmm(A[chunk], T[chunk], S[chunk], out=S[following])
     return states
