@@ -34,6 +34,8 @@ def mixer(name, causal=True, dtype=torch.float64):
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
+        for ssm in layer.ssm:  # so that steps far apart matter
+            ssm.A_log.sub_(2.0)
     return layer
 
 
