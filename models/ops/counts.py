@@ -10,7 +10,8 @@ A backward pass counts what its formula needs: for a linear map the two products
 twice the forward pass. Convolutions and kernels count what our own backward passes compute, including recomputation.
 Not counted is what depends on how a run is executed: attention scores that a backend recomputes, gradient
 checkpointing, the sums of KeOps, modes skipped because they have decayed to nothing. Causal attention counts in full,
-as is usual, and a scan as one multiply-add per state and step.
+as is usual, and a scan as one multiply-add per state and step; a selective scan, whose states are never held all at
+once, counts what enters and leaves them too, and again what its backward pass recomputes.
 """
 
 import math

@@ -22,6 +22,7 @@ from spt.models.ops.precision import without_autocast
 from spt.models.ops.scan import solve, solve_back
 
 _WINDOW = {"cpu": 1 << 19, "other": 1 << 24}  # numbers of its states; on a CPU they stay in its cache
+_FEWEST_STEPS = 16  # of a window, so that few states are kept; where it would hold fewer, it holds fewer sequences
 
 
 def selective_scan(
@@ -36,7 +37,10 @@ def selective_scan(
     """y, from a state of zero; `reverse`: from the last step to the first. dt >= 0 and A <= 0; all have one type."""
     per_step = (u * dt, dt, B, C)
     v, dt, B, C = (each.flip(1) for each in per_step) if reverse else per_step
-    y: Tensor = _SelectiveScan.apply(v, dt, A.mT.contiguous(), B, C)
+    sequences = max(1, _window(v) // (_FEWEST_STEPS * A.numel()))
+    parts = zip(*(each.split(sequences) for each in (v, dt, B, C)), strict=True)
+    rates = A.mT.contiguous()
+    y = torch.cat([_SelectiveScan.apply(v, dt, rates, B, C) for v, dt, B, C in parts])
     return y.flip(1) if reverse else y
 
 
@@ -110,9 +114,12 @@ class _Window(NamedTuple):
 
 def _windows(v: Tensor, A: Tensor) -> list[slice]:
     length = v.shape[1]
-    numbers = _WINDOW["cpu" if v.device.type == "cpu" else "other"]
-    size = max(1, numbers // max(1, len(v) * A.numel()))
+    size = max(_FEWEST_STEPS, _window(v) // max(1, len(v) * A.numel()))
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def _window(v: Tensor) -> int:
+    return _WINDOW["cpu" if v.device.type == "cpu" else "other"]
 
 
 def _buffers(count: int, v: Tensor, A: Tensor, windows: list[slice]) -> Tensor:
