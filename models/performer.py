@@ -13,13 +13,14 @@ a feed-forward layer (`feed_forward: mlp`) are the Transformer's. Letters: L ste
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from spt.models.base import Backbone, Counts
 from spt.models.linear_attention import Features, KernelAttention, KernelAttentionConfig, make_positions
@@ -73,28 +74,21 @@ class FavorAttention(KernelAttention):
         with without_autocast(q):
             if self.kernel == "relu":
                 return Features(self._relu(q), self._relu(k))
-            of_queries, of_keys = self._projections(q), self._projections(k)
-            largest = of_keys.detach().amax(-1)  # of each step and head
-            if not self.causal:
-                c = largest if valid is None else largest.masked_fill(~valid[..., None], -torch.inf)
-                c, log_decay = c.amax(1, keepdim=True), None
-            else:
+            assert self.W is not None
+            scaled = (self.W * self.W.shape[1] ** -0.25).to(q.dtype)  # w_m u is x times this
+            with torch.no_grad():
+                of_queries, of_keys = linear(q, scaled), linear(k, scaled)
+                largest = of_keys.amax(-1)  # of each step and head
                 before = largest[:, 0] if log_scale is None else log_scale
-                c = torch.maximum(largest.cummax(1).values, before[:, None])
-                log_decay = torch.cat([before[:, None], c[:, :-1]], 1) - c
-            queries = self._exponentials(q, of_queries, of_queries.detach().amax(-1))
-            return Features(queries, self._exponentials(k, of_keys, c), log_decay, c[:, -1])
-
-    def _projections(self, x: Float[Tensor, "B L H N"]) -> Float[Tensor, "B L H M"]:
-        """w_m u."""
-        assert self.W is not None
-        return x.shape[-1] ** -0.25 * linear(x, self.W.to(x.dtype))
-
-    def _exponentials(self, x: Tensor, projections: Tensor, c: Float[Tensor, "B _ H"]) -> Float[Tensor, "B L H M"]:
-        lengths = x.square().sum(-1, keepdim=True) / (2 * math.sqrt(x.shape[-1]))
-        # On padding a projection may be larger than c, which is of valid steps.
-        exponents = (projections - c[..., None]).clamp(max=0.0) - lengths
-        return self.n_features**-0.5 * (torch.exp(exponents) + self.offset)
+                if self.causal:
+                    c = torch.maximum(largest.cummax(1).values, before[:, None])
+                    log_decay = torch.cat([before[:, None], c[:, :-1]], 1) - c
+                else:
+                    of_valid = largest if valid is None else largest.masked_fill(~valid[..., None], -torch.inf)
+                    c, log_decay = torch.maximum(of_valid.amax(1, keepdim=True), largest), None  # on padding its own
+            queries = _Exponentials.apply(q, scaled, of_queries, of_queries.amax(-1), self.offset)
+            keys = _Exponentials.apply(k, scaled, of_keys, c, self.offset)
+            return Features(queries, keys, log_decay, c[:, -1])
 
     def _relu(self, x: Float[Tensor, "B L H N"]) -> Float[Tensor, "B L H M"]:
         if self.W is not None:
@@ -107,6 +101,26 @@ class FavorAttention(KernelAttention):
             return super().flops(length)
         projections = 4.0 * length * self.heads * self.W.numel()
         return super().flops(length) + Counts.of("linear", projections, projections)
+
+
+class _Exponentials(torch.autograd.Function):
+    """phi(x) from its projections on W, which are overwritten, since they are many numbers; c has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, W: Tensor, projections: Tensor, c: Tensor, eps: float) -> Tensor:
+        M, N = W.shape
+        ctx.offset = M**-0.5 * eps
+        shift = c + x.square().sum(-1) / (2 * math.sqrt(N))
+        phi = projections.sub_(shift[..., None]).exp_().mul_(M**-0.5).add_(ctx.offset)
+        ctx.save_for_backward(x, W, phi)
+        return phi
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dphi: Tensor) -> tuple[Tensor, None, None, None, None]:
+        x, W, phi = ctx.saved_tensors
+        d = (phi - ctx.offset).mul_(dphi)
+        return linear(d, W.T) - d.sum(-1, keepdim=True) / math.sqrt(W.shape[1]) * x, None, None, None, None
 
 
 def orthogonal_vectors(count: int, width: int) -> Float[Tensor, "M N"]:

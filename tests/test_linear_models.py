@@ -193,10 +193,11 @@ def test_random_features_are_orthogonal_and_estimate_the_softmax_kernel():
     for block in (W[:4], W[4:8], W[8:]):
         products = block @ block.T
         assert torch.allclose(products, torch.diag(products.diagonal()), atol=1e-5)
-    layer = mixer("performer", features=1024)
-    q, k = 0.5 * torch.randn(2, 1, 6, 1, 4, dtype=torch.float64)
+    layer = mixer("performer", features=2048)
+    assert layer.W.mean(0).abs().max() < 0.1, "no direction is likelier than its opposite"
+    q, k = 0.25 * torch.randn(2, 1, 6, 1, 4, dtype=torch.float64)
     estimate = (phi("performer", layer, q) * phi("performer", layer, k)).sum(-1)
-    assert torch.allclose(estimate, torch.exp((q * k).sum(-1) / 2), rtol=0.2)
+    assert torch.allclose(estimate, torch.exp((q * k).sum(-1) / 2), rtol=0.05)
 
 
 def test_features_of_performers_are_moved_with_the_weights():

@@ -141,15 +141,14 @@ class _Within(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, c: Tensor | None) -> Tensor:
         ctx.save_for_backward(q, k, v, c)
-        scores = _per_head(q @ k.mT, v).mul_(_remaining(c, v))
-        return scores @ v
+        return _weighted(q @ k.mT, _remaining(c, v), v) @ v
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         q, k, v, c = ctx.saved_tensors
         remaining = _remaining(c, v)
-        scores = _per_head(q @ k.mT, v).mul_(remaining)
+        scores = _weighted(q @ k.mT, remaining, v)
         dv = scores.mT @ do
         dscores = do @ v.mT
         dc = None
@@ -162,8 +161,15 @@ class _Within(torch.autograd.Function):
         return dscores @ k, dscores.mT @ q, dv, dc
 
 
-def _per_head(scores: Float[Tensor, "B n G C C"], v: Float[Tensor, "B n H C P"]) -> Float[Tensor, "B n H C C"]:
-    return scores if scores.shape[2] == v.shape[2] else scores.repeat_interleave(v.shape[2] // scores.shape[2], 2)
+def _weighted(
+    scores: Float[Tensor, "B n G C C"], remaining: Float[Tensor, "*#heads C C"], v: Float[Tensor, "B n H C P"]
+) -> Float[Tensor, "B n H C C"]:
+    """The scores of each head of values, times what remains."""
+    G, H = scores.shape[2], v.shape[2]
+    if G == H:
+        return scores.mul_(remaining)
+    grouped = remaining.expand(*remaining.shape[:-3], H, -1, -1).unflatten(-3, (G, H // G))
+    return (scores[:, :, :, None] * grouped).flatten(2, 3)
 
 
 def _remaining(c: Tensor | None, v: Tensor) -> Float[Tensor, "*#heads C C"]:
