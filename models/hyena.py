@@ -1,15 +1,15 @@
 """Hyena: long convolutions with implicit filters between gates that the input sets (Poli et al. 2023).
 
-    (x^0, ..., x^{N-1}, v) = shortconv(W x + b)                                              (projections, section 3.1)
+    (x^0, ..., x^{N-1}, v) = shortconv(W x + b)                                                          (algorithm 1)
     v <- h^n * (x^{N-1-n} v) + D^n x^{N-1-n} v,   n = 0, ..., N - 2,   y = W_o (x^0 v) + b_o   (definition 3.1)
-    h_t = window(t) MLP(z_t),   window(t) = exp(-decay t / L)                                (filters, section 3.3)
+    h_t = window(t) MLP(z_t),   window(t) = exp(-decay t / (L - 1))                                      (section 3.3)
 
 * is a convolution over the sequence, products go element by element. The order is N as the authors' code counts it: 2
-has one long convolution between two gates. z_t holds t / L and waves of K frequencies, starts as such and is trained;
-the MLP's activations are sin(frequency x), trained too. Layers start as in the authors' layer alone, not as in their
-language models. In these a feed-forward layer follows (here `feed_forward: mlp`), and all is causal. The two-sided
-form is ours: the MLP gives a second filter, which runs backwards from the next step, and the short convolution is
-centred. Letters: B sequences, L longest sequence, D width, K directions, M kernel length.
+has one long convolution between two gates. z_t holds t / (L - 1) and waves of `bands` frequencies, starts as such and
+is trained; the MLP's activations are sin(frequency x), trained too. Layers start as in the authors' layer alone, not as
+in their language models. In these a feed-forward layer follows (here `feed_forward: mlp`), and all is causal. The
+two-sided form is ours: the MLP gives a second filter, which runs backwards from the next step, and the short
+convolution is centred. Letters: B sequences, L longest sequence, D width, K directions, M kernel length.
 """
 
 import math

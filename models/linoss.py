@@ -1,7 +1,7 @@
 """LinOSS: forced harmonic oscillators, read by a GLU (Rusch, Rus 2024, "Oscillatory state-space models").
 
     y'' = -A y + B u,   x = Re(C y) + D u                                                           (equation 1)
-    z_t = z_{t-1} + dt (-A y_* + B u_t),   y_t = y_{t-1} + dt z_t                                   (sections 2.1, 2.2)
+    z_t = z_{t-1} + dt (-A y_* + B u_t),   y_t = y_{t-1} + dt z_t                                         (section 2)
 
 A is diagonal and not negative. `disc: im` takes y_* = y_t, which damps; `imex` takes y_{t-1}, which conserves energy:
 its eigenvalues lie on the unit circle while dt² A < 4. Every oscillator is a recurrence of second order in y alone,

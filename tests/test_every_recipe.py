@@ -105,7 +105,7 @@ def train_small(one: ResolvedRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
 
 VARIANTS = [
     pytest.param(study, recipe, level, id=f"{study}-{recipe}-{level}")
-    for study in ("spt-table-1", "spt-table-2")
+    for study in ("spt-table-1", "spt-table-2", "s5-table-1")
     for known in [read_study(study).study]
     for recipe in known.recipes
     for level, changes in known.levels(recipe).items()
