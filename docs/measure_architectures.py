@@ -32,8 +32,8 @@ COMMAND = "python docs/measure_architectures.py"
 THREADS = 2
 SIZES = {"layers": 2, "width": 64, "batch": "8", "length": "1024"}
 SECONDS, LEAST, MOST = 6.0, 2, 15  # of each: steps for so long, but at least and at most so many
-RELATIVE = "options={relative_attention: true, pos_att_type: [c2p, p2c]}"  # without these, no positions at all
-OPTIONS = {"deberta": [RELATIVE], "deberta-v2": [RELATIVE]}
+RELATIVE = ("options.relative_attention=true", "options.pos_att_type=[c2p,p2c]")  # without these, no positions at all
+OPTIONS = {"deberta": RELATIVE, "deberta-v2": RELATIVE}
 
 
 def first_step(name: str) -> Step:

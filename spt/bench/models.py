@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import asdict, replace
 from itertools import product
 from typing import Any, get_args
@@ -22,7 +23,7 @@ from spt.bench.timing import (
 )
 from spt.bench.training_step import Step, Variant
 from spt.config.load import complete_part
-from spt.config.overrides import parse_overrides, split_arguments
+from spt.config.overrides import apply_overrides, parse_overrides, split_arguments
 from spt.config.plugins import find_plugin
 from spt.config.recipe import Part
 from spt.errors import BackendError, RecipeError, SptError, UsageError, one_line
@@ -80,7 +81,9 @@ def parse_models(
     base = {key: value for key, value in sizes.items() if value is not None} | parse_overrides(shared)
     rows = []
     for name, changes in models:
-        part = complete_part("models", name, {"name": name, **base, **parse_overrides(changes)})
+        raw: dict[str, Any] = {"name": name}
+        apply_overrides(raw, deepcopy(base) | parse_overrides(changes))
+        part = complete_part("models", name, raw)
         rows += [
             Variant(
                 part.name, part.options, steps, size, kind, library, how, compiled, recompute, cpu, " ".join(changes)
