@@ -85,7 +85,8 @@ def measured_here() -> dict[str, Any]:
 def measure_all(names: Iterable[str], before: Mapping[str, Any]) -> list[str]:
     """Measure one after the other, and write each beside what was measured before, under the commit that began; returns
     those that failed."""
-    rows, facts, failed = dict(before.get("rows", {})), before.get("environment") or here(), []
+    rows, failed = dict(before.get("rows", {})), []
+    facts = before["environment"] if rows else here()
     for name in names:
         try:
             rows[name] = measure(name)
