@@ -191,6 +191,18 @@ def test_every_model_can_be_measured(name, here):
     assert step.operations() > 0
 
 
+def test_an_option_within_an_option_is_named_as_in_a_recipe():
+    """Of the one model before it."""
+    variants = parse_models(["options={attention_bias: true}", "hf", "options.intermediate_size=8", "hf"], quick=True)
+    assert [variant.options["options"] for variant in variants] == [
+        {"attention_bias": True, "intermediate_size": 8},
+        {"attention_bias": True},
+    ]
+    wide = ["transformer", "hf", "d_model=32", "options.intermediate_size=64", "options.num_attention_heads=1"]
+    _, scaled = parse_models(wide, width=64, layers=1, match_parameters=True)
+    assert scaled.options["options"]["intermediate_size"] == 2 * scaled.options["d_model"] > 64
+
+
 def test_a_step_does_the_same_work_every_time():
     """Learning rates are 0: the weights stay, AdamW's state does not."""
     (variant,) = parse_models(["transformer"], quick=True, cpu=True)

@@ -26,9 +26,10 @@ from typer.testing import CliRunner
 
 from spt.analysis.resolved import _saved_bytes
 from spt.checks import model_contract
-from spt.config.job import Job
+from spt.config.job import Job, without_paths
 from spt.config.plugins import find_plugin
-from spt.config.recipe import Train
+from spt.config.recipe import Part, Train
+from spt.errors import UsageError
 from spt.models import hf
 from spt.models.base import Context, Unsupported
 from spt.models.hf import costs, trial, weights
@@ -131,12 +132,12 @@ def x_of(batch: int = 2, length: int = 40, seed: int = 0, width: int = 16) -> Te
 # --------------------------------------------------------------------------------------------- what an architecture can
 
 
-def hold_to_the_contract(name: str, folder: Path) -> None:
-    kind = (KINDS | MORE)[name]
+def hold_to_the_contract(name: str, folder: Path, plug_in: str = PLUG_IN, **able: bool) -> None:
+    kind = (KINDS | MORE)[name]._replace(**able)
     path = folder / f"{name.replace('-', '_')}.py"
     fixed = {} if kind.dropout else {"dropout": 0.0}  # the contract asks for dropout, to see it gone in evaluation
     path.write_text(
-        PLUG_IN.replace("NAME", repr(name)).replace("OPTIONS", repr(kind.options)).replace("FIXED", repr(fixed))
+        plug_in.replace("NAME", repr(name)).replace("OPTIONS", repr(kind.options)).replace("FIXED", repr(fixed))
     )
     found = model_contract.check_contract(find_plugin("models", str(path)))
     assert [(check.name, check.detail) for check in found if not check.ok] == []
@@ -225,6 +226,116 @@ def test_windows_that_hold_padding_alone(name):
     y = answer(model, x, torch.arange(70).expand(2, -1) < 20)
     assert y[:, :20].isfinite().all()
     assert model_contract.difference(y[:, :20], answer(model, x[:, :20])) < 1e-4
+
+
+# ------------------------------------------------------------------------------------- two copies of a causal model
+
+
+BIDIRECTIONAL_PLUG_IN = PLUG_IN.replace("**given", "'bidirectional': not given.get('causal', False), **given")
+
+
+@pytest.mark.parametrize("name", ["lfm2", *slow("mamba", "mamba2", "xlstm", "rwkv", "gpt_neo", "jamba")])
+def test_the_contract_of_two_copies(name, tmp_path):
+    """Two-sided, padding included, though the architecture only looks back."""
+    hold_to_the_contract(name, tmp_path, BIDIRECTIONAL_PLUG_IN, two_sided=True)
+
+
+def two_copies(name: str, seed: int = 0, **options: Any) -> hf.Bidirectional:
+    model = built(name, seed=seed, bidirectional=True, **options)
+    assert isinstance(model, hf.Bidirectional)
+    return model
+
+
+@torch.no_grad()
+def test_the_second_copy_reads_each_sequence_backwards():
+    """y = f(x) + R(g(R(x))), each sequence as if it were alone."""
+    model, x = two_copies("mamba2").eval(), x_of(3)
+    lengths = (40, 11, 1)
+    y = answer(model, x, torch.arange(40) < torch.tensor(lengths)[:, None])
+    for row, length, given in zip(y, lengths, x, strict=True):
+        alone = given[None, :length]
+        expected = answer(model.forwards, alone) + answer(model.backwards, alone.flip(1)).flip(1)
+        torch.testing.assert_close(row[None, :length], expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(answer(model, alone), expected)
+
+
+def test_two_copies_count_twice():
+    """Parameters, operations, and those without weight decay; each copy has weights of its own."""
+    one, two = built("mamba2", causal=True), two_copies("mamba2")
+    assert sum(p.numel() for p in two.parameters()) == 2 * sum(p.numel() for p in one.parameters())
+    assert two.flops(40) == 2 * one.flops(40)
+    train = Train(steps=1, batch_size=1, learning_rate=0.01, weight_decay=0.05)
+    without = [
+        {name for group in optimizer_groups(model, train) if not group.weight_decay for name in group.names}
+        for model in (one, two)
+    ]
+    assert without[1] == {f"{copy}.{name}" for copy in ("forwards", "backwards") for name in without[0]}
+    states = one.state_dict(), two.forwards.state_dict(), two.backwards.state_dict()
+    weight = "model.layers.0.mixer.in_proj.weight"
+    assert torch.equal(states[0][weight], states[1][weight]) and not torch.equal(states[1][weight], states[2][weight])
+    with torch.device("meta"):
+        shapes = two_copies("mamba2")
+    assert shapes.flops(40) == two.flops(40) and {p.device.type for p in shapes.parameters()} == {"meta"}
+
+
+def test_two_copies_recomputed_and_at_random():
+    model = two_copies("mamba2", d_model=64, initialisation="random", options={"chunk_size": 8})
+    for each in (model.forwards, model.backwards):
+        assert float(torch.cat([p.detach().flatten() for p in each.parameters()]).std()) == pytest.approx(0.1, rel=0.02)
+    model = two_copies("mamba2")
+    plain = gradients(model)
+    model.recompute = True
+    assert all(torch.equal(a, b) for a, b in zip(plain, gradients(model), strict=True))
+    for each in (model.forwards, model.backwards):
+        assert any(getattr(module, "gradient_checkpointing", False) is True for module in each.modules())
+
+
+def test_two_copies_of_a_checkpoint(tmp_path, monkeypatch):
+    """Both begin with its weights, and are tried once."""
+    settings = {"attention_types": [[["global", "local"], 1]], "vocab_size": 50, "num_heads": 2, "hidden_size": 16}
+    theirs = AutoModel.from_config(CONFIG_MAPPING["gpt_neo"](**settings, num_layers=2, max_position_embeddings=72))
+    theirs.save_pretrained(tmp_path / "neo")
+    tried = []
+    capabilities = trial.capabilities
+    monkeypatch.setattr(
+        trial, "capabilities", lambda model, one: tried.append(one.pretrained) or capabilities(model, one)
+    )
+    model = from_folder(tmp_path / "neo", causal=False, bidirectional=True)
+    assert sorted(tried) == [False, True], "one of them to see that it is not two-sided by itself"
+    state = theirs.state_dict()
+    for each in (model.forwards, model.backwards):
+        assert all(torch.equal(value, state[key]) for key, value in each.model.state_dict().items())
+    folder, _ = saved(tmp_path / "pythia")
+    with pytest.raises(Unsupported, match="two-sided by itself"):
+        from_folder(folder, causal=False, bidirectional=True)
+
+
+def test_runs_from_before_there_were_two_copies_keep_their_names():
+    parts = [Part(name="hf", d_model=4, bidirectional=value) for value in (False, True)]
+    assert [without_paths("models", part) for part in parts] == [{"d_model": 4}, {"d_model": 4, "bidirectional": True}]
+
+
+@pytest.mark.parametrize(
+    ("options", "objective"),
+    [({"causal": True}, "next"), ({"bidirectional": True}, "masked")],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_only_looks_back_is_pretrained(options, objective, tmp_path):
+    """By `next` as it is; by `masked` in both directions. Then it is finetuned."""
+    one = {"name": "hf", "architecture": "mamba2", "d_model": 16, "n_layers": 1, "options": {"chunk_size": 8}}
+    asked = {"name": objective} | ({"ratio": 0.5} if objective == "masked" else {})
+    recipe = own_task(tmp_path, model=one | options, pretrain__objective=asked)
+    result = run(Job(recipe, "pretrain", 0), tmp_path / "runs")
+    assert result.val and math.isfinite(result.val["loss"])
+    result = run(spt_job(recipe), tmp_path / "runs")
+    assert result.test is not None and math.isfinite(result.test["loss"])
+
+
+def test_next_is_not_for_two_directions(tmp_path):
+    one = {"name": "hf", "architecture": "mamba2", "d_model": 16, "n_layers": 1, "bidirectional": True}
+    recipe = own_task(tmp_path, model=one, pretrain__objective={"name": "next"})
+    with pytest.raises(UsageError, match=r"this model looks ahead; set model\.causal=true"):
+        build_stage(Job(recipe, "pretrain", 0))
 
 
 # ------------------------------------------------------------------------------------------------ chance, and its seeds
@@ -771,6 +882,7 @@ def test_a_repository_of_pickles_is_no_source(tmp_path, cache, monkeypatch):
         ({"feed_forward": "mlp"}, "feed_forward has no effect"),
         ({"tie_dropout": True}, "tie_dropout has no effect"),
         ({"initialisation": "random_ssm"}, "use random"),
+        ({"bidirectional": True, "causal": True}, "bidirectional makes a causal model two-sided; leave it out or set"),
         ({"checkpoint": "a/b", "initialisation": "random"}, "set pretrained: false"),
         ({"pretrained": True}, "pretrained has no effect without a checkpoint"),
         ({"revision": "main"}, "revision has no effect without a checkpoint"),
@@ -790,8 +902,11 @@ def test_mistakes_in_a_recipe(options, words):
     [
         ({"architecture": "vit"}, "does not take one sequence of embeddings"),
         ({"architecture": "mamba2", "causal": True, "dropout": 0.1}, "dropout has no effect on architecture mamba2"),
-        ({"architecture": "mamba2"}, "has layers that only look back; set model.causal=true"),
-        ({"architecture": "rwkv"}, "only looks back; set model.causal=true"),
+        ({"architecture": "mamba2"}, f"has layers that only look back; {trial.BOTH_WAYS}"),
+        ({"architecture": "rwkv"}, f"only looks back; {trial.BOTH_WAYS}"),
+        ({"architecture": "llama", "bidirectional": True}, "two-sided by itself; leave out model.bidirectional"),
+        ({"architecture": "longformer", "bidirectional": True}, "two-sided by itself; leave out model.bidirectional"),
+        ({"architecture": "mamba", "bidirectional": True, "dropout": 0.1}, "dropout has no effect on architecture"),
         ({"architecture": "longformer", "causal": True}, "looks ahead; set model.causal=false"),
         ({"architecture": "reformer", "causal": True}, "the hashes of later steps decide what a step sees"),
         ({"architecture": "modernbert", "causal": True}, "looks ahead; set model.causal=false"),

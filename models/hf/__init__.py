@@ -3,17 +3,19 @@
 Wolf et al. 2020. The model replaces the residual stack: it takes embeddings (B, L, D) and gives its last hidden states.
 Encoder and head are ours; its token embeddings are dropped. What a model can do is found by running it on a few steps
 when it is built: whether it looks ahead, whether it keeps examples and padding apart, which of its parameters are used.
-docs/hugging-face.md has the results.
+docs/hugging-face.md has the results. What only looks back becomes two-sided by a second copy (`bidirectional`).
 
 Only `fetch` downloads anything, code from the hub is never run, and weights are read from safetensors only.
 
 In reading order: sizes (what architectures need), config (the options), weights (checkpoints), backbone (the model in
-our network), trial (what it can do), costs (its operations).
+our network), changes (what of it is corrected), bidirectional (two of them), trial (what it can do), unused (parameters
+it does without), costs (its operations).
 """
 
 from spt.models.base import Backbone
 from spt.models.hf import trial
 from spt.models.hf.backbone import HuggingFace
+from spt.models.hf.bidirectional import Bidirectional
 from spt.models.hf.config import Config
 from spt.models.hf.weights import fetch, identity
 
@@ -21,13 +23,17 @@ PAPER = "Wolf et al. 2020"
 COST = "L² D + L D²"  # of a Transformer such as the default
 PARAMETERS = 1_049_728
 
-__all__ = ["Config", "HuggingFace", "build", "fetch", "identity"]
+__all__ = ["Bidirectional", "Config", "HuggingFace", "build", "fetch", "identity"]
 
 
 def build(config: Config) -> Backbone:
-    model = HuggingFace(config)
-    if any(parameter.is_meta for parameter in model.parameters()):
-        return model  # only shapes are needed; nothing can be tried
-    model.configure(trial.capabilities(model, config))
-    model.initialise(config.initialisation)
-    return model
+    one_way = config.one_way
+    copies = [HuggingFace(one_way) for _ in range(2 if config.bidirectional else 1)]
+    if not any(parameter.is_meta for parameter in copies[0].parameters()):  # else shapes are enough, and all there is
+        if config.bidirectional:
+            trial.check_one_sided(copies[0], config)
+        capabilities = trial.capabilities(copies[0], one_way)
+        for model in copies:
+            model.configure(capabilities)
+            model.initialise(config.initialisation)
+    return Bidirectional(config, *copies) if config.bidirectional else copies[0]

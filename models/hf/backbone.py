@@ -1,12 +1,11 @@
-"""A model of transformers in the place of the residual stack, and what of it is corrected.
+"""A model of transformers in the place of the residual stack.
 
 Letters: B sequences, L steps, P steps with padding, D width.
 """
 
 import contextlib
 import inspect
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from spt.models.base import Backbone, Context, Counts, ParamGroup
-from spt.models.hf import costs, sizes
+from spt.models.hf import changes, costs, sizes
 from spt.models.hf.config import Config
 from spt.models.hf.sizes import Settings, round_up
 from spt.models.hf.weights import load
@@ -68,15 +67,15 @@ class HuggingFace(Backbone):
                 f"{config.label} is made for {self.length:,} steps, but max_length is {config.max_length:,}"
             )
         self._checkpointing = False
-        _correct(self.model, random_weights=not config.pretrained)
-        _make_constants_buffers(self.model)
-        _register_shared_parameters_once(self.model)
+        changes.correct(self.model, random_weights=not config.pretrained)
+        changes.make_constants_buffers(self.model)
+        changes.register_shared_parameters_once(self.model)
         self.param_groups = _param_groups(self)
 
     def configure(self, capabilities: Capabilities) -> None:
         """Adapt to what a trial has shown."""
         self.fixed_length, self.ignores_padding, self.single_precision, removable, frozen = capabilities
-        remove(self.model, removable)
+        changes.remove(self.model, removable)
         for name in frozen:
             self.model.get_parameter(name).requires_grad_(False)
         needed = self.model.state_dict().keys() - set(frozen)
@@ -173,53 +172,6 @@ class HuggingFace(Backbone):
                 module.recurrent_states = None
 
 
-def _correct(model: Any, random_weights: bool) -> None:
-    """Where transformers 5.23 differs from the papers, or is not reproducible from a seed."""
-    for module in model.modules():
-        name = type(module).__name__
-        if name == "NystromformerSelfAttention":
-            module.init_option = "exact"  # the other one divides by a maximum over the whole batch
-        elif name == "ReformerLayer":
-            # Its own methods draw a seed from the operating system.
-            methods = {f"_init_{part}_seed": _seed_from_torch(part) for part in ("attention", "feed_forward")}
-            module.__class__ = type(name, (type(module),), methods)
-        elif random_weights and name == "xLSTMFeedForward" and hasattr(module, "proj_up_gate"):
-            # Because of its name it is initialised to zero, like the gates of the recurrence.
-            nn.init.normal_(module.proj_up_gate.weight, std=math.sqrt(2 / (5 * model.config.hidden_size)))
-
-
-def _seed_from_torch(part: str) -> Callable[[Any], None]:
-    """A method that sets a seed which follows from torch's last one, and becomes torch's (Knuth's linear congruential
-    generator)."""
-
-    def set_seed(layer: Any) -> None:
-        seed = (torch.initial_seed() * 6364136223846793005 + 1442695040888963407) % 2**63
-        torch.manual_seed(seed)
-        setattr(layer, f"{part}_seed", seed)
-
-    return set_seed
-
-
-def _make_constants_buffers(model: Any) -> None:
-    """Tables that are never trained (sinusoids) become buffers, which are not saved: they follow from the settings."""
-    for name, parameter in list(model.named_parameters()):
-        if not parameter.requires_grad:
-            parent, last = _parent(model, name)
-            del parent._parameters[last]
-            parent.register_buffer(last, parameter.detach(), persistent=False)
-
-
-def _register_shared_parameters_once(model: Any) -> None:
-    """A parameter of several layers is registered, and saved, in the first; for the others it is a plain attribute."""
-    registered: set[int] = set()
-    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
-        if id(parameter) in registered:
-            parent, last = _parent(model, name)
-            del parent._parameters[last]
-            parent.__dict__[last] = parameter
-        registered.add(id(parameter))
-
-
 def _param_groups(backbone: nn.Module) -> dict[str, ParamGroup]:
     """No weight decay on embedding tables, on vectors with several axes, on state matrices."""
     tables = {f"{name}.weight" for name, module in backbone.named_modules() if isinstance(module, nn.Embedding)}
@@ -230,22 +182,9 @@ def _param_groups(backbone: nn.Module) -> dict[str, ParamGroup]:
     }
 
 
-def remove(model: Any, names: Iterable[str]) -> Callable[[], None]:
-    """Remove modules and parameters; returns a function that restores them."""
-    removed = []
-    for name in names:
-        parent, last = _parent(model, name)
-        registry = parent._modules if last in parent._modules else parent._parameters
-        removed.append((registry, last, registry[last]))
-        registry[last] = None
-
-    def restore() -> None:
-        for registry, last, value in removed:
-            registry[last] = value
-
-    return restore
-
-
-def _parent(model: Any, name: str) -> tuple[Any, str]:
-    path, _, last = name.rpartition(".")
-    return model.get_submodule(path), last
+def outputs(
+    backbone: Backbone, x: Float[Tensor, "B L D"], valid: Bool[Tensor, "B L"] | None = None
+) -> Float[Tensor, "B L D"]:
+    """What a backbone makes of sequences by themselves; without `valid` they have no padding."""
+    everything = torch.ones(x.shape[:2], dtype=torch.bool)
+    return backbone(x, Context(everything if valid is None else valid, padded=valid is not None))

@@ -35,6 +35,11 @@ class Config(BackboneConfig):
     pretrained: bool = Field(
         False, description="with the checkpoint's weights (its default); false: with its sizes, but random weights"
     )
+    bidirectional: bool = Field(
+        False,
+        description="make a model two-sided that only looks back: a second copy, with parameters of its own, runs over "
+        "the reversed sequence, and the outputs are added",
+    )
     options: dict[str, Any] = Field(
         {}, description="the architecture's own settings, as in its config.json, e.g. {num_attention_heads: 8}"
     )
@@ -77,10 +82,17 @@ class Config(BackboneConfig):
             raise ValueError(
                 f"{self.checkpoint} is neither a model on the hub (owner/name) nor a folder (begins with ./, / or ~)"
             )
+        if self.bidirectional and self.causal:
+            raise ValueError("bidirectional makes a causal model two-sided; leave it out or set causal: false")
         if self.architecture is not None:
             # For its error messages: wrong options are reported while a recipe is read.
-            transformers_config(self, self.architecture, self.max_length or PROVISIONAL_LENGTH)
+            transformers_config(self.one_way, self.architecture, self.max_length or PROVISIONAL_LENGTH)
         return self
+
+    @property
+    def one_way(self) -> "Config":
+        """Of a single model: with `bidirectional`, of each of the two copies."""
+        return self.model_copy(update={"causal": True, "bidirectional": False}) if self.bidirectional else self
 
     @property
     def label(self) -> str:

@@ -1,22 +1,19 @@
-"""What a model can do, found by running it on a few random steps: direction, padding, precision, unused parameters.
-
-Letters: B sequences, L steps, D width.
-"""
+"""What a model can do, found by running it on a few random steps: direction, padding, precision, unused parameters."""
 
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from spt.models.base import Context, Unsupported
+from spt.models.base import Unsupported
 from spt.models.hf import sizes
-from spt.models.hf.backbone import Capabilities, HuggingFace, remove
+from spt.models.hf.backbone import Capabilities, HuggingFace, outputs
 from spt.models.hf.config import Config, last_line, setting_names
+from spt.models.hf.unused import removable, unused_parameters
 
 SAME = 1e-4  # outputs with a smaller relative difference count as the same
 UNAFFECTED = 1e-5  # a step whose output changes by less does not depend on what was changed
@@ -25,6 +22,9 @@ SHORT_WINDOW = 8  # of the model in a trial
 LONGEST = 1024  # steps of a trial where the model's structure depends on the longest sequence
 
 _CACHE: dict[str, Capabilities] = {}  # of models with random weights, by `HuggingFace.cache_key`
+_ONE_SIDED: set[str] = set()  # of these, those that only look back, by the same key
+
+BOTH_WAYS = "set model.causal=true, or model.bidirectional=true for a second copy that runs backwards"
 
 
 def capabilities(backbone: HuggingFace, config: Config) -> Capabilities:
@@ -40,6 +40,23 @@ def capabilities(backbone: HuggingFace, config: Config) -> Capabilities:
             return result
         _CACHE[backbone.cache_key] = result
     return _CACHE[backbone.cache_key]
+
+
+def check_one_sided(backbone: HuggingFace, config: Config) -> None:
+    """Raises `Unsupported` if this causal model is two-sided where it may be, and needs no reversed copy for that."""
+    if backbone.cache_key in _ONE_SIDED:
+        return
+    length = min(backbone.length, LONGEST)
+    changes = {"bidirectional": False, "causal": False, "pretrained": False, "max_length": length}
+    two_sided = config.model_copy(update=changes)
+    try:
+        with _separate_rng():
+            model = HuggingFace(two_sided)
+        capabilities(model, two_sided)
+    except ValueError:  # it only looks back; whatever else is wrong, the trial of the causal model finds too
+        _ONE_SIDED.add(backbone.cache_key)
+        return
+    raise Unsupported(f"{config.label} is two-sided by itself; leave out model.bidirectional")
 
 
 @contextlib.contextmanager
@@ -78,7 +95,7 @@ class _Trial:
     def run(self) -> Capabilities:
         backbone, x = self.backbone, self.x
         max_length, backbone.length = backbone.length, x.shape[1]
-        unused = self._unused_parameters()
+        unused = unused_parameters(backbone, x)
         backbone.eval()
         with torch.no_grad():
             self.y = outputs(backbone, x)
@@ -91,12 +108,12 @@ class _Trial:
             self._check_direction()
             fixed_length, ignores_padding = self._padding()
             single_precision = not self._survives_half_precision()
-            removable, frozen = self._removable(unused)
+            removed, frozen = removable(backbone, unused, x, self.y)
         backbone.train()
         if self.dropout and torch.equal(outputs(backbone, x), outputs(backbone, x)):
             raise ValueError(f"dropout has no effect on {self.name}; set model.dropout=0")
         backbone.length = max_length
-        return Capabilities(fixed_length, ignores_padding, single_precision, removable, frozen)
+        return Capabilities(fixed_length, ignores_padding, single_precision, removed, frozen)
 
     def _check_direction(self) -> None:
         """Does a step see later ones, and earlier ones?"""
@@ -121,9 +138,9 @@ class _Trial:
             )
         layers = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
         if not self.causal and any(re.search("mamba|recurrent|conv|linear|hybrid", kind) for kind in layers):
-            raise Unsupported(f"{self.name} has layers that only look back; set model.causal=true")
+            raise Unsupported(f"{self.name} has layers that only look back; {BOTH_WAYS}")
         if not self.causal and later <= UNAFFECTED:
-            raise Unsupported(f"{self.name} only looks back; set model.causal=true")
+            raise Unsupported(f"{self.name} only looks back; {BOTH_WAYS}")
 
     def _padding(self) -> tuple[bool, bool]:
         """Must sequences have a fixed length, and are outputs then independent of padding?"""
@@ -156,58 +173,11 @@ class _Trial:
         finite = bool(padded.isfinite().all())
         return self.backbone.model_type != "yoso" and _difference(rounded, self.y) < 0.2 and finite
 
-    def _unused_parameters(self) -> set[str]:
-        """Parameters without a gradient. Experts do not count, since so few steps do not reach all of them."""
-        self.backbone.train()
-        weight = torch.randn(self.x.shape, generator=torch.Generator().manual_seed(1))
-        with torch.enable_grad():
-            (outputs(self.backbone, self.x) * weight).sum().backward()
-        parameters = self.backbone.model.named_parameters()
-        unused = {name for name, parameter in parameters if parameter.grad is None and "expert" not in name}
-        self.backbone.zero_grad(set_to_none=True)
-        return unused
-
-    def _removable(self, unused: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Modules of unused parameters only, and single unused parameters: those that can be removed, and the
-        parameters of the others."""
-        model: Any = self.backbone.model
-        candidates: list[str] = []
-        for name, module in model.named_modules():
-            own = {f"{name}.{key}" for key, _ in module.named_parameters()} if name else set()
-            if own and own <= unused and not _inside(name, candidates):
-                candidates.append(name)
-        candidates += [name for name in sorted(unused) if not _inside(name, candidates)]
-
-        def works_without(names: list[str]) -> bool:
-            restore = remove(model, names)
-            try:
-                return torch.equal(outputs(self.backbone, self.x), self.y)
-            except Exception:  # models raise anything for want of a part
-                return False
-            finally:
-                restore()
-
-        if not works_without(candidates):
-            candidates = [name for name in candidates if works_without([name])]
-        return tuple(candidates), tuple(name for name in sorted(unused) if not _inside(name, candidates))
-
-
-def outputs(
-    backbone: HuggingFace, x: Float[Tensor, "B L D"], valid: Bool[Tensor, "B L"] | None = None
-) -> Float[Tensor, "B L D"]:
-    everything = torch.ones(x.shape[:2], dtype=torch.bool)
-    return backbone(x, Context(everything if valid is None else valid, padded=valid is not None))
-
 
 def _difference(a: Tensor, b: Tensor) -> float:
     """Largest difference, relative to the largest entry; infinite if anything is not finite."""
     difference = float((a - b).abs().max() / b.abs().max().clamp_min(1e-6))
     return difference if math.isfinite(difference) else math.inf
-
-
-def _inside(name: str, modules: Iterable[str]) -> bool:
-    """Is this the name of a module or parameter among, or inside, these?"""
-    return any(f"{name}.".startswith(f"{module}.") for module in modules)
 
 
 def _check_position_tables(backbone: HuggingFace, config: Config) -> None:

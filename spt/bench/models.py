@@ -2,7 +2,8 @@
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, replace
 from itertools import product
 from typing import Any, get_args
@@ -22,7 +23,7 @@ from spt.bench.timing import (
 )
 from spt.bench.training_step import Step, Variant
 from spt.config.load import complete_part
-from spt.config.overrides import parse_overrides, split_arguments
+from spt.config.overrides import apply_overrides, parse_overrides, split_arguments
 from spt.config.plugins import find_plugin
 from spt.config.recipe import Part
 from spt.errors import BackendError, RecipeError, SptError, UsageError, one_line
@@ -80,7 +81,7 @@ def parse_models(
     base = {key: value for key, value in sizes.items() if value is not None} | parse_overrides(shared)
     rows = []
     for name, changes in models:
-        part = complete_part("models", name, {"name": name, **base, **parse_overrides(changes)})
+        part = _part(name, {}, base | parse_overrides(changes))
         rows += [
             Variant(
                 part.name, part.options, steps, size, kind, library, how, compiled, recompute, cpu, " ".join(changes)
@@ -95,6 +96,13 @@ def parse_models(
             )
         ]
     return with_equal_parameters(rows) if match_parameters else rows
+
+
+def _part(name: str, options: Mapping[str, Any], changes: Mapping[str, Any]) -> Part:
+    """A model with these options, changed as a command line says it: an option within another as `options.heads`."""
+    raw = deepcopy({"name": name, **options})
+    apply_overrides(raw, deepcopy(dict(changes)))
+    return complete_part("models", name, raw)
 
 
 def with_equal_parameters(variants: Sequence[Variant]) -> list[Variant]:
@@ -118,7 +126,7 @@ def _with_parameters(variant: Variant, target: int) -> Variant:
 
     def at(width: int) -> Variant:
         changes = {} if width == given else config.at_scale("d_model", width)
-        part = complete_part("models", variant.model, {"name": variant.model, **variant.options, **changes})
+        part = _part(variant.model, variant.options, changes)
         told = " ".join([*filter(None, [variant.given]), *(f"{name}={value}" for name, value in changes.items())])
         return replace(variant, options=part.options, given=told)
 

@@ -28,7 +28,8 @@ from spt.tasks.base import TaskConfig
 
 Stage = Literal["pretrain", "finetune"]
 NEWER = ("max_hours", "cosine_steps", "cosine_from")  # training settings that runs from before them do not have
-NEWER_OF_MODELS = {("dlr", "mask_padding", True)}  # and those of models, at the value that stands for what there was
+# And those of models, at the value that stands for what there was.
+NEWER_OF_MODELS = {("dlr", "mask_padding", True), ("hf", "bidirectional", False)}
 FORMAT = 1  # raised when the same recipe would compute something else
 
 
