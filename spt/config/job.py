@@ -28,7 +28,11 @@ from spt.tasks.base import TaskConfig
 
 Stage = Literal["pretrain", "finetune"]
 NEWER = ("max_hours", "cosine_steps", "cosine_from")  # training settings that runs from before them do not have
-NEWER_OF_MODELS = {("dlr", "mask_padding", True)}  # and those of models, at the value that stands for what there was
+CUT = ("transformer", "dlr_attention", "s4", "s4d", "spade", "dss", "dlr", "sgconv", "mega", "tcn")  # may have a reach
+NEWER_OF_MODELS = {  # and options of models, at the value that stands for what there was
+    ("dlr", "mask_padding", True),
+    *((model, "reach", None) for model in CUT),
+}
 FORMAT = 1  # raised when the same recipe would compute something else
 
 
