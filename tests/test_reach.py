@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spt.checks.model_contract import all_valid, sequence, tiny
-from spt.config.job import CUT
+from spt.config.job import WITH_REACH
 from spt.config.plugins import find_plugin, listing
 from spt.models.options import LocalConfig
 
@@ -49,7 +49,7 @@ def test_every_model_with_a_reach_is_here():
     """Keys of runs without a reach leave it out, so those models are listed there too."""
     ours = {row.name for row in listing("models") if row.source == "spt" and row.name != "hf"}
     cut = {name for name in ours if issubclass(find_plugin("models", name).module.Config, LocalConfig)}
-    assert cut == {case.partition(",")[0] for case in SMALL} == set(CUT)
+    assert cut == {case.partition(",")[0] for case in SMALL} == set(WITH_REACH)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["two-sided", "causal"])

@@ -28,10 +28,10 @@ from spt.tasks.base import TaskConfig
 
 Stage = Literal["pretrain", "finetune"]
 NEWER = ("max_hours", "cosine_steps", "cosine_from")  # training settings that runs from before them do not have
-CUT = ("transformer", "dlr_attention", "s4", "s4d", "spade", "dss", "dlr", "sgconv", "mega", "tcn")  # may have a reach
+WITH_REACH = ("transformer", "dlr_attention", "s4", "s4d", "spade", "dss", "dlr", "sgconv", "mega", "tcn")
 NEWER_OF_MODELS = {  # and options of models, at the value that stands for what there was
     ("dlr", "mask_padding", True),
-    *((model, "reach", None) for model in CUT),
+    *((model, "reach", None) for model in WITH_REACH),
 }
 FORMAT = 1  # raised when the same recipe would compute something else
 
