@@ -245,8 +245,7 @@ def _reach(study: Reach, base: BaseRecipe) -> Iterator[GridRow]:
     config, name = base.model_config(), base.resolved.name
     if not isinstance(config, LocalConfig):
         raise UsageError(
-            f"{name}: the layers of {base.resolved.model_name} cannot be cut to a reach, since they carry what they "
-            f"have seen on from step to step or mix all steps at once; models that can are {', '.join(WITH_REACH)}"
+            f"{name}: {base.resolved.model_name} cannot be cut to a reach; models that can are {', '.join(WITH_REACH)}"
         )
     length = base.costs.open_task(base.resolved).length
     own = config.own_reach()
