@@ -242,13 +242,8 @@ def _init(study: Init, base: BaseRecipe) -> Iterator[GridRow]:
 
 def _reach(study: Reach, base: BaseRecipe) -> Iterator[GridRow]:
     """One row for each reach that cuts something, and one for the whole."""
-    config, name = base.model_config(), base.resolved.name
-    if not isinstance(config, LocalConfig):
-        raise UsageError(
-            f"{name}: {base.resolved.model_name} cannot be cut to a reach; models that can are {', '.join(WITH_REACH)}"
-        )
-    length = base.costs.open_task(base.resolved).length
-    own = config.own_reach()
+    length, name = base.costs.open_task(base.resolved).length, base.resolved.name
+    own = _local_config(base.resolved).own_reach()
     whole = length - 1 if own is None else min(length - 1, own)
     steps = [reach for reach in study.reaches if isinstance(reach, int)]
     if too_long := [f"{reach:,}" for reach in steps if reach >= whole]:
@@ -257,15 +252,21 @@ def _reach(study: Reach, base: BaseRecipe) -> Iterator[GridRow]:
             raise UsageError(f"{nothing}; name smaller ones")
         base.notes.append(f"{nothing} and is left out")
     for level, changes in study.levels(base.source).items():
-        reach = changes["model.reach"]
-        if reach is None or reach < whole:
+        if (reach := changes["model.reach"]) is None or reach < whole:
             recipe = base.variant(changes, level)
-            cut = base.model_config(recipe)
-            assert isinstance(cut, LocalConfig)
-            network = length - 1 if (seen := cut.seen()) is None else min(length - 1, seen)
-            yield GridRow(
-                recipe, {"reach": reach or FULL}, seen=Seen(layer=reach or whole, layers=cut.n_layers, network=network)
-            )
+            config = _local_config(recipe)
+            network = length - 1 if (all_layers := config.seen()) is None else min(length - 1, all_layers)
+            seen = Seen(layer=reach or whole, layers=config.n_layers, network=network)
+            yield GridRow(recipe, {"reach": reach or FULL}, seen=seen)
+
+
+def _local_config(recipe: ResolvedRecipe) -> LocalConfig:
+    config = Candidate(recipe.name, recipe).model_config()
+    if isinstance(config, LocalConfig):
+        return config
+    raise UsageError(
+        f"{recipe.name}: {recipe.model_name} cannot be cut to a reach; models that can are {', '.join(WITH_REACH)}"
+    )
 
 
 def _size(study: Size, base: BaseRecipe) -> Iterator[GridRow]:
