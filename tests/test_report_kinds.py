@@ -18,9 +18,10 @@ import pytest
 from records import FINETUNING, PRETRAINING, SCRATCH, SPLITS, Cell, arms, compared, finish, plan, row_of, shown, study
 from scipy import special
 
-from spt.report import collect, machine, markdown, write
+from spt.report import collect, figures, machine, markdown, write
 from spt.report.arms import Row
 from spt.report.collect import Report
+from spt.report.plotting import LIGHT
 from spt.runs.files import write_json
 from spt.runs.folder import RunFolder
 from spt.runs.result import Ledger, SplitRecord
@@ -506,6 +507,11 @@ def test_each_reach_is_held_against_the_whole(tmp_path: Path) -> None:
         f"- reach 4 is +0.17 points (95 % interval {100 * tests[4][1]:+.2f} to {100 * tests[4][2]:+.2f}), so that up "
         f"to {100 * tests[4][2]:.2f} may be lost; 1 is too few: {spt.contrasts[0].verdict}"
     ).replace("-1", "\u22121").replace("\u2212", "-")
+    (drawn,) = [plot for plot in figures.all_figures(made) if plot.name == "levels-reach"]
+    assert [(line["place"], line["level"]) for line in drawn.data[::2]] == [
+        (1, "1"), (4, "4"), (16, "16"), (63, "full"),
+    ]  # fmt: skip
+    assert figures.LEVEL_AXIS["reach"] in "".join(text.get_text() for text in drawn.draw(LIGHT).texts)
     for text in (shown(made), markdown.markdown(made)):
         plain = " ".join(text.split())
         assert "digits / transformer, reach" in plain and "16 of 63 steps per layer are enough as far as 3" in plain
