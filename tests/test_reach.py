@@ -27,6 +27,9 @@ SMALL = {
     "mega": {"n_layers": 1, "d_state": 4, "d_attention": 8},
     "mega, laplace": {"n_layers": 1, "d_state": 4, "d_attention": 8, "attention": "laplace", "relative_bias": "rotary"},
     "tcn": {"n_layers": 3},
+    "liquid_s4": {"d_state": 8, "degree": 3},
+    "h3": {"n_layers": 1, "d_state": 8},
+    "hyena": {"n_layers": 1, "order": 3},
 }
 
 

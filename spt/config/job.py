@@ -28,7 +28,10 @@ from spt.tasks.base import TaskConfig
 
 Stage = Literal["pretrain", "finetune"]
 NEWER = ("max_hours", "cosine_steps", "cosine_from")  # training settings that runs from before them do not have
-WITH_REACH = ("transformer", "dlr_attention", "s4", "s4d", "spade", "dss", "dlr", "sgconv", "mega", "tcn")
+WITH_REACH = (  # models whose layers can be cut to a reach
+    *("transformer", "dlr_attention", "s4", "s4d", "spade", "dss", "dlr", "sgconv", "mega", "tcn"),
+    *("liquid_s4", "h3", "hyena"),
+)
 NEWER_OF_MODELS = {  # and options of models, at the value that stands for what there was
     ("dlr", "mask_padding", True),
     *((model, "reach", None) for model in WITH_REACH),
