@@ -34,6 +34,12 @@ __all__ = ["Attention", "Pairs", "Position", "Positions", "rotary_table", "rotat
 Position = Literal["rotary", "learned", "sinusoidal"]
 
 
+def chunk_within(reach: int | None) -> int | None:
+    """Steps of a chunk for attention to steps up to `reach` away, which lie in a chunk and its neighbours; no fewer
+    than 32, since many small products are slow. None: no chunks."""
+    return None if reach is None else max(reach, 32)
+
+
 class Positions(Mixer):
     """Adds absolute positions to the stream: fixed sinusoids, a learned table, or both."""
 

@@ -26,11 +26,12 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Counts, ParamGroup, new_parameter
+from spt.models.base import Backbone, Counts, ParamGroup, new_parameter
 from spt.models.longconv import DiagonalSystem, Kernel, LongConvolution
 from spt.models.ops.discretise import log_uniform
 from spt.models.ops.output import Kind
 from spt.models.ops.vandermonde import complex_vandermonde, times_minus_i, vandermonde, vandermonde_flops
+from spt.models.options import LongConvolutionConfig
 
 Cast = Literal["real", "imag", "sum", "prod", "real-prod"]
 
@@ -39,7 +40,7 @@ COST = "L D (N + log L + D)"
 PARAMETERS = 2_239_232
 
 
-class Config(BackboneConfig):
+class Config(LongConvolutionConfig):
     d_state: int = Field(1024, ge=1, description="modes N; 4096 in the paper's synthetic tasks")
     cast: Cast = Field("real", description="from the complex kernel to a real one; prod is DLR-prod")
     version: Literal["complex", "imag", "imag_W_real", "real_W_real"] = Field(
@@ -50,9 +51,6 @@ class Config(BackboneConfig):
     angle_init: Literal["omega", "randn"] = Field("omega", description="angles evenly spaced, or from N(0, 1)")
     W_scale: float | None = Field(
         None, gt=0, description="standard deviation of the real and imaginary weights; default: 1/N"
-    )
-    max_kernel_length: int | None = Field(
-        None, ge=1, description="longest kernel, in steps; default: as long as the sequence"
     )
     output: Kind = Field(
         "glu",

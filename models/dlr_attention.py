@@ -19,17 +19,18 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.attention import Attention
-from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, linear_flops
+from spt.models.attention import Attention, chunk_within
+from spt.models.base import Backbone, Context, Counts, Mixer, linear_flops
 from spt.models.ops.dropout import Dropout
 from spt.models.ops.product import Linear
+from spt.models.options import LocalConfig
 
 PAPER = "Gupta, Mehta, Berant 2022"
 COST = "L D (c + D)"
 PARAMETERS = 331_524
 
 
-class Config(BackboneConfig):
+class Config(LocalConfig):
     n_heads: int = Field(4, ge=1, description="attention heads; divides d_model")
     window: int | None = Field(
         None,
@@ -42,6 +43,9 @@ class Config(BackboneConfig):
         description="inner width over d_model of two more feed-forward layers after the attention; Table 6: 16",
     )
     output: Literal["linear", "glu"] = Field("linear", description="output map; glu in the paper's Table 3")
+
+    def own_reach(self) -> int | None:
+        return None if self.window is None else 2 * self.window - 1
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
@@ -65,7 +69,8 @@ class DLRAttention(Mixer):
             config.max_length,
             causal=config.causal,
             rotary=True,
-            window=config.window,
+            window=config.window or chunk_within(config.reach),
+            band=config.reach,
             temperature=True,
         )
         self.extra = nn.ModuleList(

@@ -24,19 +24,20 @@ from jaxtyping import Complex128, Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Counts, ParamGroup
+from spt.models.base import Backbone, Counts, ParamGroup
 from spt.models.longconv import DiagonalSystem, Kernel, LongConvolution
 from spt.models.ops.discretise import as_complex, expm1, softmax_scale
 from spt.models.ops.hippo import normal_part
 from spt.models.ops.output import Kind
 from spt.models.ops.vandermonde import softmax_vandermonde, vandermonde, vandermonde_flops
+from spt.models.options import LongConvolutionConfig
 
 PAPER = "Gupta, Gu, Berant 2022"
 COST = "L D (N + log L + D)"
 PARAMETERS = 199_936
 
 
-class Config(BackboneConfig):
+class Config(LongConvolutionConfig):
     d_state: int = Field(64, ge=1, description="modes N")
     version: Literal["exp", "exp-re-im", "exp-no-scale", "softmax"] = Field("exp", description="form of the kernel")
     Lambda_init: Literal["hippo", "lin", "randn"] = Field(
@@ -45,9 +46,6 @@ class Config(BackboneConfig):
     )
     dt_min: float = Field(1e-3, gt=0, description="steps Delta are drawn log-uniformly, from here")
     dt_max: float = Field(0.1, gt=0, description="to here")
-    max_kernel_length: int | None = Field(
-        None, ge=1, description="longest kernel, in steps; default: as long as the sequence"
-    )
     softmax_length: int | None = Field(None, ge=1, description="length of the softmax; default: the longest kernel")
     output: Kind = Field("linear", description="after the convolution and its GELU; glu in larger published runs")
     ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of Delta, Lambda and W; null: the recipe's")

@@ -13,7 +13,7 @@ state size, M kernel length.
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,8 @@ PARAMETERS = 1_024_256
 
 
 class Config(ConjugatePairConfig):
+    mixings: ClassVar[int] = 2  # the diagonal state space reads the shift
+
     feed_forward: FeedForwardKind = Field("mlp", description="second sub-layer of every block: mlp, switch or none")
     head_dim: int = Field(1, ge=1, description="width d of a head; divides d_model")
 
@@ -133,7 +135,7 @@ class H3(Mixer):
     def __init__(self, config: Config) -> None:
         super().__init__()
         D, self.head_dim = config.d_model, config.head_dim
-        self.recurrent = config.causal and config.max_kernel_length is None
+        self.recurrent = config.causal and config.max_kernel_length is None and config.reach is None
         self.enter, self.leave = Linear(D, 3 * D), Linear(D, D)
         heads = config.model_copy(update={"d_model": D // config.head_dim})
         self.shift = LongConvolution(config, ShiftKernel(config), output="identity")

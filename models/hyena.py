@@ -18,16 +18,16 @@ from collections.abc import Iterable
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, ParamGroup, linear_flops, new_parameter
+from spt.models.base import Backbone, Context, Counts, Mixer, ParamGroup, linear_flops, new_parameter
 from spt.models.gated import ShortConvolution
 from spt.models.longconv import Kernel, LongConvolution
 from spt.models.ops.convolution import convolve
 from spt.models.ops.precision import without_autocast
 from spt.models.ops.product import Linear, linear
-from spt.models.options import FeedForwardKind
+from spt.models.options import FeedForwardKind, LocalConfig
 
 PAPER = "Poli et al. 2023"
 COST = "L D (log L + D)"
@@ -35,7 +35,7 @@ PARAMETERS = 1_042_944
 SLOWEST, FASTEST, TARGET = 1.5, 0.3, 0.01  # windows fall to 1% at these times, in longest sequences
 
 
-class Config(BackboneConfig):
+class Config(LocalConfig):
     feed_forward: FeedForwardKind = Field("mlp", description="second sub-layer of every block: mlp, switch or none")
     order: int = Field(2, ge=2, description="gates N; there is one long convolution fewer")
     convolution: int = Field(3, ge=1, description="steps of the short convolution")
@@ -43,6 +43,19 @@ class Config(BackboneConfig):
     filter_layers: int = Field(4, ge=2, description="linear maps of that MLP")
     bands: int = Field(16, ge=1, description="frequencies among its positional features")
     frequency: float = Field(14.0, gt=0, description="initial frequency of its sines")
+
+    def _nearby(self) -> int:
+        """How far the short convolution sees."""
+        return self.convolution - 1 if self.causal else self.convolution // 2
+
+    def seen(self) -> int | None:
+        return None if self.reach is None else self.n_layers * ((self.order - 1) * self.reach + self._nearby())
+
+    @model_validator(mode="after")
+    def _short_is_within_reach(self) -> "Config":
+        if self.reach is not None and self.reach < self._nearby():
+            raise ValueError(f"reach {self.reach}: the short convolution alone sees {self._nearby()} steps")
+        return self
 
 
 class HyenaFilter(Kernel):

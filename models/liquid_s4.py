@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from spt.models.base import Backbone
@@ -43,6 +43,13 @@ class Config(S4Config):
         description="dropout before the GELU too; untied, as in the S4 repository: with a mask for each step under "
         "tie_dropout as well",
     )
+
+    @model_validator(mode="after")
+    def _products_are_within_reach(self) -> "Config":
+        farthest = self.degree - self.causal  # the second kernel's begin at the next step
+        if self.reach is not None and self.reach < farthest:
+            raise ValueError(f"reach {self.reach}: products of {self.degree} inputs see {farthest} steps; lower degree")
+        return self
 
 
 class LiquidS4(LongConvolution):

@@ -146,7 +146,9 @@ class LongConvolution(Mixer):
             pre_activation_dropout=pre_activation_dropout,
         )
         self.two_sided = not config.causal
-        self.recurrent = config.causal and kernel.recurrent and kernel.limit is None  # a recurrence has no end
+        self.reach: int | None = getattr(config, "reach", None)
+        endless = kernel.limit is None and self.reach is None
+        self.recurrent = config.causal and kernel.recurrent and endless  # a recurrence has no end
         self.param_groups = {"D": ParamGroup(weight_decay=True)}
         self._cached_kernel: _CachedKernel | None = None
         self._joint_spectrum: tuple[Tensor, int] | None = None
@@ -173,8 +175,22 @@ class LongConvolution(Mixer):
 
     def taps(self, length: int) -> Float[Tensor, "K H M"]:
         """The kernel with D added to the weight of the present."""
-        kernel: Tensor = self.kernel(length)
-        return _with_skip(kernel, self.D)
+        return _with_skip(self.within_reach(self.kernel(self.lags(length))), self.D)
+
+    @property
+    def farthest(self) -> int | None:
+        """The reach in steps of now: like a kernel's limit it is a time, counted in steps of training."""
+        return None if self.reach is None else round(self.reach / self.kernel.rate)
+
+    def lags(self, length: int) -> int:
+        """How many lags of the kernel are needed for sequences of `length` steps, the present among them."""
+        return length if self.farthest is None else min(length, self.farthest + 1)
+
+    def within_reach(self, kernel: Float[Tensor, "K H M"]) -> Float[Tensor, "K H M"]:
+        """The reverse kernel begins at the next step, so that its last lag may lie one step too far ahead."""
+        if not self.two_sided or kernel.shape[2] - 1 != self.farthest:
+            return kernel
+        return torch.stack([kernel[0], F.pad(kernel[1, :, :-1], (0, 1))])
 
     def spectrum(self, taps: Float[Tensor, "K H M"], length: int) -> tuple[Tensor, int]:
         n = self._transform(length)
@@ -182,7 +198,7 @@ class LongConvolution(Mixer):
 
     def convolution_kernel(self, length: int) -> Iterable[Float[Tensor, "K H M"]]:
         """The reverse kernel begins at the next step: its entry l belongs to lag l + 1."""
-        kernel: Tensor = self.kernel(length)
+        kernel = self.within_reach(self.kernel(self.lags(length)))
         if not self.two_sided:
             return (kernel,)
         return (torch.stack([F.pad(kernel[0], (0, 1)), F.pad(kernel[1], (1, 0))])[..., :length],)
@@ -193,11 +209,11 @@ class LongConvolution(Mixer):
 
     def shared_flops(self, length: int) -> Counts:
         """The kernel and its transform, once a batch."""
-        kernel = counts.as_counts(self.kernel.flops(length), "kernel")
+        kernel = counts.as_counts(self.kernel.flops(self.lags(length)), "kernel")
         return kernel + counts.spectrum(self._transform(length), len(self.D))
 
     def _transform(self, length: int) -> int:
-        return transform_length(length, min(length, self.kernel.limit or length), self.two_sided)
+        return transform_length(length, min(self.lags(length), self.kernel.limit or length), self.two_sided)
 
     def initial_state(self, batch: int) -> State:
         system = self.kernel.system()
@@ -242,7 +258,7 @@ def _alike(a: LongConvolution, b: LongConvolution) -> bool:
         shapes = {name: (values.shape, values.dtype) for name, values in kernel.named_parameters()}
         return type(kernel), shapes, {name: value for name, value in vars(kernel).items() if name[0] != "_"}
 
-    return len(a.D) == len(b.D) and form(a) == form(b)
+    return len(a.D) == len(b.D) and a.reach == b.reach and form(a) == form(b)
 
 
 def _join(group: Sequence[LongConvolution], length: int) -> None:
@@ -252,8 +268,8 @@ def _join(group: Sequence[LongConvolution], length: int) -> None:
     if parameters is None:
         return
     with without_autocast(first.D):
-        kernel = torch.func.functional_call(first.kernel, parameters, (length,))
-        taps = _with_skip(kernel, torch.cat([layer.D for layer in group]))
+        kernel = torch.func.functional_call(first.kernel, parameters, (first.lags(length),))
+        taps = _with_skip(first.within_reach(kernel), torch.cat([layer.D for layer in group]))
         spectrum, n = first.spectrum(taps, length)
     for layer, part in zip(group, spectrum.split(features), strict=True):
         layer._joint_spectrum = part, n

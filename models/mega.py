@@ -33,14 +33,14 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, linear_flops
+from spt.models.base import Backbone, Context, Counts, Mixer, linear_flops
 from spt.models.longconv import DiagonalSystem, Kernel, LongConvolution
 from spt.models.ops import counts
 from spt.models.ops.dropout import Dropout, keep_mask
 from spt.models.ops.output import Output
 from spt.models.ops.precision import without_autocast
 from spt.models.ops.product import Linear
-from spt.models.options import Activation, FeedForwardKind, Initialisation
+from spt.models.options import Activation, FeedForwardKind, Initialisation, LongConvolutionConfig
 
 PAPER = "Ma et al. 2023"
 COST = "L D (N + log L + E) + L c E"
@@ -53,7 +53,8 @@ MU, SIGMA = 0.707107, 0.282095  # of laplace: sqrt(1 / 2) and sqrt(1 / (4 pi)), 
 _IN_CACHE, _ON_GPU = 1 << 18, 1 << 25  # attention weights computed at a time
 
 
-class Config(BackboneConfig):
+class Config(LongConvolutionConfig):
+    mixings: ClassVar[int] = 2  # attention reads the moving average
     inner_widths: ClassVar[tuple[str, ...]] = ("d_ff", "d_attention", "d_hidden")
 
     d_state: int = Field(16, ge=1, description="moving averages per feature, each with its own decay rate")
@@ -83,6 +84,10 @@ class Config(BackboneConfig):
         if self.relative_bias == "rotary" and self.d_attention % 2:
             raise ValueError(f"relative_bias rotary rotates pairs, but d_attention is {self.d_attention}")
         return self
+
+    def own_reach(self) -> int | None:
+        kernel, chunk = self.max_kernel_length, self.chunk
+        return None if kernel is None or chunk is None else max(kernel, chunk) - 1
 
     @property
     def hidden(self) -> int:
@@ -360,7 +365,9 @@ class GatedAttention(Mixer):
         assert config.max_length is not None, "filled in from the task"
         D, Z, E = config.d_model, config.d_attention, config.hidden
         self.widths = (D, Z, E, D)
-        self.kind, self.causal, self.chunk = config.attention, config.causal, config.chunk
+        self.kind, self.causal = config.attention, config.causal
+        chunks = [config.chunk, config.reach and config.reach + 1]
+        self.chunk = min((size for size in chunks if size), default=None)
         self.attention_dropout = config.attention_dropout
         self.dropout = Dropout(config.dropout, config.tie_dropout)
         self.hidden_dropout = Dropout(config.hidden_dropout, config.tie_dropout)

@@ -108,15 +108,54 @@ class BackboneConfig(BaseModel):
         return self
 
 
-class ConjugatePairConfig(BackboneConfig):
+class LocalConfig(BackboneConfig):
+    """Options of models whose layers can be made to see near steps only."""
+
+    mixings: ClassVar[int] = 1  # parts of a layer, one behind the other, that look across steps
+
+    reach: int | None = Field(
+        None,
+        ge=1,
+        description="every kernel and every attention sees at most so many steps to each side (before it, if causal); "
+        "default: no such limit",
+    )
+
+    def own_reach(self) -> int | None:
+        """How far a layer sees at most without this option; None: as far as the sequence goes."""
+        return None
+
+    def seen(self) -> int | None:
+        """How many steps to each side all layers together see at most; None: no limit is set."""
+        return None if self.reach is None else self.n_layers * self.mixings * self.reach
+
+    @model_validator(mode="after")
+    def _reach_is_a_cut(self) -> "LocalConfig":
+        own = self.own_reach()
+        if self.reach is not None and own is not None and self.reach >= own:
+            raise ValueError(f"reach {self.reach} cuts nothing, since a layer sees {own} steps as it is; leave it out")
+        if self.reach is not None and self.feed_forward == "switch" and self.routing == "expert":
+            raise ValueError("routing: expert chooses among all steps, whatever the reach; use routing: token")
+        return self
+
+
+class LongConvolutionConfig(LocalConfig):
+    """Options of long convolutions whose kernels can end."""
+
+    max_kernel_length: int | None = Field(
+        None, ge=1, description="longest kernel, in steps; default: as long as the sequence"
+    )
+
+    def own_reach(self) -> int | None:
+        """The reverse kernel begins at the next step."""
+        return None if self.max_kernel_length is None else self.max_kernel_length - self.causal
+
+
+class ConjugatePairConfig(LongConvolutionConfig):
     """Options of continuous-time state spaces whose modes come in conjugate pairs: S4, S4D and the S4 in SPADE."""
 
     d_state: int = Field(64, ge=2, description="state size N; N/2 modes are stored, one of each conjugate pair")
     dt_min: float = Field(1e-3, gt=0, description="steps dt are drawn log-uniformly, from here")
     dt_max: float = Field(0.1, gt=0, description="to here")
-    max_kernel_length: int | None = Field(
-        None, ge=1, description="longest kernel, in steps; default: as long as the sequence"
-    )
     ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of dt, A, B and S4's P; null: the recipe's")
     dt_uses_ssm_lr: bool = Field(True, description="false: dt trains at the recipe's learning rate, without decay")
     c_lr: float | None = Field(

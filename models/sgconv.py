@@ -19,16 +19,17 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Counts, ParamGroup
+from spt.models.base import Backbone, Counts, ParamGroup
 from spt.models.longconv import Kernel, LongConvolution
 from spt.models.ops.output import Kind
+from spt.models.options import LocalConfig
 
 PAPER = "Li et al. 2022"
 COST = "L D (log L + D)"
 PARAMETERS = 395_520
 
 
-class Config(BackboneConfig):
+class Config(LocalConfig):
     variant: Literal["gconv", "dlr"] = Field("gconv", description="the authors' kernel, or the DLR repository's")
     kernel_dim: int = Field(64, ge=1, description="weights d per piece")
     factor_min: float = Field(

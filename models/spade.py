@@ -54,6 +54,10 @@ class Config(S4Config):
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the attention weights, in training only")
     feed_forward: FeedForwardKind = Field("mlp", description="none, mlp, or switch (a mixture of mlps, one per step)")
 
+    def seen(self) -> int | None:
+        """Stacked, the first block has two parts that look across steps."""
+        return None if self.reach is None else (self.n_layers + (self.combine == "stack")) * self.reach
+
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
         if self.d_model % self.n_heads:
@@ -140,7 +144,7 @@ class LocalAttention(Attention):
             rotary=False,
             dropout=config.attention_dropout,
             window=config.window,
-            band=config.window - 1,
+            band=min(config.window - 1, config.reach or config.window),
             bias=False,
         )
         nn.init.xavier_uniform_(self.qkv.weight)  # of the stacked map: 1/sqrt(2) times that of each map, as published

@@ -14,25 +14,43 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer
+from spt.models.base import Backbone, Context, Counts, Mixer
 from spt.models.ops.dropout import Dropout
+from spt.models.options import LocalConfig
 
 PAPER = "Bai, Kolter, Koltun 2018"
 COST = "L D P W"
 PARAMETERS = 395_520
 
 
-class Config(BackboneConfig):
+class Config(LocalConfig):
     kernel_size: int = Field(3, ge=1, description="steps W of a convolution; odd unless causal")
     cycle: int = Field(10, ge=1, description="blocks after which the distance of steps begins at 1 again")
     d_hidden: int | None = Field(None, ge=1, description="width P between the two convolutions; default: d_model")
 
     inner_widths = ("d_ff", "d_hidden")
 
+    def distance(self, block: int) -> int:
+        """Of the steps of a convolution, in this block: smaller where it would see beyond the reach."""
+        own: int = 2 ** (block % self.cycle)
+        return own if self.reach is None else min(own, self.reach // self._nearest())
+
+    def _nearest(self) -> int:
+        """How far the two convolutions of a block see over neighbouring steps."""
+        return (self.kernel_size - 1) * (2 if self.causal else 1)
+
+    def own_reach(self) -> int:
+        return self._nearest() * 2 ** (min(self.cycle, self.n_layers) - 1)
+
+    def seen(self) -> int:
+        return sum(self._nearest() * self.distance(block) for block in range(self.n_layers))
+
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
         if not self.causal and self.kernel_size % 2 == 0:
             raise ValueError(f"kernel_size {self.kernel_size} has no middle; a two-sided model needs an odd one")
+        if self.reach is not None and self.reach < self._nearest():
+            raise ValueError(f"reach {self.reach}: a block's two convolutions see at least {self._nearest()} steps")
         return self
 
 
@@ -58,7 +76,7 @@ class TCN(Mixer):
     def __init__(self, config: Config, block: int) -> None:
         super().__init__()
         D, P = config.d_model, config.d_hidden or config.d_model
-        distance = 2 ** (block % config.cycle)
+        distance = config.distance(block)
         self.first = Convolution(D, P, config.kernel_size, distance, config.causal)
         self.second = Convolution(P, D, config.kernel_size, distance, config.causal)
         self.dropout = Dropout(config.dropout, config.tie_dropout)

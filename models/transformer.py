@@ -13,9 +13,9 @@ from typing import Any, ClassVar, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from spt.models.attention import Attention, Pairs, Position, Positions
-from spt.models.base import Backbone, BackboneConfig, Mixer, Unsupported
-from spt.models.options import FeedForwardKind
+from spt.models.attention import Attention, Pairs, Position, Positions, chunk_within
+from spt.models.base import Backbone, Mixer, Unsupported
+from spt.models.options import FeedForwardKind, LocalConfig
 
 # Options that `Attention` calls by the same name.
 SAME_NAMES = {"causal", "mask_padding", "n_kv_heads", "d_head", "xpos", "shared_qk", "temperature"}
@@ -25,7 +25,7 @@ COST = "L² D + L D²"
 PARAMETERS = 793_344
 
 
-class Config(BackboneConfig):
+class Config(LocalConfig):
     inner_widths: ClassVar[tuple[str, ...]] = ("d_ff", "d_head")
 
     n_heads: int = Field(4, ge=1, description="attention heads; divides d_model, unless d_head is given")
@@ -78,6 +78,15 @@ class Config(BackboneConfig):
         "code; they are not tied in training",
     )
 
+    def sides(self) -> tuple[int, int]:
+        """Windows before and after a step's own."""
+        return self.look_back, int(not self.causal) if self.look_ahead is None else self.look_ahead
+
+    def own_reach(self) -> int | None:
+        if self.window is None:
+            return None
+        return max(self.sides()) * self.window if self.exact_window else (max(self.sides()) + 1) * self.window - 1
+
     @field_validator("positions", mode="before", json_schema_input_type=Position | tuple[Position, ...])
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
@@ -123,12 +132,14 @@ def build(config: Config) -> Backbone:
     length, absolute = config.max_length, tuple(kind for kind in config.positions if kind != "rotary")
     if config.xpos is not None and length / 2 / config.xpos * math.log(3.5) > 80:
         raise Unsupported(f"xpos {config.xpos:g} exceeds the range of float32 within {length:,} steps; raise it")
-    window, back = config.window, config.look_back
-    ahead = int(not config.causal) if config.look_ahead is None else config.look_ahead
+    window, (back, ahead) = config.window or chunk_within(config.reach), config.sides()
     band = None
     if window is not None:
+        farthest = min(config.reach or length, length)
         if config.exact_window:
-            band = (min(back * window, length), min(ahead * window, length))
+            band = (min(back * window, farthest), min(ahead * window, farthest))
+        elif config.reach is not None:
+            band = (farthest, farthest)
         window = min(window, length)  # a longer one would only cost time
         back, ahead = (min(side, -(-length // window)) for side in (back, ahead))
 

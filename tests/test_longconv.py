@@ -16,6 +16,7 @@ from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.dropout import Dropout, keep_mask
 from spt.models.ops.norms import BatchNorm, ScalarNorm
 from spt.models.ops.output import Output
+from spt.models.options import LocalConfig
 
 
 class Taps(Kernel):
@@ -38,7 +39,7 @@ class Taps(Kernel):
 
 def layer(causal=False, width=3, limit=9, **options) -> LongConvolution:
     torch.manual_seed(0)
-    config = BackboneConfig(d_model=width, causal=causal, **options)
+    config = LocalConfig(d_model=width, causal=causal, **options)
     return LongConvolution(config, Taps(1 if causal else 2, width, limit)).double()
 
 
@@ -99,11 +100,25 @@ def test_the_skip_weight_counts_once(causal):
     torch.testing.assert_close(mixer.mix_sequence(u), expected)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("reach", [1, 4, 8, 20])
+def test_a_reach_is_the_same_on_both_sides(causal, reach):
+    """The reverse kernel, which begins at the next step, has one lag fewer."""
+    mixer, u = layer(causal, reach=reach), torch.randn(2, 12, 3).double()
+    kernel = mixer.kernel(12).clone()
+    kernel[0, :, reach + 1 :] = 0
+    kernel[1:, :, reach:] = 0
+    torch.testing.assert_close(mixer.mix_sequence(u), by_sums(u, kernel) + mixer.D * u)
+    mixer.kernel.rate = 0.5  # steps are half as far apart
+    assert (mixer.farthest, mixer.lags(100)) == (2 * reach, 2 * reach + 1)
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("lengths", [(12, 12, 12), (12, 7, 7, 5), (5, 12, 7)])
-def test_held_kernels_give_the_gradients_of_one_batch(lengths, recompute):
+@pytest.mark.parametrize("reach", [None, 6])
+def test_held_kernels_give_the_gradients_of_one_batch(lengths, recompute, reach):
     """Computed once for several micro-batches, of different lengths, with and without gradient checkpointing."""
-    config = BackboneConfig(d_model=3, n_layers=2)
+    config = LocalConfig(d_model=3, n_layers=2, reach=reach)
     torch.manual_seed(0)
     backbone = Backbone(config, lambda: [LongConvolution(config, Taps(2, 3, 9))]).double()
     backbone.recompute = recompute

@@ -18,9 +18,10 @@ import pytest
 from records import FINETUNING, PRETRAINING, SCRATCH, SPLITS, Cell, arms, compared, finish, plan, row_of, shown, study
 from scipy import special
 
-from spt.report import collect, machine, markdown, write
+from spt.report import collect, figures, machine, markdown, write
 from spt.report.arms import Row
 from spt.report.collect import Report
+from spt.report.plotting import LIGHT
 from spt.runs.files import write_json
 from spt.runs.folder import RunFolder
 from spt.runs.result import Ledger, SplitRecord
@@ -464,6 +465,105 @@ def test_levels_are_listed_with_their_change(tmp_path: Path) -> None:
     assert "Scores by level" not in shown(collect.read_report([compared(tmp_path / "other", [0.5], [0.6])]))
 
 
+# How far a layer has to see
+
+
+def reach(root: Path, scores: dict[int | str, tuple[list[float], list[float]]], **changes: Any) -> Path:
+    """A study of reach on 64 steps, with two layers."""
+    rows, cells = [], []
+    for row, (steps, pair) in enumerate(scores.items()):
+        cells += arms(root, row, f"r{steps}", *pair, **changes)
+        layer = 63 if steps == "full" else int(steps)
+        rows.append({"factors": {"reach": steps}, "seen": {"layer": layer, "layers": 2, "network": min(63, 2 * layer)}})
+    return study(root, "reach", rows, cells)
+
+
+WHOLE = ([0.80, 0.81, 0.83], [0.90, 0.91, 0.92])
+CUT: dict[int | str, tuple[list[float], list[float]]] = {
+    1: ([0.50, 0.51, 0.52], [0.60, 0.615, 0.62]),
+    4: ([0.60, 0.62, 0.63], [0.89, 0.91, 0.925]),
+    16: ([0.79, 0.82, 0.82], [0.91, 0.90, 0.92]),
+    "full": WHOLE,
+}
+
+
+def test_each_reach_is_held_against_the_whole(tmp_path: Path) -> None:
+    made = collect.read_report([reach(tmp_path, CUT)])
+    assert [row.label for row in made.rows][::3] == [
+        "digits / transformer, reach 1", "digits / transformer, reach full",
+    ]  # fmt: skip
+    assert [row.seen for row in made.rows] == [1, 4, 16, 63]
+    contrasts = [contrast for needed in made.reaches for contrast in needed.contrasts]
+    tests = [t_test(minus(WHOLE[arm], CUT[steps][arm])) for arm in (0, 1) for steps in (1, 4, 16)]
+    assert [contrast.p for contrast in contrasts] == pytest.approx([p for p, *_ in tests])
+    assert [contrast.holm for contrast in contrasts] == pytest.approx(holm([p for p, *_ in tests]))
+    assert [(one.first, one.second) for one in contrasts[:2]] == [("reach full", "reach 1"), ("reach full", "reach 4")]
+    scratch, spt = made.reaches
+    assert (scratch.what, scratch.whole, scratch.too_short, scratch.enough) == ("scratch", 63, 4, 16)
+    assert (spt.what, spt.too_short, spt.enough) == ("SPT", 1, 4)
+    assert spt.possible_loss == pytest.approx(tests[4][2])
+    assert spt.verdict == (
+        "after self-pretraining 4 of 63 steps per layer are enough as far as 3 seeds show (2 layers see 8): reach full "
+        f"- reach 4 is +0.17 points (95 % interval {100 * tests[4][1]:+.2f} to {100 * tests[4][2]:+.2f}), so that up "
+        f"to {100 * tests[4][2]:.2f} may be lost; 1 is too few: {spt.contrasts[0].verdict}"
+    ).replace("-1", "\u22121").replace("\u2212", "-")
+    (drawn,) = [plot for plot in figures.all_figures(made) if plot.name == "levels-reach"]
+    assert [(line["place"], line["level"]) for line in drawn.data[::2]] == [
+        (1, "1"), (4, "4"), (16, "16"), (63, "full"),
+    ]  # fmt: skip
+    assert figures.LEVEL_AXIS["reach"] in "".join(text.get_text() for text in drawn.draw(LIGHT).texts)
+    for text in (shown(made), markdown.markdown(made)):
+        plain = " ".join(text.split())
+        assert "digits / transformer, reach" in plain and "16 of 63 steps per layer are enough as far as 3" in plain
+        assert "reach full - reach 16" in plain
+
+
+NEEDED = {  # cuts to 4 and 16 steps: too short, enough, what is said
+    "the longest is too short": ([0.60, 0.61, 0.63], [0.70, 0.71, 0.735], 16, None, "16 of 63 steps"),
+    "none is": ([0.80, 0.82, 0.82], [0.81, 0.80, 0.84], None, 4, "4 of 63 steps per layer are enough as far as 3"),
+    "one may be": ([0.79, 0.795, 0.81], [0.81, 0.80, 0.84], None, 16, "; whether 4 are enough is not decided"),
+    "the longest may be": ([0.4, 0.42, 0.44], [0.79, 0.795, 0.81], 4, None, "not decided whether 16 of 63 steps"),
+    "the same": ([0.4, 0.42, 0.44], WHOLE[0], 4, 16, "is +0.00 points"),
+    "a constant loss": ([0.4, 0.42, 0.44], [0.79, 0.80, 0.82], 4, None, "not decided whether 16"),
+    "better": ([0.4, 0.42, 0.44], [0.90, 0.92, 0.93], 4, 16, "is -10.33 points (95 % interval -11.77 to -8.90); 4 are"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NEEDED)
+def test_how_far_a_layer_has_to_see(tmp_path: Path, case: str) -> None:
+    short, longer, too_short, enough, said = NEEDED[case]
+    spt = [0.9, 0.91, 0.93]
+    made = collect.read_report([reach(tmp_path, {4: (short, spt), 16: (longer, spt), "full": (WHOLE[0], spt)})])
+    found = made.reaches[0]
+    assert (found.too_short, found.enough) == (too_short, enough)
+    assert said in found.verdict and found.verdict.startswith("from scratch ")
+
+
+def test_how_far_a_layer_has_to_see_may_be_unknown(tmp_path: Path) -> None:
+    def found(name: str, scores: dict[int | str, tuple[list[float], list[float]]], **changes: Any) -> list[str]:
+        return [each.verdict for each in collect.read_report([reach(tmp_path / name, scores, **changes)]).reaches]
+
+    two = {steps: (scratch[:2], spt[:2]) for steps, (scratch, spt) in CUT.items()}
+    assert all(
+        "cannot be decided with 2 seeds: reach full - reach 1 is +30.00" in said for said in found("two", two)[:1]
+    )
+    assert found("smoke", CUT, smoke=True) == []
+    folder = reach(tmp_path / "part", CUT)
+    for run in (tmp_path / "part").glob("finetune-r4scratch*"):
+        shutil.rmtree(run)
+    scratch, spt = collect.read_report([folder]).reaches
+    assert "is not known: no pair of runs finished at reach 4" in scratch.verdict and spt.enough == 4
+
+
+def test_lower_is_better_of_reaches_too(tmp_path: Path) -> None:
+    worse = {4: ([0.9, 0.91, 0.92], [0.5, 0.51, 0.53]), "full": ([0.5, 0.52, 0.51], [0.5, 0.52, 0.51])}
+    made = collect.read_report([reach(tmp_path, worse, metric="mse", higher_is_better=False)])
+    scratch, spt = made.reaches
+    assert (scratch.too_short, scratch.enough) == (4, None)
+    assert (spt.too_short, spt.enough) == (None, 4)
+    assert spt.possible_loss == pytest.approx(-t_test(minus([0.5, 0.52, 0.51], [0.5, 0.51, 0.53]))[1])
+
+
 # Shares of a budget
 
 
@@ -818,6 +918,7 @@ KINDS = {
     "compute": lambda root: shares(root, CLEAR),
     "data": data,
     "init": init,
+    "reach": lambda root: reach(root, CUT),
     "tune": lambda root: tuned(root, SCRATCH_TRIALS, SPT_TRIALS, FOUND),
 }
 
@@ -905,21 +1006,23 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
     """Scripts read them: a change here is a change of `render.FORMAT`."""
     value = machine.to_json(collect.read_report([shares(tmp_path / "a", CLEAR), init(tmp_path / "b"),
                                         tasks(tmp_path / "c", THREE),
-                                        tuned(tmp_path / "d", SCRATCH_TRIALS, SPT_TRIALS, FOUND)]))  # fmt: skip
+                                        tuned(tmp_path / "d", SCRATCH_TRIALS, SPT_TRIALS, FOUND),
+                                        reach(tmp_path / "e", CUT)]))  # fmt: skip
     assert value["format"] == 2
     assert set(value) == {
         "format", "kind", "rows", "models", "contrasts_between_models", "rankings", "models_across_tasks", "verdicts",
-        "levels", "contrasts", "best", "pooled", "averages", "matches", "searches", "spent",
+        "levels", "contrasts", "best", "reaches", "pooled", "averages", "matches", "searches", "spent",
         "precedents", "provenance", "controls", "failures", "warnings", "notes", "runs", "results",
     }  # fmt: skip
     keys = {
-        "rows": """label kind task model recipe factors total source command smoke metric higher_is_better chance
+        "rows": """label kind task model recipe factors seen total source command smoke metric higher_is_better chance
             scratch spt delta low high confidence p holm tests n planned favour_spt detectable decision verdict ratios
             compute budgets scratch_arm spt_arm warnings notes seeds items failures""",
         "levels": "study label factors metric n scratch spt delta scratch_change spt_change",
         "contrasts": """study label what first second metric higher_is_better n planned difference low high p holm tests
             decision verdict""",
         "best": "study label metric best score n decided verdict contrasts",
+        "reaches": "study label what metric whole too_short enough possible_loss verdict contrasts",
         "pooled": """kind model factors label tasks pairs scratch spt difference probability confidence left_out
             verdict""",
         "averages": """kind model factors label metric tasks left_out scratch spt difference low high published_scratch

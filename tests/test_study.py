@@ -95,6 +95,7 @@ EXAMPLES = {
     "data": {"fractions": [0.1, 1], "stratified": True, "pretrain_on": "all", "hold": "epochs"},
     "size": {"sizes": {"small": {"d_model": 8}}},
     "init": {"initialisations": ["structured", "random"]},
+    "reach": {"reaches": [4, 16, "full"]},
     "objective": {"objectives": [{"name": "masked", "ratio": 0.5, "span": 4}, {"name": "next"}]},
     "tune": {"space": {"learning_rate": [0.1, 0.01], "batch_size": [4, 8]}, "trial_seeds": [3]},
 }
@@ -167,6 +168,11 @@ def test_a_study_is_what_its_file_says(kind, tmp_path):
             "'x' is no level|only the levels|size x must be",
         ),
         ({"kind": "init", "recipes": ["a"], "initialisations": ["hippo"]}, "initialisations"),
+        ({"kind": "reach", "recipes": ["a"], "reaches": []}, "reaches: empty"),
+        ({"kind": "reach", "recipes": ["a"], "reaches": [4, 4]}, "reaches: 4 is listed twice"),
+        ({"kind": "reach", "recipes": ["a"], "reaches": [0, 4]}, "different whole numbers from 1, or full"),
+        ({"kind": "reach", "recipes": ["a"], "reaches": ["all"]}, "reaches"),
+        ({"kind": "reach", "recipes": ["a"], "where": [{"set": {"model.reach": 2}}]}, "model.reach would change"),
         ({"kind": "objective", "recipes": ["a"], "objectives": [{"ratio": 0.5}]}, "needs a name"),
         ({"kind": "tune", "recipes": ["a"], "space": {"lr": [1]}}, "did you mean learning_rate"),
         ({"kind": "tune", "recipes": ["a"], "space": {"pretrain.lerning_rate": [1]}}, r"mean pretrain\.learning_rate"),
@@ -302,7 +308,8 @@ def test_every_packaged_study_has_parts(name):
             assert part.changes_of(recipe, level) == study.changes_of(recipe, level)
     level = next(iter(study.levels(study.recipes[0])), None)
     if level is not None:
-        assert list(part_of(read(name), levels=[level]).study.levels(study.recipes[0])) == [level]
+        kept = list(part_of(read(name), levels=[level]).study.levels(study.recipes[0]))
+        assert kept == ([level, "full"] if study.kind == "reach" else [level]), "a reach is held against the whole"
 
 
 @pytest.mark.parametrize(
@@ -520,6 +527,46 @@ def test_sizes_initialisations_and_objectives(tmp_path, meter):
         build_stage(
             laid(tmp_path, meter, "objective", objectives=[{"name": "masked", "span": 100}]).cells[0].job.parent
         )
+
+
+def test_a_reach_cuts_both_stages_of_both_arms(tmp_path, meter):
+    """The same parameters at every reach; the whole is the recipe itself, whose runs are those of other studies."""
+    rule = [{"levels": ["16"], "set": {"finetune.train.learning_rate": 0.5}}]
+    grid = laid(tmp_path, meter, "reach", reaches=[16, 4, 63], where=rule)
+    assert [row.factors for row in grid.rows] == [{"reach": 4}, {"reach": 16}, {"reach": "full"}]
+    assert [row.resolved.recipe.finetune.train.learning_rate == 0.5 for row in grid.rows] == [False, True, False]
+    layers = grid.rows[0].resolved.recipe.model.options["n_layers"]
+    seen = [(row.seen.layer, row.seen.network) for row in grid.rows]
+    assert seen == [(4, 4 * layers), (16, min(63, 16 * layers)), (63, 63)]
+    for cell in grid.cells:
+        reach = grid.rows[cell.row].factors["reach"]
+        for job in filter(None, (cell.job, cell.job.parent)):
+            assert job.resolved.recipe.model.options["reach"] == (None if reach == "full" else reach)
+    assert len({meter.estimate(cell.job).parameters for cell in grid.cells}) == 1
+    whole = {cell.job.name for cell in grid.cells if cell.row == 2}
+    assert whole == {cell.job.name for cell in laid(tmp_path, meter, "compare").cells}
+    assert any("a layer sees 63 steps as it is, so a reach of 63 cuts nothing and is left out" in n for n in grid.notes)
+    plan = make_plan(grid)
+    assert [row.seen for row in plan.rows] == [row.seen for row in grid.rows]
+
+
+@pytest.mark.parametrize(
+    ("model", "reaches", "complaint"),
+    [
+        ({"name": "lru", "d_model": 8}, [4], r"lru cannot be cut to a reach; models that can are transformer, .*, tcn"),
+        ({"name": "dss", "d_model": 8}, [63, 64], r"sees 63 steps as it is, so a reach of 63 and 64 .*name smaller"),
+        ({"name": "dss", "d_model": 8, "max_kernel_length": 9}, [9, 20], r"sees 9 steps as it is, so a reach of 9 and"),
+        ({"name": "tcn", "d_model": 8, "n_layers": 3}, [1], r"level '1': .*two convolutions see at least 2 steps"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(model, reaches, complaint, tmp_path, meter):
+    with pytest.raises((UsageError, RecipeError), match=complaint):
+        laid(tmp_path, meter, "reach", recipe={"model": model}, reaches=reaches)
+
+
+def test_a_smoke_run_may_be_too_short_for_a_cut(tmp_path, meter):
+    grid = laid(tmp_path, meter, "reach", smoke=True, reaches=[1000])
+    assert [row.factors for row in grid.rows] == [{"reach": "full"}] and "is left out" in grid.notes[-1]
 
 
 def test_variants_and_what_holds_for_some_rows(tmp_path, meter):

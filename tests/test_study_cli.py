@@ -93,6 +93,8 @@ def test_every_kind_has_its_command(tmp_path):
     assert [row["factors"] for row in sizes["rows"]] == [{"size": "S"}, {"size": "M"}]
     assert sizes["rows"][0]["parameters"] < sizes["rows"][1]["parameters"]
     assert len(planned("init", "tiny.yaml", "--initialisations", "random", "--seeds", "1")["runs"]) == 3
+    rows = planned("reach", "tiny.yaml", "--reaches", "16,4,full", "--seeds", "1")["rows"]
+    assert [row["factors"] for row in rows] == [{"reach": 4}, {"reach": 16}, {"reach": "full"}]
     options = ("--space", "learning_rate=1e-3..1e-1", "--space", "batch_size=4,8", "--trials", "3")
     tune = planned("tune", "tiny.yaml", *options, "--trial-seeds", "7,", "--seeds", "2")
     assert len(tune["runs"]) == 7 and tune["later"] == 4 and {run["seed"] for run in tune["runs"]} == {7}
@@ -148,6 +150,8 @@ def test_models_of_equal_size_are_found_once(tmp_path):
             "tiny.yaml, level 'B': model.d_modl: unknown key",
         ),
         (("variants", "tiny.yaml", "--variant", "a\tb"), 2, r"a variant is called 'a\tb'"),
+        (("reach", "tiny.yaml", "--reaches", "4,all"), 2, "--reaches 4,all: numbers with commas"),
+        (("reach", "quickstart-s5"), 2, "quickstart-s5: s5 cannot be cut to a reach; models that can are transformer,"),
         (("objective", "tiny.yaml"), 2, "no objective is named"),
         (("objective", "tiny.yaml", "--objective", "masked:rato=0.5"), 2, "did you mean ratio"),
         (("objective", "tiny.yaml", "--objective", "mask"), 2, "is unknown"),

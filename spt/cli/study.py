@@ -1,6 +1,6 @@
 """`spt compare` and `spt study`: many runs, from one recipe or study file."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -131,7 +131,7 @@ def _part(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
-def _list(text: str | None, option: str, kind: type = float) -> list[Any] | None:
+def _list(text: str | None, option: str, kind: Callable[[str], Any] = float) -> list[Any] | None:
     """`0.2,0.4` as numbers, or as words."""
     if text is None:
         return None
@@ -304,6 +304,26 @@ def study_init(
     _study("init", arguments, {"initialisations": _list(initialisations, "--initialisations", str)}, study, runtime)
 
 
+@command(study_app, "reach")
+def study_reach(
+    arguments: RecipesArgument,
+    reaches: Annotated[
+        str | None,
+        typer.Option(
+            "--reaches", help="Steps that a layer sees; full is always among them.", show_default="1,4,16,64,256,1024"
+        ),
+    ] = None,
+    study: StudyOptions = STUDY,
+    runtime: RuntimeOptions = RUNTIME,
+) -> None:
+    """Kernels and attention cut to so many steps, against the whole: how much of a sequence a task needs."""
+    _study("reach", arguments, {"reaches": _list(reaches, "--reaches", _steps_or_full)}, study, runtime)
+
+
+def _steps_or_full(text: str) -> int | str:
+    return text if text == "full" else int(text)
+
+
 @command(study_app, "objective")
 def study_objective(
     arguments: RecipesArgument,
@@ -399,7 +419,9 @@ def study_run(
     ] = None,
     level: Annotated[
         list[str] | None,
-        typer.Option("--level", help="Only these variants, sizes or initialisations (repeat).", show_default="all"),
+        typer.Option(
+            "--level", help="Only these variants, sizes, initialisations or reaches (repeat).", show_default="all"
+        ),
     ] = None,
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,

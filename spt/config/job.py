@@ -28,8 +28,15 @@ from spt.tasks.base import TaskConfig
 
 Stage = Literal["pretrain", "finetune"]
 NEWER = ("max_hours", "cosine_steps", "cosine_from")  # training settings that runs from before them do not have
-# And those of models, at the value that stands for what there was.
-NEWER_OF_MODELS = {("dlr", "mask_padding", True), ("hf", "bidirectional", False)}
+WITH_REACH = (  # models whose layers can be cut to a reach
+    *("transformer", "dlr_attention", "s4", "s4d", "spade", "dss", "dlr", "sgconv", "mega", "tcn"),
+    *("liquid_s4", "h3", "hyena"),
+)
+NEWER_OF_MODELS = {  # and options of models, at the value that stands for what there was
+    ("dlr", "mask_padding", True),
+    ("hf", "bidirectional", False),
+    *((model, "reach", None) for model in WITH_REACH),
+}
 FORMAT = 1  # raised when the same recipe would compute something else
 
 

@@ -324,6 +324,7 @@ def make_plan(grid: StudyGrid) -> StudyPlan:
                 factors=dict(row.factors),
                 total=row.total,
                 changes=dict(row.changes),
+                seen=row.seen,
             )
             for row in grid.rows
         ),

@@ -63,6 +63,7 @@ class Row(Record):
     model: str
     recipe: str
     factors: dict[str, Factor]
+    seen: int | None = None  # steps to each side that a layer sees, where the study varies them
     total: Total | None
     source: str  # the study's folder, or the settings that were paired without one
     command: str
@@ -141,6 +142,7 @@ def compare_arms(runs: ComparisonRuns) -> Comparison:
         model=runs.row.model,
         recipe=runs.row.name,
         factors=runs.row.factors,
+        seen=runs.row.seen.layer if runs.row.seen else None,
         total=runs.row.total,
         source=runs.source,
         command=runs.command,

@@ -23,6 +23,7 @@ from spt.report.plain_average import PlainAverage
 from spt.report.provenance import Provenance, provenance
 from spt.report.published import PublishedComparison, published_comparisons
 from spt.report.ranking import ModelComparison
+from spt.report.reach import NeededReach, needed_reaches
 from spt.report.records import contrast_records, curve_records, item_records, row_records, seed_records, trial_records
 from spt.report.search import SearchResult, search_results
 from spt.runs.index import ComparisonRuns, Failure, all_runs, comparisons_of, run_outcome
@@ -59,6 +60,7 @@ class Report(Record):
     contrasts: tuple[Contrast, ...] = ()  # between initialisations
     controls: tuple[Control, ...] = ()  # arms beside scratch and SPT
     best: tuple[BestShare, ...] = ()  # share of a total budget
+    reaches: tuple[NeededReach, ...] = ()  # how far layers have to see
     pooled: tuple[TaskAverage, ...] = ()  # over tasks
     averages: tuple[PlainAverage, ...] = ()  # over tasks, as papers print them
     matches: tuple[BudgetMatch, ...] = ()  # of total budgets
@@ -170,6 +172,7 @@ def read_report(paths: Sequence[Path]) -> Report:
         contrasts=findings.contrasts,
         controls=compare_controls(rows),
         best=findings.best,
+        reaches=needed_reaches(rows),
         pooled=findings.pooled,
         averages=findings.averages,
         matches=matches,

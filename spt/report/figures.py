@@ -211,6 +211,8 @@ def _place(row: Row) -> float:
     value = next(iter(row.factors.values()))
     if row.kind == "size":
         return float(row.spt_arm.parameters.get("total", 0)) if row.spt_arm else 0.0
+    if row.kind == "reach":
+        return float(row.seen or 0)
     if row.kind in LEVEL_AXIS and isinstance(value, int | float) and not isinstance(value, bool):
         return 100 * float(value)
     return 0.0
@@ -222,16 +224,22 @@ def _mean(row: Row, arm: ArmName) -> dict[str, float | None]:
     return {"mean": interval.mean, "low": interval.low, "high": interval.high}
 
 
-LEVEL_TITLES = {"compute": "One budget, shares of it to pretraining", "data": "With less data", "size": "By model size"}
+LEVEL_TITLES = {
+    "compute": "One budget, shares of it to pretraining",
+    "data": "With less data",
+    "size": "By model size",
+    "reach": "By reach",
+}
 LEVEL_AXIS = {  # of the kinds of study whose levels lie on an axis
     "compute": "share of the budget given to pretraining (%)",
     "data": "share of the training split (%)",
     "size": "parameters",
+    "reach": "steps to each side that a layer sees",
 }
 
 
 def _levels(kind: str, name: str, metric: str, families: Sequence[Family]) -> Plot:
-    """Scores of both arms along what a study varies, with intervals: shares of a budget, fractions of data, sizes."""
+    """Scores of both arms along what a study varies, with intervals: shares, fractions of data, sizes, reaches."""
     shown = families[:MOST]
     data = [line for family in shown for line in family.lines]
     caption = (
@@ -265,10 +273,11 @@ def _level_panel(axes: Axes, family: Family, palette: Palette) -> None:
         axes.set_xticks(range(len(scratch)), [wrapped(line["level"], 12) for line in scratch], fontsize=7)
         axes.tick_params(axis="x", rotation=90 if len(scratch) > 3 else 0)
         axes.margins(x=0.2)
-    elif family.kind in ("data", "size"):
-        axes.set_xscale("log")
+    elif family.kind in ("data", "size", "reach"):
+        axes.set_xscale("log", base=2 if family.kind == "reach" else 10)
         places = _apart([line["place"] for line in scratch])
-        axes.set_xticks(places, [_short(place) for place in places], fontsize=7.5)
+        names = {line["place"]: line["level"] if family.kind == "reach" else _short(line["place"]) for line in scratch}
+        axes.set_xticks(places, [names[place] for place in places], fontsize=7.5)
         axes.minorticks_off()
     if is_percent(family.metric):  # an interval may exceed the range of scores
         low_end, high_end = axes.get_ylim()

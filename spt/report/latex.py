@@ -77,7 +77,7 @@ def _verdicts(report: Report) -> Iterator[tuple[str, str]]:
         yield row.label, row.verdict
         for warning in row.warnings:
             yield f"WARNING, {row.label}", warning
-    for part in (report.best, report.contrasts, report.pooled):
+    for part in (report.best, report.reaches, report.contrasts, report.pooled):
         for statement in part:
             yield statement.label, statement.verdict
 

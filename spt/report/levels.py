@@ -67,13 +67,13 @@ def study_findings(rows: Sequence[Comparison]) -> StudyFindings:
     levels: list[LevelResult] = []
     contrasts: list[Contrast] = []
     best: list[BestShare] = []
-    for group in _studies(rows).values():
+    for group in by_study(rows).values():
         kind = group[0].row.kind
-        recipes = _recipes(group)
+        recipes = by_recipe(group)
         if len(recipes) < len(group):
             levels += [level for label, members in recipes for level in _levels(label, members)]
         if kind == "init":
-            contrasts += _contrasts(
+            contrasts += level_contrasts(
                 [
                     LevelPair(label, what, *levels)
                     for label, members in recipes
@@ -92,7 +92,7 @@ def study_findings(rows: Sequence[Comparison]) -> StudyFindings:
     return StudyFindings(tuple(levels), tuple(contrasts), tuple(best), tuple(task_averages), averages, tuple(notes))
 
 
-def _studies(rows: Sequence[Comparison]) -> dict[object, list[Comparison]]:
+def by_study(rows: Sequence[Comparison]) -> dict[object, list[Comparison]]:
     """The rows with factors, study by study."""
     groups: dict[object, list[Comparison]] = {}
     for comparison in rows:
@@ -101,7 +101,7 @@ def _studies(rows: Sequence[Comparison]) -> dict[object, list[Comparison]]:
     return groups
 
 
-def _recipes(rows: Sequence[Comparison]) -> list[tuple[str, list[Comparison]]]:
+def by_recipe(rows: Sequence[Comparison]) -> list[tuple[str, list[Comparison]]]:
     """One study's levels, recipe by recipe, with a distinct label for each recipe."""
     groups: dict[tuple[str, str, str], list[Comparison]] = {}
     for comparison in rows:
@@ -170,7 +170,7 @@ def _signed(comparison: Comparison, what: What) -> dict[int, tuple[tuple[Result,
     return {seed: ((result,), ()) for seed, result in (spt if what == "SPT" else scratch).items()}
 
 
-def _contrasts(pairs: Sequence[LevelPair]) -> list[Contrast]:
+def level_contrasts(pairs: Sequence[LevelPair]) -> list[Contrast]:
     """The contrasts of one family, with verdicts that allow for their number."""
     differences = [pair.difference() for pair in pairs]
     updates = adjusted_fields(differences, "contrasts of this study")
@@ -195,7 +195,7 @@ def _shares(recipes: Sequence[tuple[str, list[Comparison]]]) -> list[BestShare]:
     pairs = [
         LevelPair(label, "SPT", *levels, _common(rows)) for label, rows in recipes for levels in combinations(rows, 2)
     ]
-    contrasts = iter(_contrasts(pairs))
+    contrasts = iter(level_contrasts(pairs))
     best = []
     for label, rows in recipes:
         family = dict(zip(combinations(range(len(rows)), 2), contrasts, strict=False))

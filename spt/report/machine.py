@@ -14,6 +14,7 @@ PARTS = (
     "contrasts",
     "controls",
     "best",
+    "reaches",
     "pooled",
     "averages",
     "matches",

@@ -25,6 +25,7 @@ def conclusions(report: Report) -> list[Statement]:
     return [
         *(Statement(f"{each.label}, control {each.arm}", each.verdict) for each in report.controls),
         *(Statement(f"{best.label}, share of the budget", best.verdict) for best in report.best),
+        *(Statement(f"{each.label}, reach", each.verdict) for each in report.reaches),
         *(Statement(f"{each.label}, {_contrast_name(each)}", each.verdict) for each in report.contrasts),
         *(Statement(f"several tasks / {average.label}", average.verdict) for average in report.pooled),
         *(

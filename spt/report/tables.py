@@ -215,7 +215,7 @@ CONTRASTS = TableSpec(
     "task / model | arm: what | contrast | n | difference | 95 % interval | p | Holm p: holm",
     lambda report: [
         Group(contrast.label, [contrast])
-        for contrast in chain(report.contrasts, *(best.contrasts for best in report.best))
+        for contrast in chain(report.contrasts, *(each.contrasts for each in (*report.best, *report.reaches)))
     ],
     cells={"contrast": lambda contrast, _: f"{contrast.first} - {contrast.second}"},
     text_columns=3,

@@ -15,7 +15,7 @@ ArmText = Annotated[str, Field(pattern=r"^(scratch|spt|frozen|shuffled|(parts|ot
 Ended = Literal["running", "failed", "diverged", "stopped", "missing", "unreadable", "unusable"]
 FolderName = Annotated[str, Field(pattern=r"^[^/\\]*[^/\\.][^/\\]*$")]  # beside the study: not a path
 Factor = str | int | float | bool | None  # what a study varies, at one of its levels
-Kind = Literal["compare", "models", "variants", "compute", "data", "size", "init", "objective", "tune"]
+Kind = Literal["compare", "models", "variants", "compute", "data", "size", "init", "reach", "objective", "tune"]
 Axis = Literal["epochs", "examples", "flops", "time"]
 SearchProtocol = Literal["trials", "compute"]  # what a search holds equal between the arms
 Smoke = bool | Literal["full"]  # a few steps of a small network, or ("full") of the recipe's own sizes
@@ -34,6 +34,14 @@ class Total(Record):
     amount: float  # epochs, training sequences, operations, or device seconds
 
 
+class Seen(Record):
+    """How far the network of a row sees, in steps to each side (before it, if causal)."""
+
+    layer: int  # a kernel or an attention of it
+    layers: int
+    network: int  # all of them together, at most
+
+
 class StudyRow(Record):
     """A row of a study: what both of its arms share."""
 
@@ -43,6 +51,7 @@ class StudyRow(Record):
     factors: dict[str, Factor] = {}  # what the study varies, at this row's level
     total: Total | None = None
     changes: dict[str, Factor] = {}  # of the recipe's model, which made it as large as the others
+    seen: Seen | None = None  # where that is what the study varies
 
 
 class PlannedCell(Record):

@@ -14,17 +14,19 @@ import numpy as np
 from pydantic import ValidationError
 
 from spt.config.budget import steps_per_epoch, total_steps
-from spt.config.job import Cell, Job
+from spt.config.job import WITH_REACH, Cell, Job
 from spt.config.load import load
 from spt.config.objectives import OBJECTIVE_OPTIONS
 from spt.config.recipe import BUDGETS, Part, ResolvedRecipe, Section, Train
 from spt.config.validation import validate_values, validation_messages
 from spt.errors import RecipeError, SptError, UsageError
-from spt.runs.plan import ARMS, ArmName, Axis, Factor, SearchProtocol, Smoke, Total, factors_text
+from spt.models.options import LocalConfig
+from spt.runs.plan import ARMS, ArmName, Axis, Factor, SearchProtocol, Seen, Smoke, Total, factors_text
 from spt.studies.arms import Arm, control, main_arms, with_task_of
 from spt.studies.costs import CostModel
 from spt.studies.matching import Candidate, check_same_question, equal_changes
 from spt.studies.schema import (
+    FULL,
     MOST_SETTINGS,
     OBJECTIVE,
     PRETRAIN,
@@ -35,6 +37,7 @@ from spt.studies.schema import (
     Init,
     Models,
     Objective,
+    Reach,
     Size,
     Study,
     Tune,
@@ -55,6 +58,7 @@ class GridRow:
     pretraining: ResolvedRecipe | None = None  # None: the same recipe's
     changes: Mapping[str, int] = field(default_factory=dict)  # that make the model as large as the others
     controls: Sequence[Arm] = ()  # beside scratch and SPT
+    seen: Seen | None = None  # where that is what the study varies
 
     @property
     def arms(self) -> list[Arm]:
@@ -234,6 +238,35 @@ def _compare(study: Compare | Tune, base: BaseRecipe) -> Iterator[GridRow]:
 def _init(study: Init, base: BaseRecipe) -> Iterator[GridRow]:
     for level, changes in study.levels(base.source).items():
         yield GridRow(base.variant(changes, level), {"initialisation": level})
+
+
+def _reach(study: Reach, base: BaseRecipe) -> Iterator[GridRow]:
+    """One row for each reach that cuts something, and one for the whole."""
+    length, name = base.costs.open_task(base.resolved).length, base.resolved.name
+    own = _local_config(base.resolved).own_reach()
+    whole = length - 1 if own is None else min(length - 1, own)
+    steps = [reach for reach in study.reaches if isinstance(reach, int)]
+    if too_long := [f"{reach:,}" for reach in steps if reach >= whole]:
+        nothing = f"{name}: a layer sees {whole:,} steps as it is, so a reach of {' and '.join(too_long)} cuts nothing"
+        if len(too_long) == len(steps) and not base.smoke:
+            raise UsageError(f"{nothing}; name smaller ones")
+        base.notes.append(f"{nothing} and is left out")
+    for level, changes in study.levels(base.source).items():
+        if (reach := changes["model.reach"]) is None or reach < whole:
+            recipe = base.variant(changes, level)
+            config = _local_config(recipe)
+            network = length - 1 if (all_layers := config.seen()) is None else min(length - 1, all_layers)
+            seen = Seen(layer=reach or whole, layers=config.n_layers, network=network)
+            yield GridRow(recipe, {"reach": reach or FULL}, seen=seen)
+
+
+def _local_config(recipe: ResolvedRecipe) -> LocalConfig:
+    config = Candidate(recipe.name, recipe).model_config()
+    if isinstance(config, LocalConfig):
+        return config
+    raise UsageError(
+        f"{recipe.name}: {recipe.model_name} cannot be cut to a reach; models that can are {', '.join(WITH_REACH)}"
+    )
 
 
 def _size(study: Size, base: BaseRecipe) -> Iterator[GridRow]:
@@ -429,6 +462,7 @@ _ROWS: dict[str, Callable[[Any, BaseRecipe], Iterator[GridRow]]] = {
     "data": _data,
     "size": _size,
     "init": _init,
+    "reach": _reach,
     "objective": _objective,
     "tune": _compare,
 }

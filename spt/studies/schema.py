@@ -53,7 +53,9 @@ class Rule(StrictModel):
 
     recipes: tuple[str, ...] | None = Field(None, min_length=1, description="of these recipes; null: of all")
     levels: tuple[str, ...] | None = Field(
-        None, min_length=1, description="at these variants, sizes or initialisations, by name; null: at all levels"
+        None,
+        min_length=1,
+        description="at these variants, sizes, initialisations or reaches, by name; null: at all levels",
     )
     set: Changes = Field(min_length=1, description="values by dotted place; a mapping replaces a whole section")
 
@@ -100,7 +102,7 @@ class _Study(StrictModel):
             return
         known = dict.fromkeys(level for name in rule.recipes or self.recipes for level in self.levels(name))
         if not known:
-            raise ValueError(f"{place}.levels: only the levels of variants, size and init have names")
+            raise ValueError(f"{place}.levels: only the levels of variants, size, init and reach have names")
         if unknown := [level for level in rule.levels if level not in known]:
             raise ValueError(f"{place}.levels: {unknown[0]!r} is no level of these recipes; known: {', '.join(known)}")
 
@@ -358,6 +360,35 @@ class Init(_Study):
         return {level: {"model.initialisation": level} for level in self.initialisations}
 
 
+FULL = "full"
+
+
+class Reach(_Study):
+    """How far a layer sees: every kernel and attention cut to so many steps, against the whole, which is `full`."""
+
+    kind: Literal["reach"] = Field("reach", description="which kind of study this is")
+    reaches: tuple[int | Literal["full"], ...] = Field(
+        (1, 4, 16, 64, 256, 1024),
+        min_length=1,
+        validate_default=True,
+        description="values of model.reach; full, the recipe without one, is always among them",
+    )
+
+    @field_validator("reaches")
+    @classmethod
+    def _reaches(cls, reaches: tuple[int | str, ...]) -> tuple[int | str, ...]:
+        steps = [reach for reach in reaches if isinstance(reach, int)]
+        if any(reach < 1 for reach in steps):
+            raise ValueError("reaches must be different whole numbers from 1, or full")
+        return (*sorted(steps), FULL)
+
+    def varied(self) -> Sequence[str]:
+        return ("model.reach",)
+
+    def levels(self, recipe: str) -> dict[str, Changes]:
+        return {str(reach): {"model.reach": None if reach == FULL else reach} for reach in self.reaches}
+
+
 class Objective(_Study):
     """What pretraining asks for: masked or next, with which ratio and span."""
 
@@ -498,7 +529,7 @@ def packaged_space(name: str) -> dict[str, Any]:
     return space
 
 
-Study = Compare | Models | Variants | Compute | Data | Size | Init | Objective | Tune
+Study = Compare | Models | Variants | Compute | Data | Size | Init | Reach | Objective | Tune
 
 KINDS: dict[str, type[Study]] = {kind.model_fields["kind"].default: kind for kind in get_args(Study)}
 
@@ -569,7 +600,8 @@ def _mapping(text: str, source: str) -> Any:
 
 
 def part_of(source: StudySource, recipes: Sequence[str] = (), levels: Sequence[str] = ()) -> StudySource:
-    """A study of some of its recipes, at some of its levels. Its runs are the whole study's; its folder is its own."""
+    """A study of some of its recipes, at some of its levels (of reaches, `full` beside them). Its runs are the whole
+    study's; its folder is its own."""
     study = source.study
     if unknown := [name for name in recipes if name not in study.recipes]:
         raise UsageError(f"{unknown[0]} is no recipe of {source.name}{did_you_mean(unknown[0], study.recipes)}")
@@ -592,8 +624,9 @@ def part_of(source: StudySource, recipes: Sequence[str] = (), levels: Sequence[s
     for field in ("total", "scaled"):
         if isinstance(raw.get(field), dict):
             raw[field] = {name: raw[field].get(name, raw[field]) for name in kept}
-    if "initialisations" in raw and levels:
-        raw["initialisations"] = [level for level in raw["initialisations"] if level in levels]
+    for field in ("initialisations", "reaches"):
+        if field in raw and levels:
+            raw[field] = [level for level in raw[field] if str(level) in levels]
     raw["where"] = list(filter(None, (_part_of_rule(rule, kept, levels) for rule in raw["where"])))
     return StudySource(source.name, validate(raw, source.name))
 
