@@ -1,12 +1,13 @@
 """docs/performance.md: the prose of performance.md.in, with tables made from the files of measurements/.
 
 Two kinds of files: published.json, comparisons with published code, which spt cannot measure by itself; and results of
-`spt bench … --save`, each shown as the command prints it. `{{ published NAME }}` in the prose is a table of the first,
-`{{ measured FILE }}` are the tables of a result.
+`spt bench … --save`. In the prose, `{{ published NAME }}` is a table of the first, `{{ measured FILE }}` are the tables
+of a result as the command prints them, and `{{ models FILE,… }}` is one table of models at several lengths.
 """
 
 import json
 import re
+from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,11 @@ def performance_page() -> str:
     tables = published()
 
     def made(found: re.Match[str]) -> str:
-        return comparison(tables[found[2]]) if found[1] == "published" else measured(result(found[2]))
+        if found[1] == "published":
+            return comparison(tables[found[2]])
+        return measured(result(found[2])) if found[1] == "measured" else of_models(map(result, found[2].split(",")))
 
-    return f"{title}\n{NOTICE}\n{re.sub(r'{{ (published|measured) ([a-z0-9_-]+) }}', made, rest)}"
+    return f"{title}\n{NOTICE}\n{re.sub(r'{{ (published|measured|models) ([a-z0-9_,-]+) }}', made, rest)}"
 
 
 def published() -> dict[str, Table]:
@@ -129,6 +132,34 @@ def measured(found: dict[str, Any]) -> str:
         else:
             parts.append(f"*{str(part).strip()}. {origin(found)}.*")
     return "\n\n".join(parts)
+
+
+def of_models(results: Iterable[dict[str, Any]]) -> str:
+    """Results of `spt bench model`, of one length each, a row for each model: the fastest of the first one first."""
+    results = list(results)
+    measured = [{row["model"]: row for row in found["rows"]} for found in results]
+    names = sorted({name: None for rows in measured for name in rows}, key=lambda name: _seconds(measured[0].get(name)))
+    heads, lines = ["model", "d_model", "parameters"], []
+    for rows in measured:
+        first = next(iter(rows.values()))
+        size = f"L = {first['length']:,}, B = {first['batch']}"
+        heads += [f"ms, {size}", f"MiB, {size}"]
+    for name in names:
+        rows = [each.get(name) for each in measured]
+        known = next(row for row in rows if row)
+        count = known.get("parameters")
+        cells = [f"`{name}`", str(known["options"]["d_model"]), "" if count is None else f"{count:,}"]
+        for row in rows:
+            if row is None or row["failed"]:
+                cells += ["" if row is None else row["failed"], ""]
+            else:
+                cells += [_number(1e3 * row["seconds"]["step"]), _number(row["peak_bytes"] / 2**20)]
+        lines.append(cells)
+    return "\n\n".join([_markdown(heads, lines, [True]), *(f"*{origin(found)}.*" for found in results)])
+
+
+def _seconds(row: dict[str, Any] | None) -> float:
+    return float("inf") if row is None or row["failed"] else float(row["seconds"]["step"])
 
 
 def origin(found: dict[str, Any]) -> str:
