@@ -6,6 +6,7 @@ they are from.
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,17 @@ def names_in(first: str) -> list[str]:
     return re.findall("`([^`]+)`", first)
 
 
-def cell(names: list[str], rows: dict[str, Any]) -> str:
+def cell(names: list[str], rows: Mapping[str, Any]) -> str:
     """One number, or, of several architectures, each behind its name; a dash for what was not measured."""
-    seconds = [f"{rows[name]['seconds']['step']:#.2g}".rstrip(".") if name in rows else "–" for name in names]
-    return ", ".join(f"{name} {s}" for name, s in zip(names, seconds, strict=True)) if len(names) > 1 else seconds[0]
+    seconds = {name: f"{rows[name]['seconds']['step']:#.2g}".rstrip(".") for name in names if name in rows}
+    if len(names) == 1 or not seconds:
+        return seconds.get(names[0], "–")
+    return ", ".join(f"{name} {seconds.get(name, '–')}" for name in names)
 
 
-def where_from(found: dict[str, Any]) -> str:
+def where_from(found: Mapping[str, Any]) -> str:
     """Machine, commit, date and command; and how much slower the other steps were, which other work would make them."""
-    slower = max(row["median"] / row["seconds"]["step"] for row in found["rows"].values()) if found["rows"] else 1.0
+    if not found["rows"]:
+        return f"Not measured yet: `{found['command']}` does it"
+    slower = max(row["median"] / row["seconds"]["step"] for row in found["rows"].values())
     return f"{origin(found)}; medians up to ×{slower:.2f} of these"
