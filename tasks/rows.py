@@ -46,7 +46,7 @@ def _part(config: TaskConfig, make: Make, name: str, first: int, last: int) -> M
     return make(config, name, np.arange(first, last), 0)
 
 
-def resampled(config: Any, make: Make, train: int, ids: NDArray[np.int64], epoch: int) -> Split:
+def resampled(config: TaskConfig, make: Make, train: int, ids: NDArray[np.int64], epoch: int) -> Split:
     """Training rows of an epoch, with any B numbers in [0, train); those of epoch 0 are `made_splits`'. Raises
     ValueError."""
     numbers = np.asarray(ids)
