@@ -4,13 +4,14 @@ Fu, Dao, Saab, Thomas, Rudra, Ré: "Hungry Hungry Hippos" (2023), section 3.1, b
 HazyResearch/safari), with the sizes of Gu, Dao: "Mamba" (2023), section 4.1 and appendix E.1: 256 steps, 16 tokens, new
 rows at every step of training, batches of 8. H3 has 31 steps (30 and the trigger), 20 tokens and 5,000 fixed rows.
 
-A row is made of ordinary tokens; at a random place stands the trigger, and the last step is the trigger again, where the
-token behind the first one is asked for. Ordinary tokens are V - 2: token V - 2 is a sign that other tasks of that code
-need, and never stands here; V - 1 is the trigger. With `copied` C > 1 that many tokens are asked for, the next while the
-one before is shown; with `triggers` > 1 half of the rows have up to that many, each followed by the same tokens.
+A row is made of ordinary tokens; at a random place stands the trigger, and the last step is the trigger again, where
+the token behind the first one is asked for. Ordinary tokens are V - 2: token V - 2 is a sign that other tasks of that
+code need, and never stands here; V - 1 is the trigger. With `copied` C > 1 that many tokens are asked for, the next
+while the one before is shown; with `triggers` > 1 half of the rows have up to that many, each followed by the same
+tokens.
 
-A network that has learnt the rule answers at any length; the Mamba paper trains on 256 steps and tests on 64 to 1,048,576:
-`spt evaluate RUN task.length=1024`.
+A network that has learnt the rule answers at any length; the Mamba paper trains on 256 steps and tests on 64 to
+1,048,576: `spt evaluate RUN task.length=1024`.
 
 Letters: V `vocab`, T `length`, C `copied`; B rows, L = T - C steps before the last trigger.
 """
@@ -92,9 +93,7 @@ def make(config: Config, split: str, rows: NDArray[np.int64], epoch: int = 0) ->
     return stored(*asked_of_next(whole, asked), V)
 
 
-def _put_triggers(
-    whole: NDArray[np.int64], places: NDArray[np.int64], answer: NDArray[np.int64], trigger: int
-) -> None:
+def _put_triggers(whole: NDArray[np.int64], places: NDArray[np.int64], answer: NDArray[np.int64], trigger: int) -> None:
     """At each of a row's ascending places, unless the trigger before it and its answer reach as far."""
     C = answer.shape[1]
     last = np.full(len(whole), -C - 1)

@@ -18,7 +18,8 @@ The published code asks for the next token at every step of a training row of th
 rows alone; here training rows ask for the answers too, unless `trained_on: all`. It has no validation split, and picks
 the best run of a search by its test rows; here each of them has 1,280. Rows are the same in every epoch, as published.
 Default sizes are the published baselines; harder ones there, one at a time: V 32, 64, 128 (memorization 512 … 8192), T
-256, 512, 1024 (compression 64, 128, 256), `train_size` 6400, 3200, 1600, 800, `noise` 0.4, 0.6, 0.8, `copied` 32, 64, 96.
+256, 512, 1024 (compression 64, 128, 256), `train_size` 6400, 3200, 1600, 800, `noise` 0.4, 0.6, 0.8, `copied` 32, 64,
+96.
 
 Letters: V `vocab`, T steps (`length`, or one less), N pairs of a row, M `copied`; B rows.
 """
@@ -45,6 +46,7 @@ Name = Literal[
     "compression",
 ]
 RECALL: tuple[Name, ...] = ("in_context_recall", "noisy_in_context_recall", "fuzzy_in_context_recall")
+ITSELF = "a step's own token is what it asks for: rows are compressed only where finetune.head.pool is last"
 
 
 class Sizes(NamedTuple):
@@ -104,7 +106,7 @@ class Config(TaskConfig):
     value_tokens: int | None = Field(None, ge=1, le=4, description="fuzzy recall: at most, of a value; null: 3")
     queries: Literal["all", "last"] = Field(
         "all",
-        description="recall: every key that has stood before is asked for; or only that of the last pair, behind a sign",
+        description="recall: every key that has stood before is asked for; or only that of the last pair, after a sign",
     )
     trained_on: Literal["answers", "all"] = Field(
         "answers",
@@ -115,9 +117,7 @@ class Config(TaskConfig):
         "paper",
         description="fuzzy recall: the last key has stood before in every row; or, as in the code, in most of them",
     )
-    train_size: int | None = Field(
-        None, ge=1, le=2**32, description="training rows; null: 12,800, memorization 256"
-    )
+    train_size: int | None = Field(None, ge=1, le=2**32, description="training rows; null: 12,800, memorization 256")
     eval_size: int = Field(1280, ge=1, le=2**24, description="validation rows, and test rows")
     resample_each_epoch: bool = Field(False, description="other training rows in every epoch; published: the same ones")
     seed: int = Field(0, ge=0, description="of all rows")
@@ -152,8 +152,8 @@ class Config(TaskConfig):
         key_tokens = max(2, sizes.key_tokens)
         if ordinary < 2 * key_tokens or ordinary - ordinary // 2 < sizes.value_tokens:
             raise ValueError(
-                f"vocab {sizes.vocab} leaves {max(0, ordinary)} tokens beside special ones and noise; {self.task} needs "
-                f"{max(2 * key_tokens, 2 * sizes.value_tokens - 1)} or more"
+                f"vocab {sizes.vocab} leaves {max(0, ordinary)} tokens beside special ones and noise; {self.task} "
+                f"needs {max(2 * key_tokens, 2 * sizes.value_tokens - 1)} or more"
             )
         if self.task in (*RECALL[:2], "memorization") and sizes.length % 2:
             raise ValueError(f"length is {sizes.length}; it is even, as a key and its value take two steps")
@@ -180,6 +180,7 @@ def load(config: Config, raw: Path) -> TaskData:
         train,
         val,
         test,
+        notes=(ITSELF,) if config.task == "compression" else (),
         future=config.task in RECALL,
     )
 
@@ -221,66 +222,89 @@ def _recall(config: Config, key: Key, training: bool) -> tuple[Tokens64, Tokens6
     asked = np.zeros(whole.shape, np.bool_)
     asked[:, :-1, 1] = ~first & ~noisy & (config.queries == "all")
     asked[:, -1, 1] = True
-    whole, asked = whole.reshape(len(drawn), -1), asked.reshape(len(drawn), -1)
+    flat, scored = whole.reshape(len(drawn), -1), asked.reshape(len(drawn), -1)
     if config.queries == "last":
-        whole = np.insert(whole, 2 * N - 2, sizes.vocab - 1, axis=1)
-        asked = np.insert(asked, 2 * N - 2, False, axis=1)
-    return asked_of_next(whole, asked | (training and config.trained_on == "all"))
-
-
-def _fuzzy_recall(config: Config, key: Key, training: bool) -> tuple[Tokens64, Tokens64]:
-    """Pairs until the row is nearly full, then one more with a key among them; padding in front.
-
-    A key has one to K tokens, on held-out rows K, a value one to M, all different. The last pair, number N of those
-    drawn, is shown before where the row reaches a random place, unless its key has come by itself.
-    """
-    sizes, pairs = config.sizes, _pairs(config, key, training)
-    B, N, L = len(pairs.codes), pairs.codes.shape[1] - 1, sizes.length
-    lengths = pairs.key_sizes + pairs.value_sizes
-    probe, numbers = lengths[:, N:], np.arange(N + 1)
-    room = L - probe - (sizes.key_tokens + sizes.value_tokens)  # a pair begins before
-    starts = np.cumsum(lengths[:, :N], axis=1) - lengths[:, :N]
-    due = starts >= (uniforms(key("place"), 1) * (L - 2 * probe)).astype(np.int64)
-    if config.rule == "paper":
-        due |= starts + lengths[:, :N] >= room
-    turn = due.argmax(axis=1)[:, None]
-    by_itself = (pairs.codes[:, :N] == pairs.codes[:, N:]) & (numbers[:N] < turn)
-    turn[by_itself.any(axis=1)] = N
-    order = np.where(numbers == turn, N, numbers - (numbers > turn))
-    listed = Pairs(*(np.take_along_axis(part, _like(order, part), axis=1) for part in pairs))
-    lengths = listed.key_sizes + listed.value_sizes
-    starts = np.cumsum(lengths, axis=1) - lengths
-    shown = starts < room
-    asked = ~first_of_each(listed.codes) & (config.queries == "all")
-    total = (lengths * shown).sum(axis=1, keepdims=True) + (config.queries == "last")  # a sign stands before the last
-    listed = Pairs(*(np.concatenate([part, own[:, N:]], axis=1) for part, own in zip(listed, pairs, strict=True)))
-    ends = np.ones((B, 1), np.bool_)
-    shown, asked = np.concatenate([shown, ends], axis=1), np.concatenate([asked, ends], axis=1)
-    starts = np.concatenate([starts, total], axis=1) + (L + 1 - total - probe)
-    whole = np.full((B, L + 2), config.ordinary)  # one column more, for what is not shown
-    scored = np.zeros(whole.shape, np.bool_)
-    if config.queries == "last":
-        np.put_along_axis(whole, L - probe, sizes.vocab - 1, axis=1)
-    for part, count, begin in (
-        (listed.keys, listed.key_sizes, starts),
-        (listed.values, listed.value_sizes, starts + listed.key_sizes),
-    ):
-        inside = shown[..., None] & (np.arange(part.shape[2]) < count[..., None])
-        places = np.where(inside, begin[..., None] + np.arange(part.shape[2]), L + 1)
-        np.put_along_axis(whole, places.reshape(B, -1), part.reshape(B, -1), axis=1)
-        if part is listed.values:
-            np.put_along_axis(scored, places.reshape(B, -1), np.repeat(asked, part.shape[2], axis=1), axis=1)
-    return asked_of_next(whole[:, :-1], scored[:, :-1] | (training and config.trained_on == "all"))
+        flat = np.insert(flat, 2 * N - 2, sizes.vocab - 1, axis=1)
+        scored = np.insert(scored, 2 * N - 2, False, axis=1)
+    return asked_of_next(flat, scored | (training and config.trained_on == "all"))
 
 
 class Pairs(NamedTuple):
-    """More pairs than a row holds, and behind them the one that is asked for at its end: N + 1."""
+    """N pairs, more than a row holds, and behind them the one that is asked for at its end; or others of those."""
 
     codes: Tokens64  # (B, N + 1) a number for each key
     key_sizes: Tokens64  # (B, N + 1)
     keys: Tokens64  # (B, N + 1, K)
     value_sizes: Tokens64
     values: Tokens64  # (B, N + 1, M)
+
+    @property
+    def sizes(self) -> Tokens64:
+        return self.key_sizes + self.value_sizes
+
+    @property
+    def starts(self) -> Tokens64:
+        """Where each begins, one behind the other."""
+        return np.cumsum(self.sizes, axis=1) - self.sizes
+
+    def taken(self, order: Tokens64) -> "Pairs":
+        """(B, n) of them, by number."""
+        return Pairs(
+            *(np.take_along_axis(part, order if part.ndim == 2 else order[..., None], axis=1) for part in self)
+        )
+
+
+def _fuzzy_recall(config: Config, key: Key, training: bool) -> tuple[Tokens64, Tokens64]:
+    """Pairs until the row is nearly full, then one more with a key among them; padding in front. A key has one to K
+    tokens, on held-out rows K, a value one to M, all different."""
+    sizes, drawn = config.sizes, _pairs(config, key, training)
+    last = drawn.sizes[:, -1:]
+    room = sizes.length - last - (sizes.key_tokens + sizes.value_tokens)  # a pair begins before
+    pairs = drawn.taken(_order(config, key("place"), drawn, room))
+    starts = pairs.starts
+    shown = starts < room
+    end = (pairs.sizes * shown)[:, :-1].sum(axis=1, keepdims=True) + (config.queries == "last")  # a sign stands there
+    asked = ~first_of_each(pairs.codes) & (config.queries == "all")
+    starts[:, -1:], shown[:, -1], asked[:, -1] = end, True, True
+    starts += sizes.length + 1 - end - last
+    whole, scored = _written(config, pairs, starts, shown, asked)
+    if config.queries == "last":
+        np.put_along_axis(whole, sizes.length - last, sizes.vocab - 1, axis=1)
+    return asked_of_next(whole, scored | (training and config.trained_on == "all"))
+
+
+def _order(config: Config, key: NDArray[np.uint64], drawn: Pairs, room: Tokens64) -> Tokens64:
+    """(B, N + 2) In which order pairs are shown: the last one, number N, also where the row reaches a random place,
+    unless its key has come by itself; and at the end."""
+    N = drawn.codes.shape[1] - 1
+    starts, numbers = drawn.starts[:, :N], np.arange(N + 1)
+    due = starts >= (uniforms(key, 1) * (config.sizes.length - 2 * drawn.sizes[:, N:])).astype(np.int64)
+    if config.rule == "paper":
+        due |= starts + drawn.sizes[:, :N] >= room
+    turn = due.argmax(axis=1)[:, None]
+    by_itself = (drawn.codes[:, :N] == drawn.codes[:, N:]) & (numbers[:N] < turn)
+    turn[by_itself.any(axis=1)] = N
+    order = np.where(numbers == turn, N, numbers - (numbers > turn))
+    return np.concatenate([order, np.full_like(turn, N)], axis=1)
+
+
+def _written(
+    config: Config, pairs: Pairs, starts: Tokens64, shown: NDArray[np.bool_], asked: NDArray[np.bool_]
+) -> tuple[Tokens64, NDArray[np.bool_]]:
+    """Rows of T + 1 tokens, padded with the first that is not ordinary, and which tokens are asked for."""
+    B, T = len(starts), config.steps
+    whole = np.full((B, T + 2), config.ordinary)  # one column more, for what is not shown
+    scored = np.zeros(whole.shape, np.bool_)
+    for part, count, begin, wanted in (
+        (pairs.keys, pairs.key_sizes, starts, np.zeros_like(asked)),
+        (pairs.values, pairs.value_sizes, starts + pairs.key_sizes, asked),
+    ):
+        within = np.arange(part.shape[2])
+        inside = shown[..., None] & (within < count[..., None])
+        places = np.where(inside, begin[..., None] + within, T + 1).reshape(B, -1)
+        np.put_along_axis(whole, places, part.reshape(B, -1), axis=1)
+        np.put_along_axis(scored, places, np.repeat(wanted, len(within), axis=1), axis=1)
+    return whole[:, :-1], scored[:, :-1]
 
 
 def _pairs(config: Config, key: Key, training: bool) -> Pairs:
@@ -307,10 +331,6 @@ def arrangements(u: NDArray[np.float64], n: int) -> Tokens64:
             x += x >= earlier
         chosen[..., j] = x
     return chosen
-
-
-def _like(order: Tokens64, part: Tokens64) -> Tokens64:
-    return order if part.ndim == 2 else order[..., None]
 
 
 # ------------------------------------------------------------------------------- memory, copying, compression

@@ -1,9 +1,9 @@
 """Multi-query associative recall (Zoology): pairs of keys and values, then the keys again; what were their values?
 
-Arora, Eyuboglu, Timalsina, Johnson, Poli, Zou, Rudra, Ré: "Zoology: Measuring and Improving Recall in Efficient Language
-Models" (2023), section 3, by the rules of its code (multiquery_ar.py). A row begins with K pairs (k, v), keys and values
-all different: keys from 1 to V/2 - 1, values from V/2 to V - 1. Behind them each key stands once more, at an even
-distance, and there its value is asked for; the value itself does not follow, so that a model may look ahead, and
+Arora, Eyuboglu, Timalsina, Johnson, Poli, Zou, Rudra, Ré: "Zoology: Measuring and Improving Recall in Efficient
+Language Models" (2023), section 3, by the rules of its code (multiquery_ar.py). A row begins with K pairs (k, v), keys
+and values all different: keys from 1 to V/2 - 1, values from V/2 to V - 1. Behind them each key stands once more, at an
+even distance, and there its value is asked for; the value itself does not follow, so that a model may look ahead, and
 pretraining on the inputs alone never sees an answer. For V = 12, T = 16, K = 2 and filler zeros:
 
     inputs   2  8  4  7  0  0  4  0  0  0  0  0  2  0  0  0
@@ -37,7 +37,13 @@ class Config(TaskConfig):
     vocab: int = Field(8192, ge=8, le=2**20, description="tokens, half of them keys and half values (V)")
     length: int = Field(64, ge=4, le=2**20, description="steps (T); the paper has 64, 128, 256 and 512")
     pairs: int = Field(4, ge=1, le=2**16, description="keys with a value (K); the paper has 4, 8, 16 and 64")
-    passes: int = Field(1, ge=1, le=64, description="how often the pairs stand there before the queries begin (P)")
+    passes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="how often the pairs stand before the queries begin (P); the paper: once, and the code fails on "
+        "more; from two on pretraining on the inputs has recall to learn",
+    )
     power: float = Field(
         0.01, gt=0, le=1, description="a: the g-th place for a query has a weight of g^(a - 1); 1: all alike"
     )
@@ -63,7 +69,7 @@ class Config(TaskConfig):
             )
         if self.pairs > self.vocab // 2 - 1:
             raise ValueError(
-                f"vocab {self.vocab} has {self.vocab // 2 - 1} keys, fewer than pairs {self.pairs}; keys of a row differ"
+                f"vocab {self.vocab} has {self.vocab // 2 - 1} keys, fewer than pairs {self.pairs}; a row has each once"
             )
         return self
 

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from spt.rng import below, keys, normals, uniforms
-from spt.tasks.base import Reals, Split, TaskConfig, TaskData, Values, row_ids
+from spt.rng import below, keys, normals
+from spt.tasks.base import Reals, Split, TaskConfig, TaskData, Values
 from spt.tasks.generators.compiled import is_compiled, jit
 from spt.tasks.rows import made_splits, resampled, subsets
 
