@@ -145,6 +145,9 @@ def test_the_share_of_noise_and_what_is_asked_last():
     # nine pairs, one of ten, which the last may be, is never noise
     assert abs(noisy - 0.2 * (1 - 1 / 10)) < 4 * math.sqrt(0.16 / 36_000)
     assert stats.chisquare(np.bincount(inputs[:, -1], minlength=8)).pvalue > 1e-4
+    shown = [[key for key in row[:-1:2] if key < 16] for row in inputs.tolist()]
+    earliest = np.mean([row[0] == last for row, last in zip(shown, inputs[:, -1], strict=True)])
+    assert abs(earliest - np.mean([1 / len(set(row)) for row in shown])) < 0.03  # all keys shown are alike likely
     assert stats.chisquare(np.bincount(targets[:, -1], minlength=16)[8:]).pvalue > 1e-4
 
 
