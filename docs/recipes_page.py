@@ -40,8 +40,9 @@ INTRODUCTION = """\
 
 Every table and figure of the three papers that has results, cell by cell: what the paper prints, the command that runs
 it, what it costs and how it departs from the published run. `spt recipes show NAME` prints a recipe, whose first lines
-name its sources and every departure in full; `spt study show NAME` prints a study. No published number refers to the
-recipes in `small/`, real and generated data for two cores, or to the quickstart."""
+name its sources and every departure in full; `spt study show NAME` prints a study. Recipes of other papers, diagnostics
+of single skills, are in `recall/` ([data.md](data.md#diagnostics)). No published number refers to the recipes in
+`small/`, real and generated data for two cores, or to the quickstart."""
 
 READING = """\
 ## How to read the tables

@@ -88,6 +88,13 @@ def normals(keys: NDArray[np.uint64], length: int) -> NDArray[np.float32]:
     return values
 
 
+def exponentials(keys: NDArray[np.uint64], length: int) -> NDArray[np.float64]:
+    """(B, L) from the exponential distribution of mean 1, up to 36.7; to 1 part in 10^9."""
+    u = uniforms(keys, length)
+    np.subtract(1.0, u, out=u)
+    return -_log(u)
+
+
 def quantiles(bits: NDArray[np.uint32]) -> NDArray[np.float32]:
     """The z with P(N(0, 1) < z) = (bits + 1/2) / 2^32, of the same shape, from -6.34 to 6.34; to 1 part in 10^6."""
     shape, bits = bits.shape, np.ascontiguousarray(bits).reshape(-1)

@@ -29,10 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from spt.rng import below, keys, normals, uniforms
-from spt.tasks.base import Reals, Split, TaskConfig, TaskData, Values, row_ids
+from spt.rng import below, keys, normals
+from spt.tasks.base import Reals, Split, TaskConfig, TaskData, Values
 from spt.tasks.generators.compiled import is_compiled, jit
-from spt.tasks.parallel import allocate, fill
+from spt.tasks.rows import made_splits, resampled, subsets
 
 INDEXABLE = True
 Skill = Literal[
@@ -48,8 +48,6 @@ Skill = Literal[
     "solve",
     "solve_fixed",
 ]
-SPLITS = ("train", "val", "test")
-CHUNK = 2**21  # numbers made at once by one worker
 OWN = {"shifts": ("shift",), "chosen": ("select", "select_fixed"), "width": ("mips",)}
 OWN |= {"rule": ("context_shift", "solve", "solve_fixed"), "fixed_seed": ("select_fixed", "solve_fixed")}
 
@@ -143,29 +141,12 @@ Made = tuple[NDArray[np.float32], NDArray[np.float32]]  # inputs (B, T, channels
 
 def load(config: Config, raw: Path) -> TaskData:
     shape = config.shape
-    sizes = {name: config.train_size if name == "train" else config.eval_size for name in SPLITS}
-    if config.max_rows is not None:
-        sizes = {name: min(size, config.max_rows) for name, size in sizes.items()}
-    train, val, test = (_split(config, name, size) for name, size in sizes.items())
+    train, val, test = made_splits(config, make, config.train_size, config.eval_size, config.skill)
     return TaskData(Values(shape.channels), Reals(shape.size, per_step=True), train, val, test)
 
 
 def resample(config: Config, ids: NDArray[np.int64], epoch: int) -> Split:
-    """Training rows of an epoch, with any B numbers in [0, rows); those of epoch 0 are `load`'s. Raises ValueError."""
-    numbers = np.asarray(ids)
-    if numbers.dtype.kind not in "iu" or numbers.ndim != 1 or not len(numbers):
-        raise ValueError(
-            f"rows are given as {numbers.dtype} of shape {numbers.shape}; a list of row numbers is expected"
-        )
-    if numbers.min() < 0 or numbers.max() >= config.train_size:
-        raise ValueError(f"rows {numbers.min()} to {numbers.max()} do not exist; an epoch has {config.train_size:,}")
-    if epoch < 0:
-        raise ValueError(f"the epoch is {epoch}; epochs count from 0")
-    inputs, targets = make(config, "train", numbers, epoch)
-    return Split.from_rows(inputs, targets, ids=numbers, per_step=True)
-
-
-# ----------------------------------------------------------------------------------------------------- splits
+    return resampled(config, make, config.train_size, ids, epoch)
 
 
 def make(config: Config, split: str, rows: NDArray[np.int64], epoch: int = 0) -> Made:
@@ -184,19 +165,6 @@ def make(config: Config, split: str, rows: NDArray[np.int64], epoch: int = 0) ->
     targets = np.full((len(rows), steps, size), np.nan, np.float32)
     targets[:, steps - asked :] = answers
     return inputs, targets
-
-
-def _split(config: Config, name: str, n: int) -> Split:
-    steps, channels, _, size = config.shape
-    values, targets = allocate((n, steps, channels), np.float32), allocate((n, steps, size), np.float32)
-    at_once = max(1, CHUNK // (steps * (channels + size)))
-    fill((values, targets), functools.partial(_part, config, name), n, at_once, f"{config.skill}, {name}")
-    ids = np.arange(n) if name == "train" else row_ids(name, n)
-    return Split.from_rows(values, targets, ids=ids, per_step=True)
-
-
-def _part(config: Config, name: str, first: int, last: int) -> Made:
-    return make(config, name, np.arange(first, last))
 
 
 # ----------------------------------------------------------------------------------------------------- skills
@@ -271,19 +239,6 @@ def _select(config: Config, key: Key) -> Made:
     inputs[:, :total, 0] = x
     np.put_along_axis(inputs[..., 1], places, np.float32(1), axis=1)
     return inputs, np.take_along_axis(x, places, axis=1)[..., None]
-
-
-def subsets(key: NDArray[np.uint64], size: int, n: int) -> NDArray[np.int64]:
-    """(B, size) distinct numbers of 0 … n-1 in ascending order, all subsets alike likely (Floyd's algorithm)."""
-    chosen = np.empty((len(key), size), np.int64)
-    draws = uniforms(key, size)
-    for k in range(size):
-        top = n - size + k
-        drawn = (draws[:, k] * (top + 1)).astype(np.int64)
-        taken = (chosen[:, :k] == drawn[:, None]).any(axis=1)
-        chosen[:, k] = np.where(taken, top, drawn)
-    chosen.sort(axis=1)
-    return chosen
 
 
 def _mips(config: Config, key: Key) -> Made:

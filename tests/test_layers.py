@@ -32,7 +32,7 @@ KNOWN_TO = {  # a library, and the only modules that know it
 SHARED = {  # what the files of a folder may share, and what the pipeline may name
     "spt.models": {"base", "options", "mixer", "feedforward", "ops", "longconv", "recurrence", "gated", "attention"}
     | {"s4_kernel", "slstm", "delta", "selective", "linear_attention"},
-    "spt.tasks": {"base", "characters", "files", "parallel", "waves", "generators", "own"},
+    "spt.tasks": {"base", "characters", "files", "parallel", "rows", "waves", "generators", "own"},
 }
 # Rooms that may load torch; the others are imported by commands that answer at once.
 WORK = ("analysis", "bench", "checks", "data", "execution", "runtime", "training")

@@ -26,6 +26,7 @@ from spt.tasks.base import IGNORED, Classes, Reals, Split, TaskData, Tokens, Val
 from spt.training.budget import plan_steps
 from spt.training.build import build_stage
 from spt.training.evaluate import evaluate
+from spt.training.load_run import load_run
 from spt.training.losses import LEAST_VARIANCE, answers, per_answer
 from spt.training.metrics import metrics, sums
 from spt.training.network import Encoder, Frames, Head
@@ -523,6 +524,27 @@ def test_evaluate_tells_a_model_of_another_rate(tmp_path):
     run(plain, tmp_path / "runs")
     with pytest.raises(UsageError, match="cannot rescale its step size"):
         reevaluate(tmp_path / "runs" / plain.name, ["task.interval=2.0"], "test", runtime)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_evaluate_takes_longer_sequences_where_the_weights_fit(tmp_path, positions):
+    task = {"name": "induction_heads", "length": 16, "train_size": 40, "eval_size": 20}
+    job = Job(loaded(tmp_path, task=task, model__positions=positions), "finetune", 0)
+    run(job, tmp_path / "runs")
+    folder, runtime = tmp_path / "runs" / job.name, Runtime(Settings(quiet=True, cpu=True))
+    if positions == "learned":
+        with pytest.raises(UsageError, match=r"32 steps, but model transformer was built for 16: .*another shape"):
+            reevaluate(folder, ["task.length=32"], "test", runtime)
+        return
+    (longer, again) = (reevaluate(folder, [f"task.length={n}"], "test", runtime)["scores"] for n in (32, 16))
+    finished = load_run(folder)
+    other = build_stage(Job(loaded(tmp_path, task=task | {"length": 32}), "finetune", 0))
+    other.model.load_state_dict(finished.network.state_dict())
+    rows, data = other.data.test, other.data
+    batch = collate(rows, np.arange(20), data.input, data.target)
+    best = other.model.eval()(Inputs(batch.x, None, batch.context))[:, -1].argmax(-1)
+    assert longer["accuracy"] == pytest.approx(float((best.numpy() == rows.targets.reshape(20, 32)[:, -1]).mean()))
+    assert again == pytest.approx(finished.result.test)
 
 
 @pytest.mark.parametrize("model", ["s4", "s4d", "dss", "s5"])

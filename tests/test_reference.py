@@ -31,7 +31,8 @@ from spt.training.optimizer import factor, reduces_rate, set_rates
 from spt_cli import app
 
 SMALL = {name: text for name, text in packaged().items() if name.startswith("small/")}
-ROWS = {name: text for name, text in packaged().items() if "/" in name and name not in SMALL}
+DIAGNOSTIC = {name: text for name, text in packaged().items() if name.startswith("recall/")}
+ROWS = {name: text for name, text in packaged().items() if "/" in name and name not in SMALL | DIAGNOSTIC}
 REFERENCE = [name for name in ROWS if name.startswith("reference/")]
 
 
@@ -318,6 +319,15 @@ def test_a_small_recipe_is_complete_and_claims_no_published_number(name):
     told = re.sub(r"\n# ", " ", SMALL[name].partition("\ntask:")[0])
     assert f"Run: spt compare small/{name.partition('/')[2]} " in told and "ublished number" in told
     assert not re.search(PUBLISHED, told)
+
+
+@pytest.mark.parametrize("name", DIAGNOSTIC)
+def test_a_diagnostic_is_complete_and_builds_at_full_size(name):
+    recipe = resolve(parse_yaml(DIAGNOSTIC[name], name), name)[0]
+    told = re.sub(r"\n# ", " ", DIAGNOSTIC[name].partition("\ntask:")[0])
+    assert f"Run: spt compare {name}" in told and "Source: " in told and "Ours: " in told
+    assert whole_network(recipe).parameter_counts()["total"] > 1000
+    assert recipe.model.options["causal"] and recipe.train("pretrain") == recipe.train("finetune")
 
 
 def asked(recipe: Recipe) -> tuple[Tokens | Values, Output, int]:

@@ -11,8 +11,9 @@ from scipy import stats
 from scipy.special import ndtri
 
 from spt import rng
-from spt.tasks import skills
+from spt.tasks import rows, skills
 from spt.tasks.base import Reals, Values
+from spt.tasks.rows import subsets
 from spt.tasks.skills import Config, Skill, load, make, resample
 
 SKILLS = get_args(Skill)
@@ -240,7 +241,7 @@ def test_selected_positions_are_uniform_and_fixed_ones_fixed():
 
 
 def test_all_positions_can_be_selected():
-    found = skills.subsets(rng.keys(0, "all", rows=np.arange(50)), 7, 7)
+    found = subsets(rng.keys(0, "all", rows=np.arange(50)), 7, 7)
     assert (found == np.arange(7)).all()
 
 
@@ -340,7 +341,7 @@ def test_many_workers_and_chunks_make_the_same_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("SPT_WORKERS", "1")
     one = load(options, tmp_path)
     monkeypatch.setenv("SPT_WORKERS", "3")
-    monkeypatch.setattr(skills, "CHUNK", 1000)
+    monkeypatch.setattr(rows, "CHUNK", 1000)
     two = load(options, tmp_path)
     assert np.array_equal(one.train.values, two.train.values)
 

@@ -32,6 +32,7 @@ from spt.errors import (
     UsageError,
 )
 from spt.models.base import Context
+from spt.models.ops.attention import sinusoids
 from spt.rng import Draw, stream
 from spt.runs.folder import RunFolder
 from spt.runs.result import Ledger
@@ -43,7 +44,7 @@ from spt.training.checkpoint import TrainingState
 from spt.training.evaluate import is_better
 from spt.training.losses import per_answer, right_answers
 from spt.training.network import Encoder, Head, pool
-from spt.training.objectives import Output, Targets
+from spt.training.objectives import Inputs, Output, Targets
 from spt.training.seeding import seeded
 
 SCORES = ("val", "test", "best_step", "stop", "parameters", "data", "settings", "metric")
@@ -363,6 +364,28 @@ def test_pooling_respects_lengths(how):
     found = pool(x, Context(valid, padded=True), how)
     for row, length in enumerate((6, 3, 1)):
         torch.testing.assert_close(found[row], expected(x[row, :length]))
+
+
+def test_steps_are_answered_from_the_last_one_and_their_place_alone(tmp_path):
+    """What another step's vector holds changes no answer but through the last, and that changes them all."""
+    task = {"name": "mad", "task": "compression", "length": 12, "train_size": 40, "eval_size": 20}
+    head = {"pool": "last", "mlp": True}
+    model = build_stage(Job(loaded(tmp_path, task=task, finetune__head=head), "finetune", 0)).model.eval()
+    x, valid = torch.randn(2, 12, model.head.inner.in_features), torch.ones(2, 12, dtype=torch.bool)
+    valid[1, 7:] = False
+    context = Context(valid, padded=True)
+    model.backbone.forward = lambda y, context: x
+    answers = model(Inputs(torch.zeros(2, 12, dtype=torch.long), None, context))
+    own = model.head(x[0, 11] + sinusoids(12, x.shape[2]), context)
+    torch.testing.assert_close(answers[0], own)
+    torch.testing.assert_close(answers[1, 3], model.head((x[1, 6] + sinusoids(12, x.shape[2])[3])[None], context)[0])
+    picked = model(Inputs(torch.zeros(2, 12, dtype=torch.long), None, context), torch.tensor([5, 15]))
+    torch.testing.assert_close(picked, answers.flatten(0, 1)[[5, 15]])
+    x[0, 4] += 1.0
+    again = model(Inputs(torch.zeros(2, 12, dtype=torch.long), None, context))
+    assert torch.equal(again, answers)
+    x[0, 11] += 1.0
+    assert (model(Inputs(torch.zeros(2, 12, dtype=torch.long), None, context))[0] != answers[0]).any(-1).all()
 
 
 @pytest.mark.parametrize("kind", ["tokens", "values", "bytes"])

@@ -73,6 +73,13 @@ def full_task(task: Part) -> FullTask:
             shape = find_plugin("tasks", "skills").module.Config.model_validate_json(json.dumps(options)).shape
             output = Output("l2", True, shape.size)
             found = FullTask(options["train_size"], shape.steps, Values(shape.channels), output)
+        case "mqar" | "induction_heads" | "selective_copying":
+            output = one._replace(classes=options["vocab"], per_step=True)
+            found = FullTask(options["train_size"], options["length"], Tokens(options["vocab"]), output)
+        case "mad":
+            mad = find_plugin("tasks", "mad").module.Config.model_validate_json(json.dumps(options))
+            output = one._replace(classes=mad.sizes.vocab, per_step=True)
+            found = FullTask(mad.sizes.train_size, mad.steps, Tokens(mad.sizes.vocab), output)
         case _:
             raise UsageError(f"how large the data of task {task.name} are is known from the data alone")
     return found._replace(rows=max(1, int(found.rows * options["subset_fraction"])))

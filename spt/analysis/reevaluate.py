@@ -14,9 +14,11 @@ from spt.models.base import Unsupported
 from spt.runs.result import Result
 from spt.runtime.distributed import Runtime
 from spt.tasks.base import Split, TaskData, Tokens, Values
+from spt.training.build import build_backbone
 from spt.training.checkpoint import read_meta
 from spt.training.evaluate import Observer, evaluate
 from spt.training.load_run import FinishedRun, load_run
+from spt.training.network import SequenceModel
 from spt.training.objectives import evaluation_draw
 from spt.training.threads import stage_threads
 
@@ -27,7 +29,8 @@ def reevaluate(
     """Scores of a finetuning run's selected weights on a split of its task under these changes (`task.a=b`).
 
     Inputs are encoded as in training (its vocabulary, its mean and standard deviation); classes are matched by number.
-    If the changed task's interval differs, the model is rescaled (Backbone.rescale). Data that have changed since the
+    If the changed task's interval differs, the model is rescaled (Backbone.rescale); if its sequences are longer, the
+    weights are put into a network for them. Data that have changed since the
     run, and validation or test rows that it was trained on, are refused. Raises UsageError, DataError or
     CheckpointError.
     """
@@ -43,6 +46,9 @@ def reevaluate(
         _check_same_kind(data, other)
         if split != "train":
             _refuse_trained_on(path, data, other, split)
+    if other.length > data.length:
+        run = _for_length(run, other.length)
+        setup = run.setup
     rate = other.interval / data.interval
     if rate != 1:
         try:
@@ -63,6 +69,22 @@ def reevaluate(
         "scores": scores,
         "notes": list(other.notes),
     }
+
+
+def _for_length(run: FinishedRun, length: int) -> FinishedRun:
+    """The run with its weights in a network for longer sequences. Raises UsageError where their shapes depend on it."""
+    part, own = run.job.resolved.recipe.model, run.network
+    backbone = build_backbone(part, length)
+    weights = own.backbone.state_dict()
+    other = {name: tensor.shape for name, tensor in backbone.state_dict().items()}
+    if odd := [name for name, tensor in weights.items() if other.get(name) != tensor.shape]:
+        raise UsageError(
+            f"the changed task has sequences of {length:,} steps, but model {part.name} was built for "
+            f"{run.data.length:,}: {odd[0]} would have another shape"
+        )
+    backbone.load_state_dict(weights)
+    model = SequenceModel(own.encoder, backbone, own.head, own.denoiser, own.frozen).eval()
+    return replace(run, setup=replace(run.setup, model=model))
 
 
 def check_finetuned(path: Path, result: Result) -> None:
@@ -111,8 +133,4 @@ def _check_same_kind(data: TaskData, other: TaskData) -> None:
         raise UsageError(
             f"the changed task has other inputs or targets ({other.input} -> {other.target}) than those of the run "
             f"({data.input} -> {data.target})"
-        )
-    if other.length > data.length:
-        raise UsageError(
-            f"the changed task has sequences of {other.length:,} steps, but the model was built for {data.length:,}"
         )

@@ -132,7 +132,9 @@ class HeadConfig(_AnyHeadConfig):
     """How the vectors of a sequence become one answer."""
 
     pool: Literal["mean", "max", "last"] = Field(
-        "mean", description="over the valid steps; no part of a task that asks at every step"
+        "mean",
+        description="over the valid steps; of a task that asks at every step only last has a meaning: each is answered "
+        "from the last step's vector and its own place alone, as in MAD's compression",
     )
 
 

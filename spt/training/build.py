@@ -225,9 +225,8 @@ def _check_train(job: Job, objective: Objective, output: Output, data: TaskData)
         raise UsageError(
             f"{place}.validation_masks: redrawn has no effect, since this objective hides nothing; leave it out"
         )
-    if output.per_step and objective.labelled and job.resolved.recipe.finetune.head.pool != "mean":
-        pool = job.resolved.recipe.finetune.head.pool
-        raise UsageError(f"finetune.head.pool: {pool} has no effect, since this task asks at every step; leave it out")
+    if output.per_step and objective.labelled and job.resolved.recipe.finetune.head.pool == "max":
+        raise UsageError("finetune.head.pool: max has no effect, since this task asks at every step; leave it out")
     for name, split in (("validation", data.val), ("test", data.test)) if train.metric_average == "per_batch" else ():
         if len(split) < train.batch_size:
             raise UsageError(

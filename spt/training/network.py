@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from spt.config.recipe import EncoderConfig, HeadConfig, StepHeadConfig
 from spt.errors import UsageError
 from spt.models.base import Backbone, Context, Counts, ParamGroup, linear_flops
+from spt.models.ops.attention import sinusoids
 from spt.models.ops.counts import as_counts, linear
 from spt.models.ops.flax import dense_, lecun_normal_
 from spt.models.ops.precision import without_autocast
@@ -194,11 +195,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 class Head(nn.Module):
     """One answer a step, or one an example from the pooled valid steps; of a pair, whose pooled vectors are u and v,
-    from [u, v, u - v, u v] (Long Range Arena's Retrieval, as in the S4 code)."""
+    from [u, v, u - v, u v] (Long Range Arena's Retrieval, as in the S4 code). With `only_last` the answer of a step is
+    that to `last_and_place`, not to the step's own vector."""
 
     def __init__(self, d_model: int, output: Output, config: StepHeadConfig | HeadConfig) -> None:
         super().__init__()
-        self.pool = None if output.per_step else config.pool if isinstance(config, HeadConfig) else "mean"
+        kind = config.pool if isinstance(config, HeadConfig) else "mean"
+        self.pool = None if output.per_step else kind
+        self.only_last = output.per_step and kind == "last"
         self.pairs = output.sequences == 2
         width = 4 * d_model if self.pairs else d_model
         self.inner = nn.Linear(width, d_model) if config.mlp else None
@@ -272,6 +276,12 @@ def pool(x: Float[Tensor, "B L D"], context: Context, how: Literal["mean", "max"
     return x.masked_fill(padding, 0.0).sum(1) / context.valid.sum(1, keepdim=True)
 
 
+def last_and_place(x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
+    """At every step the vector of the sequence's last one, plus sines and cosines of the step's place: what a row was
+    has to be held by one vector (MAD's compression)."""
+    return pool(x, context, "last")[:, None] + sinusoids(x.shape[1], x.shape[2]).to(x)
+
+
 class _Steps(torch.autograd.Function):
     """Some steps of (B, L, D) as (N, D). No step is named twice, so that backward copies where torch would add."""
 
@@ -331,6 +341,8 @@ class SequenceModel(nn.Module):
         with torch.no_grad() if self.frozen else contextlib.nullcontext():
             x = self.encoder(inputs.x, inputs.hidden, inputs.context)
             x = self.backbone(x, self.encoder.for_backbone(inputs.context))
+        if self.head.only_last and not denoising:
+            x = last_and_place(x, inputs.context)
         if scored is not None:
             picked: Tensor = _Steps.apply(x, scored)  # type: ignore[no-untyped-call]
             x = picked

@@ -1,0 +1,1 @@
+"""Diagnostics of recall, copying and memory: MQAR, MAD, induction heads, selective copying."""
