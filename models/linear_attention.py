@@ -177,10 +177,11 @@ class GatedHeads(Mixer):
         D, H = config.d_model, config.n_heads
         self.recurrent = config.causal
         self.heads, self.N, self.P, self.eps = H, N, P, eps
-        self.enter = nn.ModuleList(Linear(D, H * (2 * N + P), bias=False) for _ in range(1 if config.causal else 2))
+        enter = [Linear(D, H * (2 * N + P), bias=False) for _ in range(1 if config.causal else 2)]
+        self.enter = nn.ModuleList(enter)
         self.gate, self.leave = Linear(D, H * P, bias=gate_bias), Linear(H * P, D, bias=False)
         widths = [H * N, H * N, H * P]
-        start_as_xavier([part for layer in self.enter for part in layer.weight.split(widths)] + [self.gate.weight])
+        start_as_xavier([part for layer in enter for part in layer.weight.split(widths)] + [self.gate.weight])
 
     def log_decay(self, x: Float[Tensor, "B L D"], direction: int) -> Float[Tensor, "..."]:
         raise NotImplementedError(f"{type(self).__name__} has no decay")

@@ -97,6 +97,18 @@ def test_strong_decays_are_exact_in_single_precision(kind, strength):
     assert all(gradient.isfinite().all() for gradient in gradients(ours, [*tensors, g]))
 
 
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_small_gradients_of_strong_decays_are_exact(kind):
+    """Of 1e-8 beside products of 1, in single precision."""
+    torch.manual_seed(4)
+    *tensors, g = inputs(70, kind, dtype=torch.float32)
+    with torch.no_grad():
+        g.fill_(-18.0)
+    ours = gradients(linear_attention(*tensors, g, chunk=16), [*tensors, g])[-1]
+    theirs = gradients(loop(*(x.double() for x in (*tensors, g))), [*tensors, g])[-1]
+    assert float((ours - theirs).abs().max()) < 1e-5 * float(theirs.abs().max()) < 1e-9
+
+
 def test_half_precision_is_that_of_its_inputs():
     tensors = [x if x is None else x.detach().bfloat16() for x in inputs(70, "step")]
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -46,18 +46,19 @@ def linear_attention(
     """
     _check(q, v, log_decay, chunk)
     if reverse:
-        per_step = log_decay is not None and log_decay.ndim > 1
-        q, k, v = q.flip(1), k.flip(1), v.flip(1)
-        return linear_attention(q, k, v, log_decay.flip(1) if per_step else log_decay, chunk=chunk).flip(1)
+        if log_decay is not None and log_decay.ndim > 1:
+            log_decay = log_decay.flip(1)
+        return linear_attention(q.flip(1), k.flip(1), v.flip(1), log_decay, chunk=chunk).flip(1)
     B, L, H, P = v.shape
     C = chunk_length(L, chunk)
     with without_autocast(v):
-        parts = [_chunks(x, C) for x in (q, k, v)]
+        q, k, values = _chunks(q, C), _chunks(k, C), _chunks(v, C)
         if log_decay is not None and log_decay.ndim == 4:
-            parts = [x.repeat_interleave(H // x.shape[2], 2) if x.shape[2] < H else x for x in parts]
-            o = _with_vector_decays(*parts, _chunks(log_decay.clamp(min=_LEAST), C))
+            shared = H // q.shape[2]
+            q, k = (x.repeat_interleave(shared, 2) if shared > 1 else x for x in (q, k))
+            o = _with_vector_decays(q, k, values, _chunks(log_decay.clamp(min=_LEAST), C))
         else:
-            o = _with_scalar_decays(*parts, _sums(log_decay, C))
+            o = _with_scalar_decays(q, k, values, _sums(log_decay, C))
         return o.transpose(2, 3).reshape(B, -1, H, P)[:, :L].to(v.dtype)
 
 
