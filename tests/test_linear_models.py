@@ -169,6 +169,17 @@ def test_padding_changes_nothing(name, options):
     assert torch.allclose(layer(padded, Context(torch.arange(29)[None] < 9, padded=True))[:, :9], alone, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [3.0, 200.0])
+def test_padding_does_not_set_the_scale_of_keys(size):
+    """Where one feature is negative at every key, padding, which is zero, has the largest."""
+    layer = mixer("performer", causal=False, dtype=torch.float32, features=1)
+    layer.W.fill_(1.0)
+    k = -size * torch.ones(1, 9, H, 4)
+    padded, valid = torch.cat([k, torch.zeros(1, 20, H, 4)], 1), torch.arange(29)[None] < 9
+    features = layer.features(padded, padded, valid).keys
+    assert torch.equal(features[:, :9], layer.features(k, k, None).keys) and features.isfinite().all()
+
+
 def test_causal_performers_do_not_see_the_scale_of_later_keys():
     """With a c of the whole sequence, one large key at the end would leave only eps of those before."""
     layer, x = mixer("performer", dtype=torch.float32), torch.randn(1, L, D)
