@@ -125,11 +125,9 @@ class _Exponentials(torch.autograd.Function):
 
 def orthogonal_vectors(count: int, width: int) -> Float[Tensor, "M N"]:
     """Orthogonal within each `width` of them, and each of the length of a Gaussian vector."""
-    blocks = []
-    for _ in range(-(-count // width)):
-        Q, R = torch.linalg.qr(torch.randn(width, width))
-        blocks.append(Q * torch.where(R.diagonal() < 0, -1.0, 1.0))  # else some directions are likelier
-    return torch.cat(blocks)[:count] * torch.randn(count, width).norm(dim=1, keepdim=True)
+    Q, R = torch.linalg.qr(torch.randn(-(-count // width), width, width))
+    Q = Q * torch.where(R.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0)[:, None]  # else some directions are likelier
+    return Q.flatten(0, 1)[:count] * torch.randn(count, width).norm(dim=1, keepdim=True)
 
 
 def build(config: Config) -> Backbone:
