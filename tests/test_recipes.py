@@ -12,25 +12,38 @@ from tiny import RECIPE, changed, load, loaded, recipe_file, run, spt_job
 from spt.config.job import Job
 from spt.config.load import describe, packaged, read, schema
 from spt.config.overrides import flatten, split_arguments
+from spt.config.plugins import listing
 from spt.config.yaml import parse_yaml
 from spt.errors import RecipeError, UsageError
+from spt.studies.schema import read as read_study
 from spt.training.build import build_stage
 
-EMBEDDED = [name for name in packaged() if "/" not in name]  # those in folders need data: tests/test_reference.py
+QUICKSTARTS = [name for name in packaged() if name.startswith("quickstart")]
+TRAINED = ["quickstart", "quickstart-dlr", "quickstart-s4d", "quickstart-s5"]  # others: tests/test_every_recipe.py
 
 
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_every_shipped_recipe_loads_and_builds(name):
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_shipped_recipe_loads_and_builds(name):
     one = load(name)
     for job in (spt_job(one), Job(one, "pretrain", 0), Job(one, "finetune", 0)):
         assert build_stage(job).model.parameter_counts()["total"] > 0
     assert read(name)[1].startswith("# "), "a recipe begins by saying what it is"
 
 
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_every_shipped_recipe_runs_in_smoke_size(name, tmp_path):
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_shipped_recipe_runs_in_smoke_size(name, tmp_path):
     result = run(spt_job(load(name, smoke=True)), tmp_path)
     assert result.smoke and result.test is not None and result.total.steps <= 16
+
+
+def test_every_model_has_a_quickstart_which_differs_in_the_model_alone():
+    models = {row.name for row in listing("models")} - {"transformer", "hf"}
+    assert {name.removeprefix("quickstart-") for name in QUICKSTARTS} == {"quickstart", *models}
+    assert set(read_study("models-digits").study.recipes) == set(QUICKSTARTS)
+    for name in set(QUICKSTARTS) - {"quickstart"}:
+        mine, first = (yaml.safe_load(read(each)[1]) for each in (name, "quickstart-dlr"))
+        assert f"quickstart-{mine.pop('model')['name']}" == name and first.pop("model")
+        assert mine == first, name
 
 
 PLAIN = """
