@@ -5,7 +5,18 @@ import re
 
 import performance_page
 import pytest
-from performance_page import Row, Table, comparison, measured, origin, published, result, slopes_figure, write_figures
+from performance_page import (
+    Row,
+    Table,
+    comparison,
+    measured,
+    of_models,
+    origin,
+    published,
+    result,
+    slopes_figure,
+    write_figures,
+)
 from pydantic import ValidationError
 from tiny import ROOT
 from typer.testing import CliRunner
@@ -51,10 +62,12 @@ def test_a_ratio_is_checked_against_its_times():
 
 def test_every_measurement_is_on_the_page():
     """And nothing that the page asks for is missing."""
-    asked = set(re.findall(r"{{ (\w+) ([\w-]+) }}", TEMPLATE))
+    asked = set(re.findall(r"{{ (\w+) ([\w,-]+) }}", TEMPLATE))
     others = {"published", "operations", "architectures"}  # the last two are for recipes.md and hugging-face.md
     files = {path.stem for path in performance_page.MEASUREMENTS.glob("*.json")} - others
-    assert asked == {("published", name) for name in published()} | {("measured", name) for name in files}
+    together = {name for kind, names in asked if kind == "models" for name in names.split(",")}
+    alone = {(kind, name) for kind, name in asked if kind != "models"}
+    assert alone == {("published", name) for name in published()} | {("measured", name) for name in files - together}
     for name in files:
         assert origin(result(name)) in performance_page.performance_page()
 
@@ -71,6 +84,28 @@ def test_whatever_is_saved_can_be_shown(arguments, tmp_path):
     cells = {cell.strip() for row in rows[2:] for cell in row.split("|")} - {""}
     assert len(rows) > 3 and all(cell in done.stdout for cell in cells)
     assert re.search(r"spt \S+, commit \S+; 20\d\d-", text)
+
+
+def test_models_at_two_lengths_are_one_table():
+    """The fastest first; what is not there, or has not fitted, has no time."""
+    times, facts = {"a": 0.02, "b": 0.01, "c": 0.3}, result("slopes")
+
+    def row(name, length, failed=None):
+        sizes = {"model": name, "options": {"d_model": 8}, "length": length, "batch": 2, "failed": failed}
+        measured = {"parameters": 1234, "seconds": {"step": times[name]}, "peak_bytes": 2**21}
+        return sizes if failed else {**sizes, **measured}
+
+    rows = [[row("a", 10), row("b", 10), row("c", 10, "out of memory")], [row("a", 2000)]]
+    text = of_models([{**facts, "rows": each} for each in rows])
+    head, rule, *lines = text.split("\n\n")[0].splitlines()
+    sizes = [f"{unit}, L = {length}, B = 2" for length in ("10", "2,000") for unit in ("ms", "MiB")]
+    assert head == f"| {' | '.join(['model', 'd_model', 'parameters', *sizes])} |"
+    assert rule.startswith("| --- | ---: |") and lines == [
+        "| `b` | 8 | 1,234 | 10 | 2 |  |  |",
+        "| `a` | 8 | 1,234 | 20 | 2 | 20 | 2 |",
+        "| `c` | 8 |  | out of memory |  |  |  |",
+    ]
+    assert text.count(origin(facts)) == 2
 
 
 def test_the_figure_is_of_the_measurements(tmp_path):

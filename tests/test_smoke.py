@@ -34,6 +34,8 @@ def test_sizes_shrink_and_every_other_option_stays(name):
     options = {key.removeprefix("task."): real[key] for key in real if key.startswith("task.") and key != "task.name"}
     lengths = {f"task.{key}": size for key, size in task.model_validate_json(json.dumps(options)).smoke_sizes().items()}
     sizes = lengths | {f"model.{key}": size for key, size in SMOKE_SIZES.items()}
+    own = find_plugin("models", real["model.name"]).configure(dict(load(name).recipe.model.options)).smoke_sizes()
+    sizes |= {f"model.{key}": size for key, size in own.items()}
     assert {key for key in real if small[key] != full[key]} <= set(sizes)
     assert all(key in ROWS or key.rpartition(".")[2] in TRAINING for key in real if full[key] != real[key])
     fixed = {f"model.{key}" for key in SMOKE_SIZES} if name in FIXED else set()
