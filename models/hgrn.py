@@ -4,10 +4,11 @@
     lambda_t = gamma + (1 - gamma) mu_t,   h_t = lambda_t exp(i theta) h_{t-1} + (1 - lambda_t) c_t
     y_t = W_o layer_norm(silu(W_g x_t + b_g) [Re h_t, Im h_t]) + b_o
 
-gamma, the least that is kept, grows with the layers: of layer k it is the sum over the layers before of softmax(Gamma),
-taken over layers. theta is trained, and starts as the frequencies of rotary positions. In the paper a gated
-feed-forward layer follows (here `feed_forward: mlp`). Two-sided, a second recurrence with maps of its own runs
-backwards. Letters: L steps, D width, P states (`expansion` D), K directions.
+gamma, the least that is kept, grows with the layers: that of layer k = 0, 1, ... is sum_{j<k} softmax(Gamma)_j, the
+softmax taken over layers. theta is trained, and starts as the frequencies of rotary positions; the authors' code
+squares them, and has the norm before the gate. In the paper a gated feed-forward layer follows (here `feed_forward:
+mlp`). Two-sided, a second recurrence with maps of its own runs backwards (the authors share the maps and add the
+states). Letters: L steps, D width, P states (`expansion` D), K directions.
 """
 
 import torch
@@ -45,7 +46,8 @@ class LowerBounds(nn.Module):
 
 
 class HGRN(GatedRecurrence):
-    """Parameters: for each direction one map D -> 3 P and theta (P,); the output's gate D -> 2 K P, norm, and map."""
+    """Parameters: for each direction one map D -> 3 P `enter` (W_r, W_i, W_m) and theta (P,); the
+    output's gate D -> 2 K P, norm, and map."""
 
     def __init__(self, config: Config, layer: int, bounds: LowerBounds) -> None:
         super().__init__(config.causal)
@@ -65,8 +67,8 @@ class HGRN(GatedRecurrence):
         bound = self.shared[0](self.layer, direction)
         kept = bound + (1 - bound) * torch.sigmoid(forget)
         enters = (1 - bound) * torch.sigmoid(-forget)  # 1 - lambda, without cancellation
-        turn = torch.polar(torch.ones_like(bound), self.theta[direction])
-        return Coefficients(kept * turn, enters * torch.complex(F.silu(real), F.silu(imaginary)))
+        rotation = torch.polar(torch.ones_like(bound), self.theta[direction])
+        return Coefficients(kept * rotation, enters * torch.complex(F.silu(real), F.silu(imaginary)))
 
     def read(self, u: Float[Tensor, "B *L D"], states: list[Tensor]) -> Float[Tensor, "B *L D"]:
         parts = torch.cat([part for h in states for part in (h.real, h.imag)], dim=-1)

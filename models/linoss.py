@@ -10,7 +10,8 @@ its eigenvalues lie on the unit circle while dt² A < 4. Every oscillator is a r
 
 with S = 1 / (1 + dt² A) for im and 1 for imex. The paper's model is causal; two directions are as in S5: a second C
 reads the same oscillators run backwards, and both see the present. The authors' batch norm has no trained scale and
-shift; ours has. Letters: B sequences, L steps, H features, P oscillators, K directions.
+shift, and uses running statistics in training too; ours has both, and uses the batch's. Letters: B sequences, L steps,
+H features, P oscillators, K directions.
 """
 
 import math
@@ -45,7 +46,7 @@ class Config(BackboneConfig):
 
 
 class Oscillators(NamedTuple):
-    """In double precision, because powers of the roots are taken."""
+    """In double precision in `forward`, because powers of the roots are taken."""
 
     A: Float64[Tensor, " P"]
     dt: Float64[Tensor, " P"]

@@ -36,7 +36,9 @@ class Config(SelectiveConfig):
     inner_widths = ("d_ff", "dt_rank")
 
     d_state: int = Field(16, ge=1, description="states N of every feature")
-    dt_rank: int | None = Field(None, ge=1, description="width R of what step sizes are computed from; default: D / 16")
+    dt_rank: int | None = Field(
+        None, ge=1, description="width R of what step sizes are computed from; default: D / 16, rounded up"
+    )
 
 
 class Selection(NamedTuple):
@@ -48,7 +50,7 @@ class Selection(NamedTuple):
 
 
 class Direction(nn.Module):
-    """Parameters: those of the convolution; the maps `select` E -> R + 2 N, without bias, and `dt` R -> E;
+    """Parameters: those of the convolution; the maps `select` E -> R + 2 N (W_x), without bias, and `dt` R -> E;
     A_log (E, N); D (E,), ones."""
 
     def __init__(self, config: Config) -> None:
@@ -70,7 +72,8 @@ class Direction(nn.Module):
     def selection(self, u: Float[Tensor, "B *L E"]) -> Selection:
         N = self.A_log.shape[1]
         p, B, C = self.select(u).split([self.dt.in_features, N, N], dim=-1)
-        return Selection(F.softplus(self.dt(p).float()), B.float(), C.float())
+        dt = F.linear(p, self.dt.weight).float() + self.dt.bias  # in bfloat16 the sum would lose small steps
+        return Selection(F.softplus(dt), B.float(), C.float())
 
     def forward(self, u: Float[Tensor, "B L E"], valid: Bool[Tensor, "B L"] | None, reverse: bool) -> Tensor:
         """y (B, L, E). Backwards, padding comes first: nothing enters there."""
@@ -82,7 +85,8 @@ class Direction(nn.Module):
 
 
 class Mamba(Mixer):
-    """Parameters: the maps D -> 2 E and E -> D, without bias, and those of each direction."""
+    """Parameters: the maps D -> 2 E `enter` (W_in) and E -> D `leave` (W_out), without bias, and those of each
+    direction."""
 
     uncompiled = ("mix_states",)
     state_space = ("ssm.",)

@@ -2,9 +2,9 @@
 
     z_t = sigmoid(W_z x_t + b_z),   h_t = (1 - z_t) h_{t-1} + z_t g(W_h x_t + b_h),   y_t = W_o h_t + b_o
 
-g keeps states positive: x + 1/2 above 0, sigmoid(x) below, as in the paper's log-space form (appendix B.3); the scan
-here needs no logarithms. `candidate: linear` is section 3.1 as it stands. Two-sided, a second recurrence
-runs backwards. Letters: L steps, D width, P states (`expansion` D), K directions.
+g keeps states positive: x + 1/2 above 0, sigmoid(x) below, as in the paper's log-space form (appendix B.3, version 1);
+the scan here needs no logarithms. `candidate: linear` is section 3.1 as it stands. Two-sided, a second recurrence runs
+backwards. Letters: L steps, D width, P states (`expansion` D), K directions.
 """
 
 import torch
@@ -24,7 +24,7 @@ class Config(MinimalConfig):
 
 
 class MinGRU(MinimalRecurrence):
-    """The maps of each direction give gates and candidates."""
+    """The map `enter` of each direction is (W_z, W_h), `leave` is W_o."""
 
     maps = 2
 

@@ -1,10 +1,11 @@
 """minLSTM: an LSTM whose gates do not see the state, so that it is a scan (Feng et al. 2024, section 3.2).
 
-    f_t = sigmoid(W_f x_t + b_f),   i_t = sigmoid(W_i x_t + b_i),   f' = f / (f + i),   i' = i / (f + i)
+    f_t = sigmoid(F_t),   i_t = sigmoid(I_t),   F_t = W_f x_t + b_f,   I_t = W_i x_t + b_i
+    f' = f / (f + i),   i' = i / (f + i)
     h_t = f'_t h_{t-1} + i'_t g(W_h x_t + b_h),   y_t = W_o h_t + b_o
 
 The gates are divided by their sum, so that the scale of the state does not depend on the length. g as in minGRU. The
-two gates are sigmoid(+-d) with d = softplus(-i) - softplus(-f) of the arguments f and i, without a division. Two-sided,
+two gates are sigmoid(d) and sigmoid(-d) with d = softplus(-I) - softplus(-F), without a division. Two-sided,
 a second recurrence runs backwards. Letters: L steps, D width, P states (`expansion` D), K directions.
 """
 
@@ -24,13 +25,11 @@ PARAMETERS = 529_152
 
 
 class Config(MinimalConfig):
-    forget_bias: float = Field(
-        0.0, description="added to b_f at the start; larger ones remember for longer (appendix D of the paper)"
-    )
+    forget_bias: float = Field(0.0, description="added to b_f at the start; larger ones remember for longer")
 
 
 class MinLSTM(MinimalRecurrence):
-    """The maps of each direction give forget gates, input gates, candidates."""
+    """The map `enter` of each direction is (W_f, W_i, W_h), `leave` is W_o."""
 
     maps = 3
 

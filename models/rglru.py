@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from spt.models.base import Backbone, BackboneConfig, Counts, Mixer, ParamGroup, linear_flops, new_parameter
 from spt.models.gated import BlockLinear, Coefficients, ShortConvolution, real_scan, run
 from spt.models.mixer import Context
+from spt.models.ops.precision import without_autocast
 from spt.models.ops.product import Linear
 from spt.models.options import FeedForwardKind, NormKind
 
@@ -28,7 +29,7 @@ PAPER = "De et al. 2024"
 COST = "L D P"
 PARAMETERS = 855_104
 SHARPNESS = 8.0  # the paper's c
-R_MIN, R_MAX = 0.9, 0.999  # of a where the gate is open, at the start
+R_MIN, R_MAX = 0.9, 0.999  # of exp(-softplus(Lambda)) at the start: the 8th root of a where the gate is open
 
 
 class Config(BackboneConfig):
@@ -53,21 +54,22 @@ class Config(BackboneConfig):
 
 
 class Direction(nn.Module):
-    """One convolution and recurrence. Parameters: those of both gates and of the convolution; Lambda (P,)."""
+    """One convolution and recurrence. Parameters: those of `recurrence_gate` (W_r), `input_gate` (W_i), `convolution`;
+    Lambda (P,)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         P = config.states
         self.convolution = ShortConvolution(P, config.convolution, std=math.sqrt(0.01 / config.convolution))
         self.recurrence_gate, self.input_gate = BlockLinear(P, config.blocks), BlockLinear(P, config.blocks)
-        # a = exp(-8 softplus(Lambda)) uniform on the ring's area; the gate's exponent r_t is 1 at most.
+        # exp(-softplus(Lambda)) is uniform on the ring's area, as in the authors' code.
         a = torch.empty(P, dtype=torch.float64).uniform_(R_MIN**2, R_MAX**2).sqrt_()
         self.Lambda = new_parameter(torch.log(torch.expm1(-torch.log(a))))
         self.param_groups = {"Lambda": ParamGroup(weight_decay=False)}
 
     def coefficients(self, u: Float[Tensor, "*B P"], first: Bool[Tensor, "*B"] | bool) -> Coefficients:
         """`first` marks the step before which there is none."""
-        with torch.autocast(u.device.type, enabled=False):
+        with without_autocast(u):
             u = u.float()
             log_a = -SHARPNESS * F.softplus(self.Lambda) * torch.sigmoid(self.recurrence_gate(u))
             # sqrt(1 - a²) has no finite slope at a = 1, where a gate may round to.
@@ -80,7 +82,7 @@ class Direction(nn.Module):
 
 
 class RGLRU(Mixer):
-    """Parameters: the maps D -> P of gate and input, P -> D of the output, and those of each direction."""
+    """Parameters: the maps D -> P `gate` (W_g) and `enter` (W_u), P -> D `leave` (W_o), and those of each direction."""
 
     uncompiled = ("mix_states",)
 
@@ -89,8 +91,8 @@ class RGLRU(Mixer):
         self.recurrent = config.causal
         D, P = config.d_model, config.states
         self.gate, self.enter, self.leave = Linear(D, P), Linear(D, P), Linear(P, D)
-        for layer in (self.gate, self.enter, self.leave):
-            nn.init.normal_(layer.weight, std=1 / math.sqrt(layer.in_features))
+        for layer, gain in ((self.gate, 1.0), (self.enter, 1.0), (self.leave, 2 / config.n_layers)):
+            nn.init.normal_(layer.weight, std=math.sqrt(gain / layer.in_features))
             nn.init.zeros_(layer.bias)
         self.lru = nn.ModuleList(Direction(config) for _ in range(1 if config.causal else 2))
 
