@@ -278,6 +278,12 @@ def test_two_copies_count_twice():
     assert shapes.flops(40) == two.flops(40) and {p.device.type for p in shapes.parameters()} == {"meta"}
 
 
+def test_one_copy_and_two_refuse_to_be_rescaled():
+    for model in (built("llama"), two_copies("mamba2")):
+        with pytest.raises(Unsupported, match="do not know the time between steps"):
+            model.rescale(2.0)
+
+
 def test_two_copies_recomputed_and_at_random():
     model = two_copies("mamba2", d_model=64, initialisation="random", options={"chunk_size": 8})
     for each in (model.forwards, model.backwards):

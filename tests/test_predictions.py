@@ -520,10 +520,16 @@ def test_evaluate_tells_a_model_of_another_rate(tmp_path):
     (tmp_path / "ask.py").write_text(TASK.replace('"test": 20_000', '"test": 30_000'))
     with pytest.raises(DataError, match=r"not those that .* was trained on"):
         reevaluate(folder, [], "test", runtime)
-    plain = Job(asking(tmp_path, "plain"), "finetune", 0)
-    run(plain, tmp_path / "runs")
-    with pytest.raises(UsageError, match="cannot rescale its step size"):
-        reevaluate(tmp_path / "runs" / plain.name, ["task.interval=2.0"], "test", runtime)
+
+
+@pytest.mark.parametrize("model", ["transformer", "hf"])
+def test_evaluate_refuses_another_rate_for_a_model_that_knows_no_time(model, tmp_path):
+    part = {"name": model, "d_model": 8, "n_layers": 1}
+    job = Job(asking(tmp_path, "plain", model=part), "finetune", 0)
+    run(job, tmp_path / "runs")
+    runtime = Runtime(Settings(quiet=True, cpu=True))
+    with pytest.raises(UsageError, match=f"model {model} cannot rescale its step size: .* only their number"):
+        reevaluate(tmp_path / "runs" / job.name, ["task.interval=2.0"], "test", runtime)
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned"])

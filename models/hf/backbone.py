@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from spt.models.base import Backbone, Context, Counts, ParamGroup
+from spt.models.base import Backbone, Context, Counts, ParamGroup, Unsupported
 from spt.models.hf import changes, costs, sizes
 from spt.models.hf.config import Config
 from spt.models.hf.sizes import Settings, round_up
@@ -119,6 +119,9 @@ class HuggingFace(Backbone):
 
     def padded_length(self, length: int) -> int:
         return self.length if self.fixed_length else round_up(length, self.pad_to_multiple_of)
+
+    def rescale(self, rate: float) -> None:
+        raise Unsupported("models of transformers do not know the time between steps, only their number")
 
     def flops(self, length: int) -> Counts:
         return costs.flops(self, length)

@@ -30,6 +30,9 @@ class Bidirectional(Backbone):
         reversed_back = reverse(self.backwards(reverse(x, context), context), context)
         return self.forwards(x, context) + reversed_back
 
+    def rescale(self, rate: float) -> None:
+        self.forwards.rescale(rate)
+
     def flops(self, length: int) -> Counts:
         return 2 * self.forwards.flops(length)
 
