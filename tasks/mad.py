@@ -17,9 +17,9 @@ are for causal models, and pretraining on the next token learns them where train
 The published code asks for the next token at every step of a training row of these three, and for the answers on test
 rows alone; here training rows ask for the answers too, unless `trained_on: all`. It has no validation split, and picks
 the best run of a search by its test rows; here each of them has 1,280. Rows are the same in every epoch, as published.
-Default sizes are the published baselines; harder ones there, one at a time: V 32, 64, 128 (memorization 512 … 8192), T
-256, 512, 1024 (compression 64, 128, 256), `train_size` 6400, 3200, 1600, 800, `noise` 0.4, 0.6, 0.8, `copied` 32, 64,
-96.
+Default sizes are the published baselines; harder ones there, one at a time: V 32, 64, 128 (noisy recall 48, 80, 144),
+T 256, 512, 1024 (selective copying from 512, compression 64, 128, 256), `train_size` 6400, 3200, 1600, 800, `noise`
+0.4, 0.6, 0.8, `copied` 32, 64, 96; of memorization V alone, 512 … 8192.
 
 Letters: V `vocab`, T steps (`length`, or one less), N pairs of a row, M `copied`; B rows.
 """

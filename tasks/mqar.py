@@ -3,8 +3,8 @@
 Arora, Eyuboglu, Timalsina, Johnson, Poli, Zou, Rudra, Ré: "Zoology: Measuring and Improving Recall in Efficient
 Language Models" (2023), section 3, by the rules of its code (multiquery_ar.py). A row begins with K pairs (k, v), keys
 and values all different: keys from 1 to V/2 - 1, values from V/2 to V - 1. Behind them each key stands once more, at an
-even distance, and there its value is asked for; the value itself does not follow, so that a model may look ahead, and
-pretraining on the inputs alone never sees an answer. For V = 12, T = 16, K = 2 and filler zeros:
+even step, counted from 0, and there its value is asked for; the value itself does not follow, so that a model may look
+ahead, and pretraining on the inputs alone never sees an answer. For V = 12, T = 16, K = 2 and filler zeros:
 
     inputs   2  8  4  7  0  0  4  0  0  0  0  0  2  0  0  0
     targets  .  .  .  .  .  .  7  .  .  .  .  .  8  .  .  .
@@ -92,7 +92,8 @@ def resample(config: Config, ids: NDArray[np.int64], epoch: int) -> Split:
 
 
 def breakdown(config: Config, rows: Split) -> dict[str, NDArray[Any]]:
-    """Pairs between a query and its own pair, counted back from the query; 0 at steps that are none."""
+    """How many pairs before a query its own pair stands: 1 for the one just before it; queries and filler
+    between count too, two steps as a pair. 0 at steps that are no queries."""
     tokens = np.asarray(rows.values).reshape(-1, config.length)
     answers = np.asarray(rows.targets).reshape(tokens.shape)
     row, step = np.nonzero(answers != IGNORED)
@@ -128,6 +129,7 @@ def make(config: Config, split: str, rows: NDArray[np.int64], epoch: int = 0) ->
 
 def _places(config: Config, key: NDArray[np.uint64]) -> NDArray[np.int64]:
     """(B, K) of 0 … G-1, each drawn by weight among those that are left: the order in which clocks go off that run
-    at the speed of the weights."""
+    at the speed of the weights. The power may differ in its last bit between machines, which shows only where two
+    clocks go off at nearly the same time."""
     weights = np.arange(1, config.places + 1) ** (config.power - 1)
     return np.argsort(exponentials(key, config.places) / weights, axis=1, kind="stable")[:, : config.pairs]

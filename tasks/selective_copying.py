@@ -2,10 +2,10 @@
 
 Gu, Dao: "Mamba: Linear-Time Sequence Modeling with Selective State Spaces" (2023), sections 3.1 and 4.1, appendix E.1:
 4,096 steps, 16 tokens with the noise among them, 16 to remember; new rows at every step of training. Its code is not
-published; the rules are those of the S4 repository's copying.py, from which it came. M tokens of 1 … A - 2 lie at
-places drawn from the first T - M steps, all sets of places alike likely, and noise, token 0, at the others; the last M
-steps are the token A - 1, where the M tokens are asked for. A convolution, which is the same for every row, cannot know
-where they were; `places: start` puts them first, which it can.
+published; the rules are those of the S4 repository's copying.py, from which the Mamba paper's task came. M tokens of
+1 … A - 2 lie at places drawn from the first T - M steps, all sets of places alike likely, and noise, token 0, at the
+others; the last M steps are the token A - 1, where the M tokens are asked for. A convolution, which is the same for
+every row, cannot know where they were; `places: start` puts them first, which it can.
 
 There `l_noise` counts the noise alone: T is l_noise + 2 M. The answers do not stand in the inputs, so a model may look
 ahead, and pretraining on the inputs alone never sees them. MAD's task of this name scatters by another rule:
