@@ -57,7 +57,8 @@ class DeltaConfig(BackboneConfig):
 
 class Rule(nn.Module):
     """What enters the rule of one direction. Parameters: a map D -> N (2 K + V) and a convolution after it, of queries,
-    keys and values; a map D -> N of beta. No biases, so that nothing enters on padding."""
+    keys and values; a map D -> N of beta. No biases, so that nothing enters on padding. The convolution is drawn from
+    N(0, 1/W), in the papers' code from N(0, 0.02²)."""
 
     def __init__(self, config: DeltaConfig) -> None:
         super().__init__()
@@ -142,7 +143,7 @@ class DeltaMixer(Mixer):
 
 
 def new_map(inputs: int, outputs: int) -> Linear:
-    """Without a bias; from N(0, 1 / inputs), which for the paper's width of 2,048 is the N(0, 0.02²) of its code."""
+    """Without a bias; from N(0, 1 / inputs): for the paper's width of 2,048 about the N(0, 0.02²) of its code."""
     layer = Linear(inputs, outputs, bias=False)
     nn.init.normal_(layer.weight, std=1 / math.sqrt(inputs))
     return layer

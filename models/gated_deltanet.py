@@ -1,6 +1,7 @@
 """Gated DeltaNet: the delta rule with a state that also decays, by as much as the input says (Yang et al. 2024).
 
-    [q_t, k_t, v_t] = silu(convolution of W x)_t,   q_t / |q_t| / sqrt(K),   k_t / |k_t|,   beta_t = sigmoid(W_b x_t)
+    [q_t, k_t, v_t] = silu(convolution of W_qkv x)_t,   beta_t = sigmoid(W_b x_t)
+    q_t <- q_t / (|q_t| sqrt(K)),   k_t <- k_t / |k_t|
     log alpha_t = -exp(A_log) softplus(W_a x_t + dt_bias)
     S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,   o_t = S_t^T q_t
     y_t = W_o (rms_norm(o_t) silu(W_g x_t))

@@ -2,13 +2,15 @@
 
     Q, K, V = W x + b,   y = W_o (Q SSM_diag(SSM_shift(K) V)) + b_o                                     (algorithm 1)
 
-Every state space adds its input times a skip weight. The shift's state holds the last N inputs, so that its kernel is
-short: sum_n B_n C_{n+l} for lags l < N. The diagonal one is S4D-Lin by the bilinear rule, one for each head of width d;
-in a head, K V^T is an outer product of d × d numbers, each of which it convolves, and Q weighs its rows. In the
-authors' language models a feed-forward layer follows (here `feed_forward: mlp`), two layers have attention instead, and
-all is causal; their GPT-2 initialisation is not used here. The two-sided form is ours: both state spaces have a second
-C, of a kernel that runs backwards from the next step. Letters: B sequences, L steps, D width, H heads, K directions, N
-state size, M kernel length.
+Every state space adds its input times a skip weight. The shift's state at first holds the last N inputs (B is trained),
+and its kernel is short: sum_n B_n C_{n+l} for lags l < N. The diagonal one is S4D-Lin by the bilinear rule, one for
+each head of width d; in a head, K V^T is an outer product of d × d numbers, each of which it convolves, and Q weighs
+its rows. In the authors' language models a feed-forward layer follows (here `feed_forward: mlp`), two layers have
+attention instead, and all is causal; their GPT-2 initialisation is not used here. The two-sided form is ours: both
+state spaces have a second C, of a kernel that runs backwards from the next step.
+
+Letters: B sequences, L steps, D width, H heads, N state size. In kernels: B and C of a state space, K directions, M
+kernel length.
 """
 
 import math
@@ -148,11 +150,11 @@ class H3(Mixer):
         q, k, v = u.chunk(3, dim=-1)
         return self.read(q, self.diagonal.mix_sequence(self.products(self.shift.mix_sequence(k), v)))
 
-    def products(self, k: Float[Tensor, "B *L D"], v: Float[Tensor, "B *L D"]) -> Float[Tensor, "BDD *L H"]:
+    def products(self, k: Float[Tensor, "B *L D"], v: Float[Tensor, "B *L D"]) -> Float[Tensor, "Bdd *L H"]:
         """K V^T of every head, its d × d numbers as if they were sequences."""
         return (self._heads(k)[:, :, None] * self._heads(v)[:, None]).flatten(0, 2)
 
-    def read(self, q: Float[Tensor, "B *L D"], y: Float[Tensor, "BDD *L H"]) -> Float[Tensor, "B *L D"]:
+    def read(self, q: Float[Tensor, "B *L D"], y: Float[Tensor, "Bdd *L H"]) -> Float[Tensor, "B *L D"]:
         y = y.unflatten(0, (-1, self.head_dim, self.head_dim))
         return self.leave((self._heads(q)[:, :, None] * y).sum(1).movedim(1, -1).flatten(-2))
 

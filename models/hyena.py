@@ -4,12 +4,16 @@
     v <- h^n * (x^{N-1-n} v) + D^n x^{N-1-n} v,   n = 0, ..., N - 2,   y = W_o (x^0 v) + b_o   (definition 3.1)
     h_t = window(t) MLP(z_t),   window(t) = exp(-decay t / (L - 1))                                      (section 3.3)
 
-* is a convolution over the sequence, products go element by element. The order is N as the authors' code counts it: 2
-has one long convolution between two gates. z_t holds t / (L - 1) and waves of `bands` frequencies, starts as such and
-is trained; the MLP's activations are sin(frequency x), trained too. Layers start as in the authors' layer alone, not as
-in their language models. In these a feed-forward layer follows (here `feed_forward: mlp`), and all is causal. The
-two-sided form is ours: the MLP gives a second filter, which runs backwards from the next step, and the short
-convolution is centred. Letters: B sequences, L longest sequence, D width, K directions, M kernel length.
+* is a convolution over the sequence, products go element by element. Of definition 3.1 the first convolution is left
+out; the order of products and the skip weights D^n are those of the authors' code (standalone_hyena.py). The order is N
+as it counts it: 2 has one long convolution between two gates. The filters' features are in its order too, so that with
+N > 2 the first convolution has the slowest windows. z_t holds t / (L - 1) and waves of `bands` frequencies, starts as
+such and is trained; the MLP's activations are sin(frequency x), trained too. Layers start as in the authors' layer
+alone, not as in their language models, but for the short convolution: normal, of the same variance, its bias zero. In
+the language models a feed-forward layer follows (here `feed_forward: mlp`), and all is causal. The two-sided form is
+ours: the MLP gives a second filter, which runs backwards from the next step, and the short convolution is centred.
+
+Letters: B sequences, L longest sequence, D width (D^n: skip weights), N order, K directions, M kernel length.
 """
 
 import math
@@ -98,7 +102,7 @@ class HyenaFilter(Kernel):
 
 
 class Hyena(Mixer):
-    """Parameters: the maps D -> (N + 1) D and D -> D, the short convolution, the filters and their skip weights D."""
+    """Parameters: the maps D -> (N + 1) D and D -> D, the short convolution, the filters and their skip weights."""
 
     uncompiled = ("mix_sequence",)
 

@@ -2,16 +2,19 @@
 
     x_t = (Abar + Bbar 1^T u_t) x_{t-1} + Bbar u_t,   y_t = C x_t + D u_t                          (section 3, discrete)
 
-In y_t a product of p inputs has a factor s^{p-1}, s = 1^T Bbar, and powers of Abar by the steps between and since. Here
-are S4's own terms, p = 1, and those without such a power, products of p neighbours that end now, up to the degree P:
+In y_t a product of p inputs has the factor C Abar^a Bbar, with a steps since, times one 1^T Abar^m Bbar for each gap of
+m steps between them, which for neighbours is s = 1^T Bbar. Here are S4's own terms, p = 1, and those without a power of
+Abar, products of p neighbours that end now, up to the degree P:
 
     y = K * u + D u + sum_p <C, Bbar> s^{p-1} u_t u_{t-1} ... u_{t-p+1},   p = 2, ..., P
 
-This is the paper's PB kernel (Abar replaced by 1). The published code is another model: its factors are those of the
-initial A, B, C and dt, untrained, without the low-rank part of A and with C conjugated; the products are added in
-reverse order of time, by default those of sets of p steps near the sequence's end. It is not causal, as its authors
-say. Here, two-sided, S4's second kernel has products of its own, which begin at the next step. Letters: B sequences, L
-steps, H features, K directions, P degree, J = P - 1.
+This is the paper's PB kernel (Abar replaced by 1), read with B^p = B (1^T B)^{p-1}, as its code does for p = 2. The
+published code is another model: its factors are those of the initial A, B, C and dt, untrained, without the low-rank
+part of A, with C conjugated and with s^(2^{p-1} - 1) in the place of s^{p-1}; the products are added in reverse order
+of time, by default those of sets of p steps near the sequence's end. It is not causal, as its authors say (issue 17 of
+its repository). Here, two-sided, S4's second kernel has products of its own, which begin at the next step.
+
+Letters: B sequences, L steps, H features, K directions, P degree, J = P - 1.
 """
 
 from typing import Any
