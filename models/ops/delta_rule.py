@@ -3,13 +3,13 @@
     S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,   o_t = S_t^T q_t
 
 (Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", section 3, where alpha
-is 1; Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks", section 3). With y_t = v_t - alpha_t S_{t-1}^T k_t, what
-the state lacks at k_t, a step adds beta_t k_t y_t^T to alpha_t S_{t-1}. In a chunk that begins with S, of which
+is 1; Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks", section 3). With e_t = v_t - alpha_t S_{t-1}^T k_t, the
+error of the state at k_t, a step adds beta_t k_t e_t^T to alpha_t S_{t-1}. In a chunk that begins with S, of which
 d_i = alpha_1 ... alpha_i remains at its step i,
 
-    y_i = v_i - d_i S^T k_i - sum_{j<i} d_i / d_j (k_i . k_j) beta_j y_j,
+    e_i = v_i - d_i S^T k_i - sum_{j<i} d_i / d_j (k_i . k_j) beta_j e_j,
 
-a triangular system for all beta_i y_i of the chunk, linear in S: the papers' WY form. The matrices of all chunks are
+a triangular system for all beta_i e_i of the chunk, linear in S: the papers' WY form. The matrices of all chunks are
 inverted in parallel, a loop over chunks with one product each finds their S, and products give o. An inverse has no
 large entries where beta |k|² is in [0, 2], since it consists of products of such steps' matrices. Every ratio of decays
 is the exponential of a difference of sums of logarithms that is not positive.
@@ -79,8 +79,8 @@ def delta_step(
     """o_t and S_t from S_{t-1}."""
     if log_alpha is not None:
         state = torch.exp(log_alpha)[..., None, None] * state
-    y = v - torch.einsum("bnkv,bnk->bnv", state, k)
-    state = state + (beta[..., None] * k)[..., None] * y[..., None, :]
+    error = v - torch.einsum("bnkv,bnk->bnv", state, k)
+    state = state + (beta[..., None] * k)[..., None] * error[..., None, :]
     return torch.einsum("bnkv,bnk->bnv", state, q), state
 
 
@@ -112,7 +112,13 @@ class _Decays(NamedTuple):
 
 
 class _DeltaRule(torch.autograd.Function):
-    """On the M = n G chunks, (M, C, ...), those of one place in all sequences side by side."""
+    """On the M = n G chunks, (M, C, ...), those of one place in all sequences side by side. In a chunk, steps as rows:
+
+    overlaps[i, j] = d_i / d_j (k_i . k_j), j < i
+    writes = (I + diag(beta) overlaps)^-1 diag(beta)     the papers' T
+    w = writes diag(d) k,   u = writes v - w S           the papers' W, and U - W S: all beta_i e_i
+    lacking = v - diag(d) k S                            the errors if nothing were written in the chunk
+    """
 
     @staticmethod
     def forward(
@@ -134,7 +140,8 @@ class _DeltaRule(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        """d before a name: the gradient of the loss. `dS` is that of the state after each chunk."""
+        """d before a name: the gradient of the loss. `dS` is that of the state after each chunk, `back` that of
+        diag(beta) lacking."""
         q, k, v, beta, log_alpha, S = ctx.saved_tensors
         n, reverse = ctx.n, ctx.reverse
         do = do.contiguous()
@@ -145,30 +152,30 @@ class _DeltaRule(torch.autograd.Function):
         overlaps = _lower(k @ k.mT, decays.between, reverse, strictly=True)
         inverse = _inverse(overlaps, beta, reverse)
         writes = inverse * beta[:, None]
-        lacking = torch.baddbmm(v, k_start, S, alpha=-1)  # at the start of the chunk
+        lacking = torch.baddbmm(v, k_start, S, alpha=-1)
         w, u = writes @ k_start, writes @ lacking
         du = _lower(q @ k.mT, decays.between, reverse).mT @ do
         dS = (q_start.mT @ do).baddbmm_(w.mT, du, alpha=-1)
         dS = _across(_transition(k_end.mT @ w, decays.whole).mT, dS, n, not reverse)
         du.baddbmm_(k_end, dS)
         back = inverse.mT @ du
-        dbeta = (back * lacking.baddbmm_(overlaps, u, alpha=-1)).sum(-1)  # y, what is lacking at each step
+        dbeta = (back * lacking.baddbmm_(overlaps, u, alpha=-1)).sum(-1)  # lacking becomes the errors
         dv = back.mul_(beta[..., None])
 
         dscores = _lower(do @ u.mT, decays.between, reverse)
         doverlaps = _lower(dv @ u.mT, decays.between, reverse, strictly=True)
         dq = _rescaled(do @ S.mT, decays.since_start).baddbmm_(dscores, k)
-        dk_later = _rescaled(dv @ S.mT, decays.since_start).baddbmm_(doverlaps, k).neg_()
-        dk_earlier = _rescaled(u @ dS.mT, decays.to_end).baddbmm_(dscores.mT, q).baddbmm_(doverlaps.mT, k, alpha=-1)
+        dk_read = _rescaled(dv @ S.mT, decays.since_start).baddbmm_(doverlaps, k).neg_()
+        dk_written = _rescaled(u @ dS.mT, decays.to_end).baddbmm_(dscores.mT, q).baddbmm_(doverlaps.mT, k, alpha=-1)
         dlog = None
         if log_alpha is not None:
             # What is read at step i is in proportion to d_i, what is written there to 1 / d_i, and all to the last d.
-            dlog = (q * dq + k * (dk_later - dk_earlier)).sum(-1)
+            dlog = (q * dq + k * (dk_read - dk_written)).sum(-1)
             before, after, last = (slice(1, None), slice(-1), 0) if reverse else (slice(-1), slice(1, None), -1)
             S, dS = S.unflatten(0, (n, -1)), dS.unflatten(0, (n, -1))
             dlog.unflatten(0, (n, -1))[before, :, last] += (S[after] * dS[before]).sum((-1, -2))
             dlog = _summed(dlog, not reverse)
-        return dq, dk_later.add_(dk_earlier), dv, dbeta, dlog, None, None
+        return dq, dk_read.add_(dk_written), dv, dbeta, dlog, None, None
 
 
 def _decays(log_alpha: Tensor | None, reverse: bool) -> _Decays:
