@@ -94,8 +94,8 @@ def _split(rows: Sequence[Comparison]) -> tuple[Level | None, list[Level]]:
 
 
 def _needed(label: str, what: ArmText, whole: Level, cuts: Sequence[Cut]) -> NeededReach:
-    enough = list(takewhile(lambda cut: cut.may_be_enough, reversed(cuts)))[-1:]
-    too_short = [cut for cut in cuts if cut.loses][-1:]
+    enough = next(reversed(list(takewhile(lambda cut: cut.may_be_enough, reversed(cuts)))), None)
+    too_short = next((cut for cut in reversed(cuts) if cut.loses), None)
     metric = next((cut.contrast.metric for cut in cuts if cut.contrast.metric), "")
     return NeededReach(
         study=whole.comparison.row.source,
@@ -103,9 +103,9 @@ def _needed(label: str, what: ArmText, whole: Level, cuts: Sequence[Cut]) -> Nee
         what=what,
         metric=metric,
         whole=whole.seen.layer,
-        too_short=too_short[0].seen.layer if too_short else None,
-        enough=enough[0].seen.layer if enough else None,
-        possible_loss=enough[0].possible_loss if enough else None,
+        too_short=too_short.seen.layer if too_short else None,
+        enough=enough.seen.layer if enough else None,
+        possible_loss=enough.possible_loss if enough else None,
         verdict=f"{LEAD[what]} {_unknown(cuts) or '; '.join(_findings(whole.seen.layer, cuts, enough, too_short))}",
         contrasts=tuple(cut.contrast for cut in cuts),
     )
@@ -123,23 +123,22 @@ def _unknown(cuts: Sequence[Cut]) -> str:
     return ""
 
 
-def _findings(whole: int, cuts: Sequence[Cut], enough: Sequence[Cut], too_short: Sequence[Cut]) -> Iterator[str]:
-    last = cuts[-1]
-    for cut in enough:
-        contrast = cut.contrast
+def _findings(whole: int, cuts: Sequence[Cut], enough: Cut | None, too_short: Cut | None) -> Iterator[str]:
+    last, of_whole = cuts[-1], f" of {whole:,} steps per layer"
+    if enough:
+        contrast = enough.contrast
         yield (
-            f"{cut.seen.layer:,} of {whole:,} steps per layer {_is(cut)} enough as far as {contrast.n} seeds show "
-            f"({_network(cut.seen)}): {_observed(cut)} "
-            f"(95 % interval {interval_text(contrast.low, contrast.high, contrast.metric)}){_left_open(cut)}"
+            f"{enough.seen.layer:,}{of_whole} {_is(enough)} enough as far as {contrast.n} seeds show "
+            f"({_network(enough.seen)}): {_observed(enough)} "
+            f"(95 % interval {interval_text(contrast.low, contrast.high, contrast.metric)}){_left_open(enough)}"
         )
-    if not enough and not last.loses:
-        steps = f"{last.seen.layer:,} of {whole:,} steps per layer"
-        yield f"it is not decided whether {steps} are enough: {last.contrast.verdict}"
-    for cut in too_short:
-        of = "" if enough or not last.loses else f" of {whole:,} steps per layer"
-        yield f"{cut.seen.layer:,}{of} {_is(cut)} too few: {cut.contrast.verdict}"
-    first = enough[0].seen.layer if enough else cuts[-1].seen.layer
-    longest = too_short[0].seen.layer if too_short else 0
+    elif not last.loses:
+        yield f"it is not decided whether {last.seen.layer:,}{of_whole} are enough: {last.contrast.verdict}"
+    if too_short:
+        of = "" if enough or not last.loses else of_whole
+        yield f"{too_short.seen.layer:,}{of} {_is(too_short)} too few: {too_short.contrast.verdict}"
+    first = (enough or last).seen.layer
+    longest = too_short.seen.layer if too_short else 0
     if between := [f"{cut.seen.layer:,}" for cut in cuts if longest < cut.seen.layer < first]:
         yield f"whether {' or '.join(between)} are enough is not decided"
 
