@@ -5,7 +5,7 @@ see the present. Letters: B sequences, L steps, D width, N heads of K keys and V
 """
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -118,7 +118,7 @@ class DeltaMixer(Mixer):
 
     @property
     def directions(self) -> list[Rule]:
-        return [rule for rule in self.rules if isinstance(rule, Rule)]
+        return cast(list[Rule], list(self.rules))
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         return self.read(x, self.mix_states(x))

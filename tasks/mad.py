@@ -226,7 +226,14 @@ def _recall(config: Config, key: Key, training: bool) -> tuple[Tokens64, Tokens6
     if config.queries == "last":
         flat = np.insert(flat, 2 * N - 2, sizes.vocab - 1, axis=1)
         scored = np.insert(scored, 2 * N - 2, False, axis=1)
-    return asked_of_next(flat, scored | (training and config.trained_on == "all"))
+    return _inputs_and_targets(config, flat, scored, training)
+
+
+def _inputs_and_targets(
+    config: Config, whole: Tokens64, scored: NDArray[np.bool_], training: bool
+) -> tuple[Tokens64, Tokens64]:
+    """Asked for are the tokens to be scored, or on training rows every one, as `trained_on` says."""
+    return asked_of_next(whole, scored | (training and config.trained_on == "all"))
 
 
 class Pairs(NamedTuple):
@@ -270,7 +277,7 @@ def _fuzzy_recall(config: Config, key: Key, training: bool) -> tuple[Tokens64, T
     whole, scored = _written(config, pairs, starts, shown, asked)
     if config.queries == "last":
         np.put_along_axis(whole, sizes.length - last, sizes.vocab - 1, axis=1)
-    return asked_of_next(whole, scored | (training and config.trained_on == "all"))
+    return _inputs_and_targets(config, whole, scored, training)
 
 
 def _order(config: Config, key: NDArray[np.uint64], drawn: Pairs, room: Tokens64) -> Tokens64:
