@@ -73,15 +73,6 @@ def run(coefficients: Coefficients, direction: int, valid: Bool[Tensor, "B L"] |
     return scan(a, b, reverse=bool(direction))
 
 
-def turn(x: Float[Tensor, "B L P"], context: Context) -> Float[Tensor, "B L P"]:
-    """Each sequence's steps in reverse order, padding still behind them."""
-    if not context.padded:
-        return x.flip(1)
-    steps, lengths = torch.arange(x.shape[1], device=x.device), context.valid.sum(1, keepdim=True)
-    order = torch.where(steps < lengths, lengths - 1 - steps, steps)
-    return torch.take_along_dim(x, order[..., None], 1)
-
-
 class MinimalConfig(BackboneConfig):
     """Options of minGRU and minLSTM."""
 

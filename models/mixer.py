@@ -27,6 +27,15 @@ class Context(NamedTuple):
     real: Bool[Tensor, " B"] | None = None  # False for a row that only fills up a batch; None: all are examples
 
 
+def turn(x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
+    """Each sequence's steps in reverse order, padding still behind them."""
+    if not context.padded:
+        return x.flip(1)
+    steps, lengths = torch.arange(x.shape[1], device=x.device), context.valid.sum(1, keepdim=True)
+    order = torch.where(steps < lengths, lengths - 1 - steps, steps)
+    return torch.take_along_dim(x, order[..., None], 1)
+
+
 class ParamGroup(NamedTuple):
     """How one parameter is trained, where that differs from the others."""
 

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spt.models.gated import BlockLinear, ShortConvolution, turn
-from spt.models.mixer import Context, Mixer, PointwiseMixer, linear_flops
+from spt.models.gated import BlockLinear, ShortConvolution
+from spt.models.mixer import Context, Mixer, PointwiseMixer, linear_flops, turn
 from spt.models.ops.counts import Counts
 from spt.models.ops.precision import without_autocast
 from spt.models.ops.product import Linear

@@ -24,7 +24,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, linear_flops
-from spt.models.gated import BlockLinear, ShortConvolution, turn
+from spt.models.gated import BlockLinear, ShortConvolution
+from spt.models.mixer import turn
 from spt.models.ops.linear_attention import linear_attention, linear_attention_flops, linear_attention_step
 from spt.models.ops.precision import without_autocast
 from spt.models.ops.product import Linear

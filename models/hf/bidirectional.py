@@ -8,13 +8,13 @@ pretrained weights, and because a model then has exactly twice the parameters an
 Letters: B sequences, L steps, D width.
 """
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from spt.models.base import Backbone, Context, Counts
 from spt.models.hf.backbone import HuggingFace
 from spt.models.hf.config import Config
+from spt.models.mixer import turn
 
 
 class Bidirectional(Backbone):
@@ -27,21 +27,11 @@ class Bidirectional(Backbone):
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         self.forwards.recompute = self.backwards.recompute = self.recompute
-        reversed_back = reverse(self.backwards(reverse(x, context), context), context)
-        return self.forwards(x, context) + reversed_back
+        backwards = turn(self.backwards(turn(x, context), context), context)
+        return self.forwards(x, context) + backwards
 
     def rescale(self, rate: float) -> None:
         self.forwards.rescale(rate)
 
     def flops(self, length: int) -> Counts:
         return 2 * self.forwards.flops(length)
-
-
-def reverse(x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-    """Each sequence's valid steps in reverse order; padding stays where it is."""
-    if not context.padded:
-        return x.flip(1)
-    steps = torch.arange(x.shape[1], device=x.device)
-    last = context.valid.sum(1, keepdim=True) - 1
-    order = torch.where(steps <= last, last - steps, steps)
-    return x.gather(1, order[..., None].expand_as(x))
