@@ -1,4 +1,5 @@
-"""DeltaNet: linear attention that writes only what its state does not yet answer to a key (Yang et al. 2024).
+"""DeltaNet: linear attention that writes only what its state does not yet answer to a key (Yang et al. 2024,
+"Parallelizing linear transformers with the delta rule over sequence length").
 
     [q_t, k_t, v_t] = silu(convolution of W x)_t,   q_t / |q_t| / sqrt(K),   k_t / |k_t|,   beta_t = sigmoid(W_b x_t)
     S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,   o_t = S_t^T q_t,   y_t = W_o rms_norm(o_t)
