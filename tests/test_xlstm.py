@@ -148,6 +148,15 @@ def test_the_matrix_memory_is_that_of_transformers():
         assert (ours - theirs).abs().max() < 1e-10 * theirs.abs().max()
 
 
+def test_a_block_of_mlstm_is_the_published_code(in_double):
+    """tests/arrays/README.md says how the arrays were made."""
+    arrays = {name: torch.from_numpy(array) for name, array in np.load(ARRAYS / "mlstm_layer.npz").items()}
+    mixer = layer("mlstm", d_model=8, n_heads=2, causal=True)
+    mixer.load_state_dict({name: array for name, array in arrays.items() if name not in ("x", "y")})
+    y = mixer(arrays["x"], context(21, 21))
+    assert (y - arrays["y"]).abs().max() < 1e-12 * arrays["y"].abs().max()
+
+
 def test_large_gates_do_not_overflow():
     """Inputs weighted by up to exp(200), as the formula in double precision has them."""
     torch.manual_seed(0)
