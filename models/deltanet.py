@@ -1,4 +1,5 @@
-"""DeltaNet: linear attention that writes only what its state does not yet answer to a key (Yang et al. 2024).
+"""DeltaNet: linear attention that writes only what its state does not yet answer to a key (Yang et al. 2024,
+"Parallelizing linear transformers with the delta rule over sequence length").
 
     [q_t, k_t, v_t] = silu(convolution of W_qkv x)_t,   beta_t = sigmoid(W_b x_t)
     q_t <- q_t / (|q_t| sqrt(K)),   k_t <- k_t / |k_t|

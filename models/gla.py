@@ -1,5 +1,5 @@
 """GLA, gated linear attention: a state that forgets each feature of the keys at a rate of its own (Yang et al. 2024,
-section 4).
+"Gated linear attention transformers with hardware-efficient training", section 4).
 
     S_t = diag(a_t) S_{t-1} + k_t v_t^T,   a_t = sigmoid(W_2 W_1 x_t + b)^(1/16),   o_t = S_t^T q_t / sqrt(N)
     y_t = W_o (silu(W_g x_t + b_g) norm(o_t))
@@ -8,7 +8,7 @@ q, k and v are linear maps of x, q and k of half its width; W_1 has 16 rows. nor
 and multiplies it by a trained vector (in the paper a layer norm). The factor 1 / sqrt(N) is the authors' code's. The
 paper's feed-forward layer is gated and has 8/3 of the width; here it is `feed_forward: mlp`, which has as many
 parameters. Two-sided, a second recurrence with maps, gates and norm of its own runs backwards, and the normalised
-outputs are added. Letters: L steps, D width, H heads, N width of keys, P of values.
+outputs are added. Letters: B sequences, L steps, D width, H heads, N width of keys, P of values, K directions.
 """
 
 import torch.nn.functional as F
@@ -34,8 +34,9 @@ class Config(HeadsConfig):
 
 
 class GatedLinearAttention(GatedHeads):
-    """Its maps start as in the authors' first code, its biases at zero. More parameters: for each direction the gates'
-    maps D -> rank -> H N, the second with a bias, and the norm's factors (P,)."""
+    """Its maps start as in the authors' code of March 2024 to early 2025, its biases at zero; b_g is the paper's alone.
+    More parameters: for each direction the gates' maps D -> rank -> H N, the second with a bias, and the norm's factors
+    (P,)."""
 
     def __init__(self, config: Config) -> None:
         D, H = config.d_model, config.n_heads

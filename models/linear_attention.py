@@ -3,7 +3,7 @@
 `KernelAttention` is attention whose weights are a product of features, phi(q_t) phi(k_s), divided by their sum; in both
 directions at once where it is two-sided. `GatedHeads` has no such sum: what it reads is normalised and gated.
 
-Letters: B sequences, L steps, D width, H heads, N width of keys and M of features, P width of values, K directions.
+Letters: B sequences, L steps, D width, H heads, N width of keys and M of features, P width of values.
 """
 
 from collections.abc import Iterable
@@ -78,12 +78,13 @@ def make_positions(config: KernelAttentionConfig) -> Positions | None:
 
 
 class Features(NamedTuple):
-    """Of queries and keys. Where the scale of the keys changes on the way, the state decays to the next step's."""
+    """Of queries and keys. In a causal Performer the keys of step t are scaled by exp(-c_t); where c grows, log_decay =
+    c_{t-1} - c_t brings the sums so far to the new scale, and log_scale is the last c."""
 
     queries: Float[Tensor, "B L H M"]
     keys: Float[Tensor, "B L H M"]
     log_decay: Float[Tensor, "B L H"] | None = None
-    log_scale: Float[Tensor, "B H"] | None = None  # after the last step
+    log_scale: Float[Tensor, "B H"] | None = None
 
 
 class KernelAttention(Mixer):
@@ -165,9 +166,9 @@ class Heads(NamedTuple):
 class GatedHeads(Mixer):
     """S_t = diag(a_t) S_{t-1} + k_t v_t^T, o_t = S_t^T q_t / sqrt(N), y_t = W_o (silu(W_g x_t + b_g) norm(o_t)).
 
-    norm is the root mean square of a head, over both directions' sum of norms. The subclass says what decays.
-    Parameters: for each direction one map D -> H (2 N + P) without bias, so that nothing enters on padding, which
-    backwards comes first; the gate's map D -> H P; the output's H P -> D.
+    norm divides each head by its root mean square; two-sided, both directions' normalised outputs are added before the
+    gate. The subclass says what decays. Parameters: for each direction one map D -> H (2 N + P) without bias, so that
+    nothing enters on padding, which backwards comes first; the gate's map D -> H P; the output's H P -> D.
     """
 
     uncompiled = ("mix_states",)
@@ -186,9 +187,9 @@ class GatedHeads(Mixer):
     def log_decay(self, x: Float[Tensor, "B L D"], direction: int) -> Float[Tensor, "..."]:
         raise NotImplementedError(f"{type(self).__name__} has no decay")
 
-    def place(self, x: Float[Tensor, "B L H N"], first: int) -> Float[Tensor, "B L H N"]:
-        """Queries or keys with their position, counted from `first`."""
-        return x
+    def place(self, q: Float[Tensor, "B L H N"], k: Float[Tensor, "B L H N"], first: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys with their positions, counted from `first`."""
+        return q, k
 
     def norm(self, o: Float[Tensor, "B *L H P"], direction: int) -> Float[Tensor, "B *L H P"]:
         return F.rms_norm(o, (self.P,), eps=self.eps)
@@ -196,7 +197,7 @@ class GatedHeads(Mixer):
     def project(self, x: Float[Tensor, "B L D"], direction: int, first: int = 0) -> Heads:
         heads = self.enter[direction](x).float().split([self.heads * self.N] * 2 + [self.heads * self.P], dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in heads)
-        return Heads(self.place(q * self.N**-0.5, first), self.place(k, first), v, self.log_decay(x, direction))
+        return Heads(*self.place(q * self.N**-0.5, k, first), v, self.log_decay(x, direction))
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         return self.read(x, self.mix_states([self.project(x, direction) for direction in range(len(self.enter))]))

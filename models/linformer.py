@@ -1,11 +1,11 @@
 """Linformer: attention to keys and values that are projected along time, from L steps to k (Wang et al. 2020).
 
-    head_i = softmax(X W_i^Q (E X W_i^K)^T / sqrt(D / H)) F X W_i^V,   E and F of shape (k, M)   (section 4, eq. 7)
+    head_i = softmax(X W_i^Q (E' X W_i^K)^T / sqrt(D / H)) F' X W_i^V   (section 4, eq. 7)
 
-then the output map, and a feed-forward layer. As in the authors' code, all heads of a layer share E and F, X is
-projected before it is mapped, and maps have biases. Places have weights of their own in E and F, so there are only
-sequences up to `max_length` steps; columns beyond a sequence's end are not used. Two-sided by nature: each of the k
-summaries reads all steps. Letters: B sequences, L steps, M longest sequence, D width, H heads, k projected steps.
+where E' = E[:, :L] and F' = F[:, :L] for E and F of shape (k, M); then the output map, and a feed-forward layer. As in
+the authors' code, all heads of a layer share E and F, X is projected before it is mapped, and maps have biases. Places
+have weights of their own in E and F, so there are only sequences up to `max_length` steps. Two-sided by nature: each of
+the k summaries reads all steps. Letters: B sequences, L steps, M longest sequence, D width, H heads, k projected steps.
 """
 
 from typing import Literal
@@ -38,7 +38,8 @@ class Config(KernelAttentionConfig):
 
 
 class Projection(nn.Module):
-    """Along time. Parameter: weight (k, M), uniform with variance 1 / (k + M), as in the authors' code."""
+    """Along time. Parameter: weight (k, M), uniform with variance 1 / (k + M), as in the authors' module (their RoBERTa
+    then draws all maps again, from N(0, 0.02²))."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -51,8 +52,8 @@ class Projection(nn.Module):
 
 
 class LinformerAttention(Mixer):
-    """Parameters: maps D -> D of queries, keys, values and output; E, and F unless it is shared. A projection that all
-    layers share belongs to the first."""
+    """Parameters: maps D -> D of queries, keys, values and output, whose weights start as in that module, too, and
+    biases at zero; E, and F unless it is shared. A projection that all layers share belongs to the first."""
 
     def __init__(self, config: Config, E: Projection, F: Projection, *, owner: bool) -> None:
         super().__init__()

@@ -1,15 +1,16 @@
 """Performer: attention through random features of the softmax kernel, FAVOR+ (Choromanski et al. 2021, section 2).
 
-    y_t = W_o [sum_s phi(q_t) phi(k_s) v_s / sum_s phi(q_t) phi(k_s)],   u = x / N^(1/4)
-    phi(x) = M^(-1/2) [exp(w_m u - |u|² / 2 - c) + eps],   m = 1, ..., M,   E phi(q) phi(k) ~ exp(q k / sqrt(N))
+    y_t = W_o [sum_s phi(q_t) phi(k_s) v_s / sum_s phi(q_t) phi(k_s)],   u = a / N^(1/4)
+    phi(a) = M^(-1/2) [exp(w_m u - |u|² / 2 - c) + eps],   m = 1, ..., M
 
-of every head, with q, k and v linear maps of x. The w_m are orthogonal within blocks of N and as long as Gaussian
-vectors (section 2.4). They are drawn when the model is made, one set for each layer, and stored with it; they are not
-drawn again in training. c keeps the exponentials at or below 1 and cancels, but for eps: for queries it is the largest
-w_m u of the step, for keys that of the sequence, as in the authors' code. Causal, it is the largest so far, so that
-nothing looks ahead; where it grows, the sums over earlier keys shrink. `kernel: relu` is generalised attention,
-phi(x) = relu(M^(-1/2) w_m x) + eps and, with `features: null`, relu(x) + eps, as in LRA's code. Absolute positions and
-a feed-forward layer (`feed_forward: mlp`) are the Transformer's. Letters: L steps, D width, H heads, N = D / H.
+of every head, with q, k and v linear maps of the input. Without c and eps, phi(q) phi(k) is exp(q k / sqrt(N)) in the
+mean over the w_m. These are orthogonal within blocks of N and as long as Gaussian vectors (section 2.4). They are drawn
+when the model is made, one set for each layer, and stored with it; they are not drawn again in training. c keeps the
+exponentials at or below 1 and cancels, but for eps: for queries it is the largest w_m u of the step, for keys that of
+the sequence, as in the authors' code. Causal, it is the largest so far, so that nothing looks ahead; where it grows,
+the sums over earlier keys shrink. `kernel: relu` is generalised attention, phi(a) = relu(M^(-1/2) w_m a) + eps and,
+with `features: null`, relu(a) + eps, as in LRA's code. Absolute positions and a feed-forward layer (`feed_forward:
+mlp`) are the Transformer's. Letters: L steps, D width, H heads, N = D / H.
 """
 
 import math
@@ -52,7 +53,7 @@ class Config(KernelAttentionConfig):
 class FavorAttention(KernelAttention):
     """Buffer: W (M, N), the w_m. Its maps have no bias and start as Xavier's."""
 
-    eps = 0.0  # that of the features suffices
+    eps = 1e-30  # only for a row without valid steps; other sums are at least 1e-12, by the features' eps
     W: Tensor | None
 
     def __init__(self, config: Config) -> None:
@@ -109,6 +110,7 @@ class _Exponentials(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, W: Tensor, projections: Tensor, c: Tensor, eps: float) -> Tensor:
         M, N = W.shape
+        ctx.mark_dirty(projections)
         ctx.offset = M**-0.5 * eps
         shift = c + x.square().sum(-1) / (2 * math.sqrt(N))
         phi = projections.sub_(shift[..., None]).exp_().mul_(M**-0.5).add_(ctx.offset)

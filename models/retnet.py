@@ -5,10 +5,10 @@
 
 q and k are rotated by their position, as by rotary positions (the paper's exp(i n theta)); none of the maps has a bias.
 norm divides a head by its root mean square, as in the authors' code (in the paper, a GroupNorm). Of the factors that
-section 2.2 gives the scores, only 1 / sqrt(N) is here: the others depend on step and head alone, so that the norm
-cancels them but for its epsilon. A feed-forward layer of twice the width follows (`feed_forward: mlp`; the authors' is
-gated, in the paper it is not). Two-sided, a second retention with maps of its own runs backwards, and the normalised
-outputs are added. Letters: L steps, D width, H heads, N width of keys, P of values (`expansion` N).
+section 2.2 gives the scores, only 1 / sqrt(N) is here: the others are one positive number for each step and head, so
+that the norm cancels them but for its epsilon. A feed-forward layer of twice the width follows (`feed_forward: mlp`;
+the authors' is gated, in the paper it is not). Two-sided, a second retention with maps of its own runs backwards, and
+the normalised outputs are added. Letters: L steps, D width, H heads, N width of keys, P of values (`expansion` N).
 """
 
 import torch
@@ -43,8 +43,6 @@ class Config(HeadsConfig):
 class Retention(GatedHeads):
     """Its maps start as in the authors' code."""
 
-    gamma: Tensor
-
     def __init__(self, config: Config) -> None:
         N = config.d_model // config.n_heads
         super().__init__(config, N, config.expansion * N, gate_bias=False, eps=1e-6)
@@ -54,12 +52,12 @@ class Retention(GatedHeads):
         powers = 2.0 ** (-5.0 - torch.arange(self.heads, device=x.device, dtype=torch.float64))
         return torch.log1p(-powers)
 
-    def place(self, x: Float[Tensor, "B L H N"], first: int) -> Float[Tensor, "B L H N"]:
+    def place(self, q: Float[Tensor, "B L H N"], k: Float[Tensor, "B L H N"], first: int) -> tuple[Tensor, Tensor]:
         """In the code, the frequencies of N / 2 pairs go from 1 down to 1 / 10,000."""
-        steps = torch.arange(first, first + x.shape[1], device=x.device, dtype=torch.float64)
-        angles = torch.outer(steps, 10_000.0 ** -torch.linspace(0, 1, self.N // 2, device=x.device, dtype=steps.dtype))
-        table = torch.stack([angles.cos(), angles.sin()], -1).to(x.dtype)
-        return rotate(x.transpose(1, 2), table).transpose(1, 2)
+        steps = torch.arange(first, first + q.shape[1], device=q.device, dtype=torch.float64)
+        angles = torch.outer(steps, 10_000.0 ** -torch.linspace(0, 1, self.N // 2, device=q.device, dtype=steps.dtype))
+        table = torch.stack([angles.cos(), angles.sin()], -1).to(q.dtype)
+        return rotate(q.transpose(1, 2), table).transpose(1, 2), rotate(k.transpose(1, 2), table).transpose(1, 2)
 
 
 def build(config: Config) -> Backbone:

@@ -1,4 +1,4 @@
-"""What Mamba and Mamba-2 share: options, and the start of their short convolution."""
+"""What Mamba and Mamba-2 share: options, and the start of their short convolution, which xLSTM shares."""
 
 from pydantic import Field, model_validator
 from torch import nn

@@ -1,16 +1,17 @@
 """xLSTM: blocks of mLSTM, whose memory is a matrix, and, if asked for, of sLSTM (Beck et al. 2024, section 2).
 
+    [u, z] = W_up x,   a = silu(conv(u)),   q = W_q a,   k = W_k a / sqrt(P),   v = W_v u   (appendix, figure 10)
     C_t = f_t C_{t-1} + i_t v_t k_t^T,   n_t = f_t n_{t-1} + i_t k_t,   h_t = C_t q_t / max(|n_t^T q_t|, 1)
-    i_t = exp(w_i^T c_t + b_i),   f_t = sigmoid or exp of w_f^T c_t + b_f,   for every head   (section 2.3)
+    i_t = exp(w_i^T g_t + b_i),   f_t = sigmoid or exp of w_f^T g_t + b_f,   for every head   (section 2.3)
+    y = W_down (silu(z) (norm(h) + skip a))
 
-in a block [u, z] = W_up x,  c = silu(conv(u)),  y = W_down (silu(z) (norm(h) + skip c)). q and k / sqrt(P) are maps of
-c, v is one of u, all with blocks of four features; the norm is one of each head (appendix, figure 10). That the gates
-read c is our reading of it.
+W_q, W_k and W_v have blocks of four features. g = [W_q a, W_k a, W_v u], of all heads, as in the authors' code; norm is
+one of each head. Initial values are that code's, too.
 
 C and n are kept divided by exp(m_t), m_t = max(log f_t + m_{t-1}, log i_t, 0), and so 1 becomes exp(-m_t). h does not
 depend on m, which therefore needs no gradient. (The paper's m has no 0; exp(-m) could overflow.) As m is known before
 C, this is linear attention whose inputs and decays are at most 1, with n^T q as one more value. Two-sided, a second
-branch from u to norm(h) + skip c runs backwards, with parameters of its own; both are summed. sLSTM: slstm.py.
+branch from u to norm(h) + skip a runs backwards, with parameters of its own; both are summed. sLSTM: slstm.py.
 Letters: B sequences, L steps, D width, S inner width (`expansion` D), H heads, P width of a head, Q = P + 1.
 """
 
@@ -24,16 +25,17 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, linear_flops
-from spt.models.gated import BlockLinear, ShortConvolution
+from spt.models.gated import BlockLinear
 from spt.models.mixer import turn
 from spt.models.ops.linear_attention import linear_attention, linear_attention_flops, linear_attention_step
 from spt.models.ops.precision import without_autocast
 from spt.models.ops.product import Linear
-from spt.models.slstm import SLSTM, ForgetGate, GatedFeedForward, HeadNorm, forget_bias, log_forget
+from spt.models.selective import short_convolution
+from spt.models.slstm import SLSTM, ForgetGate, GatedFeedForward, HeadNorm, forget_bias, log_forget, start_small
 
 PAPER = "Beck et al. 2024"
 COST = "L S (P + D)"
-PARAMETERS = 456_000
+PARAMETERS = 482_624
 BLOCK = 4  # features in a block of the maps of queries, keys and values
 LEAST = 1e-12  # of exp(-m), so that the normaliser is never zero
 
@@ -88,31 +90,34 @@ def normalised(o: Float[Tensor, "*B H Q"], m: Float[Tensor, "*B H"]) -> Float[Te
 
 class MLSTM(nn.Module):
     """The branch from u, in one direction. Parameters: those of the convolution, of the maps and of the norm; skip
-    (S,), ones. Gates start without weights: i = 1, f between sigmoid(3) and sigmoid(6) by head."""
+    (S,), ones. Gates start without weights: log i from N(0, 0.1²), f between sigmoid(3) and sigmoid(6), by head."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         S, H = config.inner, config.n_heads
         self.heads, self.forget_gate = H, config.forget_gate
-        self.convolution = ShortConvolution(S, config.convolution, std=(3 * config.convolution) ** -0.5)
-        self.q, self.k, self.v = (BlockLinear(S, S // BLOCK) for _ in range(3))
-        self.gates = nn.Linear(S, 2 * H)
+        self.convolution = short_convolution(S, config.convolution)
+        self.q, self.k, self.v = (BlockLinear(S, S // BLOCK, bias=False) for _ in range(3))
+        start_small(config.d_model, self.q, self.k, self.v)
+        self.gates = nn.Linear(3 * S, 2 * H)
         with torch.no_grad():
             self.gates.weight.zero_()
-            self.gates.bias.copy_(torch.cat([torch.zeros(H), forget_bias(H, config.forget_gate)]))
+            start = forget_bias(torch.linspace(3.0, 6.0, H), config.forget_gate)
+            self.gates.bias.copy_(torch.cat([0.1 * torch.randn(H), start]))
         self.norm = HeadNorm(S)
         self.skip = nn.Parameter(torch.ones(S))
 
     def forward(self, u: Float[Tensor, "B L S"]) -> Float[Tensor, "B L S"]:
         with without_autocast(u):
             u = u.float()
-            c = F.silu(self.convolution(u))
-            return self.norm(mlstm(*self.inputs(u, c))) + self.skip * c
+            a = F.silu(self.convolution(u))
+            return self.norm(mlstm(*self.inputs(u, a))) + self.skip * a
 
-    def inputs(self, u: Float[Tensor, "B *L S"], c: Float[Tensor, "B *L S"]) -> tuple[Tensor, ...]:
-        """q, k / sqrt(P) and v (B, L, H, P); log i and log f (B, L, H)."""
-        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)) for layer, x in ((self.q, c), (self.k, c), (self.v, u)))
-        log_i, f = self.gates(c).chunk(2, dim=-1)
+    def inputs(self, u: Float[Tensor, "B *L S"], a: Float[Tensor, "B *L S"]) -> tuple[Tensor, ...]:
+        """q, k and v (B, L, H, P), log i and log f (B, L, H), as above."""
+        maps = self.q(a), self.k(a), self.v(u)
+        log_i, f = self.gates(torch.cat(maps, -1)).chunk(2, dim=-1)
+        q, k, v = (each.unflatten(-1, (self.heads, -1)) for each in maps)
         return q, k * k.shape[-1] ** -0.5, v, log_i, log_forget(f, self.forget_gate)
 
     def initial_state(self, batch: int) -> Any:
@@ -120,13 +125,15 @@ class MLSTM(nn.Module):
 
     def step(self, u: Float[Tensor, "B S"], state: Any) -> tuple[Float[Tensor, "B S"], Any]:
         before, memory, m = state
-        c, before = self.convolution.step(u, before)
-        c = F.silu(c)
-        q, k, v, log_i, log_f = self.inputs(u, c)
-        kept = log_f + m
-        m = torch.maximum(kept, log_i).clamp(min=0)
-        o, memory = linear_attention_step(q, k, with_ones(v, log_i - m), kept - m, memory)
-        return self.norm(normalised(o, m)) + self.skip * c, (before, memory, m)
+        with without_autocast(u):
+            u = u.float()
+            convolved, before = self.convolution.step(u, before)
+            a = F.silu(convolved)
+            q, k, v, log_i, log_f = self.inputs(u, a)
+            kept = log_f + m
+            m = torch.maximum(kept, log_i).clamp(min=0)
+            o, memory = linear_attention_step(q, k, with_ones(v, log_i - m), kept - m, memory)
+            return self.norm(normalised(o, m)) + self.skip * a, (before, memory, m)
 
     def flops(self, length: int) -> Counts:
         S, H = len(self.skip), self.heads
@@ -144,7 +151,7 @@ class MLSTMBlock(Mixer):
         D, S = config.d_model, config.inner
         self.recurrent = config.causal
         self.up, self.down = Linear(D, 2 * S, bias=False), Linear(S, D, bias=False)
-        nn.init.normal_(self.up.weight, std=math.sqrt(2 / (5 * D)))
+        start_small(D, self.up)
         nn.init.normal_(self.down.weight, std=2 / (config.n_layers * math.sqrt(D)))
         self.branches = nn.ModuleList(MLSTM(config) for _ in range(1 if config.causal else 2))
 
@@ -178,7 +185,8 @@ def build(config: Config) -> Backbone:
         number, every = next(numbers), config.slstm_every
         if every is None or number % every:
             return [MLSTMBlock(config)]
-        cell = (config.d_model, config.n_heads, config.convolution, config.forget_gate)
-        return [SLSTM(*cell, causal=config.causal), GatedFeedForward(config.d_model)]
+        place = (number - 1) / max(1, config.n_layers - 1)
+        cell = (config.d_model, config.n_heads, config.convolution, config.forget_gate, place)
+        return [SLSTM(*cell, causal=config.causal), GatedFeedForward(config.d_model, config.n_layers)]
 
     return Backbone(config, block)

@@ -118,6 +118,15 @@ def test_half_precision_is_that_of_its_inputs():
     assert float((ours - expected).abs().max()) < 2**-8 * float(expected.abs().max())
 
 
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_decays_may_be_more_precise_than_what_they_weight(kind):
+    *tensors, g = (x.detach() for x in inputs(70, kind))
+    ours = linear_attention(*(x.float() for x in tensors), g)
+    expected = loop(*tensors, g)
+    assert ours.dtype == torch.float32
+    assert float((ours - expected).abs().max()) < 2e-6 * float(expected.abs().max())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_compute_the_same(kind):
     q, k, v, g = (x if x is None else x.detach() for x in inputs(20, kind))

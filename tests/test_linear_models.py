@@ -180,6 +180,15 @@ def test_padding_does_not_set_the_scale_of_keys(size):
     assert torch.equal(features[:, :9], layer.features(k, k, None).keys) and features.isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["linear_transformer", "performer"])
+def test_a_row_without_valid_steps_is_finite(name):
+    layer, x = mixer(name, causal=False, dtype=torch.float32), torch.zeros(2, 9, D)
+    valid = torch.tensor([[True], [False]]).expand(2, 9)
+    y = layer(x, Context(valid, padded=True))
+    y[0].sum().backward()
+    assert y.isfinite().all() and all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
 def test_causal_performers_do_not_see_the_scale_of_later_keys():
     """With a c of the whole sequence, one large key at the end would leave only eps of those before."""
     layer, x = mixer("performer", dtype=torch.float32), torch.randn(1, L, D)

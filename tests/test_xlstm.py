@@ -70,25 +70,24 @@ def convolved(convolution, u):
 def normal(norm, h):
     """Of heads (B, H, P)."""
     centred = h - h.mean(-1, keepdim=True)
-    return (centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-6)).flatten(1) * norm.weight
+    return (centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-5)).flatten(1) * norm.weight
 
 
 def mlstm_loop(branch, u):
     """Equations 19 to 27, nothing divided by anything."""
     S = u.shape[-1]
-    P, c = S // H, convolved(branch.convolution, u)
+    P, a = S // H, convolved(branch.convolution, u)
     C, n, ys = torch.zeros(B, H, P, P, dtype=u.dtype), torch.zeros(B, H, P, dtype=u.dtype), []
     for t in range(u.shape[1]):
-        q, k, v = (
-            blocks(map, x[:, t]).unflatten(-1, (H, P)) for map, x in ((branch.q, c), (branch.k, c), (branch.v, u))
-        )
-        gates = c[:, t] @ branch.gates.weight.T + branch.gates.bias
+        maps = [blocks(map, x[:, t]) for map, x in ((branch.q, a), (branch.k, a), (branch.v, u))]
+        gates = torch.cat(maps, -1) @ branch.gates.weight.T + branch.gates.bias
+        q, k, v = (each.unflatten(-1, (H, P)) for each in maps)
         i, f = torch.exp(gates[:, :H]), forgets(gates[:, H:], branch.forget_gate)
         k = k / P**0.5
         C = f[..., None, None] * C + i[..., None, None] * v[..., :, None] * k[..., None, :]
         n = f[..., None] * n + i[..., None] * k
         read, norm = (C @ q[..., None])[..., 0], (n * q).sum(-1, keepdim=True)
-        ys.append(normal(branch.norm, read / torch.maximum(norm.abs(), torch.ones_like(norm))) + branch.skip * c[:, t])
+        ys.append(normal(branch.norm, read / torch.maximum(norm.abs(), torch.ones_like(norm))) + branch.skip * a[:, t])
     return torch.stack(ys, 1)
 
 
@@ -149,6 +148,15 @@ def test_the_matrix_memory_is_that_of_transformers():
         assert (ours - theirs).abs().max() < 1e-10 * theirs.abs().max()
 
 
+def test_a_block_of_mlstm_is_the_published_code(in_double):
+    """tests/arrays/README.md says how the arrays were made."""
+    arrays = {name: torch.from_numpy(array) for name, array in np.load(ARRAYS / "mlstm_layer.npz").items()}
+    mixer = layer("mlstm", d_model=8, n_heads=2, causal=True)
+    mixer.load_state_dict({name: array for name, array in arrays.items() if name not in ("x", "y")})
+    y = mixer(arrays["x"], context(21, 21))
+    assert (y - arrays["y"]).abs().max() < 1e-12 * arrays["y"].abs().max()
+
+
 def test_large_gates_do_not_overflow():
     """Inputs weighted by up to exp(200), as the formula in double precision has them."""
     torch.manual_seed(0)
@@ -201,14 +209,48 @@ def test_blocks_of_slstm_stand_where_asked_and_go_step_by_step():
 
 
 @pytest.mark.parametrize("gate", ["sigmoid", "exponential"])
-def test_forget_gates_start_open_and_differ_by_head(gate):
-    for kind in KINDS:
-        torch.manual_seed(0)
-        config = xlstm.Config(d_model=8, n_layers=1, slstm_every=KINDS[kind], forget_gate=gate)
-        mixer = xlstm.build(config).mixers[0]
-        bias = mixer.cells[0].f.bias.view(4, -1)[:, 0] if kind == "slstm" else mixer.branches[0].gates.bias[4:]
-        start = sigmoid(bias) if gate == "sigmoid" else torch.exp(bias)
-        assert torch.allclose(start, sigmoid(torch.linspace(3, 6, 4)), atol=1e-6)
+def test_forget_gates_start_as_in_the_published_code(gate):
+    """Of mLSTM by head, of sLSTM by feature and by block."""
+    net = xlstm.build(xlstm.Config(d_model=20, n_layers=3, slstm_every=2, forget_gate=gate))
+    mlstm, slstm = net.mixers[:2]
+    x = torch.arange(5) / 4
+    for bias, start in (
+        (mlstm.branches[0].gates.bias[4:], torch.linspace(3, 6, 4)),
+        (slstm.cells[0].f.bias, (5 - 12 * x**0.95).repeat(4)),  # the second of three: 0.3 + 1.3 / 2
+    ):
+        assert torch.allclose(sigmoid(bias) if gate == "sigmoid" else torch.exp(bias), sigmoid(start), atol=1e-6)
+
+
+def test_maps_start_as_in_the_published_code():
+    torch.manual_seed(0)
+    mlstm, slstm, ffn = xlstm.build(xlstm.Config(d_model=200, n_layers=2, slstm_every=2)).mixers
+    branch, cell = mlstm.branches[0], slstm.cells[0]
+    small, wang = (2 / (5 * 200)) ** 0.5, 2 / (2 * 200**0.5)
+    stds = {
+        small: [mlstm.up, branch.q, branch.k, branch.v, cell.z, cell.i, cell.f, cell.o, ffn.up],
+        wang: [mlstm.down, ffn.down],
+    }
+    for std, layers in stds.items():
+        for each in layers:
+            assert float(each.weight.detach().std()) == pytest.approx(std, rel=0.05)
+    assert not branch.gates.weight.any() and not cell.R.any()
+    assert 0 < float(branch.gates.bias[:4].detach().abs().max()) < 0.5
+    assert all(each.bias is None for each in (branch.q, branch.k, branch.v, ffn.up, ffn.down))
+    assert ffn.down.in_features == 260
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_in_single_precision_where_the_rest_is_not(kind):
+    mixer, u = layer(kind, dtype=torch.float32, causal=True), torch.randn(B, L, D)
+    part, inputs = (mixer, u) if kind == "slstm" else (mixer.branches[0], torch.randn(B, L, 2 * D))
+    state, ys = part.initial_state(B), []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for t in range(L):
+            y, state = part.step(inputs[:, t], state)
+            ys.append(y)
+        whole = part(inputs, context(L, L)) if kind == "slstm" else part(inputs)
+    assert whole.dtype == torch.float32 and torch.allclose(torch.stack(ys, 1), whole, atol=1e-4)
 
 
 @pytest.mark.parametrize(("width", "heads", "inner"), [(128, 4, 256), (6, 2, 12), (5, 4, 8), (1, 4, 4), (50, 3, 96)])
@@ -238,4 +280,4 @@ def test_operations_of_a_block_of_slstm():
     by_hand = 2 * 2 * 4 * D * 100
     assert net.flops(100).forward == forward.get_total_flops() + by_hand
     assert net.flops(100).backward == pytest.approx(backward.get_total_flops() + 2 * by_hand, rel=0.01)
-    assert GatedFeedForward(6).flops(10).forward == 2 * 10 * (6 * 16 + 8 * 6)
+    assert GatedFeedForward(6, 1).flops(10).forward == 2 * 10 * (6 * 16 + 8 * 6)

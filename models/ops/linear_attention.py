@@ -10,7 +10,8 @@ the weight is inside of the product q_t k_s, so a chunk is halved again and agai
 border of halves, up to which the key decays, and from which on the query does.
 
 Letters: B sequences, L steps, H heads of values, G heads of queries and keys (each for H / G of values), N width of
-keys, P width of values, n chunks, C steps in one; g log decays, c their sums.
+keys, P width of values, n chunks, C steps in one, m pairs of halves in one, I and J any widths; g log decays, c their
+sums.
 """
 
 from typing import Any
@@ -41,8 +42,8 @@ def linear_attention(
     """o_t of every step, from S = 0 before the first; `reverse`: from the last step to the first. Both see the present.
 
     `log_decay`, at most 0, is (H,), or (B, L, H), or (B, L, H, N) with one for every feature of the keys. Computed in
-    float32, or in float64 if v is in it; the result has v's type. Kept for the backward pass are the inputs and the
-    states between chunks; scores are computed again.
+    float32, or in float64 if v is in it; the result has v's type. Scores are not kept for the backward pass, but
+    computed again; what is kept grows with L (N + P) and with the states between chunks.
     """
     _check(q, v, log_decay, chunk)
     if reverse:
@@ -56,7 +57,7 @@ def linear_attention(
         if log_decay is not None and log_decay.ndim == 4:
             shared = H // q.shape[2]
             q, k = (x.repeat_interleave(shared, 2) if shared > 1 else x for x in (q, k))
-            o = _with_vector_decays(q, k, values, _chunks(log_decay.clamp(min=_LEAST), C))
+            o = _with_vector_decays(q, k, values, _chunks(log_decay.clamp(min=_LEAST).to(values.dtype), C))
         else:
             o = _with_scalar_decays(q, k, values, _sums(log_decay, C))
         return o.transpose(2, 3).reshape(B, -1, H, P)[:, :L].to(v.dtype)
@@ -200,7 +201,8 @@ def _with_vector_decays(
 
 
 class _ByHalves(torch.autograd.Function):
-    """o within each chunk; the sums of g up to and with each step, and after it."""
+    """o within each chunk, and two sums of g. before: from the start of a step's half up to the step, with it. after:
+    from behind the step to the end of its half. Halves double until they are the chunk."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
