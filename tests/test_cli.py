@@ -165,6 +165,7 @@ def test_failed_runs_are_rows_and_the_rest_goes_on(tmp_path):
     assert len(list((tmp_path / "runs").glob("finetune-*/result.json"))) == 2  # the scratch arm did finish
 
 
+@pytest.mark.slow
 def test_pretrain_then_finetune(tmp_path):
     recipe = recipe_file(tmp_path)
     done = spt("pretrain", recipe, "--seed", "3", "--json", cwd=tmp_path)

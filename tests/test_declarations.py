@@ -140,6 +140,7 @@ def test_a_list_in_place_of_a_function_is_named(tmp_path):
     assert done.returncode == 2 and "block has to be a function" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_a_model_in_an_installed_package(tmp_path):
     """By its dotted path; a run knows it by its content."""
     package = tmp_path / "site" / "layers_of_mine"

@@ -533,6 +533,7 @@ def test_two_seeds_of_one_arm(digits: tuple[Path, Path], tmp_path: Path) -> None
     assert [run["label"] for run in analysis["runs"]] == ["seed 0", "seed 1"]
 
 
+@pytest.mark.slow
 def test_numbers_of_an_own_task(own: Path, tmp_path: Path) -> None:
     result = json.loads((own / "result.json").read_text())
     analysis = errors_json(own, "--out", tmp_path)

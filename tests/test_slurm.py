@@ -223,6 +223,7 @@ class Cluster:
 QUICK = Slurm(poll=0.001)
 
 
+@pytest.mark.slow
 def test_runs_are_made_in_arrays_and_failures_told(tmp_path, monkeypatch):
     """In the same words as in this process, and with the same outcome."""
     good, bad = own_task(tmp_path), diverging(tmp_path)

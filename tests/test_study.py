@@ -684,6 +684,7 @@ def test_a_baseline_with_settings_of_its_own_is_tuned_too(tmp_path, meter):
         assert trial.job.train.weight_decay == (0.3 if trial.arm == "scratch" else 0.0)
 
 
+@pytest.mark.slow
 def test_the_choice_is_made_on_validation_alone(tmp_path, meter, runtime):
     """The best validation score wins in each arm, whatever the test scores are."""
     root = tmp_path / "runs"

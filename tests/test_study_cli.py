@@ -51,6 +51,7 @@ def test_a_dry_run_knows_what_is_done(tmp_path):
     assert found["left"]["runs"] == 3
 
 
+@pytest.mark.slow
 def test_a_study_is_saved_and_run_from_its_file(tmp_path):
     call(
         "study",

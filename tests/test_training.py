@@ -100,7 +100,7 @@ def test_the_same_recipe_gives_the_same_numbers_elsewhere(tmp_path):
     same_weights(tmp_path / "a" / name / "checkpoints/best", tmp_path / "b" / name / "checkpoints/best")
 
 
-@pytest.mark.parametrize("stop_at", [1, 4, 7])
+@pytest.mark.parametrize("stop_at", [1, pytest.param(4, marks=pytest.mark.slow), 7])
 def test_interrupted_equals_uninterrupted(tmp_path, stop_at):
     """With dropout, so that the random state matters; stopped on, before and after evaluations, within an epoch."""
     options = {"model__dropout": 0.3, "pretrain__train__steps": 8, "pretrain__train__schedule": "cosine"}
@@ -390,7 +390,7 @@ def test_steps_are_answered_from_the_last_one_and_their_place_alone(tmp_path):
 
 @pytest.mark.parametrize("kind", ["tokens", "values", "bytes"])
 @pytest.mark.parametrize("target", ["class", "reals"])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_every_kind_of_task_goes_through_both_stages(tmp_path, kind, target, causal):
     one = own_task(
         tmp_path,
