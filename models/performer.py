@@ -105,15 +105,14 @@ class FavorAttention(KernelAttention):
 
 
 class _Exponentials(torch.autograd.Function):
-    """phi(x) from its projections on W, which are overwritten, since they are many numbers; c has no gradient."""
+    """phi(x) from its projections on W, of which nothing is kept but phi; c has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, W: Tensor, projections: Tensor, c: Tensor, eps: float) -> Tensor:
         M, N = W.shape
-        ctx.mark_dirty(projections)
         ctx.offset = M**-0.5 * eps
         shift = c + x.square().sum(-1) / (2 * math.sqrt(N))
-        phi = projections.sub_(shift[..., None]).exp_().mul_(M**-0.5).add_(ctx.offset)
+        phi = (projections - shift[..., None]).exp_().mul_(M**-0.5).add_(ctx.offset)
         ctx.save_for_backward(x, W, phi)
         return phi
 

@@ -296,3 +296,11 @@ def test_performer_is_the_published_code(arrays):
         assert largest_error(read(layer, arrays), arrays[f"performer_softmax{suffix}"]) < bound
         layer = mixer("performer", causal, kernel="relu", features=None)
         assert largest_error(read(layer, arrays), arrays[f"performer_relu{suffix}"]) < 1e-12
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_performer_trains_on_arrays_large_enough_for_the_fast_product(causal):
+    model = performer.build(performer.Config(d_model=64, n_layers=1, n_heads=4, causal=causal, max_length=512))
+    x = torch.randn(4, 512, 64, requires_grad=True)
+    model(x, Context(torch.ones(4, 512, dtype=torch.bool), padded=False)).square().sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
