@@ -518,7 +518,7 @@ def test_each_reach_is_held_against_the_whole(tmp_path: Path) -> None:
         assert "reach full - reach 16" in plain
 
 
-NEEDED = {  # cuts to 4 and 16 steps: too short, enough, what is said
+CASES = {  # scores at reach 4 and at 16; the reach that is too short, the one that is enough; words of the verdict
     "the longest is too short": ([0.60, 0.61, 0.63], [0.70, 0.71, 0.735], 16, None, "16 of 63 steps"),
     "none is": ([0.80, 0.82, 0.82], [0.81, 0.80, 0.84], None, 4, "4 of 63 steps per layer are enough as far as 3"),
     "one may be": ([0.79, 0.795, 0.81], [0.81, 0.80, 0.84], None, 16, "; whether 4 are enough is not decided"),
@@ -529,9 +529,9 @@ NEEDED = {  # cuts to 4 and 16 steps: too short, enough, what is said
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", NEEDED)
+@pytest.mark.parametrize("case", CASES)
 def test_how_far_a_layer_has_to_see(tmp_path: Path, case: str) -> None:
-    short, longer, too_short, enough, said = NEEDED[case]
+    short, longer, too_short, enough, said = CASES[case]
     spt = [0.9, 0.91, 0.93]
     made = collect.read_report([reach(tmp_path, {4: (short, spt), 16: (longer, spt), "full": (WHOLE[0], spt)})])
     found = made.reaches[0]

@@ -13,7 +13,7 @@ from spt.report.arms import Comparison
 from spt.report.format import delta_text, interval_text, is_percent, size_text
 from spt.report.levels import Contrast, LevelPair, by_recipe, by_study, level_contrasts
 from spt.report.stats import FEWEST
-from spt.runs.plan import Record, Seen
+from spt.runs.plan import ReceptiveField, Record
 
 ArmText = Literal["scratch", "SPT"]
 LEAD: dict[ArmText, str] = {"scratch": "from scratch", "SPT": "after self-pretraining"}
@@ -35,14 +35,14 @@ class NeededReach(Record):
 
 
 class Level(NamedTuple):
-    seen: Seen
+    seen: ReceptiveField
     comparison: Comparison
 
 
 class Cut(NamedTuple):
     """The whole against one reach."""
 
-    seen: Seen
+    seen: ReceptiveField
     contrast: Contrast
 
     @property
@@ -160,5 +160,5 @@ def _left_open(cut: Cut) -> str:
     return f", so that up to {size_text(loss, cut.contrast.metric)} may be lost"
 
 
-def _network(seen: Seen) -> str:
+def _network(seen: ReceptiveField) -> str:
     return f"{seen.layers} layer{' sees' if seen.layers == 1 else 's see'} {seen.network:,}"

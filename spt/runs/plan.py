@@ -34,7 +34,7 @@ class Total(Record):
     amount: float  # epochs, training sequences, operations, or device seconds
 
 
-class Seen(Record):
+class ReceptiveField(Record):
     """How far the network of a row sees, in steps to each side (before it, if causal)."""
 
     layer: int  # a kernel or an attention of it
@@ -51,7 +51,7 @@ class StudyRow(Record):
     factors: dict[str, Factor] = {}  # what the study varies, at this row's level
     total: Total | None = None
     changes: dict[str, Factor] = {}  # of the recipe's model, which made it as large as the others
-    seen: Seen | None = None  # where that is what the study varies
+    seen: ReceptiveField | None = None  # where that is what the study varies
 
 
 class PlannedCell(Record):

@@ -21,7 +21,7 @@ from spt.config.recipe import BUDGETS, Part, ResolvedRecipe, Section, Train
 from spt.config.validation import validate_values, validation_messages
 from spt.errors import RecipeError, SptError, UsageError
 from spt.models.options import LocalConfig
-from spt.runs.plan import ARMS, ArmName, Axis, Factor, SearchProtocol, Seen, Smoke, Total, factors_text
+from spt.runs.plan import ARMS, ArmName, Axis, Factor, ReceptiveField, SearchProtocol, Smoke, Total, factors_text
 from spt.studies.arms import Arm, control, main_arms, with_task_of
 from spt.studies.costs import CostModel
 from spt.studies.matching import Candidate, check_same_question, equal_changes
@@ -58,7 +58,7 @@ class GridRow:
     pretraining: ResolvedRecipe | None = None  # None: the same recipe's
     changes: Mapping[str, int] = field(default_factory=dict)  # that make the model as large as the others
     controls: Sequence[Arm] = ()  # beside scratch and SPT
-    seen: Seen | None = None  # where that is what the study varies
+    seen: ReceptiveField | None = None  # where that is what the study varies
 
     @property
     def arms(self) -> list[Arm]:
@@ -256,7 +256,7 @@ def _reach(study: Reach, base: BaseRecipe) -> Iterator[GridRow]:
             recipe = base.variant(changes, level)
             config = _local_config(recipe)
             network = length - 1 if (all_layers := config.seen()) is None else min(length - 1, all_layers)
-            seen = Seen(layer=reach or whole, layers=config.n_layers, network=network)
+            seen = ReceptiveField(layer=reach or whole, layers=config.n_layers, network=network)
             yield GridRow(recipe, {"reach": reach or FULL}, seen=seen)
 
 
