@@ -17,6 +17,7 @@ from spt.models.gated import ShortConvolution
 from spt.models.mixer import Context, Mixer, linear_flops
 from spt.models.ops.counts import Counts
 from spt.models.ops.delta_rule import delta_flops, delta_rule, delta_step
+from spt.models.ops.precision import at_least_float32
 from spt.models.ops.product import Linear
 from spt.models.options import BackboneConfig, FeedForwardKind, NormKind
 
@@ -81,9 +82,9 @@ class Rule(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """The arguments of the delta rule, after the short convolution."""
         N, K, V = self.heads
-        features = F.silu(convolved.float()).unflatten(-1, (N, 2 * K + V))
+        features = F.silu(at_least_float32(convolved)).unflatten(-1, (N, 2 * K + V))
         q, k, v = features.split((K, K, V), dim=-1)
-        beta = self.largest_beta * torch.sigmoid(self.beta(x).float())
+        beta = self.largest_beta * torch.sigmoid(at_least_float32(self.beta(x)))
         return _normalise(q, 1 / math.sqrt(K)), _normalise(k), v, beta, self.log_alpha(x)
 
     def forward(self, x: Float[Tensor, "B L D"], reverse: bool) -> Float[Tensor, "B L N V"]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from spt.models.mixer import Context, Mixer, linear_flops
 from spt.models.ops.convolution import short_convolve
 from spt.models.ops.counts import Counts
+from spt.models.ops.precision import at_least_float32
 from spt.models.ops.product import Linear
 from spt.models.ops.scan import scan
 from spt.models.options import BackboneConfig
@@ -95,7 +96,7 @@ class MinimalRecurrence(GatedRecurrence):
 
     def split(self, u: Float[Tensor, "B *L D"], direction: int) -> tuple[Float[Tensor, "B *L P"], ...]:
         """The arguments of the gates, and what enters: g (Feng et al. 2024, appendix B.3) is above 0, and grows."""
-        *gates, x = self.enter[direction](u).float().chunk(self.maps, dim=-1)
+        *gates, x = at_least_float32(self.enter[direction](u)).chunk(self.maps, dim=-1)
         return *gates, torch.where(x >= 0, x + 0.5, torch.sigmoid(x)) if self.candidate == "positive" else x
 
     def read(self, u: Float[Tensor, "B *L D"], states: list[Tensor]) -> Float[Tensor, "B *L D"]:

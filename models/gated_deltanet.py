@@ -21,6 +21,7 @@ from torch import Tensor
 from spt.models.base import Backbone, Counts, ParamGroup, linear_flops, new_parameter
 from spt.models.delta import DeltaConfig, DeltaMixer, Rule, new_map
 from spt.models.ops.discretise import log_uniform, parameter_for
+from spt.models.ops.precision import at_least_float32
 from spt.models.ops.product import Linear
 
 PAPER = "Yang, Kautz, Hatamizadeh 2024"
@@ -51,7 +52,7 @@ class GatedRule(Rule):
         return [*super().maps, self.decay]
 
     def log_alpha(self, x: Float[Tensor, "B *L D"]) -> Float[Tensor, "B *L N"]:
-        return -torch.exp(self.A_log) * F.softplus(self.decay(x).float() + self.dt_bias)
+        return -torch.exp(self.A_log) * F.softplus(at_least_float32(self.decay(x)) + self.dt_bias)
 
 
 class GatedDeltaNet(DeltaMixer):

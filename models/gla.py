@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from spt.models.base import Backbone, Counts, linear_flops
 from spt.models.linear_attention import GatedHeads, HeadsConfig, start_as_xavier
 from spt.models.ops.linear_attention import linear_attention_flops
+from spt.models.ops.precision import at_least_float32
 from spt.models.ops.product import Linear
 from spt.models.options import NormKind
 
@@ -50,7 +51,7 @@ class GatedLinearAttention(GatedHeads):
             nn.init.zeros_(layer.bias)
 
     def log_decay(self, x: Float[Tensor, "B L D"], direction: int) -> Float[Tensor, "B L H N"]:
-        gates = self.widen[direction](self.narrow[direction](x)).float()
+        gates = at_least_float32(self.widen[direction](self.narrow[direction](x)))
         return F.logsigmoid(gates).unflatten(-1, (self.heads, self.N)) / TEMPERATURE
 
     def norm(self, o: Float[Tensor, "B *L H P"], direction: int) -> Float[Tensor, "B *L H P"]:

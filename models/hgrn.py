@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from spt.models.base import Backbone, BackboneConfig, Counts, ParamGroup, linear_flops, new_parameter
 from spt.models.gated import Coefficients, GatedRecurrence
 from spt.models.ops import counts
+from spt.models.ops.precision import at_least_float32
 from spt.models.ops.product import Linear
 from spt.models.options import FeedForwardKind
 
@@ -63,7 +64,7 @@ class HGRN(GatedRecurrence):
         self.param_groups = {f"theta.{k}": ParamGroup(weight_decay=False) for k in range(K)}
 
     def coefficients(self, u: Float[Tensor, "B *L D"], direction: int) -> Coefficients:
-        real, imaginary, forget = self.enter[direction](u).float().chunk(3, dim=-1)
+        real, imaginary, forget = at_least_float32(self.enter[direction](u)).chunk(3, dim=-1)
         bound = self.shared[0](self.layer, direction)
         kept = bound + (1 - bound) * torch.sigmoid(forget)
         enters = (1 - bound) * torch.sigmoid(-forget)  # 1 - lambda, without cancellation

@@ -25,6 +25,7 @@ from spt.models.ops.linear_attention import (
     two_sided_attention,
     two_sided_attention_flops,
 )
+from spt.models.ops.precision import at_least_float32
 from spt.models.ops.product import Linear
 from spt.models.options import BackboneConfig, FeedForwardKind
 
@@ -128,7 +129,7 @@ class KernelAttention(Mixer):
 
     def _project(self, x: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys, and values with a one behind, in single precision."""
-        q, k, v = self.qkv(x).float().unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        q, k, v = at_least_float32(self.qkv(x)).unflatten(-1, (3, self.heads, -1)).unbind(-3)
         return q, k, F.pad(v, (0, 1), value=1.0)
 
     def _read(self, sums: Float[Tensor, "B *L H P"]) -> Float[Tensor, "B *L D"]:
@@ -195,7 +196,8 @@ class GatedHeads(Mixer):
         return F.rms_norm(o, (self.P,), eps=self.eps)
 
     def project(self, x: Float[Tensor, "B L D"], direction: int, first: int = 0) -> Heads:
-        heads = self.enter[direction](x).float().split([self.heads * self.N] * 2 + [self.heads * self.P], dim=-1)
+        widths = [self.heads * self.N] * 2 + [self.heads * self.P]
+        heads = at_least_float32(self.enter[direction](x)).split(widths, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in heads)
         return Heads(*self.place(q * self.N**-0.5, k, first), v, self.log_decay(x, direction))
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from spt.models.base import Backbone, Context, Counts, Mixer, ParamGroup, linear_flops, new_parameter
 from spt.models.ops.discretise import log_uniform, parameter_for
+from spt.models.ops.precision import at_least_float32
 from spt.models.ops.product import Linear
 from spt.models.ops.selective_scan import selective_scan, selective_scan_flops
 from spt.models.selective import SelectiveConfig, short_convolution
@@ -67,13 +68,13 @@ class Direction(nn.Module):
 
     @property
     def A(self) -> Float[Tensor, "E N"]:
-        return -torch.exp(self.A_log.float())
+        return -torch.exp(at_least_float32(self.A_log))
 
     def selection(self, u: Float[Tensor, "B *L E"]) -> Selection:
         N = self.A_log.shape[1]
         p, B, C = self.select(u).split([self.dt.in_features, N, N], dim=-1)
-        dt = F.linear(p, self.dt.weight).float() + self.dt.bias  # in bfloat16 the sum would lose small steps
-        return Selection(F.softplus(dt), B.float(), C.float())
+        dt = at_least_float32(F.linear(p, self.dt.weight)) + self.dt.bias  # in bfloat16 the sum would lose small steps
+        return Selection(F.softplus(dt), at_least_float32(B), at_least_float32(C))
 
     def forward(self, u: Float[Tensor, "B L E"], valid: Bool[Tensor, "B L"] | None, reverse: bool) -> Tensor:
         """y (B, L, E). Backwards, padding comes first: nothing enters there."""
@@ -104,7 +105,7 @@ class Mamba(Mixer):
         return [each for each in self.ssm if isinstance(each, Direction)]
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-        u, z = self.enter(x).float().chunk(2, dim=-1)
+        u, z = at_least_float32(self.enter(x)).chunk(2, dim=-1)
         return self.leave(self.mix_states(u, context.valid if context.padded else None) * F.silu(z))
 
     def mix_states(self, u: Float[Tensor, "B L E"], valid: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L E"]:
@@ -126,7 +127,7 @@ class Mamba(Mixer):
     def step(self, x: Float[Tensor, "B D"], state: Any) -> tuple[Float[Tensor, "B D"], Any]:
         before, h = state
         ssm = self.directions[0]
-        u, z = self.enter(x).float().chunk(2, dim=-1)
+        u, z = at_least_float32(self.enter(x)).chunk(2, dim=-1)
         u, before = ssm.convolution.step(u, before)
         u = F.silu(u)
         dt, B, C = ssm.selection(u)

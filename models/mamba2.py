@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from spt.models.base import Backbone, Context, Counts, Mixer, ParamGroup, linear_flops, new_parameter
 from spt.models.ops.discretise import log_uniform, parameter_for
 from spt.models.ops.linear_attention import linear_attention, linear_attention_flops, linear_attention_step
+from spt.models.ops.precision import at_least_float32
 from spt.models.ops.product import Linear
 from spt.models.selective import SelectiveConfig, short_convolution
 
@@ -77,7 +78,7 @@ class Direction(nn.Module):
     def project(self, x: Tensor, u: Tensor) -> tuple[Float[Tensor, "B *L F"], Float[Tensor, "B *L H"]]:
         """u, B and C side by side, and the step sizes."""
         H = len(self.D)
-        selected = self.select(x).float()
+        selected = at_least_float32(self.select(x))
         return torch.cat([u, selected[..., :-H]], dim=-1), F.softplus(selected[..., -H:] + self.dt_bias)
 
     def system(self, v: Float[Tensor, "B *L F"], dt: Float[Tensor, "B *L H"]) -> System:
@@ -85,7 +86,8 @@ class Direction(nn.Module):
         H, N = len(self.D), self.states
         u, B, C = F.silu(v).split([v.shape[-1] - 2 * N, N, N], dim=-1)
         u = u.unflatten(-1, (H, -1))
-        return System(u, C.unsqueeze(-2), B.unsqueeze(-2), dt[..., None] * u, -dt * torch.exp(self.A_log.float()))
+        decay = torch.exp(at_least_float32(self.A_log))
+        return System(u, C.unsqueeze(-2), B.unsqueeze(-2), dt[..., None] * u, -dt * decay)
 
     def forward(self, x: Tensor, u: Tensor, valid: Bool[Tensor, "B L"] | None, reverse: bool) -> Tensor:
         """y (B, L, H, P). Backwards, padding comes first: nothing enters there."""
@@ -117,7 +119,7 @@ class Mamba2(Mixer):
         return [each for each in self.ssm if isinstance(each, Direction)]
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-        z, u = self.enter(x).float().chunk(2, dim=-1)
+        z, u = at_least_float32(self.enter(x)).chunk(2, dim=-1)
         return self.read(self.mix_states(x, u, context.valid if context.padded else None), z)
 
     def mix_states(self, x: Tensor, u: Tensor, valid: Bool[Tensor, "B L"] | None = None) -> Float[Tensor, "B L H P"]:
@@ -142,7 +144,7 @@ class Mamba2(Mixer):
     def step(self, x: Float[Tensor, "B D"], state: Any) -> tuple[Float[Tensor, "B D"], Any]:
         before, S = state
         ssm = self.directions[0]
-        z, u = self.enter(x).float().chunk(2, dim=-1)
+        z, u = at_least_float32(self.enter(x)).chunk(2, dim=-1)
         v, dt = ssm.project(x, u)
         v, before = ssm.convolution.step(v, before)
         u, q, k, values, log_decay = ssm.system(v, dt)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from spt.models.base import Backbone, BackboneConfig, Counts, Mixer, ParamGroup, linear_flops, new_parameter
 from spt.models.gated import BlockLinear, Coefficients, ShortConvolution, real_scan, run
 from spt.models.mixer import Context
-from spt.models.ops.precision import without_autocast
+from spt.models.ops.precision import at_least_float32, without_autocast
 from spt.models.ops.product import Linear
 from spt.models.options import FeedForwardKind, NormKind
 
@@ -70,7 +70,7 @@ class Direction(nn.Module):
     def coefficients(self, u: Float[Tensor, "*B P"], first: Bool[Tensor, "*B"] | bool) -> Coefficients:
         """`first` marks the step before which there is none."""
         with without_autocast(u):
-            u = u.float()
+            u = at_least_float32(u)
             log_a = -SHARPNESS * F.softplus(self.Lambda) * torch.sigmoid(self.recurrence_gate(u))
             # sqrt(1 - a²) has no finite slope at a = 1, where a gate may round to.
             factor = torch.sqrt(-torch.expm1(2 * log_a).clamp(max=-1e-12))
@@ -101,7 +101,7 @@ class RGLRU(Mixer):
         return [each for each in self.lru if isinstance(each, Direction)]
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-        u = self.enter(x).float()
+        u = at_least_float32(self.enter(x))
         if context.padded:  # where the map's bias stands
             u = torch.where(context.valid[..., None], u, 0.0)
         return self.read(x, self.mix_states(u, context.valid if context.padded else None))

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, linear_flops
 from spt.models.ops.counts import linear
-from spt.models.ops.precision import without_autocast
+from spt.models.ops.precision import at_least_float32, without_autocast
 from spt.models.ops.product import Linear
 
 PAPER = "Cho et al. 2014; Hochreiter, Schmidhuber 1997"
@@ -47,7 +47,7 @@ class RNN(Mixer):
     def run(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L S"]:
         """The states of both directions, in float32; the backward one begins at each sequence's last valid step."""
         with without_autocast(x):
-            x = x.float()
+            x = at_least_float32(x)
             if not context.padded:
                 return self.cell(x)[0]
             lengths = context.valid.sum(1).clamp_min(1).cpu()
@@ -65,7 +65,7 @@ class RNN(Mixer):
         return None
 
     def step(self, x: Float[Tensor, "B D"], state: Any) -> tuple[Float[Tensor, "B D"], Any]:
-        h, state = self.cell(x[:, None].float(), state)
+        h, state = self.cell(at_least_float32(x[:, None]), state)
         return self.leave(h[:, 0]), state
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from spt.models.gated import BlockLinear
 from spt.models.mixer import Context, Mixer, PointwiseMixer, linear_flops, turn
 from spt.models.ops.counts import Counts
-from spt.models.ops.precision import without_autocast
+from spt.models.ops.precision import at_least_float32, without_autocast
 from spt.models.ops.product import Linear
 from spt.models.selective import short_convolution
 
@@ -84,7 +84,7 @@ class Cell(nn.Module):
 
     def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
         with without_autocast(x):
-            x = x.float()
+            x = at_least_float32(x)
             inputs = self.inputs(x, self.convolution(x)).permute(1, 2, 0, 3)
             memory, states = self.empty(len(x)), []
             for each in inputs.unbind(0):
@@ -151,7 +151,7 @@ class SLSTM(Mixer):
         cell: Any = self.cells[0]
         before, memory = state
         with without_autocast(x):
-            x = x.float()
+            x = at_least_float32(x)
             u, before = cell.convolution.step(x, before)
             memory = cell.advance(cell.inputs(x, u).transpose(0, 1), memory)
             return cell.norm(memory.h.transpose(0, 1)), (before, memory)

@@ -28,7 +28,7 @@ from spt.models.base import Backbone, BackboneConfig, Context, Counts, Mixer, li
 from spt.models.gated import BlockLinear
 from spt.models.mixer import turn
 from spt.models.ops.linear_attention import linear_attention, linear_attention_flops, linear_attention_step
-from spt.models.ops.precision import without_autocast
+from spt.models.ops.precision import at_least_float32, without_autocast
 from spt.models.ops.product import Linear
 from spt.models.selective import short_convolution
 from spt.models.slstm import SLSTM, ForgetGate, GatedFeedForward, HeadNorm, forget_bias, log_forget, start_small
@@ -109,7 +109,7 @@ class MLSTM(nn.Module):
 
     def forward(self, u: Float[Tensor, "B L S"]) -> Float[Tensor, "B L S"]:
         with without_autocast(u):
-            u = u.float()
+            u = at_least_float32(u)
             a = F.silu(self.convolution(u))
             return self.norm(mlstm(*self.inputs(u, a))) + self.skip * a
 
@@ -126,7 +126,7 @@ class MLSTM(nn.Module):
     def step(self, u: Float[Tensor, "B S"], state: Any) -> tuple[Float[Tensor, "B S"], Any]:
         before, memory, m = state
         with without_autocast(u):
-            u = u.float()
+            u = at_least_float32(u)
             convolved, before = self.convolution.step(u, before)
             a = F.silu(convolved)
             q, k, v, log_i, log_f = self.inputs(u, a)

@@ -221,8 +221,7 @@ def expected(one, x, largest_beta=1.0):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_layer_is_its_papers_recurrence(name, causal, monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # the layers compute coefficients in float32
+def test_a_layer_is_its_papers_recurrence(name, causal):
     one, x = layer(name, causal), torch.randn(B, L, D, dtype=torch.float64)
     truth, ours = expected(one, x), one(x, everything_valid(x))
     assert_near(ours, truth, 1e-12)
@@ -234,16 +233,14 @@ def test_a_layer_is_its_papers_recurrence(name, causal, monkeypatch):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_negative_eigenvalues_double_beta(name, monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+def test_negative_eigenvalues_double_beta(name):
     one, x = layer(name, negative_eigenvalues=True), torch.randn(B, L, D, dtype=torch.float64)
     assert_near(one(x, everything_valid(x)), expected(one, x, largest_beta=2.0), 1e-12)
 
 
-def test_gated_deltanet_is_the_layer_of_qwen3_next(monkeypatch):
+def test_gated_deltanet_is_the_layer_of_qwen3_next():
     """There a head's queries, keys, values and gate stand together in one map, as do its beta and decay; the
     convolution's features are the queries of all heads, their keys, and their values, from the earliest step on."""
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     arrays = {name.removeprefix("layer."): array for name, array in ARRAYS.items() if name.startswith("layer.")}
     config = gated_deltanet.Config(d_model=8, d_head=3, n_layers=1, causal=True, feed_forward="none")
     N, K, V = config.heads

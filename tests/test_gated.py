@@ -105,8 +105,7 @@ def output(name, layer, x, states):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", GATED)
-def test_a_layer_is_its_papers_recurrence(name, causal, monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # the layers compute coefficients in float32
+def test_a_layer_is_its_papers_recurrence(name, causal):
     layer, x = mixer(name, causal), torch.randn(B, L, D, dtype=torch.float64)
     expected = output(name, layer, x, [loop(name, layer, x, k) for k in range(1 if causal else 2)])
     ours = layer(x, everything_valid(x))
@@ -118,8 +117,7 @@ def test_a_layer_is_its_papers_recurrence(name, causal, monkeypatch):
         assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-10 * float(theirs.abs().max()))
 
 
-def test_a_linear_candidate_is_section_3_1(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+def test_a_linear_candidate_is_section_3_1():
     layer, x = mixer("mingru", candidate="linear"), torch.randn(B, L, D, dtype=torch.float64)
     expected = output("mingru", layer, x, [loop("mingru", layer, x, 0)])
     assert torch.allclose(layer(x, everything_valid(x)), expected, rtol=0, atol=1e-12)
@@ -145,9 +143,8 @@ def test_gates_of_minlstm_add_up_to_one_and_remember_with_a_bias():
     assert torch.allclose(untouched[0][P:], untouched[1][P:]) and torch.allclose(untouched[0][:P] + 4, untouched[1][:P])
 
 
-def test_rglru_is_the_published_code(monkeypatch):
+def test_rglru_is_the_published_code():
     """tests/arrays/README.md says how the arrays were made."""
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     arrays = {name: torch.from_numpy(array) for name, array in np.load(ARRAYS / "rglru.npz").items()}
     config = rglru.Config(d_model=6, d_hidden=8, blocks=2, n_layers=1, causal=True, feed_forward="none")
     layer = rglru.RGLRU(config).double()

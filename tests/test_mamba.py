@@ -21,12 +21,6 @@ SELECTIVE = {"mamba": mamba, "mamba2": mamba2}
 SIZES = {"mamba": {"d_state": 4, "dt_rank": 2}, "mamba2": {"d_state": 5, "d_head": 4}}
 
 
-@pytest.fixture
-def double(monkeypatch):
-    """The layers compute in float32 what runs along a sequence."""
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-
-
 def mixer(name, causal=True, dtype=torch.float64):
     torch.manual_seed(3)
     config = SELECTIVE[name].Config(d_model=D, n_layers=1, causal=causal, dt_min=0.1, dt_max=2.0, **SIZES[name])
@@ -135,7 +129,7 @@ def test_a_selective_scan_keeps_no_states_of_every_step(window, monkeypatch):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", SELECTIVE)
-def test_a_layer_is_its_papers_recurrence(name, causal, double):
+def test_a_layer_is_its_papers_recurrence(name, causal):
     layer, x = mixer(name, causal), torch.randn(B, L, D, dtype=torch.float64, requires_grad=True)
     agree(layer(x, everything_valid(x)), LOOPS[name](layer, x), [x, *layer.parameters()], rtol=1e-9)
 
@@ -167,7 +161,7 @@ OWN_NAMES = {
 
 
 @pytest.mark.parametrize("name", SELECTIVE)
-def test_a_layer_is_the_published_code(name, double):
+def test_a_layer_is_the_published_code(name):
     """Forward, backward and step by step; tests/arrays/README.md says how the arrays were made."""
     arrays, layer = published(name), mixer(name)
     names = NAMES | OWN_NAMES[name]

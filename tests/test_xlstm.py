@@ -36,11 +36,6 @@ def context(*lengths):
     return Context(valid, padded=len(set(lengths)) > 1)
 
 
-@pytest.fixture
-def in_double(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # memories are computed in float32
-
-
 def sigmoid(x):
     return 1 / (1 + torch.exp(-x))
 
@@ -125,7 +120,7 @@ def expected(kind, mixer, x, causal):
 @pytest.mark.parametrize("gate", ["sigmoid", "exponential"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_layer_is_its_papers_recurrence(kind, causal, gate, in_double):
+def test_a_layer_is_its_papers_recurrence(kind, causal, gate):
     mixer, x = layer(kind, causal=causal, forget_gate=gate), torch.randn(B, L, D, dtype=torch.float64)
     ours, theirs = mixer(x, context(L, L)), expected(kind, mixer, x, causal)
     assert (ours - theirs).abs().max() < 1e-10 * theirs.abs().max()
@@ -148,7 +143,7 @@ def test_the_matrix_memory_is_that_of_transformers():
         assert (ours - theirs).abs().max() < 1e-10 * theirs.abs().max()
 
 
-def test_a_block_of_mlstm_is_the_published_code(in_double):
+def test_a_block_of_mlstm_is_the_published_code():
     """tests/arrays/README.md says how the arrays were made."""
     arrays = {name: torch.from_numpy(array) for name, array in np.load(ARRAYS / "mlstm_layer.npz").items()}
     mixer = layer("mlstm", d_model=8, n_heads=2, causal=True)

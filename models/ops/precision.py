@@ -23,3 +23,8 @@ def autocast_type(x: Tensor) -> torch.dtype | None:
 def has_values(x: Tensor) -> bool:
     """False for tensors that only stand for others, as when memory or operations are counted."""
     return not (x.is_meta or isinstance(x, FakeTensor))
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """For recurrences and gates, which lose too much in half precision: float32, or float64 where x has it."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
