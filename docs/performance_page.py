@@ -2,7 +2,8 @@
 
 Two kinds of files: published.json, comparisons with published code, which spt cannot measure by itself; and results of
 `spt bench … --save`. In the prose, `{{ published NAME }}` is a table of the first, `{{ measured FILE }}` are the tables
-of a result as the command prints them, and `{{ models FILE,… }}` is one table of models at several lengths.
+of a result as the command prints them, `{{ models FILE,… }}` is one table of models at several lengths, and `{{ errors
+FILE }}` one of what measure_errors.py wrote.
 """
 
 import json
@@ -83,9 +84,11 @@ def performance_page() -> str:
     def made(found: re.Match[str]) -> str:
         if found[1] == "published":
             return comparison(tables[found[2]])
-        return measured(result(found[2])) if found[1] == "measured" else of_models(map(result, found[2].split(",")))
+        if found[1] == "models":
+            return of_models(map(result, found[2].split(",")))
+        return (measured if found[1] == "measured" else rounding_errors)(result(found[2]))
 
-    return f"{title}\n{NOTICE}\n{re.sub(r'{{ (published|measured|models) ([a-z0-9_,-]+) }}', made, rest)}"
+    return f"{title}\n{NOTICE}\n{re.sub(r'{{ (published|measured|models|errors) ([a-z0-9_,-]+) }}', made, rest)}"
 
 
 def published() -> dict[str, Table]:
@@ -156,6 +159,20 @@ def of_models(results: Iterable[dict[str, Any]]) -> str:
                 cells += [_number(1e3 * row["seconds"]["step"]), _number(row["peak_bytes"] / 2**20)]
         lines.append(cells)
     return "\n\n".join([_markdown(heads, lines, [True]), *(f"*{origin(found)}.*" for found in results)])
+
+
+def rounding_errors(found: dict[str, Any]) -> str:
+    """Of every model, in two precisions, and step by step."""
+    names = ("float32 output", "float32 gradients", "bfloat16 output", "bfloat16 gradients", "steps")
+    lines = [
+        [
+            f"`{model}`{' (causal)' if row['causal'] else ''}",
+            *("" if row[name] is None else f"{row[name]:.0e}" for name in names),
+        ]
+        for model, row in found["rows"].items()
+    ]
+    heads = ["model", *names[:-1], "step by step, float32"]
+    return f"{_markdown(heads, lines, [True])}\n\n*{origin(found)}.*"
 
 
 def _seconds(row: dict[str, Any] | None) -> float:

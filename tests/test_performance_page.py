@@ -3,6 +3,7 @@
 import json
 import re
 
+import measure_errors
 import performance_page
 import pytest
 from performance_page import (
@@ -14,6 +15,7 @@ from performance_page import (
     origin,
     published,
     result,
+    rounding_errors,
     slopes_figure,
     write_figures,
 )
@@ -67,7 +69,8 @@ def test_every_measurement_is_on_the_page():
     files = {path.stem for path in performance_page.MEASUREMENTS.glob("*.json")} - others
     together = {name for kind, names in asked if kind == "models" for name in names.split(",")}
     alone = {(kind, name) for kind, name in asked if kind != "models"}
-    assert alone == {("published", name) for name in published()} | {("measured", name) for name in files - together}
+    of_bench = {("measured", name) for name in files - together - {"errors"}}
+    assert alone == {("published", name) for name in published()} | of_bench | {("errors", "errors")}
     for name in files:
         assert origin(result(name)) in performance_page.performance_page()
 
@@ -106,6 +109,18 @@ def test_models_at_two_lengths_are_one_table():
         "| `c` | 8 |  | out of memory |  |  |  |",
     ]
     assert text.count(origin(facts)) == 2
+
+
+def test_every_model_has_its_rounding_errors():
+    """And those of one, measured again, are near: nobody has changed what it computes."""
+    rows = result("errors")["rows"]
+    assert list(rows) == measure_errors.models()
+    assert "| `s4` |" in rounding_errors(result("errors")) and "| `linformer` |" in rounding_errors(result("errors"))
+    again = measure_errors.measure("mingru")
+    assert again.keys() == rows["mingru"].keys() and not again["causal"]
+    for name in again.keys() - {"causal"}:
+        assert 1 / 3 < again[name] / rows["mingru"][name] < 3, name
+    assert again["float32 output"] < again["bfloat16 output"] / 100
 
 
 def test_the_figure_is_of_the_measurements(tmp_path):
