@@ -184,9 +184,12 @@ def test_every_model_can_be_measured(name, here):
     assert sum(found.values()) == pytest.approx(1) and found["optimiser"] > 0
     assert (found["linear"] > 0) == (name != "tcn"), "of convolutions alone"
     kernel = any(module.rpartition(".")[2] == "kernel" for module, _ in step.model.named_modules())
-    attention = name in {"transformer", "dlr_attention", "linformer", "mega", "spade", "hf"}
+    softmax = {"transformer", "dlr_attention", "linformer", "mega", "spade", "hf"}
+    linear = {"retnet", "gla", "mamba2", "deltanet", "gated_deltanet", "xlstm"}
+    scans = {"s5", "lru", "linoss", "mingru", "minlstm", "rglru", "hgrn", "mamba", "rnn"}
     short = {"tcn", "rglru", "mamba", "mamba2", "deltanet", "gated_deltanet", "xlstm"}  # convolutions over few steps
-    expected = {"kernel": kernel, "convolution": kernel or name in short, "attention": attention}
+    expected = {"kernel": kernel, "convolution": kernel or name in short, "attention": name in softmax | linear}
+    assert found["scan"] > 0 or name not in scans, found
     for part, there in expected.items():
         assert (found[part] > 0) == there, (part, found)
     assert step.operations() > 0

@@ -17,8 +17,8 @@ FUNCTIONS = {  # autograd functions, by the module of spt.models.ops that define
     "convolution": "convolution",
     "vandermonde": "kernel",
     "dplr": "kernel",
-    "scan": "scan",
-    "attention": "attention",
+    **dict.fromkeys(("scan", "second_order", "selective_scan", "recurrence"), "scan"),
+    **dict.fromkeys(("attention", "linear_attention", "delta_rule"), "attention"),
 }
 
 NAMED = {  # operations, by name
@@ -28,7 +28,8 @@ NAMED = {  # operations, by name
 }
 
 LINEAR = {
-    f"aten::{name}" for name in ("linear", "matmul", "mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "addmv")
+    "mkldnn::_linear_pointwise",  # oneDNN's
+    *(f"aten::{name}" for name in ("linear", "matmul", "mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "addmv")),
 }
 
 OWNERS = {"kernel", "convolution", "scan", "attention"}  # these own everything that runs within them
