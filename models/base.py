@@ -200,6 +200,11 @@ def randomise(module: nn.Module, prefixes: tuple[str, ...] = ("",)) -> None:
 
 def make_norm(config: BackboneConfig) -> nn.Module:
     width, eps = config.d_model, config.norm_eps
+    if width == 1 and config.norm in ("layer", "scalar"):
+        raise Unsupported(
+            f"d_model 1 with norm: {config.norm}: of one feature, less its mean, nothing is left for a layer to see; "
+            "choose a larger d_model or norm: none"
+        )
     if config.norm == "layer":
         return nn.LayerNorm(width, eps=1e-5 if eps is None else eps)
     if config.norm == "rms":

@@ -103,6 +103,8 @@ class BackboneConfig(BaseModel):
             self.refuse_changed(others, "without a feed-forward layer; add feed_forward: mlp or switch")
         if self.feed_forward == "mlp":
             self.refuse_changed(sorted(SWITCH_OPTIONS), "with feed_forward: mlp; choose switch")
+        if self.feed_forward == "switch" and self.n_experts == 1:
+            raise ValueError("n_experts 1 leaves a router nothing to choose or learn; use feed_forward: mlp")
         if self.noncausal_routing and not (self.causal and self.routing == "expert"):
             raise ValueError("noncausal_routing has no effect unless the model is causal and routing is expert")
         return self

@@ -55,6 +55,11 @@ class Config(BackboneConfig):
             raise ValueError(f"slstm_every {self.slstm_every} has no effect on {self.n_layers} blocks")
         if self.slstm_every is not None and self.d_model % self.n_heads:
             raise ValueError(f"blocks of sLSTM have heads, but d_model {self.d_model} is no multiple of {self.n_heads}")
+        if self.inner == self.n_heads or (self.slstm_every is not None and self.d_model == self.n_heads):
+            raise ValueError(
+                f"n_heads {self.n_heads} leaves heads of one feature, of which their layer norm leaves nothing; choose "
+                "fewer heads or a larger d_model"
+            )
         return self
 
     @property

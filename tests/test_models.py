@@ -151,6 +151,13 @@ def test_padding_is_looked_at_only_when_asked_for():
     assert model_contract.difference(plain(other, padded)[1, :4], plain(x, padded)[1, :4]) < model_contract.TOLERANCE
 
 
+@pytest.mark.parametrize("norm", ["layer", "scalar"])
+def test_a_norm_that_leaves_nothing_of_one_feature_is_refused(norm):
+    with pytest.raises(UsageError, match=r"d_model 1 with norm: .* nothing is left"):
+        tiny(find_plugin("models", "mingru"), causal=True, d_model=1, norm=norm)
+    tiny(find_plugin("models", "mingru"), causal=True, d_model=1, norm="none")
+
+
 def test_dropout_changes_training_only():
     model = tiny(find_plugin("models", "transformer"), causal=False, dropout=0.5, attention_dropout=0.5)
     x = model_contract.sequence(1, 7)
@@ -167,6 +174,7 @@ def test_dropout_changes_training_only():
         ({"positions": ["rotary", "rotary"]}, "twice"),
         ({"positions": "rotor"}, "positions"),
         ({"n_heads": 2.5}, "n_heads"),
+        ({"feed_forward": "switch", "n_experts": 1}, "n_experts 1 leaves a router nothing to choose"),
     ],
 )
 def test_contradictions_are_refused(options, complaint):

@@ -248,7 +248,7 @@ def test_steps_are_in_single_precision_where_the_rest_is_not(kind):
     assert whole.dtype == torch.float32 and torch.allclose(torch.stack(ys, 1), whole, atol=1e-4)
 
 
-@pytest.mark.parametrize(("width", "heads", "inner"), [(128, 4, 256), (6, 2, 12), (5, 4, 8), (1, 4, 4), (50, 3, 96)])
+@pytest.mark.parametrize(("width", "heads", "inner"), [(128, 4, 256), (6, 2, 12), (5, 4, 8), (1, 3, 12), (50, 3, 96)])
 def test_the_inner_width_fits_heads_and_blocks(width, heads, inner):
     assert xlstm.Config(d_model=width, n_heads=heads).inner == inner
 
@@ -258,9 +258,11 @@ def test_the_inner_width_fits_heads_and_blocks(width, heads, inner):
     [
         ({"slstm_every": 8}, "slstm_every 8 has no effect on 4 blocks"),
         ({"slstm_every": 2, "d_model": 10}, "d_model 10 is no multiple of 4"),
+        ({"d_model": 2}, "n_heads 4 leaves heads of one feature"),
+        ({"d_model": 4, "slstm_every": 2}, "n_heads 4 leaves heads of one feature"),
     ],
 )
-def test_blocks_of_slstm_that_cannot_be_are_refused(options, message):
+def test_blocks_that_cannot_be_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         xlstm.Config(**options)
 
