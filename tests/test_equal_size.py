@@ -339,6 +339,14 @@ def test_what_was_found_is_held_to_the_recipes(tmp_path: Path) -> None:
         kept(60)
 
 
+def test_what_was_found_changes_sizes_alone(tmp_path: Path) -> None:
+    scaled = {"quickstart": {}, "quickstart-dlr": {"d_model": 42, "max_length": 64}}
+    with pytest.raises(
+        UsageError, match=r"has max_length under scaled, .* scale width changes only d_model; take scaled"
+    ):
+        planned(tmp_path, QUICK[:2], scaled=scaled)
+
+
 @pytest.mark.parametrize(
     ("raw", "complaint"),
     [

@@ -129,7 +129,19 @@ def _amount(study: Models | Variants, cost: float) -> str:
 def _check_found(
     study: Models | Variants, found: Mapping[str, int], one: Candidate, first: Candidate, costs: CostModel
 ) -> None:
-    """What was found before still makes the model as large as the first; times are another machine's to find."""
+    """What was found before changes the size alone, and still makes the model as large as the first; times are another
+    machine's to find."""
+    option: Literal["d_model", "n_layers"] = "d_model" if study.scale == "width" else "n_layers"
+    try:
+        sizes = one.model_config().at_scale(option, one.resolved.recipe.model.options[option])
+    except ValueError:  # it has one size
+        sizes = {}
+    if foreign := sorted(set(found) - set(sizes)):
+        known = f"only {' and '.join(sizes)}" if sizes else "nothing"
+        raise UsageError(
+            f"{one.label}: the study's file has {foreign[0]} under scaled, where scale {study.scale} changes {known}; "
+            "take scaled out of the file, so that it is found for the recipes as they are now"
+        )
     if study.match == "time":
         return
     cost, target = (_network_cost(study, recipe, costs) for recipe in (one.with_model(found), first.resolved))
