@@ -151,7 +151,11 @@ def test_models_of_equal_size_are_found_once(tmp_path):
             "tiny.yaml, level 'B': model.d_modl: unknown key",
         ),
         (("variants", "tiny.yaml", "--variant", "a\tb"), 2, r"a variant is called 'a\tb'"),
-        (("reach", "tiny.yaml", "--reaches", "4,all"), 2, "--reaches 4,all: numbers with commas"),
+        (
+            ("reach", "tiny.yaml", "--reaches", "4,all"),
+            2,
+            "--reaches 4,all: whole numbers with commas between them are expected, such as 1,4",
+        ),
         (("reach", "quickstart-s5"), 2, "quickstart-s5: s5 cannot be cut to a reach; models that can are transformer,"),
         (("objective", "tiny.yaml"), 2, "no objective is named"),
         (("objective", "tiny.yaml", "--objective", "masked:rato=0.5"), 2, "did you mean ratio"),

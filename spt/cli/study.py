@@ -141,8 +141,8 @@ def _list(text: str | None, option: str, kind: Callable[[str], Any] = float) -> 
             return [kind(part) for part in parts]
         raise ValueError
     except ValueError:
-        what = "words" if kind is str else "numbers"
-        such = "" if kind is str else ", such as 0.2,0.4"
+        what = "words" if kind is str else "numbers" if kind is float else "whole numbers"
+        such = "" if kind is str else ", such as 0.2,0.4" if kind is float else ", such as 1,4"
         raise UsageError(f"{option} {text}: {what} with commas between them are expected{such}") from None
 
 
