@@ -6,11 +6,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from spt.analysis.errors import Evaluation, RunPredictions
-from spt.analysis.reevaluate import check_finetuned, evaluate_run
-from spt.data.source import call_hook, open_part
+from spt.analysis.reevaluate import check_finetuned
+from spt.data.source import call_hook, class_names, open_part
 from spt.errors import DataError, UsageError
 from spt.runs.predictions import FILE, NotComparable, read_columns
 from spt.runs.result import Result
@@ -18,7 +17,7 @@ from spt.runtime.distributed import Runtime
 from spt.tasks.base import IGNORED, Classes, Split, TaskData
 from spt.training.load_run import FinishedRun, load_run, read_finished_run
 from spt.training.losses import answers
-from spt.training.objectives import Inputs
+from spt.training.outputs import Computation, network_outputs
 
 
 class LoadedPredictions(NamedTuple):
@@ -87,11 +86,6 @@ def _evaluation(run: FinishedRun, split: Literal["test", "val"]) -> Evaluation:
     part = open_part(run.job.resolved.recipe.task)
     module, config = part.component.module, part.config
     row, step, truth = _items(rows, data)
-    names: tuple[str, ...] = ()
-    if isinstance(data.target, Classes) and hasattr(module, "class_names"):
-        names = tuple(map(str, call_hook(part.component, "class_names", config)))
-        if len(names) != data.target.count:  # it predicts other classes, as subtrees' vocabulary
-            names = ()
 
     def reader(name: str) -> Any:
         return (lambda values: call_hook(part.component, name, config, values)) if hasattr(module, name) else None
@@ -109,7 +103,7 @@ def _evaluation(run: FinishedRun, split: Literal["test", "val"]) -> Evaluation:
         row=row,
         step=step,
         truth=truth,
-        names=names,
+        names=class_names(part, data.target),
         row_width=data.row_width,
         attributes=attributes,
         readable=reader("readable"),
@@ -201,21 +195,19 @@ def _recompute(run: FinishedRun, rows: Split, runtime: Runtime) -> tuple[NDArray
     size = len(rows.values) if output.per_step else len(rows)
     predicted = np.zeros(size, np.int32) if classes else np.zeros((size, output.size), np.float32)
     margin = np.zeros(size, np.float32) if classes else None
-
-    def keep(places: NDArray[np.int64], inputs: Inputs, logits: Tensor) -> None:
-        valid: Any = slice(None)
+    computation = Computation.of_stage(run.setup)
+    for part in network_outputs(run.network, rows, run.data.input, computation, runtime):
+        valid: Any = part.context.valid if output.per_step else slice(None)
+        places = part.rows
         if output.per_step:
-            valid = inputs.context.valid.cpu()
             places = np.concatenate(
                 [np.arange(a, b) for a, b in zip(rows.starts[places], rows.stops[places], strict=True)]
             )
-        predictions, logits = answers(output, logits).cpu()[valid], logits.float().cpu()[valid]
+        predictions, logits = answers(output, part.values)[valid], part.values[valid]
         if margin is None:
             predicted[places] = predictions.numpy()
         else:
             predicted[places] = predictions[..., 0].numpy()
             best = logits.topk(2, dim=-1).values
             margin[places] = (best[..., 0] - best[..., 1]).numpy()
-
-    evaluate_run(run, run.setup.data, rows, runtime, keep)
     return predicted, margin

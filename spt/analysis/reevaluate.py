@@ -14,11 +14,10 @@ from spt.models.base import Unsupported
 from spt.runs.result import Result
 from spt.runtime.distributed import Runtime
 from spt.tasks.base import Split, TaskData, Tokens, Values
-from spt.training.build import build_backbone
+from spt.training.build import lengthened
 from spt.training.checkpoint import read_meta
-from spt.training.evaluate import Observer, evaluate
+from spt.training.evaluate import evaluate
 from spt.training.load_run import FinishedRun, load_run
-from spt.training.network import SequenceModel
 from spt.training.objectives import evaluation_draw
 from spt.training.threads import stage_threads
 
@@ -47,8 +46,9 @@ def reevaluate(
         if split != "train":
             _refuse_trained_on(path, data, other, split)
     if other.length > data.length:
-        run = _for_length(run, other.length)
-        setup = run.setup
+        model = lengthened(run.network, run.job.resolved.recipe.model, data.length, other.length)
+        setup = replace(setup, model=model)
+        run = replace(run, setup=setup)
     rate = other.interval / data.interval
     if rate != 1:
         try:
@@ -71,37 +71,19 @@ def reevaluate(
     }
 
 
-def _for_length(run: FinishedRun, length: int) -> FinishedRun:
-    """The run with its weights in a network for longer sequences. Raises UsageError where their shapes depend on it."""
-    part, own = run.job.resolved.recipe.model, run.network
-    backbone = build_backbone(part, length)
-    weights = own.backbone.state_dict()
-    other = {name: tensor.shape for name, tensor in backbone.state_dict().items()}
-    if odd := [name for name, tensor in weights.items() if other.get(name) != tensor.shape]:
-        raise UsageError(
-            f"the changed task has sequences of {length:,} steps, but model {part.name} was built for "
-            f"{run.data.length:,}: {odd[0]} would have another shape"
-        )
-    backbone.load_state_dict(weights)
-    model = SequenceModel(own.encoder, backbone, own.head, own.denoiser, own.frozen).eval()
-    return replace(run, setup=replace(run.setup, model=model))
-
-
 def check_finetuned(path: Path, result: Result) -> None:
     """Raise CheckpointError if the result is that of a pretraining run."""
     if result.stage != "finetune":
         raise CheckpointError(f"{path} is a pretraining run, which has no task; name the folder of a finetuning run")
 
 
-def evaluate_run(
-    run: FinishedRun, data: TaskData, rows: Split, runtime: Runtime, observe: Observer | None = None
-) -> dict[str, float]:
-    """Scores of a finetuning run's network on these rows of its own or of similar data; `observe` as in `evaluate`."""
+def evaluate_run(run: FinishedRun, data: TaskData, rows: Split, runtime: Runtime) -> dict[str, float]:
+    """Scores of a finetuning run's network on these rows of its own or of similar data."""
     job, setup = run.job, replace(run.setup, data=data)
     draw = evaluation_draw(job.train, job.seed, run.result.best_step)
     with stage_threads(run.setup, runtime), runtime.kernels():
         model = setup.model.to(runtime.device)
-        scores, _ = evaluate(model, setup, rows, runtime, draw, at_once=1, observe=observe)
+        scores, _ = evaluate(model, setup, rows, runtime, draw, at_once=1)
     return scores
 
 

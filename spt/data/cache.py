@@ -184,7 +184,7 @@ def read_prepared(folder: Path) -> TaskData:
 
     try:
         manifest = json.loads((folder / "data.json").read_text(encoding="utf-8"))
-        input, target = _from_spec(manifest["input"]), _from_spec(manifest["target"])
+        input, target = from_spec(manifest["input"]), from_spec(manifest["target"])
         splits: dict[str, Any] = {}
         for name in ("train", "val", "test"):
             table = pa.ipc.open_stream(pa.memory_map(str(folder / f"{name}.arrow"))).read_all()
@@ -224,7 +224,8 @@ def _view(array: Any) -> NDArray[Any]:
     return values[array.offset : array.offset + len(array)]
 
 
-def _from_spec(spec: dict[str, Any]) -> Any:
+def from_spec(spec: dict[str, Any]) -> Any:
+    """An input or a target from its description. Raises KeyError, TypeError or ValueError."""
     kinds: dict[str, Any] = {"Tokens": Tokens, "Values": Values, "Classes": Classes, "Reals": Reals}
     options = {key: tuple(v) if isinstance(v, list) else v for key, v in spec.items() if key != "kind"}
     return kinds[spec["kind"]](**options)

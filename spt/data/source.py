@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from spt.config.plugins import Component, find_plugin
 from spt.config.recipe import Part
 from spt.errors import DataError, SptError, one_line
-from spt.tasks.base import TaskConfig
+from spt.tasks.base import Classes, Reals, TaskConfig, Tokens, Values
 
 
 class OpenTask(NamedTuple):
@@ -77,3 +77,19 @@ def data_dir() -> Path:
 def is_indexable(task: OpenTask) -> bool:
     """Does the task make only as many rows as are asked for?"""
     return getattr(task.component.module, "INDEXABLE", False) is True
+
+
+def reading(task: OpenTask, input: Tokens | Values) -> dict[str, Any]:
+    """What new rows are read by, for a JSON file, of a task that reads the user's own; {} of others."""
+    if not hasattr(task.component.module, "reading"):
+        return {}
+    read: dict[str, Any] = call_hook(task.component, "reading", task.config, data_dir().resolve(), input)
+    return read
+
+
+def class_names(task: OpenTask, target: Classes | Reals) -> tuple[str, ...]:
+    """What the task calls each class; () where it does not say."""
+    if not (isinstance(target, Classes) and hasattr(task.component.module, "class_names")):
+        return ()
+    names = tuple(map(str, call_hook(task.component, "class_names", task.config)))
+    return names if len(names) == target.count else ()  # it predicts other classes, as subtrees' vocabulary

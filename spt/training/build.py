@@ -9,16 +9,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
 from spt.config.job import Job
 from spt.config.plugins import find_plugin
-from spt.config.recipe import Finetune, Part, Pretrain, Train
+from spt.config.recipe import EncoderConfig, Finetune, HeadConfig, Part, Pretrain, StepHeadConfig, Train
 from spt.data.batching import NOBODY, Batch, collate, pieces, shuffled
 from spt.data.dataset import open_task
 from spt.errors import DataError, SptError, UsageError, one_line
 from spt.models.base import Backbone, Unsupported, randomise
 from spt.rng import Draw
-from spt.tasks.base import Split, TaskData, describe, sequence_lengths
+from spt.tasks.base import Split, TaskData, Tokens, Values, describe, sequence_lengths
 from spt.training.budget import plan_steps
 from spt.training.network import Encoder, Head, SequenceModel, output_of_head
 from spt.training.objectives import OBJECTIVES, Inputs, Objective, Output, Targets, evaluation_draw, known_metrics
@@ -89,27 +90,14 @@ def build_stage(job: Job) -> StageSetup:
     output = output_of_head(objective.output(data), width, stage.head)
     _check_train(job, objective, output, data)
     joint = _joint_loss(job, stage, data, width) if isinstance(stage, Finetune) and stage.joint else None
-    # Streams of their own: the head is the same in both arms, and the scratch arm starts where pretraining started.
-    try:
-        with seeded(job.seed, "encoder"):
-            encoder = Encoder(data.input, width, recipe.encoder)
-        with seeded(job.seed, "backbone"):
-            backbone = build_backbone(recipe.model, data.length)
-        with seeded(job.seed, "head"):
-            head = Head(width, output, stage.head)
-        with seeded(job.seed, "head"):  # as pretraining's starts
-            denoiser = None if joint is None else Head(width, joint.output, recipe.pretrain.head)
-        if recipe.model.options.get("initialisation") == "random":  # the whole network, as the SPT paper has it
-            for name, part in (("encoder", encoder), ("head", head), ("head", denoiser)):
-                with seeded(job.seed, f"random {name}"):
-                    if part is not None:
-                        randomise(part)
-    except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # sizes that no machine can hold
-        if not re.search("memory|alloc|overflow|too large|numel|storage", str(error), re.I):
-            raise
-        raise UsageError(f"the network is too large to build here: {one_line(error)}") from error
-    frozen = isinstance(stage, Finetune) and stage.freeze
-    model = SequenceModel(encoder, backbone, head, denoiser, frozen)
+    model = build_network(
+        Architecture(model=recipe.model, encoder=recipe.encoder, head=stage.head, seed=job.seed),
+        data.input,
+        output,
+        data.length,
+        joint=None if joint is None else (joint.output, recipe.pretrain.head),
+        frozen=isinstance(stage, Finetune) and stage.freeze,
+    )
     setup = StageSetup(job, data, objective, output, model, joint)
     if isinstance(stage, Finetune) and job.parent is not None:
         selected_tensors(model, stage.load)
@@ -119,6 +107,65 @@ def build_stage(job: Job) -> StageSetup:
     _check_costs(setup)
     _check_scored(setup)
     return setup
+
+
+class Architecture(BaseModel):
+    """What a network is built from, but for what the task's data decide."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Part
+    encoder: EncoderConfig
+    head: HeadConfig | StepHeadConfig
+    seed: int  # of the weights that it starts with
+
+
+def build_network(
+    parts: Architecture,
+    input: Tokens | Values,
+    output: Output,
+    length: int,
+    *,
+    joint: tuple[Output, StepHeadConfig] | None = None,
+    frozen: bool = False,
+) -> SequenceModel:
+    """The network before any training, for sequences of up to `length` steps; with `joint`, it has a second head."""
+    width, seed = model_width(parts.model), parts.seed
+    # Streams of their own: the head is the same in both arms, and the scratch arm starts where pretraining started.
+    try:
+        with seeded(seed, "encoder"):
+            encoder = Encoder(input, width, parts.encoder)
+        with seeded(seed, "backbone"):
+            backbone = build_backbone(parts.model, length)
+        with seeded(seed, "head"):
+            head = Head(width, output, parts.head)
+        with seeded(seed, "head"):  # as pretraining's starts
+            denoiser = None if joint is None else Head(width, *joint)
+        if parts.model.options.get("initialisation") == "random":  # the whole network, as the SPT paper has it
+            for name, part in (("encoder", encoder), ("head", head), ("head", denoiser)):
+                with seeded(seed, f"random {name}"):
+                    if part is not None:
+                        randomise(part)
+    except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # sizes that no machine can hold
+        if not re.search("memory|alloc|overflow|too large|numel|storage", str(error), re.I):
+            raise
+        raise UsageError(f"the network is too large to build here: {one_line(error)}") from error
+    return SequenceModel(encoder, backbone, head, denoiser, frozen)
+
+
+def lengthened(network: SequenceModel, part: Part, length: int, longer: int) -> SequenceModel:
+    """The weights, built for sequences of `length` steps, in a network for longer ones; in evaluation mode. Raises
+    UsageError where their shapes depend on it."""
+    backbone = build_backbone(part, longer)
+    weights = network.backbone.state_dict()
+    other = {name: tensor.shape for name, tensor in backbone.state_dict().items()}
+    if odd := [name for name, tensor in weights.items() if other.get(name) != tensor.shape]:
+        raise UsageError(
+            f"there are sequences of {longer:,} steps, but model {part.name} was built for {length:,}: {odd[0]} would "
+            "have another shape"
+        )
+    backbone.load_state_dict(weights)
+    return SequenceModel(network.encoder, backbone, network.head, network.denoiser, network.frozen).eval()
 
 
 def _objective(job: Job, stage: Pretrain | Finetune, data: TaskData) -> Objective:

@@ -1,7 +1,7 @@
 """Exact evaluation: every example counted once, whatever the batches and processes were; and what is better."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +20,9 @@ from spt.tasks.base import Split
 from spt.training.build import StageSetup
 from spt.training.losses import answers
 from spt.training.metrics import batch_means, default_metric, metrics, sums, text_scores
-from spt.training.objectives import Inputs, Output
+from spt.training.objectives import Output
 
 EVALUATION_POSITIONS = 1 << 15  # sequences times steps in memory at once when no gradient is kept
-Observer = Callable[[NDArray[np.int64], Inputs, Tensor], None]  # of a batch: its rows, inputs and logits
 
 
 class Predictions(NamedTuple):
@@ -32,6 +31,19 @@ class Predictions(NamedTuple):
     values: NDArray[Any] | None  # (n,) classes or (n, S) reals; None: answers of steps, which are not kept
     margin: NDArray[np.float64] | None  # (n,) score of the best class minus that of the second
     scores: dict[str, NDArray[np.float64]]  # (n,) of answers of steps: how many, and right ones or squared errors
+
+
+def shared_padding(train: Train) -> int | None:
+    """So many rows, in the split's order, share a batch and so its padding, as published; None: any may."""
+    return train.batch_size if train.metric_average == "per_batch" else None
+
+
+def batches(split: Split, positions: int, least: int, together: int | None) -> list[NDArray[np.int64]]:
+    """The rows of each batch: so many `together`, or as many as have at most `positions` steps, but `least`."""
+    rows = np.arange(len(split))
+    if together is not None:
+        return pieces(rows, together)
+    return packed(by_length(rows, split.extents), split.sequences * split.extents, positions, least)
 
 
 def evaluate(
@@ -43,16 +55,14 @@ def evaluate(
     *,
     at_once: int,
     predict: bool = False,
-    observe: Observer | None = None,
 ) -> tuple[dict[str, float], Predictions | None]:
     """Exact metrics of the setup's model, as Accelerate wraps it, over all rows of a split: gathered by example,
     whatever the batches and processes were.
 
-    `at_once` sequences are known to fit into memory with their gradients. `observe` is called with every batch of this
-    process; rows come again, in other batches, where memory ran out.
+    `at_once` sequences are known to fit into memory with their gradients.
     """
     data, output, train = setup.data, setup.output, setup.train
-    all_rows, world = np.arange(len(split)), runtime.world
+    world = runtime.world
 
     def answer(groups: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
         """What metrics and predictions need of this process's rows, and which rows they are."""
@@ -64,12 +74,8 @@ def evaluate(
             part = share(group, runtime.rank, world)  # all processes take as many batches
             batch = collate(split, part, data.input, data.target)
             inputs, targets = runtime.send(setup.make_inputs(batch, draw))
-            if observe is not None:
-                targets = targets._replace(scored=None)  # who looks on sees every answer
             with runtime.autocast(train.precision):
                 logits = model(inputs, targets.scored)
-            if observe is not None:
-                observe(part, inputs, logits)
             totals = sums(output, logits, targets)
             if output.per_step:  # of an example: both sequences of a pair together
                 totals = {name: tensor.unflatten(0, (sequences, -1)).sum(0) for name, tensor in totals.items()}
@@ -86,11 +92,7 @@ def evaluate(
     sequences, extents = split.sequences, split.extents
     positions, least = min(EVALUATION_POSITIONS, len(split) * sequences * int(extents.max())), at_once
     while True:
-        if train.metric_average == "per_batch":  # as published: whoever shares a batch shares its padding
-            groups = pieces(all_rows, train.batch_size)
-        else:
-            sorted_rows = by_length(all_rows, extents)
-            groups = packed(sorted_rows, sequences * extents, positions * world, least * world)
+        groups = batches(split, positions * world, least * world, shared_padding(train))
         failed = 0.0
         cache = contextlib.nullcontext() if runtime.shards else cached_kernels(model, int(extents.max()))
         try:

@@ -333,14 +333,18 @@ class SequenceModel(nn.Module):
         comes."""
         self.encoder.hidden.requires_grad_(hides and not self.frozen)
 
+    def features(self, inputs: Inputs) -> Float[Tensor, "B L D"]:
+        """What the head is given: a vector a step."""
+        with torch.no_grad() if self.frozen else contextlib.nullcontext():
+            x = self.encoder(inputs.x, inputs.hidden, inputs.context)
+            return self.backbone(x, self.encoder.for_backbone(inputs.context))
+
     def forward(
         self, inputs: Inputs, scored: Int[Tensor, " N"] | None = None, denoising: bool = False
     ) -> Float[Tensor, "b *L K"]:
         """Answers; with one a step, only those of the steps `scored` (indices into b x L), as (N, K). Of the second
         head, if `denoising`."""
-        with torch.no_grad() if self.frozen else contextlib.nullcontext():
-            x = self.encoder(inputs.x, inputs.hidden, inputs.context)
-            x = self.backbone(x, self.encoder.for_backbone(inputs.context))
+        x = self.features(inputs)
         if self.head.only_last and not denoising:
             x = last_and_place(x, inputs.context)
         if scored is not None:

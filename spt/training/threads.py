@@ -7,7 +7,7 @@ in the run, and a run that was interrupted goes on with it.
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -35,16 +35,23 @@ def thread_count(setup: StageSetup) -> int:
 
 
 @contextlib.contextmanager
-def stage_threads(setup: StageSetup, runtime: Runtime, run: RunFolder | None = None) -> Iterator[None]:
-    """Within, this process computes with the threads of this stage; with those that `run` was begun with, if it is
-    continued. --threads goes before both. A GPU's process is left as it is."""
+def computing_threads(runtime: Runtime, choose: Callable[[], int]) -> Iterator[None]:
+    """Within, this process computes with so many threads, unless it computes on a GPU and --threads is not given."""
     before = torch.get_num_threads()
     if runtime.settings.threads is not None or runtime.device.type == "cpu":
-        torch.set_num_threads(runtime.on_main(lambda: _choose(setup, runtime.settings.threads, run)))
+        torch.set_num_threads(runtime.on_main(choose))
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def stage_threads(
+    setup: StageSetup, runtime: Runtime, run: RunFolder | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """Within, this process computes with the threads of this stage; with those that `run` was begun with, if it is
+    continued. --threads goes before both. A GPU's process is left as it is."""
+    return computing_threads(runtime, lambda: _choose(setup, runtime.settings.threads, run))
 
 
 def _choose(setup: StageSetup, asked: int | None, run: RunFolder | None) -> int:

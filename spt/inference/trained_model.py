@@ -1,0 +1,213 @@
+"""A trained network with all that answers to new rows need: opened from a run, or from an exported folder.
+
+n examples, L steps of a sequence, C channels, D width, K numbers of an answer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from spt import __version__
+from spt.config.job import Job
+from spt.config.load import path_options
+from spt.data.source import class_names, open_part, reading
+from spt.errors import UsageError
+from spt.inference.rows import to_split
+from spt.runs.result import Result
+from spt.runtime.distributed import Runtime
+from spt.runtime.settings import Settings
+from spt.tasks.base import Classes, Reals, Split, Tokens, Values
+from spt.training.build import Architecture, lengthened
+from spt.training.load_run import load_run
+from spt.training.losses import answers
+from spt.training.network import SequenceModel, pool
+from spt.training.objectives import Output
+from spt.training.outputs import BatchOutputs, Computation, network_outputs
+
+CONFIG = "config.json"  # of an exported folder
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A network that answers rows it has not seen."""
+
+    network: SequenceModel  # in evaluation mode, with the selected weights
+    architecture: Architecture
+    input: Tokens | Values  # how rows are shown to it, from training: vocabulary, mean and deviation
+    target: Classes | Reals | None  # None after pretraining
+    output: Output
+    classes: tuple[str, ...]  # what each class is called; () of numbers, and where the task does not say
+    words: tuple[str, ...]  # of word tokens, the word of each; () otherwise
+    reading: dict[str, Any]  # by which files of new rows are read (the hook `reading` of a task); {}: they cannot be
+    task: dict[str, Any]  # its name and options, without where files lie
+    length: int  # longest sequence in training, in steps
+    interval: float  # time between steps
+    sequences: int  # of an example: 2 of pairs
+    timed: bool  # have rows times between their steps?
+    computation: Computation
+    about: dict[str, Any] = field(default_factory=dict)  # which run it comes from, its scores
+
+    @classmethod
+    def open(cls, path: str | Path, *, trust_code: bool = False) -> "TrainedModel":
+        """From the folder of a finished run, whose data are prepared, or from an exported folder.
+
+        `trust_code` lets the model file in an exported folder run. Raises UsageError, DataError or CheckpointError.
+        """
+        path = Path(path)
+        return _from_run(path)
+
+    # ------------------------------------------------------------------------------------------------- whole splits
+
+    def outputs(self, rows: Split, *, features: bool = False, runtime: Runtime | None = None) -> Iterator[BatchOutputs]:
+        """Its answers to all rows, batch by batch, as an evaluation computes them (see `network_outputs`); or the
+        features that its head is given. Rows longer than those of training are taken where its weights allow it."""
+        longest, network = int(rows.extents.max(initial=0)), self.network
+        if longest > self.length:
+            network = lengthened(network, self.architecture.model, self.length, longest)
+        runtime = runtime or Runtime(Settings(quiet=True))
+        return network_outputs(network, rows, self.input, self.computation, runtime, features=features)
+
+    def answers(self, part: BatchOutputs) -> Tensor:
+        """(b, S) or (b, L, S) The likeliest classes, as numbers, or numbers in the targets' units."""
+        return answers(self.output, part.values)
+
+    # ----------------------------------------------------------------------------------------------- rows in memory
+
+    def predict(self, rows: Any, *, runtime: Runtime | None = None) -> Any:
+        """(n,) The label of each row, its class's number where the task has no labels, or (n, K) numbers; where every
+        step has an answer, a list of such arrays, one a row.
+
+        Rows are sequences, each (L,) tokens or (L, C) values; texts, of a model of texts; pairs of them, of a model of
+        pairs; or a Split.
+        """
+        self._check_answers()
+        return self._by_row(rows, self._named, runtime)
+
+    def predict_proba(self, rows: Any, *, runtime: Runtime | None = None) -> Any:
+        """(n, classes) The probability of each class; where every step has an answer, a list of such arrays."""
+        self._check_answers()
+        if not isinstance(self.target, Classes):
+            raise UsageError("this model predicts numbers, which have no probabilities; call predict")
+        return self._by_row(rows, lambda logits: logits.softmax(-1).numpy(), runtime)
+
+    def logits(self, rows: Any, *, runtime: Runtime | None = None) -> Any:
+        """(n, K) What the head gives for each row; where every step has an answer, a list of (L, K) arrays."""
+        return self._by_row(rows, lambda logits: logits.numpy(), runtime)
+
+    def embed(self, rows: Any, *, per_step: bool = False, runtime: Runtime | None = None) -> Any:
+        """(n, D) The features that the head is given, pooled as it pools them (their mean, where it does not); of pairs
+        (n, 2 D). Or, `per_step`, a list of (L, D) arrays, one a sequence: of a pair, the second's behind the first's.
+        """
+        split = self.split(rows)
+        if per_step:
+            return self._features_of_steps(split, runtime)
+        embedded = np.zeros((len(split), self.sequences * self.architecture.model.options["d_model"]), np.float32)
+        for part in self.outputs(split, features=True, runtime=runtime):
+            pooled = self.pooled(part)
+            embedded[part.rows] = torch.cat(pooled.chunk(self.sequences), dim=-1).numpy()
+        return embedded
+
+    def pooled(self, part: BatchOutputs) -> Tensor:
+        """(B, D) The features of each sequence as one vector."""
+        how = self.network.head.pool or ("last" if self.network.head.only_last else "mean")
+        return pool(part.values, part.context, how)
+
+    def split(self, rows: Any) -> Split:
+        """Rows in memory as a split without labels. Raises DataError for what is not like the rows of training."""
+        if isinstance(rows, Split):
+            return rows
+        return to_split(rows, self)
+
+    def _check_answers(self) -> None:
+        if self.target is None:
+            raise UsageError(
+                "this model comes from pretraining, which has no task to predict; call embed, or open a finetuning run"
+            )
+
+    def _named(self, logits: Tensor) -> NDArray[Any]:
+        found = answers(self.output, logits).numpy()
+        if not isinstance(self.target, Classes):
+            return found
+        return np.asarray(self.classes)[found[..., 0]] if self.classes else found[..., 0]
+
+    def _by_row(self, rows: Any, shape: Any, runtime: Runtime | None) -> Any:
+        split = self.split(rows)
+        found: list[Any] = [None] * len(split)
+        for part in self.outputs(split, runtime=runtime):
+            values = shape(part.values)
+            for i, row in enumerate(part.rows.tolist()):
+                found[row] = values[i][part.context.valid[i].numpy()] if self.output.per_step else values[i]
+        return found if self.output.per_step else np.array(found)
+
+    def _features_of_steps(self, split: Split, runtime: Runtime | None) -> list[NDArray[np.float32]]:
+        found: list[Any] = [None] * len(split)
+        for part in self.outputs(split, features=True, runtime=runtime):
+            rows = len(part.rows)
+            for i, row in enumerate(part.rows.tolist()):
+                each = [part.values[k][part.context.valid[k]] for k in range(i, len(part.values), rows)]
+                found[row] = torch.cat(each).numpy()
+        return found
+
+
+# ------------------------------------------------------------------------------------------------------------ of a run
+
+
+def _from_run(path: Path) -> TrainedModel:
+    run = load_run(path)
+    job, data, setup = run.job, run.data, run.setup
+    recipe, task = job.resolved.recipe, open_part(job.resolved.recipe.task)
+    read = reading(task, data.input)
+    labelled = setup.objective.labelled
+    return TrainedModel(
+        network=run.network,
+        architecture=Architecture(
+            model=recipe.model, encoder=recipe.encoder, head=job.settings_stage.head, seed=job.seed
+        ),
+        input=data.input,
+        target=data.target if labelled else None,
+        output=setup.output,
+        classes=tuple(read.get("classes", ())) or class_names(task, data.target) if labelled else (),
+        words=tuple(read.get("words", ())),
+        reading=read,
+        task=_without_places(job),
+        length=data.length,
+        interval=data.interval,
+        sequences=data.train.sequences,
+        timed=data.train.steps is not None,
+        computation=Computation.of_stage(setup),
+        about=_about(run.path, run.result, job),
+    )
+
+
+def _without_places(job: Job) -> dict[str, Any]:
+    """The task's part of the recipe; of paths on this machine, the names alone."""
+    part = job.resolved.recipe.task
+    values: dict[str, Any] = {"name": part.name, **part.model_dump(mode="json", exclude={"name"})}
+    places = {"name", *path_options("tasks", values)}
+    return {key: Path(value).name if key in places and value else value for key, value in values.items()}
+
+
+def _about(path: Path, result: Result, job: Job) -> dict[str, Any]:
+    """Which run this is, as a reader may want to know it without the run's folder."""
+    arm = {"arm": "scratch" if result.parent is None else "spt"} if result.stage == "finetune" else {}
+    return {
+        "run": path.name,
+        "recipe": result.recipe,
+        "task": result.task,
+        "model": result.model,
+        "stage": result.stage,
+        **arm,
+        "seed": result.seed,
+        "parent": result.parent,
+        "metric": result.metric,
+        "val": result.val,
+        "test": result.test,
+        "notes": list(result.notes),
+        "spt": __version__,
+    }
