@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.tasks.base import TaskData
+from spt.tasks.base import TaskData, Tokens, Values
 from spt.tasks.files import copy_from_hub
-from spt.tasks.own import arrays, diagnostics, discovery
+from spt.tasks.own import arrays, assembly, diagnostics, discovery
 from spt.tasks.own.assembly import assemble
 from spt.tasks.own.assembly import vocabulary as vocabulary  # a hook
 from spt.tasks.own.options import Options
@@ -53,11 +53,14 @@ def fetch(config: Config, raw: Path) -> None:
 
 
 def load(config: Config, raw: Path) -> TaskData:
-    tables = discovery.find_tables(config, raw)
-    reader = Reader(config, [path for _, path in tables])
-    for split, path in tables:
-        reader.read(split, path)
+    reader = _read(config, raw)
     return assemble(config, reader.files, reader.examples())
+
+
+def reading(config: Config, raw: Path, input: Tokens | Values) -> dict[str, Any]:
+    """What new rows are read by, so that a model that was trained on these files is shown them as it was shown these:
+    the label of each class, the word of each token, the columns, the scale of stored numbers."""
+    return assembly.reading(config, _read(config, raw), input)
 
 
 def findings(config: Config, raw: Path) -> list[str]:
@@ -72,6 +75,14 @@ def readable(config: Config, row: NDArray[Any]) -> str | None:
     if config.tokens == "bytes":
         return row.astype(np.uint8).tobytes().decode("utf-8", "replace")
     return "".join(map(chr, row.tolist()))
+
+
+def _read(config: Config, raw: Path) -> Reader:
+    tables = discovery.find_tables(config, raw)
+    reader = Reader(config, [path for _, path in tables])
+    for split, path in tables:
+        reader.read(split, path)
+    return reader
 
 
 def _tables(config: Config, raw: Path) -> list[Path]:

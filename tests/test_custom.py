@@ -908,6 +908,12 @@ def test_a_damaged_parquet_file(tmp_path):
         ({**LIST, **TEXT}, "text_column and list_column are given"),
         ({**LIST, "tokens": "words"}, "tokens words are made from text_column"),
         ({**TEXT, "tokens": "ids"}, "tokens ids are numbers, but text_column is given"),
+        ({"list_columns": ["x", "y"], "label_column": "y"}, "the column 'y' is given twice"),
+        ({**LIST, "list_columns": ["a", "b"]}, "list_column and list_columns are given"),
+        (
+            {"list_columns": ["a", "b"], "label_column": "y", "tokens": "ids"},
+            "list_columns are channels; give list_column",
+        ),
         ({**TEXT, "tokens": "syllables"}, "task.tokens: "),
         ({**LIST, "min_count": 3}, "min_count is for the characters or words"),
         ({**TEXT, "normalise": "none"}, "normalise is for values"),

@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from test_custom import npy, npz, sounds, wav, write
 
+from spt.config.job import without_paths
+from spt.config.recipe import Part
 from spt.tasks import custom
 from spt.tasks.base import IGNORED, Classes, Reals, Tokens
 from spt.tasks.own.options import Options
@@ -198,6 +200,60 @@ def test_what_is_below_the_folder(tmp_path):
     (folder / "7.wav").symlink_to(tmp_path / "secret.wav")
     with pytest.raises(ValueError, match=r"'7.wav' is a link that leads outside the folder d"):
         opened(folder, **options)
+
+
+# -------------------------------------------------------------------------------------------------- columns of channels
+
+
+CHANNELS = {"list_columns": ["a", "b"], "label_column": "y"}
+
+
+def channels(n):
+    return [{"a": [i, i + 0.5] * (1 + i % 2), "b": [-i, 2] * (1 + i % 2), "y": i % 2} for i in range(n)]
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_several_lists_are_the_channels_of_one_sequence(tmp_path, ending):
+    """The rows, and so their draw and fingerprints, are those of one list of lists."""
+    rows = channels(40)
+    together = [{"x": [list(step) for step in zip(row["a"], row["b"], strict=True)], "y": row["y"]} for row in rows]
+    one = opened(write(tmp_path / "one.jsonl", together), list_column="x", label_column="y", **HALF)
+    data = opened(write(tmp_path / f"a.{ending}", rows), **CHANNELS, **HALF)
+    assert data.input == one.input and data.input.channels == 2
+    for split, other in zip(data.splits.values(), one.splits.values(), strict=True):
+        assert np.array_equal(split.values, other.values) and np.array_equal(split.stops, other.stops)
+        assert np.array_equal(split.targets, other.targets)
+    swapped = opened(tmp_path / f"a.{ending}", **CHANNELS | {"list_columns": ["b", "a"]}, **HALF)
+    steps = [
+        sorted(step for split in each.splits.values() for step in split.values.tolist()) for each in (data, swapped)
+    ]
+    assert steps[1] == sorted(step[::-1] for step in steps[0])
+    assert custom.findings(config(tmp_path / f"a.{ending}", **CHANNELS), tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"a": [1, 2], "b": [1]}, "a.jsonl, (line 7), column b: the list has 1 steps, but 2 in column a; the channels"),
+        ({"a": [1, 2], "b": [[1, 2], [3, 4]]}, "line 7, column b: a channel is a list of numbers, but lists stand in"),
+        ({"a": [1, 2], "b": None}, "line 7, column b: the cell is empty"),
+        ({"a": [1, "x"], "b": [1, 2]}, "line 7, column a, step 2: 'x' is not a number"),
+        ({"a": [], "b": []}, "line 7: the sequence has no steps"),
+        ({"a": [1, 2]}, "line 7 has no column 'b'"),
+    ],
+)
+def test_lists_that_are_no_channels_are_told(tmp_path, row, words):
+    path = write(tmp_path / "a.jsonl", [*channels(6), {**row, "y": 1}])
+    with pytest.raises(ValueError, match=words):
+        opened(path, **CHANNELS)
+
+
+def test_runs_without_list_columns_keep_their_keys():
+    options = {"list_column": "x", "label_column": "y"}
+    part = Part(name="custom", **config("a.csv", **options).model_dump(mode="json"))
+    assert "list_columns" in part.options and "list_columns" not in without_paths("tasks", part)
+    part = Part(name="custom", **config("a.csv", **CHANNELS).model_dump(mode="json"))
+    assert without_paths("tasks", part)["list_columns"] == ["a", "b"]
 
 
 # -------------------------------------------------------------------------------------------------------------- splits

@@ -32,11 +32,12 @@ WITH_REACH = (  # models whose layers can be cut to a reach
     *("transformer", "dlr_attention", "s4", "s4d", "spade", "dss", "dlr", "sgconv", "mega", "tcn"),
     *("liquid_s4", "h3", "hyena"),
 )
-NEWER_OF_MODELS = {  # and options of models, at the value that stands for what there was
+NEWER_OPTIONS = (  # and options of models and tasks, at the value that stands for what there was
+    ("custom", "list_columns", []),
     ("dlr", "mask_padding", True),
     ("hf", "bidirectional", False),
     *((model, "reach", None) for model in WITH_REACH),
-}
+)
 FORMAT = 1  # raised when the same recipe would compute something else
 
 
@@ -152,7 +153,7 @@ def without_paths(kind: Literal["models", "tasks"], part: Part) -> dict[str, Any
     """A component's options but for where its files lie: the identities of the data and the model stand for those."""
     left_out = path_options(kind, {"name": part.name, **part.options})
     left_out |= {
-        option for model, option, value in NEWER_OF_MODELS if (part.name, part.options.get(option)) == (model, value)
+        option for name, option, value in NEWER_OPTIONS if (part.name, part.options.get(option)) == (name, value)
     }
     return {key: value for key, value in part.options.items() if key not in left_out}
 

@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.tasks.files import read_npy
+from spt.tasks.files import MAX_HEADER, NPY_ERRORS, read_npy
 from spt.tasks.own.parsing import HUGE, list_names, parse_text, show, suggest
 from spt.tasks.waves import read_wav, unit
 
@@ -89,7 +89,7 @@ def read(path: Path, array: str | None, place: str) -> Recording:
             return Recording(steps, rate, (128.0, 128.0))
         return Recording(steps, rate, (0.0, 32768.0)) if steps.dtype == np.int16 else Recording(unit(steps), rate)
     with path.open("rb") as file:
-        steps = _from_archive(file, size, array, place) if path.suffix.lower() == ".npz" else _array(file, place)
+        steps = from_archive(file, size, array, place) if path.suffix.lower() == ".npz" else _array(file, place)
     return Recording(_checked(steps, place))
 
 
@@ -122,12 +122,22 @@ def _array(file: io.BufferedIOBase | IO[bytes], place: str) -> NDArray[Any]:
     return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
 
 
-def _from_archive(file: io.BufferedReader, size: int, array: str | None, place: str) -> NDArray[Any]:
+def from_archive(file: io.BufferedReader, size: int, array: str | None, place: str) -> NDArray[Any]:
     try:
         with zipfile.ZipFile(file) as archive, archive.open(_member(archive, size, array, place)) as member:
             return _array(member, place)
     except (EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"{place} cannot be read as an archive: {str(error) or type(error).__name__}") from error
+
+
+def mapped(path: Path) -> NDArray[Any]:
+    """The array of an .npy file, read as it is used. Raises ValueError where it is none."""
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False, max_header_size=MAX_HEADER)
+    except NPY_ERRORS as error:
+        reason = str(error).partition("\n")[0][:80] or type(error).__name__
+        raise ValueError(f"{path.name} cannot be read as an array: {reason}") from error
+    return array
 
 
 def _member(archive: zipfile.ZipFile, size: int, array: str | None, place: str) -> zipfile.ZipInfo:

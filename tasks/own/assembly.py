@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from spt.tasks.base import IGNORED, Classes, Reals, Split, TaskData, Tokens, Values
 from spt.tasks.own.options import Options
 from spt.tasks.own.parsing import sort_labels, suggest
-from spt.tasks.own.rows import Examples
+from spt.tasks.own.rows import Examples, Reader
 from spt.tasks.own.splits import NAMES, TEST, TRAIN, VALIDATION, missing_shares, split_by_hash, split_stratified
 
 WORD_CODES = 2**22  # numbers that words are hashed to; half of them may be in use
@@ -39,7 +40,8 @@ def assemble(config: Options, files: Sequence[Path], examples: Examples) -> Task
             classes = classes.astype(np.int16 if count <= 2**15 else np.int32)
         target, whole = Classes(count, config.per_step), replace(whole, targets=classes)
     if config.tokens == "words":
-        _number_words(config, examples)
+        codes, values = _word_codes(config, examples.words), examples.rows.values
+        np.take(np.array([codes[word] for word in examples.words], np.int32), values, out=values)
     parts = [whole.take(np.flatnonzero(splits == split)) for split in range(len(NAMES))]
     val, test = (parts[split].packed() for split in (VALIDATION, TEST))
     train = parts[TRAIN].packed(in_place=True)  # the largest; last, since it overwrites the others
@@ -52,6 +54,26 @@ def assemble(config: Options, files: Sequence[Path], examples: Examples) -> Task
         largest = max(int(split.values.max()) for split in (train, val, test))
         input = Tokens(256 if config.tokens == "bytes" else max(2, 1 + largest))
     return TaskData(input, target, train, val, test, notes=tuple(notes), interval=examples.interval)
+
+
+def reading(config: Options, reader: Reader, input: Tokens | Values) -> dict[str, Any]:
+    """What new rows are read by, so that they are read as these were; JSON holds it."""
+    examples, labels, words = reader.examples(), list[str](), list[str]()
+    if config.target == "classes":
+        splits, _ = _draw_splits(config, examples)
+        splits = np.repeat(splits, examples.rows.lengths) if config.per_step else splits
+        labels = list(_training_labels(examples, splits))
+    if config.tokens == "words" and isinstance(input, Tokens):
+        word_of = {code: word for word, code in _word_codes(config, examples.words).items()}
+        words = [word_of.get(code, "") for code in input.codes or ()]
+    ending, rate, _ = reader.first_file or (None, None, "")
+    return {
+        "classes": labels,  # of each class
+        "words": words,  # of each token
+        "inputs": reader.inputs,  # columns, in their order
+        "files": {"sound": ending == ".wav", "rate": rate, "scale": list(examples.scale)},
+        "times": examples.rows.steps is not None,
+    }
 
 
 def vocabulary(config: Options, train: Split) -> Tokens:
@@ -85,15 +107,23 @@ def _draw_splits(config: Options, examples: Examples) -> tuple[NDArray[np.int64]
 # --------------------------------------------------------------------------------------------------- input and target
 
 
+def _training_labels(examples: Examples, splits: NDArray[np.int64]) -> dict[str, int]:
+    """The labels of the training rows in the order in which they are numbered, and how many rows have each; `splits`
+    are those of the targets."""
+    targets = np.asarray(examples.rows.targets)
+    counts = np.bincount(targets[(splits == TRAIN) & (targets != IGNORED)], minlength=len(examples.labels))
+    count_of = {label: int(count) for label, count in zip(examples.labels, counts, strict=True) if count}
+    return {label: count_of[label] for label in sort_labels(list(count_of))}
+
+
 def _number_classes(
     config: Options, file: str, examples: Examples, splits: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], int]:
     """(m,) Classes 0, 1, … in the order of the training rows' sorted labels, IGNORED without a label; their number."""
     labels, targets, column = examples.labels, np.asarray(examples.rows.targets), config.label_column
     splits = np.repeat(splits, examples.rows.lengths) if config.per_step else splits
-    training = targets[(splits == TRAIN) & (targets != IGNORED)]
-    counts = dict(zip(labels, np.bincount(training, minlength=len(labels)).tolist(), strict=True))
-    known = sort_labels([label for label in labels if counts[label]])
+    counts = _training_labels(examples, splits)
+    known = list(counts)
     if not known:
         raise ValueError(f"{file}, column {column}: no training row has a label")
     if len(known) < 2:
@@ -123,9 +153,8 @@ def _number_classes(
     return classes, len(known)
 
 
-def _number_words(config: Options, examples: Examples) -> None:
-    """Give the words their codes: a hash, or the next number that is free, so that few depend on other words."""
-    words, values = examples.words, examples.rows.values
+def _word_codes(config: Options, words: Sequence[str]) -> dict[str, int]:
+    """The code of each word: a hash, or the next number that is free, so that few depend on other words."""
     if len(words) > WORD_CODES // 2:
         raise ValueError(
             f"{config.title} has {len(words):,} different words, more than {WORD_CODES // 2:,}; take tokens: characters"
@@ -136,8 +165,7 @@ def _number_words(config: Options, examples: Examples) -> None:
         while code in codes:
             code = (code + 1) % WORD_CODES
         codes[code] = word
-    of_word = {word: code for code, word in codes.items()}
-    np.take(np.array([of_word[word] for word in words], np.int32), values, out=values)
+    return {word: code for code, word in codes.items()}
 
 
 def _values(config: Options, train: Split, scale: tuple[float, float], notes: list[str]) -> Values:

@@ -58,7 +58,7 @@ def diagnose(config: Options, files: Sequence[Path]) -> list[str]:
     """All findings, the gravest first."""
     columns: dict[str, Column] = {}
     labels: list[str | None] = []
-    exempt = {*config.labels, config.input_column, *config.others} - {config.split_column}  # may determine the label
+    exempt = {*config.labels, *config.whole_columns, *config.others} - {config.split_column}  # may determine the label
     for path in files:
         with read_batches(path, _unique) as batches:
             for batch in batches:

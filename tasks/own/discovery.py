@@ -42,13 +42,13 @@ def find_tables(config: Options, raw: Path) -> list[tuple[str, Path]]:
         if ending not in FORMATS:
             advice = ADVICE.get(ending, f"its name should end in one of {', '.join(FORMATS)}")
             raise ValueError(f"{path} is not read: {advice}")
-        return [("train", _regular(path))]
+        return [("train", regular(path))]
     files = sorted(path.iterdir())
     tables = [file for file in files if file.suffix.lower() in FORMATS and not file.name.startswith(".")]
     by_split = _by_split(tables)
     labels = [file for file in tables if file.stem.lower() in LABELS]
     if config.file_column is not None and len(labels) == 1 and not by_split:
-        return [("train", _regular(labels[0]))]
+        return [("train", regular(labels[0]))]
     if "train" not in by_split:
         arrays = config.file_column is None and any(file.suffix.lower() in ARRAYS for file in files)
         more = "for a folder of arrays or sounds: file_column" if arrays else f"formats: {', '.join(FORMATS)}"
@@ -76,7 +76,7 @@ def parse_split(cell: object, place: str) -> str:
     return SPLITS[name.strip().lower()]
 
 
-def _regular(path: Path) -> Path:
+def regular(path: Path) -> Path:
     if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its other end
         raise ValueError(f"{path} is not a regular file")
     return path
@@ -90,5 +90,5 @@ def _by_split(tables: Sequence[Path]) -> dict[str, list[Path]]:
         if len(splits) > 1:
             raise ValueError(f"the name of {path} says {' and '.join(sorted(splits))}; a file is one split's")
         for split in splits:
-            by_split[split].append(_regular(path))
+            by_split[split].append(regular(path))
     return {split: paths for split, paths in by_split.items() if paths}

@@ -41,6 +41,12 @@ class Options(TaskConfig):
     list_column: str | None = Field(
         None, description="the input is the list in this column: of numbers, or of equally long lists (channels)"
     )
+    list_columns: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="the input is the lists of numbers in these columns, equally long in a row: its "
+        "channels, in this order",
+    )
     value_columns: tuple[str, ...] = Field(
         (), strict=False, description="the input is one number a column, in this order; long: the channels of a step"
     )
@@ -122,7 +128,7 @@ class Options(TaskConfig):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Options":
-        inputs = ("text_column", "list_column", "value_columns", "value_prefix", "file_column")
+        inputs = ("text_column", "list_column", "list_columns", "value_columns", "value_prefix", "file_column")
         given = [name for name in inputs if getattr(self, name) not in (None, ())]
         long, real = self.kind == "long", self.target == "real"
         if (self.path is None) == (self.hub is None):
@@ -148,16 +154,15 @@ class Options(TaskConfig):
             raise ValueError("tokens ids are numbers, but text_column is given; list_column holds lists of numbers")
         if self.text_column is None and self.tokens not in (None, "ids"):
             raise ValueError(f"tokens {self.tokens} are made from text_column; else ids or null is possible")
+        if self.tokens == "ids" and self.list_columns:
+            raise ValueError("tokens: ids is one number a step, but list_columns are channels; give list_column")
         if self.min_count != 1 and not self.coded:
             raise ValueError("min_count is for the characters or words of text_column; it has no effect here")
         if self.normalise == "none" and not self.continuous:
             raise ValueError("normalise is for values; it has no effect on tokens")
         if self.truncate and self.max_length is None:
             raise ValueError("truncate cuts at max_length, which is not given")
-        if not real and (self.label_column is None or self.label_columns):
-            raise ValueError("target classes needs label_column; label_columns is for target: real")
-        if real and (self.label_column is None) == (not self.label_columns):
-            raise ValueError("target real needs label_column or label_columns, one of the two")
+        self._check_labels(real)
         if real and self.split == "stratified":
             raise ValueError("split: stratified is by class, but the target is real; split: hash is possible")
         if self.validation_fraction + self.test_fraction >= 1:
@@ -167,11 +172,17 @@ class Options(TaskConfig):
                 raise ValueError(f"the column {column!r} is given twice; a column has one role")
         return self
 
+    def _check_labels(self, real: bool) -> None:
+        if not real and (self.label_column is None or self.label_columns):
+            raise ValueError("target classes needs label_column; label_columns is for target: real")
+        if real and (self.label_column is None) == (not self.label_columns):
+            raise ValueError("target real needs label_column or label_columns, one of the two")
+
     @property
     def kind(self) -> Layout:
         if self.text_column is not None:
             return "text"
-        if self.list_column is not None:
+        if self.list_column is not None or self.list_columns:
             return "list"
         if self.file_column is not None:
             return "files"
@@ -185,7 +196,12 @@ class Options(TaskConfig):
     @property
     def inputs(self) -> list[str]:
         """Input columns by name; those of a prefix are found in the file."""
-        return [*self.value_columns, *([self.input_column] if self.input_column is not None else [])]
+        return [*self.value_columns, *self.whole_columns]
+
+    @property
+    def whole_columns(self) -> list[str]:
+        """Input columns whose cells are whole sequences, or whole channels of one."""
+        return [*self.list_columns, *([self.input_column] if self.input_column is not None else [])]
 
     def has_prefix(self, name: str) -> bool:
         """Whether value_prefix makes this column an input."""
@@ -194,7 +210,7 @@ class Options(TaskConfig):
 
     @property
     def labels(self) -> list[str]:
-        return list(self.label_columns) or [str(self.label_column)]
+        return list(self.label_columns) or ([self.label_column] if self.label_column is not None else [])
 
     @property
     def others(self) -> list[str]:

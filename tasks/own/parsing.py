@@ -194,6 +194,20 @@ def parse_list(cell: Any, place: str) -> NDArray[Any]:
     raise ValueError(f"{place}{_flaw(cell)}")
 
 
+def parse_lists(cells: Sequence[Any], columns: Sequence[str], place: str) -> NDArray[Any]:
+    """(L, C) numbers of a row whose C columns each hold a list."""
+    channels = [parse_list(cell, f"{place}, column {name}") for cell, name in zip(cells, columns, strict=True)]
+    for name, channel in zip(columns, channels, strict=True):
+        if channel.ndim != 1:
+            raise ValueError(f"{place}, column {name}: a channel is a list of numbers, but lists stand in this one")
+        if len(channel) != len(channels[0]):
+            raise ValueError(
+                f"{place}, column {name}: the list has {len(channel):,} steps, but {len(channels[0]):,} in column "
+                f"{columns[0]}; the channels of a sequence are equally long"
+            )
+    return np.stack(channels, axis=1)
+
+
 def _flaw(cell: Iterable[Any]) -> str:
     """What makes this list no sequence."""
     first: int | None = None

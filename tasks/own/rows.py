@@ -9,7 +9,7 @@ n examples, L steps of a sequence, C channels, K target values.
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from spt.tasks.own.parsing import (
     NameEncoder,
     list_names,
     parse_list,
+    parse_lists,
     parse_numbers,
     parse_text,
     parse_times,
@@ -149,7 +150,7 @@ class Reader:
         config, name = self.config, self.config.input_column
         place = batch.place(name)
         lengths, keys = [], []
-        for i, cell in enumerate(self._read_numbers(batch) if name is None else batch.columns[name]):
+        for i, cell in enumerate(self._cells(batch)):
             steps, whole = self._parse(cell, batch.path.parent, place(i))
             if not len(steps):
                 raise ValueError(f"{place(i)}: the sequence has no steps; leave the row out")
@@ -174,6 +175,13 @@ class Reader:
             columns["file"] = np.array([self.encoders["file"].add(name) for name in names], np.int32)
         return columns
 
+    def _cells(self, batch: Batch) -> Iterable[Any]:
+        """Of every row what its input is made of: a cell, the numbers of its columns, or the cells of its lists."""
+        config = self.config
+        if config.list_columns:
+            return zip(*(batch.columns[name] for name in self.inputs), strict=True)
+        return self._read_numbers(batch) if config.input_column is None else batch.columns[config.input_column]
+
     def _parse(self, cell: Any, folder: Path, place: str) -> tuple[NDArray[Any], bytes]:
         """A row's steps as they are stored, and the bytes of its whole input."""
         kind = self.config.kind
@@ -181,7 +189,9 @@ class Reader:
             text = parse_text(cell, place)
             return self._tokens(text), text.encode()
         steps: NDArray[Any] = cell
-        if kind == "list":
+        if self.config.list_columns:
+            steps = parse_lists(cell, self.inputs, place)
+        elif kind == "list":
             steps = parse_list(cell, place)
         elif kind == "files":
             steps = self._open(arrays.find(folder, cell, place), place)
@@ -195,8 +205,7 @@ class Reader:
             return np.frombuffer(text.encode(), np.uint8)
         if self.config.tokens != "words":
             return np.frombuffer(text.encode("utf-32-le"), np.int32)  # code points
-        words = re.findall(r"\w+|[^\w\s]", text)
-        return np.array([self.words.setdefault(word, len(self.words)) for word in words], np.int32)
+        return np.array([self.words.setdefault(word, len(self.words)) for word in split_words(text)], np.int32)
 
     def _open(self, path: Path, place: str) -> NDArray[Any]:
         """A file's array; small integers as they are, as long as all files have them."""
@@ -396,6 +405,10 @@ class Reader:
         first[codes[::-1]] = np.arange(len(codes))[::-1]  # the last one written stays
         rows = np.flatnonzero((column != column[first[codes]]).reshape(len(column), -1).any(axis=1))
         return (int(rows[0]), int(first[codes[rows[0]]])) if len(rows) else None
+
+
+def split_words(text: str) -> list[str]:
+    return re.findall(r"\w+|[^\w\s]", text)
 
 
 def _starts(ids: NDArray[np.int32]) -> NDArray[np.int64]:
