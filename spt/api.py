@@ -26,6 +26,7 @@ from spt.studies.schema import StudySource, from_mapping, read, recipe_overrides
 if TYPE_CHECKING:
     from spt.execution.estimate import MeasuredCosts
     from spt.execution.run_study import ExecutionTarget
+    from spt.inference.trained_model import TrainedModel
     from spt.runtime.distributed import Runtime
     from spt.studies.grid import StudyGrid
     from spt.training.load_run import FinishedRun
@@ -38,6 +39,7 @@ __all__ = [
     "TrainedRun",
     "compare",
     "finetune",
+    "load_model",
     "load_recipe",
     "load_run",
     "pretrain",
@@ -198,6 +200,21 @@ def load_run(path: str | Path) -> "FinishedRun":
     from spt.training.load_run import load_run
 
     return load_run(Path(path))
+
+
+def load_model(path: str | Path, *, trust_code: bool = False) -> "TrainedModel":
+    """A trained model that answers new rows: from a finished run's folder, or from one that `spt export` has written.
+
+        model = spt.load_model("exported")
+        labels = model.predict(rows)
+
+    A network of your own in an exported folder is code, which only runs with `trust_code`. Raises UsageError where
+    there is no such folder or its code is not trusted, CheckpointError where it is damaged or of another version, and
+    DataError where a run's data are missing.
+    """
+    from spt.inference.trained_model import TrainedModel
+
+    return TrainedModel.open(path, trust_code=trust_code)
 
 
 def read_report(*paths: str | Path) -> Report:

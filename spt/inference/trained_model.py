@@ -16,6 +16,7 @@ from torch import Tensor
 from spt import __version__
 from spt.config.job import Job
 from spt.config.load import path_options
+from spt.config.recipe import Train
 from spt.data.source import class_names, open_part, reading
 from spt.errors import UsageError
 from spt.inference.rows import to_split
@@ -60,6 +61,14 @@ class TrainedModel:
         `trust_code` lets the model file in an exported folder run. Raises UsageError, DataError or CheckpointError.
         """
         path = Path(path)
+        if not path.is_dir():
+            raise UsageError(f"no folder {path}; name a finished run's, or an exported one")
+        if (path / CONFIG).is_file():
+            from spt.inference.exported import open_exported
+
+            return open_exported(path, trust_code)
+        if not any((path / name).exists() for name in ("status.json", "result.json", "job.json")):
+            raise UsageError(f"{path} is neither the folder of a run nor one that `spt export` has written")
         return _from_run(path)
 
     # ------------------------------------------------------------------------------------------------- whole splits
@@ -194,7 +203,7 @@ def _without_places(job: Job) -> dict[str, Any]:
 
 
 def _about(path: Path, result: Result, job: Job) -> dict[str, Any]:
-    """Which run this is, as a reader may want to know it without the run's folder."""
+    """Which run this is, and how it was trained, as a reader may want to know it without the run's folder."""
     arm = {"arm": "scratch" if result.parent is None else "spt"} if result.stage == "finetune" else {}
     return {
         "run": path.name,
@@ -205,9 +214,33 @@ def _about(path: Path, result: Result, job: Job) -> dict[str, Any]:
         **arm,
         "seed": result.seed,
         "parent": result.parent,
+        "smoke": result.smoke,
         "metric": result.metric,
+        "selected_by": result.selected_by,
+        "best_step": result.best_step,
         "val": result.val,
         "test": result.test,
+        "rows": {name: record.rows for name, record in result.data.items()},
+        "parameters": result.parameters,
+        "training": _stages(result, job),
         "notes": list(result.notes),
         "spt": __version__,
     }
+
+
+def _stages(result: Result, job: Job) -> list[dict[str, Any]]:
+    """Each stage's settings and what it took; of the pretraining, as far as the run that followed it knows."""
+    recipe, own = job.resolved.recipe, result.own
+    before = result.total.steps - own.steps, result.total.examples - own.examples
+    stages: list[tuple[str, str, Train, tuple[int, int]]] = []
+    if result.stage == "pretrain" or result.parent is not None:
+        spent = (own.steps, own.examples) if result.stage == "pretrain" else before
+        stages.append(("pretrain", recipe.pretrain.objective.name, recipe.pretrain.train, spent))
+    if result.stage == "finetune":
+        stages.append(("finetune", recipe.finetune.objective.name, job.train, (own.steps, own.examples)))
+    shown = ("batch_size", "learning_rate", "weight_decay", "precision")
+    return [
+        {"stage": stage, "objective": objective, "steps": steps, "examples": examples}
+        | {name: getattr(train, name) for name in shown}
+        for stage, objective, train, (steps, examples) in stages
+    ]
