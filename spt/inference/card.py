@@ -125,7 +125,7 @@ def _training(about: Mapping[str, Any]) -> Iterator[str]:
         yield "- It started from random weights, without pretraining."
     elif about["stage"] == "finetune":
         yield "- It was pretrained on the training rows' own inputs, without labels, then finetuned (self-pretraining)."
-    yield f"- The weights are those of step {about['best_step']:,}, selected on validation rows by {about['selected_by']}."
+    yield f"- The weights are those of step {about['best_step']:,}, selected on validation by {about['selected_by']}."
 
 
 def _scores(about: Mapping[str, Any]) -> Iterator[str]:

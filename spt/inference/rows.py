@@ -27,17 +27,18 @@ def to_split(rows: Any, model: "TrainedModel") -> Split:
     if not len(rows):
         raise DataError("there are no rows")
     if model.sequences == 1:
-        values = [_steps(row, model, f"row {i}") for i, row in enumerate(rows)]
+        values = [steps_of(row, model, f"row {i}") for i, row in enumerate(rows)]
         return Split.from_rows(values, np.zeros(len(rows), np.int64)).unlabelled()
     pairs = []
     for i, row in enumerate(rows):
         if isinstance(row, str) or len(row) != 2:
             raise DataError(f"row {i}: this model answers pairs of sequences; give two of them")
-        pairs.append((_steps(row[0], model, f"row {i}, first"), _steps(row[1], model, f"row {i}, second")))
+        pairs.append((steps_of(row[0], model, f"row {i}, first"), steps_of(row[1], model, f"row {i}, second")))
     return Split.from_pairs(pairs, np.zeros(len(rows), np.int64)).unlabelled()
 
 
-def _steps(row: Any, model: "TrainedModel", place: str) -> NDArray[Any]:
+def steps_of(row: Any, model: "TrainedModel", place: str) -> NDArray[Any]:
+    """(L,) tokens or (L, C) values of a sequence as they are stored. Raises DataError."""
     if isinstance(row, str):
         steps = _tokens_of(row, model, place)
     else:

@@ -20,6 +20,7 @@ from spt.config.recipe import Train
 from spt.data.source import class_names, open_part, reading
 from spt.errors import UsageError
 from spt.inference.rows import to_split
+from spt.inference.streaming import Stream
 from spt.runs.result import Result
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
@@ -126,6 +127,17 @@ class TrainedModel:
         """(B, D) The features of each sequence as one vector."""
         how = self.network.head.pool or ("last" if self.network.head.only_last else "mean")
         return pool(part.values, part.context, how)
+
+    def stream(self, batch: int | None = None) -> Stream:
+        """Its recurrent form, for steps that come one by one: of one sequence, or of `batch` side by side.
+
+            stream = model.stream()
+            for step in signal:
+                answer = stream(step)
+
+        Raises UsageError where the model has none.
+        """
+        return Stream(self, batch)
 
     def split(self, rows: Any) -> Split:
         """Rows in memory as a split without labels. Raises DataError for what is not like the rows of training."""

@@ -223,6 +223,10 @@ class Head(nn.Module):
         if self.pairs:
             u, v = x.chunk(2)
             x = torch.cat([u, v, u - v, u * v], dim=-1)
+        return self.answer(x)
+
+    def answer(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B K"]:
+        """The answer to each vector, which nothing is to be pooled with any more."""
         answer = self.out(self._bent(self.inner, x))
         if self.spread is None:
             return answer
