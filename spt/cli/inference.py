@@ -1,15 +1,118 @@
-"""`spt export`: a trained model goes out."""
+"""`spt predict`, `spt embed` and `spt export`: a trained model answers rows, or goes out."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from spt.cli.guard import command
 from spt.cli.options import DataOption, DebugOption, JsonOption
 from spt.cli.output import notify, print_json
+from spt.errors import UsageError
+
+if TYPE_CHECKING:
+    from spt.inference.predict import Source
+    from spt.runtime.distributed import Runtime
 
 app = typer.Typer()
+
+RowsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[DATA [option=value …]]",
+        help="A table, a folder of tables or an array; and how it is read, where that is not as in training.",
+        show_default=False,
+    ),
+]
+
+SplitOption = Annotated[
+    Literal["test", "val", "train"] | None,
+    typer.Option("--split", help="Instead of DATA: rows of the run's own task.", show_default=False),
+]
+
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the file that is there.")]
+
+CpuOption = Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")]
+
+
+@command(app)
+def predict(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a finished finetuning run, or an exported one.")
+    ],
+    rows: RowsArgument = None,
+    split: SplitOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help=".csv, .jsonl or .parquet; by default CSV on standard output.",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: OverwriteOption = False,
+    data_dir: DataOption = None,
+    cpu: CpuOption = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Predict rows of a file: a class and its probabilities, or numbers, for each row or step.
+
+    DATA is read by the options of the run's own task; label_column= reads it without labels. Where rows have labels,
+    scores are told.
+    """
+    if as_json and out is None:
+        raise UsageError("--json prints the scores and notes; name a file for the predictions by --out")
+    source = _source(rows, split)
+    from spt.inference.predict import predict
+
+    summary = predict(run, source, out, _runtime(cpu), overwrite=overwrite)
+    for note in summary.notes:
+        notify(f"note: {note}")
+    if as_json:
+        print_json(summary.to_json())
+        return
+    if summary.scores is not None:
+        scores = ", ".join(f"{name} {value:.6g}" for name, value in summary.scores.items())
+        notify(f"{summary.run}: {scores} on {summary.scored:,} labels")
+    if out is not None:
+        notify(f"written: {out}, {summary.rows:,} rows")
+
+
+@command(app)
+def embed(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a finished run of either stage, or an exported one.")
+    ],
+    rows: RowsArgument = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help=".npz or .parquet (needed).", show_default=False)
+    ] = None,
+    split: SplitOption = None,
+    pool: Annotated[
+        Literal["mean", "last", "max"], typer.Option("--pool", help="How the steps of a row become one vector.")
+    ] = "mean",
+    per_step: Annotated[bool, typer.Option("--per-step", help="A vector for each step, none pooled.")] = False,
+    overwrite: OverwriteOption = False,
+    data_dir: DataOption = None,
+    cpu: CpuOption = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Embed rows of a file: the features that the network's head is given, as one vector for each row, or each step."""
+    if out is None:
+        raise UsageError("--out FILE is needed: embeddings are written as .npz or .parquet")
+    source = _source(rows, split)
+    from spt.inference.predict import embed
+
+    summary = embed(run, source, out, _runtime(cpu), how=None if per_step else pool, overwrite=overwrite)
+    for note in summary.notes:
+        notify(f"note: {note}")
+    if as_json:
+        print_json({name: value for name, value in summary.to_json().items() if name not in ("scored", "scores")})
+    else:
+        notify(f"written: {out}, {summary.rows:,} rows")
 
 
 @command(app)
@@ -38,3 +141,25 @@ def export(
         print_json(result)
     else:
         notify(f"exported: {result['folder']} ({', '.join(result['files'])})")
+
+
+def _source(rows: list[str] | None, split: Literal["test", "val", "train"] | None) -> "Source":
+    from spt.config.overrides import split_arguments
+    from spt.inference.predict import Source
+
+    names, changes = split_arguments(rows or [])
+    if split is not None:
+        if names or changes:
+            raise UsageError(f"--split {split} answers the run's own rows; leave out {' '.join([*names, *changes])}")
+        return Source(split=split)
+    if len(names) != 1:
+        given = f"not {', '.join(names)}" if names else "or --split test, the run's own rows"
+        raise UsageError(f"one file or folder of rows is expected, {given} (options are name=value, without spaces)")
+    return Source(Path(names[0]), changes)
+
+
+def _runtime(cpu: bool) -> "Runtime":
+    from spt.runtime.distributed import Runtime
+    from spt.runtime.settings import Settings
+
+    return Runtime(Settings(quiet=True, cpu=cpu))

@@ -74,13 +74,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write beside and rename, so that a reader sees the old file or the new one."""
+    with replacing(path) as beside:
+        beside.write_bytes(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write beside this one, which takes its place at the end: a reader sees the old file or the new one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
         try:
-            with beside.open("wb") as file:
-                file.write(content)
-                file.flush()
+            yield beside
+            with beside.open("rb+") as file:
                 os.fsync(file.fileno())
             beside.replace(path)
         finally:

@@ -65,7 +65,7 @@ class Reader:
             "id": config.id_column,
             "group": config.group_column,
             "split": config.split_column,
-            "label": config.labels[0],
+            "label": next(iter(config.labels), None),
             "file": config.file_column,
         }
         self.encoders = {name: NameEncoder() for name in self.column_of} | {"split": NameEncoder(parse_split, NAMES)}

@@ -1,0 +1,365 @@
+"""Rows that a trained model has not seen: read as its training rows were, some thousand at a time.
+
+No split is drawn, no class numbered and no vocabulary or mean computed: what the model knows of its training rows says
+what a label, a word or a number stands for. Labels may be missing. Of tables a part of the rows is in memory; of the
+long layout, whose steps may come in any order, and of arrays in .npz all of them.
+
+n examples, L steps of a sequence, C channels.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spt.tasks.base import IGNORED, Classes, Reals, Split, Tokens, Values
+from spt.tasks.own import arrays
+from spt.tasks.own.arrays import FULL_SCALE
+from spt.tasks.own.discovery import ADVICE, regular
+from spt.tasks.own.options import Options
+from spt.tasks.own.parsing import NameEncoder, list_names, parse_numbers, show, suggest
+from spt.tasks.own.rows import REGULAR, Columns, Reader, split_words
+from spt.tasks.own.tables import FORMATS, Batch, read_batches
+
+ROWS, STEPS = 2**12, 2**22  # read before they are answered
+ARRAYS = (".npy", ".npz")
+
+
+class NewOptions(Options):
+    """How new rows are read: as training's, but labels need not be there."""
+
+    def _check_labels(self, real: bool) -> None:
+        if self.label_column is not None and self.label_columns:
+            raise ValueError("label_column and label_columns are given; one of the two names the labels")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a model knows of the rows it was trained on."""
+
+    input: Tokens | Values
+    target: Classes | Reals | None  # None: labels are of no interest
+    interval: float = 1.0  # time between steps
+    classes: tuple[str, ...] = ()  # label of each class
+    words: tuple[str, ...] = ()  # of each token, where tokens are words
+    columns: tuple[str, ...] = ()  # of one number each, in their order
+    times: bool = False  # was it told the time between steps?
+    sound: bool | None = None  # were its files .wav? None: there were none
+    rate: int | None = None  # samples a second of these
+    scale: tuple[float, float] = FULL_SCALE  # of stored numbers: what stands for zero, and full scale above it
+
+
+@dataclass
+class Counts:
+    """What was met, for what is told at the end."""
+
+    rows: int = 0
+    cut: int = 0
+    tokens: int = 0
+    unknown: int = 0  # tokens
+    unseen: Counter[str] = field(default_factory=Counter)  # labels that are no class, and how often they come
+    notes: list[str] = field(default_factory=list)
+
+    def told(self, max_length: int | None) -> list[str]:
+        notes = list(dict.fromkeys(self.notes))
+        if self.cut:
+            notes.append(f"{self.cut:,} of {self.rows:,} sequences were cut after {max_length} steps")
+        if self.unknown:
+            notes.append(
+                f"{self.unknown:,} of {self.tokens:,} tokens ({self.unknown / self.tokens:.1%}) were in no training "
+                "row and are shown to the model as the unknown token"
+            )
+        if self.unseen:
+            names = ", ".join(map(show, list(self.unseen)[:5])) + ", …" * (len(self.unseen) > 5)
+            notes.append(
+                f"{self.unseen.total():,} labels are none of the model's classes ({names}): predicted, but left out of "
+                "the scores"
+            )
+        return notes
+
+
+class NewReader(Reader):
+    """Reads some rows at a time and forgets those before."""
+
+    def __init__(self, config: NewOptions, files: list[Path], known: Known, needed: Sequence[str]) -> None:
+        super().__init__(config, files)
+        self.known, self.needed, self.counts = known, {*needed}, Counts()
+        self.labelled: bool | None = None  # have the first rows labels?
+        if isinstance(known.input, Values):
+            self.channels = known.input.channels, "training"
+        self.sample = None if known.sound is None else (".wav" if known.sound else ".npy", known.rate, "training")
+        self.code_of = {}
+        if known.words and isinstance(known.input, Tokens):
+            self.code_of = dict(zip(known.words, known.input.codes or (), strict=True))
+        self._start()
+
+    def chunks(self) -> Iterator[Split]:
+        """(n,) rows in order; without a single label, without targets."""
+        for batches in self._tables():
+            for batch in batches:
+                self._add(batch)
+                enough = len(self.values) >= STEPS * self.storage.itemsize or self._rows >= ROWS
+                if enough and self.config.kind != "long":
+                    yield self._take()
+        if self._rows:
+            yield self._take()
+        elif not self.counts.rows:
+            raise ValueError(f"{self.files[0].name} has no rows")
+
+    def _tables(self) -> Iterator[Iterator[Batch]]:
+        for path in self.files:
+            if path.suffix.lower() in FORMATS:
+                with read_batches(path, self._select) as batches:
+                    yield batches
+            else:  # files that no table names
+                names = [path.name] if path.is_file() else list(arrays.files_in(path))
+                folder = path.parent if path.is_file() else path
+                column = str(self.config.file_column)
+                yield iter([Batch(folder / folder.name, range(1, len(names) + 1), {column: names})] if names else [])
+
+    # ---------------------------------------------------------------------------------------------------- some rows
+
+    def _start(self) -> None:
+        self._rows, self.table = 0, {}
+        self.blocks.clear()
+        self.values, self.storage, self.scale = bytearray(), self.config.storage, FULL_SCALE
+        self.first_file, self.words = self.sample, {}
+        self.encoders |= {"id": NameEncoder(), "file": NameEncoder(), "label": NameEncoder(names=self.known.classes)}
+
+    def _add(self, batch: Batch) -> None:
+        self._rows += len(batch.lines)
+        inputs = self._read_steps(batch) if self.config.kind == "long" else self._read_sequences(batch)
+        for name, column in (inputs | self._read_roles("train", batch)).items():
+            self.blocks[name].append(column)
+
+    def _take(self) -> Split:
+        """The rows read so far."""
+        examples, known = self.examples(), self.known
+        self.counts.notes += [note for note in examples.notes if "were cut after" not in note or not self.n_cut]
+        self.counts.cut, self.notes = self.n_cut, []
+        rows = replace(examples.rows, values=self._as_in_training(examples.rows))
+        rows = replace(rows, targets=self._targets(np.asarray(rows.targets), examples.labels))
+        if known.times and rows.steps is None:
+            rows = replace(rows, steps=np.ones(len(rows.values), np.float32))
+        self._check_tokens(rows, examples.place)
+        self.counts.rows += len(rows)
+        self._start()
+        return rows
+
+    def _as_in_training(self, rows: Split) -> NDArray[Any]:
+        """The values in the unit of those that the mean and the deviation were computed of."""
+        values = rows.values
+        if not self.config.continuous:
+            return values
+        for (zero, full), back in ((self.scale, False), (self.known.scale, True)):
+            if (zero, full) != FULL_SCALE:
+                number, unit = np.float32(zero), np.float32(full)
+                values = values * unit + number if back else (values.astype(np.float32) - number) / unit
+        return values
+
+    def _targets(self, targets: NDArray[Any], labels: list[str]) -> NDArray[Any] | None:
+        """Classes, IGNORED where there is no label or an unknown one; or numbers, NaN where there are none."""
+        known = self.known
+        if known.target is None:
+            return None
+        if isinstance(known.target, Reals):
+            return targets if np.isfinite(targets).any() else None
+        count = len(known.classes)
+        for code, times in zip(*np.unique(targets[targets >= count], return_counts=True), strict=True):
+            self.counts.unseen[labels[int(code)]] += int(times)
+        targets = np.where(targets < count, targets, IGNORED)
+        return targets if (targets != IGNORED).any() else None
+
+    def _check_tokens(self, rows: Split, place: Any) -> None:
+        """Count unknown tokens. Raises ValueError for one that the model has no number for."""
+        input = self.known.input
+        if not isinstance(input, Tokens):
+            return
+        self.counts.tokens += len(rows.values)
+        if input.codes is not None:
+            self.counts.unknown += int((input.ids(rows.values) == input.unknown).sum())
+        elif int(rows.values.max()) >= input.vocab:
+            at = int(np.argmax(rows.values >= input.vocab))
+            row = int(np.searchsorted(rows.stops, at, side="right"))
+            where = place(at if rows.per_step else row)
+            raise ValueError(
+                f"{where}, step {at - int(rows.starts[row]) + 1}: the token id {int(rows.values[at]):,} is beyond the "
+                f"model's vocabulary, which goes from 0 to {input.vocab - 1:,}"
+            )
+
+    # ------------------------------------------------------------------------------------------- what training does
+
+    def _select(self, names: list[str], file: str) -> list[str]:
+        config, columns = self.config, list(self.known.columns)
+        self.inputs = config.inputs
+        if config.value_prefix is not None:
+            self.inputs = columns or [name for name in names if config.has_prefix(name)]
+            if not self.inputs:
+                raise ValueError(f"{file} has no column that begins with {config.value_prefix!r}{list_names(names)}")
+        for name in config.others:
+            if name == config.id_column and name not in names:
+                advice = "" if config.kind == "long" else " (id_column= reads rows without ids)"
+                raise ValueError(f"{file} has no column {name!r}{suggest(name, names)}{advice}")
+        labels = [name for name in config.labels if name in names or name in self.needed]
+        if len(labels) < len(config.labels):
+            labels = []
+        if self.labelled is None:
+            self.labelled = bool(labels)
+        return [*self.inputs, *labels, *config.others]
+
+    def _read_roles(self, split: str, batch: Batch) -> Columns:
+        config, n = self.config, len(batch.lines)
+        columns: Columns = {
+            "line": np.asarray(batch.lines, np.int64),
+            "source": np.full(n, self._source(batch), np.int32),
+            "split": np.zeros(n, np.int32),
+        }
+        if config.id_column is not None:
+            place = batch.place(config.id_column)
+            columns["id"] = self.encoders["id"].encode(batch.columns[config.id_column], place)
+        names = [name for name in config.labels if name in batch.columns]
+        if isinstance(self.known.target, Reals):
+            empty = np.full((n, self.known.target.size), np.nan)
+            numbers = [parse_numbers(batch.columns[name], batch.place(name), gaps=True) for name in names]
+            if numbers and len(numbers) != self.known.target.size:
+                raise ValueError(f"the model answers {self.known.target.size} numbers, but {len(numbers)} are named")
+            return columns | {"label": np.stack(numbers, axis=1) if numbers else empty}
+        if self.known.target is None or not names:
+            return columns | {"label": np.full(n, IGNORED, np.int32)}
+        label = self.encoders["label"].encode(batch.columns[names[0]], batch.place(names[0]), gaps=True)
+        return columns | {"label": label}
+
+    def _source(self, batch: Batch) -> int:
+        return self.files.index(batch.path) if batch.path in self.files else 0
+
+    def _read_steps(self, batch: Batch) -> Columns:
+        known = self.known.input
+        if isinstance(known, Values) and len(self.inputs) != known.channels:
+            raise ValueError(f"{len(self.inputs)} value columns are named, but a step had {known.channels} in training")
+        return super()._read_steps(batch)
+
+    def _tokens(self, text: str) -> NDArray[Any]:
+        if self.config.tokens != "words":
+            return super()._tokens(text)
+        assert isinstance(self.known.input, Tokens)
+        unknown = 1 + max(self.known.input.codes or (0,))  # a code that no token has
+        return np.array([self.code_of.get(word, unknown) for word in split_words(text)], np.int32)
+
+    def _find_interval(self) -> float:
+        """Times as multiples of training's interval, where the model was told them."""
+        if "time" not in self.table:
+            return 1.0
+        apart = np.diff(self.table["time"], prepend=self.table["time"][:1])
+        inner = np.ones(len(apart), bool)
+        inner[np.flatnonzero(np.diff(self.table["id"], prepend=-1))] = False
+        usual = self.known.interval
+        if self.known.times:
+            apart[~inner] = usual
+            self.table["steps"] = (apart / usual).astype(np.float32)
+        elif inner.any():
+            low, high = float(apart[inner].min()), float(apart[inner].max())
+            if max(abs(low - usual), abs(high - usual)) > REGULAR * usual:
+                self.notes.append(
+                    f"times between steps are {low:g} to {high:g}, but {usual:g} in training; this model is not "
+                    "told them"
+                )
+        return usual
+
+    def _check_rows(self) -> None:
+        """Of rows that are answered one by one, none depends on another."""
+
+
+# -------------------------------------------------------------------------------------------------------------- arrays
+
+
+class ArrayReader:
+    """Rows of one array, (n, L) or (n, L, C), in .npy or .npz."""
+
+    def __init__(self, path: Path, array: str | None, known: Known) -> None:
+        self.path, self.known, self.counts, self.labelled = regular(path), known, Counts(), False
+        if path.suffix.lower() == ".npz":
+            with path.open("rb") as file:
+                self.array = arrays.from_archive(file, path.stat().st_size, array, path.name)
+        else:
+            self.array = arrays.mapped(path)
+
+    def chunks(self) -> Iterator[Split]:
+        array, input, name = self.array, self.known.input, self.path.name
+        shape = " x ".join(f"{n:,}" for n in array.shape)
+        if array.dtype.kind not in "iufb":
+            raise ValueError(f"{name} holds {array.dtype}; numbers are expected")
+        channels = input.channels if isinstance(input, Values) else 1
+        if array.ndim == 2 and channels == 1:
+            array = array if isinstance(input, Tokens) else array[..., None]
+        expected = 2 if isinstance(input, Tokens) else 3
+        if array.ndim != expected or (expected == 3 and array.shape[2] != channels):
+            wanted = "(rows, steps) of token ids" if expected == 2 else f"(rows, steps, {channels})"
+            wanted = "(rows, steps)" if expected == 3 and channels == 1 else wanted
+            raise ValueError(f"{name} holds an array of {shape or 'one number'}; {wanted} is expected")
+        if not array.size:
+            raise ValueError(f"{name} holds an array of {shape}, which has no steps")
+        n, length = array.shape[:2]
+        at_once = max(1, min(ROWS, STEPS // length))
+        for first in range(0, n, at_once):
+            rows = np.ascontiguousarray(array[first : first + at_once])
+            yield self._split(rows.reshape(len(rows) * length, *rows.shape[2:]), first, length)
+
+    def _split(self, values: NDArray[Any], first: int, length: int) -> Split:
+        input, name = self.known.input, self.path.name
+        n = len(values) // length
+        if isinstance(input, Values):
+            wrong = ~(np.abs(values.astype(np.float64)) < arrays.HUGE)
+            what, values = "is not a finite number below 1e18", values.astype(np.float32)
+        elif input.codes is None:
+            wrong = (values != np.floor(values)) | (values < 0) | (values >= input.vocab)
+            what = f"is no token id of the model's vocabulary, which goes from 0 to {input.vocab - 1:,}"
+        else:
+            wrong, what = (values != np.floor(values)) | (values < 0), "is no code of a token"
+        if wrong.any():
+            at = tuple(np.argwhere(wrong)[0])
+            row, step = divmod(int(at[0]), length)
+            raise ValueError(f"{name}, row {first + row + 1}, step {step + 1}: {values[at]} {what}")
+        if isinstance(input, Tokens):
+            values = values.astype(np.int64)
+            self.counts.tokens += len(values)
+            if input.codes is not None:
+                self.counts.unknown += int((input.ids(values) == input.unknown).sum())
+        self.counts.rows += n
+        starts = np.arange(n, dtype=np.int64) * length
+        per_step = self.known.target is not None and self.known.target.per_step
+        steps = np.ones(len(values), np.float32) if self.known.times else None
+        ids = np.arange(first + 1, first + n + 1)
+        return Split(values, starts, starts + length, None, ids, per_step=per_step, steps=steps)
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def open_rows(config: NewOptions, known: Known, needed: Sequence[str] = ()) -> NewReader | ArrayReader:
+    """A reader of config.path: a table, a folder of tables, an array, or, where files are rows, sounds and arrays.
+
+    Label columns that are `needed` have to be there. Raises OSError or ValueError, there or while rows are read.
+    """
+    path = config.path
+    assert path is not None
+    if not path.exists():
+        raise FileNotFoundError(f"no file or folder {path}")
+    ending = path.suffix.lower()
+    if not path.is_dir():
+        if ending in ARRAYS:
+            return ArrayReader(path, config.array, known)
+        sound = config.file_column is not None and ending == ".wav"
+        if ending not in FORMATS and not sound:
+            advice = ADVICE.get(ending, f"its name should end in one of {', '.join((*FORMATS, *ARRAYS))}")
+            raise ValueError(f"{path} is not read: {advice}")
+        return NewReader(config, [regular(path)], known, needed)
+    inside = sorted(file for file in path.iterdir() if not file.name.startswith("."))
+    tables = [regular(file) for file in inside if file.suffix.lower() in FORMATS]
+    if not tables and config.file_column is None:
+        names = list_names([file.name for file in inside])
+        raise ValueError(f"the folder {path} has no table{names} (formats: {', '.join(FORMATS)})")
+    return NewReader(config, tables or [path], known, needed)
