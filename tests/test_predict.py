@@ -6,11 +6,14 @@ import json
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from test_custom import reviews, write
-from tiny import loaded, run
+import torch
+from test_bad_inputs import call
+from test_custom import reviews, wav, write
+from tiny import loaded, own_task, run
 
 from spt.config.job import Job
-from spt.inference.predict import Source, predict
+from spt.errors import DataError
+from spt.inference.predict import Source, embed, predict
 from spt.inference.trained_model import TrainedModel
 from spt.runs.predictions import read_columns
 from spt.runtime.distributed import Runtime
@@ -161,3 +164,193 @@ def test_every_format_says_the_same(tmp_path):
     assert found["csv"] == found["jsonl"] == found["parquet"] and list(found["csv"][0]) == [
         *("id", "label", "prediction", "p_no", "p_yes")
     ]
+
+
+# ------------------------------------------------------------------------------------------------ what training has not
+
+
+def test_unseen_words_labels_and_gaps_are_told_and_left_out_of_the_scores(tmp_path):
+    folder_of(tmp_path / "d", texts, "csv")
+    path = trained(tmp_path, task={"name": "custom", "path": "d", **TEXT, "tokens": "words"})
+    rows = [
+        {"id": "a", "body": "fine zebra fine", "stars": 1},
+        {"id": "b", "body": "bad yak", "stars": "maybe"},
+        {"id": "c", "body": "fine", "stars": ""},
+    ]
+    summary = predict(path, Source(write(tmp_path / "new.csv", rows)), tmp_path / "out.csv", CPU)
+    assert summary.rows == 3 and summary.scored == 1 and summary.scores["accuracy"] in (0, 1)
+    assert summary.notes == [
+        "2 of 6 tokens (33.3%) were in no training row and are shown to the model as the unknown token",
+        "1 labels are none of the model's classes ('maybe'): predicted, but left out of the scores",
+    ]
+    assert [row["label"] for row in table(tmp_path / "out.csv")] == ["1", "", ""]
+    seen = write(tmp_path / "seen.csv", [{**rows[0], "body": "fine unicorn fine"}])
+    predict(path, Source(seen), tmp_path / "seen-out.csv", CPU)
+    first, second = (table(tmp_path / name)[0] for name in ("out.csv", "seen-out.csv"))
+    assert float(first["p_0"]) == pytest.approx(float(second["p_0"])), "an unknown word is as good as another"
+
+
+def test_longer_sequences_are_taken_cut_or_refused(tmp_path):
+    folder_of(tmp_path / "d", channels, "csv")
+    task = {"name": "custom", "path": "d", "list_columns": ["a", "b"], "label_column": "y"}
+    rows = [{"a": [0.5] * n, "b": [1] * n} for n in (3, 20)]
+    data = write(tmp_path / "new.jsonl", rows)
+    path = trained(tmp_path, task=task)
+    summary = predict(path, Source(data), tmp_path / "out.csv", CPU)
+    assert summary.notes == [
+        "1 of 2 sequences are longer (20 steps at most) than any that the model was trained on (7)"
+    ]
+    cut = predict(path, Source(data, ["max_length=7", "truncate=true"]), tmp_path / "cut.csv", CPU)
+    assert cut.notes == ["1 of 2 sequences were cut after 7 steps"]
+    with pytest.raises(DataError, match="line 2: the sequence has 20 steps, max_length is 7; raise it, or cut"):
+        predict(path, Source(data, ["max_length=7"]), tmp_path / "no.csv", CPU)
+    learned = {"name": "transformer", "d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 8, "positions": "learned"}
+    path = trained(tmp_path, task=task, model=learned)
+    with pytest.raises(DataError, match=r"20 steps, but model .* another shape; cut the sequences .max_length=7 tru"):
+        predict(path, Source(data), tmp_path / "no.csv", CPU)
+    assert not (tmp_path / "no.csv").exists()
+
+
+def test_sounds_keep_their_scale_and_rate(tmp_path):
+    """Training has 16 bits, whose statistics are of whole numbers; an array beside them is of full scale 1."""
+    (tmp_path / "d").mkdir()
+    for i in range(40):
+        (tmp_path / "d" / f"{i}.wav").write_bytes(wav(i, samples=12))
+    write(tmp_path / "d" / "labels.csv", [{"f": f"{i}.wav", "y": "ab"[i % 2]} for i in range(40)])
+    path = trained(tmp_path, task={"name": "custom", "path": "d", "file_column": "f", "label_column": "y"})
+    test = load_run(path).data.test
+    new = tmp_path / "new"
+    new.mkdir()
+    for name in test.ids.tolist():
+        (new / name).write_bytes((tmp_path / "d" / name).read_bytes())
+    predict(path, Source(), tmp_path / "split.parquet", CPU)
+    predict(path, Source(new), tmp_path / "folder.parquet", CPU)  # of files, no table
+    wanted = {row["id"]: row["p_a"] for row in table(tmp_path / "split.parquet")}
+    assert {row["id"]: row["p_a"] for row in table(tmp_path / "folder.parquet")} == pytest.approx(wanted, abs=1e-6)
+    one = sorted(wanted)[0]
+    predict(path, Source(new / one), tmp_path / "one.csv", CPU)
+    assert float(table(tmp_path / "one.csv")[0]["p_a"]) == pytest.approx(wanted[one], abs=1e-6)
+    row = test.row(test.ids.tolist().index(one))
+    np.save(tmp_path / "rows.npy", row[None, :, 0] / np.float32(32768))
+    predict(path, Source(tmp_path / "rows.npy"), tmp_path / "array.csv", CPU)
+    assert float(table(tmp_path / "array.csv")[0]["p_a"]) == pytest.approx(wanted[one], abs=1e-6)
+    (new / "slow.wav").write_bytes(wav(1, rate=4000, samples=12))
+    with pytest.raises(DataError, match=r"slow.wav: 4,000 samples a second, but 8,000 in training"):
+        predict(path, Source(new), tmp_path / "no.csv", CPU)
+
+
+def test_other_columns_are_named_on_the_command_line(tmp_path):
+    test = folder_of(tmp_path / "d", texts, "csv")
+    path = trained(tmp_path, task={"name": "custom", "path": "d", **TEXT})
+    renamed = [{"review": row["body"], "grade": row["stars"]} for row in table(test)]
+    data = write(tmp_path / "new.jsonl", renamed)
+    summary = predict(path, Source(data, ["text_column=review", "label_column=grade", "id_column="]), None, CPU)
+    assert summary.scores == load_run(path).result.test
+    predict(path, Source(data, ["text_column=review", "label_column=", "id_column="]), tmp_path / "o.csv", CPU)
+    assert [row["id"] for row in table(tmp_path / "o.csv")] == [str(i + 1) for i in range(13)]
+
+
+# ---------------------------------------------------------------------------------------------------------- other tasks
+
+
+@pytest.mark.parametrize("kind", ["tokens", "numbers"])
+def test_rows_of_any_task_come_as_lists_or_arrays(kind, tmp_path):
+    one = own_task(tmp_path, task={"name": "./toy.py", "kind": kind}, **SMALL)
+    job = Job(one, "finetune", 0)
+    run(job, tmp_path)
+    path, test = tmp_path / job.name, load_run(tmp_path / job.name).data.test
+    predict(path, Source(), tmp_path / "split.parquet", CPU)
+    wanted = [row["p_1"] for row in table(tmp_path / "split.parquet")]
+    rows = [{"x": test.row(i).tolist(), "y": int(test.targets[i])} for i in range(len(test))]
+    data = write(tmp_path / "rows.jsonl", rows)
+    summary = predict(path, Source(data, ["list_column=x", "label_column=y"]), tmp_path / "o.parquet", CPU)
+    assert summary.scores == load_run(path).result.test
+    assert [row["p_1"] for row in table(tmp_path / "o.parquet")] == pytest.approx(wanted, abs=1e-6)
+    longest = test.lengths == test.lengths.max()
+    array = np.stack([test.row(i) for i in np.flatnonzero(longest).tolist()])
+    np.save(tmp_path / "rows.npy", array)
+    np.savez(tmp_path / "rows.npz", x=array, other=array[:0])
+    for source in (Source(tmp_path / "rows.npy"), Source(tmp_path / "rows.npz", ["array=x"])):
+        predict(path, source, tmp_path / "a.parquet", CPU, overwrite=True)
+        found = [row["p_1"] for row in table(tmp_path / "a.parquet")]
+        assert found == pytest.approx(np.array(wanted)[longest], abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------- piece by piece
+
+
+def test_rows_come_and_go_in_pieces(tmp_path, monkeypatch):
+    from spt.tasks.own import new_rows, tables
+
+    test = folder_of(tmp_path / "d", channels, "jsonl")
+    path = trained(tmp_path, task={"name": "custom", "path": "d", "list_columns": ["a", "b"], "label_column": "y"})
+    whole = predict(path, Source(test), tmp_path / "whole.parquet", CPU)
+    monkeypatch.setattr(new_rows, "ROWS", 4)
+    monkeypatch.setattr(tables, "BATCH", 4)
+    cut = predict(path, Source(test), tmp_path / "cut.parquet", CPU)
+    first, second = table(tmp_path / "whole.parquet"), table(tmp_path / "cut.parquet")
+    assert [row["p_no"] for row in second] == pytest.approx([row["p_no"] for row in first], abs=1e-6)
+    assert cut.scores == pytest.approx(whole.scores) and cut.rows == whole.rows == 13
+    assert pq.ParquetFile(tmp_path / "cut.parquet").num_row_groups == 4
+
+
+# ----------------------------------------------------------------------------------------------------------- embeddings
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_embeddings_are_what_the_head_is_given(stage, tmp_path):
+    test = folder_of(tmp_path / "d", channels, "csv")
+    task = {"name": "custom", "path": "d", "list_columns": ["a", "b"], "label_column": "y"}
+    path = trained(tmp_path, stage, task=task)
+    model, split = TrainedModel.open(path), load_run(path).data.test
+    features = model.embed(split, per_step=True, runtime=CPU)
+    for how in ("mean", "last", "max"):
+        embed(path, Source(test), tmp_path / f"{how}.npz", CPU, how=how)
+        with np.load(tmp_path / f"{how}.npz") as found:
+            steps = [torch.from_numpy(row)[None] for row in features]
+            wanted = [x.mean(1) if how == "mean" else x[:, -1] if how == "last" else x.amax(1) for x in steps]
+            assert np.allclose(found["embedding"], torch.cat(wanted).numpy(), atol=1e-6)
+            assert found["id"].tolist() == list(range(2, 15)) and found["embedding"].shape == (13, 8)
+    embed(path, Source(), tmp_path / "steps.npz", CPU, how=None)
+    embed(path, Source(test), tmp_path / "steps.parquet", CPU, how=None)
+    rows, width = table(tmp_path / "steps.parquet"), range(8)
+    with np.load(tmp_path / "steps.npz") as found:
+        assert np.array_equal(found["embedding"], np.concatenate(features))
+        assert found["step"].tolist() == [row["step"] for row in rows]
+        assert np.array_equal(found["embedding"], [[row[f"e{k}"] for k in width] for row in rows])
+
+
+def test_a_head_that_pools_reads_its_answer_from_the_embedding(tmp_path):
+    test = folder_of(tmp_path / "d", channels, "csv")
+    path = trained(tmp_path, task={"name": "custom", "path": "d", "list_columns": ["a", "b"], "label_column": "y"})
+    model = TrainedModel.open(path)
+    embed(path, Source(test), tmp_path / "e.npz", CPU, how=model.network.head.pool)
+    predict(path, Source(test), tmp_path / "p.parquet", CPU)
+    with np.load(tmp_path / "e.npz") as found, torch.no_grad():
+        logits = model.network.head.out(torch.from_numpy(found["embedding"]))
+    wanted = [[row["p_no"], row["p_yes"]] for row in table(tmp_path / "p.parquet")]
+    assert np.allclose(logits.softmax(-1).numpy(), wanted, atol=1e-6)
+
+
+# --------------------------------------------------------------------------------------------------------- the commands
+
+
+def test_the_commands(tmp_path):
+    test = folder_of(tmp_path / "d", texts, "csv")
+    path = trained(tmp_path, task={"name": "custom", "path": "d", **TEXT})
+    accuracy = load_run(path).result.test["accuracy"]
+    code, output, errors = call(tmp_path, "predict", path, test, "--cpu")
+    rows = list(csv.DictReader(output.splitlines()))
+    assert code == 0 and len(rows) == 13 and list(rows[0]) == ["id", "label", "prediction", "p_0", "p_1"]
+    assert np.mean([row["label"] == row["prediction"] for row in rows]) == pytest.approx(accuracy)
+    assert f"accuracy {accuracy:.6g}" in errors and "on 13 labels" in errors
+    code, output, _ = call(tmp_path, "predict", path, "--split", "val", "--cpu", "--out", "v.jsonl", "--json")
+    summary = json.loads(output)
+    assert code == 0 and summary["rows"] == 9 and summary["out"] == "v.jsonl" and summary["scores"]["accuracy"] <= 1
+    code, output, errors = call(tmp_path, "embed", path, test, "--cpu", "--out", "e.parquet", "--pool", "max")
+    assert (code, output) == (0, "") and errors.endswith("written: e.parquet, 13 rows\n")
+    assert len(table(tmp_path / "e.parquet")) == 13
+    exported, _, errors = call(tmp_path, "export", path, "--out", "model")
+    assert exported == 0, errors
+    code, output, _ = call(tmp_path, "predict", "model", test, "--cpu")
+    assert code == 0 and list(csv.DictReader(output.splitlines())) == rows

@@ -32,6 +32,10 @@ SplitOption = Annotated[
 
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the file that is there.")]
 
+TrustOption = Annotated[
+    bool, typer.Option("--trust-code", help="Let the model file in an exported folder run: it is its author's code.")
+]
+
 CpuOption = Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")]
 
 
@@ -52,6 +56,7 @@ def predict(
         ),
     ] = None,
     overwrite: OverwriteOption = False,
+    trust_code: TrustOption = False,
     data_dir: DataOption = None,
     cpu: CpuOption = False,
     as_json: JsonOption = False,
@@ -67,7 +72,7 @@ def predict(
     source = _source(rows, split)
     from spt.inference.predict import predict
 
-    summary = predict(run, source, out, _runtime(cpu), overwrite=overwrite)
+    summary = predict(run, source, out, _runtime(cpu), overwrite=overwrite, trust_code=trust_code)
     for note in summary.notes:
         notify(f"note: {note}")
     if as_json:
@@ -95,6 +100,7 @@ def embed(
     ] = "mean",
     per_step: Annotated[bool, typer.Option("--per-step", help="A vector for each step, none pooled.")] = False,
     overwrite: OverwriteOption = False,
+    trust_code: TrustOption = False,
     data_dir: DataOption = None,
     cpu: CpuOption = False,
     as_json: JsonOption = False,
@@ -106,7 +112,8 @@ def embed(
     source = _source(rows, split)
     from spt.inference.predict import embed
 
-    summary = embed(run, source, out, _runtime(cpu), how=None if per_step else pool, overwrite=overwrite)
+    how = None if per_step else pool
+    summary = embed(run, source, out, _runtime(cpu), how=how, overwrite=overwrite, trust_code=trust_code)
     for note in summary.notes:
         notify(f"note: {note}")
     if as_json:

@@ -43,7 +43,15 @@ class Summary:
         return {name: getattr(self, name) for name in ("run", "rows", "scored", "scores", "notes", "out")}
 
 
-def predict(path: Path, source: Source, out: Path | None, runtime: Runtime, *, overwrite: bool = False) -> Summary:
+def predict(
+    path: Path,
+    source: Source,
+    out: Path | None,
+    runtime: Runtime,
+    *,
+    overwrite: bool = False,
+    trust_code: bool = False,
+) -> Summary:
     """Answer rows and write them; without a file to write to, as CSV on standard output.
 
     Raises CheckpointError for a pretraining run, UsageError, DataError or OutputError for the rest; nothing is written
@@ -51,7 +59,7 @@ def predict(path: Path, source: Source, out: Path | None, runtime: Runtime, *, o
     """
     if out is not None:
         check_out(out, TABLES, overwrite, source.data)
-    model = TrainedModel.open(path)
+    model = TrainedModel.open(path, trust_code=trust_code)
     if model.target is None:
         raise CheckpointError(
             f"{path} is a pretraining run, which has no task to predict; spt embed shows its features"
@@ -90,14 +98,21 @@ def _predict_split(path: Path, split: SplitName, out: Path | None, answering: An
 
 
 def embed(
-    path: Path, source: Source, out: Path, runtime: Runtime, *, how: Pool | None = "mean", overwrite: bool = False
+    path: Path,
+    source: Source,
+    out: Path,
+    runtime: Runtime,
+    *,
+    how: Pool | None = "mean",
+    overwrite: bool = False,
+    trust_code: bool = False,
 ) -> Summary:
     """Write the features of rows that the model's head is given, pooled over valid steps, or (None) those of each step.
 
     Raises as `predict`.
     """
     check_out(out, EMBEDDINGS, overwrite, source.data)
-    model = TrainedModel.open(path)
+    model = TrainedModel.open(path, trust_code=trust_code)
     embedding, notes = Answering(model, runtime), list[str]()
     with embeddings_file(out) as file:
 

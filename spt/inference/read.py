@@ -15,7 +15,7 @@ from spt.errors import DataError, UsageError, did_you_mean
 from spt.inference.trained_model import TrainedModel
 from spt.tasks.base import Reals, Split, TaskData, Tokens, Values
 from spt.tasks.own.arrays import FULL_SCALE
-from spt.tasks.own.new_rows import ArrayReader, Known, NewOptions, NewReader, open_rows
+from spt.tasks.own.new_rows import ARRAYS, ArrayReader, Known, NewOptions, NewReader, open_rows
 from spt.training.load_run import read_finished_run
 
 INPUTS = ("text_column", "list_column", "list_columns", "value_columns", "value_prefix", "file_column")
@@ -121,12 +121,15 @@ def _options(model: TrainedModel, data: Path, given: Mapping[str, Any], labels: 
         values = {"target": "real" if isinstance(model.target, Reals) else "classes"}
         if isinstance(model.input, Tokens):
             values["tokens"] = "ids"
-    if any(given.get(name) for name in INPUTS):
+    is_array = data.suffix.lower() in ARRAYS and not data.is_dir()
+    if is_array or any(given.get(name) for name in INPUTS):
         values = {key: value for key, value in values.items() if key not in (*INPUTS, *OF_INPUTS)}
     values |= given
+    if is_array:  # whose rows no column holds
+        labels, tokens = False, {"tokens": "ids"} if isinstance(model.input, Tokens) else {}
+        values = {key: value for key, value in values.items() if key not in (*INPUTS, "id_column", "tokens")}
+        values |= {"file_column": "rows", **tokens}
     values = {key: value for key, value in values.items() if value is not None}
-    if data.suffix.lower() in (".npy", ".npz") and not any(values.get(name) for name in INPUTS):
-        values["list_column"] = "array"  # which is not looked up
     if not labels:
         values = {
             key: value for key, value in values.items() if key not in ("label_column", "label_columns", "per_step")
@@ -140,7 +143,8 @@ def _options(model: TrainedModel, data: Path, given: Mapping[str, Any], labels: 
         if "the input is exactly one of" in problem and not any(values.get(name) for name in INPUTS):
             problem = f"say which column of {data.name} is the input: list_column=…, value_columns=[a, b], …"
         raise UsageError(problem) from None
-    _check_kind(model, options)
+    if not is_array:
+        _check_kind(model, options)
     return options
 
 
@@ -150,7 +154,7 @@ def _check_kind(model: TrainedModel, options: NewOptions) -> None:
     texts = bool(model.task.get("text_column")) and bool(model.reading)
     if options.text_column is not None and not texts:
         raise UsageError("text_column is for models that were trained on texts; this one takes numbers")
-    if texts and options.text_column is None and options.list_column != "array":
+    if texts and options.text_column is None:
         raise UsageError("this model was trained on texts; name their column by text_column=…")
     if isinstance(input, Values) and not options.continuous:
         raise UsageError(f"this model takes {input.channels} numbers a step, not tokens; leave out tokens")

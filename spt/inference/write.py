@@ -114,7 +114,7 @@ class ParquetWriter:
     """Embeddings, a column of (m, D) numbers named `embedding`, as D columns e0, e1, …"""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.file = path, None
+        self.path, self.file = path, None  # type: Path, Any
 
     def write(self, columns: Columns) -> None:
         import pyarrow as pa
@@ -125,8 +125,8 @@ class ParquetWriter:
             if column.ndim == 2:
                 flat |= {f"e{k}": pa.array(column[:, k]) for k in range(column.shape[1])}
             elif column.dtype == object:
-                kind = pa.int64() if all(isinstance(cell, int | None) for cell in column) else pa.string()
-                flat[name] = pa.array(column.tolist(), kind)
+                named = columns["prediction"].dtype == object  # by the classes' names, not their numbers
+                flat[name] = pa.array(column.tolist(), pa.string() if named else pa.int64())
             else:
                 flat[name] = pa.array(column.tolist() if column.dtype.kind == "U" else column)
         table = pa.table(flat)

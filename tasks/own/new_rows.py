@@ -21,8 +21,8 @@ from spt.tasks.own import arrays
 from spt.tasks.own.arrays import FULL_SCALE
 from spt.tasks.own.discovery import ADVICE, regular
 from spt.tasks.own.options import Options
-from spt.tasks.own.parsing import NameEncoder, list_names, parse_numbers, show, suggest
-from spt.tasks.own.rows import REGULAR, Columns, Reader, split_words
+from spt.tasks.own.parsing import HUGE, NameEncoder, list_names, parse_numbers, show, suggest
+from spt.tasks.own.rows import REGULAR, Columns, Reader, scaled, split_words
 from spt.tasks.own.tables import FORMATS, Batch, read_batches
 
 ROWS, STEPS = 2**12, 2**22  # read before they are answered
@@ -152,14 +152,10 @@ class NewReader(Reader):
 
     def _as_in_training(self, rows: Split) -> NDArray[Any]:
         """The values in the unit of those that the mean and the deviation were computed of."""
-        values = rows.values
         if not self.config.continuous:
-            return values
-        for (zero, full), back in ((self.scale, False), (self.known.scale, True)):
-            if (zero, full) != FULL_SCALE:
-                number, unit = np.float32(zero), np.float32(full)
-                values = values * unit + number if back else (values.astype(np.float32) - number) / unit
-        return values
+            return rows.values
+        values = rows.values if self.scale == FULL_SCALE else scaled(rows.values, self.scale)
+        return in_training_units(values, self.known)
 
     def _targets(self, targets: NDArray[Any], labels: list[str]) -> NDArray[Any] | None:
         """Classes, IGNORED where there is no label or an unknown one; or numbers, NaN where there are none."""
@@ -273,6 +269,14 @@ class NewReader(Reader):
         """Of rows that are answered one by one, none depends on another."""
 
 
+def in_training_units(values: NDArray[Any], known: Known) -> NDArray[Any]:
+    """Of numbers whose full scale is 1, what training's files would hold for them."""
+    if known.scale == FULL_SCALE:
+        return values
+    zero, full = known.scale
+    return np.asarray(values * np.float32(full) + np.float32(zero))
+
+
 # -------------------------------------------------------------------------------------------------------------- arrays
 
 
@@ -312,8 +316,9 @@ class ArrayReader:
         input, name = self.known.input, self.path.name
         n = len(values) // length
         if isinstance(input, Values):
-            wrong = ~(np.abs(values.astype(np.float64)) < arrays.HUGE)
-            what, values = "is not a finite number below 1e18", values.astype(np.float32)
+            wrong = ~(np.abs(values.astype(np.float64)) < HUGE)
+            what = "is not a finite number below 1e18"
+            values = in_training_units(values.astype(np.float32), self.known)
         elif input.codes is None:
             wrong = (values != np.floor(values)) | (values < 0) | (values >= input.vocab)
             what = f"is no token id of the model's vocabulary, which goes from 0 to {input.vocab - 1:,}"

@@ -226,9 +226,9 @@ class Reader:
         if not self.config.continuous or (recording.steps.dtype, recording.scale) == (self.storage, self.scale):
             return recording.steps
         if self.storage != np.float32:  # files of several types: all as float32 of full scale 1
-            self.values = bytearray(_scaled(np.frombuffer(self.values, self.storage), self.scale).tobytes())
+            self.values = bytearray(scaled(np.frombuffer(self.values, self.storage), self.scale).tobytes())
             self.storage, self.scale = np.dtype(np.float32), FULL_SCALE
-        return _scaled(recording.steps, recording.scale)
+        return scaled(recording.steps, recording.scale)
 
     # --------------------------------------------------------------------------------------------- when all are read
 
@@ -416,6 +416,6 @@ def _starts(ids: NDArray[np.int32]) -> NDArray[np.int64]:
     return np.flatnonzero(np.diff(ids, prepend=-1))
 
 
-def _scaled(steps: NDArray[Any], scale: tuple[float, float]) -> NDArray[np.float32]:
+def scaled(steps: NDArray[Any], scale: tuple[float, float]) -> NDArray[np.float32]:
     zero, full = scale
     return np.asarray((steps.astype(np.float32) - np.float32(zero)) / np.float32(full))
