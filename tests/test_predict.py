@@ -180,7 +180,7 @@ def test_unseen_words_labels_and_gaps_are_told_and_left_out_of_the_scores(tmp_pa
     summary = predict(path, Source(write(tmp_path / "new.csv", rows)), tmp_path / "out.csv", CPU)
     assert summary.rows == 3 and summary.scored == 1 and summary.scores["accuracy"] in (0, 1)
     assert summary.notes == [
-        "2 of 6 tokens (33.3%) were in no training row and are shown to the model as the unknown token",
+        "2 of 6 tokens (33.3%) are not in the model's vocabulary and are shown to it as the unknown token",
         "1 labels are none of the model's classes ('maybe'): predicted, but left out of the scores",
     ]
     assert [row["label"] for row in table(tmp_path / "out.csv")] == ["1", "", ""]

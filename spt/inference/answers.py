@@ -137,9 +137,9 @@ class Answering:
         return replace(model, network=network, length=longest)
 
 
-def pieces(rows: Split, model: TrainedModel) -> Iterator[Split]:
-    """A run's own rows, as an evaluation takes them: all at once, or, of answers of steps, some rows."""
-    if not model.output.per_step:
+def pieces(rows: Split, model: TrainedModel, per_step: bool) -> Iterator[Split]:
+    """Rows as an evaluation takes them, all at once; where every step has an answer or a vector, some at a time."""
+    if not per_step:
         yield rows
         return
     together = model.computation.together or 1

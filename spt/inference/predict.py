@@ -70,10 +70,10 @@ def predict(
     data = read_file(model, source.data, source.changes, labels=True)
     with table_file(out) as table:
         for rows in data.chunks():
-            found = answering.answer(rows)
-            table.write(answer_columns(model, rows, found, data.labelled))
+            for piece in pieces(rows, model, model.output.per_step):
+                table.write(answer_columns(model, piece, answering.answer(piece), data.labelled))
     return Summary(
-        path.name,
+        path.resolve().name,
         answering.rows,
         answering.labelled,
         answering.scores(),
@@ -86,7 +86,7 @@ def _predict_split(path: Path, split: SplitName, out: Path | None, answering: An
     rows, data = read_split(path, split)
     model, found = answering.model, list[Sums]()
     with table_file(out) as table:
-        for piece in pieces(rows, model):
+        for piece in pieces(rows, model, model.output.per_step):
             answered = answering.answer(piece)
             assert answered.sums is not None, "a split has labels"
             found.append(answered.sums)
@@ -94,7 +94,7 @@ def _predict_split(path: Path, split: SplitName, out: Path | None, answering: An
     whole = {name: torch.cat([each[name] for each in found]) for name in found[0]}
     scores = scores_of_split(model, rows, whole)
     place = None if out is None else str(out)
-    return Summary(path.name, len(rows), answering.labelled, scores, list(data.notes), place)
+    return Summary(path.resolve().name, len(rows), answering.labelled, scores, list(data.notes), place)
 
 
 def embed(
@@ -117,16 +117,16 @@ def embed(
     with embeddings_file(out) as file:
 
         def write(rows: Split) -> None:
-            file.write(row_columns(rows, how is None) | {"embedding": embedding.embed(rows, how)})
+            for piece in pieces(rows, model, how is None):
+                file.write(row_columns(piece, how is None) | {"embedding": embedding.embed(piece, how)})
 
         if source.data is None:
             rows, task = read_split(path, source.split)
-            for piece in pieces(rows, model):
-                write(piece)
+            write(rows)
             notes += task.notes
         else:
             data = read_file(model, source.data, source.changes, labels=False)
-            for piece in data.chunks():
-                write(piece)
+            for rows in data.chunks():
+                write(rows)
             notes += data.notes()
-    return Summary(path.name, embedding.rows, notes=[*notes, *embedding.notes()], out=str(out))
+    return Summary(path.resolve().name, embedding.rows, notes=[*notes, *embedding.notes()], out=str(out))

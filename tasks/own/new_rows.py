@@ -70,8 +70,8 @@ class Counts:
             notes.append(f"{self.cut:,} of {self.rows:,} sequences were cut after {max_length} steps")
         if self.unknown:
             notes.append(
-                f"{self.unknown:,} of {self.tokens:,} tokens ({self.unknown / self.tokens:.1%}) were in no training "
-                "row and are shown to the model as the unknown token"
+                f"{self.unknown:,} of {self.tokens:,} tokens ({self.unknown / self.tokens:.1%}) are not in the model's "
+                "vocabulary and are shown to it as the unknown token"
             )
         if self.unseen:
             names = ", ".join(map(show, list(self.unseen)[:5])) + ", …" * (len(self.unseen) > 5)
@@ -144,6 +144,7 @@ class NewReader(Reader):
         rows = replace(examples.rows, values=self._as_in_training(examples.rows))
         rows = replace(rows, targets=self._targets(np.asarray(rows.targets), examples.labels))
         if known.times and rows.steps is None:
+            self.counts.notes.append("no times are given; steps are taken to be as far apart as is usual in training")
             rows = replace(rows, steps=np.ones(len(rows.values), np.float32))
         self._check_tokens(rows, examples.place)
         self.counts.rows += len(rows)
@@ -223,7 +224,12 @@ class NewReader(Reader):
             numbers = [parse_numbers(batch.columns[name], batch.place(name), gaps=True) for name in names]
             if numbers and len(numbers) != self.known.target.size:
                 raise ValueError(f"the model answers {self.known.target.size} numbers, but {len(numbers)} are named")
-            return columns | {"label": np.stack(numbers, axis=1) if numbers else empty}
+            label = np.stack(numbers, axis=1) if numbers else empty
+            partly = np.flatnonzero(np.isnan(label).any(axis=1) & ~np.isnan(label).all(axis=1))
+            if len(partly):
+                row = batch.place(names[0])(int(partly[0]))
+                raise ValueError(f"{row}: a row has all of its label columns or none; some cells are empty")
+            return columns | {"label": label}
         if self.known.target is None or not names:
             return columns | {"label": np.full(n, IGNORED, np.int32)}
         label = self.encoders["label"].encode(batch.columns[names[0]], batch.place(names[0]), gaps=True)
