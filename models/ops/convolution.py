@@ -167,7 +167,7 @@ def _blocks(u: Tensor, spectrum: Tensor, n: int) -> list[_Block]:
     large enough to be worth a block and small enough for the cache."""
     sequences, length, features = u.shape
     dtype, everything = spectrum.real.dtype, slice(None)
-    if u.device.type != "cpu":
+    if u.device.type != "cpu" or torch.compiler.is_exporting():
         return [_Block(everything, everything, [everything], dtype)]
     if length <= _LONG and _SMALL <= length * features:
         parts = _slices(features, _CACHE // (8 * n))

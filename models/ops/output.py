@@ -184,8 +184,8 @@ class _Mapped(torch.autograd.Function):
 
 
 def blocks(y: Float[Tensor, "B *L H"]) -> tuple[list[slice], list[slice]]:
-    """Of sequences and of steps, of what fits a cache on a CPU; all at once elsewhere."""
-    if y.device.type != "cpu":
+    """Of sequences and of steps, of what fits a cache on a CPU; all at once elsewhere, and in an exported program."""
+    if y.device.type != "cpu" or torch.compiler.is_exporting():
         return [slice(None)], [slice(None)]
     count, steps, rows = len(y), math.prod(y.shape[1:-1]), max(1, _NUMBERS // y.shape[-1])
     sequences = _slices(count, max(1, rows // max(1, steps)))

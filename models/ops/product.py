@@ -31,7 +31,7 @@ def linear(
     x: Float[Tensor, "*B K"], weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None = None
 ) -> Float[Tensor, "*B N"]:
     """x weight^T + bias at every step, with gradients; autocast may round its factors."""
-    small = x.numel() * len(weight) < _LEAST_WITH_GRADIENTS
+    small = torch.compiler.is_exporting() or x.numel() * len(weight) < _LEAST_WITH_GRADIENTS
     if small or autocast_type(x) is not None or not _suits_onednn(x.flatten(0, -2), weight):
         return F.linear(x, weight, bias)
     y: Tensor = _Linear.apply(x, weight, bias)
@@ -85,9 +85,11 @@ def _by_onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _suits_onednn(a: Tensor, b: Tensor) -> bool:
+    if torch.compiler.is_compiling():  # before sizes, which would become those of a program
+        return False
     large = len(a) >= _FEW_ROWS and a.numel() * len(b) >= _LEAST
     plain = a.device.type == "cpu" and a.dtype == b.dtype == torch.float32
-    return large and plain and has_values(a) and not torch.compiler.is_compiling() and _has_onednn()
+    return large and plain and has_values(a) and _has_onednn()
 
 
 @cache

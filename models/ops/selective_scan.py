@@ -10,6 +10,7 @@ Letters: B sequences, L steps, E features, N states of a feature, W steps of a w
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -37,8 +38,10 @@ def selective_scan(
     """y, from a state of zero; `reverse`: from the last step to the first. dt >= 0 and A <= 0; all have one type."""
     per_step = (u * dt, dt, B, C)
     v, dt, B, C = (each.flip(1) for each in per_step) if reverse else per_step
-    sequences = max(1, _window(v) // (_FEWEST_STEPS * A.numel()))
-    parts = zip(*(each.split(sequences) for each in (v, dt, B, C)), strict=True)
+    parts: Iterable[tuple[Tensor, ...]] = [(v, dt, B, C)]
+    if not torch.compiler.is_exporting():  # a program's batches may have any size
+        sequences = max(1, _window(v) // (_FEWEST_STEPS * A.numel()))
+        parts = zip(*(each.split(sequences) for each in (v, dt, B, C)), strict=True)
     rates = A.mT.contiguous()
     y = torch.cat([_SelectiveScan.apply(v, dt, rates, B, C) for v, dt, B, C in parts])
     return y.flip(1) if reverse else y
@@ -113,8 +116,8 @@ class _Window(NamedTuple):
 
 
 def _windows(v: Tensor, A: Tensor) -> list[slice]:
-    length = v.shape[1]
-    size = max(_FEWEST_STEPS, _window(v) // max(1, len(v) * A.numel()))
+    length, sequences = v.shape[1], 1 if torch.compiler.is_exporting() else len(v)
+    size = max(_FEWEST_STEPS, _window(v) // max(1, sequences * A.numel()))
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 

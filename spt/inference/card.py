@@ -12,7 +12,7 @@ from spt.tasks.base import Classes, Tokens
 SHOWN = 20  # classes by name
 
 
-def model_card(model: TrainedModel, name: str, program: bool) -> str:
+def model_card(model: TrainedModel, name: str) -> str:
     """README.md of the folder `name`."""
     about = model.about
     front = yaml.safe_dump(_front_matter(model), sort_keys=False, allow_unicode=True)
@@ -25,7 +25,7 @@ def model_card(model: TrainedModel, name: str, program: bool) -> str:
         "",
         "## Use",
         "",
-        *_use(model, name, program),
+        *_use(model, name),
         "",
         "## How it was trained",
         "",
@@ -88,7 +88,7 @@ def _what_it_does(model: TrainedModel) -> Iterator[str]:
     yield f"It has {counts.get('total', 0):,} parameters."
 
 
-def _use(model: TrainedModel, name: str, program: bool) -> Iterator[str]:
+def _use(model: TrainedModel, name: str) -> Iterator[str]:
     trust = ", trust_code=True" if model.architecture.model.name.endswith(".py") else ""
     yield "```python"
     yield "import spt"
@@ -100,8 +100,13 @@ def _use(model: TrainedModel, name: str, program: bool) -> Iterator[str]:
     yield f"It needs `pip install selfpretrain` (it was made with spt {model.about['spt']}), nothing else."
     if trust:
         yield "Its network is code of its author's, `model.py`: read it before you trust it."
-    if program:
-        yield "`program.pt2` is the network as a `torch.export` program, for other software than spt."
+    if program := model.about.get("program"):
+        yield ""
+        kind = "tokens" if isinstance(model.input, Tokens) else "values, less their mean and over their deviation"
+        yield (
+            f"`program.pt2` is the network as a `torch.export` program of `x` ({kind}) and `valid` (which steps are no "
+            f"padding): batches of {program['batch']} rows, {program['length']} steps."
+        )
 
 
 def _training(about: Mapping[str, Any]) -> Iterator[str]:

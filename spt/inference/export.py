@@ -47,7 +47,13 @@ def export(path: Path, out: Path, program: bool = False) -> dict[str, Any]:
     if (path / CONFIG).is_file():
         raise UsageError(f"{path} is an exported folder already; copy it, or name the run that it came from")
     model = TrainedModel.open(path)
-    model = replace(model, about={**model.about, "seeds": _scores_of_seeds(path.resolve(), model)})
+    made = None
+    if program:
+        from spt.inference.program import make_program, save_program
+
+        made = make_program(model)
+    added = {"seeds": _scores_of_seeds(path.resolve(), model), "program": made.about() if made else None}
+    model = replace(model, about={**model.about, **added})
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
 
     def remove(_: object = None) -> None:
@@ -58,16 +64,14 @@ def export(path: Path, out: Path, program: bool = False) -> dict[str, Any]:
             beside.mkdir(parents=True)
             _fill(beside, model)
             _check_answers(model, beside)
-            if program:
-                from spt.inference.program import write_program
-
-                write_program(model, beside / PROGRAM)
-            write_text(beside / CARD, model_card(model, out.name, program))
+            if made is not None:
+                save_program(model, made, beside / PROGRAM)
+            write_text(beside / CARD, model_card(model, out.name))
             files = {file.name: file.stat().st_size for file in sorted(beside.rglob("*")) if file.is_file()}
             beside.rename(out)
         finally:
             remove()
-    return {"folder": str(out), "run": model.about["run"], "files": files}
+    return {"folder": str(out), "run": model.about["run"], "files": files, "program": model.about["program"]}
 
 
 def _fill(folder: Path, model: TrainedModel) -> None:
