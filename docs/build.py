@@ -7,6 +7,7 @@ from pathlib import Path
 from costs import all_operations, to_text
 from hugging_face_page import hugging_face_page
 from performance_page import performance_page, write_figures
+from programs_page import export_page
 from recipes_page import recipes_page
 from reference_pages import commands_page, models_page, recipe_page, study_page, tasks_page
 
@@ -22,6 +23,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "recipes.md": recipes_page,
         "performance.md": performance_page,
         "hugging-face.md": hugging_face_page,
+        "export.md": export_page,
     }
 
 

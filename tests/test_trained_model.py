@@ -211,7 +211,10 @@ def test_texts_and_labels_are_those_of_the_users_file(tmp_path):
 
 
 def test_what_is_no_finished_run_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="no run folder"):
+    with pytest.raises(UsageError, match="no folder"):
         TrainedModel.open(tmp_path / "no")
+    with pytest.raises(UsageError, match="neither the folder of a run"):
+        TrainedModel.open(tmp_path)
+    (tmp_path / "status.json").write_text('{"state": "running"}')
     with pytest.raises(CheckpointError, match="is not finished"):
         TrainedModel.open(tmp_path)

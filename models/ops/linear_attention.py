@@ -72,7 +72,8 @@ def _check(q: Tensor, v: Tensor, log_decay: Tensor | None, chunk: int) -> None:
     B, L, H, _ = v.shape
     if H % q.shape[2]:
         raise ValueError(f"{H} heads of values cannot share {q.shape[2]} of queries and keys evenly")
-    if log_decay is not None and log_decay.shape not in ((H,), (B, L, H), (B, L, H, q.shape[-1])):
+    shapes = {1: (H,), 3: (B, L, H), 4: (B, L, H, q.shape[-1])}
+    if log_decay is not None and log_decay.shape != shapes.get(log_decay.ndim):
         raise ValueError(
             f"log decays {tuple(log_decay.shape)} do not fit: give one per head, per step and head, or per feature too"
         )

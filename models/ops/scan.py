@@ -57,7 +57,7 @@ def sequential(
 
 
 def _check(a: Tensor, b: Tensor) -> None:
-    if a.shape not in (b.shape[-1:], b.shape):
+    if a.shape != (b.shape[-1:] if a.ndim == 1 else b.shape):
         raise ValueError(
             f"coefficients {tuple(a.shape)} do not fit inputs {tuple(b.shape)}: give one per state, or one per step too"
         )

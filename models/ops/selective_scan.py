@@ -61,7 +61,7 @@ class _SelectiveScan(torch.autograd.Function):
     def forward(ctx: Any, v: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
         y = torch.empty_like(v)
         windows = _windows(v, A)
-        borders = v.new_zeros(len(windows) + 1, len(v), *A.shape)  # the state before each window
+        borders = v.new_zeros(len(windows) + 1, v.shape[0], *A.shape)  # the state before each window
         a, h = _buffers(2, v, A, windows)
         with without_autocast(v):
             for i, steps in enumerate(windows):
@@ -116,7 +116,7 @@ class _Window(NamedTuple):
 
 
 def _windows(v: Tensor, A: Tensor) -> list[slice]:
-    length, sequences = v.shape[1], 1 if torch.compiler.is_exporting() else len(v)
+    length, sequences = v.shape[1], 1 if torch.compiler.is_exporting() else v.shape[0]
     size = max(_FEWEST_STEPS, _window(v) // max(1, sequences * A.numel()))
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
@@ -126,4 +126,4 @@ def _window(v: Tensor) -> int:
 
 
 def _buffers(count: int, v: Tensor, A: Tensor, windows: list[slice]) -> Tensor:
-    return v.new_empty(count, len(v), windows[0].stop, *A.shape)
+    return v.new_empty(count, v.shape[0], windows[0].stop, *A.shape)

@@ -105,7 +105,8 @@ def _use(model: TrainedModel, name: str) -> Iterator[str]:
         kind = "tokens" if isinstance(model.input, Tokens) else "values, less their mean and over their deviation"
         yield (
             f"`program.pt2` is the network as a `torch.export` program of `x` ({kind}) and `valid` (which steps are no "
-            f"padding): batches of {program['batch']} rows, {program['length']} steps."
+            f"padding): batches of {program['batch']} sequences, {program['length']} steps"
+            f"{', shorter ones padded behind' if program['padding'] else ', none of them padding'}."
         )
 
 

@@ -91,7 +91,7 @@ def _fill(folder: Path, model: TrainedModel) -> None:
 
 def _with_own_sizes(part: Part, model: TrainedModel, folder: Path) -> Part:
     """A model that took its sizes from a checkpoint takes them from the exported folder, and its weights with them."""
-    sizes = getattr(model.network.backbone, "model", None)
+    sizes: Any = getattr(model.network.backbone, "model", None)
     if not hasattr(sizes, "config"):
         raise UsageError(f"model {part.name} was built from a checkpoint, which cannot be exported")
     sizes.config.save_pretrained(folder / CHECKPOINT)

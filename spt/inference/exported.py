@@ -42,7 +42,7 @@ class ExportedConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     spt: str = __version__  # which wrote it
     files: dict[str, str]  # SHA-256 of the weights, and of the model's code where it is the user's
     architecture: Architecture

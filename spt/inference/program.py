@@ -49,23 +49,24 @@ class Program(NamedTuple):
     sizes: Sizes
     rows: int  # sequences of a batch, where it takes one number alone
     length: int  # steps, where it takes one number alone; else at most so many
+    padded: bool  # may rows be padded?
 
     def about(self) -> dict[str, Any]:
         """For config.json and the card."""
         batch = "any" if self.sizes.batch else self.rows
-        return {"batch": batch, "length": f"2 to {self.length}" if self.sizes.length else self.length}
+        length = f"2 to {self.length}" if self.sizes.length else self.length
+        return {"batch": batch, "length": length, "padding": self.padded}
 
 
 class _Whole(nn.Module):
     """The network with plain tensors as its inputs."""
 
-    def __init__(self, network: SequenceModel) -> None:
+    def __init__(self, network: SequenceModel, padded: bool) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.padded = network, padded
 
     def forward(self, x: Tensor, valid: Tensor, steps: Tensor | None = None) -> Tensor:
-        padded = self.network.backbone.ignores_padding
-        answer: Tensor = self.network(Inputs(x, None, Context(valid, padded, steps)))
+        answer: Tensor = self.network(Inputs(x, None, Context(valid, self.padded, steps)))
         return answer
 
 
@@ -76,11 +77,13 @@ def make_program(model: "TrainedModel") -> Program:
             "this model computes products in bfloat16, which a program would not; export it without --program"
         )
     reason = ""
-    for sizes in (Sizes(True, True), Sizes(True, False), Sizes(False, False)):
-        try:
-            return _trial(model, sizes)
-        except Exception as error:  # torch.export and what it calls raise anything
-            reason = one_line(error)
+    every = (Sizes(True, True), Sizes(True, False), Sizes(False, False))
+    for padded in (True, False) if model.network.backbone.ignores_padding else (False,):
+        for sizes in every:
+            try:
+                return _trial(model, sizes, padded)
+            except Exception as error:  # torch.export and what it calls raise anything
+                reason = one_line(error)
     raise UsageError(
         f"model {model.architecture.model.name} has no program: torch.export cannot trace it ({reason}); export it "
         "without --program"
@@ -94,15 +97,15 @@ def save_program(model: "TrainedModel", program: Program, path: Path) -> None:
         _compare(model, torch.export.load(path).module(), program)
 
 
-def _trial(model: "TrainedModel", sizes: Sizes) -> Program:
+def _trial(model: "TrainedModel", sizes: Sizes, padded: bool) -> Program:
     from spt.inference.export import trial_lengths
 
     rows, length = 2 * model.sequences if not sizes.batch else 3 * model.sequences, trial_lengths(model)[0]
-    program = _Whole(model.network)
+    program = _Whole(model.network, padded)
     example = _inputs(model, rows // model.sequences, length)
     with _quiet(), torch.no_grad(), backends.use("torch", "kernels"), backends.use("math", "attention"):
         exported = torch.export.export(program, example, dynamic_shapes=_dynamic(model, sizes, length, example))
-    made = Program(exported, sizes, rows, length)
+    made = Program(exported, sizes, rows, length, padded)
     with _quiet():
         _compare(model, exported.module(), made)
     return made
@@ -135,20 +138,20 @@ def _compare(model: "TrainedModel", program: nn.Module, made: Program) -> None:
 
     lengths = trial_lengths(model) if made.sizes.length else [made.length]
     counts = (1, 5) if made.sizes.batch else (made.rows // model.sequences,)
-    network = _Whole(model.network)
+    network = _Whole(model.network, made.padded)
     with torch.no_grad():
         for length in lengths:
             for count in counts:
                 inputs = _inputs(model, count, length, seed=count)
-                for case in _with_padding(model, inputs):
+                for case in _cases(inputs, made.padded):
                     if (off := _difference(network(*case), program(*case), case[1])) > TOLERANCE:
                         raise ValueError(f"its outputs differ from the network's by {off:.1g} at {length} steps")
 
 
-def _with_padding(model: "TrainedModel", inputs: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
-    """The batch, and, where the network can leave padding out of account, the same with padding in its second half."""
+def _cases(inputs: tuple[Tensor, ...], padded: bool) -> Iterator[tuple[Tensor, ...]]:
+    """The batch and, where rows may be padded, the same with padding in its second half."""
     yield inputs
-    if model.network.backbone.ignores_padding:
+    if padded:
         x, valid, *times = inputs
         valid = valid.clone()
         valid[:, max(1, valid.shape[1] // 2) :] = False
