@@ -9,10 +9,11 @@ import pytest
 import torch
 from test_bad_inputs import call
 from test_custom import reviews, wav, write
+from test_predictions import asking
 from tiny import loaded, own_task, run
 
 from spt.config.job import Job
-from spt.errors import DataError
+from spt.errors import DataError, UsageError
 from spt.inference.predict import Source, embed, predict
 from spt.inference.trained_model import TrainedModel
 from spt.runs.predictions import read_columns
@@ -89,12 +90,13 @@ def trained(folder, stage="finetune", **changes):
     return folder / job.name
 
 
-@pytest.fixture(params=LAYOUTS)
-def layout(request, tmp_path):
+@pytest.fixture(scope="module", params=LAYOUTS)
+def layout(request, tmp_path_factory):
     """A run on each layout, and the file of its test rows."""
     rows, ending, options, changes = LAYOUTS[request.param]
-    test = folder_of(tmp_path / "d", rows, ending)
-    return trained(tmp_path, task={"name": "custom", "path": "d", **options}, **changes), test
+    folder = tmp_path_factory.mktemp(request.param)
+    test = folder_of(folder / "d", rows, ending)
+    return trained(folder, task={"name": "custom", "path": "d", **options}, **changes), test
 
 
 def table(path):
@@ -274,6 +276,56 @@ def test_rows_of_any_task_come_as_lists_or_arrays(kind, tmp_path):
         predict(path, source, tmp_path / "a.parquet", CPU, overwrite=True)
         found = [row["p_1"] for row in table(tmp_path / "a.parquet")]
         assert found == pytest.approx(np.array(wanted)[longest], abs=1e-6)
+
+
+@pytest.mark.parametrize("ask", ["tags", "numbers", "pairs", "times", "next"])
+def test_a_split_of_any_task_has_the_scores_of_the_run(ask, tmp_path):
+    """Of steps, pairs, rows with times and language models; averaged exactly or by batch."""
+    causal = {"model": {"name": "s5", "d_model": 8, "n_layers": 1, "d_state": 8, "blocks": 1, "causal": True}}
+    for average in ("exact", "per_batch"):
+        train = {**SMALL["finetune"]["train"], "metric_average": average}
+        one = asking(tmp_path, ask, **{**SMALL, **causal, "finetune": {"train": train}})
+        job = Job(one, "finetune", 0)
+        result = run(job, tmp_path)
+        summary = predict(tmp_path / job.name, Source(), tmp_path / f"{average}.jsonl", CPU)
+        assert summary.scores == pytest.approx(result.test, rel=1e-12), average
+        rows = table(tmp_path / f"{average}.jsonl")
+        assert len(rows) == (24 if ask in ("pairs", "times") else load_run(tmp_path / job.name).data.test.lengths.sum())
+    embed(tmp_path / job.name, Source(), tmp_path / "e.npz", CPU)
+    with np.load(tmp_path / "e.npz") as found:
+        assert found["embedding"].shape == (24, 16 if ask == "pairs" else 8) and found["id"][0] == 20_000
+    if ask == "pairs":
+        data = write(tmp_path / "pairs.jsonl", [{"x": [1, 2]}])
+        with pytest.raises(UsageError, match="pairs of sequences, which are not read from files"):
+            predict(tmp_path / job.name, Source(data, ["list_column=x"]), None, CPU)
+        with pytest.raises(UsageError, match="choose --pool"):
+            embed(tmp_path / job.name, Source(), tmp_path / "no.npz", CPU, how=None)
+
+
+def test_columns_of_a_prefix_come_in_training_s_order(tmp_path):
+    test = folder_of(tmp_path / "d", wide, "csv")
+    task = {"name": "custom", "path": "d", "value_prefix": "nm_", "label_columns": ["u", "w"], "target": "real"}
+    path = trained(tmp_path, task=task)
+    rows = [dict(reversed([*row.items(), ("nm_extra", 1)])) for row in table(test)]
+    predict(path, Source(test), tmp_path / "a.csv", CPU)
+    summary = predict(path, Source(write(tmp_path / "b.csv", rows)), tmp_path / "b-out.csv", CPU)
+    assert summary.notes == ["columns that training did not have are not used: 'nm_extra'"]
+    assert table(tmp_path / "a.csv") == table(tmp_path / "b-out.csv")
+
+
+def test_all_tables_of_a_folder_are_read(tmp_path):
+    """Files of any names, one of them without labels; rows are named by file and line."""
+    folder_of(tmp_path / "d", channels, "csv")
+    path = trained(tmp_path, task={"name": "custom", "path": "d", "list_columns": ["a", "b"], "label_column": "y"})
+    (tmp_path / "new").mkdir()
+    for name, n in (("monday", 3), ("tuesday", 2)):
+        rows = [{k: c for k, c in row.items() if k != "y" or name == "monday"} for row in channels(n, n)]
+        write(tmp_path / "new" / f"{name}.jsonl", rows)
+    (tmp_path / "new" / "notes.txt").write_text("not a table")
+    summary = predict(path, Source(tmp_path / "new"), tmp_path / "out.jsonl", CPU)
+    found = table(tmp_path / "out.jsonl")
+    assert [row["id"] for row in found] == ["monday-1", "monday-2", "monday-3", "tuesday-1", "tuesday-2"]
+    assert [row["label"] for row in found] == ["no", "yes", "no", None, None] and summary.scored == 3
 
 
 # ------------------------------------------------------------------------------------------------------- piece by piece

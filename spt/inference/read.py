@@ -156,6 +156,8 @@ def _check_kind(model: TrainedModel, options: NewOptions) -> None:
         raise UsageError("text_column is for models that were trained on texts; this one takes numbers")
     if texts and options.text_column is None:
         raise UsageError("this model was trained on texts; name their column by text_column=…")
+    if texts and options.tokens != model.task.get("tokens"):
+        raise UsageError(f"this model's tokens are {model.task.get('tokens') or 'characters'}; leave out tokens")
     if isinstance(input, Values) and not options.continuous:
         raise UsageError(f"this model takes {input.channels} numbers a step, not tokens; leave out tokens")
     if isinstance(input, Tokens) and options.continuous:

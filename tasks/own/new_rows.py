@@ -197,6 +197,11 @@ class NewReader(Reader):
             self.inputs = columns or [name for name in names if config.has_prefix(name)]
             if not self.inputs:
                 raise ValueError(f"{file} has no column that begins with {config.value_prefix!r}{list_names(names)}")
+            surplus = [name for name in names if config.has_prefix(name) and name not in self.inputs]
+            if surplus:
+                self.counts.notes.append(
+                    f"columns that training did not have are not used: {', '.join(map(show, surplus[:12]))}"
+                )
         for name in config.others:
             if name == config.id_column and name not in names:
                 advice = "" if config.kind == "long" else " (id_column= reads rows without ids)"
