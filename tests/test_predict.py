@@ -137,6 +137,21 @@ def test_a_file_of_the_test_rows_is_answered_as_the_run_answered_them(layout, tm
         assert [classes[k] for k in chances.argmax(1)] == [row["prediction"] for row in one]
 
 
+def test_a_row_alone_is_answered_as_among_others(layout, tmp_path):
+    """No vocabulary, mean or usual time between steps is that of the file."""
+    path, test = layout
+    predict(path, Source(test), tmp_path / "all.parquet", CPU)
+    rows = table(test)
+    last = [row for row in rows if row["p"] == rows[-1]["p"]] if "p" in rows[-1] else rows[-1:]
+    predict(path, Source(write(tmp_path / f"one{test.suffix}", last)), tmp_path / "alone.parquet", CPU)
+    found, whole = table(tmp_path / "alone.parquet"), table(tmp_path / "all.parquet")
+    wanted = [row for row in whole if row["id"] == last[0]["p"]] if "p" in last[0] else whole[-1:]
+    kept = [key for key in wanted[0] if key.startswith(("p_", "prediction_"))]
+    assert len(found) == len(wanted) and kept
+    for one, other in zip(found, wanted, strict=True):
+        assert [one[key] for key in kept] == pytest.approx([other[key] for key in kept], abs=1e-6)
+
+
 def test_files_without_labels_are_answered_alike(layout, tmp_path):
     path, test = layout
     whole = predict(path, Source(test), tmp_path / "a.csv", CPU)
