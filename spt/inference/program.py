@@ -6,6 +6,7 @@ outputs may be from ours, and which sizes of batches and lengths it takes, is fo
 """
 
 import contextlib
+import io
 import logging
 import warnings
 from collections.abc import Iterator
@@ -171,15 +172,12 @@ def _difference(ours: Tensor, theirs: Tensor, valid: Tensor) -> float:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch.export's own notes and warnings: what matters is whether outputs are equal."""
-    loggers = [logging.getLogger(name) for name in ("torch.fx", "torch._export", "torch.export", "torch._dynamo")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+    """Without torch.export's own notes, warnings and printed graphs: what matters is whether outputs are equal."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
