@@ -26,6 +26,7 @@ def off(model, program, rows):
 
 
 def tried(model, *cases):
+    sys.stderr.write(f"{model.architecture.model.name}\n")
     program = make_program(model)
     loaded = program.exported.module()
     if not program.sizes.batch:

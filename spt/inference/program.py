@@ -6,6 +6,7 @@ outputs may be from ours, and which sizes of batches and lengths it takes, is fo
 """
 
 import contextlib
+import copy
 import io
 import logging
 import warnings
@@ -64,7 +65,7 @@ class _Whole(nn.Module):
 
     def __init__(self, network: SequenceModel, padded: bool) -> None:
         super().__init__()
-        self.network, self.padded = network, padded
+        self.network, self.padded = copy.deepcopy(network).requires_grad_(False), padded  # it is not trained
 
     def forward(self, x: Tensor, valid: Tensor, steps: Tensor | None = None) -> Tensor:
         answer: Tensor = self.network(Inputs(x, None, Context(valid, self.padded, steps)))
