@@ -26,11 +26,8 @@ def off(model, program, rows):
 
 
 def tried(model, *cases):
-    sys.stderr.write(f"{model.architecture.model.name}\n")
     program = make_program(model)
     loaded = program.exported.module()
-    if not program.sizes.batch:
-        return {**program.about(), "off": []}  # the test says that this is wrong
     return {**program.about(), "off": [off(model, loaded, rows) for rows in cases]}
 
 
@@ -50,7 +47,7 @@ def every_case():
     steps = untrained("transformer", TOKENS, per_step=True)
     yield "steps", tried(steps, sequences(TOKENS, [9, 9]), sequences(TOKENS, [24]))
     pairs = untrained("transformer", TOKENS, sequences=2)
-    yield "pairs", tried(pairs, [(sequence(TOKENS, 9, k), sequence(TOKENS, 4 + k, k)) for k in range(3)])
+    yield "pairs", tried(pairs, [(sequence(TOKENS, 24, k), sequence(TOKENS, 4 + k, k)) for k in range(2)])
     yield "rnn", tried(untrained("rnn", VALUES), sequences(VALUES, [24, 24]))
     kept = untrained("s4d", VALUES, causal=True)
     before = kept.logits(padded, runtime=CPU)

@@ -29,6 +29,7 @@ def found():
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "takes"),
     [
@@ -38,7 +39,7 @@ def found():
         ("gla", {**LENGTH, "padding": True}),
         ("mamba", {**LENGTH, "padding": True}),
         ("steps", {**ANY, "padding": True}),
-        ("pairs", {**ANY, "padding": True}),
+        ("pairs", {"batch": 4, "length": 24, "padding": True}),
         ("rnn", {**LENGTH, "padding": False}),
     ],
 )
@@ -49,10 +50,12 @@ def test_a_program_answers_as_the_network_at_every_size_that_it_takes(case, take
     assert max(row["off"]) < 1e-4
 
 
+@pytest.mark.slow
 def test_the_networks_own_answers_stay_as_they_were(found):
     assert found["unchanged"] is True
 
 
+@pytest.mark.slow
 def test_what_differs_is_no_program(found):
     """By one part in a thousand; and products in bfloat16, which a program would not round."""
     assert "its outputs differ from the network's by 0.001" in found["off"]
@@ -74,6 +77,7 @@ def test_the_command_writes_a_program_that_torch_alone_runs(tmp_path):
         assert np.allclose(logits, TrainedModel.open(path).logits([np.array(rows.row(i))], runtime=CPU), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_without_a_program_nothing_is_written_and_the_reason_is_told(tmp_path):
     file = model_file(tmp_path, "x if float(x.detach().sum()) > 0 else -x")
     path = trained(tmp_path, model={"name": str(file), "d_model": 8, "n_layers": 1})

@@ -271,7 +271,7 @@ def _is_identity(config: StepHeadConfig | HeadConfig) -> bool:
 def pool(x: Float[Tensor, "B L D"], context: Context, how: Literal["mean", "max", "last"]) -> Float[Tensor, "B D"]:
     """Over the valid steps of each sequence."""
     if how == "last":
-        return x[torch.arange(len(x), device=x.device), context.valid.sum(1) - 1]
+        return x[torch.arange(x.shape[0], device=x.device), context.valid.sum(1) - 1]
     if not context.padded:
         return x.mean(1) if how == "mean" else x.amax(1)
     padding = ~context.valid[..., None]
