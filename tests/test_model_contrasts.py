@@ -251,6 +251,20 @@ def test_a_ranking_says_what_is_decided_within_a_tie_and_what_has_no_spread(tmp_
     assert "After self-pretraining: a, b, c; 3 of 3 pairs differ by the same at every seed: no spread" in verdict
 
 
+def test_many_decided_pairs_within_a_tie_are_counted(tmp_path: Path) -> None:
+    """One model that nobody can be told from holds the others together; few pairs are told by winner."""
+
+    def scores(size: int) -> dict[str, Scores]:
+        apart = {
+            f"m{k}": ([0.9 - 0.05 * k + 1e-4 * (k + 1) ** seed for seed in range(4)], [0.9] * 4) for k in range(size)
+        }
+        return {**apart, "wild": ([0.2, 0.95, 0.4, 0.99], [0.9] * 4)}
+
+    few, many = (only(collect.read_report([compared(tmp_path / str(n), scores(n))])).verdict for n in (3, 5))
+    assert "; of these m0 beats m1 and m2, m1 beats m2" in few
+    assert "; of the 15 pairs 10 are decided, as the contrasts below say" in many and "m0 beats m1" not in many
+
+
 # What cannot be compared
 
 

@@ -14,6 +14,7 @@ from spt.report.verdict import Judgement
 from spt.runs.plan import ARMS, ArmName, Factor, Kind, Record
 
 UNDECIDED = ("open", "first alone", "second alone")  # by an interval, which bounds the difference
+MOST_PAIRS = 8  # that a sentence names
 UNEQUAL = 1.1  # ratio of costs above which two models do not count as equally large
 
 Arm = Literal["scratch", "spt", "difference"]
@@ -258,12 +259,20 @@ def _ranking_sentence(comparison: ModelComparison, arm: ArmName) -> str:
         sentence += f" (not decided between commas; {possible})"
     groups = {name: group for group in ranking.order for name in group}
     if inside := [pair for each in contrasts if (pair := winner_loser(each)) and groups[pair[0]] is groups[pair[1]]]:
-        sentence += f"; of these {', '.join(f'{a} beats {b}' for a, b in inside)}"
+        sentence += f"; {_within_ties(inside, contrasts)}"
     if few := sum(contrast.decision == "too few seeds" for contrast in contrasts):
         sentence += f"; {few} of {len(contrasts)} pairs cannot be decided with fewer than three seeds"
     if flat := sum(contrast.decision == "no spread" for contrast in contrasts):
         sentence += f"; {flat} of {len(contrasts)} pairs differ by the same at every seed: no spread to judge them by"
     return sentence + (f"; without a score: {', '.join(ranking.unranked)}" if ranking.unranked else "")
+
+
+def _within_ties(decided: Sequence[tuple[str, str]], contrasts: Sequence[ModelContrast]) -> str:
+    """Winners and losers that stand between commas, by winner; of many pairs how many they are."""
+    if len(decided) > MOST_PAIRS:
+        return f"of the {len(contrasts)} pairs {len(decided)} are decided, as the contrasts below say"
+    losers = {winner: [b for a, b in decided if a == winner] for winner, _ in decided}
+    return "of these " + ", ".join(f"{winner} beats {' and '.join(beaten)}" for winner, beaten in losers.items())
 
 
 def _change_sentences(pairs: Sequence[Pair]) -> Iterator[str]:
