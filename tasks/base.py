@@ -6,9 +6,10 @@ A task file holds `class Config(TaskConfig)` and `load(config, raw) -> TaskData`
 Optional hooks of a task file: `sources(config, raw)` names the files it reads, so that edited ones are read again;
 `fetch(config, raw)` downloads them, for `spt data prepare` alone; `hub(config)` names a copy on the Hugging Face
 hub; `vocabulary(config, train)` makes the Tokens of the training rows in use, perhaps a subset, where the stored values
-are codes; `prepared(config)` names the folder where the splits lie prepared already. Of generated tasks: `INDEXABLE = True` says that a row follows from its number alone, so that `load` makes
-config.max_rows rows of each split and no more; `resample(config, ids, epoch)` makes the training rows of a later epoch,
-so that no row is shown twice (unless config.resample_each_epoch is false).
+are codes; `prepared(config)` names the folder where the splits lie prepared already. Of generated tasks:
+`INDEXABLE = True` says that a row follows from its number alone, so that `load` makes config.max_rows rows of each
+split and no more; `resample(config, ids, epoch)` makes the training rows of a later epoch, so that no row is shown
+twice (unless config.resample_each_epoch is false).
 
 Letters: n examples in a split, L steps of a sequence, C channels, K target values.
 """

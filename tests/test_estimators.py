@@ -1,7 +1,6 @@
 """The estimators: scikit-learn's checks, every kind of X, and what an estimator has in common with a recipe's runs."""
 
 import pickle
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def fitted(x: Any = X, y: Any = Y, **changes: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------------- inputs
 
 RAGGED = [RNG.normal(size=4 + i % 3) for i in range(24)]
-WORDS = [("good fun " if label == "yes" else "bad dull ") + "film" * (1 + i % 2) for i, label in enumerate(Y)]
+WORDS = [("good fun " if label == "yes" else "bad dull ") + "film " * (1 + i) for i, label in enumerate(Y)]
 
 
 @pytest.mark.parametrize(
@@ -187,16 +186,16 @@ def test_few_rows_leave_every_class_a_training_row() -> None:
     rows = read_rows(RNG.normal(size=(3, 3)), None)
     held = validation_rows(rows, np.array([0, 1, 0]), None, 0.1, 0)
     assert held.sum() == 1 and not held[1]
-    with pytest.raises(ValueError, match="n_samples=2.*too few"):
+    with pytest.raises(ValueError, match=r"n_samples=2.*too few"):
         validation_rows(rows.take(np.arange(2)), np.array([0, 1]), None, 0.1, 0)
     with pytest.raises(ValueError, match="3 rows in 1 groups"):
         validation_rows(rows, np.array([0, 1, 0]), ["a"] * 3, 0.1, 0)
 
 
 def test_validation_rows_of_ones_own_are_used_and_nothing_is_tested() -> None:
-    model = fitted(X_val_y_val := X, Y)
+    model = fitted()
     assert model.result_.test is None and model.result_.data["test"].rows == 0
-    own = spt.SequenceClassifier(**TINY).fit(X, Y, X_val=X_val_y_val[:5] + 1, y_val=Y[:5])
+    own = spt.SequenceClassifier(**TINY).fit(X, Y, X_val=X[:5] + 1, y_val=Y[:5])
     assert own.result_.data["train"].rows == 24 and own.result_.data["val"].rows == 5
     with pytest.raises(ValueError, match="label 'maybe'"):
         spt.SequenceClassifier(**TINY).fit(X, Y, X_val=X[:1], y_val=["maybe"])
@@ -277,12 +276,9 @@ def test_searches_pipelines_and_cross_validation() -> None:
 
 def test_longer_sequences_are_cut_where_that_was_asked_for() -> None:
     model = fitted(RAGGED, max_length=5)
-    with pytest.warns(UserWarning, match="1 of the 1 sequences are longer than 5 steps"):
-        cut = model.predict_proba([np.arange(9.0)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        np.testing.assert_allclose(cut, model.predict_proba([np.arange(5.0)]))
-        assert fitted(RAGGED).predict_proba([np.arange(9.0)]).shape == (1, 2), "the weights take longer ones"
+    cut = model.predict_proba([np.arange(9.0)])
+    np.testing.assert_allclose(cut, model.predict_proba([np.arange(5.0)]))
+    assert fitted(RAGGED).predict_proba([np.arange(9.0)]).shape == (1, 2), "the weights take longer ones"
 
 
 def test_an_interrupted_fit_ends_a_search(monkeypatch: pytest.MonkeyPatch) -> None:

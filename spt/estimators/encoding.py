@@ -1,7 +1,6 @@
 """How rows become the network's steps: values, token ids, characters, words or bytes. Learned from training rows."""
 
 import re
-import warnings
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,27 +50,14 @@ class Encoding:
             raise ValueError(f"X holds {here}, but the estimator was fitted on {there}")
         if rows.channels != self.channels:
             raise ValueError(f"X has {rows.channels} channels, but the estimator was fitted on {self.channels}")
-        values, cut = self._encode(rows)
-        if cut:
-            warnings.warn(
-                f"{cut} of the {len(rows)} sequences are longer than {self.length:,} steps and are cut; fit with a "
-                "larger max_length to keep them whole",
-                UserWarning,
-                stacklevel=2,
-            )
-        split = Split.from_rows(values, np.empty(0) if targets is None else targets, ids)
+        split = Split.from_rows(self._encode(rows), np.empty(0) if targets is None else targets, ids)
         return split.unlabelled() if targets is None else split
 
-    def _encode(self, rows: Rows) -> tuple[Any, int]:
-        """An array (n, L[, C]) or a list of arrays, cut to the length, and how many were longer."""
+    def _encode(self, rows: Rows) -> Any:
+        """An array (n, L[, C]) or a list of arrays, cut to the length."""
         if rows.kind == "array" and self.steps == "values":
-            array = rows.values.reshape(len(rows), -1, self.channels).astype(np.float32)
-            longer = self.length is not None and array.shape[1] > self.length
-            return array[:, : self.length], len(rows) if longer else 0
-        arrays = [self._row(rows[i], f"X, row {i}") for i in range(len(rows))]
-        if self.length is None:
-            return arrays, 0
-        return [row[: self.length] for row in arrays], sum(len(row) > self.length for row in arrays)
+            return rows.values.reshape(len(rows), -1, self.channels).astype(np.float32)[:, : self.length]
+        return [self._row(rows[i], f"X, row {i}")[: self.length] for i in range(len(rows))]
 
     def _row(self, row: Any, place: str) -> NDArray[Any]:
         if self.steps == "values":

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ from spt.tasks.base import Classes, Reals, Split, TaskData, row_ids
 from spt.training.stage import run_stage
 
 FILE = "estimator.json"
+Fitted = TypeVar("Fitted", bound="SequenceEstimator")
 TASK = "spt.tasks.own.prepared"
 SMALL = {"d_model": 64, "n_layers": 2}  # of any model, where `model_options` say nothing else: data here are small
 RATIO = 0.3  # hidden steps, where `objective` says no more than "masked"
@@ -84,18 +85,18 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         model_options: dict[str, Any] | None = None,
         self_pretrain: bool = True,
         objective: str | dict[str, Any] = "masked",
-        tokens: Literal["characters", "words", "bytes", "ids"] | None = None,
+        tokens: str | None = None,
         max_length: int | None = None,
-        pool: Literal["mean", "max", "last"] = "mean",
-        epochs: float = 50,
+        pool: str = "mean",
+        epochs: int | float = 50,
         learning_rate: float = 1e-3,
         batch_size: int = 32,
-        pretrain_epochs: float = 50,
+        pretrain_epochs: int | float = 50,
         pretrain_learning_rate: float = 1e-3,
         pretrain_batch_size: int = 32,
         validation_fraction: float = 0.2,
         random_state: Any = 0,
-        device: Literal["auto", "cpu"] = "auto",
+        device: str = "auto",
         runs_dir: str | Path | None = None,
         verbose: bool | int = False,
     ) -> None:
@@ -120,7 +121,7 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     # -------------------------------------------------------------------------------------------------------- fitting
 
-    def fit(self, X: Any, y: Any, groups: Any = None, X_val: Any = None, y_val: Any = None) -> Self:
+    def fit(self: Fitted, X: Any, y: Any, groups: Any = None, X_val: Any = None, y_val: Any = None) -> Fitted:
         """Train on X, select on validation rows: X_val and y_val, or a part of X that is drawn by `random_state`, with
         equal shares of every class and whole `groups`.
 
@@ -196,7 +197,7 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         return Job(resolved, "finetune", seed, Job(resolved, "pretrain", seed) if self.self_pretrain else None)
 
     def _recipe(self, folder: Path, rows: int) -> Any:
-        def train(epochs: float, learning_rate: float, batch_size: int) -> dict[str, Any]:
+        def train(epochs: int | float, learning_rate: float, batch_size: int) -> dict[str, Any]:
             batch = min(batch_size, rows)
             every = max(1, round(epochs * -(-rows // batch) / EVALUATIONS))
             options = {"schedule": "cosine", "warmup_fraction": 0.1, "evaluate_every": every}
@@ -301,33 +302,41 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         write_model(self.model_, Path(path), texts={FILE: state.to_text(self)})
 
     @classmethod
-    def load(cls, path: str | Path, *, trust_code: bool = False) -> Self:
+    def load(cls: type[Fitted], path: str | Path, *, trust_code: bool = False) -> Fitted:
         """The fitted estimator that `save` wrote; `trust_code` lets a model file of one's own in the folder run.
 
         Raises UsageError where there is none or it is one of another class, CheckpointError where it is damaged.
         """
         folder = Path(path)
-        estimator = cls()
+        estimator: Any = cls()
         state.restore(estimator, folder / FILE)
         estimator.model_ = TrainedModel.open(folder, trust_code=trust_code)
         return estimator
 
 
 class SequenceClassifier(ClassifierMixin, SequenceEstimator):  # type: ignore[misc]
-    """Classify sequences: self-pretrain a network on the training inputs, finetune it on their labels."""
+    """Classify sequences: self-pretrain a network on the training inputs, finetune it on their labels; or, with
+    `self_pretrain=False`, train it from scratch.
+
+        model = spt.SequenceClassifier(epochs=20).fit(X, y)
+        model.predict(X_new), model.predict_proba(X_new), model.transform(X_new)
+
+    X is an array (n, L) or (n, L, C), a list of arrays of any lengths, texts, or a data frame of numbers or of arrays.
+    Raises ValueError for parameters and data that cannot be fitted.
+    """
 
     def _learn_targets(self, y: Any) -> NDArray[np.int64]:
         labels = self._labels(y)
         self.classes_, classes = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y has one class, {self.classes_[0]!r}; a classification needs two")
+            raise ValueError(f"y has one class, {_shown(self.classes_[0])}; a classification needs two")
         return classes.astype(np.int64)
 
     def _encode_targets(self, y: Any) -> NDArray[np.int64]:
         labels = self._labels(y)
         unknown = np.setdiff1d(labels, self.classes_)
         if len(unknown):
-            raise ValueError(f"y_val has the label {unknown[0]!r}, which y does not have")
+            raise ValueError(f"y_val has the label {_shown(unknown[0])}, which y does not have")
         return np.searchsorted(self.classes_, labels).astype(np.int64)
 
     def _labels(self, y: Any) -> NDArray[Any]:
@@ -360,7 +369,13 @@ class SequenceClassifier(ClassifierMixin, SequenceEstimator):  # type: ignore[mi
 
 
 class SequenceRegressor(RegressorMixin, SequenceEstimator):  # type: ignore[misc]
-    """Predict numbers from sequences: self-pretrain a network on the training inputs, finetune it on their targets."""
+    """Predict one number or several from sequences, as `SequenceClassifier` predicts labels.
+
+        model = spt.SequenceRegressor(epochs=20).fit(X, y)
+        model.predict(X_new), model.transform(X_new)
+
+    Raises ValueError for parameters and data that cannot be fitted.
+    """
 
     def _learn_targets(self, y: Any) -> NDArray[np.float64]:
         targets = self._numbers(y)
@@ -401,6 +416,10 @@ class SequenceRegressor(RegressorMixin, SequenceEstimator):  # type: ignore[misc
         """(n,) or, of several targets, (n, targets)."""
         numbers = self._answer("predict", X).astype(np.float64)
         return numbers[:, 0] if self.n_outputs_ is None else numbers
+
+
+def _shown(label: Any) -> str:
+    return repr(label.item() if isinstance(label, np.generic) else label)
 
 
 def _require(estimator: BaseEstimator, y: Any) -> None:
