@@ -24,7 +24,7 @@ from spt.runtime.settings import Settings
 from spt.studies.schema import StudySource, from_mapping, read, recipe_overrides, validate
 
 if TYPE_CHECKING:
-    from spt.estimators import SequenceClassifier, SequenceRegressor
+    from spt.estimators.estimator import SequenceClassifier, SequenceRegressor
     from spt.execution.estimate import MeasuredCosts
     from spt.execution.run_study import ExecutionTarget
     from spt.inference.trained_model import TrainedModel
@@ -239,9 +239,9 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:  # the estimators, which import scikit-learn
         if name not in ("SequenceClassifier", "SequenceRegressor"):
             raise AttributeError(f"module 'spt.api' has no attribute {name!r}")
-        from spt import estimators
+        from spt.estimators import estimator
 
-        return getattr(estimators, name)
+        return getattr(estimator, name)
 
 
 # ------------------------------------------------------------------------------------------- shared with the commands
