@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from spt.api import (
         FinishedStudy,
         Report,
+        SequenceClassifier,
+        SequenceRegressor,
         Settings,
         SptError,
         TrainedRun,
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = [
     "FinishedStudy",
     "Report",
+    "SequenceClassifier",
+    "SequenceRegressor",
     "Settings",
     "SptError",
     "TrainedRun",

@@ -24,6 +24,7 @@ from spt.runtime.settings import Settings
 from spt.studies.schema import StudySource, from_mapping, read, recipe_overrides, validate
 
 if TYPE_CHECKING:
+    from spt.estimators.estimator import SequenceClassifier, SequenceRegressor
     from spt.execution.estimate import MeasuredCosts
     from spt.execution.run_study import ExecutionTarget
     from spt.inference.trained_model import TrainedModel
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = [
     "FinishedStudy",
     "Report",
+    "SequenceClassifier",
+    "SequenceRegressor",
     "Settings",
     "SptError",
     "TrainedRun",
@@ -229,6 +232,16 @@ def read_report(*paths: str | Path) -> Report:
     if not paths:
         raise UsageError("no folder is named; name a study, a run, or the folder that holds them")
     return collect.read_report([Path(path) for path in paths])
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:  # the estimators, which import scikit-learn
+        if name not in ("SequenceClassifier", "SequenceRegressor"):
+            raise AttributeError(f"module 'spt.api' has no attribute {name!r}")
+        from spt.estimators import estimator
+
+        return getattr(estimator, name)
 
 
 # ------------------------------------------------------------------------------------------- shared with the commands

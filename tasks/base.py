@@ -6,9 +6,10 @@ A task file holds `class Config(TaskConfig)` and `load(config, raw) -> TaskData`
 Optional hooks of a task file: `sources(config, raw)` names the files it reads, so that edited ones are read again;
 `fetch(config, raw)` downloads them, for `spt data prepare` alone; `hub(config)` names a copy on the Hugging Face
 hub; `vocabulary(config, train)` makes the Tokens of the training rows in use, perhaps a subset, where the stored values
-are codes. Of generated tasks: `INDEXABLE = True` says that a row follows from its number alone, so that `load` makes
-config.max_rows rows of each split and no more; `resample(config, ids, epoch)` makes the training rows of a later epoch,
-so that no row is shown twice (unless config.resample_each_epoch is false).
+are codes; `prepared(config)` names the folder where the splits lie prepared already. Of generated tasks:
+`INDEXABLE = True` says that a row follows from its number alone, so that `load` makes config.max_rows rows of each
+split and no more; `resample(config, ids, epoch)` makes the training rows of a later epoch, so that no row is shown
+twice (unless config.resample_each_epoch is false).
 
 Letters: n examples in a split, L steps of a sequence, C channels, K target values.
 """
@@ -351,15 +352,22 @@ class TaskData:
         return replace(self, train=change(self.train), val=change(self.val), test=change(self.test))
 
     def chance(self) -> float | None:
-        """Test accuracy of always answering the commonest class of the training split; None for real targets."""
+        """Test accuracy of always answering the commonest class of the training split; None for real targets, and where
+        there are no test rows."""
         if not isinstance(self.target, Classes) or self.train.targets is None or self.test.targets is None:
+            return None
+        if not len(self.test):
             return None
         train, test = (class_counts(split, self.target.count) for split in (self.train, self.test))
         return float(test[train.argmax()] / test.sum())
 
-    def check(self) -> None:
-        """Raise ValueError unless the arrays are what `input` and `target` say."""
+    def check(self, *, tested: bool = True) -> None:
+        """Raise ValueError unless the arrays are what `input` and `target` say; if not `tested`, there are no test
+        rows."""
         for name, split in self.splits.items():
+            if name == "test" and not tested:
+                _check(len(split) == 0, "there are test rows, which nobody asked for")
+                continue
             _check(len(split) > 0, f"the {name} split has no rows")
             inside = (split.starts >= 0).all() and (split.stops <= len(split.values)).all()
             _check(bool(inside), f"the {name} split has starts or stops outside its values")

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,8 @@ OF_DATA = ("notes", "length", "interval", "future", "row_width")  # fields of th
 def prepared_folder(task: OpenTask) -> Path:
     """The folder with the task's splits, made now if it is not there."""
     component, config, raw = task.component, task.config, data_dir().resolve()
+    if hasattr(component.module, "prepared"):
+        return Path(call_hook(component, "prepared", config))
     shared = set(TaskConfig.model_fields)
     if is_indexable(task):
         shared -= {"max_rows"}
@@ -48,15 +51,20 @@ def prepared_folder(task: OpenTask) -> Path:
     }
     name = component.identity.partition("@")[0].replace("/", "-")
     folder = cache_dir() / "tasks" / f"{name}-{digest(key)}"
+    prepare_once(folder, lambda: load_from_task(component, config, raw))
+    return folder
+
+
+def prepare_once(folder: Path, load: Callable[[], TaskData]) -> None:
+    """Write the splits that `load` makes into a folder, unless they are there."""
     if os.path.isfile(folder / "data.json"):
-        return folder
+        return
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.parent, folder.name):
             if not (folder / "data.json").is_file():
                 _sweep(folder)
-                _write(folder, load_from_task(component, config, raw))
-    return folder
+                _write(folder, load())
 
 
 def _source(module: Any) -> str:
@@ -131,13 +139,13 @@ def _write(folder: Path, data: TaskData) -> None:
         try:
             data = data.mapped(with_fingerprints)
             for name, split in data.splits.items():
-                table = pa.table(_columns(split))
                 # One record batch, so that a column is one zero-copy array.
+                batch = pa.record_batch(_columns(split))
                 with (
                     pa.OSFile(str(beside / f"{name}.arrow"), "wb") as file,
-                    pa.ipc.new_stream(file, table.schema) as out,
+                    pa.ipc.new_stream(file, batch.schema) as out,
                 ):
-                    out.write_batch(table.to_batches()[0])
+                    out.write_batch(batch)
             manifest: dict[str, Any] = {
                 "input": describe(data.input),
                 "target": describe(data.target),

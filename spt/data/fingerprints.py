@@ -47,7 +47,7 @@ def refuse_leak(pretrained_on: NDArray[np.uint64], training: NDArray[np.uint64],
     """
     foreign = np.setdiff1d(pretrained_on, training)
     for name, split in (("validation", data.val), ("test", data.test)):
-        leaked = np.isin(split.seen, foreign).reshape(len(split), -1).any(axis=1)
+        leaked = np.isin(split.seen, foreign).reshape(len(split), split.sequences).any(axis=1)
         if leaked.any():
             first = split.ids[int(np.flatnonzero(leaked)[0])]
             raise CheckpointError(

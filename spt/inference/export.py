@@ -2,9 +2,11 @@
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.torch
@@ -35,6 +37,9 @@ from spt.runtime.settings import Settings
 from spt.runtime.signals import cleanup
 from spt.tasks.base import Split, Tokens
 
+if TYPE_CHECKING:
+    from spt.inference.program import Program
+
 
 def export(path: Path, out: Path, program: bool = False) -> dict[str, Any]:
     """Write a finished run's model to a folder that does not exist yet; returns what it holds.
@@ -49,11 +54,21 @@ def export(path: Path, out: Path, program: bool = False) -> dict[str, Any]:
     model = TrainedModel.open(path)
     made = None
     if program:
-        from spt.inference.program import make_program, save_program
+        from spt.inference.program import make_program
 
         made = make_program(model)
     added = {"seeds": _scores_of_seeds(path.resolve(), model), "program": made.about() if made else None}
-    model = replace(model, about={**model.about, **added})
+    return write_model(replace(model, about={**model.about, **added}), out, made)
+
+
+def write_model(
+    model: TrainedModel, out: Path, made: "Program | None" = None, texts: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Write a trained model, its program if one was made, and further `texts` by file name to a folder that does not
+    exist yet. Errors as of `export`."""
+    if os.path.lexists(out):
+        raise OutputError(f"{out} exists already; nothing is overwritten: name another folder")
+    model = replace(model, about={"seeds": {}, "program": None, **model.about})
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
 
     def remove(_: object = None) -> None:
@@ -65,7 +80,11 @@ def export(path: Path, out: Path, program: bool = False) -> dict[str, Any]:
             _fill(beside, model)
             _check_answers(model, beside)
             if made is not None:
+                from spt.inference.program import save_program
+
                 save_program(model, made, beside / PROGRAM)
+            for name, text in texts.items():
+                write_text(beside / name, text)
             write_text(beside / CARD, model_card(model, out.name))
             files = {file.name: file.stat().st_size for file in sorted(beside.rglob("*")) if file.is_file()}
             beside.rename(out)

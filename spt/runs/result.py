@@ -81,7 +81,9 @@ class Result(BaseModel):
         None  # score of the best constant answer on the test split, where defined
     )
     val: dict[str, float]  # of the selected checkpoint
-    test: dict[str, float] | None  # of the selected checkpoint, evaluated once; None after pretraining
+    test: (
+        dict[str, float] | None
+    )  # of the selected checkpoint, scored once; None after pretraining and without test rows
     best_step: Annotated[int, Field(gt=-(2**63), lt=2**63)]
     stop: Stop
     parent_stop: Stop | None = None  # what ended the pretraining; None without one, and where a result is older

@@ -235,10 +235,10 @@ def _finish(
     described: dict[str, Any],
     runtime: Runtime,
 ) -> Result:
-    """Score the selected weights on test, once, and write the result."""
+    """Score the selected weights on test, if there are test rows, once, and write the result."""
     job, data = setup.job, setup.data
     scores, chance, predictions = None, None, None
-    if setup.objective.labelled:
+    if setup.objective.labelled and len(data.test):
         draw = evaluation_draw(job.train, job.seed, fitted.state.best_step)
         model = setup.model.to(runtime.device)
         scores, predictions = evaluate(model, setup, data.test, runtime, draw, at_once=1, predict=True)
