@@ -143,6 +143,7 @@ def compare(
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
     arms: Sequence[str] = ARMS,
+    baselines: str | Sequence[str] = (),
     seeds: int | Sequence[int] = 5,
     smoke: Smoke = False,
     out: str | Path | None = None,
@@ -150,7 +151,8 @@ def compare(
     settings: Settings | None = None,
 ) -> FinishedStudy:
     """Train both arms of every recipe, scratch and SPT, over seeds, and report the paired differences. With more `arms`
-    the report has controls: `frozen`, `encoder` (or `parts=A+B`), `shuffled`, `other=RECIPE`, `joint=WEIGHT`.
+    the report has controls: `frozen`, `encoder` (or `parts=A+B`), `shuffled`, `other=RECIPE`, `joint=WEIGHT`. With
+    `baselines` both are held against answers without a network: "auto", or names such as `tfidf` and `boosting`.
 
         study = spt.compare("quickstart", seeds=3, jobs=2)
         for row in study.report.rows:
@@ -160,7 +162,8 @@ def compare(
     """
     sources = [recipes] if isinstance(recipes, str | Path) else recipes
     changes = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
-    study = {"kind": "compare", "recipes": [str(source) for source in sources], "set": dict(changes), "arms": arms}
+    study: dict[str, Any] = {"kind": "compare", "recipes": [str(source) for source in sources], "set": dict(changes)}
+    study |= {"arms": arms, "baselines": baselines}
     return run_study(study, seeds=seeds, smoke=smoke, out=out, jobs=jobs, settings=settings)
 
 

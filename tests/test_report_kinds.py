@@ -1012,7 +1012,7 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
     assert set(value) == {
         "format", "kind", "rows", "models", "contrasts_between_models", "rankings", "models_across_tasks", "verdicts",
         "levels", "contrasts", "best", "reaches", "pooled", "averages", "matches", "searches", "spent",
-        "precedents", "provenance", "controls", "failures", "warnings", "notes", "runs", "results",
+        "precedents", "provenance", "controls", "baselines", "failures", "warnings", "notes", "runs", "results",
     }  # fmt: skip
     keys = {
         "rows": """label kind task model recipe factors seen total source command smoke metric higher_is_better chance

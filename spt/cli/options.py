@@ -117,6 +117,16 @@ class StudyOptions(NamedTuple):
     """The options of every command that has many runs made: which of them, where, and what is done beforehand."""
 
     seeds: Annotated[str | None, typer.Option("--seeds", help="How many (5: seeds 0 to 4), or which (0,1,2).")] = None
+    baselines: Annotated[
+        str | None,
+        typer.Option(
+            "--baselines",
+            metavar="auto|NAME,…",
+            help="Answers without a network that rows are held against: all that fit (auto), or majority, "
+            "linear_probe, tfidf, catch22, boosting.",
+            show_default="none",
+        ),
+    ] = None
     out: OutOption = Path("runs")
     resume: Annotated[
         Literal["auto", "never"],

@@ -71,8 +71,12 @@ def _study(
 
 
 def _run(source: "StudySource", study: StudyOptions, runtime: RuntimeOptions) -> None:
+    from spt.studies.schema import with_baselines
+
     if study.seeds is not None:
         source = replace(source, study=source.study.model_copy(update={"seeds": tuple(seeds(study.seeds))}))
+    if (names := _list(study.baselines, "--baselines", str)) is not None:
+        source = with_baselines(source, names)
     if study.save is not None:
         _save(study.save, source.study, study.as_json)
         return

@@ -74,3 +74,11 @@ OBJECTIVE_OPTIONS: dict[str, type[ObjectiveOptions]] = {
     "next": NextOptions,
     "supervised": SupervisedOptions,
 }
+
+
+def usual_metric(loss: str, text: bool = False) -> Metric:
+    """What is compared where the objective does not choose: accuracy, of language models bits per byte, or the error
+    that is minimised (SPT paper, appendix C)."""
+    if loss == "cross_entropy":
+        return "bits_per_byte" if text else "accuracy"
+    return "mae" if loss == "l1" else "mse"

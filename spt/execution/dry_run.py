@@ -6,10 +6,12 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from spt.execution.baselines import baseline_text
 from spt.execution.estimate import MeasuredCosts, RuntimeForecast
 from spt.execution.queue import in_order, shard
 from spt.execution.run_study import apply_selection, cell_requests, trial_requests
 from spt.report.format import flops_text, time_text
+from spt.runs.baseline import BaselineResult, baseline_outcome
 from spt.runs.plan import factors_text
 from spt.studies import selection
 from spt.studies.grid import StudyGrid
@@ -63,6 +65,16 @@ def dry_run(grid: StudyGrid, folder: Path, costs: MeasuredCosts, part: tuple[int
             for i, row in enumerate(grid.rows)
         ],
         "runs": runs,
+        "baselines": [
+            {
+                "run": job.folder,
+                "label": baseline_text(job),
+                "seed": job.seed,
+                "rows": list(rows),
+                "state": "done" if isinstance(baseline_outcome(root, job.folder), BaselineResult) else "missing",
+            }
+            for job, rows in grid.baselines
+        ],
         "later": sum(2 * len(grid.seeds) for search in plan.searches if selection.has_pending_trials(root, search)),
         "left": {
             "runs": len(left),
@@ -88,9 +100,12 @@ def render(plan: dict[str, Any]) -> RenderableType:
         (run["label"], run["stage"], run["state"], f"{run['steps']:,}", flops_text(run["flops"]), _time(run["seconds"]))
         for run in plan["runs"]
     ]
+    runs += [(each["label"], "baseline", each["state"], "-", "-", "-") for each in plan["baselines"]]
     left = plan["left"]
     known = "" if left["seconds"] is None else f", about {time_text(left['seconds'])} one after the other"
-    lines = [f"left: {left['runs']} of {len(runs)} runs, {flops_text(left['flops'])} FLOPs{known}"]
+    lines = [f"left: {left['runs']} of {len(plan['runs'])} runs, {flops_text(left['flops'])} FLOPs{known}"]
+    if missing := [each for each in plan["baselines"] if each["state"] != "done"]:
+        lines.append(f"and {len(missing)} of {len(plan['baselines'])} baselines, on the CPU, after the runs")
     if plan["later"]:
         lines.append(f"then {plan['later']} finetunings at the settings that validation chooses")
     lines.append("costs are of whole budgets; a time is estimated from runs like it that are done in this folder")

@@ -12,6 +12,7 @@ import torch
 
 from spt.config.job import Cell, Job, digest
 from spt.errors import SptError, UsageError
+from spt.execution.baselines import make_baselines
 from spt.execution.estimate import estimate_cost
 from spt.execution.local import run_locally
 from spt.execution.progress import StudyProgress
@@ -24,6 +25,7 @@ from spt.runs.plan import (
     ARMS,
     PLAN,
     Factor,
+    PlannedBaseline,
     PlannedCell,
     PlannedSearch,
     PlannedTrial,
@@ -69,20 +71,22 @@ class ExecutionTarget:
 
 def study_folder(grid: StudyGrid, root: Path) -> Path:
     """The study's folder: named by its runs, so that the same study is found again however it is asked for."""
-    contents = {
+    contents: dict[str, Any] = {
         "cells": [[cell.arm, cell.row, cell.job.name] for cell in grid.cells],
         "trials": [[search.row, t.row, t.arm, t.job.name] for search in grid.searches for t in search.trials],
         "rows": [dict(row.factors) for row in grid.rows],
         "seeds": list(grid.seeds),
     }
+    if grid.baselines:
+        contents["baselines"] = [[each.job.folder, list(each.rows)] for each in grid.baselines]
     return root / f"{grid.study.kind}-{digest(contents)}"
 
 
 def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Runtime) -> tuple[Path, int]:
     """Carry out every run of the study; returns its folder and how many runs failed.
 
-    Finished runs are taken as they are. One failure never stops the rest; a request to stop ends the study at once,
-    and the same command goes on.
+    Finished runs are taken as they are; baselines are made last, in this process. One failure never stops the rest; a
+    request to stop ends the study at once, and the same command goes on.
     """
     runtime.check_libraries()
     built = check_recipes_build(grid, root, runtime)
@@ -113,7 +117,11 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
         failed = [run for run in failed if not (run.job.name in settled and _diverged(root, run.job))]
     progress.what = "runs"
     failed += _execute(cell_requests(grid), folder, target, runtime, built, progress)
-    return folder, len({run.job.name for run in failed})
+    without = 0
+    if grid.baselines and (target.part is None or target.part[0] == 1):  # of several parts one makes them
+        jobs = [each.job for each in grid.baselines]
+        without = runtime.on_main(lambda: len(make_baselines(jobs, root, restart)))
+    return folder, len({run.job.name for run in failed}) + without
 
 
 def _diverged(root: Path, job: Job) -> bool:
@@ -339,6 +347,10 @@ def make_plan(grid: StudyGrid) -> StudyPlan:
                 trials=tuple(PlannedTrial(number=trial.row, **planned(trial)) for trial in search.trials),
             )
             for search in grid.searches
+        ),
+        baselines=tuple(
+            PlannedBaseline(name=job.name, rows=tuple(rows), seed=job.seed, run=job.folder)
+            for job, rows in grid.baselines
         ),
         notes=tuple(grid.notes),
     )

@@ -13,6 +13,7 @@ from spt.errors import DataError, UsageError
 from spt.report import levels
 from spt.report.across_tasks import TaskAverage
 from spt.report.arms import Row, adjust_for_multiplicity, compare_arms
+from spt.report.baselines import BaselineComparison, compare_baselines
 from spt.report.controls import Control, compare_controls
 from spt.report.cost import BudgetMatch, StageCost, StudyRuns, budget_matches, study_costs
 from spt.report.curves import Curve, curves
@@ -24,8 +25,17 @@ from spt.report.provenance import Provenance, provenance
 from spt.report.published import PublishedComparison, published_comparisons
 from spt.report.ranking import ModelComparison
 from spt.report.reach import NeededReach, needed_reaches
-from spt.report.records import contrast_records, curve_records, item_records, row_records, seed_records, trial_records
+from spt.report.records import (
+    baseline_records,
+    contrast_records,
+    curve_records,
+    item_records,
+    row_records,
+    seed_records,
+    trial_records,
+)
 from spt.report.search import SearchResult, search_results
+from spt.runs.baseline import PREFIX as BASELINE
 from spt.runs.index import ComparisonRuns, Failure, all_runs, comparisons_of, run_outcome
 from spt.runs.plan import PLAN, Ended, Record, StudyPlan, read_plan, run_names
 from spt.runs.result import Result
@@ -33,7 +43,7 @@ from spt.runs.result import Result
 if TYPE_CHECKING:
     import pandas
 
-Table = Literal["rows", "seeds", "items", "models", "searches", "curves"]
+Table = Literal["rows", "seeds", "items", "models", "baselines", "searches", "curves"]
 
 
 class RunRecord(Record):
@@ -59,6 +69,7 @@ class Report(Record):
     levels: tuple[LevelResult, ...] = ()  # rows of a study, side by side
     contrasts: tuple[Contrast, ...] = ()  # between initialisations
     controls: tuple[Control, ...] = ()  # arms beside scratch and SPT
+    baselines: tuple[BaselineComparison, ...] = ()  # answers without a network
     best: tuple[BestShare, ...] = ()  # share of a total budget
     reaches: tuple[NeededReach, ...] = ()  # how far layers have to see
     pooled: tuple[TaskAverage, ...] = ()  # over tasks
@@ -80,6 +91,7 @@ class Report(Record):
         """Every failure, with the label of its row or search."""
         rows = [(row.label, failure) for row in self.rows for failure in row.failures]
         rows += [(control.label, failure) for control in self.controls for failure in control.failures]
+        rows += [(each.label, failure) for each in self.baselines for failure in each.failures]
         trials = [(search.label, failure) for search in self.searches for failure in search.failures]
         return (*rows, *trials, *(("", failure) for failure in self.unpaired))
 
@@ -107,6 +119,7 @@ class Report(Record):
             "seeds": (seed_records, self.rows),
             "items": (item_records, self.rows),
             "models": (contrast_records, self.models),
+            "baselines": (baseline_records, self.baselines),
             "searches": (trial_records, self.searches),
             "curves": (curve_records, self.curves),
         }
@@ -160,6 +173,7 @@ def read_report(paths: Sequence[Path]) -> Report:
     searches = [search for folder, plan in studies.values() for search in search_results(folder, plan)]
     named = {pair.root / name for pair in paired for cell in pair.cells for name in (cell.parent, cell.run) if name}
     named |= {folder.parent / name for folder, plan in studies.values() for name in run_names(plan)}
+    named |= {folder.parent / each.run for folder, plan in studies.values() for each in plan.baselines}
     folders = {path.as_posix() for path in named if path.is_dir()} | runs.keys() | unpaired.keys()
     return Report(
         rows=tuple(
@@ -171,6 +185,7 @@ def read_report(paths: Sequence[Path]) -> Report:
         levels=findings.levels,
         contrasts=findings.contrasts,
         controls=compare_controls(rows),
+        baselines=compare_baselines(rows),
         best=findings.best,
         reaches=needed_reaches(rows),
         pooled=findings.pooled,
@@ -198,6 +213,8 @@ def _existing(folder: Path) -> Path:
 
 
 def _single(folder: Path) -> RunRecord:
+    if folder.name.startswith(BASELINE):
+        raise UsageError(f"{folder} is a baseline; name the study that is held against it, or the folder of both")
     outcome = run_outcome(folder.parent, folder.name)
     if isinstance(outcome, Result):
         return RunRecord(name=folder.name, result=outcome)

@@ -9,7 +9,7 @@ from itertools import count
 
 from spt.report.collect import Report
 from spt.report.format import ReportTable, slug
-from spt.report.statements import model_statements
+from spt.report.statements import baseline_statements, model_statements
 from spt.report.tables import all_tables
 
 ROWS = 40  # of one table: more do not fit on a page, and a float does not break
@@ -69,7 +69,7 @@ def latex(report: Report) -> str:
 
 
 def _verdicts(report: Report) -> Iterator[tuple[str, str]]:
-    for comparison in model_statements(report):
+    for comparison in (*model_statements(report), *baseline_statements(report)):
         yield comparison.label, comparison.verdict
         for warning in comparison.warnings:
             yield f"WARNING, {comparison.label}", warning

@@ -13,6 +13,7 @@ PARTS = (
     "levels",
     "contrasts",
     "controls",
+    "baselines",
     "best",
     "reaches",
     "pooled",

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from spt.report.collect import Report
 from spt.report.format import ReportTable
-from spt.report.statements import Statement, conclusions, model_statements, remarks
+from spt.report.statements import Statement, baseline_statements, conclusions, model_statements, remarks
 from spt.report.tables import by_section
 
 
 def markdown(report: Report, pictures: Sequence[tuple[str, str]] = ()) -> str:
     """The report as Markdown; pictures are (name, title) of figures saved beside it as figures/NAME.svg."""
     lines = ["# Self-pretraining against training from scratch", ""] if report.rows or report.searches else []
-    lines += _statement_lines(model_statements(report))
+    lines += _statement_lines([*model_statements(report), *baseline_statements(report)])
     for row in report.rows:
         lines += [f"**{_plain(row.label)}**: {_plain(row.verdict)}.", ""]
         lines += [f"- **WARNING: {_plain(remark)}**" for remark in row.warnings]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spt.report.arms import Cost, Row
+from spt.report.baselines import BaselineComparison, BaselineContrast
 from spt.report.curves import Curve
 from spt.report.ranking import ModelComparison
 from spt.report.search import SearchResult
@@ -58,6 +59,25 @@ def contrast_records(comparisons: Sequence[ModelComparison]) -> list[dict[str, A
             record |= {f"rows_{end}": getattr(contrast.rows, end, None) for end in ("n", "low", "high")}
             records.append(record | {f"ratio_{axis}": ratio for axis, ratio in contrast.ratios.items()})
     return records
+
+
+def baseline_records(comparisons: Sequence[BaselineComparison]) -> list[dict[str, Any]]:
+    """One record per baseline of a data set and network that it is compared with, in the network's better arm."""
+    records = []
+    for comparison in comparisons:
+        for each in comparison.scores:
+            about = {"label": comparison.label, "task": comparison.task} | each.model_dump(
+                exclude={"runs", "settings", "notes", "n", "planned"}
+            )
+            about |= {"runs": each.n, "runs_planned": each.planned, "notes": "; ".join(each.notes)}
+            contrasts = [c for c in comparison.contrasts if c.shown and c.baseline == each.baseline]
+            records += [about | _against(contrast) for contrast in contrasts]
+    return records
+
+
+def _against(contrast: BaselineContrast) -> dict[str, Any]:
+    names = ("network", "arm", "difference", "n", "planned", "low", "high", "p", "holm", "tests", "decision", "verdict")
+    return {"row": contrast.label, "network_score": contrast.score} | {name: getattr(contrast, name) for name in names}
 
 
 def trial_records(searches: Sequence[SearchResult]) -> list[dict[str, Any]]:

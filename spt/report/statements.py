@@ -50,8 +50,14 @@ def _search_text(search: SearchResult) -> str:
 
 
 def statements(report: Report) -> list[Statement]:
-    """Every statement of a report: which model is better, then row by row, then about rows together."""
-    return [*model_statements(report), *(_row_statement(row) for row in report.rows), *conclusions(report)]
+    """Every statement of a report: which model is better, whether it beats baselines, then row by row, then about rows
+    together."""
+    return [
+        *model_statements(report),
+        *baseline_statements(report),
+        *(_row_statement(row) for row in report.rows),
+        *conclusions(report),
+    ]
 
 
 def model_statements(report: Report) -> list[Statement]:
@@ -68,6 +74,11 @@ def model_statements(report: Report) -> list[Statement]:
         )
         for comparison in report.models
     ]
+
+
+def baseline_statements(report: Report) -> list[Statement]:
+    """Whether a network beats what has none."""
+    return [Statement(f"{each.label}, baselines", each.verdict) for each in report.baselines]
 
 
 def _row_statement(row: Row) -> Statement:

@@ -26,6 +26,7 @@ from spt.report.format import (
     part_text,
     ratio_text,
     score_text,
+    time_text,
 )
 from spt.report.published import PublishedComparison
 from spt.report.search import SearchResult
@@ -251,6 +252,47 @@ CONTROLS = TableSpec(
     caption="Paired by seed, over the seeds at which scratch, SPT and the control have finished, so that the two "
     "differences of a control add up to SPT - scratch. FLOPs: of the control to scratch, its pretraining included. "
     "Holm p is adjusted for all contrasts with controls of this report.",
+)
+
+
+def _baselines_caption(report: Report) -> str:
+    one = any(each.one_number for comparison in report.baselines for each in comparison.scores)
+    notes = dict.fromkeys(
+        f"{each.title}: {note}" for comparison in report.baselines for each in comparison.scores for note in each.notes
+    )
+    return (
+        "Fitted to the networks' training rows, settings chosen on their validation rows, scored on test once. "
+        + ("Runs -: no chance is in it, so that one number stands for all seeds. " if one else "")
+        + (f"{'; '.join(notes)}." if notes else "")
+    ).rstrip()
+
+
+BASELINES = TableSpec(
+    "Baselines without a network",
+    "task | baseline: title | what it sees: sees | score | runs | fitted to: fitted | time",
+    lambda report: [Group(_label(comparison), comparison.scores) for comparison in report.baselines],
+    cells={
+        "what it sees": lambda each, _: each.sees or "-",
+        "score": lambda each, metric: score_text(each.score, metric),
+        "runs": lambda each, _: "-" if each.one_number and each.n else part_text(each.n, each.planned),
+        "fitted to": lambda each, _: "-" if each.fitted is None else f"{each.fitted:,}",
+        "time": lambda each, _: "-" if each.seconds is None else time_text(each.seconds),
+    },
+    text_columns=3,
+    narrow=((0, 1, 3, 4, 6), (1, 2)),
+    caption=_baselines_caption,
+)
+
+AGAINST_BASELINES = TableSpec(
+    "Networks against baselines",
+    "task | network: first | baseline: second | n | network\nscore: score | difference | 95 % interval | p | "
+    "Holm p: holm",
+    lambda report: [Group(each.label, [c for c in each.contrasts if c.shown]) for each in report.baselines],
+    cells={"network\nscore": lambda contrast, metric: score_text(contrast.score, metric)},
+    text_columns=3,
+    narrow=((1, 2, 5, 6, 8),),
+    caption="Network - baseline, seed by seed, in the arm with the better mean. Holm p is adjusted for both arms of "
+    "every network and all baselines of this report. Intervals are over seeds, for these test rows.",
 )
 
 
@@ -522,6 +564,7 @@ SECTIONS = (
     ),
     Section("differences", "SPT against scratch", ("forest",), (SCORES,)),
     Section("levels", "What the study varies", ("levels",), (LEVELS, CONTRASTS)),
+    Section("baselines", "Baselines without a network", (), (BASELINES, AGAINST_BASELINES)),
     Section("controls", "Controls", (), (CONTROLS,)),
     Section("published", "Published numbers", (), (PUBLISHED,)),
     Section("tasks", "Several tasks", (), (PLAIN_AVERAGES, ACROSS_TASKS)),

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from spt.report.collect import Report
 from spt.report.format import ReportTable
-from spt.report.statements import model_statements, statements
+from spt.report.statements import baseline_statements, model_statements, statements
 from spt.report.tables import all_tables
 
 
@@ -37,7 +37,8 @@ def terminal(report: Report) -> RenderableType:
             parts.append(Text())
     if any(row.seeds for row in report.rows):  # the tables have scrolled the verdicts out of sight
         last = [(row.label, row.verdict) for row in report.rows]
-        last += [(statement.label, statement.verdict) for statement in model_statements(report)]
+        others = [*model_statements(report), *baseline_statements(report)]
+        last += [(statement.label, statement.verdict) for statement in others]
         parts += [Text.assemble((f"{label}: ", "dim"), (verdict, "bold")) for label, verdict in last]
     return Group(*parts)
 

@@ -15,6 +15,7 @@ from spt.report.format import (
     size_interval_text,
     size_text,
 )
+from spt.runs.baseline import BaselineResult
 from spt.runs.plan import Record
 from spt.runs.result import Result
 
@@ -24,7 +25,8 @@ Doubt = Literal["open", "too few seeds", "no spread", "no pair", "different data
 Decision = Literal["spt", "scratch", "spt alone", "scratch alone"] | Doubt
 Judgement = Literal["first", "second", "first alone", "second alone"] | Doubt
 Pairs = Sequence[tuple[Result, Result]]  # scratch and SPT of the same seed, both finished
-SignedResults = Sequence[tuple[tuple[Result, ...], tuple[Result, ...]]]  # of each seed: added, subtracted
+Scored = Result | BaselineResult
+SignedResults = Sequence[tuple[tuple[Scored, ...], tuple[Scored, ...]]]  # of each seed: added, subtracted
 LEVEL = round(1 - stats.CONFIDENCE, 12)  # of significance
 MATCHED = 0.05  # relative difference up to which steps, examples and FLOPs of the arms count as equal
 
@@ -205,13 +207,13 @@ def warnings(pairs: Pairs) -> list[str]:
     return problems
 
 
-def different_splits(pairs: Pairs) -> dict[str, list[int]]:
-    """Seeds at which the arms differ in a split's rows, by split."""
+def different_splits(pairs: Sequence[tuple[Scored, Scored]]) -> dict[str, list[int]]:
+    """Seeds at which two things differ in a split's rows, by split."""
     seeds: dict[str, list[int]] = {}
     for scratch, spt in pairs:
         for split in sorted(scratch.data.keys() | spt.data.keys()):
             if scratch.data.get(split) != spt.data.get(split):
-                seeds.setdefault(split, []).append(scratch.seed)
+                seeds.setdefault(split, []).append(scratch.seed or 0)
     return seeds
 
 
@@ -281,7 +283,7 @@ def _binomial(result: Result) -> float | None:
     return stats.correct_above_chance(correct, rows, chance) if abs(score * rows - correct) <= WHOLE * rows else None
 
 
-def final_score(result: Result) -> float:
+def final_score(result: Scored) -> float:
     return (result.test or {})[result.metric]
 
 

@@ -12,6 +12,7 @@ FIGURES = "figures"
 OPTIONAL: dict[Table, str] = {
     "items": "items.csv",
     "models": "models.csv",
+    "baselines": "baselines.csv",
     "searches": "searches.csv",
     "curves": "curves.csv",
 }

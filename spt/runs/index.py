@@ -18,6 +18,7 @@ from spt.runs.plan import (
     ArmName,
     Ended,
     Kind,
+    PlannedBaseline,
     PlannedCell,
     Record,
     StudyPlan,
@@ -42,6 +43,7 @@ class ComparisonRuns(NamedTuple):
     command: str = ""
     smoke: bool = False
     controls: tuple[PlannedCell, ...] = ()  # cells of other arms
+    baselines: tuple[PlannedBaseline, ...] = ()  # that it is held against
 
 
 def comparisons_of(folder: Path, plan: StudyPlan) -> list[ComparisonRuns]:
@@ -54,11 +56,14 @@ def comparisons_of(folder: Path, plan: StudyPlan) -> list[ComparisonRuns]:
     def of(index: int, main: bool) -> tuple[PlannedCell, ...]:
         return tuple(cell for cell in cells[index] if (cell.arm in ARMS) == main)
 
-    return [
-        ComparisonRuns(folder.parent, row, folder.name, plan.seeds, of(index, True), *common, of(index, False))
-        for index, row in enumerate(plan.rows)
-        if cells[index] or not plan.searches
-    ]
+    def baselines(index: int) -> tuple[PlannedBaseline, ...]:
+        return tuple(baseline for baseline in plan.baselines if index in baseline.rows)
+
+    def runs(index: int, row: StudyRow) -> ComparisonRuns:
+        beside = (of(index, False), baselines(index))
+        return ComparisonRuns(folder.parent, row, folder.name, plan.seeds, of(index, True), *common, *beside)
+
+    return [runs(index, row) for index, row in enumerate(plan.rows) if cells[index] or not plan.searches]
 
 
 def studies_in(root: Path) -> tuple[list[tuple[Path, StudyPlan]], list[str]]:

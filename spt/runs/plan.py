@@ -101,6 +101,15 @@ class PlannedSearch(Record):
         return {name: tuple(sorted(values, key=_order)) for name, values in tried.items()}
 
 
+class PlannedBaseline(Record):
+    """An answer without a network that rows of the study are held against, and the folder that holds it."""
+
+    name: str
+    rows: tuple[int, ...]  # which have its data and its metric
+    seed: int | None = None  # None: it stands for every seed
+    run: FolderName
+
+
 def _order(value: object) -> tuple[bool, float, str]:
     """Numbers by size, before words."""
     return (False, float(value), "") if isinstance(value, int | float) else (True, 0.0, str(value))
@@ -119,11 +128,13 @@ class StudyPlan(Record):
     arms: tuple[ArmText, ...] = ARMS  # with controls
     cells: tuple[PlannedCell, ...]
     searches: tuple[PlannedSearch, ...] = ()
+    baselines: tuple[PlannedBaseline, ...] = ()
     notes: tuple[str, ...] = ()  # decisions of the planning that a reader must know
 
     @model_validator(mode="after")
     def _rows_are_listed(self) -> "StudyPlan":
         named = [cell.row for cell in self.cells] + [search.row for search in self.searches]
+        named += [row for baseline in self.baselines for row in baseline.rows]
         if not all(0 <= row < len(self.rows) for row in named):
             raise ValueError("a cell names a row that is not listed")
         return self

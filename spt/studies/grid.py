@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import ValidationError
 
+from spt.baselines.job import BaselineJob, baseline_jobs, question
+from spt.baselines.registry import compared_metric
 from spt.config.budget import steps_per_epoch, total_steps
-from spt.config.job import WITH_REACH, Cell, Job
+from spt.config.job import WITH_REACH, Cell, Job, digest
 from spt.config.load import load
 from spt.config.objectives import OBJECTIVE_OPTIONS
 from spt.config.recipe import BUDGETS, Part, ResolvedRecipe, Section, Train
@@ -75,6 +77,13 @@ class SearchGrid(NamedTuple):
     trials: Sequence[Cell]  # the row of each is the number of its setting
 
 
+class GridBaseline(NamedTuple):
+    """A baseline to make, and the rows that are held against it."""
+
+    job: BaselineJob
+    rows: Sequence[int]
+
+
 @dataclass(frozen=True)
 class StudyGrid:
     """Every run of a study."""
@@ -85,6 +94,7 @@ class StudyGrid:
     cells: Sequence[Cell] = ()
     searches: Sequence[SearchGrid] = ()
     notes: Sequence[str] = ()
+    baselines: Sequence[GridBaseline] = ()
 
     @property
     def jobs(self) -> list[Job]:
@@ -116,8 +126,10 @@ def expand(study: Study, smoke: Smoke, costs: CostModel) -> StudyGrid:
         rows = [_with_controls(row, study, base) for base in bases for row in _ROWS[study.kind](study, base)]
     searches = [_search(study, i, base) for i, base in enumerate(bases)] if isinstance(study, Tune) else []
     study = _with_scales(study, rows, smoke)
+    baselines, left_out = _baselines(study, rows, costs)
     notes = [note for base in bases for note in base.resolved.notes] + [note for base in bases for note in base.notes]
-    grid = StudyGrid(study, study.seed_list, rows, searches=searches, notes=list(dict.fromkeys(notes)))
+    notes = list(dict.fromkeys([*notes, *left_out]))
+    grid = StudyGrid(study, study.seed_list, rows, searches=searches, notes=notes, baselines=baselines)
     if searches:
         return grid
     return replace(grid, cells=cells_of([row.arms for row in rows], grid.seeds))
@@ -131,6 +143,30 @@ def cells_of(rows: Iterable[Sequence[Arm]], seeds: Sequence[int]) -> list[Cell]:
         return Job(arm.finetuning, "finetune", seed, parent)
 
     return [Cell(arm.name, i, job(arm, seed)) for i, arms in enumerate(rows) for seed in seeds for arm in arms]
+
+
+def _baselines(study: Study, rows: Sequence[GridRow], costs: CostModel) -> tuple[list[GridBaseline], list[str]]:
+    """The baselines of every data set of the study, and notes on those that were named but do not fit one."""
+    names = None if study.baselines == "auto" else study.baselines
+    if names == ():
+        return [], []
+    asked: dict[str, list[int]] = {}  # rows by what they share
+    metrics = [compared_metric(row.resolved, costs.open_task(row.resolved)) for row in rows]
+    for i, row in enumerate(rows):
+        asked.setdefault(digest(question(row.resolved, metrics[i])), []).append(i)
+    planned: list[GridBaseline] = []
+    reasons: dict[str, str] = {}
+    for members in asked.values():
+        recipe, metric = rows[members[0]].resolved, metrics[members[0]]
+        jobs, refused = baseline_jobs(names, recipe, costs.open_task(recipe), metric, study.seed_list)
+        planned += [GridBaseline(job, members) for job in jobs]
+        reasons |= {f"{recipe.name}: no baseline {name}: {reason}": name for name, reason in refused.items()}
+    if names is None:
+        return planned, []
+    for note, name in reasons.items():
+        if name not in {each.job.name for each in planned}:
+            raise UsageError(f"{note}; leave it out, or use auto, which takes those that fit")
+    return planned, list(reasons)
 
 
 def _with_controls(row: GridRow, study: Study, base: "BaseRecipe") -> GridRow:

@@ -11,7 +11,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -21,6 +21,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from spt.baselines.registry import BASELINES
 from spt.config.load import KINDS as PARTS
 from spt.config.load import anchor_paths, path_options
 from spt.config.load import read as read_recipe
@@ -77,6 +78,25 @@ class _Study(StrictModel):
         (), description="further changes to some recipes or levels, after all others and in this order"
     )
     seeds: int | tuple[int, ...] = Field(5, description="how many (5: seeds 0 to 4), or which")
+    baselines: Literal["auto"] | tuple[str, ...] = Field(
+        (),
+        description=f"answers without a network on the same data, which rows are held against: {', '.join(BASELINES)}; "
+        "auto: all that a task takes",
+    )
+
+    @field_validator("baselines", mode="before")
+    @classmethod
+    def _known_baselines(cls, given: Any) -> Any:
+        if given == "auto" or not isinstance(given, str | list | tuple):
+            return given
+        names = (given,) if isinstance(given, str) else tuple(given)
+        if names == ("auto",):
+            return "auto"
+        for name in names:
+            if not isinstance(name, str) or name not in BASELINES:
+                hint = did_you_mean(str(name), [*BASELINES, "auto"])
+                raise ValueError(f"{name!r} is no baseline{hint}")
+        return names
 
     @model_validator(mode="after")
     def _check(self) -> "_Study":
@@ -566,6 +586,12 @@ def validate(raw: Any, source: str) -> Study:
         relevant = [message for message in messages if "a valid array, not {" not in message]
         raise RecipeError(source, relevant or messages) from None
     return study
+
+
+def with_baselines(source: StudySource, names: Sequence[str]) -> StudySource:
+    """The same study held against these baselines."""
+    raw = {**source.study.model_dump(mode="json"), "baselines": list(names)}
+    return replace(source, study=validate(raw, source.name))
 
 
 def from_mapping(raw: Mapping[str, Any], source: str) -> StudySource:

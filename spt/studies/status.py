@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spt.errors import DataError, UsageError
+from spt.runs.baseline import BaselineResult, baseline_outcome
 from spt.runs.folder import RunFolder
 from spt.runs.index import run_outcome, studies_in
 from spt.runs.plan import PLAN, PROGRESS, StudyPlan, factors_text, read_plan, run_names
@@ -74,10 +75,20 @@ def _study(folder: Path, plan: StudyPlan) -> dict[str, Any]:
         "seeds": list(plan.seeds),
         "to_choose": [plan.rows[search.row].name for search in plan.searches if not search.chosen],
         **_counts(list(states.values())),
+        "baselines": _counts([_baseline_state(folder.parent, each.run) for each in plan.baselines]),
         "left": _seconds_left(folder) if "running" in states.values() else None,
         "rows": rows,
         "runs": states,
     }
+
+
+def _baseline_state(root: Path, name: str) -> str:
+    outcome = baseline_outcome(root, name)
+    if isinstance(outcome, BaselineResult):
+        return "done"
+    if outcome.state == "running" and not RunFolder(root, name).held():
+        return "stopped"
+    return outcome.state if outcome.state in STATES else "failed"
 
 
 def _seconds_left(folder: Path) -> float | None:
@@ -116,6 +127,8 @@ def render(status: dict[str, Any]) -> RenderableType:
     for study in status["studies"]:
         smoke = ", smoke" if study["smoke"] else ""
         done = f"{study['done']} of {study['all']} runs done"
+        if (baselines := study["baselines"])["all"]:
+            done += f", {baselines['done']} of {baselines['all']} baselines"
         if study["left"] is not None:
             done += f", {about(study['left'])} left"
         parts.append(Text(f"{study['study']} ({study['kind']}{smoke}): {done}", style="bold"))

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from spt.config.objectives import usual_metric
 from spt.errors import DataError
 from spt.training.losses import among_all, answers, of_scored, per_answer
 from spt.training.objectives import Output, Targets
@@ -131,10 +132,5 @@ def batch_means(output: Output, whole: Mapping[str, Tensor], size: int) -> dict[
 
 
 def default_metric(output: Output) -> str:
-    """What selects the checkpoint and is compared: the objective's choice; else accuracy, bits per byte, or the error
-    that is minimised (SPT paper, appendix C)."""
-    if output.metric:
-        return output.metric
-    if output.loss == "cross_entropy":
-        return "bits_per_byte" if output.text else "accuracy"
-    return "mae" if output.loss == "l1" else "mse"
+    """What selects the checkpoint and is compared: the objective's choice, else what is usual of its loss."""
+    return output.metric or usual_metric(output.loss, output.text)

@@ -1,0 +1,1 @@
+"""Answers to a task without a network: what a network has to beat. No torch here."""

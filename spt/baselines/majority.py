@@ -1,0 +1,28 @@
+"""The best answer that looks at no input: the commonest training class, or the mean of the training targets."""
+
+import numpy as np
+
+from spt.baselines.base import Asked, Baseline, Fitted, every
+from spt.tasks.base import Classes, TaskData, class_counts
+
+
+def fit(data: TaskData, metric: str, seed: int) -> Fitted:
+    if isinstance(data.target, Classes):
+        counts = class_counts(data.train, data.target.count)
+        constant, said, rows = counts / counts.sum(), "the commonest training class", int(counts.sum())
+    else:
+        targets = np.concatenate([examples.targets for examples in every(data.train)]).astype(np.float64)
+        centre = np.median if metric == "mae" else np.mean  # which of them the metric asks for
+        constant, said, rows = centre(targets, axis=0), f"the {centre.__name__} of the training targets", len(targets)
+
+    def answer(asked: Asked) -> np.ndarray:
+        return np.broadcast_to(constant, (len(asked.rows), len(constant)))
+
+    return Fitted(answer, f"no input: {said}", rows)
+
+
+def applies(data: TaskData) -> str | None:
+    return None
+
+
+BASELINE = Baseline("majority", "Majority class", "Constant answer", 1, chance=False, applies=applies, fit=fit)

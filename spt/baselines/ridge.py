@@ -1,0 +1,82 @@
+"""Ridge regression on standardised features, its penalty chosen on validation; of classes on targets of +1 and -1.
+
+Letters: n training rows, m others, F features, K classes or target values.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spt.baselines.base import CHOOSING, ROWS, Asked, Fitted, answers, cap_note, drawn
+from spt.baselines.scores import is_better, score
+from spt.tasks.base import Classes, Reals, TaskData
+
+Features = Callable[[Asked], NDArray[np.float64]]  # (m, F)
+PENALTIES = tuple(10.0**k for k in range(1, -7, -1))  # for each row; the largest first, which wins ties
+NUMBERS = 2**26  # of the training matrix: 512 MiB
+
+
+class _LinearMap(NamedTuple):
+    """(m, F) -> (m, K)"""
+
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    offset: NDArray[np.float64]
+    one_for_two: bool  # is one column there for two classes?
+
+    def __call__(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        found = (x - self.mean) / self.std @ self.weights + self.offset
+        return np.hstack([-found, found]) if self.one_for_two else found
+
+
+def fit_ridge(data: TaskData, metric: str, features: Features, sees: str) -> Fitted:
+    """The map whose penalty has the best validation score."""
+    wide = features(drawn(data.train, 1, "train").asked).shape[1]
+    train = drawn(data.train, max(1, min(ROWS, NUMBERS // max(wide, 1))), "train")
+    val = drawn(data.val, CHOOSING, "val")
+    x, x_val = answers(features, train.asked), answers(features, val.asked)
+    mean, std = x.mean(axis=0), x.std(axis=0)
+    std = np.where(std > 1e-12 * np.abs(mean), std, 1.0)
+    x -= mean
+    x /= std
+    y, two = _columns(data.target, train.targets), isinstance(data.target, Classes) and data.target.count == 2
+    offset = y.mean(axis=0)
+    best, chosen, line = None, PENALTIES[0], None
+    for penalty, weights in _solutions(x, y - offset):
+        tried = _LinearMap(mean, std, weights, offset, two)
+        found = score(data.target, val.targets, tried(x_val), metric)
+        if is_better(found, best, metric):
+            best, chosen, line = found, penalty, tried
+    assert line is not None
+
+    def answer(asked: Asked) -> NDArray[np.float64]:
+        return line(features(asked))
+
+    rows = len(train.asked.rows)
+    return Fitted(answer, sees, rows, {"penalty": chosen}, len(PENALTIES), cap_note(rows, data.train))
+
+
+def _columns(target: Classes | Reals, targets: NDArray[Any]) -> NDArray[np.float64]:
+    """(n, K) of numbers; of classes +1 and -1, of two of them in one column."""
+    if not isinstance(target, Classes):
+        return targets.astype(np.float64)
+    if target.count == 2:
+        return np.where(targets == 1, 1.0, -1.0)[:, None]
+    return np.where(targets[:, None] == np.arange(target.count), 1.0, -1.0)
+
+
+def _solutions(x: NDArray[np.float64], y: NDArray[np.float64]) -> Iterator[tuple[float, NDArray[np.float64]]]:
+    """(F, K) weights at every penalty, from the smaller of the two Gram matrices."""
+    from scipy.linalg import LinAlgWarning, solve
+
+    n, wide = x.shape
+    gram, right = (x.T @ x, x.T @ y) if wide <= n else (x @ x.T, y)
+    for penalty in PENALTIES:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LinAlgWarning)  # what a bad solution spoils, validation does not choose
+            found = solve(gram + penalty * n * np.eye(len(gram)), right, assume_a="pos")
+        yield penalty, found if wide <= n else x.T @ found
