@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from spt import __version__
-from spt.cli import baselines, bench, data, inference, inspect, recipes, report, study, system, train
+from spt.cli import baselines, bench, data, inference, inspect, recipes, report, study, system, train, try_data
 from spt.errors import UsageError
 from spt.runtime import launch
 
@@ -28,7 +28,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="A recipe is a packaged name (spt recipes list) or a YAML file. Values are changed by a.b=c behind it.",
 )
-for group in (train.app, study.compare_app, baselines.app, report.app, inspect.app, inference.app, system.app):
+groups = (train.app, try_data.app, study.compare_app, baselines.app, report.app, inspect.app, inference.app, system.app)
+for group in groups:
     app.add_typer(group)
 app.add_typer(recipes.recipes_app, name="recipes")
 app.add_typer(recipes.list_app, name="list")

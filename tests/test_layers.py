@@ -35,7 +35,7 @@ SHARED = {  # what the files of a folder may share, and what the pipeline may na
     "spt.tasks": {"base", "characters", "files", "parallel", "rows", "waves", "generators", "own"},
 }
 # Rooms that may load torch; the others are imported by commands that answer at once.
-WORK = ("analysis", "bench", "checks", "data", "estimators", "execution", "inference", "runtime", "training")
+WORK = ("advisor", "analysis", "bench", "checks", "data", "estimators", "execution", "inference", "runtime", "training")
 LIGHT = {  # modules of these rooms that do not
     *("spt.runtime.launch", "spt.runtime.progress", "spt.runtime.settings", "spt.runtime.signals"),
     *("spt.data.fingerprints", "spt.data.source"),

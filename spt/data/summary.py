@@ -18,8 +18,9 @@ from spt.errors import DataError
 from spt.tasks.base import Classes, Split, TaskData, Tokens, Values, class_counts, sequence_lengths
 
 
-def summarise(part: Part) -> dict[str, Any]:
-    """What the task's data are, from the prepared rows in use. Raises DataError when they are missing or damaged."""
+def summarise(part: Part, scored: bool = True) -> dict[str, Any]:
+    """What the task's data are, from the prepared rows in use; without trivial scores on test unless `scored`. Raises
+    DataError when they are missing or damaged."""
     task = open_part(part)
     folder, data = prepared_folder(task), open_task(part)
     data.check()
@@ -41,8 +42,8 @@ def summarise(part: Part) -> dict[str, Any]:
         **_inputs(data),
         "target": str(data.target),
         "targets": {name: _targets(data, split) for name, split in data.splits.items()},
-        "chance": data.chance(),
-        "probe": linear_probe(data),
+        "chance": data.chance() if scored else None,
+        "probe": linear_probe(data) if scored else None,
         "guesses": _guesses(data),
         "duplicates": _duplicates(data),
         "findings": [*_findings(data), *_of_files(task)],

@@ -35,7 +35,15 @@ import torch
 
 from spt.errors import BackendError, Interrupted, OutputError, SptError, Stopped, UsageError, one_line
 from spt.execution.progress import StudyProgress
-from spt.execution.queue import FailedRun, Failures, RunRequest, attempt_run, count_runs, unfinished_requests
+from spt.execution.queue import (
+    FailedRun,
+    Failures,
+    RunRequest,
+    attempt_run,
+    count_runs,
+    is_past,
+    unfinished_requests,
+)
 from spt.runs.files import writing
 from spt.runs.folder import RunFolder
 from spt.runtime import launch, signals
@@ -56,8 +64,10 @@ def run_locally(
     workers: int,
     folder: Path,
     progress: StudyProgress | None = None,
+    deadline: float | None = None,
 ) -> list[FailedRun]:
-    """Carry out every run by up to `workers` processes; returns the failures. Their logs are in folder/workers.
+    """Carry out every run by up to `workers` processes; returns the failures. Their logs are in folder/workers. None is
+    started after the deadline, a moment of time.monotonic().
 
     Raises Stopped on request, after the workers have saved their states; OutputError where the disk would fail every
     other run as well; BackendError when workers cannot be started.
@@ -81,7 +91,7 @@ def run_locally(
             logger.info(f"{len(unfinished)} runs to make, up to {count} at once")
         jobs, runs = [request.job for request in unfinished], count_runs(requests, unfinished, root)
         with (progress or StudyProgress(root)).over(jobs, runs, count, len(failures)) as shown:
-            _Scheduler(waiting, failures, setup, count, logs, shown).run()
+            _Scheduler(waiting, failures, setup, count, logs, shown, deadline).run()
     return list(failures.values())
 
 
@@ -130,6 +140,7 @@ class _Scheduler:
     count: int  # of workers, at most
     logs: Path
     progress: StudyProgress = field(default_factory=lambda: StudyProgress(Path()))
+    deadline: float | None = None  # no run is started after it
     workers: list[_Worker] = field(default_factory=list)
     failed_starts: int = 0  # in a row
     # What workers have sent; None when one has ended. A SimpleQueue, since a signal may come at any moment.
@@ -140,6 +151,8 @@ class _Scheduler:
         with _StopWorkers(self._kill) as stop:
             try:
                 while self.unfinished:
+                    if is_past(self.deadline) and not any(worker.request for worker in self.workers):
+                        break
                     self._assign()
                     self._handle_event()
                     stop.check()
@@ -158,11 +171,14 @@ class _Scheduler:
             self._start()
 
     def _startable(self) -> list[RunRequest]:
-        """The runs that nobody makes yet and that wait for no other. Those whose parent has failed fail here."""
+        """The runs that nobody makes yet and that wait for no other, none after the deadline. Those whose parent has
+        failed fail here."""
         for request in list(self.unfinished.values()):
             if (reason := self.failures.of_parent(request.job)) is not None:
                 self._finish(request, reason)
         running = {worker.request.job.name for worker in self.workers if worker.request is not None}
+        if is_past(self.deadline):
+            return []
         return [
             request
             for name, request in self.unfinished.items()

@@ -4,6 +4,7 @@ One failure never stops the rest. Worker processes and Slurm are in local.py and
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -130,9 +131,14 @@ def with_ancestors(job: Job) -> list[Job]:
 
 
 def run_here(
-    requests: Sequence[RunRequest], root: Path, runtime: Runtime, progress: StudyProgress | None = None
+    requests: Sequence[RunRequest],
+    root: Path,
+    runtime: Runtime,
+    progress: StudyProgress | None = None,
+    deadline: float | None = None,
 ) -> list[FailedRun]:
-    """One run after the other, in this process (or these processes together); returns the failures.
+    """One run after the other, in this process (or these processes together); returns the failures. None is started
+    after the deadline, a moment of time.monotonic().
 
     Raises Stopped on request, and OutputError where the disk would fail every other run as well.
     """
@@ -142,6 +148,8 @@ def run_here(
     jobs = [request.job for request in unfinished]
     with progress.over(jobs, count_runs(requests, unfinished, root), failed=len(failures)):
         for request in unfinished:
+            if runtime.on_main(lambda: is_past(deadline)):
+                break
             with forward_progress(partial(progress.show, None, request.job)):
                 reason = failures.of_parent(request.job) or attempt_run(request, root, runtime)
             if reason is not None:
@@ -149,6 +157,10 @@ def run_here(
             progress.remove(None)
             progress.end(request.job, reason is not None)
     return list(failures.values())
+
+
+def is_past(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline
 
 
 def attempt_run(request: RunRequest, root: Path, runtime: Runtime) -> str | None:

@@ -59,6 +59,7 @@ class ExecutionTarget:
     jobs: int | Literal["auto"] = 1  # at once
     slurm: Slurm | None = None
     part: tuple[int, int] | None = None  # i of n
+    deadline: float | None = None  # of time.monotonic(): no run is started after it; those at work end
 
     def __post_init__(self) -> None:
         if self.jobs != "auto" and self.jobs < 1:
@@ -216,8 +217,8 @@ def _execute(
         return run_on_slurm(requests, root, settings, target.slurm, folder, progress)
     jobs = _jobs_at_once(requests, root, built) if target.jobs == "auto" else target.jobs
     if jobs > 1:
-        return run_locally(requests, root, settings, jobs, folder, progress)
-    return run_here(requests, root, runtime, progress)
+        return run_locally(requests, root, settings, jobs, folder, progress, target.deadline)
+    return run_here(requests, root, runtime, progress, target.deadline)
 
 
 def _jobs_at_once(requests: Sequence[RunRequest], root: Path, built: dict[str, Built]) -> int:

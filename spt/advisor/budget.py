@@ -1,0 +1,127 @@
+"""What fits into a budget of time: how many models, seeds and epochs, from a few timed steps of each model."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from spt.advisor.recipes import PRETRAINING
+from spt.errors import UsageError
+from spt.report.stats import FEWEST
+
+SEEDS = 5
+MOST_SEEDS = (10, 7)  # where all models have all that their data are worth
+SHARE = 0.85  # of the budget is planned with: machines are not always idle
+START = 1.0  # seconds that a run takes beside its steps
+
+
+class Shape(NamedTuple):
+    """How much there is to do."""
+
+    steps_per_epoch: int
+    validation: int  # batches
+    test: int
+    evaluations: int  # of a stage
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds that one model takes."""
+
+    name: str
+    pretraining: float  # of a step
+    finetuning: float
+    control: bool = False
+    parameters: int = 0
+
+    def seconds(self, epochs: float, shape: Shape) -> float:
+        """Of both arms at one seed; a batch of an evaluation takes a third of a step."""
+        steps = epochs * shape.steps_per_epoch
+        training = PRETRAINING * steps * self.pretraining + (2 - PRETRAINING) * steps * self.finetuning
+        validation = shape.evaluations * shape.validation / 3 * (self.pretraining + 2 * self.finetuning)
+        return training + validation + 2 * shape.test / 3 * self.finetuning + 3 * START
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Models by name, the cheapest last to go; each in both arms."""
+
+    models: tuple[str, ...]
+    seeds: int
+    epochs: float  # of scratch, and of both stages of SPT together
+    seconds: float  # that this takes, as estimated
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> int:
+        return 3 * len(self.models) * self.seeds
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of `30m`, `900s`, `2h`, `1h30m`. Raises UsageError."""
+    amount = r"(?:(\d{1,6}(?:\.\d+)?)"
+    found = re.fullmatch(f"{amount}h)?{amount}m)?{amount}s)?", text.strip().lower())
+    parts = found.groups() if found else ()
+    seconds = float(sum(float(part or 0) * unit for part, unit in zip(parts, (3600, 60, 1), strict=False)))
+    if not seconds:
+        raise UsageError(f"--budget {text}: a time such as 30m, 900s, 2h or 1h30m is expected")
+    return seconds
+
+
+def budget_text(seconds: float) -> str:
+    """As `--budget` takes it, rounded up."""
+    if seconds <= 90:
+        return f"{max(1, -(-int(seconds) // 5) * 5)}s"
+    minutes = -(-int(seconds) // 60)
+    return f"{minutes}m" if minutes < 120 else f"{-(-minutes // 60)}h"
+
+
+def plan(
+    timings: Sequence[Timing],
+    seconds: float,
+    shape: Shape,
+    *,
+    least: float,
+    most: float,
+    jobs: int = 1,
+) -> Plan:
+    """The first that fits: all models; fewer, without the dearest, but at least two; fewer epochs down to `least`; at
+    least three seeds; one model; fewer seeds. Raises UsageError where one model with one seed does not fit.
+    """
+    kept = list(timings)
+    order = [kept]  # with ever fewer models
+    while len(kept) > 1:
+        out = max(kept, key=lambda each: (each.control, each.pretraining + 2 * each.finetuning))
+        kept = [each for each in kept if each is not out]
+        order.append(kept)
+
+    def cost(models: Sequence[Timing], seeds: int, epochs: float) -> float:
+        whole = [each.seconds(epochs, shape) for each in models]
+        return max(seeds * sum(whole) / (1 if jobs == 1 else 0.85 * jobs), max(whole))
+
+    def fitting(models: Sequence[Timing], seeds: int, least: float) -> Plan | None:
+        """With as many epochs as fit, if these are enough."""
+        low, high = cost(models, seeds, 0.0), cost(models, seeds, most)
+        room = SHARE * seconds
+        epochs = most if high <= room else most * (room - low) / (high - low)
+        if epochs < least * (1 - 1e-9):
+            return None
+        names = tuple(each.name for each in models)
+        dropped = tuple(each.name for each in timings if each.name not in names)
+        epochs = round(epochs, 2) if epochs < 10 else float(round(epochs))
+        return Plan(names, seeds, epochs, cost(models, seeds, epochs), dropped)
+
+    tries = [(order[0], seeds, most) for seeds in MOST_SEEDS]
+    tries += [(models, SEEDS, max(least, most / 2)) for models in order[:-1] or order]
+    tries += [(order[-2] if order[1:] else order[-1], seeds, least) for seeds in range(SEEDS, FEWEST - 1, -1)]
+    tries += [(order[-1], seeds, least) for seeds in range(SEEDS, 0, -1)]
+    for models, seeds, enough in tries:
+        if (found := fitting(models, seeds, enough)) is not None:
+            return found
+    needed = cost(order[-1], 1, least) / SHARE
+    wanted = cost(order[-2] if order[1:] else order[-1], FEWEST, least) / SHARE
+    raise UsageError(
+        f"--budget {budget_text(seconds)}: one model with one seed ({order[-1][0].name}) takes about "
+        f"{budget_text(needed)}, and two models with three seeds, which could decide something, {budget_text(wanted)}; "
+        f"--budget {budget_text(wanted)}"
+    )

@@ -1,0 +1,134 @@
+"""The files that `spt try` leaves: a commented recipe for each backbone and the study of them, to run and to edit."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from spt.advisor.backbones import Candidate
+
+PRETRAINING = 2 / 3  # of SPT's budget; finetuning has the rest, and scratch all of it
+EVALUATIONS = 10  # of a stage; fewer, of many validation rows, so that training is not kept waiting
+STUDY = "study.yaml"
+
+
+@dataclass(frozen=True)
+class Template:
+    """What all recipes of one answer share."""
+
+    source: str  # DATA, as it was given
+    task: dict[str, Any]  # options of the task `custom`, but for where the data are
+    where: dict[str, Any]  # path or hub
+    lines: tuple[str, ...]  # the decisions
+    rows: int  # training rows
+    validation: int  # rows
+    length: int
+    tokens: str | None  # what a token is; None: values
+    real: bool
+    epochs: float  # of scratch; SPT has as many in both stages together
+
+    @property
+    def batch_size(self) -> int:
+        return 8 if self.rows < 100 else 16 if self.rows < 1000 or self.length > 2048 else 32
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.rows // self.batch_size)
+
+    @property
+    def evaluations(self) -> int:
+        return max(3, min(EVALUATIONS, 300 * self.batch_size // max(1, self.validation)))
+
+    @property
+    def most_epochs(self) -> float:
+        """As many as such data are worth: some thousand updates, and at most sixty passes."""
+        return min(60.0, max(3.0, 3000 / self.steps_per_epoch))
+
+    @property
+    def least_epochs(self) -> float:
+        """Fewer updates teach a network nothing."""
+        return min(6.0, max(0.2, 60 / self.steps_per_epoch))
+
+    def with_epochs(self, epochs: float) -> "Template":
+        return replace(self, epochs=epochs)
+
+
+def recipe_text(template: Template, candidate: Candidate, changes: dict[str, int], folder: Path) -> str:
+    """A recipe as YAML. Relative paths begin at the folder in which it will lie."""
+    where = dict(template.where)
+    if "path" in where:
+        where["path"] = os.path.relpath(where["path"], folder)
+    task = {"name": "custom", **where, **template.task}
+    pretraining = round(template.epochs * PRETRAINING, 2)
+    finetuning = round(template.epochs - pretraining, 2)
+    fast = int(candidate.options["d_model"]) < 64
+    text = [
+        f"# {candidate.name} on {template.source}. {candidate.why}",
+        f"# Run: spt compare {candidate.name}.yaml     All of them, at equal parameters: spt study run {STUDY}",
+        "# How the columns were read:",
+        *(f"# - {line}" for line in template.lines),
+        _section("task", task),
+        _section("model", {"name": candidate.name, **candidate.options, **changes}).rstrip("\n")
+        + ("  # as many parameters as the first recipe's, within 5 %\n" if changes else "\n"),
+        _section("pretrain", {"objective": _masks(template)}).rstrip(),
+        _train(template, pretraining, 8e-3 if fast else 2e-3),
+        "finetune:",
+        *([_indented({"objective": {"name": "supervised", "scale": "standard"}})] if template.real else []),
+        *([] if template.task.get("per_step") else ["  head: {pool: mean}"]),
+        _train(template, finetuning, 3e-3 if fast else 1e-3),
+        "scratch: # as many epochs as both stages of SPT together",
+        _train(template, round(pretraining + finetuning, 2), 3e-3 if fast else 1e-3),
+    ]
+    return "\n".join(line.rstrip("\n") for line in text) + "\n"
+
+
+def study_text(template: Template, names: Sequence[str], seeds: int) -> str:
+    """The study of all recipes."""
+    study: dict[str, Any] = {"kind": "models" if len(names) > 1 else "compare"}
+    study["recipes"] = [f"{name}.yaml" for name in names]
+    if len(names) > 1:
+        study["match"] = "parameters"
+    study |= {"seeds": seeds, "baselines": "auto"}
+    head = (
+        f"# Does self-pretraining help on {template.source}, and with which model? Both arms of every recipe.\n"
+        f"# Run: spt study run {STUDY}     More seeds: spt study run {STUDY} --seeds 10\n"
+    )
+    return head + yaml.safe_dump(study, sort_keys=False, allow_unicode=True)
+
+
+def _masks(template: Template) -> dict[str, Any]:
+    """What pretraining hides: of words few, of letters more; of signals runs of steps, since one alone is easily seen
+    from its neighbours."""
+    if template.tokens is not None:
+        return {"name": "masked", "ratio": 0.15 if template.tokens == "words" else 0.3}
+    span = max(1, min(16, template.length // 32))
+    return {"name": "masked", "ratio": 0.5 if span == 1 else 0.3, **({"span": span} if span > 1 else {})}
+
+
+def _train(template: Template, epochs: float, rate: float) -> str:
+    steps = max(1, round(epochs * template.steps_per_epoch))
+    return _indented(
+        {
+            "train": {
+                "epochs": epochs,
+                "batch_size": template.batch_size,
+                "learning_rate": rate,
+                "schedule": "cosine",
+                "warmup_fraction": 0.1,
+                "weight_decay": 0.01,
+                "evaluate_every": max(1, steps // template.evaluations),
+            }
+        }
+    )
+
+
+def _section(name: str, values: dict[str, Any]) -> str:
+    return str(yaml.safe_dump({name: values}, sort_keys=False, allow_unicode=True, width=110))
+
+
+def _indented(values: dict[str, Any]) -> str:
+    text = str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    return "\n".join(f"  {line}" for line in text.splitlines())

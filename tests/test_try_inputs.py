@@ -1,0 +1,173 @@
+"""`spt try` on bad days: one sentence, the right exit code, nothing written."""
+
+import json
+import os
+import random
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from spt_cli import app
+
+RNG = random.Random(1)
+N = 40
+
+
+def table(header, rows):
+    return "\n".join([",".join(header), *(",".join(map(str, row)) for row in rows)]) + "\n"
+
+
+def numbers(length=8):
+    return " ".join(f"{RNG.gauss(0, 1):.2f}" for _ in range(length))
+
+
+def good(n=N, label=lambda i: i % 2):
+    return table(["signal", "label"], [[numbers(), label(i)] for i in range(n)])
+
+
+def arrays(**given):
+    def write(path):
+        np.savez(path, **given)
+
+    return write
+
+
+X = np.linspace(0, 1, N * 8).reshape(N, 8)
+Y = np.arange(N) % 2
+RAGGED = np.empty(2, object)
+RAGGED[:] = [[1.0], [1.0, 2.0]]
+STATE = json.dumps({"asked": {}, "files": {}})
+
+# name of a file: its content or what writes it; arguments; exit code; words of the sentence
+CASES = {
+    "missing": ({}, ["gone.csv"], 3, "no file or folder gone.csv"),
+    "no name": ({}, [""], 2, "DATA is empty"),
+    "hub without a copy": ({}, ["owner/name"], 3, "spt data prepare"),
+    "empty": ({"a.csv": ""}, ["a.csv"], 3, "empty"),
+    "header alone": ({"a.csv": "signal,label\n"}, ["a.csv"], 3, "no rows"),
+    "binary": ({"a.csv": bytes(range(256)) * 4}, ["a.csv"], 3, "UTF-8"),
+    "not UTF-8": ({"a.csv": good().replace("signal", "sign\xe4l").encode("latin-1")}, ["a.csv"], 3, "not UTF-8"),
+    "ragged": ({"a.csv": good() + "1 2,0,3\n"}, ["a.csv"], 3, "3 cells"),
+    "broken JSON": ({"a.jsonl": '{"x": [1, 2], "label": 0}\n{"x": [1\n'}, ["a.jsonl"], 3, "line 2"),
+    "damaged Parquet": ({"a.parquet": b"PAR1 and no more"}, ["a.parquet"], 3, "Parquet"),
+    "another format": ({"a.xlsx": "x"}, ["a.xlsx"], 3, "save the table as .csv"),
+    "three rows": ({"a.csv": good(3)}, ["a.csv"], 3, "3 sequences"),
+    "one class": ({"a.csv": good(label=lambda i: "ill")}, ["a.csv"], 3, "one value"),
+    "a class for each": ({"a.csv": good(label=lambda i: f"r{i}")}, ["a.csv"], 3, "as an id has"),
+    "no label at all": ({"a.csv": good(label=lambda i: "")}, ["a.csv"], 3, "no value in any row"),
+    "some labels missing": ({"a.csv": good(label=lambda i: i % 2 if i else "")}, ["a.csv"], 3, "empty in 1 of 40"),
+    "no label column": ({"a.csv": table(["signal"], [[numbers()] for _ in range(N)])}, ["a.csv"], 2, "--label"),
+    "two labels": (
+        {"a.csv": table(["signal", "p", "q"], [[numbers(), i % 2, i % 3] for i in range(N)])},
+        ["a.csv"],
+        2,
+        "--label p (2 values: 0, 1); --label q",
+    ),
+    "unknown label": ({"a.csv": good()}, ["a.csv", "--label", "lable"], 2, "no such column"),
+    "label none": ({"a.csv": good()}, ["a.csv", "--label", "none"], 2, "needs a label"),
+    "label is the input": ({"a.csv": good()}, ["a.csv", "--label", "signal", "--inputs", "signal"], 2, "another role"),
+    "no input": ({"a.csv": table(["age", "label"], [[i, i % 2] for i in range(N)])}, ["a.csv"], 2, "--inputs"),
+    "unknown inputs": ({"a.csv": good()}, ["a.csv", "--inputs", "x,y"], 2, "no such column"),
+    "empty inputs": ({"a.csv": good()}, ["a.csv", "--inputs", ","], 2, "--inputs"),
+    "mixed inputs": (
+        {"a.csv": table(["s", "t", "y"], [[numbers(), f"a text of row {i}", i % 2] for i in range(N)])},
+        ["a.csv", "--inputs", "s,t"],
+        2,
+        "different kinds",
+    ),
+    "unknown kind": ({"a.csv": good()}, ["a.csv", "--kind", "video"], 2, "text, list, wide, long, files"),
+    "kind that is not there": ({"a.csv": good()}, ["a.csv", "--kind", "text"], 2, "no column is of that kind"),
+    "doubled column": (
+        {"a.csv": table(["signal", "label", "label"], [[numbers(), i % 2, 1] for i in range(N)])},
+        ["a.csv", "--label", "label"],
+        2,
+        "two columns have this name",
+    ),
+    "constant input": (
+        {"a.csv": table(["signal", "label"], [["1 1 1 1", i % 2] for i in range(N)])},
+        ["a.csv"],
+        3,
+        "nothing to learn",
+    ),
+    "one step": (
+        {"a.jsonl": "".join(json.dumps({"x": [i], "label": i % 2}) + "\n" for i in range(N))},
+        ["a.jsonl"],
+        3,
+        "one step",
+    ),
+    "label only in test": (
+        {"d/train.csv": good(), "d/test.csv": good(9, lambda i: "new")},
+        ["d"],
+        3,
+        "new",
+    ),
+    "test rows are training rows": (
+        {"d/train.csv": (same := good()), "d/test.csv": same},
+        ["d"],
+        3,
+        "test rows must be new",
+    ),
+    "folder without tables": ({"d/readme.txt": "x"}, ["d"], 3, "no training file"),
+    "sounds without a table": ({"d/a.wav": b"RIFF", "d/b.wav": b"RIFF"}, ["d"], 3, "labels.csv"),
+    "one array": ({"a.npy": lambda path: np.save(path, X)}, ["a.npy"], 3, "np.savez"),
+    "array without labels": ({"a.npz": arrays(X=X)}, ["a.npz"], 3, "labels"),
+    "arrays of two lengths": ({"a.npz": arrays(X=X, y=Y[1:])}, ["a.npz"], 3, "one a row"),
+    "flat array": ({"a.npz": arrays(X=X[:, 0], y=Y)}, ["a.npz"], 3, "shape"),
+    "array with gaps": ({"a.npz": arrays(X=np.where(X > 0.9, np.nan, X), y=Y)}, ["a.npz"], 3, "finite"),
+    "pickled array": ({"a.npz": arrays(X=RAGGED, y=Y[:2])}, ["a.npz"], 3, "cannot be read as an array"),
+    "archive that is none": ({"a.npz": "no zip"}, ["a.npz"], 3, "archive"),
+    "odd budget": ({"a.csv": good()}, ["a.csv", "--budget", "soon"], 2, "30m"),
+    "no budget": ({"a.csv": good()}, ["a.csv", "--budget", "0s"], 2, "30m"),
+    "odd jobs": ({"a.csv": good()}, ["a.csv", "--jobs", "many"], 2, "--jobs"),
+    "folder in use": ({"a.csv": good(), "a-try/notes.txt": "mine"}, ["a.csv"], 7, "holds other files"),
+    "folder is a file": ({"a.csv": good(), "b": "mine"}, ["a.csv", "--out", "b"], 7, "is a file"),
+    "damaged record": ({"a.csv": good(), "a-try/try.json": "{"}, ["a.csv"], 7, "move a-try away"),
+    "record of something else": ({"a.csv": good(), "a-try/try.json": STATE}, ["a.csv"], 7, "cannot be read"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("SPT_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.delenv("SPT_RUNS_DIR", raising=False)
+    monkeypatch.setattr("spt.advisor.advise.Layout", None)  # nothing gets as far as training
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def written(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("option", [(), ("--json",)], ids=["words", "json"])
+def test_bad_input_is_one_sentence(case, option, folder):
+    files, arguments, code, words = CASES[case]
+    if option and arguments[1:]:
+        pytest.skip("options are read alike")
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if callable(content):
+            content(path)
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = written(folder)
+    done = CliRunner().invoke(app, ["try", *arguments, *option])
+    assert done.exit_code == code, (done.stderr, done.exception)
+    last = done.stderr.rstrip().splitlines()[-1]
+    assert last.startswith("spt: ") and words in last, done.stderr
+    assert "Traceback" not in done.stderr and "bug" not in last and not done.stdout
+    assert written(folder) == before, "something was written"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(folder):
+    (folder / "a.csv").write_text(good())
+    folder.chmod(0o555)
+    done = CliRunner().invoke(app, ["try", "a.csv"])
+    folder.chmod(0o755)
+    assert done.exit_code == 7 and "permission denied" in done.stderr
