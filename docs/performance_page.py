@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from spt.report.plotting import DASHES, MARKS, Palette, Plot, new_figure, png, svg
+from spt.report.plotting import Palette, Plot, new_figure, png, svg
 
 HERE = Path(__file__).resolve().parent
 MEASUREMENTS = HERE / "measurements"
@@ -227,13 +227,11 @@ def slopes_figure(found: dict[str, Any]) -> Plot:
             for i, fit in enumerate(found["exponents"]):
                 rows = [row for row in measured if (row["model"], row["given"]) == (fit["model"], fit["given"])]
                 powers = ["–" if fit[key] is None else f"{fit[key]:.2f}" for key in ("seconds", "peak_bytes")]
-                style = {"color": palette.series[i % len(palette.series)], "marker": MARKS[i % len(MARKS)]}
                 axes.plot(
                     [row["length"] for row in rows],
                     [value(row) for row in rows],
                     label=f"{name(fit)}: {powers[0]}, {powers[1]}",
-                    linestyle=DASHES[i % len(DASHES)],
-                    **style,
+                    **palette.line(i),
                 )
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")

@@ -541,3 +541,10 @@ def test_the_checklist_sees_unequal_searches() -> None:
     assert provenance._tuning(facts)[0] == "no"
     alike = search.model_copy(update={"equal": True})
     assert provenance._tuning(facts._replace(searches=[alike]))[0] == "yes"
+
+
+@pytest.mark.parametrize("palette", [plotting.LIGHT, plotting.DARK])
+def test_series_look_different_whatever_their_colour(palette):
+    looks = [tuple(palette.line(number).values()) for number in range(64)]
+    assert len(set(looks)) == 64
+    assert len({look[1:] for look in looks[:8]}) == 8, "nothing is conveyed by colour alone"

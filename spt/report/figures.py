@@ -296,9 +296,8 @@ def _gains(name: str, metric: str, families: Sequence[Family]) -> Plot:
     def panel(axes: Axes, lines: Sequence[Line], palette: Palette) -> None:
         for i, label in enumerate(dict.fromkeys(line["label"] for line in lines)):
             mine = [line for line in lines if line["label"] == label]
-            mark, dash, colour = (each[i % len(each)] for each in (MARKS, DASHES, palette.series))
             x, y = [line["place"] for line in mine], [line["gain"] for line in mine]
-            axes.plot(x, y, color=colour, label=legend_entry(label), marker=mark, linestyle=dash)
+            axes.plot(x, y, label=legend_entry(label), **palette.line(i))
         axes.axhline(0, color=palette.faint, linewidth=0.8)
         axes.set_xscale("log")
         places = _apart(sorted({line["place"] for line in lines}))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,7 +24,7 @@ from spt.report.panels import (
     unit_of,
     wrapped,
 )
-from spt.report.plotting import DASHES, MARKS, Palette, Plot, new_figure
+from spt.report.plotting import Palette, Plot, new_figure
 from spt.report.ranking import Arm, ModelComparison, winner_loser
 from spt.report.verdict import LEVEL
 from spt.runs.plan import ARMS, ArmName
@@ -69,14 +69,13 @@ def _slopes(name: str, metric: str, comparisons: Sequence[ModelComparison]) -> P
         scale = scale_of(metric)
         for index, model in enumerate(models):
             lines = [line for line in data if (line["label"], line["model"]) == (label, model)]
-            shift = 0.05 * (index - (len(models) - 1) / 2)
+            shift = min(0.05, 0.5 / len(models)) * (index - (len(models) - 1) / 2)
             x = [list(ARM.values()).index(line["arm"]) + shift for line in lines]
-            colour = palette.series[index % len(palette.series)]
-            style: dict[str, Any] = {"marker": MARKS[index % len(MARKS)], "linestyle": DASHES[index % len(DASHES)]}
-            axes.plot(x, [scale * line["mean"] for line in lines], color=colour, label=legend_entry(model), **style)
+            style = palette.line(index)
+            axes.plot(x, [scale * line["mean"] for line in lines], label=legend_entry(model), **style)
             for place, line in zip(x, lines, strict=True):
                 if line["low"] is not None:
-                    axes.vlines([place], scale * line["low"], scale * line["high"], color=colour, linewidth=1)
+                    axes.vlines([place], scale * line["low"], scale * line["high"], color=style["color"], linewidth=1)
         axes.set_xlim(-0.35, 1.35)
         axes.set_xticks([0, 1], ["scratch", "SPT"])
         axes.grid(visible=False, axis="x")

@@ -38,6 +38,12 @@ class Palette(NamedTuple):
     pretrain: str
     series: tuple[str, ...]  # everything else that is distinguished
 
+    def line(self, number: int) -> dict[str, Any]:
+        """Colour, mark and dash of a series. Colours return after eight, with another mark and dash."""
+        round_, place = divmod(number, len(self.series))
+        mark, dash = MARKS[(place + round_) % len(MARKS)], DASHES[(place + 3 * round_) % len(DASHES)]
+        return {"color": self.series[place], "marker": mark, "linestyle": dash}
+
 
 LIGHT = Palette(
     ink="#1b1f24",
