@@ -62,6 +62,7 @@ def test_what_differs_is_no_program(found):
     assert "bfloat16" in found["bfloat16"]
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_program_that_torch_alone_runs(tmp_path):
     path = trained(tmp_path, "numbers")
     done = spt("export", path, "--out", tmp_path / "out", "--program", "--json", cwd=tmp_path)

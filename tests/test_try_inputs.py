@@ -143,11 +143,17 @@ def written(folder):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("option", [(), ("--json",)], ids=["words", "json"])
-def test_bad_input_is_one_sentence(case, option, folder):
+def test_bad_input_is_one_sentence(case, folder):
+    check(case, (), folder)
+
+
+@pytest.mark.parametrize("case", ["missing", "two labels", "one class", "folder in use"])
+def test_it_is_the_same_where_json_was_asked_for(case, folder):
+    check(case, ("--json",), folder)
+
+
+def check(case, option, folder):
     files, arguments, code, words = CASES[case]
-    if option and arguments[1:]:
-        pytest.skip("options are read alike")
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

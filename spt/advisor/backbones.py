@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-QUADRATIC = 2048  # steps up to which full attention is affordable
+QUADRATIC = 1024  # steps up to which full attention is affordable
 
 
 @dataclass(frozen=True)
