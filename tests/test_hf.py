@@ -644,6 +644,15 @@ def from_folder(folder: Path, **options: Any) -> hf.HuggingFace:
     return hf.build(config(**{"checkpoint": str(folder), "causal": True, **options}))
 
 
+def test_loading_leaves_devices_as_they_are(tmp_path):
+    """Whatever is first in a process to use a device: what makes tensors makes them there afterwards."""
+    folder, _ = saved(tmp_path / "pythia")
+    torch.utils._device._device_constructors.cache_clear()  # as at a process's start
+    from_folder(folder)
+    with torch.device("meta"):
+        assert torch.linspace(0, 1, 3).is_meta and torch.zeros(2).is_meta
+
+
 def test_a_local_checkpoint_is_loaded_as_it_is(tmp_path, capfd):
     folder, theirs = saved(tmp_path / "pythia")
     ours, x = from_folder(folder), x_of()

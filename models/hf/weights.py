@@ -93,6 +93,8 @@ def load(config: Config) -> tuple[Any, list[str]]:
             if folder is None or not config.pretrained or torch.get_default_device().type == "meta":
                 model, loading = AutoModel.from_config(settings, **common), {}
             else:
+                with torch.device("cpu"):  # torch lists what makes tensors at the first use of a device, and within
+                    torch.empty(0)  # from_pretrained linspace is another function, so would be missing for good
                 model, loading = AutoModel.from_pretrained(
                     folder,
                     config=settings,
