@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spt.checks.model_contract import all_valid, difference
+from spt.checks.model_contract import all_valid, difference, outputs_by_step
 from spt.config.plugins import find_plugin, listing
 from spt.errors import UsageError
 from spt.models.base import Backbone, Unsupported
@@ -82,11 +82,7 @@ def step_error(model: Backbone, x: Tensor) -> float | None:
     """Step by step against the whole sequence, in float32; None without a recurrence."""
     if not model.recurrent:
         return None
-    state, answers = model.initial_state(len(x)), []
-    for t in range(x.shape[1]):
-        answer, state = model.step(x[:, t], state)
-        answers.append(answer)
-    return difference(torch.stack(answers, dim=1), model(x, all_valid(x)))
+    return difference(outputs_by_step(model, x), model(x, all_valid(x)))
 
 
 def measure(name: str) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class FailedRuns(SptError):
 
 
 class Stopped(SptError):
-    """Asked to stop (SIGTERM): the state was saved and the same command continues."""
+    """Query to stop (SIGTERM): the state was saved and the same command continues."""
 
     exit_code = 75
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from spt.advisor.answer import seeds_needed
 from spt.advisor.backbones import choose, width
 from spt.advisor.budget import Plan, Shape, Timing, budget_text, parse_budget, plan
-from spt.advisor.columns import AmbiguousError, Given, decide
+from spt.advisor.columns import AmbiguousError, ColumnRoles, decide
 from spt.advisor.table import read_table
 from spt.config.load import complete_part
 from spt.errors import UsageError
@@ -164,7 +164,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_columns_are_found(case, tmp_path):
     header, rows, given, kind, expected = CASES[case]
-    found = decide(read_table(write(tmp_path / "rows.csv", header, rows)), Given(**given))
+    found = decide(read_table(write(tmp_path / "rows.csv", header, rows)), ColumnRoles(**given))
     assert found.kind == kind
     assert {name: found.options.get(name) for name in expected} == expected
     complete_part("tasks", case, {"name": "custom", "path": str(tmp_path / "rows.csv"), **found.options})
@@ -174,10 +174,10 @@ def test_columns_are_found(case, tmp_path):
 @pytest.mark.parametrize("case", CASES)
 def test_the_order_of_rows_decides_nothing(case, tmp_path):
     header, rows, given, _, _ = CASES[case]
-    first = decide(read_table(write(tmp_path / "rows.csv", header, rows)), Given(**given))
+    first = decide(read_table(write(tmp_path / "rows.csv", header, rows)), ColumnRoles(**given))
     for seed in range(3):
         mixed = random.Random(seed).sample(rows, len(rows))
-        again = decide(read_table(write(tmp_path / "rows.csv", header, mixed)), Given(**given))
+        again = decide(read_table(write(tmp_path / "rows.csv", header, mixed)), ColumnRoles(**given))
         assert (again.kind, again.options, again.lines) == (first.kind, first.options, first.lines)
 
 
@@ -218,12 +218,14 @@ def test_what_is_ambiguous_is_asked_with_its_choices(case, tmp_path):
     header, rows, given, option, choices = AMBIGUOUS[case]
     table = read_table(write(tmp_path / "rows.csv", header, rows))
     with pytest.raises(AmbiguousError) as caught:
-        decide(table, Given(**given))
+        decide(table, ColumnRoles(**given))
     assert caught.value.option == option and {value for value, _ in caught.value.choices} == choices
     for value in choices:
         assert f"{option} {value}" in str(caught.value)
         field = option.removeprefix("--")
-        decide(table, Given(**given, **{field: (value,) if field == "inputs" else value}))  # each of them settles it
+        decide(
+            table, ColumnRoles(**given, **{field: (value,) if field == "inputs" else value})
+        )  # each of them settles it
 
 
 def test_a_group_on_both_sides_of_the_files_is_told(tmp_path):
@@ -233,7 +235,7 @@ def test_a_group_on_both_sides_of_the_files_is_told(tmp_path):
             ["speaker", "signal", "word"],
             [[f"p{i % 4}", s, i % 2] for i, s in enumerate(series(rows))],
         )
-    found = decide(read_table(tmp_path), Given())
+    found = decide(read_table(tmp_path), ColumnRoles())
     assert "group_column" not in found.options
     assert any("both sides" in line for line in found.lines)
 
@@ -241,9 +243,9 @@ def test_a_group_on_both_sides_of_the_files_is_told(tmp_path):
 def test_columns_of_a_folder_come_from_its_training_rows(tmp_path):
     """A test file may hold anything: it is not looked at."""
     write(tmp_path / "train.csv", ["text", "label"], [[t, i % 2] for i, t in enumerate(texts())])
-    before = [decide(read_table(tmp_path), Given()).lines[1:]]
+    before = [decide(read_table(tmp_path), ColumnRoles()).lines[1:]]
     write(tmp_path / "test.csv", ["text", "label"], [[t, "odd"] for t in texts(5)])
-    after = decide(read_table(tmp_path), Given())
+    after = decide(read_table(tmp_path), ColumnRoles())
     assert "2 classes: 0 20, 1 20" in " ".join(after.lines)
     assert [line for line in before[0] if line.startswith("label")] == [
         line for line in after.lines if line.startswith("label")

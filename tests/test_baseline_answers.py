@@ -11,7 +11,7 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.metrics import f1_score, r2_score, recall_score
 
 from spt.baselines import catch22, tfidf
-from spt.baselines.base import Asked, drawn
+from spt.baselines.base import Query, drawn
 from spt.baselines.registry import BASELINES, why_not
 from spt.baselines.ridge import fit_ridge
 from spt.baselines.run import _scored
@@ -227,10 +227,10 @@ def test_ridge_is_scikit_learns(wide, classes):
         return np.stack([asked.split.row(i)[:, 0].astype(float) for i in asked.rows.tolist()])
 
     found = fit_ridge(data, "accuracy", matrix, "all")
-    x, x_test = (matrix(Asked(split, np.arange(len(split)))) for split in (data.train, data.test))
+    x, x_test = (matrix(Query(split, np.arange(len(split)))) for split in (data.train, data.test))
     mean, std = x.mean(0), x.std(0)
     theirs = RidgeClassifier(alpha=found.settings["penalty"] * len(x)).fit((x - mean) / std, data.train.targets)
-    ours = found.answer(Asked(data.test.unlabelled(), np.arange(len(data.test))))
+    ours = found.answer(Query(data.test.unlabelled(), np.arange(len(data.test))))
     expected = theirs.decision_function((x_test - mean) / std)
     assert np.allclose(ours[:, 1] if classes == 2 else ours, expected, atol=1e-8)
 
@@ -241,7 +241,7 @@ def test_tfidf_is_scikit_learns():
     counts = tfidf._Counts(data)
     assert counts.longest == 5
     counts.longest = 3  # of so few n-grams no two share a column
-    asked, test = drawn(data.train, 25, "train").asked, Asked(data.test.unlabelled(), np.arange(len(data.test)))
+    asked, test = drawn(data.train, 25, "train").asked, Query(data.test.unlabelled(), np.arange(len(data.test)))
     terms = tfidf._Terms(counts.of(asked))
     ours = [terms.of(counts.of(each)) for each in (asked, test)]
     texts = [["".join(map(str, each.split.row(i))) for i in each.rows.tolist()] for each in (asked, test)]

@@ -70,6 +70,7 @@ QUICK = (
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_sample_of_scikit_learns_checks(name: str) -> None:
+    """Each raises where it finds a fault."""
     from sklearn.utils import estimator_checks
 
     for estimator in (SequenceClassifier(**TINY), SequenceRegressor(**TINY)):

@@ -1,4 +1,4 @@
-"""A model that goes out: the exported folder answers as the run does, without the run, and damage is told."""
+"""A model that goes out: the exported folder predicts as the run does, without it; damaged folders are refused."""
 
 import json
 import shutil

@@ -162,7 +162,7 @@ def wait_for(condition, seconds: float = 300) -> None:
     ("number", "code"), [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )
 def test_a_stop_is_one_for_all(folder, number, code):
-    """Asked to stop, both processes finish the same step; one process goes on from there, to the same end."""
+    """Query to stop, both processes finish the same step; one process goes on from there, to the same end."""
     long = ("pretrain", "small.yaml", "pretrain.train.steps=400", "pretrain.train.evaluate_every=100")
     whole = spt(*long, "--out", "whole", cwd=folder, env=QUIET)
     assert whole.returncode == 0

@@ -111,7 +111,7 @@ def test_every_kind_has_its_command(tmp_path):
 
 @pytest.mark.slow
 def test_models_of_equal_size_are_found_once(tmp_path):
-    """Asked for again, by its folder or by the same command, the study has the same runs."""
+    """Query for again, by its folder or by the same command, the study has the same runs."""
     recipe_file(tmp_path, model__d_ff=64).rename(tmp_path / "wide.yaml")
     recipe_file(tmp_path)
     command = ("models", "tiny.yaml", "wide.yaml", "--seeds", "1")

@@ -22,7 +22,7 @@ from spt.advisor import arrays
 from spt.advisor.answer import Answer, answer
 from spt.advisor.backbones import Candidate, choose, width
 from spt.advisor.budget import Plan, Shape, Timing, budget_text, parse_budget, plan
-from spt.advisor.columns import LONGEST, Decisions, Given, decide
+from spt.advisor.columns import LONGEST, ColumnRoles, Decisions, decide
 from spt.advisor.recipes import STUDY, Template, recipe_text, study_text
 from spt.advisor.table import read_table
 from spt.config.job import Job
@@ -63,7 +63,7 @@ class Request:
     """What was asked."""
 
     data: str
-    given: Given = field(default_factory=Given)
+    given: ColumnRoles = field(default_factory=ColumnRoles)
     budget: str = "30m"
     jobs: int | Literal["auto"] = "auto"
     out: Path | None = None
@@ -302,7 +302,7 @@ def _only_table(path: Path) -> Path:
 
 
 def _open(where: Mapping[str, Any], decisions: Decisions, most: int) -> tuple[Part, TaskData, tuple[str, ...]]:
-    """The task, its rows, and what is said of sequences that are cut."""
+    """The task, its rows, and a note where long sequences are cut."""
     options = {"name": "custom", **{key: str(value) for key, value in where.items()}, **decisions.options}
     part = complete_part("tasks", "the data", options)
     data = open_task(part)

@@ -1,8 +1,8 @@
 """What came of it, in plain words: which model, which arm, by how much, how sure, and what would tell more.
 
-The model is chosen by its validation scores, which both arms and all models have; what is said of it is measured on
-test, which played no part in the choice. So the score of the winner is not too good for having won. That one arm, or
-one model, is better than another is claimed only where the report's test, adjusted for all comparisons, says so.
+The model is chosen on validation, where both arms of all models have scores, and its score is reported on test, which
+played no part in that choice. One arm or model is called better than another only where the report's test, adjusted for
+all comparisons, decides it; if it decides for the other arm of that model, test has chosen the arm.
 """
 
 from collections.abc import Sequence

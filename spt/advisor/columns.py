@@ -72,8 +72,8 @@ class AmbiguousError(UsageError):
 
 
 @dataclass(frozen=True)
-class Given:
-    """What the command line settles; "none" of a column that there is none."""
+class ColumnRoles:
+    """Roles that the command line settles; "none": there is no such column."""
 
     label: str | None = None
     group: str | None = None
@@ -101,13 +101,13 @@ class Decisions:
     classes: int | None  # None: real numbers
 
 
-def decide(table: Table, given: Given) -> Decisions:
+def decide(table: Table, given: ColumnRoles) -> Decisions:
     """Raises AmbiguousError, UsageError for what is given wrongly, DataError for what cannot be compared."""
     return _Search(table, given).decide()
 
 
 class _Search:
-    def __init__(self, table: Table, given: Given) -> None:
+    def __init__(self, table: Table, given: ColumnRoles) -> None:
         self.table, self.given = table, given
         self.columns = table.columns
         self.taken: set[str] = set()

@@ -22,7 +22,7 @@ ROWS = 20_000  # of the training split, or steps of it, are fitted to
 CHOOSING = 10_000  # of validation, by which settings are chosen
 
 
-class Asked(NamedTuple):
+class Query(NamedTuple):
     """Rows of a split, or single steps of them. The split is without labels."""
 
     split: Split
@@ -34,21 +34,21 @@ class Asked(NamedTuple):
         assert self.at is not None
         return Places(self.rows, self.at)
 
-    def parts(self) -> Iterator["Asked"]:
+    def parts(self) -> Iterator["Query"]:
         """The same a few at once."""
         size = ROWS_AT_ONCE if self.at is None else STEPS_AT_ONCE
         for i in range(0, len(self.rows), size):
-            yield Asked(self.split, self.rows[i : i + size], None if self.at is None else self.at[i : i + size])
+            yield Query(self.split, self.rows[i : i + size], None if self.at is None else self.at[i : i + size])
 
 
 class Examples(NamedTuple):
     """What is asked, and the right answers."""
 
-    asked: Asked
+    asked: Query
     targets: NDArray[Any]  # (m,) classes or (m, K) numbers
 
 
-Answer = Callable[[Asked], NDArray[np.float64]]  # (m, K): a score of every class, or the numbers themselves
+Answer = Callable[[Query], NDArray[np.float64]]  # (m, K): a score of every class, or the numbers themselves
 
 
 class Fitted(NamedTuple):
@@ -80,9 +80,9 @@ def drawn(split: Split, most: int, part: str) -> Examples:
     order = generator(0, "baselines", part).permutation(len(split))
     if split.per_step:
         places = scored_steps(split, order, most)
-        return Examples(Asked(split.unlabelled(), *places), np.asarray(split.targets)[places.at])
+        return Examples(Query(split.unlabelled(), *places), np.asarray(split.targets)[places.at])
     rows = np.sort(order[:most])
-    return Examples(Asked(split.unlabelled(), rows), np.asarray(split.targets)[rows])
+    return Examples(Query(split.unlabelled(), rows), np.asarray(split.targets)[rows])
 
 
 def every(split: Split) -> Iterator[Examples]:
@@ -91,12 +91,12 @@ def every(split: Split) -> Iterator[Examples]:
     for i in range(0, len(split), ROWS_AT_ONCE):
         rows = np.arange(i, min(i + ROWS_AT_ONCE, len(split)))
         if not split.per_step:
-            yield Examples(Asked(bare, rows), np.asarray(split.targets)[rows])
+            yield Examples(Query(bare, rows), np.asarray(split.targets)[rows])
         elif len((places := scored_steps(split, rows)).at):
-            yield Examples(Asked(bare, *places), np.asarray(split.targets)[places.at])
+            yield Examples(Query(bare, *places), np.asarray(split.targets)[places.at])
 
 
-def answers(answer: Answer, asked: Asked) -> NDArray[np.float64]:
+def answers(answer: Answer, asked: Query) -> NDArray[np.float64]:
     """(m, K)"""
     return np.concatenate([answer(part) for part in asked.parts()])
 

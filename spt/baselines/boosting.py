@@ -16,9 +16,9 @@ from spt.baselines.base import (
     ROWS,
     ROWS_AT_ONCE,
     Answer,
-    Asked,
     Baseline,
     Fitted,
+    Query,
     answers,
     cap_note,
     drawn,
@@ -64,7 +64,7 @@ def fit(data: TaskData, metric: str, seed: int) -> Fitted:
     trees = _Trees(data, metric, seed, leaves, chosen).fit(x, train.targets)
     rows, settings = len(x), {"leaves": leaves, "rounds": chosen}
 
-    def answer(asked: Asked) -> NDArray[np.float64]:
+    def answer(asked: Query) -> NDArray[np.float64]:
         return trees.answers(features(asked))
 
     return Fitted(answer, sees, rows, settings, len(LEAVES) * rounds, cap_note(rows, data.train))
@@ -133,7 +133,7 @@ def _features(data: TaskData) -> tuple[Answer, str]:
     if data.length * (1 if isinstance(data.input, Tokens) else data.input.channels) > BY_PLACE or not even(data):
         return summarised, joined_name(name, data.train)
 
-    def with_places(asked: Asked) -> NDArray[np.float64]:
+    def with_places(asked: Query) -> NDArray[np.float64]:
         return np.hstack([summarised(asked), _by_place(data, asked)])
 
     return with_places, joined_name(f"{name}, and every step by its place", data.train)
@@ -146,14 +146,14 @@ def _summarised(data: TaskData) -> tuple[str, Answer]:
         return name, lambda asked: np.hstack([_summaries(asked), catch22.features(asked)])
     input, common = data.input, _common(data)
 
-    def shares(asked: Asked) -> NDArray[np.float64]:
+    def shares(asked: Query) -> NDArray[np.float64]:
         ends = spans(asked.split, asked.rows)
         return joined([token_shares(input, asked.split, *each)[:, common] for each in ends])
 
     return OF_TOKENS, shares
 
 
-def _by_place(data: TaskData, asked: Asked) -> NDArray[np.float64]:
+def _by_place(data: TaskData, asked: Query) -> NDArray[np.float64]:
     """(m, F) All tokens or numbers of the sequences, which are equally long."""
     parts = []
     for starts, stops in spans(asked.split, asked.rows):
@@ -174,7 +174,7 @@ def _common(data: TaskData) -> NDArray[np.int64]:
     return np.append(tokens, len(shares) - 1)
 
 
-def _summaries(asked: Asked) -> NDArray[np.float64]:
+def _summaries(asked: Query) -> NDArray[np.float64]:
     return joined([summaries(asked.split, *ends) for ends in spans(asked.split, asked.rows)])
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.baselines.base import Asked, Baseline, Fitted, only_rows, two_classes
+from spt.baselines.base import Baseline, Fitted, Query, only_rows, two_classes
 from spt.baselines.ridge import fit_ridge
 from spt.data.features import CUT, joined, joined_name, spans
 from spt.tasks.base import TaskData, Tokens
@@ -258,7 +258,7 @@ def catch22(values: Floats) -> Floats:
     return np.concatenate([*parts, values.mean(axis=0), values.std(axis=0), [np.log(len(values))]])
 
 
-def features(asked: Asked) -> Floats:
+def features(asked: Query) -> Floats:
     """(m, F) Of pairs, of both sequences, with their distance."""
     values = asked.split.values
     return joined(

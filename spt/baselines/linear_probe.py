@@ -3,14 +3,14 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.baselines.base import Asked, Baseline, Fitted, drawn, two_classes
+from spt.baselines.base import Baseline, Fitted, Query, drawn, two_classes
 from spt.baselines.ridge import fit_ridge
 from spt.data.features import OF_STEPS, row_features, step_features
 from spt.tasks.base import TaskData
 
 
 def fit(data: TaskData, metric: str, seed: int) -> Fitted:
-    def features(asked: Asked) -> NDArray[np.float64]:
+    def features(asked: Query) -> NDArray[np.float64]:
         if asked.at is not None:
             return step_features(data, asked.split, asked.places)
         return row_features(data, asked.split, asked.rows)[0]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from spt.baselines.base import Asked, Baseline, Fitted, every
+from spt.baselines.base import Baseline, Fitted, Query, every
 from spt.tasks.base import Classes, TaskData, class_counts
 
 
@@ -15,7 +15,7 @@ def fit(data: TaskData, metric: str, seed: int) -> Fitted:
         centre = np.median if metric == "mae" else np.mean  # which of them the metric asks for
         constant, said, rows = centre(targets, axis=0), f"the {centre.__name__} of the training targets", len(targets)
 
-    def answer(asked: Asked) -> np.ndarray:
+    def answer(asked: Query) -> np.ndarray:
         return np.broadcast_to(constant, (len(asked.rows), len(constant)))
 
     return Fitted(answer, f"no input: {said}", rows)

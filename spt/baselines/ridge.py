@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.baselines.base import CHOOSING, ROWS, Asked, Fitted, answers, cap_note, drawn
+from spt.baselines.base import CHOOSING, ROWS, Fitted, Query, answers, cap_note, drawn
 from spt.baselines.scores import is_better, score
 from spt.tasks.base import Classes, Reals, TaskData
 
-Features = Callable[[Asked], NDArray[np.float64]]  # (m, F)
+Features = Callable[[Query], NDArray[np.float64]]  # (m, F)
 PENALTIES = tuple(10.0**k for k in range(1, -7, -1))  # for each row; the largest first, which wins ties
 NUMBERS = 2**26  # of the training matrix: 512 MiB
 
@@ -53,7 +53,7 @@ def fit_ridge(data: TaskData, metric: str, features: Features, sees: str) -> Fit
             best, chosen, line = found, penalty, tried
     assert line is not None
 
-    def answer(asked: Asked) -> NDArray[np.float64]:
+    def answer(asked: Query) -> NDArray[np.float64]:
         return line(features(asked))
 
     rows = len(train.asked.rows)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.baselines.base import CHOOSING, Asked, Baseline, Examples, Fitted, cap_note, drawn, only_rows, two_classes
+from spt.baselines.base import CHOOSING, Baseline, Examples, Fitted, Query, cap_note, drawn, only_rows, two_classes
 from spt.baselines.scores import is_better, score
 from spt.data.features import CUT, joined_name, spans
 from spt.rng import GOLDEN, mixed
@@ -49,7 +49,7 @@ def fit(data: TaskData, metric: str, seed: int) -> Fitted:
             notes = [] if finished else [f"the optimiser was ended after {STEPS} steps"]
     assert decide is not None
 
-    def answer(asked: Asked) -> NDArray[np.float64]:
+    def answer(asked: Query) -> NDArray[np.float64]:
         return decide(terms.of(counts.of(asked)))
 
     rows = len(train.asked.rows)
@@ -75,7 +75,7 @@ class _Counts:
         each = WEIGHTS // (columns * (4 if data.train.sequences == 2 else 2))
         self.features = 2 ** max(10, each.bit_length() - 1)
 
-    def of(self, asked: Asked) -> list[Any]:
+    def of(self, asked: Query) -> list[Any]:
         """(m, F) of the sequences; of pairs one for the first ones, one for the second."""
         return [self._matrix(asked.split, *ends) for ends in spans(asked.split, asked.rows)]
 

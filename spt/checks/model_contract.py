@@ -170,6 +170,15 @@ def never_looks_ahead(component: Component, causal: bool) -> str | None:
     return None
 
 
+def outputs_by_step(model: Backbone, x: Tensor) -> Tensor:
+    """(B, L, D) What a recurrent model gives for each step in turn."""
+    state, outputs = model.initial_state(len(x)), []
+    for t in range(x.shape[1]):
+        output, state = model.step(x[:, t], state)
+        outputs.append(output)
+    return torch.stack(outputs, dim=1)
+
+
 @torch.no_grad()
 def goes_step_by_step(component: Component, causal: bool) -> str | None:
     """A causal model that declares itself recurrent gives the same output step by step as all at once."""
@@ -177,11 +186,7 @@ def goes_step_by_step(component: Component, causal: bool) -> str | None:
     x = sequence(2, valid_length(model, 63))
     if not model.recurrent:
         return None
-    state, answers = model.initial_state(len(x)), []
-    for t in range(x.shape[1]):
-        answer, state = model.step(x[:, t], state)
-        answers.append(answer)
-    return _if_different(torch.stack(answers, dim=1), model(x, all_valid(x)), "step by step the output differs")
+    return _if_different(outputs_by_step(model, x), model(x, all_valid(x)), "step by step the output differs")
 
 
 def reaches_every_parameter(component: Component, causal: bool) -> str | None:

@@ -65,7 +65,7 @@ def predict(
     """Predict rows of a file: a class and its probabilities, or numbers, for each row or step.
 
     DATA is read by the options of the run's own task; label_column= reads it without labels. Where rows have labels,
-    scores are told.
+    their scores are printed.
     """
     if as_json and out is None:
         raise UsageError("--json prints the scores and notes; name a file for the predictions by --out")

@@ -60,13 +60,13 @@ def try_data(
     """Does self-pretraining help on these data, and which model? Finds the columns, plans within a time budget, trains
     a few models in both arms and says what came of it. The recipes remain, to run and to edit."""
     from spt.advisor.advise import Request, carry_out
-    from spt.advisor.columns import Given, data_kind
+    from spt.advisor.columns import ColumnRoles, data_kind
     from spt.runtime.settings import Settings
 
     columns = tuple(part.strip() for part in (inputs or "").split(",") if part.strip())
     if inputs is not None and not columns:
         raise UsageError(f"--inputs {inputs!r}: names of columns with commas between them are expected")
-    given = Given(label, group, columns, ids, at, data_kind(kind) if kind else None)
+    given = ColumnRoles(label, group, columns, ids, at, data_kind(kind) if kind else None)
     request = Request(data, given, budget, jobs(jobs_), out, Settings(cpu=cpu, quiet=as_json, debug=debug))
     request, advice = _ask_until_clear(request, as_json)
     if dry_run:

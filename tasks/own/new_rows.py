@@ -55,7 +55,7 @@ class Known:
 
 @dataclass
 class Counts:
-    """What was met, for what is told at the end."""
+    """Counts of what a reader should know, for the notes at the end."""
 
     rows: int = 0
     cut: int = 0
