@@ -24,7 +24,6 @@ from spt.runs.files import write_json
 from spt.tasks.base import Classes, Values
 from spt.training.build import Architecture, build_network
 from spt.training.objectives import Output
-from spt.training.outputs import Computation
 
 FILE = Path(__file__).resolve().parent / "measurements" / "programs.json"
 COMMAND = "python docs/measure_programs.py"
@@ -52,15 +51,7 @@ def untrained(name: str, causal: bool) -> TrainedModel:
         input=input,
         target=Classes(3),
         output=output,
-        classes=(),
-        words=(),
-        reading={},
-        task={"name": "none"},
         length=LENGTH,
-        interval=1.0,
-        sequences=1,
-        timed=False,
-        computation=Computation(precision="fp32", together=None, one_thread=True),
     )
 
 

@@ -17,6 +17,7 @@ from spt.config.recipe import ResolvedRecipe
 from spt.errors import SptError, UsageError
 from spt.report import collect
 from spt.report.collect import Report
+from spt.report.stats import corrected_interval
 from spt.runs.plan import ARMS, Smoke
 from spt.runs.result import Result
 from spt.runtime import launch
@@ -41,6 +42,7 @@ __all__ = [
     "SptError",
     "TrainedRun",
     "compare",
+    "corrected_interval",
     "finetune",
     "load_model",
     "load_recipe",
@@ -145,6 +147,7 @@ def compare(
     arms: Sequence[str] = ARMS,
     baselines: str | Sequence[str] = (),
     seeds: int | Sequence[int] = 5,
+    splits: int | Mapping[str, int] | None = None,
     smoke: Smoke = False,
     out: str | Path | None = None,
     jobs: int | Literal["auto"] = 1,
@@ -153,6 +156,8 @@ def compare(
     """Train both arms of every recipe, scratch and SPT, over seeds, and report the paired differences. With more `arms`
     the report has controls: `frozen`, `encoder` (or `parts=A+B`), `shuffled`, `other=RECIPE`, `joint=WEIGHT`. With
     `baselines` both are held against answers without a network: "auto", or names such as `tfidf` and `boosting`.
+    `splits` has every seed run on several splits of your own data: 5 folds, `{"folds": 5, "repeats": 2}`, or
+    `{"random": 10}`.
 
         study = spt.compare("quickstart", seeds=3, jobs=2)
         for row in study.report.rows:
@@ -163,7 +168,7 @@ def compare(
     sources = [recipes] if isinstance(recipes, str | Path) else recipes
     changes = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
     study: dict[str, Any] = {"kind": "compare", "recipes": [str(source) for source in sources], "set": dict(changes)}
-    study |= {"arms": arms, "baselines": baselines}
+    study |= {"arms": arms, "baselines": baselines, "splits": splits}
     return run_study(study, seeds=seeds, smoke=smoke, out=out, jobs=jobs, settings=settings)
 
 

@@ -16,16 +16,16 @@ Letters: n examples in a split, L steps of a sequence, C channels, K target valu
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from spt.tasks.parallel import allocate
+from spt.tasks.parallel import PageRelease, allocate, release
 
 
 class TaskConfig(BaseModel):
@@ -34,9 +34,23 @@ class TaskConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     subset_fraction: float = Field(1.0, gt=0, le=1, description="share of the training split in use, in both stages")
+    subset_rows: int | None = Field(
+        None, ge=1, description="rows of the training split in use, in both stages; instead of a fraction"
+    )
+    subset_vocabulary: Literal["subset", "whole"] = Field(
+        "subset",
+        description="where tokens are numbered by training rows: by those in use, or by the whole split, as a network "
+        "knows them that was pretrained on all inputs",
+    )
     subset_seed: int = Field(42, ge=0, description="which permutation of the training split a subset is a prefix of")
     stratified: bool = Field(False, description="a subset has each class in the share that the whole split has")
     max_rows: int | None = Field(None, ge=1, description="at most this many rows of every split (smoke runs)")
+
+    @model_validator(mode="after")
+    def _one_subset(self) -> "TaskConfig":
+        if self.subset_rows is not None and self.subset_fraction != 1:
+            raise ValueError("subset_fraction and subset_rows are both given; keep one")
+        return self
 
     def smoke_sizes(self) -> dict[str, int]:
         """Options that make the sequences of a smoke run short: each at its number or, where others forbid that, at
@@ -44,8 +58,9 @@ class TaskConfig(BaseModel):
         return {}
 
 
+NUMBERS = 2**22  # worked on at once
 MAX_CODE = 2**24  # a table of 64 MiB
-IGNORED = -1  # the class of a step that is not scored; a real target is NaN there
+IGNORED = -1  # the class of a step, or sequence, that is not scored; a real target is NaN there
 
 
 @dataclass(frozen=True)
@@ -54,11 +69,13 @@ class Tokens:
 
     With `codes`, a step is stored as a code that no vocabulary changes, such as a character's code point: codes[t] is
     what token t stands for, -1 for a token that stands for none (padding), and any other code is the token `unknown`.
+    `static` is how many numbers stand beside a sequence (Split.static).
     """
 
     vocab: int
     codes: tuple[int, ...] | None = field(default=None, repr=False)
     unknown: int | None = field(default=None, repr=False)
+    static: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         _whole(self, "vocab")
@@ -101,6 +118,8 @@ class Values:
 
     `levels` is the number of distinct values when they are integers in [0, levels) (256 for bytes), as cross-entropy on
     continuous inputs needs it. `frame`: a step's channels are a picture, row by row, with this height and width.
+    `missing`: values may be missing, which are stored as NaN; mean and deviation are those of the others. `static` is
+    how many numbers stand beside a sequence (Split.static).
     """
 
     channels: int
@@ -108,11 +127,14 @@ class Values:
     std: tuple[float, ...] = ()
     levels: int | None = None
     frame: tuple[int, int] | None = None
+    missing: bool = field(default=False, repr=False)
+    static: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         _whole(self, "channels")
         if self.levels is not None:
             _whole(self, "levels")
+            _check(not self.missing, "Values.levels are of whole numbers, none of which can be missing")
         _check(self.channels >= 1, f"Values.channels is {self.channels}; at least one is needed")
         for name, numbers, neutral in (("mean", self.mean, 0.0), ("std", self.std, 1.0)):
             numbers = numbers or (neutral,) * self.channels
@@ -133,10 +155,14 @@ class Values:
 
 @dataclass(frozen=True)
 class Classes:
-    """One of `count` classes; of every step, with IGNORED where it is not scored, or of the sequence."""
+    """One of `count` classes; of every step, with IGNORED where it is not scored, or of the sequence.
+
+    With `missing`, a sequence may have none too, which is IGNORED then.
+    """
 
     count: int
     per_step: bool = False
+    missing: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         _whole(self, "count")
@@ -145,22 +171,49 @@ class Classes:
 
 @dataclass(frozen=True)
 class Reals:
-    """`size` real numbers; of every step, with NaN where it is not scored, or of the sequence."""
+    """`size` real numbers; of every step, with NaN where it is not scored, or of the sequence.
+
+    With `missing`, each of them may be missing, also of a sequence; it is NaN then.
+    """
 
     size: int = 1
     per_step: bool = False
+    missing: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         _whole(self, "size")
         _check(self.size >= 1, f"Reals.size is {self.size}; at least one target is needed")
 
 
-def describe(part: Tokens | Values | Classes | Reals) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Labels:
+    """`count` labels, of which any number may hold: 1 where one does, 0 where not, IGNORED where nobody knows; of every
+    step, or of the sequence."""
+
+    count: int
+    per_step: bool = False
+
+    def __post_init__(self) -> None:
+        _whole(self, "count")
+        _check(self.count >= 1, f"Labels.count is {self.count}; at least one label is needed")
+
+    @property
+    def missing(self) -> bool:
+        return True
+
+
+Target = Classes | Reals | Labels
+
+
+def describe(part: Tokens | Values | Target) -> dict[str, Any]:
     """Its kind and fields, for a JSON file; without optional fields that are not set."""
     fields = asdict(part)
-    for name in ("codes", "unknown", "frame", "per_step"):
-        if name in fields and (fields[name] is None or fields[name] is False):
+    for name, default in (("codes", None), ("unknown", None), ("frame", None), ("per_step", False)):
+        if name in fields and fields[name] is default:
             del fields[name]
+    for name in ("missing", "static"):
+        if not fields.get(name):
+            fields.pop(name, None)
     return {"kind": type(part).__name__, **fields}
 
 
@@ -169,13 +222,13 @@ class Split:
     """n examples in one long array; example i is values[starts[i]:stops[i]]. Arrays may be memory maps.
 
     An example is a sequence, or a pair of sequences one after the other. Arrays of steps (per-step targets, times) have
-    the length and order of `values`.
+    the length and order of `values`. Rows that are windows of one recording may share steps.
     """
 
     values: NDArray[Any]  # (total,) tokens (or codes) or (total, C) values, in storage type (uint8, int16, float32)
     starts: NDArray[np.int64]  # (n,)
     stops: NDArray[np.int64]  # (n,)
-    targets: NDArray[Any] | None  # (n,) classes or (n, K) reals, per step (total,) or (total, K); None: taken away
+    targets: NDArray[Any] | None  # (n,) classes, (n, K) reals or labels, per step (total, …); None: taken away
     ids: NDArray[Any]  # (n,) the task's own name or number of each example
     fingerprints: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))  # (n,) of the inputs
     per_step: bool = False  # are the targets those of steps?
@@ -184,6 +237,10 @@ class Split:
     text_bytes: NDArray[np.int64] | None = None  # (n,) language models: UTF-8 bytes that a row's targets stand for
     halves: NDArray[np.uint64] | None = None  # (n, 2) pairs: fingerprints of the two sequences
     answers: NDArray[np.uint64] | None = None  # (n,) fingerprints of a row's targets, where they are those of steps
+    groups: NDArray[Any] | None = None  # (n,) names of what rows belong to, such as a patient, whose scores are told
+    static: NDArray[np.float32] | None = None  # (n, F) numbers beside a sequence, as the network is shown them
+    recordings: NDArray[np.int64] | None = None  # (n,) rows are windows whose answers are averaged: of which recording
+    sources: NDArray[np.uint64] | None = None  # (n,) fingerprints of what the rows were made of, such as recordings
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -205,7 +262,9 @@ class Split:
 
     @property
     def seen(self) -> NDArray[np.uint64]:
-        """A fingerprint of every sequence: (n,), for pairs (2n,)."""
+        """A fingerprint of every sequence: (n,), for pairs (2n,); for windows (2n,), of each and of its recording."""
+        if self.sources is not None:
+            return np.stack([self.fingerprints, self.sources], axis=1).reshape(-1)
         return self.fingerprints if self.halves is None else self.halves.reshape(-1)
 
     @property
@@ -213,6 +272,29 @@ class Split:
         """Whether the rows follow each other without a gap, from the first value to the last."""
         ends = np.concatenate([np.zeros(1, np.int64), self.stops])
         return bool((ends[:-1] == self.starts).all()) and int(ends[-1]) == len(self.values)
+
+    @property
+    def spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the values that rows cover begin and end, in order; each value lies in one span."""
+        order = np.argsort(self.starts, kind="stable")
+        starts, ends = self.starts[order], np.maximum.accumulate(self.stops[order])
+        first = np.flatnonzero(np.concatenate([np.ones(min(1, len(starts)), bool), starts[1:] > ends[:-1]]))
+        return starts[first], ends[np.append(first[1:], len(ends))[: len(first)] - 1]
+
+    @property
+    def shares_steps(self) -> bool:
+        """Whether a step lies in several rows."""
+        starts, stops = self.spans
+        return int(self.lengths.sum()) > int((stops - starts).sum())
+
+    @property
+    def whole(self) -> "Split":
+        """What is scored: the rows; of windows whose answers are averaged, the first of each recording, by its id."""
+        if self.recordings is None:
+            return self
+        _, first = np.unique(self.recordings, return_index=True)
+        rows = replace(self.take(first), recordings=None)
+        return replace(rows, ids=np.array([str(name).rpartition("@")[0] for name in rows.ids.tolist()]))
 
     def row(self, i: int) -> NDArray[Any]:
         return self.values[self.starts[i] : self.stops[i]]
@@ -227,20 +309,31 @@ class Split:
         return total
 
     def pieces(self, steps: int = 2**20) -> Iterator[NDArray[Any]]:
-        """The rows' values in order, in chunks of about this many steps."""
+        """The rows' values in order, in chunks of about this many steps, or fewer of many channels; what windows of a
+        recording share comes once."""
+        width = self.values.size // max(1, len(self.values))
+        steps = max(1, min(steps, NUMBERS // max(1, width)))
         if self.contiguous:
-            yield from (self.values[i : i + steps] for i in range(0, len(self.values), steps))
+            for i in range(0, len(self.values), steps):
+                yield self.values[i : i + steps]
+                release(self.values)
+            return
+        if self.sources is not None and self.shares_steps:
+            for start, stop in zip(*self.spans, strict=True):
+                yield from (self.values[i : min(i + steps, stop)] for i in range(start, stop, steps))
             return
         ends = np.cumsum(self.lengths)
         cuts = np.searchsorted(ends, np.arange(steps, int(ends.max(initial=0)), steps))
         for rows in np.split(np.arange(len(self)), np.unique(cuts)):
             if len(rows):
                 yield np.concatenate([self.row(i) for i in rows.tolist()])
+                release(self.values)
 
     def take(self, rows: NDArray[np.int64]) -> "Split":
         """These rows, in this order; the values, and what belongs to steps, are not copied."""
 
         names = {"starts", "stops", "targets", "ids", "fingerprints", "cuts", "text_bytes", "halves", "answers"}
+        names |= {"groups", "static", "recordings", "sources"}
         arrays = {name: getattr(self, name) for name in names - ({"targets"} if self.per_step else set())}
         given = {name: array[rows] for name, array in arrays.items() if array is not None and len(array)}
         return replace(self, **given)
@@ -249,26 +342,62 @@ class Split:
         """The rows copied, one behind the other. In place, where memory may not hold two copies, they have to be in
         order and overwrite the values."""
         stops = np.cumsum(self.lengths)
+        return self._moved(self.starts, self.stops, stops - self.lengths, in_place)
 
-        def moved(array: NDArray[Any]) -> NDArray[Any]:
-            joined = array if in_place else allocate((int(stops[-1]), *array.shape[1:]), array.dtype)
-            for start, stop, end in zip(self.starts.tolist(), self.stops.tolist(), stops.tolist(), strict=True):
+    def trimmed(self, *, in_place: bool = False) -> "Split":
+        """The rows without the values that none of them covers, copied as by `packed`; what they share they go on
+        sharing. Rows in order that share nothing are packed."""
+        starts, stops = self.spans
+        moves = starts - (np.cumsum(stops - starts) - (stops - starts))  # of each span, to the left
+        places = self.starts - moves[np.searchsorted(starts, self.starts, side="right") - 1]
+        return self._moved(starts, stops, places, in_place)
+
+    def _moved(
+        self, starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64], in_place: bool
+    ) -> "Split":
+        """Copies of these pieces of the values, one behind the other; rows then begin at `places`."""
+        ends = np.cumsum(stops - starts)
+
+        def copied(array: NDArray[Any]) -> NDArray[Any]:
+            joined = array if in_place else allocate((int(ends[-1]), *array.shape[1:]), array.dtype)
+            passing = PageRelease(array, joined)
+            for start, stop, end in zip(starts.tolist(), stops.tolist(), ends.tolist(), strict=True):
                 joined[end - (stop - start) : end] = array[start:stop]
-            return joined[: stops[-1]]
+                passing.visit(start, stop)
+            return joined[: ends[-1]]
 
         return replace(
             self,
-            values=moved(self.values),
-            starts=stops - self.lengths,
-            stops=stops,
-            targets=moved(self.targets) if self.per_step and self.targets is not None else self.targets,
-            steps=None if self.steps is None else moved(self.steps),
+            values=copied(self.values),
+            starts=places,
+            stops=places + self.lengths,
+            targets=copied(self.targets) if self.per_step and self.targets is not None else self.targets,
+            steps=None if self.steps is None else copied(self.steps),
         )
 
     def unlabelled(self) -> "Split":
         """The inputs alone, for pretraining: no label can reach it. A pair stays one example, of two sequences that are
         drawn together."""
         return replace(self, targets=None, per_step=False, text_bytes=None, answers=None)
+
+    @staticmethod
+    def joined(parts: Sequence["Split"]) -> "Split":
+        """The rows of several splits, copied, one behind the other. What one of them lacks none has."""
+        parts = [part if part.contiguous else part.packed() for part in parts]
+        before = np.cumsum([0, *(len(part.values) for part in parts[:-1])])
+        arrays: dict[str, Any] = {}
+        for name in (each.name for each in fields(Split) if each.name != "per_step"):
+            columns = [getattr(part, name) for part in parts]
+            arrays[name] = None if any(column is None for column in columns) else np.concatenate(columns)
+        for name in ("starts", "stops"):
+            arrays[name] = np.concatenate([getattr(part, name) + at for part, at in zip(parts, before, strict=True)])
+        if arrays["recordings"] is not None:  # numbered part by part
+            ends = np.cumsum([0, *(part.recordings.max() + 1 for part in parts[:-1] if part.recordings is not None)])
+            numbered = zip(parts, ends.tolist(), strict=True)
+            arrays["recordings"] = np.concatenate([part.recordings + at for part, at in numbered])
+        if not all(len(part.fingerprints) == len(part) for part in parts):
+            del arrays["fingerprints"]
+        return Split(**arrays, per_step=parts[0].per_step)
 
     @staticmethod
     def from_rows(
@@ -281,7 +410,8 @@ class Split:
     ) -> "Split":
         """From sequences of any lengths: each (L,) tokens or (L, C) values; one array (n, L[, C]) is not copied.
 
-        With per_step, `targets` are given like the rows: (L,) classes or (L, K) reals for each; so are `steps`, (L,).
+        With per_step, `targets` are given like the rows: (L,) classes, (L, K) reals or labels for each; so are `steps`,
+        (L,).
         """
         values, lengths = _joined(rows)
         if per_step:
@@ -327,7 +457,7 @@ class TaskData:
     """A task's three splits. Validation is carved from training where a benchmark has none of its own."""
 
     input: Tokens | Values
-    target: Classes | Reals
+    target: Target
     train: Split
     val: Split
     test: Split
@@ -337,6 +467,7 @@ class TaskData:
     future: bool = False  # targets are inputs of later steps, which a non-causal model would see
     resample: Callable[[NDArray[np.int64], int], Split] | None = None  # training rows by (ids, epoch), if none repeats
     row_width: int | None = None  # steps of a row of pixels, where a sequence is a picture read row by row
+    classes: tuple[str, ...] = ()  # what each class or label is called, where the data say
 
     def __post_init__(self) -> None:
         if not self.length:
@@ -351,14 +482,26 @@ class TaskData:
         """The same task with a function applied to every split."""
         return replace(self, train=change(self.train), val=change(self.val), test=change(self.test))
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What each class or label is called; its number, where the data do not say."""
+        count = 0 if isinstance(self.target, Reals) else self.target.count
+        return self.classes or tuple(map(str, range(count)))
+
+    def labelled(self) -> "TaskData":
+        """Without the rows that have no target, where a task may have such rows."""
+        if not self.target.missing or self.target.per_step:
+            return self
+        return self.mapped(lambda split: split if (kept := has_target(split)).all() else split.take(kept.nonzero()[0]))
+
     def chance(self) -> float | None:
-        """Test accuracy of always answering the commonest class of the training split; None for real targets, and where
-        there are no test rows."""
+        """Test accuracy of always answering the commonest class of the training split; None for other targets, and
+        where there are no test rows."""
         if not isinstance(self.target, Classes) or self.train.targets is None or self.test.targets is None:
             return None
         if not len(self.test):
             return None
-        train, test = (class_counts(split, self.target.count) for split in (self.train, self.test))
+        train, test = (class_counts(split.whole, self.target.count) for split in (self.train, self.test))
         return float(test[train.argmax()] / test.sum())
 
     def check(self, *, tested: bool = True) -> None:
@@ -388,15 +531,17 @@ class TaskData:
                 f"the {name} split's ids are {split.ids.dtype}; use whole numbers or text",
             )
             _check(len(split.ids) == len(split), f"the {name} split has {len(split.ids)} ids for {len(split)} rows")
-            self._check_inputs(name, split.values)
+            self._check_inputs(name, split)
+            self._check_static(name, split)
             self._check_targets(name, np.asarray(split.targets), len(split.values) if split.per_step else len(split))
         _check(bool(0 < self.interval < np.inf), f"the interval is {self.interval}; it is positive")
         if self.row_width is not None:
             _whole(self, "row_width")
             _check(self.row_width >= 1, f"row_width is {self.row_width}; a row of pixels has at least one step")
 
-    def _check_inputs(self, name: str, values: NDArray[Any]) -> None:
+    def _check_inputs(self, name: str, split: Split) -> None:
         top: int | None
+        values = split.values
         if isinstance(self.input, Tokens):
             _check(
                 values.ndim == 1, f"the {name} split's tokens have shape {values.shape}; one number a step is expected"
@@ -407,37 +552,71 @@ class TaskData:
             expected = (len(values), self.input.channels)
             _check(values.shape == expected, f"the {name} split's values have shape {values.shape}, not {expected}")
             _check(values.dtype.kind in "iuf", f"the {name} split's values are {values.dtype}; numbers are expected")
-            _check(_fits(values), f"the {name} split has values that are not finite in float32")
+            missing = self.input.missing
+            absent = missing and all(_all_missing(piece) for piece in split.pieces())
+            _check(not absent, f"the {name} split has no value: all are missing")
+            finite = all(_fits(piece, missing) or (missing and _all_missing(piece)) for piece in split.pieces())
+            _check(finite, f"the {name} split has values that are not finite in float32")
             top = self.input.levels
             _check(
                 top is None or values.dtype.kind in "iu",
                 f"the {name} split has levels but its values are {values.dtype}",
             )
         if top is not None:
-            low, high = int(values.min()), int(values.max())
+            low, high = extremes(split)
             _check(0 <= low and high < top, f"the {name} split's inputs reach from {low} to {high}, outside [0, {top})")
 
+    def _check_static(self, name: str, split: Split) -> None:
+        expected, shape = self.input.static, None if split.static is None else split.static.shape
+        if not expected:
+            _check(split.static is None, f"the {name} split has static features, of which the input says nothing")
+            return
+        _check(split.cuts is None, f"the {name} split has pairs, which take no static features")
+        _check(
+            split.static is not None and shape == (len(split), expected),
+            f"the {name} split's static features have shape {shape}, not {(len(split), expected)}",
+        )
+        _check(_fits(np.asarray(split.static)), f"the {name} split has static features that are not finite in float32")
+
     def _check_targets(self, name: str, targets: NDArray[Any], n: int) -> None:
+        unit = "step" if self.target.per_step else "row"
         if isinstance(self.target, Classes):
             _check(targets.shape == (n,), f"the {name} split's labels have shape {targets.shape}, not {(n,)}")
             _check(targets.dtype.kind in "iu", f"the {name} split's labels are {targets.dtype}; integers are expected")
             low, high, top = int(targets.min()), int(targets.max()), self.target.count
-            least = IGNORED if self.target.per_step else 0
+            least = IGNORED if self.target.per_step or self.target.missing else 0
             _check(
                 least <= low and high < top, f"the {name} split's labels reach from {low} to {high}, outside [0, {top})"
             )
-            _check(high >= 0, f"the {name} split has no step with a label")
+            _check(high >= 0, f"the {name} split has no {unit} with a label")
+        elif isinstance(self.target, Labels):
+            expected = (n, self.target.count)
+            _check(targets.shape == expected, f"the {name} split's labels have shape {targets.shape}, not {expected}")
+            _check(targets.dtype.kind in "iu", f"the {name} split's labels are {targets.dtype}; 0 and 1 are expected")
+            low, high = int(targets.min()), int(targets.max())
+            _check(
+                IGNORED <= low and high <= 1,
+                f"the {name} split's labels reach from {low} to {high}; 1, 0 and {IGNORED} for unknown are expected",
+            )
+            _check(high >= 0, f"the {name} split has no {unit} with a known label")
         else:
             expected = (n, self.target.size)
             _check(targets.shape == expected, f"the {name} split's targets have shape {targets.shape}, not {expected}")
             _check(targets.dtype.kind in "iuf", f"the {name} split's targets are {targets.dtype}; numbers are expected")
-            if self.target.per_step:
+            if self.target.per_step or self.target.missing:
                 scored = np.isfinite(targets)
-                valid = not np.isinf(targets).any() and bool((scored == scored[:, :1]).all())
+                whole = self.target.missing or bool((scored == scored[:, :1]).all())
+                valid = not np.isinf(targets).any() and whole
                 _check(valid, f"the {name} split has targets that are infinite, or NaN in a part of a step")
-                _check(bool(scored.any()), f"the {name} split has no step with a target")
+                _check(bool(scored.any()), f"the {name} split has no {unit} with a target")
                 targets = targets[scored]
             _check(_fits(targets), f"the {name} split has targets that are not finite in float32")
+
+
+def extremes(split: Split) -> tuple[int, int]:
+    """The least and the largest of whole numbers."""
+    ends = [(int(piece.min()), int(piece.max())) for piece in split.pieces()]
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def sequence_lengths(split: Split) -> NDArray[np.int64]:
@@ -449,17 +628,44 @@ def class_counts(split: Split, count: int) -> NDArray[np.int64]:
     """(count,) How many examples, or scored steps, of these rows have each class."""
     assert split.targets is not None
     if not split.per_step:
-        return np.bincount(split.targets, minlength=count)
+        return np.bincount(split.targets.astype(np.int64) - IGNORED, minlength=count + 1)[1:]
     total = np.zeros(count + 1, np.int64)
     for piece in replace(split, values=split.targets).pieces():
         total += np.bincount(piece.astype(np.int64) - IGNORED, minlength=count + 1)
     return total[1:]
 
 
-def _fits(values: NDArray[Any]) -> bool:
-    """Finite, also as float32, with room for a square. Without a copy: the array may fill the memory."""
-    low, high = float(values.min()), float(values.max())  # NaN where any value is
-    return -1e18 < low and high < 1e18
+def label_counts(split: Split, count: int) -> NDArray[np.int64]:
+    """(2, count) In how many examples, or steps, of these rows each label is known not to hold, and to hold."""
+    assert split.targets is not None
+    total = np.zeros((2, count), np.int64)
+    pieces = replace(split, values=split.targets).pieces() if split.per_step else [split.targets]
+    for piece in pieces:
+        total += [(piece == answer).sum(axis=0) for answer in (0, 1)]
+    return total
+
+
+def known_targets(targets: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which targets are known, of the same shape."""
+    return np.asarray(np.isfinite(targets) if targets.dtype.kind == "f" else targets != IGNORED)
+
+
+def has_target(split: Split) -> NDArray[np.bool_]:
+    """(n,) Which rows, each with a target of its own, have one; of several, at least one of them."""
+    assert split.targets is not None and not split.per_step
+    known = known_targets(np.asarray(split.targets))
+    return known if known.ndim == 1 else np.asarray(known.any(axis=1))
+
+
+def _fits(values: NDArray[Any], missing: bool = False) -> bool:
+    """Finite, also as float32, with room for a square; with `missing`, NaN is left out of account. Without a copy: the
+    array may fill the memory."""
+    low, high = (np.fmin, np.fmax) if missing else (np.minimum, np.maximum)  # NaN where any value is, without f
+    return -1e18 < float(low.reduce(values, axis=None)) and float(high.reduce(values, axis=None)) < 1e18
+
+
+def _all_missing(values: NDArray[Any]) -> bool:
+    return bool(np.isnan(np.fmin.reduce(values, axis=None)))
 
 
 def _whole(owner: object, name: str) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.tasks.base import TaskData, Tokens, Values
+from spt.tasks.base import Split, TaskData, Tokens, Values
 from spt.tasks.files import copy_from_hub
-from spt.tasks.own import arrays, assembly, diagnostics, discovery
+from spt.tasks.own import arrays, assembly, diagnostics, discovery, new_rows
 from spt.tasks.own.assembly import assemble
 from spt.tasks.own.assembly import vocabulary as vocabulary  # a hook
 from spt.tasks.own.options import Options
@@ -31,14 +31,17 @@ class Config(Options):
 
 
 def sources(config: Config, raw: Path) -> list[Path]:
-    """The tables and, where these name files, all array files in their folders."""
+    """The tables and, where these name files, all of these in their folders, and what lies beside WFDB headers."""
     if config.hub is not None and not discovery.hub_folder(config, raw).is_dir():
         return []
     tables = _tables(config, raw)
     if config.file_column is None:
         return tables
     roots = dict.fromkeys(path.parent for path in tables)
-    return tables + [Path(os.path.join(root, name)) for root in roots for name in arrays.files_in(root)]
+    for root in roots:
+        names = list(arrays.files_in(root))
+        tables += [Path(os.path.join(root, name)) for name in names] + arrays.companions(root, names)
+    return list(dict.fromkeys(tables))
 
 
 def fetch(config: Config, raw: Path) -> None:
@@ -61,6 +64,11 @@ def reading(config: Config, raw: Path, input: Tokens | Values) -> dict[str, Any]
     """What new rows are read by, so that a model that was trained on these files is shown them as it was shown these:
     the label of each class, the word of each token, the columns, the scale of stored numbers."""
     return assembly.reading(config, _read(config, raw), input)
+
+
+def more_rows(config: Config, raw: Path, path: Path, data: TaskData) -> Split:
+    """Rows of other files, read as these were, without labels. Raises OSError and ValueError."""
+    return new_rows.read_unlabelled(config, reading(config, raw, data.input), path, data)
 
 
 def findings(config: Config, raw: Path) -> list[str]:

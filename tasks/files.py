@@ -15,6 +15,7 @@ import shutil
 import tarfile
 import time
 import tokenize
+import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -352,7 +353,9 @@ def _damaged(path: Path, error: Exception) -> ValueError:
 def read_npy(file: io.BufferedIOBase | IO[bytes], source: str) -> NDArray[Any]:
     """An array in NumPy's format, not pickled. Memory that a false header asks for is reserved, but not used."""
     try:
-        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False, max_header_size=MAX_HEADER)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of headers as Python 2 wrote them, which are read
+            array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False, max_header_size=MAX_HEADER)
     except (*DAMAGES, *NPY_ERRORS) as error:
         reason = str(error).partition("\n")[0][:80] or type(error).__name__
         raise ValueError(f"{source} cannot be read as an array: {reason}") from error

@@ -35,8 +35,8 @@ INDEXABLE = True
 
 class Config(TaskConfig):
     vocab: int = Field(8192, ge=8, le=2**20, description="tokens, half of them keys and half values (V)")
-    length: int = Field(64, ge=4, le=2**20, description="steps (T); the paper has 64, 128, 256 and 512")
-    pairs: int = Field(4, ge=1, le=2**16, description="keys with a value (K); the paper has 4, 8, 16 and 64")
+    length: int = Field(64, ge=4, le=2**16, description="steps (T); the paper has 64, 128, 256 and 512")
+    pairs: int = Field(4, ge=1, le=2**14, description="keys with a value (K); the paper has 4, 8, 16 and 64")
     passes: int = Field(
         1,
         ge=1,

@@ -7,6 +7,7 @@ once; by default as many as this process has processors.
 import itertools
 import logging
 import math
+import mmap
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -23,7 +27,8 @@ from numpy.typing import DTypeLike, NDArray
 
 T = TypeVar("T")
 
-IN_MEMORY = 2**30  # bytes of an array; larger ones lie in a file
+IN_MEMORY = 2**28  # bytes of an array; larger ones lie in a file
+AT_ONCE = 2**25  # bytes of such a file that are worked on before they are released
 logger = logging.getLogger(__name__)
 
 
@@ -97,17 +102,66 @@ def _mapped(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+_FOLDER: ContextVar[Path | None] = ContextVar("folder of temporary files", default=None)
+
+
+@contextmanager
+def temporary_files_in(folder: Path) -> Iterator[None]:
+    """Arrays too large for memory lie on this folder's disk, unless TMPDIR names another: /tmp may be memory."""
+    before = _FOLDER.set(folder)
+    try:
+        yield
+    finally:
+        _FOLDER.reset(before)
+
+
+def _folder() -> str:
+    folder = None if os.environ.get("TMPDIR") else _FOLDER.get()
+    if folder is None:
+        return tempfile.gettempdir()
+    folder.mkdir(parents=True, exist_ok=True)  # not before it is needed: most that is read is small
+    return str(folder)
+
+
+def release(array: NDArray[Any]) -> None:
+    """Of an array that lies in a file, what was read or written leaves this process's memory; it is read again when it
+    is used."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap) and hasattr(base, "madvise"):
+        base.madvise(mmap.MADV_DONTNEED)  # of a shared map: changes are in the file's pages
+
+
+class PageRelease:
+    """Releases files' arrays while rows of them are visited: pages near a row come with it, so what counts is how far
+    the visit has come, not how much was used."""
+
+    def __init__(self, *arrays: NDArray[Any]) -> None:
+        self.arrays = arrays
+        self._place = self._passed = 0
+
+    def visit(self, start: int, stop: int) -> None:
+        """Steps of the first array."""
+        self._passed += (abs(start - self._place) + stop - start) * self.arrays[0][:1].nbytes
+        self._place = stop
+        if self._passed > AT_ONCE:
+            self._passed = 0
+            for array in self.arrays:
+                release(array)
+
+
 def allocate(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """An array to be filled; one of more than a GiB lies in a temporary file, gone with the array.
+    """An array to be filled; one of more than IN_MEMORY bytes lies in a temporary file, gone with it.
 
     Raises ValueError where the disk is too full for it: writing beyond its end would kill the process.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size <= IN_MEMORY:
         return np.empty(shape, dtype)
-    folder = tempfile.gettempdir()
+    folder = _folder()
     try:
-        with tempfile.TemporaryFile() as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             return np.memmap(file, dtype, "w+", shape=shape)
@@ -124,7 +178,8 @@ class Reel:
     def __init__(self, dtype: DTypeLike) -> None:
         self.dtype = np.dtype(dtype)
         self.ends = [0]
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        self._folder = _folder()
+        self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
         weakref.finalize(self, self._file.close)
 
     def add(self, piece: NDArray[Any]) -> None:
@@ -133,15 +188,15 @@ class Reel:
             self._file.write(np.ascontiguousarray(piece, self.dtype).data)
         except OSError as error:
             raise ValueError(
-                f"what is read does not fit into {tempfile.gettempdir()} ({error.strerror}); let TMPDIR name a folder "
-                "with more room"
+                f"what is read does not fit into {self._folder} ({error.strerror}); let TMPDIR name a folder with more "
+                "room"
             ) from error
         self.ends.append(self.ends[-1] + len(piece))
 
-    def whole(self) -> NDArray[Any]:
+    def whole(self, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:
         """All that was added, of one step at least; a map of the file, which stays while a view on it does."""
         self._file.flush()
-        return np.memmap(self._file, self.dtype, "r", shape=(self.ends[-1],))
+        return np.memmap(self._file, self.dtype, mode, shape=(self.ends[-1],))
 
     def pieces(self) -> list[NDArray[Any]]:
         """The same, as it was added."""

@@ -25,6 +25,10 @@ PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 TAIL = bytes.fromhex("000000001000800000aa00389b71")  # of an extensible format's 16 bytes, after the codec's number
 
 
+class OtherKindError(ValueError):
+    """A WAV file may be whole, but is of a kind that is not read here."""
+
+
 def read_wav(content: bytes, where: str, limit: int) -> tuple[NDArray[Any], int]:
     """Samples (L, C) of a WAV file's content, 1 <= L <= limit, and its sampling rate in frames a second.
 
@@ -34,7 +38,7 @@ def read_wav(content: bytes, where: str, limit: int) -> tuple[NDArray[Any], int]
     if len(content) < 12:
         raise ValueError(f"{where} is no WAV file: it has {len(content)} bytes")
     if content[:4] in (b"RIFX", b"RF64", b"BW64"):
-        raise ValueError(f"{where} is a {content[:4].decode()} file; convert it to plain WAV")
+        raise OtherKindError(f"{where} is a {content[:4].decode()} file; convert it to plain WAV")
     if content[:4] != b"RIFF" or content[8:12] != b"WAVE":
         raise ValueError(f"{where} is no WAV file: it does not begin with RIFF and WAVE")
     form: tuple[int, int, int, int] | None = None  # codec, channels, rate, bits of a sample
@@ -69,10 +73,12 @@ def _format(chunk: bytes, where: str) -> tuple[int, int, int, int]:
         codec = int.from_bytes(chunk[24:26], "little")
     if codec not in (PCM, FLOAT):
         name = CODECS.get(codec, f"codec {codec}")
-        raise ValueError(f"{where} is compressed or coded ({name}); convert it to PCM of 16 bits")
+        raise OtherKindError(f"{where} is compressed or coded ({name}); convert it to PCM of 16 bits")
     if (codec, bits) not in ((PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32)):
         kind = "floats" if codec == FLOAT else "integers"
-        raise ValueError(f"{where} holds {kind} of {bits} bits; PCM of 8, 16, 24 or 32 bits, or 32-bit floats, is read")
+        raise OtherKindError(
+            f"{where} holds {kind} of {bits} bits; PCM of 8, 16, 24 or 32 bits, or 32-bit floats, is read"
+        )
     if not 1 <= channels <= MAX_CHANNELS:
         raise ValueError(f"{where} has {channels} channels; 1 to {MAX_CHANNELS} are expected")
     if not 1 <= rate <= MAX_RATE:

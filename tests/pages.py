@@ -126,9 +126,12 @@ def tasks() -> dict[str, str]:
     return {name: parse_yaml(text, name)["task"]["name"] for name, text in packaged().items()}
 
 
+whole_command = cache(typer.main.get_command)
+
+
 def found(words: tuple[str, ...]) -> tuple[Any, list[str], str]:
     """(typer's command, its arguments, its name) of the words behind `spt`."""
-    command, rest, name = typer.main.get_command(app), list(words), "spt"
+    command, rest, name = whole_command(app), list(words), "spt"
     while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
         assert rest[0] in command.commands, f"{name} has no command {rest[0]}"
         name, command = f"{name} {rest[0]}", command.commands[rest[0]]
@@ -161,8 +164,8 @@ def smoke(words: tuple[str, ...]) -> list[str]:
     added = [option for option in ("--smoke", "--quick") if option in known and option not in words]
     if "--seeds" in known and "--seeds" not in words:
         added += ["--seeds", "2"]
-    smaller = ["16" if before == "--lags" else word for before, word in zip(("", *words), words, strict=False)]
-    return [*smaller, *added]
+    less = {"--lags": "16", "--budget": "1m"}
+    return [*(less.get(before, word) for before, word in zip(("", *words), words, strict=False)), *added]
 
 
 def run_page(

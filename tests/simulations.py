@@ -19,7 +19,7 @@ from spt.report.per_example import ExampleScores, row_interval
 from spt.report.ranking import ModelComparison, changes_ranking, pairs_of, winner_loser
 from spt.report.stats import average, friedman, holm, wilcoxon
 from spt.runs.index import ComparisonRuns
-from spt.runs.plan import ARMS, StudyRow
+from spt.runs.plan import ARMS, Place, StudyRow
 from spt.runs.result import Result
 
 SPREAD = 0.02  # of scores over seeds
@@ -40,7 +40,7 @@ def comparison(model: str, scratch: Sequence[float], spt: Sequence[float]) -> Co
     runs = ComparisonRuns(Path("simulated"), StudyRow(name=model, task="t", model=model), "s", seeds, ())
     base = compare_arms(runs)
     outcomes = {
-        (seed, arm): _result(model, arm, seed, score)
+        (Place(seed), arm): _result(model, arm, seed, score)
         for arm, scores in zip(ARMS, (scratch, spt), strict=True)
         for seed, score in enumerate(scores)
     }

@@ -6,23 +6,36 @@ import os
 import pty
 import random
 import select
+import shutil
+import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
+from records import SCRATCH, SPLITS, arms, compared, study
+from records import plan as made_plan
 from tiny import environment
 from typer.testing import CliRunner
 
-from spt.advisor.answer import seeds_needed
+from spt.advisor.advise import Request, _better_metric, advise
+from spt.advisor.answer import answer, seeds_needed
+from spt.advisor.arrays import convert
 from spt.advisor.backbones import choose, width
 from spt.advisor.budget import Plan, Shape, Timing, budget_text, parse_budget, plan
 from spt.advisor.columns import AmbiguousError, ColumnRoles, decide
+from spt.advisor.recipes import Template, recipe_text
 from spt.advisor.table import read_table
 from spt.config.load import complete_part
 from spt.errors import UsageError
+from spt.report.collect import read_report
+from spt.runtime.settings import Settings
+from spt.tasks.base import Classes, Split, TaskData, Values
 from spt_cli import app
 
 RNG = random.Random(0)
@@ -181,6 +194,17 @@ def test_the_order_of_rows_decides_nothing(case, tmp_path):
         assert (again.kind, again.options, again.lines) == (first.kind, first.options, first.lines)
 
 
+def test_arrays_are_rows_of_steps_of_channels_with_their_groups(tmp_path):
+    x, y = np.arange(4 * 3 * 2).reshape(4, 3, 2), ["a", "b", "a", "b"]
+    np.savez(tmp_path / "data.npz", X=x, y=y, groups=[1, 1, 2, 2])
+    convert(tmp_path / "data.npz", tmp_path / "data.parquet")
+    assert pq.read_table(tmp_path / "data.parquet").to_pydict() == {
+        "sequence": x.tolist(),
+        "label": y,
+        "group": [1, 1, 2, 2],
+    }
+
+
 AMBIGUOUS = {
     "label": (
         ["text", "mood", "tone"],
@@ -296,6 +320,19 @@ def test_budgets_are_read(text, seconds):
     assert parse_budget(budget_text(seconds)) >= seconds
 
 
+def test_a_budget_is_never_said_smaller_than_it_is():
+    for seconds in range(1, 3 * 3600, 7):
+        assert seconds <= parse_budget(budget_text(float(seconds))) < 2 * seconds + 5
+
+
+def test_both_arms_take_as_many_steps():
+    """One of both stages together, the other of finetuning; an evaluation and a start take their time too."""
+    one = Timing("a", 0.5, 0.5)
+    alone = one.seconds(0.0, Shape(100, 0, 0, 0))
+    assert one.seconds(3.0, Shape(100, 0, 0, 0)) - alone == pytest.approx(2 * 300 * 0.5) and alone > 0
+    assert one.seconds(0.0, Shape(100, 2, 0, 5)) - alone == pytest.approx(3 * 5 * 2 * 0.5 / 3)
+
+
 @pytest.mark.parametrize("text", ["", "0m", "30", "-5m", "soon", "1e9h", "nan", "m", "5 minutes"])
 def test_odd_budgets_are_refused(text):
     with pytest.raises(UsageError, match="30m"):
@@ -372,8 +409,9 @@ def tiny(folder):
     return write(folder / "tiny.csv", header, rows)
 
 
-def test_from_a_file_to_an_answer(folder, monkeypatch):
-    """Decisions, recipes, runs, answer; the same command continues, and edited files are left alone."""
+@pytest.fixture
+def quick(folder, monkeypatch):
+    """A table, of which one small model with two seeds is made."""
     tiny(folder)
     monkeypatch.setattr("spt.advisor.recipes.Template.most_epochs", property(lambda _: 2.0))
     monkeypatch.setattr("spt.advisor.recipes.Template.least_epochs", property(lambda _: 1.0))
@@ -382,29 +420,199 @@ def test_from_a_file_to_an_answer(folder, monkeypatch):
     monkeypatch.setattr(
         "spt.advisor.advise.choose", lambda *given: [each for each in choose(*given) if each.name == "tcn"]
     )
+    return folder
+
+
+def results(made):
+    return {path: path.stat().st_mtime_ns for path in made.glob("runs/*/result.json")}
+
+
+def test_from_a_file_to_an_answer(quick, monkeypatch):
+    """Decisions, recipes, runs, answer; the same command continues, and edited files are left alone."""
+    made = quick / "tiny-try"
     code, out, said = call("tiny.csv", "--budget", "90s", "--dry-run", "--json", "--cpu")
     assert code == 0, said
     preview = json.loads(out)
-    assert preview["plan"]["models"] == ["tcn"] and not (folder / "tiny-try").exists()
-    code, out, said = call("tiny.csv", "--budget", "90s", "--json", "--cpu")
+    assert preview["plan"]["models"] == ["tcn"] and not made.exists()
+    with monkeypatch.context() as clock:  # the budget ends behind a pretraining and a finetuning
+        at_end = SimpleNamespace(monotonic=lambda: 1e12 if len(results(made)) >= 2 else 0.0)
+        clock.setattr("spt.execution.queue.time", at_end)
+        code, out, said = call("tiny.csv", "--budget", "90s", "--json", "--cpu")
     assert code == 0, said
-    told = json.loads(out)
-    assert told["recommendation"] is None and told["answer"].startswith("Not decided")
-    assert len(told["rows"]) == 1 and told["rows"][0]["n"] == 2
-    assert told["decisions"] == preview["decisions"] or told["decisions"]
-    made = folder / "tiny-try"
+    answered = json.loads(out)["answer"]
+    assert "The budget ended before 3 runs were made; the same command makes them." in answered
+    assert len(kept := results(made)) == 2
+    code, out, said = call("tiny.csv", "--budget", "90s", "--json", "--cpu")
+    assert code == 0 and kept.items() <= results(made).items(), said
+    answered = json.loads(out)
+    assert answered["recommendation"] is None and answered["answer"].startswith("Not decided")
+    assert len(answered["rows"]) == 1 and answered["rows"][0]["n"] == 2
+    assert answered["decisions"] == preview["decisions"] or answered["decisions"]
     assert {"tcn.yaml", "study.yaml", "try.json", "runs"} == {path.name for path in made.iterdir()}
     text = (made / "tcn.yaml").read_text()
     recipe = yaml.safe_load(text)
     assert "# - label: column 'outcome'" in text and recipe["task"]["path"] == "../tiny.csv"
     trains = [recipe[stage]["train"]["epochs"] for stage in ("pretrain", "finetune", "scratch")]
     assert trains[0] + trains[1] == pytest.approx(trains[2])
-    results = {path: path.stat().st_mtime_ns for path in made.glob("runs/*/result.json")}
+    before = results(made)
     code, again, said = call("tiny.csv", "--budget", "90s", "--json", "--cpu")
-    assert code == 0 and json.loads(again)["answer"] == told["answer"]
-    assert {path: path.stat().st_mtime_ns for path in made.glob("runs/*/result.json")} == results
+    assert code == 0 and json.loads(again)["answer"] == answered["answer"]
+    assert results(made) == before
     code, _, said = call("tiny.csv", "--budget", "2m")
     assert code == 2 and "--budget" in said and "spt study run" in said
     (made / "tcn.yaml").write_text(text.replace("epochs", "epochs "))
     code, _, said = call("tiny.csv", "--budget", "90s")
     assert code == 2 and "was changed" in said
+
+
+# ------------------------------------------------------------------------------------------------------------- metrics
+
+
+@pytest.mark.parametrize(("real", "metric"), [(False, "auroc"), (True, "spearman"), (False, None), (True, None)])
+def test_a_metric_goes_into_the_recipes(real, metric, tmp_path):
+    task = {"value_prefix": "x", "label_column": "y", "target": "real" if real else "classes"}
+    shape = {"rows": 90, "labelled": 90, "validation": 20, "length": 8, "tokens": None, "real": real, "epochs": 3.0}
+    template = Template("rows.csv", task, {"path": str(tmp_path / "rows.csv")}, (), **shape, metric=metric)
+    candidate = choose(False, 8, 16)[0]
+    objective = yaml.safe_load(recipe_text(template, candidate, {}, tmp_path))["finetune"].get("objective", {})
+    assert objective.get("metric") == metric and objective.get("scale") == ("standard" if real else None)
+
+
+def test_an_unknown_metric_is_refused_before_the_data_are_read(tmp_path):
+    with pytest.raises(UsageError, match="--metric aurok: unknown metric; did you mean auroc"):
+        advise(Request(str(tmp_path / "nowhere.csv"), metric="aurok"), print)
+
+
+@pytest.mark.parametrize(("ill", "metric", "told"), [(2, None, True), (9, None, False), (2, "mcc", False)])
+def test_of_two_unbalanced_classes_a_better_metric_is_named(ill, metric, told):
+    labels = np.arange(20) < ill
+    split = Split.from_rows(np.zeros((20, 4, 1), np.float32), labels.astype(np.int64))
+    data = TaskData(Values(1), Classes(2), split, split, split, classes=("well", "ill"))
+    said = _better_metric(Request("rows.csv", metric=metric), data)
+    assert bool(said) == told and all("90% of the training answers are 'well'" in line for line in said)
+
+
+@pytest.mark.slow
+def test_killed_it_goes_on_to_the_same_answer(quick):
+    """A real process, killed while it makes its runs."""
+    command, made = ["tiny.csv", "--budget", "10m", "--json", "--cpu"], quick / "tiny-try"
+    code, whole, said = call(*command)
+    assert code == 0 and len(results(made)) == 6, said
+    shutil.rmtree(made / "runs")
+    env = environment({"SPT_CACHE_DIR": str(quick / "cache"), "OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen([sys.executable, "-m", "spt_cli", "try", *command], cwd=quick, env=env)
+    until = time.monotonic() + 200
+    while process.poll() is None and len(results(made)) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL and 2 <= len(kept := results(made)) < 6
+    code, again, said = call(*command)
+    assert code == 0 and kept.items() <= results(made).items(), said
+    whole, again = json.loads(whole), json.loads(again)
+    assert again["answer"] == whole["answer"] and again["recommendation"] == whole["recommendation"]
+    scores = ("scratch", "spt", "delta", "low", "high", "n", "decision")
+    assert [[row[key] for key in scores] for row in again["rows"]] == [
+        [row[key] for key in scores] for row in whole["rows"]
+    ]
+
+
+def test_a_copy_of_a_data_set_of_the_hub_is_tried_by_its_name(quick):
+    header, rows, *_ = CASES["texts"]
+    copy = quick / "data" / "hub" / "owner--films"
+    copy.mkdir(parents=True)
+    table = pa.table({name: [str(row[k]) for row in rows] for k, name in enumerate(header)})
+    pq.write_table(table, copy / "train.parquet")
+    advice = advise(Request("owner/films", budget="90s", settings=Settings(cpu=True, quiet=True)), lambda _: None)
+    recipe = yaml.safe_load(advice.files["tcn.yaml"])
+    assert recipe["task"]["hub"] == "owner/films" and "path" not in recipe["task"]
+    assert (recipe["task"]["text_column"], recipe["task"]["label_column"]) == ("body", "stars")
+
+
+# ---------------------------------------------------------------------------------------------------------- the answer
+
+
+def answered(folder, seeds=5):
+    return answer(read_report([folder]), folder, folder.parent, seeds, "10m")
+
+
+LOW, UNLIKE = [-0.01, -0.005, 0.0, 0.005, 0.01], [0.003, -0.002, 0.001, -0.004, 0.002]
+
+
+def around(mean, differences=LOW):
+    return [mean + each for each in differences]
+
+
+@pytest.mark.parametrize(
+    ("scratch", "spt", "arm", "words"),
+    [
+        (around(0.5), around(0.7, UNLIKE), "spt", "Use transformer with self-pretraining: it beats training from"),
+        (around(0.7), around(0.5, UNLIKE), "scratch", "Use transformer trained from scratch: it beats self-pretrain"),
+        (around(0.5), around(0.5), None, "Self-pretraining changes nothing for transformer: both arms score the same"),
+        (around(0.5), around(0.5, UNLIKE), None, "Whether self-pretraining helps transformer is not decided"),
+        ([0.5, 0.51], [0.7, 0.72], None, "Not decided: transformer has 2 complete pairs of runs, and fewer than three"),
+        ([0.5], [0.7], None, "Not decided: transformer has 1 complete pair of runs"),
+    ],
+)
+def test_the_answer_claims_what_the_runs_show(tmp_path, scratch, spt, arm, words):
+    said = answered(compared(tmp_path / "runs", scratch, spt), seeds=len(scratch))
+    assert said.words.startswith(words), said.words
+    assert (said.recommendation or {}).get("arm") == arm
+    if arm is not None:
+        assert "by 20.00 points" in said.words and said.words.count("which is decided") == 1
+        best = sum(spt if arm == "spt" else scratch) / len(spt)
+        assert said.recommendation["test"] == pytest.approx(best) and said.recommendation["seeds"] == 5
+        assert f"has test accuracy {100 * best:.2f} %" in said.words
+    assert ("Three seeds at least are needed: a budget of 10m" in said.words) == (len(scratch) < 3)
+
+
+def test_of_two_models_validation_chooses_and_the_other_may_be_beaten(tmp_path):
+    """Of a loss the smallest; the better model is decided in the arm that is recommended."""
+    for metric, higher in (("accuracy", True), ("loss", False)):
+        root, sign = tmp_path / metric / "runs", 1 if higher else -1
+        given = {"metric": metric, "higher_is_better": higher}
+        cells = [
+            *arms(root, 0, "a", around(0.5), around(0.5 + 0.2 * sign, UNLIKE), val={metric: 0.5}, **given),
+            *arms(root, 1, "b", around(0.5), around(0.5 + 0.1 * sign), val={metric: 0.5 - 0.1 * sign}, **given),
+        ]
+        rename(root, "b", "dlr")
+        said = answered(study(root, "compare", [{}, {"name": "other", "model": "dlr"}], cells))
+        assert said.leading["model"] == said.recommendation["model"] == "transformer", said.words
+        assert said.recommendation["arm"] == "spt" and said.recommendation["model_decided"]
+        assert "It is better than dlr, which is decided too." in said.words
+
+
+def test_a_model_that_is_worse_in_the_other_arm_alone_is_not_beaten(tmp_path):
+    root = tmp_path / "runs"
+    cells = [
+        *arms(root, 0, "a", around(0.5), around(0.7, UNLIKE), val={"accuracy": 0.5}),
+        *arms(root, 1, "b", around(0.3, UNLIKE), around(0.7), val={"accuracy": 0.4}),
+    ]
+    rename(root, "b", "dlr")
+    said = answered(study(root, "compare", [{}, {"name": "other", "model": "dlr"}], cells))
+    assert said.recommendation["arm"] == "spt" and not said.recommendation["model_decided"]
+    assert "dlr is not shown to be worse" in said.words
+
+
+def rename(root, name, model):
+    for path in root.glob(f"finetune-{name}*/result.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "model": model, "recipe": "other"}))
+
+
+def test_the_answer_says_what_would_tell_more(tmp_path):
+    """More seeds, a longer training, more test rows: where each of them would."""
+    wide = around(0.5), around(0.51)[::-1]
+    said = answered(compared(tmp_path / "a", *wide)).words
+    assert "seeds would show a difference of this size: spt study run" in said
+    few = {"train": SPLITS["train"], "test": SPLITS["test"].model_copy(update={"rows": 20})}
+    said = answered(compared(tmp_path / "b", *wide, data=few)).words
+    assert "The test split has 20 rows, so one of them is 5.00 points" in said
+    late = answered(compared(tmp_path / "c", *wide, best_step=100, own=SCRATCH)).words
+    assert "Most runs were best at their last step" in late and "Most runs" not in said and "split has" not in late
+    perfect = answered(compared(tmp_path / "d", [1.0] * 5, [1.0] * 5, best_step=100, own=SCRATCH)).words
+    assert "Most runs" not in perfect
+
+
+def test_without_a_finished_run_nothing_is_decided(tmp_path):
+    cell = {"row": 0, "arm": "scratch", "seed": 0, "run": "finetune-0", "parent": None}
+    said = answered(made_plan(tmp_path / "runs", [cell]))
+    assert said.words.startswith("Not decided: no run has finished") and said.recommendation is said.leading is None

@@ -11,6 +11,7 @@ import pytest
 from records import SPLITS, arms, compared, shown, study
 from tiny import RECIPE, changed, load, own_task, recipe_file, spt
 
+from spt.advisor.answer import Answer, answer
 from spt.analysis.diff_reports import diff_reports
 from spt.baselines import majority
 from spt.baselines.base import Fitted
@@ -96,10 +97,10 @@ def test_each_data_set_has_its_own(tmp_path):
         (tmp_path / name).mkdir()
         paths.append(str(recipe_file(tmp_path / name, recipe).rename(tmp_path / f"{name}.yaml")))
     grid = grid_of(tmp_path, paths, baselines="auto")
-    found = [(job.name, job.seed, rows) for job, rows in grid.baselines]
+    found = [(job.name, job.seed, rows) for job, rows, _ in grid.baselines]
     one = [("majority", None), ("linear_probe", None), ("tfidf", None), ("boosting", 0), ("boosting", 1)]
     assert found == [(*each, rows) for rows in ([0, 1], [2]) for each in one]
-    assert len({job.key for job, _ in grid.baselines}) == 10
+    assert len({job.key for job, *_ in grid.baselines}) == 10
     written = make_plan(grid)
     assert StudyPlan.model_validate(written.model_dump(mode="json")) == written
     plain = grid_of(tmp_path, paths)
@@ -110,8 +111,8 @@ def test_each_data_set_has_its_own(tmp_path):
 
 def test_fractions_are_data_sets_of_their_own(tmp_path):
     grid = grid_of(tmp_path, kind="data", fractions=[0.5, 1.0], baselines=["majority"])
-    assert [rows for _, rows in grid.baselines] == [[0], [1]]
-    half, whole = (run_baseline(job, tmp_path) for job, _ in grid.baselines)
+    assert [rows for _, rows, _ in grid.baselines] == [[0], [1]]
+    half, whole = (run_baseline(job, tmp_path) for job, *_ in grid.baselines)
     assert (half.fitted, whole.fitted) == (12, 24) and half.data["test"] == whole.data["test"]
 
 
@@ -123,7 +124,7 @@ def test_what_does_not_fit_is_left_out_or_refused(tmp_path):
     assert waves.data
     path = (tmp_path / "w" / "tiny.yaml").rename(tmp_path / "w" / "waves.yaml")
     grid = grid_of(tmp_path, [str(recipe_file(tmp_path)), str(path)], baselines=["tfidf", "catch22"])
-    assert [(job.name, rows) for job, rows in grid.baselines] == [("tfidf", [0]), ("catch22", [1])]
+    assert [(job.name, rows) for job, rows, _ in grid.baselines] == [("tfidf", [0]), ("catch22", [1])]
     assert sum("no baseline" in note for note in grid.notes) == 2
 
 
@@ -351,6 +352,20 @@ def test_verdicts(tmp_path, baselines, said):
     assert re.match(said, verdict(held(tmp_path, SCRATCH, SPT, baselines)))
 
 
+def test_the_answer_of_a_try_begins_with_what_is_better_without_a_network(tmp_path):
+    def said(name: str, score: float) -> Answer:
+        folder = held(tmp_path / name, SCRATCH, SPT, {"majority": 0.1, "tfidf": score})
+        return answer(read_report([folder]), folder, tmp_path, 4, "10m")
+
+    better, worse = said("better", 0.95), said("worse", 0.7)
+    first = "Use no network trained like these: TF-IDF with logistic regression (something) has test accuracy 95.00 %"
+    assert better.words.startswith(first) and "Of the networks, transformer is better with self-pre" in better.words
+    assert worse.words.startswith(
+        "Use transformer with self-pretraining: it beats training from scratch by 6.50 points"
+    )
+    assert [each.recommendation["better_baseline"] for each in (better, worse)] == ["tfidf", None]
+
+
 def test_few_seeds_decide_nothing(tmp_path):
     found = verdict(held(tmp_path, SCRATCH[:2], SPT[:2], {"tfidf": 0.5}))
     assert found == (
@@ -433,8 +448,9 @@ def test_every_writer_shows_them(tmp_path):
         "notes", "runs",
     }  # fmt: skip
     assert set(value["baselines"][0]["contrasts"][0]) == {
-        "first", "second", "difference", "metric", "higher_is_better", "n", "planned", "low", "high", "p", "holm",
-        "tests", "decision", "verdict", "label", "network", "arm", "shown", "baseline", "score", "baseline_score",
+        "first", "second", "difference", "metric", "higher_is_better", "n", "planned", "splits", "low", "high", "p",
+        "holm", "tests", "decision", "verdict", "label", "network", "arm", "shown", "baseline", "score",
+        "baseline_score",
     }  # fmt: skip
     lines = list(csv.DictReader(io.StringIO(machine.to_csv(report, "baselines"))))
     assert [(line["baseline"], line["arm"], line["runs"]) for line in lines] == [

@@ -101,7 +101,10 @@ def test_what_networks_need_is_all_that_is_imported(tmp_path):
     command = [sys.executable, "-c", script, f"show {recipe}", f"finetune {recipe} --scratch"]
     done = subprocess.run(command, cwd=tmp_path, env=environment({}), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if line.startswith("IMPORTED")] == ["IMPORTED", "IMPORTED pandas"]
+    assert [line for line in done.stdout.splitlines() if line.startswith("IMPORTED")] == [
+        "IMPORTED",
+        "IMPORTED pandas scipy.stats sklearn",  # the last two for metrics of the test split
+    ]
 
 
 @pytest.mark.parametrize("model", [{}, {"name": "s4", "n_heads": None, "d_ff": None}], ids=["transformer", "s4"])
@@ -148,6 +151,7 @@ def test_compare_end_to_end(tmp_path):
         "seeds.csv",
         "items.csv",
         "curves.csv",
+        "metrics.csv",
         "report.json",
     }
     report = spt("report", folder, "--json", cwd=tmp_path)

@@ -242,7 +242,7 @@ def test_processes_agree_on_the_step(tmp_path):
 
 def test_runs_without_a_limit_keep_their_names(tmp_path):
     train = job_of(tmp_path, None).settings()["train"]
-    assert set(train) == set(Train.model_fields) - {"max_hours", "cosine_steps", "cosine_from"}
+    assert set(train) == set(Train.model_fields) - {"max_hours", "cosine_steps", "cosine_from", "sampling"}
     assert job_of(tmp_path).settings()["train"]["max_hours"] == 1.0
     names = {job_of(tmp_path, hours).name for hours in (None, 1.0, 2.0)}
     assert len(names) == 3 and job_of(tmp_path, 1).name in names

@@ -352,9 +352,9 @@ def test_memory_stays_near_the_size_of_the_data(tmp_path):
     lists = pa.ListArray.from_arrays(np.arange(2001, dtype=np.int32) * 5000, x.reshape(-1))
     pq.write_table(pa.table({"x": lists, "y": np.arange(2000) % 2}), tmp_path / "a.parquet", row_group_size=200)
     program = (
-        "import resource, sys\nfrom pathlib import Path\nfrom spt.tasks.custom import Config, load\n"
-        "import pyarrow.parquet\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
+        "from pathlib import Path\nimport pyarrow.parquet, torch\nfrom spt.tasks.custom import Config, load\n"
+        "from spt.runtime.memory import peak_memory\n"
+        "peak = lambda: peak_memory(torch.device('cpu')) / 1e6\n"
         "before = peak()\n"
         f"data = load(Config(path=Path({str(tmp_path / 'a.parquet')!r}), list_column='x', label_column='y'), None)\n"
         "print(peak() - before, len(data.train.values))"
@@ -706,7 +706,7 @@ WRONG = {  # files or one file's content, options, what is said
     "no such file": (sounds(("a.wav", None)), FILES, "labels.csv, line 2, column f: there is no file 'a.wav' in d"),
     "a folder as sound": ({**sounds(("a.wav", None)), "d/a.wav/": ""}, FILES, "'a.wav' is not a regular file"),
     "no file": (sounds(("", None)), FILES, "labels.csv, line 2, column f: the cell is empty; it names a file"),
-    "an mp3": (sounds(("a.mp3", b"x")), FILES, "'a.mp3' is not read; files are .npy, .npz, .wav"),
+    "an m4a": (sounds(("a.m4a", b"x")), FILES, "'a.m4a' is not read; files are .npy, .npz, .wav"),
     "a file twice": (
         sounds(("a.wav", wav()), ("./a.wav", wav())),
         FILES,

@@ -190,14 +190,20 @@ def test_every_field_of_a_row_is_compared(tmp_path):
     unsaid = {"label", "source", "command", "verdict", "compute", "ratios", "detectable", "favour_spt"}
     apart = {"task", "model", "recipe", "factors", "kind", "metric"}
     other = {
-        **{"smoke": True, "higher_is_better": False, "decision": "open", "total": {"axis": "flops", "amount": 1.0}},
+        **{
+            "not_self_pretraining": True,
+            "smoke": True,
+            "higher_is_better": False,
+            "decision": "open",
+            "total": {"axis": "flops", "amount": 1.0},
+        },
         **{"warnings": ["odd"], "notes": ["odd"], "seeds": [], "items": None, "failures": None},
         **{"scratch_arm": None, "spt_arm": None},
     }
     for name in Row.model_fields.keys() - unsaid:
         value = raw["rows"][0][name]
         new = other.get(name, 0.5 if isinstance(value, int | float) or value is None else "odd")
-        if name in ("n", "planned", "tests", "seen"):
+        if name in ("n", "planned", "splits", "tests", "seen"):
             new = 9
         if name == "factors":
             new = {"share": 1.0}

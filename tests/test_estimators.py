@@ -1,6 +1,7 @@
 """The estimators: scikit-learn's checks, every kind of X, and what an estimator has in common with a recipe's runs."""
 
 import inspect
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import spt
 from spt.errors import CheckpointError, OutputError, UsageError
+from spt.estimators.encoding import Encoding
 from spt.estimators.estimator import SequenceEstimator
 from spt.estimators.holdout import validation_rows
 from spt.estimators.inputs import read_rows
 from spt.runs.folder import RunFolder
+from spt.tasks.base import Values
 
 TINY: dict[str, Any] = {
     "model_options": {"d_model": 8, "n_layers": 1, "n_heads": 1},
@@ -53,11 +56,14 @@ class SequenceRegressor(spt.SequenceRegressor):  # type: ignore[misc,name-define
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@parametrize_with_checks([SequenceClassifier(**TINY), SequenceRegressor(**TINY)])
+@parametrize_with_checks(
+    [SequenceClassifier(**TINY), SequenceRegressor(**TINY), SequenceClassifier(**TINY, missing="hidden")]
+)
 def test_scikit_learns_checks(estimator: Any, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them; none is excepted. Arguments of any type are stored, and refused by `fit`: the suite's own check of
     types, which no user has, is in the way of that."""
-    monkeypatch.setattr(SequenceEstimator, "__init__", inspect.unwrap(SequenceEstimator.__init__))
+    for owner in (SequenceEstimator, spt.SequenceClassifier):
+        monkeypatch.setattr(owner, "__init__", inspect.unwrap(owner.__init__))
     check(estimator)
 
 
@@ -187,6 +193,28 @@ def test_validation_has_whole_groups_and_every_class_its_share() -> None:
     assert (held[:50] == held[50:]).all(), "the same input stands on one side"
 
 
+def test_the_seed_draws_the_validation_rows() -> None:
+    rows, classes = read_rows(RNG.normal(size=(100, 3)), None), np.arange(100) % 2
+    first, again, other = (validation_rows(rows, classes, None, 0.2, seed) for seed in (0, 0, 1))
+    assert (first == again).all() and (first != other).any()
+
+
+def test_of_few_rows_the_smallest_group_is_held_out() -> None:
+    rows, groups = read_rows(RNG.normal(size=(9, 3)), None), list("aaaabbbcc")
+    for seed in range(8):
+        held = validation_rows(rows, np.zeros(9, np.int64), groups, 0.01, seed)
+        assert np.flatnonzero(held).tolist() == [7, 8]
+
+
+def test_frequent_words_come_first_and_a_constant_is_not_scaled() -> None:
+    texts = read_rows(["b a b", "c b c"], None)
+    assert Encoding.learn(texts, "words", None).words == ("b", "c", "a")
+    rows = read_rows(np.array([[2.0, 2.0], [2.0, 2.0]]), None)
+    encoding = Encoding.learn(rows, None, None)
+    shown = encoding.input(encoding.split(rows))
+    assert isinstance(shown, Values) and (shown.mean, shown.std) == ((2.0,), (1.0,))
+
+
 def test_few_rows_leave_every_class_a_training_row() -> None:
     rows = read_rows(RNG.normal(size=(3, 3)), None)
     held = validation_rows(rows, np.array([0, 1, 0]), None, 0.1, 0)
@@ -240,7 +268,7 @@ def test_nothing_is_left_behind_without_a_folder_for_runs(tmp_path: Path, monkey
 
 def test_a_saved_estimator_answers_alike_without_runs_and_data(tmp_path: Path) -> None:
     frame = pd.DataFrame(X, columns=list("abcdef"))
-    for model in (fitted(frame), spt.SequenceRegressor(**TINY).fit(frame, X[:, :2])):
+    for model in (fitted(frame), spt.SequenceRegressor(**{**TINY, "random_state": 3}).fit(frame, X[:, :2])):
         folder = tmp_path / type(model).__name__
         model.save(folder)
         loaded = type(model).load(folder)
@@ -257,7 +285,11 @@ def test_a_saved_estimator_answers_alike_without_runs_and_data(tmp_path: Path) -
         spt.SequenceRegressor.load(tmp_path / "SequenceClassifier")
     with pytest.raises(UsageError, match="not a saved estimator"):
         spt.SequenceClassifier.load(tmp_path)
-    (tmp_path / "SequenceClassifier" / "estimator.json").write_text("{")
+    state = tmp_path / "SequenceClassifier" / "estimator.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "format": 0}))
+    with pytest.raises(CheckpointError, match=r"format 0 of spt .*, this version reads"):
+        spt.SequenceClassifier.load(tmp_path / "SequenceClassifier")
+    state.write_text("{")
     with pytest.raises(CheckpointError, match="damaged"):
         spt.SequenceClassifier.load(tmp_path / "SequenceClassifier")
 
@@ -304,3 +336,31 @@ def test_a_regressor_predicts_in_the_targets_units() -> None:
     model = spt.SequenceRegressor(**{**TINY, "epochs": 5}).fit(X, y)
     assert model.predict(X).shape == (24,) and abs(model.predict(X).mean() - 1000) < 20
     assert spt.SequenceRegressor(**TINY).fit(X, y[:, None]).predict(X).shape == (24, 1)
+
+
+def test_a_metric_selects_and_score_stays_scikit_learns() -> None:
+    model = spt.SequenceClassifier(**TINY, metric="auroc").fit(X, Y)
+    assert (model.result_.metric, model.result_.selected_by) == ("auroc", "auroc") and "auroc" in model.result_.val
+    assert model.score(X, Y) == np.mean(model.predict(X) == Y)
+    other = spt.SequenceRegressor(**TINY, metric="spearman", self_pretrain=False).fit(X, X[:, 0])
+    assert other.result_.selected_by == "spearman"
+    with pytest.raises(ValueError, match="metric mcc is none of this task's"):
+        spt.SequenceRegressor(**TINY, metric="mcc", self_pretrain=False).fit(X, X[:, 0])
+
+
+def test_probabilities_are_calibrated_where_that_is_asked_for(tmp_path: Path) -> None:
+    model = spt.SequenceClassifier(**TINY, self_pretrain=False).fit(X, Y)
+    plain, calibrated = model.predict_proba(X), model.predict_proba(X, calibrated=True)
+    assert model.result_.calibration is not None
+    odds = np.log(plain[:, 0] / plain[:, 1]) / model.result_.calibration.temperature
+    assert np.log(calibrated[:, 0] / calibrated[:, 1]) == pytest.approx(odds, rel=1e-6)
+    model.save(tmp_path / "saved")
+    again = spt.SequenceClassifier.load(tmp_path / "saved")
+    assert np.allclose(again.predict_proba(X, calibrated=True), calibrated)
+
+
+@pytest.mark.parametrize("kind", [spt.SequenceClassifier, spt.SequenceRegressor])
+def test_a_column_of_y_without_a_value_is_refused(kind):
+    y = np.stack([np.arange(20) % 2, np.full(20, np.nan)], axis=1)
+    with pytest.raises(ValueError, match="column 1 of y has no value"):
+        kind(epochs=1).fit(np.zeros((20, 4)), y)

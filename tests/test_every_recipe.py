@@ -98,7 +98,7 @@ def train_small(one: ResolvedRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.device("meta"):
         multiple = 1 if pretrained else build_backbone(one.recipe.model, 2**16).length_multiple
     data = random_task(one.recipe, math.lcm(32, multiple))
-    monkeypatch.setattr("spt.training.build.open_task", lambda part: data)
+    monkeypatch.setattr("spt.training.build.open_stage", lambda recipe, stage: data)
     for job in (Job(one, "pretrain", 0), Job(one, "finetune", 0)):
         takes_a_step(job)
 

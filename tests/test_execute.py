@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from spt.config.job import Job, PretrainedWeights
 from spt.config.recipe import ResolvedRecipe
 from spt.errors import BackendError, Interrupted, OutputError, Stopped, UsageError
 from spt.execution import local
+from spt.execution import queue as run_queue
 from spt.execution.local import run_locally
 from spt.execution.queue import PARENT_FAILED, FailedRun, Failures, RunRequest, in_order, run_here, shard
 from spt.runs.folder import RunFolder
@@ -116,6 +118,25 @@ def test_shards_are_disjoint_complete_and_hold_whole_families(jobs, data, count)
 def test_there_is_no_such_shard(one, index):
     with pytest.raises(UsageError, match=f"no shard {index} of 3"):
         shard(requests(*family(one)), index, 3)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_no_run_is_started_after_the_deadline(one, tmp_path, monkeypatch, workers):
+    """Those at work end; the same call makes the rest."""
+    root, seeds = tmp_path / "runs", [Job(one, "finetune", seed) for seed in range(4)]
+
+    def done() -> int:
+        return len(list(root.glob("*/result.json")))
+
+    def make(**limit: float) -> list[FailedRun]:
+        if workers:
+            return run_locally(requests(*seeds), root, SETTINGS, workers, tmp_path / "study", **limit)
+        return run_here(requests(*seeds), root, Runtime(SETTINGS), **limit)
+
+    monkeypatch.setattr(run_queue, "time", SimpleNamespace(monotonic=lambda: 100.0 if done() >= 2 else 0.0))
+    assert make(deadline=50.0) == []
+    assert done() == 2 or (workers and done() == 3)  # that one was at work
+    assert make() == [] and done() == 4
 
 
 # -------------------------------------------------------------------------------------------------- in this process

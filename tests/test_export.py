@@ -4,12 +4,15 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
 import yaml
+from records import finish
+from test_streaming import untrained
 from test_trained_model import CPU, TINY, asked, finished, table, trained
 from tiny import ROOT, environment, loaded, model_file, own_task, spt_job
 from typer.testing import CliRunner
@@ -17,7 +20,7 @@ from typer.testing import CliRunner
 import spt
 from spt.config.job import Job
 from spt.errors import CheckpointError, SptError, UsageError
-from spt.inference.export import export
+from spt.inference.export import _scores_of_seeds, export, random_rows
 from spt.inference.trained_model import TrainedModel
 from spt.training.load_run import load_run
 from spt_cli import app
@@ -47,6 +50,26 @@ def test_an_exported_model_answers_as_the_run_to_the_last_bit(kind, target, tmp_
     model, again, test = exported(path, tmp_path / "out")
     same(model, again, test)
     assert again.about["seeds"] == {"0": load_run(path).result.test[load_run(path).result.metric]}
+
+
+def test_scores_of_seeds_are_those_of_like_runs(tmp_path):
+    """Neither of the other arm nor of other settings nor in smoke size."""
+    finish(tmp_path, "scratch", 0, 0.5)
+    finish(tmp_path, "scratch", 1, 0.6)
+    finish(tmp_path, "spt", 1, 0.7)
+    finish(tmp_path, "spt", 2, 0.8)
+    finish(tmp_path, "scratch", 3, 0.9, settings="others")
+    finish(tmp_path, "scratch", 4, 0.9, smoke=True)
+    model = untrained("s4d")
+    assert _scores_of_seeds(tmp_path / "finetune-scratch0", model) == {"0": 0.5, "1": 0.6}
+    assert _scores_of_seeds(tmp_path / "finetune-spt2", model) == {"1": 0.7, "2": 0.8}
+
+
+def test_rows_of_a_trial_have_times_where_the_model_has():
+    model = untrained("s4d")
+    assert random_rows(model, 5).steps is None
+    steps = random_rows(replace(model, timed=True), 5).steps
+    assert steps is not None and steps.shape == (10,) and steps.std() > 0
 
 
 @pytest.mark.parametrize("ask", ["tags", "numbers", "pairs", "times"])

@@ -257,10 +257,10 @@ def test_numbers_that_stand_for_themselves_stay_positive(option):
 
 
 def test_kernels_are_made_once_a_step(tmp_path, monkeypatch):
-    """Six steps of three micro-batches, two evaluations of training and one of the result."""
+    """Six steps of three micro-batches, two evaluations of training, one of the result and one for the temperature."""
     kernel, calls = find_plugin("models", "s4").module.S4Kernel, []
     forward = kernel.forward
     monkeypatch.setattr(kernel, "forward", lambda self, length: calls.append(length) or forward(self, length))
     job = Job(loaded(tmp_path, model=model("s4")), "finetune", 0)
     run(job, tmp_path / "runs", micro_batch_size=3)
-    assert len(calls) == 6 + 2 + 1
+    assert len(calls) == 6 + 2 + 2

@@ -252,7 +252,7 @@ def test_the_kernel_within_a_block_is_made_once_a_step(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel, "forward", lambda self, length: calls.append(length) or forward(self, length))
     one = {"name": "spade", "d_model": 16, "n_layers": 1, **SMALL["spade"]}
     run(Job(loaded(tmp_path, model=one), "finetune", 0), tmp_path / "runs", micro_batch_size=3)
-    assert len(calls) == 6 + 2 + 1
+    assert len(calls) == 6 + 2 + 2
 
 
 @pytest.mark.parametrize(

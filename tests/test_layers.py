@@ -19,7 +19,9 @@ FILES = {  # dotted name -> file
 } | {path.stem: path for path in ROOT.glob("spt_cli.py")}
 
 HEAVY = {"torch", "transformers", "datasets", "accelerate"}
-OPTIONAL = {"flash_attn", "numba", "pykeops", "submitit", "tensorboard", "trackio", "wandb"}
+OPTIONAL = {
+    *("flash_attn", "numba", "pykeops", "submitit", "tensorboard", "trackio", "wandb", "soundfile", "wfdb", "edfio"),
+}
 KNOWN_TO = {  # a library, and the only modules that know it
     "accelerate": {
         *("spt.runtime.distributed", "spt.runtime.memory", "spt.training.loop", "spt.training.step"),

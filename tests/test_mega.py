@@ -329,13 +329,13 @@ def test_held_kernels_give_the_gradients_of_one_batch(recompute):
 
 
 def test_kernels_are_made_once_a_step(tmp_path, monkeypatch):
-    """Six steps of three micro-batches, two evaluations of training and one of the result."""
+    """Six steps of three micro-batches, two evaluations of training, one of the result and one for the temperature."""
     kernel, calls = find_plugin("models", "mega").module.EMAKernel, []
     forward = kernel.forward
     monkeypatch.setattr(kernel, "forward", lambda self, length: calls.append(length) or forward(self, length))
     one = loaded(tmp_path, model={"name": "mega", "d_model": 16, "n_layers": 1, "d_state": 4})
     run(Job(one, "finetune", 0), tmp_path / "runs", micro_batch_size=3)
-    assert len(calls) == 6 + 2 + 1
+    assert len(calls) == 6 + 2 + 2
 
 
 def test_dropout_where_the_published_code_has_it():

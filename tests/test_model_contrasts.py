@@ -218,8 +218,8 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
     value = machine.to_json(over_tasks(tmp_path, 2))
     keys = {
         "models": "label task kind factors metric higher_is_better models verdict warnings",
-        "contrasts_between_models": """task factors arm first second metric higher_is_better n planned difference low
-            high p holm tests adjusted_low adjusted_high detectable rows ratios decision verdict""",
+        "contrasts_between_models": """task factors arm first second metric higher_is_better n planned splits difference
+            low high p holm tests adjusted_low adjusted_high detectable rows ratios decision verdict""",
         "rankings": "task factors arm metric order unranked",
         "models_across_tasks": """label kind factors metric higher_is_better tasks models left_out averages friedman
             contrasts changed verdict warnings""",

@@ -180,3 +180,12 @@ def test_dropout_changes_training_only():
 def test_contradictions_are_refused(options, complaint):
     with pytest.raises(ValueError, match=complaint):
         find_plugin("models", "transformer").module.Config.model_validate_json(json.dumps(options))
+
+
+@pytest.mark.parametrize(
+    ("d_ff", "reason"), [(10**13, "one tensor takes 640,000.0 GB"), (2**61, "its tensors have too many numbers")]
+)
+def test_a_network_that_no_machine_holds_is_refused_in_plain_words(tmp_path, d_ff, reason):
+    with pytest.raises(UsageError, match=f"too large to build here: {reason}; take a smaller width") as caught:
+        build_stage(Job(loaded(tmp_path, model__d_ff=d_ff), "finetune", 0))
+    assert "alloc" not in str(caught.value)

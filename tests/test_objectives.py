@@ -242,7 +242,7 @@ def test_scaled_targets(scale, rule):
     y = np.array([[60.0, -3.0], [100.0, 2.0], [75.0, 0.5], [180.0, -1.0]])
     data = real_targets(y, other=[[1e6, -1e6]])
     output, plain = Supervised(scale=scale).output(data), Supervised().output(data)
-    assert plain == Output("l2", False, 2) and hash(output) != hash(plain)
+    assert plain == Output("l2", False, 2, supervised=True) and hash(output) != hash(plain)
     truth, weight = torch.from_numpy(y).float(), torch.ones(4)
     logits = torch.from_numpy(rule(y)).float()  # the perfect answer
     assert torch.allclose(answers(output, logits), truth, atol=1e-4)
@@ -263,6 +263,48 @@ def test_a_target_without_spread_cannot_be_scaled():
     with pytest.raises(UsageError, match="target 0 has the same size"):
         Supervised(scale="reference").output(real_targets([[-1, 0.1], [1, 0.2]]))
     assert Supervised(scale="range").output(real_targets([[-1, 0.1], [1, 0.2]])).scale[0] == 1.0
+
+
+@pytest.mark.parametrize("loss", ["l1", "l2", "gaussian"])
+def test_unknown_quantities_do_not_count(loss):
+    """Neither in the loss, whatever number stands there, nor in the metrics; a mean is over what is known."""
+    torch.manual_seed(0)
+    output = Output(loss, True, 3)
+    truth, known = torch.randn(4, 6, 3), torch.rand(4, 6, 3) < 0.6
+    known[1, 2] = False
+    logits = torch.randn(4, 6, output.width, requires_grad=True)
+    weight = known.any(-1).float()
+    scored = weight.flatten().nonzero()[:, 0]
+    other = torch.where(known, truth, 1e3)
+    few = [weighted_sum(output, logits, Targets(values, weight, known=known)) for values in (truth, other)]
+    some = weighted_sum(output, logits.flatten(0, 1)[scored], Targets(truth, weight, scored, known))
+    torch.testing.assert_close(few[0], few[1], rtol=0, atol=0)
+    torch.testing.assert_close(few[0], some)
+    columns = [0, 3] if loss == "gaussian" else [0]
+    single = per_answer(output._replace(size=1), logits[..., columns], truth[..., :1])
+    first = torch.zeros_like(known).index_fill(-1, torch.tensor(0), True)
+    torch.testing.assert_close(per_answer(output, logits, truth, first), single)
+    (gradient,) = torch.autograd.grad(few[0], logits)
+    assert (gradient[..., :3][~known] == 0).all() and (gradient[..., :3][known] != 0).all()
+    scores = scores_of(output, logits.detach(), Targets(truth, weight, known=known))
+    error = np.ma.masked_array((logits[..., :3] - truth).detach().double().numpy(), ~known.numpy()).reshape(-1, 3)
+    assert scores["mae"] == pytest.approx(abs(error).mean(0).mean(), rel=1e-6)
+    assert scores["mse"] == pytest.approx((error**2).mean(0).mean(), rel=1e-6)
+    spread = np.ma.masked_array(truth.double().numpy(), ~known.numpy()).reshape(-1, 3).var(0)
+    assert scores["r2"] == pytest.approx((1 - (error**2).mean(0) / spread).mean(), rel=1e-6)
+    with pytest.raises(UsageError, match="metric_average exact"):
+        batch_means(output, sums(output, logits.detach(), Targets(truth, weight, known=known)), 2)
+
+
+def test_unknown_quantities_of_cross_entropy():
+    torch.manual_seed(0)
+    output = Output("cross_entropy", True, 2, 5)
+    logits, truth = torch.randn(3, 4, 10), torch.randint(0, 5, (3, 4, 2))
+    known = torch.zeros(3, 4, 2, dtype=torch.bool)
+    known[..., 1] = True
+    scores = scores_of(output, logits, Targets(truth, torch.ones(3, 4), known=known))
+    alone = scores_of(output._replace(size=1), logits[..., 5:], Targets(truth[..., 1:], torch.ones(3, 4)))
+    assert scores == pytest.approx(alone, rel=1e-6)
 
 
 def test_batch_means_are_those_of_the_published_code():

@@ -1013,14 +1013,16 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
         "format", "kind", "rows", "models", "contrasts_between_models", "rankings", "models_across_tasks", "verdicts",
         "levels", "contrasts", "best", "reaches", "pooled", "averages", "matches", "searches", "spent",
         "precedents", "provenance", "controls", "baselines", "failures", "warnings", "notes", "runs", "results",
+        "metrics", "confusions", "calibrations", "groups",
     }  # fmt: skip
     keys = {
-        "rows": """label kind task model recipe factors seen total source command smoke metric higher_is_better chance
-            scratch spt delta low high confidence p holm tests n planned favour_spt detectable decision verdict ratios
-            compute budgets scratch_arm spt_arm warnings notes seeds items failures""",
+        "rows": """label kind task model recipe factors seen total source command smoke not_self_pretraining metric
+            higher_is_better chance scratch spt delta low high confidence p holm tests n planned splits test_share
+            favour_spt detectable decision verdict ratios compute budgets scratch_arm spt_arm warnings notes seeds
+            items failures""",
         "levels": "study label factors metric n scratch spt delta scratch_change spt_change",
-        "contrasts": """study label what first second metric higher_is_better n planned difference low high p holm tests
-            decision verdict""",
+        "contrasts": """study label what first second metric higher_is_better n planned splits difference low high p
+            holm tests decision verdict""",
         "best": "study label metric best score n decided verdict contrasts",
         "reaches": "study label what metric whole too_short enough possible_loss verdict contrasts",
         "pooled": """kind model factors label tasks pairs scratch spt difference probability confidence left_out

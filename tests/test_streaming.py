@@ -16,7 +16,6 @@ from spt.models.base import Unsupported
 from spt.tasks.base import Classes, Tokens, Values
 from spt.training.build import Architecture, build_network
 from spt.training.objectives import Output
-from spt.training.outputs import Computation
 
 TOKENS, VALUES = Tokens(7), Values(2, (1.0, -1.0), (2.0, 0.5))
 LENGTH = 24
@@ -36,15 +35,8 @@ def untrained(name, input=TOKENS, *, pool="mean", per_step=False, sequences=1, e
         input=input,
         target=Classes(3, per_step),
         output=output,
-        classes=(),
-        words=(),
-        reading={},
-        task={"name": "none"},
         length=LENGTH,
-        interval=1.0,
         sequences=sequences,
-        timed=False,
-        computation=Computation(precision="fp32", together=None, one_thread=True),
     )
 
 

@@ -7,7 +7,6 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,6 +31,7 @@ from spt.studies.grid import expand
 from spt.studies.schema import (
     KINDS,
     StudySource,
+    from_mapping,
     packaged,
     part_of,
     read,
@@ -41,6 +41,7 @@ from spt.studies.schema import (
 )
 from spt.studies.space import settings
 from spt.studies.status import run_state, study_status
+from spt.tasks.base import Tokens
 from spt.training.budget import plan_steps
 from spt.training.build import build_stage
 from spt.training.stage import run_stage
@@ -141,6 +142,13 @@ def test_a_study_is_what_its_file_says(kind, tmp_path):
             {"kind": "variants", "recipes": ["a", "b"], "variants": {"a": {"x": {}}}},
             "variants are given by recipe, but",
         ),
+        ({"kind": "variants", "recipes": ["a"], "variants": {"x": {}}, "scale": "depth"}, "nothing is scaled while"),
+        ({"kind": "models", "recipes": ["a", "b"], "match": "none", "scale": "depth"}, "say what is made equal"),
+        (
+            {"kind": "variants", "recipes": ["a", "b"], "match": "flops", "variants": {"x": {}}}
+            | {"scaled": {"a": {"x": {}}}},
+            "scaled's variants are given by recipe, but not for b",
+        ),
         ({"kind": "compare", "recipes": ["a"], "where": [{"set": {}}]}, "where.0.set: empty"),
         ({"kind": "compare", "recipes": ["a"], "where": [{"set": {"x": 1}}] * 2}, r"the rule where\.1 is listed"),
         (
@@ -191,6 +199,14 @@ def test_a_study_is_what_its_file_says(kind, tmp_path):
 def test_a_wrong_study_is_refused(raw, complaint):
     with pytest.raises(UsageError, match=complaint):
         validate(raw, "here")
+
+
+def test_a_study_of_the_full_reach_alone_is_refused_but_may_be_a_part():
+    raw = {"kind": "reach", "recipes": ["quickstart"]}
+    with pytest.raises(UsageError, match="reaches has full alone, which compares nothing"):
+        from_mapping({**raw, "reaches": ["full"]}, "here")
+    part = part_of(from_mapping({**raw, "reaches": [4]}, "here"), levels=["full"])
+    assert [*part.study.levels("quickstart")] == ["full"]
 
 
 def test_levels_that_look_like_numbers_are_named_by_rules_too(tmp_path):
@@ -449,6 +465,56 @@ def test_pretraining_on_all_inputs(tmp_path, meter):
             assert cell.job.parent.train.steps == 6
 
 
+def test_a_learning_curve_over_labels(tmp_path, meter):
+    """Numbers of rows: one pretraining a seed on all inputs, whose tokens every finetuning knows, whatever its rows."""
+    lines = [f"{'ab'[i % 2] * (1 + i % 5)}{chr(99 + i)},{i % 2}" for i in range(20)]  # a letter of its own in every row
+    for name, part in (("train", lines), ("val", lines[:4]), ("test", lines[4:8])):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / f"{name}.csv").write_text("\n".join(["text,label", *part]))
+    task = {"name": "custom", "path": "texts", "text_column": "text", "label_column": "label"}
+    small = {
+        "task": task,
+        "finetune__train": {**EPOCHS, "batch_size": 2},
+        "pretrain__train": {**EPOCHS, "batch_size": 2},
+    }
+    options = {"rows": [8, 4], "pretrain_on": "all", "stratified": True}
+    layout = laid(tmp_path, meter, "data", recipe=small, **options)
+    assert [dict(row.factors) for row in layout.rows] == [
+        {"rows": 4, "pretrained on": "all inputs"},
+        {"rows": 8, "pretrained on": "all inputs"},
+    ]
+    assert len({cell.job.parent.name for cell in layout.cells if cell.arm == "spt"}) == 2, "one a seed"
+    for cell in layout.cells:
+        data = open_task(cell.job.resolved.recipe.task)
+        assert len(data.train) == [4, 8][cell.row] and data.input.vocab == 23
+        assert np.bincount(data.train.targets).tolist() == [len(data.train) // 2] * 2
+        assert cell.job.train.steps == 20, "as many updates as on all rows"
+    with pytest.raises(Exception, match="subset_rows is 21, but the training split has 20 rows"):
+        laid(tmp_path, meter, "data", recipe=small, rows=[21])
+    few = open_task(Part(**{**task, "path": str(tmp_path / "texts"), "subset_rows": 4}))
+    assert few.input.vocab < 23, "alone, a subset has the tokens of its own rows"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": [0, 4]}, "rows must be different whole numbers"),
+        ({"rows": [4, 4]}, "rows must be different whole numbers"),
+        ({"rows": [4], "fractions": [0.5]}, "fractions and rows are both given"),
+        ({"fractions": []}, "fractions must be different"),
+        ({"fractions": [0.5, 0.5]}, "fractions must be different"),
+    ],
+)
+def test_sizes_of_subsets_that_make_no_study(tmp_path, meter, options, message):
+    with pytest.raises(RecipeError, match=message):
+        laid(tmp_path, meter, "data", **options)
+
+
+def test_a_subset_in_use_is_given_once(tmp_path):
+    with pytest.raises(RecipeError, match="subset_fraction and subset_rows are both given"):
+        load(str(recipe_file(tmp_path, task={"name": "digits", "subset_fraction": 0.5, "subset_rows": 5})))
+
+
 def test_recipes_of_one_name_are_told_apart(tmp_path, meter):
     """The name is the file's, without its folder."""
     paths = []
@@ -465,8 +531,10 @@ def test_recipes_of_one_name_are_told_apart(tmp_path, meter):
 def test_a_vocabulary_of_the_rows_in_use_does_not_fit_all_inputs(tmp_path, meter, monkeypatch):
     laid(tmp_path, meter, "data", fractions=[0.4], pretrain_on="all")
 
+    inputs, opened = map(Tokens, itertools.count(17)), MeasuredCosts.open_task
+
     def open_task(self, recipe):
-        return SimpleNamespace(train=range(24), resample=None, input=object())
+        return replace(opened(self, recipe), input=next(inputs))
 
     monkeypatch.setattr(MeasuredCosts, "open_task", open_task)
     with pytest.raises(UsageError, match="use --pretrain-on subset"):
@@ -500,7 +568,7 @@ def test_rows_that_are_made_anew_have_no_fractions(tmp_path, meter):
 
 
 def test_a_subset_smaller_than_a_batch_is_refused(tmp_path, meter):
-    with pytest.raises(UsageError, match=r"a fraction of 0.005 is 5 training rows.*leave this fraction out"):
+    with pytest.raises(UsageError, match=r"fraction 0.005 is 5 training rows.*leave it out"):
         laid(tmp_path, meter, "data", recipe={"task": {"name": "digits"}}, fractions=[0.005, 1])
 
 

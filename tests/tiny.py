@@ -174,7 +174,8 @@ def server() -> Server:
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     """Of a process elsewhere that imports this checkout."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    kept = {name: value for name, value in os.environ.items() if name != "SPT_RUNS_DIR"}
+    own = ("SPT_RUNS_DIR", "PYTEST_CURRENT_TEST")  # the test's: with the second no server would outlive it
+    kept = {name: value for name, value in os.environ.items() if name not in own}
     return {**kept, "PYTHONPATH": path, "COLUMNS": "120", **(extra or {})}
 
 

@@ -77,7 +77,10 @@ def warm() -> None:
     import accelerate  # noqa: F401
     import datasets  # noqa: F401
     import pyarrow.parquet  # noqa: F401
-    import sklearn.datasets  # noqa: F401
+    import sklearn.datasets
+    import sklearn.ensemble
+    import sklearn.linear_model  # noqa: F401
+    import torch.distributed.tensor  # noqa: F401
     import transformers  # noqa: F401
 
     import spt.analysis.resolved

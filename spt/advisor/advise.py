@@ -24,14 +24,15 @@ from spt.advisor.backbones import Candidate, choose, width
 from spt.advisor.budget import Plan, Shape, Timing, budget_text, parse_budget, plan
 from spt.advisor.columns import LONGEST, ColumnRoles, Decisions, decide
 from spt.advisor.recipes import STUDY, Template, recipe_text, study_text
+from spt.advisor.recordings import shortened
 from spt.advisor.table import read_table
 from spt.config.job import Job
 from spt.config.load import complete_part, load
-from spt.config.recipe import Part
+from spt.config.recipe import LOWER_IS_BETTER, Part
 from spt.data.dataset import identify_data, open_task
 from spt.data.source import data_dir
 from spt.data.summary import summarise
-from spt.errors import DataError, OutputError, UsageError
+from spt.errors import DataError, OutputError, UsageError, did_you_mean
 from spt.execution.estimate import MeasuredCosts
 from spt.execution.run_study import ExecutionTarget, run_study
 from spt.report.collect import Report, read_report
@@ -44,8 +45,9 @@ from spt.runtime.launch import usable_cores
 from spt.runtime.settings import Settings
 from spt.studies import matching, schema
 from spt.studies.grid import expand
-from spt.tasks.base import TaskData, Tokens
+from spt.tasks.base import Classes, TaskData, Tokens, class_counts
 from spt.tasks.own.options import HUB_NAME
+from spt.tasks.own.parsing import MissingValueError
 from spt.training.build import StageSetup, build_stage
 from spt.training.loop import time_steps
 from spt.training.threads import needs_one_thread, stage_threads
@@ -53,8 +55,12 @@ from spt.training.threads import needs_one_thread, stage_threads
 logger = logging.getLogger(__name__)
 
 RECORD = "try.json"
+UNBALANCED = 0.75  # share of the commoner of two classes from which accuracy says little
+TOLD = re.compile("were drawn|^values are missing")  # notes whose content a decision tells
 WARM, TIMED = 2, 4  # steps of a measurement
 LONG_STEP = 0.3  # seconds
+FEW_ROWS, FEW_UNITS = 300, 60  # sequences, and groups, below which one split says too little
+FOLDS = 5
 WORKERS_FROM = 60.0  # seconds of work from which it pays to start processes
 
 
@@ -68,6 +74,10 @@ class Request:
     jobs: int | Literal["auto"] = "auto"
     out: Path | None = None
     settings: Settings = field(default_factory=Settings)
+    metric: str | None = None  # what is compared; None: the usual one
+    splits: int | None = None  # None: as the rows and the budget suggest
+    transforms: Mapping[str, Any] = field(default_factory=dict)  # windows, patches, …: options of the task
+    unlabelled: Path | None = None  # more rows, for pretraining
 
     @property
     def folder(self) -> Path:
@@ -83,8 +93,11 @@ class Request:
         return {
             "data": where,
             "budget": parse_budget(self.budget),
-            **asdict(self.given),
-            "inputs": [*self.given.inputs],
+            "metric": self.metric,
+            "splits": self.splits,
+            **{key: [*value] if isinstance(value, tuple) else value for key, value in asdict(self.given).items()},
+            **self.transforms,
+            "unlabelled": None if self.unlabelled is None else str(self.unlabelled.resolve()),
         }
 
 
@@ -115,6 +128,8 @@ def advise(request: Request, tell: Callable[[str], None]) -> Advice:
     """Read, decide, time and plan; writes nothing that stays. `tell` is given a line at a time."""
     began = time.monotonic()
     seconds = parse_budget(request.budget)
+    if request.metric is not None and request.metric not in LOWER_IS_BETTER:
+        raise UsageError(f"--metric {request.metric}: unknown metric{did_you_mean(request.metric, LOWER_IS_BETTER)}")
     _check_folder(request)
     if (known := _record(request)) is not None:
         for line in known.decisions:
@@ -128,6 +143,7 @@ def advise(request: Request, tell: Callable[[str], None]) -> Advice:
         decisions = decide(read_table(table), request.given)
         for line in decisions.lines:
             tell(line)
+        decisions = _with_gaps(where, decisions, tell)
         found = _lay_out(request, where, decisions, Limits(), scratch, runtime, tell)
         made = _planned(found, request, seconds - (time.monotonic() - began))
         smaller = Limits(32, 512 if decisions.kind == "text" else 2048)
@@ -138,6 +154,7 @@ def advise(request: Request, tell: Callable[[str], None]) -> Advice:
             made = _planned(found, request, seconds - (time.monotonic() - began))
         made = made or _planned(found, request, seconds - (time.monotonic() - began), must=True)
         assert made is not None
+        found, made = _over_splits(found, made, request, decisions, seconds - (time.monotonic() - began), tell)
         advice = _advice(request, found, made, time.monotonic() - began)
     for line in plan_lines(advice, request):
         tell(line)
@@ -156,6 +173,7 @@ class Layout:
     """The data, and the models at their sizes with their times."""
 
     template: Template
+    part: Part
     findings: tuple[str, ...]
     sized: tuple[tuple[Candidate, dict[str, int]], ...]
     timings: tuple[Timing, ...]
@@ -182,22 +200,25 @@ def _lay_out(
     runtime: Runtime,
     tell: Callable[[str], None],
 ) -> Layout:
-    part, data, cut = _open(where, decisions, limits.length)
-    findings = _check(part, data, decisions)
+    part, data, options, cut = _open(where, decisions, request.transforms, limits.length)
+    findings = (*_check(part, data, decisions), *_better_metric(request, data))
     for line in (*cut, *findings):
         tell(line)
     name = request.data if "hub" in where else Path(request.data.rstrip("/")).name
     template = Template(
         name,
-        {**decisions.options, **({"max_length": limits.length, "truncate": True} if cut else {})},
+        {**decisions.options, **options},
         where,
         (*decisions.lines, *cut),
         rows=len(data.train),
+        labelled=len(data.labelled().train),
         validation=len(data.val),
         length=data.length,
         tokens=part.options["tokens"] or ("characters" if decisions.kind == "text" else None),
         real=decisions.classes is None,
         epochs=1.0,
+        metric=request.metric,
+        unlabelled=request.unlabelled,
     )
     template = template.with_epochs(template.most_epochs)
     sized = _sized(template, data, limits.width, scratch, runtime, tell)
@@ -206,10 +227,10 @@ def _lay_out(
     if at_once == "auto":
         at_once = usable_cores() if small and runtime.device.type == "cpu" else 1
     validation, test = (-(-len(split) // template.batch_size) for split in (data.val, data.test))
-    return Layout(template, findings, tuple(sized), tuple(timings), validation, test, int(at_once))
+    return Layout(template, part, findings, tuple(sized), tuple(timings), validation, test, int(at_once))
 
 
-def _planned(found: Layout, request: Request, seconds: float, must: bool = False) -> Plan | None:
+def _planned(found: Layout, request: Request, seconds: float, must: bool = False, splits: int = 1) -> Plan | None:
     """What fits into the seconds that are left; None, or with `must` a UsageError, where nothing does."""
     if seconds <= 0:
         raise UsageError(
@@ -218,36 +239,66 @@ def _planned(found: Layout, request: Request, seconds: float, must: bool = False
     try:
         jobs = found.at_once if seconds >= WORKERS_FROM else 1
         least, most = found.template.least_epochs, found.template.most_epochs
-        return plan(found.timings, seconds, found.shape, least=least, most=most, jobs=jobs)
+        return plan(found.timings, seconds, found.shape, least=least, most=most, jobs=jobs, splits=splits)
     except UsageError:
         if must:
             raise
         return None
 
 
+def _over_splits(
+    found: Layout, made: Plan, request: Request, decisions: Decisions, seconds: float, tell: Callable[[str], None]
+) -> tuple[Layout, Plan]:
+    """The plan with folds instead of seeds on one split: so many as were asked for, or where there are few rows and
+    the budget has as many seeds. Raises UsageError where folds that were asked for cannot be drawn."""
+    few = decisions.sequences < FEW_ROWS or decisions.units < FEW_UNITS
+    splits = request.splits or (FOLDS if few and made.seeds >= FOLDS else 1)
+    if splits == 1:
+        return found, made
+    try:
+        for fold in range(splits):
+            open_task(Part(**{**found.part.model_dump(), "folds": splits, "fold": fold}))
+    except DataError as error:
+        if request.splits is None:
+            return found, made
+        raise UsageError(f"--splits {splits}: {error}") from None
+    planned = _planned(found, request, seconds, must=request.splits is not None, splits=splits)
+    if planned is None:
+        return found, made
+    what = "rows" if decisions.sequences < FEW_ROWS else "groups"
+    why = "as asked for" if request.splits else f"since there are few {what}"
+    line = f"splits: {splits} folds, {why}; each is the test split once, and intervals are for other splits, too"
+    tell(line)
+    return replace(found, template=replace(found.template, lines=(*found.template.lines, line))), planned
+
+
 def _advice(request: Request, found: Layout, made: Plan, spent: float) -> Advice:
     jobs = 1 if made.seconds < WORKERS_FROM else found.at_once
     kept = [(candidate, changes) for candidate, changes in found.sized if candidate.name in made.models]
     times = [timing for timing in found.timings if timing.name in made.models]
-    three = FEWEST * sum(timing.seconds(made.epochs, found.shape) for timing in times) / jobs
+    least = made.splits if made.splits > 1 else FEWEST
+    needed = least * sum(timing.seconds(made.epochs, found.shape) for timing in times) / jobs
     template = found.template.with_epochs(made.epochs)
     folder = _final(request, template)
     files = {f"{each.name}.yaml": recipe_text(template, each, changes, folder) for each, changes in kept}
-    files[STUDY] = study_text(template, [each.name for each, _ in kept], made.seeds)
-    return Advice(template.lines, found.findings, made, found.timings, jobs, 1.3 * three + spent, spent, files)
+    files[STUDY] = study_text(template, [each.name for each, _ in kept], made.seeds, made.splits)
+    return Advice(template.lines, found.findings, made, found.timings, jobs, 1.3 * needed + spent, spent, files)
 
 
 def plan_lines(advice: Advice, request: Request) -> list[str]:
     made = advice.plan
     lines = [
         f"plan: {len(made.models)} {'model' if len(made.models) == 1 else 'models'} ({', '.join(made.models)}), both "
-        f"arms, {made.seeds} {'seed' if made.seeds == 1 else 'seeds'}, {made.epochs:g} epochs in each arm: "
+        f"arms, {f'{made.splits} splits, ' if made.splits > 1 else ''}{made.seeds} "
+        f"{'seed' if made.seeds == 1 else 'seeds'}, {made.epochs:g} epochs in each arm: "
         f"{made.runs} runs, about {time_text(made.seconds)} of {request.budget}"
         + (f", {advice.jobs} at once" if advice.jobs > 1 else "")
     ]
     if made.dropped:
         lines.append(f"left out for the budget: {', '.join(made.dropped)}")
-    if made.seeds < FEWEST:
+    if made.splits == 2:
+        lines.append("warning: fewer than three splits decide nothing; --splits 5 has five")
+    elif made.repeats < FEWEST:
         lines.append(f"warning: fewer than three seeds decide nothing; --budget {budget_text(advice.needed)} has three")
     return lines
 
@@ -264,7 +315,7 @@ def carry_out(advice: Advice, request: Request, tell: Callable[[str], None]) -> 
     study, failed = run_study(grid, root, ExecutionTarget(advice.jobs, deadline=deadline), runtime)
     report = read_report([study])
     write_report(report, study)
-    said = answer(report, study, folder, advice.plan.seeds, budget_text(advice.needed))
+    said = answer(report, study, folder, advice.plan.repeats, budget_text(advice.needed))
     seconds = time.monotonic() - began + advice.spent
     tell(f"time: {time_text(seconds)} of {request.budget}; {time_text(advice.plan.seconds)} were planned for the runs")
     return Outcome(said, report, study, seconds, failed)
@@ -301,16 +352,60 @@ def _only_table(path: Path) -> Path:
     return single_table(path) or path
 
 
-def _open(where: Mapping[str, Any], decisions: Decisions, most: int) -> tuple[Part, TaskData, tuple[str, ...]]:
-    """The task, its rows, and a note where long sequences are cut."""
-    options = {"name": "custom", **{key: str(value) for key, value in where.items()}, **decisions.options}
-    part = complete_part("tasks", "the data", options)
+def _with_gaps(where: Mapping[str, Any], decisions: Decisions, tell: Callable[[str], None]) -> Decisions:
+    """With missing: hidden, where values are missing."""
+    windows = {"window": decisions.longest or LONGEST} if "label_at" in decisions.options else {}  # which it needs
+    try:
+        open_task(_part(where, {**decisions.options, **windows}))
+    except DataError as error:
+        if not isinstance(error.__cause__, MissingValueError):
+            raise
+    else:
+        return decisions
+    options = {**decisions.options, "missing": "hidden"}
+    data = open_task(_part(where, {**options, **windows}))
+    shares = next((note for note in data.notes if note.startswith("values are missing")), None)
+    line = f"missing: {shares or 'static features are missing in some rows, and shown as such'} (missing: hidden)"
+    tell(line)
+    return replace(decisions, options=options, lines=(*decisions.lines, line))
+
+
+def _part(where: Mapping[str, Any], options: Mapping[str, Any]) -> Part:
+    values = {"name": "custom", **{key: str(value) for key, value in where.items()}, **options}
+    return complete_part("tasks", "the data", values)
+
+
+def _open(
+    where: Mapping[str, Any], decisions: Decisions, given: Mapping[str, Any], most: int
+) -> tuple[Part, TaskData, dict[str, Any], tuple[str, ...]]:
+    """The task, its rows, what was added to its options, and a note where long sequences are made shorter."""
+    added, lines, values = {**given}, tuple[str, ...](), decisions.kind != "text"
+    if "label_at" in decisions.options and "window" not in given:  # without windows there is nothing to open
+        length, interval = max(most + 1, decisions.longest), _interval(given, decisions)
+        more, lines = shortened(
+            decisions.options, given, length=length, interval=interval, recordings=0, most=most, values=True
+        )
+        added |= more
+    if "window" in added and "score" not in added and not {"label_at", "per_step"} & decisions.options.keys():
+        added["score"] = "recording"
+        lines = ("score: the mean answer of each recording's windows (score: window in the recipes is possible)",)
+    part = _part(where, {**decisions.options, **added})
     data = open_task(part)
-    if data.length <= most:
-        return part, data, ()
-    cut = f"length: up to {data.length:,} steps; sequences are cut after {most:,} (max_length in the recipes)"
-    part = complete_part("tasks", "the data", {**options, "max_length": most, "truncate": True})
-    return part, open_task(part), (cut,)
+    length, interval, n = data.length, data.interval, len(data.train)
+    more, further = shortened(
+        decisions.options, added, length=length, interval=interval, recordings=n, most=most, values=values
+    )
+    if more:
+        added, lines = {**added, **more}, (*lines, *further)
+        part = _part(where, {**decisions.options, **added})
+        data = open_task(part)
+    return part, data, added, lines
+
+
+def _interval(given: Mapping[str, Any], decisions: Decisions) -> float:
+    """Seconds from step to step, as far as options say."""
+    rate = given.get("rate", decisions.options.get("rate"))
+    return 1.0 if rate is None else 1 / float(rate)
 
 
 def _check(part: Part, data: TaskData, decisions: Decisions) -> tuple[str, ...]:
@@ -329,7 +424,7 @@ def _check(part: Part, data: TaskData, decisions: Decisions) -> tuple[str, ...]:
         )
     if lengths["max"] == 1:
         raise DataError("every sequence has one step; a sequence model has nothing to do with these data")
-    if decisions.classes is not None and not data.target.per_step:
+    if decisions.classes is not None and not data.target.per_step and isinstance(data.target, Classes):
         counts = summary["targets"]["train"]
         if sum(count > 0 for count in counts) < 2:
             raise DataError("all training rows have one class; there is nothing to learn")
@@ -342,7 +437,22 @@ def _check(part: Part, data: TaskData, decisions: Decisions) -> tuple[str, ...]:
         said = ", ".join(f"{name} {count:,}" for name, count in repeated.items())
         lines.append(f"warning: inputs that occur twice: {said}")
     lines += [f"warning: {finding}" for finding in summary["findings"] if "not used" not in finding]
-    return (*lines, *(f"note: {note}" for note in summary["notes"] if "were drawn" not in note))
+    return (*lines, *(f"note: {note}" for note in summary["notes"] if not TOLD.search(note)))
+
+
+def _better_metric(request: Request, data: TaskData) -> tuple[str, ...]:
+    """Where always naming one class has a high accuracy, which metric says more."""
+    if request.metric is not None or not isinstance(data.target, Classes) or data.target.count != 2:
+        return ()
+    counts = class_counts(data.train, 2)
+    if counts.max() < UNBALANCED * counts.sum():
+        return ()
+    common = int(counts.argmax())
+    name = repr(data.classes[common]) if data.classes else f"class {common}"
+    return (
+        f"note: {counts.max() / counts.sum():.0%} of the training answers are {name}, so accuracy says little of the "
+        "other class; --metric auroc judges the order of probabilities, --metric balanced_accuracy or mcc the answers",
+    )
 
 
 def _input_text(data: TaskData) -> str:
@@ -459,7 +569,7 @@ def _record(request: Request) -> Advice | None:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OutputError(f"{path} cannot be read ({type(error).__name__}); move {request.folder} away") from None
-    changed = [key for key, value in request.asked.items() if asked.get(key) != value]
+    changed = [key for key, value in request.asked.items() if (asked.get(key) or None) != (value or None)]
     if changed:
         options = ", ".join("DATA" if key == "data" else f"--{key}" for key in changed)
         raise UsageError(

@@ -12,10 +12,12 @@ from statistics import fmean
 from typing import Any
 
 from spt.report import stats
-from spt.report.arms import Row
+from spt.report.arms import MORE_DATA, Row
+from spt.report.baselines import BaselineScore
 from spt.report.collect import Report
 from spt.report.format import delta_text, interval_text, is_percent, score_text, size_interval_text, size_text
 from spt.report.ranking import winner_loser
+from spt.report.verdict import final_score, paired
 from spt.runs.folder import RunFolder
 from spt.runs.plan import ARMS
 from spt.runs.result import Result
@@ -44,8 +46,9 @@ class Scored:
         return fmean(scores) if self.results[0].higher_is_better else -fmean(scores)
 
     @property
-    def test(self) -> list[float]:
-        return [(result.test or {})[result.metric] for result in self.results]
+    def test(self) -> stats.Paired:
+        """Mean test score with its interval."""
+        return paired(self.results, [final_score(result) for result in self.results])
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,12 @@ def answer(report: Report, study: Path, folder: Path, planned_seeds: int, budget
     better = _models_beaten(report, best.model, arm or best.arm)
     others = [other.model for other in report.rows if other.model != best.model]
     chosen = next((each for each in scored if (each.model, each.arm) == (best.model, arm or best.arm)), best)
+    simpler = _better_baseline(report)
     sentences = [
-        *_verdict(row, chosen, arm),
+        *_without_network(simpler),
+        *_verdict(row, chosen, arm, useful=simpler is None),
         *_among_models(row, others, better),
-        *_against_baselines(report),
+        *(_against_baselines(report) if simpler is None else []),
         *_coarse(chosen),
         *_more(row, report, folder, planned_seeds, budget),
     ]
@@ -78,23 +83,35 @@ def answer(report: Report, study: Path, folder: Path, planned_seeds: int, budget
     recommendation = None
     if arm is not None:
         recommendation = {"model": best.model, "arm": arm, "model_decided": set(others) <= better, **_interval(chosen)}
-    return Answer(" ".join(sentences), recommendation, leading)
+        recommendation["better_baseline"] = simpler.baseline if simpler is not None else None
+    return Answer(_called_right(" ".join(sentences), report), recommendation, leading)
+
+
+def _called_right(words: str, report: Report) -> str:
+    """Pretraining on more than the training split is not called self-pretraining."""
+    if not any(row.not_self_pretraining for row in report.rows):
+        return words
+    words = words.replace("SPT - scratch", f"{MORE_DATA} - scratch")
+    return words.replace("self-pretraining", MORE_DATA).replace("Self-pretraining", MORE_DATA.capitalize())
 
 
 def _scored(report: Report, root: Path) -> list[Scored]:
     found = []
     for row in report.rows:
         for arm in ARMS:
-            names = [getattr(seed, f"{arm}_run") for seed in row.seeds if getattr(seed, f"{arm}_state") == "done"]
-            results = [result for name in names if (result := RunFolder(root, name).result()) is not None]
+            done = [seed for seed in row.seeds if getattr(seed, f"{arm}_state") == "done"]
+            read = [(RunFolder(root, getattr(seed, f"{arm}_run")).result(), seed.split) for seed in done]
+            results = [result.model_copy(update={"split": split}) for result, split in read if result is not None]
             if results:
                 found.append(Scored(row.model, arm, tuple(results)))
     return found
 
 
 def _interval(scored: Scored) -> dict[str, Any]:
-    test = stats.paired(scored.test)
-    return {"metric": scored.metric, "test": test.mean, "low": test.low, "high": test.high, "seeds": test.n}
+    test = scored.test
+    seeds = len({result.seed for result in scored.results}) if test.test_share else test.n
+    splits = {"splits": test.n} if test.test_share else {}
+    return {"metric": scored.metric, "test": test.mean, "low": test.low, "high": test.high, "seeds": seeds, **splits}
 
 
 def _models_beaten(report: Report, model: str, arm: str) -> set[str]:
@@ -107,20 +124,48 @@ def _models_beaten(report: Report, model: str, arm: str) -> set[str]:
     return {loser for winner, loser in pairs if winner == model}
 
 
-def _verdict(row: Row, chosen: Scored, arm: str | None) -> list[str]:
-    """Does self-pretraining help the model that validation chose?"""
+def _better_baseline(report: Report) -> BaselineScore | None:
+    """The best of the baselines that are shown to beat every network, in its better arm."""
+    for comparison in report.baselines:
+        shown = [contrast for contrast in comparison.contrasts if contrast.shown]
+        for score in comparison.scores:  # the best first
+            decisions = [contrast.decision for contrast in shown if contrast.baseline == score.baseline]
+            if decisions and all(decision == "second" for decision in decisions):
+                return score
+    return None
+
+
+def _without_network(simpler: BaselineScore | None) -> list[str]:
+    if simpler is None:
+        return []
+    percent = " %" if is_percent(simpler.metric) else ""
+    score = f"test {simpler.metric} {score_text(simpler.score, simpler.metric)}{percent}"
+    return [
+        f"Use no network trained like these: {simpler.title} ({simpler.sees}) has {score} without one, and beats each "
+        "of them in the better of its arms, which is decided."
+    ]
+
+
+def _verdict(row: Row, chosen: Scored, arm: str | None, useful: bool) -> list[str]:
+    """Does self-pretraining help the model that validation chose? `useful`: is that model better than none?"""
     metric, unit = row.metric, _unit(row.metric)
     score = f"{chosen.model}, {ARM[chosen.arm]}, has test {_metric_text(chosen)}"
     if arm is not None:
         better, worse = (ARM["spt"], "training from scratch") if arm == "spt" else (ARM[arm], "self-pretraining")
+        use = f"Use {chosen.model} {better}" if useful else f"Of the networks, {chosen.model} is better {better}"
         return [
-            f"Use {chosen.model} {better}: it beats {worse} by {size_text(row.delta, metric)}{unit} (95 % interval "
-            f"{size_interval_text(row.low, row.high, metric)}, {row.n} seeds), which is decided.",
+            f"{use}: it beats {worse} by {size_text(row.delta, metric)}{unit} (95 % interval "
+            f"{size_interval_text(row.low, row.high, metric)}, {_count(row)}), which is decided.",
             f"{score}.",
         ]
-    if row.n >= stats.FEWEST and all(seed.delta == 0 for seed in row.seeds if seed.delta is not None):
+    if _repeats(row) >= stats.FEWEST and all(seed.delta == 0 for seed in row.seeds if seed.delta is not None):
         return [
-            f"Self-pretraining changes nothing for {chosen.model}: both arms score the same at each of {row.n} seeds.",
+            f"Self-pretraining changes nothing for {chosen.model}: both arms score the same at each of {_count(row)}.",
+            f"{score}.",
+        ]
+    if row.splits is not None and row.splits < stats.FEWEST:
+        return [
+            f"Not decided: there are {_count(row)}, and fewer than three splits decide nothing; {_seen(row)}.",
             f"{score}.",
         ]
     if row.decision == "too few seeds" or row.n < stats.FEWEST:
@@ -133,9 +178,21 @@ def _verdict(row: Row, chosen: Scored, arm: str | None) -> list[str]:
     )
     return [
         f"Whether self-pretraining helps {chosen.model} is not decided: {_seen(row)} (95 % interval {interval}, "
-        f"{row.n} seeds).{alone}",
+        f"{_count(row)}).{alone}",
         f"{score}.",
     ]
+
+
+def _repeats(row: Row) -> int:
+    """What the interval is made over."""
+    return row.n if row.splits is None else row.splits
+
+
+def _count(row: Row) -> str:
+    if row.splits is None:
+        return f"{row.n} seeds"
+    seeds = len({seed.seed for seed in row.seeds})
+    return f"{row.splits} splits of the rows, {seeds} {'seed' if seeds == 1 else 'seeds'} on each"
 
 
 def _seen(row: Row) -> str:
@@ -144,12 +201,12 @@ def _seen(row: Row) -> str:
 
 
 def _metric_text(scored: Scored) -> str:
-    test = stats.paired(scored.test)
+    test = scored.test
     percent = " %" if is_percent(scored.metric) else ""
     interval = ""
     if test.low is not None and test.high is not None and test.deviation:
         interval = f", 95 % interval {score_text(test.low, scored.metric)} to {score_text(test.high, scored.metric)}"
-    seeds = f"{test.n} seed{'s' if test.n > 1 else ''}"
+    seeds = f"{test.n} {'split' if test.test_share else 'seed'}{'s' if test.n > 1 else ''}"
     return f"{scored.metric} {score_text(test.mean, scored.metric)}{percent} ({seeds}{interval})"
 
 
@@ -178,7 +235,7 @@ def _closed(sentence: str) -> str:
 def _coarse(chosen: Scored) -> list[str]:
     data = chosen.results[0].data
     rows = data["test"].rows if "test" in data else 0
-    if not rows or not is_percent(chosen.metric) or 1 / rows < COARSE:
+    if not rows or not is_percent(chosen.metric) or 1 / rows < COARSE or chosen.test.test_share:
         return []
     return [
         f"The test split has {rows} rows, so one of them is {size_text(1 / rows, chosen.metric)} points: intervals are "
@@ -188,32 +245,39 @@ def _coarse(chosen: Scored) -> list[str]:
 
 def _more(row: Row, report: Report, folder: Path, planned_seeds: int, budget: str) -> list[str]:
     """What would tell more."""
-    told = []
-    missing = sum(failure.state == "missing" for _, failure in report.failures)
-    failed = len(report.failures) - missing
+    hints = []
+    missing = sum(failure.state == "missing" for each in report.rows for failure in each.failures)
+    failed = sum(failure.state != "missing" for _, failure in report.failures)
     if missing:
-        told.append(f"The budget ended before {missing} runs were made; the same command makes them.")
+        runs = "run was" if missing == 1 else "runs were"
+        hints.append(f"The budget ended before {missing} {runs} made; the same command makes them.")
     if failed:
-        told.append(f"{failed} {'run' if failed == 1 else 'runs'} failed; the report says why.")
+        hints.append(f"{failed} {'run' if failed == 1 else 'runs'} failed; the report says why.")
     where = f"--out {folder / 'runs'}"
     needed = seeds_needed([seed.delta for seed in row.seeds if seed.delta is not None])
-    if planned_seeds < stats.FEWEST:
-        told.append(f"Three seeds at least are needed: a budget of {budget} has them.")
+    if row.splits is not None:
+        if row.decision == "open" and any(seed.delta for seed in row.seeds):
+            hints.append(
+                "More seeds or folds of the same rows would narrow this little, since they share what they train on; "
+                "more rows would."
+            )
+    elif planned_seeds < stats.FEWEST:
+        hints.append(f"Three seeds at least are needed: a budget of {budget} has them.")
     elif row.decision not in ARMS and not missing and needed is not None and needed > row.n:
-        told.append(
+        hints.append(
             f"About {needed} seeds would show a difference of this size: spt study run {folder / 'study.yaml'} --seeds "
             f"{needed} {where}"
         )
     elif row.decision == "open" and any(seed.delta for seed in row.seeds) and needed is None:
-        told.append("A difference as small as this one would take more seeds than are worth it.")
+        hints.append("A difference as small as this one would take more seeds than are worth it.")
     perfect = row.higher_is_better and row.scratch == row.spt == 1.0
     if sum(arm.best_at_end for arm in (row.scratch_arm, row.spt_arm) if arm) > row.n and not perfect:
-        told.append("Most runs were best at their last step, so longer training (a larger --budget) may change this.")
+        hints.append("Most runs were best at their last step, so longer training (a larger --budget) may change this.")
     recipe = folder / f"{row.recipe}.yaml"
-    told.append(
+    hints.append(
         f"Whether more data would help: spt study data {recipe} --fractions 0.25,0.5,1 --seeds {stats.FEWEST} {where}"
     )
-    return told
+    return hints
 
 
 def seeds_needed(differences: Sequence[float]) -> int | None:

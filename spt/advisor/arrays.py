@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from spt.errors import DataError
 from spt.runs.files import writing
 from spt.tasks.files import read_npy
-from spt.tasks.own.arrays import MAX_FILE, MAX_RATIO, SMALL
+from spt.tasks.own.limits import MAX_FILE, MAX_RATIO, SMALL
 
 ENDINGS = (".npy", ".npz")
 INPUTS = ("x", "inputs", "input", "data", "values", "series")
@@ -32,8 +32,8 @@ def convert(path: Path, target: Path) -> None:
         raise DataError(
             f"{path.name}: the inputs have shape {x.shape}; (rows, steps) or (rows, steps, channels) is needed"
         )
-    if x.dtype.kind not in "iufb" or (x.dtype.kind == "f" and not np.isfinite(x).all()):
-        raise DataError(f"{path.name}: the inputs hold what is not a finite number; fill gaps before")
+    if x.dtype.kind not in "iufb" or (x.dtype.kind == "f" and np.isinf(x).any()):
+        raise DataError(f"{path.name}: the inputs hold what is not a finite number; NaN stands for a missing one")
     for name, each in (("labels", y), ("groups", group)):
         if each is not None and (each.ndim != 1 or len(each) != len(x)):
             raise DataError(

@@ -51,10 +51,16 @@ class Plan:
     epochs: float  # of scratch, and of both stages of SPT together
     seconds: float  # that this takes, as estimated
     dropped: tuple[str, ...] = ()
+    splits: int = 1  # of the rows, each with so many seeds
 
     @property
     def runs(self) -> int:
-        return 3 * len(self.models) * self.seeds
+        return 3 * len(self.models) * self.seeds * self.splits
+
+    @property
+    def repeats(self) -> int:
+        """What intervals are made over: splits, or seeds on one."""
+        return self.splits if self.splits > 1 else self.seeds
 
 
 def parse_budget(text: str) -> float:
@@ -84,10 +90,13 @@ def plan(
     least: float,
     most: float,
     jobs: int = 1,
+    splits: int = 1,
 ) -> Plan:
     """The first that fits: all models; fewer, without the dearest, but at least two; fewer epochs down to `least`; at
-    least three seeds; one model; fewer seeds. Raises UsageError where one model with one seed does not fit.
+    least three seeds; one model; fewer seeds. On several splits there are two seeds or one. Raises UsageError where one
+    model with one seed does not fit.
     """
+    most_seeds, usual, fewest = (MOST_SEEDS, SEEDS, FEWEST) if splits == 1 else ((2,), 1, 1)
     kept = list(timings)
     order = [kept]  # with ever fewer models
     while len(kept) > 1:
@@ -97,7 +106,7 @@ def plan(
 
     def cost(models: Sequence[Timing], seeds: int, epochs: float) -> float:
         whole = [each.seconds(epochs, shape) for each in models]
-        return max(seeds * sum(whole) / (1 if jobs == 1 else 0.85 * jobs), max(whole))
+        return max(splits * seeds * sum(whole) / (1 if jobs == 1 else 0.85 * jobs), max(whole))
 
     def fitting(models: Sequence[Timing], seeds: int, least: float) -> Plan | None:
         """With as many epochs as fit, if these are enough."""
@@ -109,17 +118,23 @@ def plan(
         names = tuple(each.name for each in models)
         dropped = tuple(each.name for each in timings if each.name not in names)
         epochs = round(epochs, 2) if epochs < 10 else float(round(epochs))
-        return Plan(names, seeds, epochs, cost(models, seeds, epochs), dropped)
+        return Plan(names, seeds, epochs, cost(models, seeds, epochs), dropped, splits)
 
-    tries = [(order[0], seeds, most) for seeds in MOST_SEEDS]
-    tries += [(models, SEEDS, max(least, most / 2)) for models in order[:-1] or order]
-    tries += [(order[-2] if order[1:] else order[-1], seeds, least) for seeds in range(SEEDS, FEWEST - 1, -1)]
-    tries += [(order[-1], seeds, least) for seeds in range(SEEDS, 0, -1)]
+    tries = [(order[0], seeds, most) for seeds in most_seeds]
+    tries += [(models, usual, max(least, most / 2)) for models in order[:-1] or order]
+    tries += [(order[-2] if order[1:] else order[-1], seeds, least) for seeds in range(usual, fewest - 1, -1)]
+    tries += [(order[-1], seeds, least) for seeds in range(usual, 0, -1)]
     for models, seeds, enough in tries:
         if (found := fitting(models, seeds, enough)) is not None:
             return found
     needed = cost(order[-1], 1, least) / SHARE
-    wanted = cost(order[-2] if order[1:] else order[-1], FEWEST, least) / SHARE
+    wanted = cost(order[-2] if order[1:] else order[-1], fewest, least) / SHARE
+    if splits > 1:
+        raise UsageError(
+            f"--budget {budget_text(seconds)}: one model ({order[-1][0].name}) on {splits} splits takes about "
+            f"{budget_text(needed)}, and two models {budget_text(wanted)}; --budget {budget_text(wanted)}, or fewer "
+            "--splits"
+        )
     raise UsageError(
         f"--budget {budget_text(seconds)}: one model with one seed ({order[-1][0].name}) takes about "
         f"{budget_text(needed)}, and two models with three seeds, which could decide something, {budget_text(wanted)}; "

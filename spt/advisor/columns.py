@@ -4,6 +4,7 @@ The answer depends on names and contents of the columns, not on the order of row
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from spt.advisor.table import Column, Table, known
 from spt.errors import DataError, UsageError
 from spt.tasks.files import SPLITS
+from spt.tasks.own.parsing import YES_OR_NO
 
 DataKind = Literal["text", "list", "wide", "long", "files"]
 
@@ -37,6 +39,7 @@ TIMES = (
     ("date", "day", "hour", "minute", "second", "seconds", "minutes", "hours", "ms", "millisecond", "month", "year"),
     ("step", "frame", "position", "index", "tick", "sample_index", "n"),
 )
+RATES = ("sampling_rate", "sample_rate", "sampling_frequency", "sfreq", "fs")
 PARTS = ("split", "subset", "partition", "fold", "set", "part")
 TEXTS = (
     (
@@ -58,6 +61,7 @@ TEXTS = (
 FEWEST = 20  # sequences, of which training, validation and test are made
 LONGEST = 4096  # steps; longer sequences are cut
 FEW = 20  # values of a number that are classes
+SEPARATORS = (";", "|", ",", "/", "+")  # between several labels of a row
 SMALL = 500  # sequences; a fifth of them is validation, and a fifth test
 NARROW = 4  # numeric columns that are a sequence
 
@@ -75,12 +79,15 @@ class AmbiguousError(UsageError):
 class ColumnRoles:
     """Roles that the command line settles; "none": there is no such column."""
 
-    label: str | None = None
+    label: str | None = None  # several with commas between them
     group: str | None = None
     inputs: tuple[str, ...] = ()
     id: str | None = None
     time: str | None = None
+    separator: str | None = None  # of several labels in a cell
     kind: DataKind | None = None
+    static: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()  # signals of recordings
 
 
 def data_kind(text: str) -> DataKind:
@@ -99,6 +106,8 @@ class Decisions:
     lines: tuple[str, ...]  # a decision each
     sequences: int
     classes: int | None  # None: real numbers
+    units: int  # groups, or sequences: what is never split apart
+    longest: int = 0  # steps of a sequence in a list; 0: not known before it is read
 
 
 def decide(table: Table, given: ColumnRoles) -> Decisions:
@@ -113,12 +122,16 @@ class _Search:
         self.taken: set[str] = set()
         self.options: dict[str, Any] = {}
         self.lines: list[str] = []
-        for option, name in (("--label", given.label), ("--group", given.group), ("--id", given.id)):
+        several = [] if given.label in table.columns else [part.strip() for part in (given.label or "").split(",")]
+        self.flags = [self._take(known(table, name, "--label"), "--label") for name in several if len(several) > 1]
+        label = None if self.flags else given.label
+        for option, name in (("--label", label), ("--group", given.group), ("--id", given.id)):
             if name not in (None, "none"):
                 self._take(known(table, str(name), option), option)
         if given.time not in (None, "none"):
             self._take(known(table, str(given.time), "--time"), "--time")
         self.given_inputs = [self._take(known(table, name, "--inputs"), "--inputs") for name in given.inputs]
+        self.static = [self._take(known(table, name, "--static"), "--static") for name in given.static]
 
     def decide(self) -> Decisions:
         self._find_split()
@@ -126,17 +139,25 @@ class _Search:
         kind: DataKind = "long" if long else self._find_whole_inputs()
         label = self._find_label(None if long is None else long)
         group = self._find_group(long)
+        if kind == "list":
+            self._find_rate()
         if kind in ("long", "wide"):
             self._find_numbers(long is not None)
+        if self.given.channels and kind != "files":
+            raise UsageError("--channels names signals of recordings (WFDB, EDF); these data are none")
         if long is None:
             self._find_row_names()
+        self._use_static(long)
         unit = None if long is None else long.array
         sequences = self.table.rows if unit is None else int(unit.max()) + 1
         classes = self._describe_label(label, unit)
         self._check(label, unit, sequences, classes)
         self._draw_splits(sequences, classes, group)
         self._say_left_out()
-        return Decisions(kind, self.options, tuple(self.lines), sequences, classes)
+        units = sequences if group is None else group.distinct
+        inputs = [*self.options.get("list_columns", ()), self.options.get("list_column")]
+        longest = max((max(self.columns[name].lengths, default=0) for name in inputs if name), default=0)
+        return Decisions(kind, self.options, tuple(self.lines), sequences, classes, units, longest)
 
     # ------------------------------------------------------------------------------------------------------- roles
 
@@ -286,6 +307,9 @@ class _Search:
             return "list"
         if first.kind == "file":
             self._set("file_column", first, f"input: the files that column {first.name!r} names")
+            if self.given.channels:
+                self.options["channels"] = list(self.given.channels)
+                self.lines.append(f"channels: the signals {', '.join(self.given.channels)}")
             return "files"
         self._set("text_column", first, f"input: column {first.name!r}, {_kind_text(first)}")
         if _mean(first) > 1000 and first.words > 20 * first.rows:
@@ -326,6 +350,8 @@ class _Search:
     def _find_label(self, unit: Column | None) -> Column:
         if self.given.label == "none":
             raise UsageError("--label none: a comparison needs a label; name its column")
+        if self.flags:
+            return self.flags[0]
         if self.given.label is not None:
             return self.columns[self.given.label]
         free = [
@@ -410,10 +436,32 @@ class _Search:
             name = unique[0]
         self._set("id_column", self.columns[name], f"id: column {name!r} names the rows")
 
+    def _use_static(self, unit: Column | None) -> None:
+        """What --static names stands beside a sequence."""
+        for column in self.static:
+            if column.kind not in ("number", "text"):
+                raise DataError(
+                    f"--static {column.name}: this column is {_kind_text(column)}; a static feature is a number or word"
+                )
+            if unit is not None and not _constant(column, unit):
+                raise DataError(
+                    f"--static {column.name}: this column changes within a sequence; it may be one of --inputs"
+                )
+        if self.static:
+            self.options["static_columns"] = [column.name for column in self.static]
+            self.lines.append(f"beside the sequence: {_count(self.static)}")
+
     # ------------------------------------------------------------------------------------------------------ checks
 
     def _describe_label(self, label: Column, unit: NDArray[np.int64] | None) -> int | None:
         """How many classes; None of real numbers."""
+        if self.flags:
+            return self._describe_flags(unit)
+        separator = self._separator(label)
+        if label.kind == "list" and unit is None and label.in_time and not label.empty:
+            return self._describe_label_lists(label)
+        if separator is not None or label.kind == "list":
+            return self._describe_sets(label, separator)
         self.options["label_column"] = label.name
         if label.kind in ("list", "mixed"):
             raise DataError(f"--label {label.name}: this column is {_kind_text(label)}; a label is a word or a number")
@@ -423,10 +471,7 @@ class _Search:
             self.options["per_step"] = True
             self.lines.append(f"label: every step has its own, since {label.name!r} changes within a sequence")
         elif label.empty:
-            raise DataError(
-                f"the label column {label.name!r} is empty in {label.empty:,} of {label.rows:,} rows; leave these rows "
-                "out, or name another with --label COL"
-            )
+            self._ignore_missing(label)
         first = slice(None) if unit is None or "per_step" in self.options else np.unique(unit, return_index=True)[1]
         counts = label.counts(first)
         if label.kind == "number" and (len(counts) > FEW or (not label.whole and len(counts) > FEW // 2)):
@@ -442,16 +487,129 @@ class _Search:
         )
         return len(counts)
 
+    def _ignore_missing(self, *labels: Column) -> None:
+        """Rows without a label are pretrained on. Raises DataError where hardly any row has one."""
+        self.options["missing_labels"] = "ignore"
+        for label in labels:
+            left = label.rows - label.empty
+            if left < FEWEST and "layout" not in self.options and "time_column" not in self.options:
+                raise DataError(
+                    f"the label column {label.name!r} is empty in {label.empty:,} of {label.rows:,} rows, which leaves "
+                    f"{left}; at least {FEWEST} are needed, or name another with --label COL"
+                )
+            if label.empty:
+                self.lines.append(
+                    f"missing: {label.name!r} is empty in {label.empty:,} of {label.rows:,} rows; "
+                    + ("it is not scored there" if len(labels) > 1 else "they are pretrained on, but not finetuned on")
+                )
+
+    def _describe_flags(self, unit: NDArray[np.int64] | None) -> int | None:
+        """Several columns are the label: numbers, or whether each label holds. None of numbers."""
+        columns = self.flags
+        self.options["label_columns"] = [column.name for column in columns]
+        if unit is not None and not all(_constant(each, self.columns[self.options["id_column"]]) for each in columns):
+            self.options["per_step"] = True
+            self.lines.append("label: every step has its own, since they change within a sequence")
+        elif any(column.empty for column in columns):
+            self._ignore_missing(*columns)
+        for column in columns:
+            if not column.distinct:
+                raise DataError(f"the label column {column.name!r} has no value in any row; leave it out of --label")
+        flags = [{value.lower() for value in column.counts()} <= YES_OR_NO.keys() for column in columns]
+        if all(flags):
+            self.options["target"] = "labels"
+            yes = [sum(n for value, n in column.counts().items() if YES_OR_NO[value.lower()]) for column in columns]
+            said = ", ".join(f"{column.name} {n:,}" for column, n in zip(columns[:6], yes, strict=False))
+            self.lines.append(
+                f"label: {len(columns)} labels, each by its own column, and how often they hold ({said}"
+                f"{', …' if len(columns) > 6 else ''})"
+            )
+            return len(columns)
+        if all(column.kind == "number" for column in columns):
+            self.options["target"] = "real"
+            self.lines.append(f"label: {_count(columns)} (real numbers)")
+            return None
+        odd = columns[flags.index(False)]
+        raise DataError(
+            f"--label {self.given.label}: several columns are labels of 0 or 1, no or yes, false or true, or they are "
+            f"numbers, but {odd.name!r} has {_values_text(odd)}"
+        )
+
+    def _separator(self, label: Column) -> str | None:
+        """What stands between several labels in a cell. Raises AmbiguousError where the texts look as if something
+        did, and nobody has said so."""
+        if self.given.separator is not None:
+            return None if self.given.separator == "none" else self.given.separator
+        values = [value for value in label.values if isinstance(value, str)] if label.kind == "text" else []
+        for separator in SEPARATORS:
+            parts = [{part.strip() for part in value.split(separator)} - {""} for value in values]
+            again = Counter(name for each in parts for name in each)
+            if any(len(each) > 1 and all(again[name] > 1 for name in each) for each in parts):
+                first = next(value for value, each in zip(values, parts, strict=True) if len(each) > 1)
+                raise AmbiguousError(
+                    f"column {label.name!r} may hold several labels a row, as in {first[:40]!r}",
+                    "--separator",
+                    [(separator, "several labels with it between them"), ("none", "each text is one class")],
+                )
+        return None
+
+    def _describe_sets(self, label: Column, separator: str | None) -> int:
+        """A cell holds any number of labels; how many there are."""
+        self.options |= {"label_column": label.name, "target": "labels"}
+        how = "a list of labels a row"
+        names: set[str] = set()
+        if separator is not None:
+            self.options["label_separator"] = separator
+            parts = [part.strip() for value in label.counts() for part in value.split(separator)]
+            names = {part for part in parts if part}
+            how = f"{len(names)} labels, any number of them a row, with {separator!r} between them"
+        self.lines.append(f"label: column {label.name!r} ({how})")
+        if label.empty:
+            self.options["missing_labels"] = "none"
+            self.lines.append(
+                f"missing: {label.name!r} is empty in {label.empty:,} of {label.rows:,} rows, which is taken to say "
+                "that no label holds (missing_labels: ignore in the recipes if it is not known)"
+            )
+        return max(2, len(names))
+
+    def _describe_label_lists(self, label: Column) -> int | None:
+        """Labels in time, of which a window has those within it."""
+        self.options["label_column"] = label.name
+        low, high = min(label.lengths), max(label.lengths)
+        shown = f"lists of {low:,}" if low == high else f"lists of {low:,} to {high:,}"
+        few = 1 < len(label.entries) <= FEW
+        if label.numeric and not few:
+            self.options |= {"label_at": "mean", "target": "real"}
+            self.lines.append(f"label: column {label.name!r} ({shown} real numbers); a window has the mean of its own")
+            return None
+        self.options["label_at"] = "majority"
+        self.lines.append(
+            f"label: column {label.name!r} ({shown} labels, {len(label.entries)} different); a window has the "
+            "commonest of its own"
+        )
+        return len(label.entries)
+
+    def _find_rate(self) -> None:
+        """A column that says how many steps a second there are, the same in every row."""
+        for column in self._free("number"):
+            if column.key in RATES and column.distinct == 1 and not column.empty:
+                rate = float(next(iter(column.values)))
+                if rate > 0:
+                    self.taken.add(column.name)
+                    self.options["rate"] = rate
+                    self.lines.append(f"rate: column {column.name!r}, {rate:g} steps a second")
+                return
+
     def _check(self, label: Column, unit: NDArray[np.int64] | None, sequences: int, classes: int | None) -> None:
         if sequences < FEWEST:
             raise DataError(
                 f"there are {sequences} sequences; at least {FEWEST} are needed for training, validation and test"
             )
-        if classes == 1:
+        if classes == 1 and self.options.get("target") != "labels":
             raise DataError(
                 f"the label column {label.name!r} has one value in every training row; there is nothing to learn"
             )
-        if classes is not None and 2 * classes > sequences:
+        if classes is not None and self.options.get("target") != "labels" and 2 * classes > sequences:
             raise DataError(
                 f"the label column {label.name!r} has {classes:,} values in {sequences:,} sequences, as an id has; "
                 "name another with --label COL"
@@ -484,7 +642,11 @@ class _Search:
         left = [name for name in self.columns if name not in self.taken]
         if left:
             shown = ", ".join(map(repr, left[:8])) + (", …" if len(left) > 8 else "")
-            self.lines.append(f"left out: {'column' if len(left) == 1 else 'columns'} {shown}")
+            scalars = [each for each in left if self.columns[each].kind in ("number", "text")]
+            hint = (
+                f" (--static {_quoted(','.join(scalars[:3]))} would show them beside the sequence)" if scalars else ""
+            )
+            self.lines.append(f"left out: {'column' if len(left) == 1 else 'columns'} {shown}{hint}")
         for name in self.table.doubled:
             self.lines.append(f"left out: the columns {name!r}, which have one name")
 

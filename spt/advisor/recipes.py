@@ -24,15 +24,18 @@ class Template:
     where: dict[str, Any]  # path or hub
     lines: tuple[str, ...]  # the decisions
     rows: int  # training rows
+    labelled: int  # of them with a label
     validation: int  # rows
     length: int
     tokens: str | None  # what a token is; None: values
     real: bool
     epochs: float  # of scratch; SPT has as many in both stages together
+    metric: str | None = None  # what is compared, where that is not the usual one
+    unlabelled: Path | None = None  # more rows for pretraining, which then is no self-pretraining
 
     @property
     def batch_size(self) -> int:
-        return 8 if self.rows < 100 else 16 if self.rows < 1000 or self.length > 2048 else 32
+        return 8 if self.labelled < 100 else 16 if self.labelled < 1000 or self.length > 2048 else 32
 
     @property
     def steps_per_epoch(self) -> int:
@@ -64,6 +67,8 @@ def recipe_text(template: Template, candidate: Candidate, changes: dict[str, int
     task = {"name": "custom", **where, **template.task}
     pretraining = round(template.epochs * PRETRAINING, 2)
     finetuning = round(template.epochs - pretraining, 2)
+    objective = {"name": "supervised", **({"scale": "standard"} if template.real else {})}
+    objective |= {"metric": template.metric} if template.metric is not None else {}
     fast = int(candidate.options["d_model"]) < 64
     text = [
         f"# {candidate.name} on {template.source}. {candidate.why}",
@@ -73,10 +78,10 @@ def recipe_text(template: Template, candidate: Candidate, changes: dict[str, int
         _section("task", task),
         _section("model", {"name": candidate.name, **candidate.options, **changes}).rstrip("\n")
         + ("  # as many parameters as the first recipe's, within 5 %\n" if changes else "\n"),
-        _section("pretrain", {"objective": _masks(template)}).rstrip(),
-        _train(template, pretraining, 8e-3 if fast else 2e-3),
+        _section("pretrain", {"objective": _masks(template), **_more_rows(template, folder)}).rstrip(),
+        _train(template, pretraining, 8e-3 if fast else 2e-3, in_steps=template.unlabelled is not None),
         "finetune:",
-        *([_indented({"objective": {"name": "supervised", "scale": "standard"}})] if template.real else []),
+        *([_indented({"objective": objective})] if len(objective) > 1 else []),
         *([] if template.task.get("per_step") else ["  head: {pool: mean}"]),
         _train(template, finetuning, 3e-3 if fast else 1e-3),
         "scratch: # as many epochs as both stages of SPT together",
@@ -85,13 +90,13 @@ def recipe_text(template: Template, candidate: Candidate, changes: dict[str, int
     return "\n".join(line.rstrip("\n") for line in text) + "\n"
 
 
-def study_text(template: Template, names: Sequence[str], seeds: int) -> str:
+def study_text(template: Template, names: Sequence[str], seeds: int, splits: int = 1) -> str:
     """The study of all recipes."""
     study: dict[str, Any] = {"kind": "models" if len(names) > 1 else "compare"}
     study["recipes"] = [f"{name}.yaml" for name in names]
     if len(names) > 1:
         study["match"] = "parameters"
-    study |= {"seeds": seeds, "baselines": "auto"}
+    study |= {"seeds": seeds, **({"splits": splits} if splits > 1 else {}), "baselines": "auto"}
     head = (
         f"# Does self-pretraining help on {template.source}, and with which model? Both arms of every recipe.\n"
         f"# Run: spt study run {STUDY}     More seeds: spt study run {STUDY} --seeds 10\n"
@@ -108,12 +113,19 @@ def _masks(template: Template) -> dict[str, Any]:
     return {"name": "masked", "ratio": 0.5 if span == 1 else 0.3, **({"span": span} if span > 1 else {})}
 
 
-def _train(template: Template, epochs: float, rate: float) -> str:
+def _more_rows(template: Template, folder: Path) -> dict[str, Any]:
+    if template.unlabelled is None:
+        return {}
+    return {"data": os.path.relpath(template.unlabelled, folder), "not_self_pretraining": True}
+
+
+def _train(template: Template, epochs: float, rate: float, in_steps: bool = False) -> str:
+    """`in_steps`: as many updates as so many passes over the training rows are, whatever rows there are beside them."""
     steps = max(1, round(epochs * template.steps_per_epoch))
     return _indented(
         {
             "train": {
-                "epochs": epochs,
+                **({"steps": steps} if in_steps else {"epochs": epochs}),
                 "batch_size": template.batch_size,
                 "learning_rate": rate,
                 "schedule": "cosine",

@@ -5,7 +5,7 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import cached_property
@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from spt.errors import DataError, UsageError
 from spt.tasks.own import arrays, discovery
 from spt.tasks.own.options import Options
+from spt.tasks.own.parsing import MISSING, is_missing
 from spt.tasks.own.tables import FORMATS, read_batches
 
 Kind = Literal["number", "text", "list", "file", "time", "empty", "mixed"]
 PLAIN: set[str] = {"number", "text", "time", "file"}  # cells that stand side by side in a column of text
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
-NUMBERS = re.compile(r"[-+.\d]\S*\s+[-+.\d]")  # how a list begins that is written with blanks
+MANY, LOOKED_AT = 64, 10_000  # different entries of lists, and entries of one that are looked at
+NUMBERS = re.compile(r"([-+.\d]\S*|na\S*)\s+([-+.\d]|na)", re.I)  # how a list begins that is written with blanks
 
 
 @dataclass
@@ -38,6 +40,9 @@ class Column:
     whole: bool = True  # are all numbers integers?
     words: int = 0
     contents: set[str | bytes] = field(default_factory=set)  # of lists, the first two that differ
+    entries: set[Any] = field(default_factory=set)  # of lists, different ones, up to MANY and a list more
+    numeric: bool | None = None  # are all entries seen numbers? None: none was seen, or they are lists
+    repeats: bool = False  # does a list have an entry twice?
 
     def pad(self, n: int) -> None:
         """Rows up to n do not have the column, as can be in JSON."""
@@ -45,13 +50,17 @@ class Column:
         self.codes.extend([-1] * missing)
         self.kinds["empty"] += missing
 
-    def add(self, cells: Sequence[Any]) -> None:
+    def add(self, cells: Sequence[Any], records: Set[str] = frozenset()) -> None:
         for cell in cells:
             kind, value = _read(cell)
+            if records and str(cell).strip() in records:
+                kind, value = "file", str(cell)
             self.kinds[kind] += 1
             if kind == "list":
                 self.lengths.append(value)
                 self.codes.append(-1)
+                if len(self.entries) <= MANY:
+                    self._look_into(cell)
                 if len(self.contents) < 2:
                     self.contents.add(cell.tobytes() if isinstance(cell, np.ndarray) else str(cell))
                 continue
@@ -63,6 +72,24 @@ class Column:
                 value = value if len(value) <= 200 else hash(value)
             self.codes.append(-1 if kind == "empty" else self.values.setdefault(value, len(self.values)))
 
+    def _look_into(self, cell: Any) -> None:
+        """Note what a list holds."""
+        steps = cell.tolist() if isinstance(cell, np.ndarray) else cell
+        if isinstance(steps, str):
+            steps = json.loads(steps) if steps.lstrip().startswith("[") else steps.split()
+        known = [step for step in steps if isinstance(step, int | float | str) and step == step and step != ""]
+        if known:
+            self.numeric = self.numeric is not False and all(_read(step)[0] == "number" for step in known[:MANY])
+            self.entries.update(known[:LOOKED_AT])
+            self.repeats = self.repeats or len(set(known[:LOOKED_AT])) < len(known[:LOOKED_AT])
+
+    @property
+    def in_time(self) -> bool:
+        """Are the lists' entries measured one after the other, not a set of names?"""
+        if self.repeats or not self.numeric:
+            return self.repeats
+        return len(self.entries) > MANY or not all(float(entry).is_integer() for entry in self.entries)
+
     @cached_property
     def kind(self) -> Kind:
         kinds = {kind for kind, count in self.kinds.items() if count and kind != "empty"}
@@ -70,7 +97,14 @@ class Column:
             return "empty"
         if len(kinds) == 1:
             return kinds.pop()  # type: ignore[return-value]
+        if kinds == {"number", "text"} and not self._texts - MISSING:
+            return "number"
         return "text" if kinds <= PLAIN else "mixed"
+
+    @cached_property
+    def _texts(self) -> set[str]:
+        """Its texts as `MISSING` has them."""
+        return {str(value).strip().lower() for value in self.values if not isinstance(value, float)}
 
     @property
     def rows(self) -> int:
@@ -78,7 +112,8 @@ class Column:
 
     @property
     def empty(self) -> int:
-        return self.kinds["empty"]
+        """Cells without a value; of numbers, also those with a text that says so."""
+        return self.kinds["empty"] + (self.kinds["text"] if self.kind == "number" else 0)
 
     @property
     def constant(self) -> bool:
@@ -177,13 +212,14 @@ def _profile(files: Sequence[Path], only: str | None = None) -> Table:
 
     rows = 0
     for file in files:
+        records = {path.stem for path in file.parent.glob(f"*{arrays.RECORD}")}  # WFDB names them without an ending
         try:
             with read_batches(file, select) as batches:
                 for batch in batches:
                     for name, cells in batch.columns.items():
                         column = columns.setdefault(name, Column(name))
                         column.pad(rows)
-                        column.add(cells.tolist() if isinstance(cells, np.ndarray) else cells)
+                        column.add(cells.tolist() if isinstance(cells, np.ndarray) else cells, records)
                     rows += len(batch.lines)
         except ValueError as error:
             raise DataError(str(error)) from None
@@ -235,7 +271,9 @@ def _read_text(cell: str) -> tuple[str, Any]:
             pass
         if NUMBERS.match(text):
             try:
-                return "list", len([*map(float, text.split())])
+                steps = [float("nan") if is_missing(step) else float(step) for step in text.split()]
+                if not all(map(math.isnan, steps)):
+                    return "list", len(steps)
             except ValueError:
                 pass
         if DATE.match(text):

@@ -25,7 +25,7 @@ from spt.analysis.diff import (
 )
 from spt.config.validation import validation_messages
 from spt.errors import DataError, UsageError
-from spt.report.arms import Row
+from spt.report.arms import Row, Seed
 from spt.report.collect import read_report
 from spt.report.format import (
     ARM,
@@ -39,7 +39,8 @@ from spt.report.format import (
 )
 from spt.report.machine import FORMAT, to_json
 from spt.report.verdict import Decision
-from spt.runs.plan import ARMS, PLAN, Record
+from spt.runs.index import Failure
+from spt.runs.plan import ARMS, PLAN, Place, Record
 
 NOTABLE = 0.05  # relative change of a cost from which it is reported
 
@@ -50,6 +51,7 @@ DECISIONS: dict[Decision, str] = {
     "scratch alone": "scratch beats SPT, on its own",
     "open": "not decided",
     "too few seeds": "too few seeds",
+    "too few splits": "too few splits",
     "no spread": "not decided, no spread",
     "no pair": "no pair finished",
     "different data": "not comparable",
@@ -57,7 +59,7 @@ DECISIONS: dict[Decision, str] = {
 }
 
 MEANS = ("scratch", "spt", "delta")
-COMPARED = (*MEANS, "low", "high", "n", "planned", "p", "holm", "tests", "decision")  # fields of a row
+COMPARED = (*MEANS, "low", "high", "n", "planned", "splits", "p", "holm", "tests", "decision")  # fields of a row
 FROM_SEEDS = ("items", "notes", "scratch_arm", "spt_arm")  # fields that differ wherever seeds do
 # Fields that are compared, follow from others or have a comparison of their own, as an arm's score and costs do.
 REPORTED: dict[str, Any] = {
@@ -187,14 +189,15 @@ def _subject(row: Row) -> tuple[object, ...]:
 
 
 def _side(row: Row) -> Side:
-    pairs = [seed.seed for seed in row.seeds if seed.delta is not None]
+    pairs = [seed.seed if seed.split is None else _place(seed) for seed in row.seeds if seed.delta is not None]
     return {name: getattr(row, name) for name in ("label", *COMPARED, "verdict")} | {"pairs": pairs}
 
 
 def _compare(a: Row, b: Row) -> RowDiff:
     seed_changes = compare(_seeds(a), _seeds(b), missing=MISSING)
-    seeds = tuple(sorted(seed_changes, key=lambda change: int(change.key.partition(".")[0])))
-    failures = compare(*({f"{x.seed}.{x.arm}": x.model_dump() for x in row.failures} for row in (a, b)))
+    order = {_place(seed): (seed.seed, seed.split or "") for row in (a, b) for seed in row.seeds}
+    seeds = tuple(sorted(seed_changes, key=lambda change: order[_seed_arm(change)[0]]))
+    failures = compare(*({f"{_place(x)}.{x.arm}": x.model_dump() for x in row.failures} for row in (a, b)))
     others = compare(*(row.model_dump(exclude=REPORTED) for row in (a, b)))
     costs = compare_numbers(_costs(a), _costs(b))
     changes: dict[str, tuple[Any, ...]] = {
@@ -219,7 +222,7 @@ def _compare(a: Row, b: Row) -> RowDiff:
 def _seeds(row: Row) -> dict[str, dict[str, Any]]:
     """What each arm gave at each seed."""
     return {
-        f"{seed.seed}.{arm}": {
+        f"{_place(seed)}.{arm}": {
             "score": getattr(seed, arm),
             "state": getattr(seed, f"{arm}_state"),
             "run": getattr(seed, f"{arm}_run"),
@@ -227,6 +230,11 @@ def _seeds(row: Row) -> dict[str, dict[str, Any]]:
         for seed in row.seeds
         for arm in ARMS
     }
+
+
+def _place(seed: Seed | Failure) -> str:
+    """A seed, with the split of the data where there are several."""
+    return str(seed.seed) if seed.split is None else str(Place(seed.seed or 0, seed.split))
 
 
 def _costs(row: Row) -> dict[str, float | None]:
@@ -273,7 +281,7 @@ def _warnings(rows: Sequence[RowDiff]) -> Iterator[str]:
 
 def _seed_arm(change: Change) -> tuple[str, str]:
     """What the key of a change names, for people."""
-    number, arm = change.key.split(".")
+    number, _, arm = change.key.rpartition(".")
     return number, ARM.get(arm, "run")
 
 
@@ -341,7 +349,8 @@ def _number_lines(row: RowDiff) -> list[tuple[str, ...]]:
 
 def _remarks(row: RowDiff) -> Iterator[str]:
     def seeds(choose: Callable[[Change], bool]) -> str:
-        return _list_text(sorted({int(_seed_arm(seed)[0]) for seed in row.seeds if choose(seed)}))
+        places = list(dict.fromkeys(_seed_arm(seed)[0] for seed in row.seeds if choose(seed)))
+        return ("; " if any("," in place for place in places) else ", ").join(places)
 
     if added := seeds(lambda seed: seed.there == "b"):
         yield f"seeds added: {added}"
@@ -363,7 +372,7 @@ def _remarks(row: RowDiff) -> Iterator[str]:
         yield f"also different: {', '.join(change.key for change in row.others)}"
 
 
-def _list_text(numbers: Iterable[int]) -> str:
+def _list_text(numbers: Iterable[int | str]) -> str:
     return ", ".join(map(str, numbers))
 
 

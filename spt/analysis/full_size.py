@@ -82,7 +82,7 @@ def full_task(task: Part) -> FullTask:
             found = FullTask(mad.sizes.train_size, mad.steps, Tokens(mad.sizes.vocab), output)
         case _:
             raise UsageError(f"how large the data of task {task.name} are is known from the data alone")
-    return found._replace(rows=max(1, int(found.rows * options["subset_fraction"])))
+    return found._replace(rows=options["subset_rows"] or max(1, int(found.rows * options["subset_fraction"])))
 
 
 def full_network(full: FullTask, model: Part, encoder: EncoderConfig, head: HeadConfig) -> SequenceModel:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from spt.analysis.errors import Evaluation, RunPredictions
@@ -14,10 +15,11 @@ from spt.errors import DataError, UsageError
 from spt.runs.predictions import FILE, NotComparable, read_columns
 from spt.runs.result import Result
 from spt.runtime.distributed import Runtime
-from spt.tasks.base import IGNORED, Classes, Split, TaskData
+from spt.tasks.base import Labels, Split, TaskData, known_targets
 from spt.training.load_run import FinishedRun, load_run, read_finished_run
 from spt.training.losses import answers
 from spt.training.outputs import Computation, network_outputs
+from spt.training.recordings import averaged
 
 
 class LoadedPredictions(NamedTuple):
@@ -44,6 +46,8 @@ def read_predictions(paths: Iterable[Path], split: Literal["test", "val"], runti
     labels = _labels(results)
     evaluation = _evaluation(runs[0], split)
     predictions, notes = [], list(dict.fromkeys(note for result in results for note in result.notes))
+    if lacking := len(runs[0].setup.data.splits[split]) - len(evaluation.rows):
+        notes.append(f"{lacking} rows that lack some of their numbers are left out here")
     for run, label in zip(runs, labels, strict=True):
         run_predictions, run_notes = _predictions(run, evaluation, label, runtime)
         predictions.append(run_predictions)
@@ -79,10 +83,15 @@ def _check_same_rows(runs: list[FinishedRun], split: str) -> None:
 
 def _evaluation(run: FinishedRun, split: Literal["test", "val"]) -> Evaluation:
     data = run.setup.data
-    rows = data.splits[split]
+    rows = _complete(data.splits[split].whole, split)  # of recordings the first windows stand for all
     if not rows.contiguous:
         rows = rows.packed()
     assert rows.targets is not None, "a finetuning run has labelled data"
+    if isinstance(data.target, Labels):
+        raise UsageError(
+            f"{run.path.name} answers several labels a row, which have no confusions; {FILE} in its folder holds every "
+            "answer"
+        )
     part = open_part(run.job.resolved.recipe.task)
     module, config = part.component.module, part.config
     row, step, truth = _items(rows, data)
@@ -111,12 +120,22 @@ def _evaluation(run: FinishedRun, split: Literal["test", "val"]) -> Evaluation:
     )
 
 
+def _complete(rows: Split, split: str) -> Split:
+    """The rows whose numbers are all known. Raises DataError without one."""
+    if rows.per_step or rows.targets is None or rows.targets.ndim == 1:
+        return rows
+    known = known_targets(np.asarray(rows.targets)).all(axis=1)
+    if not known.any():
+        raise DataError(f"no {split} row has all of its numbers, so there are no errors to compare")
+    return rows if known.all() else rows.take(np.flatnonzero(known))
+
+
 def _items(rows: Split, data: TaskData) -> tuple[NDArray[np.int32], NDArray[np.int32] | None, NDArray[Any]]:
     """(m,) row, (m,) step and (m,) or (m, K) truth of every item; of steps, those that have a target."""
     truth = np.asarray(rows.targets)
     if not rows.per_step:
         return np.arange(len(rows), dtype=np.int32), None, truth
-    places = np.flatnonzero(truth != IGNORED if isinstance(data.target, Classes) else np.isfinite(truth[:, 0]))
+    places = np.flatnonzero(known_targets(truth).reshape(len(truth), -1).any(axis=1))
     row = np.repeat(np.arange(len(rows), dtype=np.int32), rows.lengths)[places]
     return row, (places - rows.starts[row]).astype(np.int32), truth[places]
 
@@ -147,7 +166,9 @@ def _predictions(
             return stored, _margin_note(stored)
         except NotComparable as error:
             notes.append(f"{error}: the network of {run.path.name} has computed them again")
-    predicted, margin = _recompute(run, evaluation.rows, runtime)
+    windows = run.data.splits[evaluation.split]
+    together = windows.recordings is not None and evaluation.step is None
+    predicted, margin = _recompute(run, windows if together else evaluation.rows, runtime)
     if evaluation.step is not None:
         places = evaluation.rows.starts[evaluation.row] + evaluation.step
         predicted, margin = predicted[places], None if margin is None else margin[places]
@@ -191,6 +212,8 @@ def _stored(run: FinishedRun, evaluation: Evaluation, label: str) -> RunPredicti
 def _recompute(run: FinishedRun, rows: Split, runtime: Runtime) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
     """The network's predictions: (n,) or (total,) classes and margins, or (n, K) or (total, K) numbers."""
     output = run.setup.output
+    if rows.recordings is not None and not output.per_step:
+        return _recompute_recordings(run, rows, rows.recordings, runtime)
     classes = output.loss == "cross_entropy"
     size = len(rows.values) if output.per_step else len(rows)
     predicted = np.zeros(size, np.int32) if classes else np.zeros((size, output.size), np.float32)
@@ -211,3 +234,19 @@ def _recompute(run: FinishedRun, rows: Split, runtime: Runtime) -> tuple[NDArray
             best = logits.topk(2, dim=-1).values
             margin[places] = (best[..., 0] - best[..., 1]).numpy()
     return predicted, margin
+
+
+def _recompute_recordings(
+    run: FinishedRun, rows: Split, recordings: NDArray[np.int64], runtime: Runtime
+) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+    """Likewise of recordings, by the mean answers to their windows."""
+    output = run.setup.output
+    logits = torch.zeros(len(rows), output.width)
+    for part in network_outputs(run.network, rows, run.data.input, Computation.of_stage(run.setup), runtime):
+        logits[torch.from_numpy(part.rows)] = part.values
+    logits = averaged(output, logits, recordings)
+    predicted = answers(output, logits).numpy()
+    if output.loss != "cross_entropy":
+        return predicted, None
+    best = logits.topk(2, dim=-1).values
+    return predicted[:, 0].astype(np.int32), (best[:, 0] - best[:, 1]).numpy()

@@ -83,7 +83,7 @@ def evaluate_run(run: FinishedRun, data: TaskData, rows: Split, runtime: Runtime
     draw = evaluation_draw(job.train, job.seed, run.result.best_step)
     with stage_threads(run.setup, runtime), runtime.kernels():
         model = setup.model.to(runtime.device)
-        scores, _ = evaluate(model, setup, rows, runtime, draw, at_once=1)
+        scores, _ = evaluate(model, setup, rows, runtime, draw, at_once=1, predict=True)
     return scores
 
 

@@ -35,8 +35,9 @@ from spt.data.features import (
     step_features,
     summaries,
     token_shares,
+    with_static,
 )
-from spt.tasks.base import Classes, TaskData, Tokens
+from spt.tasks.base import Classes, Reals, TaskData, Tokens
 
 BY_PLACE = 1_024  # numbers of a row up to which each is a feature
 MOST_TOKENS = 256  # of a larger vocabulary, the commonest in training
@@ -73,6 +74,7 @@ def fit(data: TaskData, metric: str, seed: int) -> Fitted:
 def _trees_a_round(data: TaskData) -> int:
     if isinstance(data.target, Classes):
         return 1 if data.target.count == 2 else data.target.count
+    assert isinstance(data.target, Reals)
     return data.target.size
 
 
@@ -94,6 +96,7 @@ class _Trees:
         if isinstance(data.target, Classes):
             self.models = [HistGradientBoostingClassifier(**shared)]
         else:
+            assert isinstance(data.target, Reals)
             loss = "absolute_error" if metric == "mae" else "squared_error"
             self.models = [HistGradientBoostingRegressor(loss=loss, **shared) for _ in range(data.target.size)]
 
@@ -131,10 +134,11 @@ def _features(data: TaskData) -> tuple[Answer, str]:
         return lambda asked: step_features(data, asked.split, asked.places), OF_STEPS
     name, summarised = _summarised(data)
     if data.length * (1 if isinstance(data.input, Tokens) else data.input.channels) > BY_PLACE or not even(data):
-        return summarised, joined_name(name, data.train)
+        return lambda asked: with_static(summarised(asked), asked.split, asked.rows), joined_name(name, data.train)
 
     def with_places(asked: Query) -> NDArray[np.float64]:
-        return np.hstack([summarised(asked), _by_place(data, asked)])
+        x = np.hstack([summarised(asked), _by_place(data, asked)])  # NaN where a value is missing, which trees take
+        return with_static(x, asked.split, asked.rows)
 
     return with_places, joined_name(f"{name}, and every step by its place", data.train)
 
@@ -143,7 +147,7 @@ def _summarised(data: TaskData) -> tuple[str, Answer]:
     """What summarises a row, by name."""
     if not isinstance(data.input, Tokens):
         name = "moments, quantiles and catch22 features of each channel"
-        return name, lambda asked: np.hstack([_summaries(asked), catch22.features(asked)])
+        return name, lambda asked: np.hstack([_summaries(data, asked), catch22.features(data.input, asked)])
     input, common = data.input, _common(data)
 
     def shares(asked: Query) -> NDArray[np.float64]:
@@ -174,8 +178,8 @@ def _common(data: TaskData) -> NDArray[np.int64]:
     return np.append(tokens, len(shares) - 1)
 
 
-def _summaries(asked: Query) -> NDArray[np.float64]:
-    return joined([summaries(asked.split, *ends) for ends in spans(asked.split, asked.rows)])
+def _summaries(data: TaskData, asked: Query) -> NDArray[np.float64]:
+    return joined([summaries(data.input, asked.split, *ends) for ends in spans(asked.split, asked.rows)])
 
 
 BASELINE = Baseline("boosting", "Gradient boosting", "Gradient boosting", 1, chance=True, applies=two_classes, fit=fit)

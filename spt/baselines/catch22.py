@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from spt.baselines.base import Baseline, Fitted, Query, only_rows, two_classes
 from spt.baselines.ridge import fit_ridge
-from spt.data.features import CUT, joined, joined_name, spans
-from spt.tasks.base import TaskData, Tokens
+from spt.data.features import joined, joined_name, of_series, spans, with_static
+from spt.tasks.base import TaskData, Tokens, Values
 
 Floats = NDArray[np.float64]
 LONGEST_LAG = 40  # of ami_timescale
@@ -258,20 +258,9 @@ def catch22(values: Floats) -> Floats:
     return np.concatenate([*parts, values.mean(axis=0), values.std(axis=0), [np.log(len(values))]])
 
 
-def features(asked: Query) -> Floats:
+def features(input: Tokens | Values, asked: Query) -> Floats:
     """(m, F) Of pairs, of both sequences, with their distance."""
-    values = asked.split.values
-    return joined(
-        [
-            np.stack(
-                [
-                    catch22(np.asarray(values[a : min(b, a + CUT)], np.float64))
-                    for a, b in zip(starts.tolist(), stops.tolist(), strict=True)
-                ]
-            )
-            for starts, stops in spans(asked.split, asked.rows)
-        ]
-    )
+    return joined([of_series(input, catch22, asked.split, *ends) for ends in spans(asked.split, asked.rows)])
 
 
 def applies(data: TaskData) -> str | None:
@@ -282,7 +271,11 @@ def applies(data: TaskData) -> str | None:
 
 def fit(data: TaskData, metric: str, seed: int) -> Fitted:
     name = f"{len(FEATURES)} features of catch22, mean and deviation of each channel"
-    return fit_ridge(data, metric, features, joined_name(name, data.train))
+
+    def described(asked: Query) -> Floats:
+        return with_static(features(data.input, asked), asked.split, asked.rows)
+
+    return fit_ridge(data, metric, described, joined_name(name, data.train))
 
 
 BASELINE = Baseline(

@@ -3,17 +3,21 @@
 import numpy as np
 
 from spt.baselines.base import Baseline, Fitted, Query, every
-from spt.tasks.base import Classes, TaskData, class_counts
+from spt.tasks.base import Classes, Labels, TaskData, class_counts, label_counts
 
 
 def fit(data: TaskData, metric: str, seed: int) -> Fitted:
     if isinstance(data.target, Classes):
         counts = class_counts(data.train, data.target.count)
         constant, said, rows = counts / counts.sum(), "the commonest training class", int(counts.sum())
+    elif isinstance(data.target, Labels):
+        lacking, holding = label_counts(data.train, data.target.count)
+        constant, rows = np.sign(holding - lacking).astype(np.float64), len(data.train)
+        said = "each label, if it holds in most training rows"
     else:
         targets = np.concatenate([examples.targets for examples in every(data.train)]).astype(np.float64)
-        centre = np.median if metric == "mae" else np.mean  # which of them the metric asks for
-        constant, said, rows = centre(targets, axis=0), f"the {centre.__name__} of the training targets", len(targets)
+        name, centre = ("median", np.nanmedian) if metric == "mae" else ("mean", np.nanmean)  # what the metric asks for
+        constant, said, rows = centre(targets, axis=0), f"the {name} of the training targets", len(targets)
 
     def answer(asked: Query) -> np.ndarray:
         return np.broadcast_to(constant, (len(asked.rows), len(constant)))

@@ -1,12 +1,14 @@
 """The baselines by name, and which of them a task takes."""
 
+import numpy as np
+
 from spt.baselines import boosting, catch22, linear_probe, majority, tfidf
 from spt.baselines.base import Baseline
 from spt.baselines.scores import KNOWN
 from spt.config.objectives import SupervisedOptions, usual_metric
 from spt.config.recipe import ResolvedRecipe
 from spt.config.validation import validate_values
-from spt.tasks.base import Classes, TaskData
+from spt.tasks.base import Classes, Labels, Reals, TaskData
 
 BASELINES: dict[str, Baseline] = {
     each.BASELINE.name: each.BASELINE for each in (majority, linear_probe, tfidf, catch22, boosting)
@@ -18,7 +20,8 @@ def compared_metric(resolved: ResolvedRecipe, data: TaskData) -> str:
     options = validate_values(SupervisedOptions, resolved.recipe.finetune.objective.options)
     if options.metric != "auto":
         return options.metric
-    loss = "cross_entropy" if isinstance(data.target, Classes) else options.loss
+    kinds = {Classes: "cross_entropy", Labels: "binary_cross_entropy"}
+    loss = kinds.get(type(data.target), options.loss)
     return usual_metric(loss, text=data.train.text_bytes is not None)
 
 
@@ -26,4 +29,17 @@ def why_not(name: str, data: TaskData, metric: str) -> str | None:
     """Why a baseline cannot answer this task, in words that follow its name; None where it can."""
     if metric not in KNOWN:
         return f"it gives answers, which have no {metric}"
-    return BASELINES[name].applies(data)
+    if name != "majority" and (reason := _incomplete(data)) is not None:
+        return reason
+    return BASELINES[name].applies(data.labelled())
+
+
+def _incomplete(data: TaskData) -> str | None:
+    """Why only a constant can be fitted, where a row has several answers."""
+    if isinstance(data.target, Labels):
+        return "it answers one class or numbers, and here any number of labels may hold"
+    if isinstance(data.target, Reals) and data.target.missing:
+        known = [np.isfinite(np.asarray(split.targets)) for split in data.labelled().splits.values()]
+        if not all(each.all() for each in known):
+            return "it needs all numbers of a row, and here some are missing"
+    return None

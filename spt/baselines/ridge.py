@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from spt.baselines.base import CHOOSING, ROWS, Fitted, Query, answers, cap_note, drawn
 from spt.baselines.scores import is_better, score
-from spt.tasks.base import Classes, Reals, TaskData
+from spt.tasks.base import Classes, Target, TaskData
 
 Features = Callable[[Query], NDArray[np.float64]]  # (m, F)
 PENALTIES = tuple(10.0**k for k in range(1, -7, -1))  # for each row; the largest first, which wins ties
@@ -60,7 +60,7 @@ def fit_ridge(data: TaskData, metric: str, features: Features, sees: str) -> Fit
     return Fitted(answer, sees, rows, {"penalty": chosen}, len(PENALTIES), cap_note(rows, data.train))
 
 
-def _columns(target: Classes | Reals, targets: NDArray[Any]) -> NDArray[np.float64]:
+def _columns(target: Target, targets: NDArray[Any]) -> NDArray[np.float64]:
     """(n, K) of numbers; of classes +1 and -1, of two of them in one column."""
     if not isinstance(target, Classes):
         return targets.astype(np.float64)

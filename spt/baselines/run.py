@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spt import __version__
-from spt.baselines.base import Fitted, every
+from spt.baselines.base import Fitted, Query, every
+from spt.baselines.base import answers as answer_all
 from spt.baselines.job import BaselineJob
 from spt.baselines.scores import best_classes, scores
 from spt.config.recipe import LOWER_IS_BETTER
@@ -27,7 +28,7 @@ from spt.runs.files import write_json, write_text, writing
 from spt.runs.folder import RunFolder
 from spt.runs.predictions import FILE
 from spt.runtime.signals import cleanup
-from spt.tasks.base import Classes, Split, TaskData, Tokens
+from spt.tasks.base import Classes, Labels, Split, TaskData, Tokens, known_targets
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def _record(run: RunFolder, error: BaseException) -> None:
 
 
 def _compute(job: BaselineJob, run: RunFolder) -> BaselineResult:
-    data, begin = open_task(job.resolved.recipe.task), time.monotonic()
+    data, begin = open_task(job.resolved.recipe.task).labelled(), time.monotonic()
     try:
         with _threads(data):
             fitted = job.baseline.fit(replace(data, test=data.test.unlabelled()), job.metric, job.seed or 0)
@@ -141,7 +142,9 @@ Columns = dict[str, NDArray[Any]]
 
 
 def _scored(fitted: Fitted, data: TaskData, split: Split) -> tuple[dict[str, float], Columns]:
-    """Scores over all rows of a split, and what predictions.parquet holds of them."""
+    """Scores over all rows of a split, or all recordings, and what predictions.parquet holds of them."""
+    if split.recordings is not None:
+        return _scored_recordings(fitted, data, split, split.recordings)
     found, truth, margins, rows = list[Any](), list[Any](), list[Any](), list[Any]()
     for asked, targets in every(split):
         for part in asked.parts():
@@ -155,15 +158,46 @@ def _scored(fitted: Fitted, data: TaskData, split: Split) -> tuple[dict[str, flo
     answers, targets, owners = np.concatenate(found), np.concatenate(truth), np.concatenate(rows)
     if not np.isfinite(answers).all():
         raise DataError("some answers are not finite numbers: training rows or targets are too large for this baseline")
-    columns: Columns = {"id": split.ids}
     if split.per_step:
-        columns |= _of_steps(data, answers, targets, owners, len(split))
-    elif isinstance(data.target, Classes):
-        columns |= {"label": targets, "prediction": answers, "margin": np.concatenate(margins)}
+        columns = {"id": split.ids, **_of_steps(data, answers, targets, owners, len(split))}
     else:
-        for k in range(data.target.size):
-            columns |= {f"target_{k}": targets[:, k], f"prediction_{k}": answers[:, k]}
+        columns = _of_rows(data, split.ids, targets, answers, margins)
     return scores(data.target, targets, answers), columns
+
+
+def _scored_recordings(
+    fitted: Fitted, data: TaskData, split: Split, recordings: NDArray[np.int64]
+) -> tuple[dict[str, float], Columns]:
+    """As networks are scored: by the mean of the scores, or numbers, of a recording's windows."""
+    answered = answer_all(fitted.answer, Query(split.unlabelled(), np.arange(len(split))))
+    _, which, counts = np.unique(recordings, return_inverse=True, return_counts=True)
+    means = np.zeros((len(counts), answered.shape[1]))
+    np.add.at(means, which.reshape(-1), answered)
+    means /= counts[:, None]
+    if not np.isfinite(means).all():
+        raise DataError("some answers are not finite numbers: training rows or targets are too large for this baseline")
+    rows, margins = split.whole, list[Any]()
+    answers: NDArray[Any] = means
+    if isinstance(data.target, Classes):
+        top = np.partition(means, -2, axis=1)[:, -2:]
+        answers, margins = best_classes(means), [top[:, 1] - top[:, 0]]
+    targets = np.asarray(rows.targets)
+    return scores(data.target, targets, answers), _of_rows(data, rows.ids, targets, answers, margins)
+
+
+def _of_rows(
+    data: TaskData, ids: NDArray[Any], targets: NDArray[Any], answers: NDArray[Any], margins: list[Any]
+) -> Columns:
+    if isinstance(data.target, Classes):
+        return {"id": ids, "label": targets, "prediction": answers, "margin": np.concatenate(margins)}
+    columns: Columns = {"id": ids}
+    if isinstance(data.target, Labels):
+        for k in range(data.target.count):
+            columns |= {f"label_{k}": targets[:, k], f"prediction_{k}": (answers[:, k] > 0).astype(np.int64)}
+        return columns
+    for k in range(data.target.size):
+        columns |= {f"target_{k}": targets[:, k], f"prediction_{k}": answers[:, k]}
+    return columns
 
 
 def _of_steps(data: TaskData, answers: NDArray[Any], targets: NDArray[Any], owners: NDArray[Any], n: int) -> Columns:
@@ -174,7 +208,12 @@ def _of_steps(data: TaskData, answers: NDArray[Any], targets: NDArray[Any], owne
 
     if isinstance(data.target, Classes):
         return {"steps": summed(), "right": summed((answers == targets).astype(np.float64))}
-    return {"steps": summed(), "squared_error": summed(np.square(answers - targets).mean(axis=1))}
+    known = known_targets(targets)
+    if isinstance(data.target, Labels):
+        right = ((answers > 0) == (targets == 1)) & known
+        return {"steps": summed(), "right": summed(right.sum(axis=1) / known.sum(axis=1))}
+    squared = np.where(known, np.square(answers - targets), 0.0).sum(axis=1) / known.sum(axis=1)
+    return {"steps": summed(), "squared_error": summed(squared)}
 
 
 def _write_predictions(run: RunFolder, columns: Columns) -> None:

@@ -10,14 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spt.config.recipe import LOWER_IS_BETTER
-from spt.tasks.base import Classes, Reals
+from spt.data.metrics import FROM_NUMBERS, confusion_matrix, of_confusion, of_numbers
+from spt.errors import DataError
+from spt.tasks.base import IGNORED, Classes, Labels, Target
 
 MANY = 256  # classes; of more, macro averages are not kept
-KNOWN = ("accuracy", "f1_macro", "accuracy_macro", "mae", "mse", "r2")  # metrics that answers alone decide
+OF_CLASSES = ("balanced_accuracy", "f1_weighted", "f1_micro", "mcc")  # from spt/data/metrics.py
+KNOWN = ("accuracy", "f1_macro", "accuracy_macro", *OF_CLASSES, "exact_match", "mae", "mse", "r2", *FROM_NUMBERS)
+# These answers alone decide: of probabilities, or of a class that a recipe names, a baseline knows nothing.
 
 
-def scores(target: Classes | Reals, truth: NDArray[Any], found: NDArray[Any]) -> dict[str, float]:
-    """Of classes (m,), or of numbers (m, K)."""
+def scores(target: Target, truth: NDArray[Any], found: NDArray[Any]) -> dict[str, float]:
+    """Of classes (m,), of labels (m, K), each said to hold where a number is above 0, or of numbers (m, K)."""
+    if isinstance(target, Labels):
+        return _of_labels(truth, found > 0)
     if isinstance(target, Classes):
         return _of_classes(truth, found, target.count)
     return _of_numbers(_as_networks_see(truth), np.asarray(found, np.float64))
@@ -28,9 +34,12 @@ def best_classes(scores: NDArray[np.float64]) -> NDArray[np.int64]:
     return scores.argmax(axis=1)
 
 
-def score(target: Classes | Reals, truth: NDArray[Any], answers: NDArray[np.float64], metric: str) -> float:
+def score(target: Target, truth: NDArray[Any], answers: NDArray[np.float64], metric: str) -> float:
     """In one metric, from a score of every class or from numbers (m, K)."""
-    return scores(target, truth, best_classes(answers) if isinstance(target, Classes) else answers)[metric]
+    found = scores(target, truth, best_classes(answers) if isinstance(target, Classes) else answers)
+    if metric not in found:  # of the known ones that may only be so of mape
+        raise DataError(f"{metric} divides by the target, which is 0 in some validation rows; choose mae or mse")
+    return found[metric]
 
 
 def is_better(score: float, best: float | None, metric: str) -> bool:
@@ -48,7 +57,20 @@ def _of_classes(truth: NDArray[Any], found: NDArray[Any], count: int) -> dict[st
     if count > MANY:
         return totals
     true, said, hits = (np.bincount(of, minlength=count).astype(np.float64) for of in (truth, found, truth[right]))
-    return totals | {"f1_macro": _mean(2 * hits, true + said), "accuracy_macro": _mean(hits, true)}
+    totals |= {"f1_macro": _mean(2 * hits, true + said), "accuracy_macro": _mean(hits, true)}
+    return totals | of_confusion(OF_CLASSES, confusion_matrix(truth, found, count), None).scores
+
+
+def _of_labels(truth: NDArray[Any], found: NDArray[np.bool_]) -> dict[str, float]:
+    known, holds = truth != IGNORED, truth == 1
+    right = (found == holds) & known
+    asked, hits, either = known.any(0), (holds & found).sum(0), (holds.astype(int) + (found & known)).sum(0)
+    return {
+        "accuracy": float((right.sum(0)[asked] / known.sum(0)[asked]).mean()),
+        "exact_match": float((right == known).all(1).mean()),
+        "f1_macro": _mean(2.0 * hits, either.astype(np.float64)) if either.any() else 0.0,
+        "f1_micro": float(2 * hits.sum() / either.sum()) if either.any() else 0.0,
+    }
 
 
 def _mean(of: NDArray[np.float64], by: NDArray[np.float64]) -> float:
@@ -57,9 +79,14 @@ def _mean(of: NDArray[np.float64], by: NDArray[np.float64]) -> float:
 
 
 def _of_numbers(truth: NDArray[np.float64], found: NDArray[np.float64]) -> dict[str, float]:
+    if not np.isfinite(truth).all():  # some are missing: each number by itself, and the mean of all
+        columns = [(y, z, np.isfinite(y)) for y, z in zip(truth.T, found.T, strict=True)]
+        each = [_of_numbers(y[known, None], z[known, None]) for y, z, known in columns if known.any()]
+        return {name: float(np.mean([scores[name] for scores in each])) for name in each[0]}
     error = found - truth
     squared, centred = np.square(error).sum(0), truth - truth.mean(0)
     spread = np.square(centred).sum(0)
     constant = spread <= 1e-12 * np.square(truth).sum(0)
     r2 = np.where(constant, squared == 0, 1 - squared / np.where(constant, 1.0, spread))
-    return {"mae": float(np.abs(error).mean()), "mse": float(np.square(error).mean()), "r2": float(r2.mean())}
+    totals = {"mae": float(np.abs(error).mean()), "mse": float(np.square(error).mean()), "r2": float(r2.mean())}
+    return totals | of_numbers(FROM_NUMBERS, truth, found).scores

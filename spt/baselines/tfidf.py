@@ -39,7 +39,7 @@ def fit(data: TaskData, metric: str, seed: int) -> Fitted:
     train, val = _drawn(data, counts.longest), drawn(data.val, CHOOSING, "val")
     found = counts.of(train.asked)
     terms = _Terms(found)
-    x, x_val = terms.of(found), terms.of(counts.of(val.asked))
+    x, x_val = _beside(terms.of(found), train.asked), _beside(terms.of(counts.of(val.asked)), val.asked)
     best, chosen, decide, notes = None, STRENGTHS[0], None, list[str]()
     for strength in STRENGTHS:
         tried, finished = _fitted(data, x, train.targets, strength)
@@ -50,7 +50,7 @@ def fit(data: TaskData, metric: str, seed: int) -> Fitted:
     assert decide is not None
 
     def answer(asked: Query) -> NDArray[np.float64]:
-        return decide(terms.of(counts.of(asked)))
+        return decide(_beside(terms.of(counts.of(asked)), asked))
 
     rows = len(train.asked.rows)
     name = joined_name(f"n-grams of 1 to {counts.longest} tokens, by TF-IDF", data.train)
@@ -123,6 +123,14 @@ class _Terms:
             return found[0]
         first, second = found
         return hstack([first, second, abs(first - second), first.multiply(second)], format="csr")
+
+
+def _beside(x: Any, asked: Query) -> Any:
+    """(m, F) With the static features of the rows."""
+    from scipy.sparse import csr_matrix, hstack
+
+    static = asked.split.static
+    return x if static is None else hstack([x, csr_matrix(np.asarray(static[asked.rows], x.dtype))], format="csr")
 
 
 def _fitted(data: TaskData, x: Any, targets: NDArray[Any], strength: float) -> tuple[Any, bool]:

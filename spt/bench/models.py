@@ -127,8 +127,8 @@ def _with_parameters(variant: Variant, target: int) -> Variant:
     def at(width: int) -> Variant:
         changes = {} if width == given else config.at_scale("d_model", width)
         part = _part(variant.model, variant.options, changes)
-        told = " ".join([*filter(None, [variant.given]), *(f"{name}={value}" for name, value in changes.items())])
-        return replace(variant, options=part.options, given=told)
+        options = " ".join([*filter(None, [variant.given]), *(f"{name}={value}" for name, value in changes.items())])
+        return replace(variant, options=part.options, given=options)
 
     def accepts(width: int) -> bool:
         try:

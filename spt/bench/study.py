@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from spt.bench.timing import Times, Timings, alternate, conditions
 from spt.config.job import Job
 from spt.config.recipe import ResolvedRecipe
+from spt.data.dataset import WHOLE
 from spt.errors import BackendError, UsageError, did_you_mean
 from spt.execution.estimate import MeasuredCosts
 from spt.report.published_numbers import published_pair
@@ -62,7 +63,7 @@ def _on_few_rows(resolved: ResolvedRecipe, batch: int | None) -> ResolvedRecipe:
     """Training from scratch at this batch size, on some batches of the task."""
     train = resolved.recipe.train("scratch")
     train = train.model_copy(update={"batch_size": batch or train.batch_size})
-    task = resolved.recipe.task.model_copy(update={"max_rows": BATCHES * train.batch_size, "subset_fraction": 1.0})
+    task = resolved.recipe.task.model_copy(update={**WHOLE, "max_rows": BATCHES * train.batch_size})
     resolved = resolved.with_train("scratch", train)
     return replace(resolved, recipe=resolved.recipe.model_copy(update={"task": task}))
 

@@ -23,7 +23,14 @@ from spt.runtime.progress import forward_messages
 from spt.runtime.settings import Settings
 from spt.runtime.signals import cleanup
 
-OPTIONAL = {"flash_attn": "FlashAttention kernels", "pykeops": "KeOps kernels", "numba": "fast generators"}
+OPTIONAL = {
+    "flash_attn": "FlashAttention kernels",
+    "pykeops": "KeOps kernels",
+    "numba": "fast generators",
+    "soundfile": "FLAC, Ogg and MP3 sounds",
+    "wfdb": "WFDB recordings",
+    "edfio": "EDF and BDF recordings",
+}
 VARIABLES = ("SPT_RUNS_DIR", "SPT_CACHE_DIR", "SPT_DATA_DIR", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
 
 

@@ -55,6 +55,9 @@ def predict(
             show_default=False,
         ),
     ] = None,
+    calibrated: Annotated[
+        bool, typer.Option("--calibrated", help="Probabilities with the temperature that validation chose.")
+    ] = False,
     overwrite: OverwriteOption = False,
     trust_code: TrustOption = False,
     data_dir: DataOption = None,
@@ -72,7 +75,8 @@ def predict(
     source = _source(rows, split)
     from spt.inference.predict import predict
 
-    summary = predict(run, source, out, _runtime(cpu), overwrite=overwrite, trust_code=trust_code)
+    options = {"overwrite": overwrite, "trust_code": trust_code, "calibrated": calibrated}
+    summary = predict(run, source, out, _runtime(cpu), **options)
     for note in summary.notes:
         notify(f"note: {note}")
     if as_json:

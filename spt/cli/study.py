@@ -47,12 +47,34 @@ ArmsOption = Annotated[
 ]
 
 
+SplitsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--splits",
+        metavar="K|folds=K,repeats=R|random=N",
+        help="Splits of your own data, every arm and seed on each: K folds, repeated, or N random splits.",
+        show_default="the recipe's one",
+    ),
+]
+
+
 @command(compare_app)
 def compare(
-    arguments: RecipesArgument, arms: ArmsOption = None, study: StudyOptions = STUDY, runtime: RuntimeOptions = RUNTIME
+    arguments: RecipesArgument,
+    arms: ArmsOption = None,
+    splits: SplitsOption = None,
+    study: StudyOptions = STUDY,
+    runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Train both arms, scratch and SPT, over seeds, and report the paired difference. Finished runs are reused."""
-    _study("compare", arguments, {"arms": _list(arms, "--arms", str)}, study, runtime)
+    _study("compare", arguments, {"arms": _list(arms, "--arms", str), "splits": _splits(splits)}, study, runtime)
+
+
+def _splits(text: str | None) -> int | dict[str, Any] | None:
+    """`5`, `folds=5,repeats=2` or `random=10`."""
+    if text is None or text.strip().isdecimal():
+        return None if text is None else int(text)
+    return _assigned(text, "--splits")
 
 
 def _study(
@@ -178,10 +200,14 @@ def _split_at_commas(text: str) -> list[str]:
 
 @command(study_app, "compare")
 def study_compare(
-    arguments: RecipesArgument, arms: ArmsOption = None, study: StudyOptions = STUDY, runtime: RuntimeOptions = RUNTIME
+    arguments: RecipesArgument,
+    arms: ArmsOption = None,
+    splits: SplitsOption = None,
+    study: StudyOptions = STUDY,
+    runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Both arms of every recipe: the same as spt compare."""
-    _study("compare", arguments, {"arms": _list(arms, "--arms", str)}, study, runtime)
+    _study("compare", arguments, {"arms": _list(arms, "--arms", str), "splits": _splits(splits)}, study, runtime)
 
 
 MatchOption = Annotated[
@@ -199,11 +225,13 @@ def study_models(
     match: MatchOption = "parameters",
     scale: ScaleOption = "width",
     arms: ArmsOption = None,
+    splits: SplitsOption = None,
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Both arms of several models, each one after the first scaled until it costs as much."""
-    _study("models", arguments, {"match": match, "scale": scale, "arms": _list(arms, "--arms", str)}, study, runtime)
+    options = {"match": match, "scale": scale, "arms": _list(arms, "--arms", str), "splits": _splits(splits)}
+    _study("models", arguments, options, study, runtime)
 
 
 @command(study_app, "compute")
@@ -234,6 +262,7 @@ def study_data(
         str | None,
         typer.Option("--fractions", help="Of the training split.", show_default="0.005,0.01,0.05,0.1,0.5,1"),
     ] = None,
+    rows: Annotated[str | None, typer.Option("--rows", help="Numbers of rows, instead of fractions.")] = None,
     stratified: Annotated[bool, typer.Option("--stratified", help="Each class in its share.")] = False,
     pretrain_on: Annotated[
         Literal["subset", "all"], typer.Option("--pretrain-on", help="The same subset, or all inputs without labels.")
@@ -246,7 +275,8 @@ def study_data(
 ) -> None:
     """Nested subsets of the training split, in both stages."""
     options = {"stratified": stratified, "pretrain_on": pretrain_on, "hold": hold}
-    _study("data", arguments, {"fractions": _list(fractions, "--fractions"), **options}, study, runtime)
+    sizes = {"fractions": _list(fractions, "--fractions"), "rows": _list(rows, "--rows", int)}
+    _study("data", arguments, {**sizes, **options}, study, runtime)
 
 
 @command(study_app, "size")
@@ -287,11 +317,12 @@ def study_variants(
     ],
     match: MatchOption = "none",
     scale: ScaleOption = "width",
+    splits: SplitsOption = None,
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Named variants of a recipe, each a set of changes; they are compared with each other."""
-    options = {"variants": _levels(variant, "--variant"), "match": match, "scale": scale}
+    options = {"variants": _levels(variant, "--variant"), "match": match, "scale": scale, "splits": _splits(splits)}
     _study("variants", arguments, options, study, runtime)
 
 

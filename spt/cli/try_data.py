@@ -25,7 +25,12 @@ def try_data(
         str,
         typer.Argument(metavar="DATA", help="A table, a folder of tables or sounds, an .npz of X and y, owner/name."),
     ],
-    label: Annotated[str | None, typer.Option("--label", metavar="COL", help="The label's column.")] = None,
+    label: Annotated[
+        str | None, typer.Option("--label", metavar="COL,…", help="The label's column; several columns are several.")
+    ] = None,
+    separator: Annotated[
+        str | None, typer.Option("--separator", metavar="TEXT|none", help="Between several labels in a cell: ';'.")
+    ] = None,
     inputs: Annotated[
         str | None, typer.Option("--inputs", metavar="COL,…", help="The columns of the input; several are channels.")
     ] = None,
@@ -39,10 +44,43 @@ def try_data(
     at: Annotated[
         str | None, typer.Option("--time", metavar="COL|none", help="Orders the steps of a sequence.")
     ] = None,
+    static: Annotated[
+        str | None,
+        typer.Option("--static", metavar="COL,…", help="Numbers or categories beside a sequence: age,sex."),
+    ] = None,
     kind: Annotated[
         str | None, typer.Option("--kind", metavar="KIND", help="text, list, wide, long (a row a step) or files.")
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric", metavar="NAME", help="What is compared, as auroc, mcc, f1_macro, spearman.", show_default=False
+        ),
+    ] = None,
+    channels: Annotated[
+        str | None,
+        typer.Option("--channels", metavar="NAME,…", help="The signals of WFDB and EDF files that are read."),
+    ] = None,
+    unlabelled: Annotated[
+        Path | None,
+        typer.Option(
+            "--unlabelled",
+            metavar="DATA",
+            help="More rows without labels for pretraining, which then is no self-pretraining.",
+        ),
+    ] = None,
     budget: Annotated[str, typer.Option("--budget", metavar="TIME", help="For all of it: 20m, 2h, 900s.")] = "30m",
+    splits: Annotated[
+        int | None,
+        typer.Option(
+            "--splits",
+            metavar="K",
+            min=1,
+            max=100,
+            help="K folds of the rows, each the test split once; 1: a single split.",
+            show_default="5 of few rows, if the budget has them",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="Where recipes and runs go.", show_default="NAME-try")
     ] = None,
@@ -53,6 +91,22 @@ def try_data(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what was found, the plan and its times; write and train nothing.")
     ] = False,
+    window: Annotated[
+        str | None, typer.Option("--window", metavar="STEPS|32s", help="Cut recordings into windows of this length.")
+    ] = None,
+    stride: Annotated[
+        str | None, typer.Option("--stride", metavar="STEPS|8s", help="From one window's start to the next one's.")
+    ] = None,
+    resample: Annotated[
+        str | None, typer.Option("--resample", metavar="HZ|1/4", help="Another rate, or a ratio, without aliasing.")
+    ] = None,
+    patch: Annotated[int | None, typer.Option("--patch", metavar="K", help="So many steps are one token.")] = None,
+    spectrogram: Annotated[
+        str | None, typer.Option("--spectrogram", metavar="STEPS,HOP", help="Frames of log power instead of steps.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", metavar="HZ", help="Steps a second, where the data do not say.")
+    ] = None,
     data_dir: DataOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
@@ -61,17 +115,21 @@ def try_data(
     a few models in both arms and says what came of it. The recipes remain, to run and to edit."""
     from spt.advisor.advise import Request, carry_out
     from spt.advisor.columns import ColumnRoles, data_kind
+    from spt.advisor.recordings import given_transforms
     from spt.runtime.settings import Settings
 
-    columns = tuple(part.strip() for part in (inputs or "").split(",") if part.strip())
-    if inputs is not None and not columns:
-        raise UsageError(f"--inputs {inputs!r}: names of columns with commas between them are expected")
-    given = ColumnRoles(label, group, columns, ids, at, data_kind(kind) if kind else None)
-    request = Request(data, given, budget, jobs(jobs_), out, Settings(cpu=cpu, quiet=as_json, debug=debug))
+    columns, beside = _column_names("--inputs", inputs), _column_names("--static", static)
+    signals = _column_names("--channels", channels)
+    given = ColumnRoles(label, group, columns, ids, at, separator, data_kind(kind) if kind else None, beside, signals)
+    settings = Settings(cpu=cpu, quiet=as_json, debug=debug)
+    if unlabelled is not None and not unlabelled.exists():
+        raise UsageError(f"--unlabelled {unlabelled}: no such file or folder")
+    changes = given_transforms(window, stride, resample, patch, spectrogram, rate)
+    request = Request(data, given, budget, jobs(jobs_), out, settings, metric, splits, changes, unlabelled)
     request, advice = _ask_until_clear(request, as_json)
     if dry_run:
         if as_json:
-            print_json(_told(advice, request))
+            print_json(_plan_record(advice, request))
         return
     outcome = carry_out(advice, request, notify)
     page = outcome.study / "report.html"
@@ -85,7 +143,7 @@ def try_data(
                 "recommendation": said.recommendation,
                 "leading": said.leading,
                 "rows": to_json(outcome.report)["rows"],
-                **_told(advice, request),
+                **_plan_record(advice, request),
                 "seconds": outcome.seconds,
                 "report": str(page),
             }
@@ -99,7 +157,14 @@ def try_data(
         raise FailedRuns(f"{outcome.failed} of the runs failed; the report lists them with their reasons")
 
 
-def _told(advice: "Advice", request: "Request") -> dict[str, Any]:
+def _column_names(option: str, given: str | None) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in (given or "").split(",") if part.strip())
+    if given is not None and not names:
+        raise UsageError(f"{option} {given!r}: names of columns with commas between them are expected")
+    return names
+
+
+def _plan_record(advice: "Advice", request: "Request") -> dict[str, Any]:
     from dataclasses import asdict
 
     return {

@@ -27,17 +27,32 @@ from spt.config.recipe import (
 from spt.tasks.base import TaskConfig
 
 Stage = Literal["pretrain", "finetune"]
-NEWER = ("max_hours", "cosine_steps", "cosine_from")  # training settings that runs from before them do not have
+NEWER = ("max_hours", "cosine_steps", "cosine_from", "sampling")  # training settings that older runs do not have
 WITH_REACH = (  # models whose layers can be cut to a reach
     *("transformer", "dlr_attention", "s4", "s4d", "spade", "dss", "dlr", "sgconv", "mega", "tcn"),
     *("liquid_s4", "h3", "hyena"),
 )
-NEWER_OPTIONS = (  # and options of models and tasks, at the value that stands for what there was
+# And options of models and tasks, at the value that stands for what there was.
+NEWER_OPTIONS: tuple[tuple[str, str, Any], ...] = (
     ("custom", "list_columns", []),
+    ("custom", "label_separator", None),
+    ("custom", "missing_labels", "refuse"),
+    ("custom", "missing", "refuse"),
+    ("custom", "static_columns", []),
+    ("custom", "folds", None),
+    ("custom", "fold", 0),
+    ("custom", "pool_splits", False),
+    ("custom", "channels", []),
+    *(("custom", option, None) for option in ("rate", "resample", "window", "stride", "label_at", "label_rate")),
+    *(("custom", option, None) for option in ("patch", "spectrogram")),
+    *(("custom", option, "drop") for option in ("last_window", "last_patch")),
+    ("custom", "score", "window"),
     ("dlr", "mask_padding", True),
     ("hf", "bidirectional", False),
     *((model, "reach", None) for model in WITH_REACH),
 )
+NEWER_OF_TASKS = {"subset_rows": None, "subset_vocabulary": "subset"}  # likewise, of every task
+NEWER_OBJECTIVE_OPTIONS = (("positive", None),)  # and options of objectives
 FORMAT = 1  # raised when the same recipe would compute something else
 
 
@@ -102,7 +117,7 @@ class Job:
             "task": {"name": self.resolved.identities["task"], **without_paths("tasks", recipe.task)},
             "model": {"name": self.resolved.identities["model"], **without_paths("models", recipe.model)},
             "encoder": _without_defaults(recipe.encoder),
-            "objective": stage.objective.model_dump(mode="json"),
+            "objective": _objective_settings(stage.objective),
             "head": _without_defaults(stage.head),
             "train": _train_settings(self.train),
             "parent": self.parent.settings() if isinstance(self.parent, Job) else self.parent_key,
@@ -114,14 +129,15 @@ class Job:
         keys; without those that have no effect on this job."""
         recipe, stage = self.resolved.recipe, self.settings_stage
         if isinstance(stage, Pretrain):
-            return {"shuffle_steps": True} if stage.shuffle_steps else {}
-        options: dict[str, Any] = {"freeze": True} if stage.freeze else {}
+            options: dict[str, Any] = {"shuffle_steps": True} if stage.shuffle_steps else {}
+            return options | ({} if stage.data is None else {"more_data": self.resolved.pretraining_data})
+        options = {"freeze": True} if stage.freeze else {}
         if self.parent is not None and stage.load != "all":
             options["load"] = sorted(stage.load)
         if stage.joint:
             pretrain = recipe.pretrain
             pretraining = {
-                "objective": pretrain.objective.model_dump(mode="json"),
+                "objective": _objective_settings(pretrain.objective),
                 "head": _without_defaults(pretrain.head),
             }
             options["joint"] = {"weight": stage.joint, **pretraining}
@@ -144,6 +160,13 @@ def _without_defaults(config: EncoderConfig | HeadConfig | StepHeadConfig) -> di
     return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
 
+def _objective_settings(part: Part) -> dict[str, Any]:
+    """Likewise."""
+    return {
+        key: value for key, value in part.model_dump(mode="json").items() if (key, value) not in NEWER_OBJECTIVE_OPTIONS
+    }
+
+
 def _train_settings(train: Train) -> dict[str, Any]:
     """Settings that came later are left out where they are not set, so that older runs keep their keys."""
     return train.model_dump(mode="json", exclude={name for name in NEWER if getattr(train, name) is None})
@@ -155,6 +178,8 @@ def without_paths(kind: Literal["models", "tasks"], part: Part) -> dict[str, Any
     left_out |= {
         option for name, option, value in NEWER_OPTIONS if (part.name, part.options.get(option)) == (name, value)
     }
+    if kind == "tasks":
+        left_out |= {option for option, value in NEWER_OF_TASKS.items() if part.options.get(option) == value}
     return {key: value for key, value in part.options.items() if key not in left_out}
 
 
@@ -172,6 +197,7 @@ class Cell(NamedTuple):
     arm: str
     row: int  # of the study, or the number of the setting
     job: Job
+    split: str | None = None  # of the data, where the study has several
 
 
 def digest(value: Mapping[str, Any]) -> str:

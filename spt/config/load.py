@@ -236,6 +236,9 @@ def anchor_paths(raw: dict[str, Any], folder: Path) -> None:
             part["name"] = str(folder / os.path.expanduser(part["name"]))
         for key in path_options(KINDS[place], part):
             part[key] = str(folder / os.path.expanduser(part[key]))
+    stage = raw.get("pretrain")
+    if isinstance(stage, dict) and isinstance(stage.get("data"), str):
+        stage["data"] = str(folder / os.path.expanduser(stage["data"]))
 
 
 def path_options(kind: Kind, part: Mapping[str, Any]) -> set[str]:

@@ -3,9 +3,9 @@
 No torch here: reading a recipe needs the options alone.
 """
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from spt.config.recipe import Metric
 
@@ -25,19 +25,30 @@ class SupervisedOptions(ObjectiveOptions):
 
     loss: Literal["auto", "cross_entropy", "l1", "l2", "gaussian"] = Field(
         "auto",
-        description="auto: cross_entropy or l2; gaussian: a mean and a variance (elu + 1) for each target, scored by "
-        "the negative logarithm of the normal density (S5 paper, appendix G.3.8); mae, mse, r2 are those of the means",
+        description="auto: cross_entropy (of labels binary) or l2; gaussian: a mean and a variance (elu + 1) for each "
+        "target, scored by the negative logarithm of the normal density (S5 paper, appendix G.3.8); mae, mse, r2 are "
+        "those of the means",
     )
-    class_weights: Literal["none", "batch"] = Field(
+    class_weights: Literal["none", "batch", "balanced"] | dict[str, float] = Field(
         "none",
-        description="batch: every class that a global batch has counts alike, an answer of it 1 / its count there, as "
-        "in the DLR paper's Pathfinder-Segmentation; an evaluation counts over the whole split",
+        description="balanced: an answer counts n / (classes * count of its class) by the training rows in use, as in "
+        "scikit-learn, a label that holds as often as it does not; or {label: weight}, 1 where none is said; in "
+        "training alone, an evaluation counts all answers alike. batch: every class that a global batch has counts "
+        "alike, an answer of it 1 / its count there, as in the DLR paper's Pathfinder-Segmentation; an evaluation "
+        "counts so over the whole split",
     )
     metric: Metric = Field(
         "auto",
-        description="what is compared, and selects under select_by auto: accuracy, f1_macro and accuracy_macro (all "
-        "classes alike), mse (l2, gaussian), mae (l1), r2, loss, of language models bits_per_byte or perplexity; auto: "
-        "the first that fits",
+        description="what is compared, and selects under select_by auto: of classes accuracy, balanced_accuracy (the "
+        "same as accuracy_macro), f1 (of the class `positive`), f1_macro, f1_weighted, f1_micro, mcc, auroc, auprc, "
+        "log_loss; of labels f1_macro, f1_micro, accuracy (their mean), exact_match, mcc, auroc, auprc (means over "
+        "labels); of numbers mse (l2, gaussian), mae (l1), mape, r2, spearman; loss; of language models bits_per_byte "
+        "or perplexity; auto: the first that fits",
+    )
+    positive: str | None = Field(
+        None,
+        description="the class that f1, auroc and auprc are of: its label where the task names its classes, else its "
+        "number; null: of two classes the second, of more the mean over classes",
     )
     scale: Literal["none", "standard", "range", "reference"] = Field(
         "none",
@@ -45,6 +56,27 @@ class SupervisedOptions(ObjectiveOptions):
         "mse and r2 stay in the task's units. standard: mean 0, variance 1; range: 2 (y - lo) / (hi - lo) - 1 with "
         "lo = min y, hi = max y; reference: the same with lo = min |y|, hi = max |y|, as in the published code (BIDMC)",
     )
+
+    @field_validator("class_weights", mode="before")
+    @classmethod
+    def _by_label(cls, weights: Any) -> Any:
+        """Labels as text, as they stand in files: YAML takes 1 for a number and true for a truth value."""
+        if not isinstance(weights, dict):
+            return weights
+        return {str(label).lower() if isinstance(label, bool) else str(label): w for label, w in weights.items()}
+
+    @field_validator("class_weights")
+    @classmethod
+    def _are_weights(cls, weights: Any) -> Any:
+        if isinstance(weights, dict) and (not weights or not all(weight > 0 for weight in weights.values())):
+            raise ValueError(f"{weights} are no weights; give a label at least, and to each a number above 0")
+        return weights
+
+    @field_validator("positive", mode="before")
+    @classmethod
+    def _label_of_digits(cls, positive: Any) -> Any:
+        """YAML reads 1 as a number, which is a class's label all the same."""
+        return str(positive) if isinstance(positive, int) and not isinstance(positive, bool) else positive
 
 
 class DenoisingOptions(ObjectiveOptions):
@@ -81,4 +113,6 @@ def usual_metric(loss: str, text: bool = False) -> Metric:
     that is minimised (SPT paper, appendix C)."""
     if loss == "cross_entropy":
         return "bits_per_byte" if text else "accuracy"
+    if loss == "binary_cross_entropy":
+        return "f1_macro"
     return "mae" if loss == "l1" else "mse"

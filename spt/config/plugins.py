@@ -67,11 +67,23 @@ def listing(kind: Kind) -> list[Listing]:
 
 
 def _ours(kind: Kind) -> list[Listing]:
-    folder, rows = Path(importlib.import_module(f"spt.{kind}").__path__[0]), []
-    for path in (*folder.glob("*.py"), *folder.glob("*/__init__.py")):
-        state = path.stat()
-        rows.append(_describe(kind, path, state.st_mtime_ns, state.st_size))
-    return sorted(filter(None, rows))
+    folder = _folder(kind)
+    paths = (*folder.glob("*.py"), *folder.glob("*/__init__.py"))
+    return sorted(filter(None, (_described(kind, path) for path in paths)))
+
+
+def _is_ours(kind: Kind, name: str) -> bool:
+    files = (_folder(kind) / f"{name}.py", _folder(kind) / name / "__init__.py") if name.isidentifier() else ()
+    return any(path.is_file() and _described(kind, path) for path in files)
+
+
+def _folder(kind: Kind) -> Path:
+    return Path(importlib.import_module(f"spt.{kind}").__path__[0])
+
+
+def _described(kind: Kind, path: Path) -> Listing | None:
+    state = path.stat()
+    return _describe(kind, path, state.st_mtime_ns, state.st_size)
 
 
 def _plugins(kind: Kind) -> list["importlib.metadata.EntryPoint"]:
@@ -102,8 +114,7 @@ def _describe(kind: Kind, path: Path, changed: int, size: int) -> Listing | None
 
 
 def _from_package(kind: Kind, name: str) -> ModuleType:
-    known = {row.name for row in _ours(kind)}
-    if name in known:  # before looking for plug-ins, which takes long
+    if _is_ours(kind, name):  # before looking for plug-ins, which takes long
         return importlib.import_module(f"spt.{kind}.{name}")
     plugins = {entry.name: entry for entry in _plugins(kind)}
     if name in plugins:
@@ -123,7 +134,7 @@ def _from_package(kind: Kind, name: str) -> ModuleType:
             if error.name != name.split(".")[0]:
                 raise UsageError(f"there is no module {error.name}, though {name.split('.')[0]} exists") from error
     what = kind.removesuffix("s")
-    hint = did_you_mean(name, known | set(plugins))
+    hint = did_you_mean(name, {row.name for row in _ours(kind)} | set(plugins))
     raise UsageError(f"unknown {what} {name!r}{hint or f' (spt list {kind} shows them; a file of yours ends in .py)'}")
 
 

@@ -7,6 +7,7 @@ loading a recipe does, because a component's own options are checked by the comp
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -20,16 +21,28 @@ Metric = Literal[
     "accuracy",
     "f1_macro",
     "accuracy_macro",
+    "balanced_accuracy",
+    "f1",
+    "f1_weighted",
+    "f1_micro",
+    "exact_match",
+    "mcc",
+    "auroc",
+    "auprc",
+    "log_loss",
     "mae",
     "mse",
     "r2",
+    "mape",
+    "spearman",
     "perplexity",
     "bits_per_byte",
 ]
 
 LOWER_IS_BETTER = {
-    **dict.fromkeys(("loss", "mae", "mse", "perplexity", "bits_per_byte"), True),
-    **dict.fromkeys(("accuracy", "f1_macro", "accuracy_macro", "r2"), False),
+    **dict.fromkeys(("loss", "log_loss", "mae", "mse", "mape", "perplexity", "bits_per_byte"), True),
+    **dict.fromkeys(("accuracy", "accuracy_macro", "balanced_accuracy", "exact_match", "mcc", "auroc", "auprc"), False),
+    **dict.fromkeys(("f1", "f1_macro", "f1_weighted", "f1_micro", "r2", "spearman"), False),
 }
 
 Initial = Literal["torch", "flax"]  # defaults of a library
@@ -190,6 +203,12 @@ class Train(StrictModel):
     step_factor: float = Field(0.5, gt=0, lt=1, description="steps: what the learning rate is multiplied by at each")
     warmup_steps: int = Field(0, ge=0, description="optimiser steps of linear warm-up")
     warmup_fraction: float | None = Field(None, ge=0, lt=1, description="the same as a share of all steps")
+    sampling: Literal["balanced"] | None = Field(
+        None,
+        description="which rows make an epoch; null: every row once; balanced: as many draws as there are rows, each "
+        "class, or each label and none of them, equally often, so that rows of rare ones repeat and of common ones are "
+        "left out (never in pretraining, which knows no labels)",
+    )
     weight_decay: float = Field(0.0, ge=0, description="AdamW's, decoupled")
     weight_decay_on: Literal["matrices", "all"] = Field(
         "matrices",
@@ -267,11 +286,30 @@ class Pretrain(StrictModel):
     objective: Part = Field(Part(name="masked"), description="what is asked of the network, without labels")
     head: StepHeadConfig = Field(StepHeadConfig(), description="how each step's vector becomes an answer")
     train: Train = Field(description="this stage's training; exactly one budget is needed")
+    data: Path | None = Field(
+        None,
+        description="more rows without labels, for task custom: files like its own, which pretraining sees beside the "
+        "training split; needs not_self_pretraining",
+    )
+    not_self_pretraining: bool = Field(
+        False, description="says that pretraining sees more than the training split; every report repeats it"
+    )
     shuffle_steps: bool = Field(
         False,
         description="a control: the steps of every input change places, each row in an order of its own, the same in "
         "every epoch; padding, times and what is hidden stay where they are",
     )
+
+    @model_validator(mode="after")
+    def _says_what_it_is(self) -> "Pretrain":
+        if self.data is not None and not self.not_self_pretraining:
+            raise ValueError(
+                "data adds rows to the training split, which is no self-pretraining, so another question is answered; "
+                "say not_self_pretraining: true"
+            )
+        if self.not_self_pretraining and self.data is None:
+            raise ValueError("not_self_pretraining goes with data, which is not given")
+        return self
 
 
 class Finetune(StrictModel):
@@ -351,6 +389,7 @@ class ResolvedRecipe:
     notes: tuple[str, ...] = ()  # what loading decided that a user should know
     smoke: Smoke = False
     data: str | None = None  # identity of the task's rows, attached when a job is made
+    pretraining_data: str | None = None  # of pretraining's, where it sees more than these; likewise
 
     @property
     def task_name(self) -> str:

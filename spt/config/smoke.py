@@ -31,7 +31,7 @@ def smoke_recipe(recipe: Recipe, smoke: Smoke, kept: Container[str] = ()) -> Rec
             kept_sizes.add("d_model")
         model = _small_part("models", model, kept_sizes)
     update: dict[str, Any] = {
-        "task": Part(**{**task.model_dump(), "max_rows": 16, "subset_fraction": 1.0}),
+        "task": Part(**{**task.model_dump(), "max_rows": 16, "subset_fraction": 1.0, "subset_rows": None}),
         "model": model,
         "pretrain": recipe.pretrain.model_copy(update={"train": few(recipe.pretrain.train, 4)}),
         "finetune": recipe.finetune.model_copy(update={"train": few(recipe.finetune.train, 4)}),

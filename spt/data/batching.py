@@ -4,7 +4,7 @@ Letters: b examples in a batch, B sequences (of pairs 2 b, else b), L steps, C c
 a split.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from spt.config.budget import steps_per_epoch
 from spt.models.base import Context
-from spt.rng import Draw, order
-from spt.tasks.base import IGNORED, Classes, Reals, Split, Tokens, Values
+from spt.rng import Draw, generator, order
+from spt.tasks.base import IGNORED, Classes, Labels, Reals, Split, Target, Tokens, Values
 
 NOBODY = -1  # an index that stands for no example: evens out the processes' shares, and weighs nothing
 
@@ -25,12 +25,16 @@ class Batch(NamedTuple):
     """Some examples of a split, their sequences on the right padded with zeros. Of pairs, all first sequences come
     first, then all second ones: B = 2 b."""
 
-    x: Int[Tensor, "B L"] | Float[Tensor, "B L C"]  # tokens, or normalised values
+    x: Int[Tensor, "B L"] | Float[Tensor, "B L C"]  # tokens, or normalised values, NaN where one is missing
     raw: Int[Tensor, "B L C"] | None  # the values before normalisation, when they are levels
     context: Context
-    # Of every example, or of every step, IGNORED or NaN where none is scored; None where labels were taken away.
+    # Of every example, or of every step, IGNORED or NaN where none is scored; None where labels were taken away. Labels
+    # are 1, 0, or NaN.
     y: Int[Tensor, " b *L"] | Float[Tensor, "b *L K"] | None
     rows: Int[Tensor, " b"]  # row of the split: the address of chance; NOBODY counts for nothing
+    partly: bool = False  # may a part of an answer be unknown?
+    static: Float[Tensor, "b F"] | None = None  # what stands beside each sequence
+    gaps: bool = False  # may values of this task be missing? (not: is one of this batch)
 
     @property
     def addresses(self) -> Int[Tensor, " B"]:
@@ -44,7 +48,7 @@ class Batch(NamedTuple):
         return self.rows != NOBODY
 
 
-def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, target: Classes | Reals) -> Batch:
+def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, target: Target) -> Batch:
     """These rows of a split as one batch; rows that are NOBODY repeat row 0."""
     rows = np.where(index == NOBODY, 0, index)
     starts, lengths, cuts = split.starts[rows], split.lengths[rows], split.cuts
@@ -76,13 +80,18 @@ def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, targ
         targets = np.array(split.targets[places if split.per_step else rows], dtype=kind, order="C")
         if split.per_step and padded:
             targets[~valid] = IGNORED if isinstance(target, Classes) else np.nan
+        if isinstance(target, Labels):
+            targets[targets == IGNORED] = np.nan
         y = torch.from_numpy(targets)
     times = None
     if split.steps is not None:
         times = torch.from_numpy(np.where(valid, split.steps[places], np.float32(1)))
     real = None if (index != NOBODY).all() else torch.from_numpy(np.tile(index != NOBODY, split.sequences))
     context = Context(mask, padded, times, real)
-    return Batch(x, raw, context, y, torch.from_numpy(np.asarray(index, np.int64)))
+    partly = isinstance(target, Labels) or (isinstance(target, Reals) and target.missing)
+    gaps = isinstance(input, Values) and input.missing
+    static = None if split.static is None else torch.from_numpy(np.asarray(split.static[rows], np.float32))
+    return Batch(x, raw, context, y, torch.from_numpy(np.asarray(index, np.int64)), partly, static, gaps)
 
 
 def shuffled(batch: Batch, draw: Draw) -> Batch:
@@ -104,9 +113,15 @@ def shuffled(batch: Batch, draw: Draw) -> Batch:
 
 
 def training_rows(
-    n: int, batch_size: int, seed: int, start: int, drop_last: bool = False
+    n: int,
+    batch_size: int,
+    seed: int,
+    start: int,
+    drop_last: bool = False,
+    kinds: Sequence[NDArray[np.int64]] | None = None,
 ) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """(epoch, rows of the global batch) for optimiser steps start, start + 1, … without end.
+    """(epoch, rows of the global batch) for optimiser steps start, start + 1, … without end. With the rows of `kinds`,
+    such as classes, an epoch is n draws, in which each kind comes equally often.
 
     The position in the data follows from the step alone, which is what makes resuming exact.
     """
@@ -114,10 +129,34 @@ def training_rows(
     step = start
     while True:
         epoch, first = divmod(step, per_epoch)
-        rows = order(n, seed, epoch)
+        rows = order(n, seed, epoch) if kinds is None else _balanced_order(kinds, n, seed, epoch)
         for k in range(first, per_epoch):
             yield epoch, rows[k * batch_size : (k + 1) * batch_size]
             step += 1
+
+
+def rows_by_kind(split: Split, target: Target) -> list[NDArray[np.int64]]:
+    """The rows of each class; those in which each label holds, and those in which none does."""
+    targets = np.asarray(split.targets)
+    if isinstance(target, Labels):
+        found = [*(targets == 1).T, ~(targets == 1).any(axis=1)]
+    else:
+        found = [targets == k for k in range(target.count)] if isinstance(target, Classes) else []
+    return [rows for rows in map(np.flatnonzero, found) if len(rows)]
+
+
+def _balanced_order(kinds: Sequence[NDArray[np.int64]], n: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """(n,) rows of one epoch, as many of each kind, but for one; none of them again before all of its kind have
+    come."""
+    chance = generator(seed, "balanced order", epoch)
+    fewest, left = divmod(n, len(kinds))
+    first = chance.permutation(len(kinds))[:left]  # have one more
+    drawn = []
+    for kind, rows in enumerate(kinds):
+        count = fewest + int(kind in first)
+        again = [chance.permutation(rows) for _ in range(-(-count // len(rows)))]
+        drawn += again and [np.concatenate(again)[:count]]
+    return chance.permutation(np.concatenate(drawn))
 
 
 def by_length(rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

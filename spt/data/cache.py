@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -19,16 +19,17 @@ from spt import rng
 from spt.config.job import digest
 from spt.config.plugins import Component
 from spt.data.fingerprints import split_record, with_fingerprints
-from spt.data.source import OpenTask, cache_dir, call_hook, data_dir, is_indexable
+from spt.data.source import OpenTask, cache_dir, call_hook, data_dir, is_indexable, temporary_files
 from spt.errors import DataError
 from spt.runs.files import writing
 from spt.runtime.signals import cleanup
 from spt.tasks import __path__ as TASKS
-from spt.tasks.base import Classes, Reals, Split, TaskConfig, TaskData, Tokens, Values, describe
+from spt.tasks.base import Classes, Labels, Reals, Split, Target, TaskConfig, TaskData, Tokens, Values, describe
+from spt.tasks.parallel import AT_ONCE, release
 
 FORMAT = 4
 COLUMNS = [field.name for field in fields(Split) if field.name not in ("starts", "stops", "per_step")]  # as Arrow
-OF_DATA = ("notes", "length", "interval", "future", "row_width")  # fields of the data
+OF_DATA = ("notes", "length", "interval", "future", "row_width", "classes")  # fields of the data
 
 
 def prepared_folder(task: OpenTask) -> Path:
@@ -45,7 +46,7 @@ def prepared_folder(task: OpenTask) -> Path:
     key = {
         "format": FORMAT,
         "options": config.model_dump(mode="json", exclude=shared),
-        "source": _source(component.module),
+        "source": source_hash(component.module),
         "raw": str(raw),
         "files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats],
     }
@@ -64,10 +65,11 @@ def prepare_once(folder: Path, load: Callable[[], TaskData]) -> None:
         with _lock(folder.parent, folder.name):
             if not (folder / "data.json").is_file():
                 _sweep(folder)
-                _write(folder, load())
+                with temporary_files():
+                    _write(folder, load())
 
 
-def _source(module: Any) -> str:
+def source_hash(module: Any) -> str:
     """Hash of the code that reads or generates: a task's file, what it imports of spt.tasks, and the random numbers."""
     files = dict.fromkeys([Path(module.__file__), Path(rng.__file__), *_imported(Path(module.__file__))])
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
@@ -140,9 +142,10 @@ def _write(folder: Path, data: TaskData) -> None:
             data = data.mapped(with_fingerprints)
             for name, split in data.splits.items():
                 # One record batch, so that a column is one zero-copy array.
-                batch = pa.record_batch(_columns(split))
+                batch = pa.record_batch(_columns(split, data.target))
                 with (
-                    pa.OSFile(str(beside / f"{name}.arrow"), "wb") as file,
+                    (beside / f"{name}.arrow").open("wb") as raw,
+                    pa.PythonFile(_Pieces(raw, split.values), "w") as file,
                     pa.ipc.new_stream(file, batch.schema) as out,
                 ):
                     out.write_batch(batch)
@@ -160,19 +163,44 @@ def _write(folder: Path, data: TaskData) -> None:
             remove()
 
 
-def _columns(split: Split) -> dict[str, Any]:
-    """A split as Arrow columns, without what it does not have; rows one behind the other are not copied."""
+class _Pieces:
+    """A file that is given columns whole, and writes those that lie in a file themselves piece by piece."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO, values: NDArray[Any]) -> None:
+        self.file, self.values = file, values
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        for first in range(0, len(view), AT_ONCE):
+            self.file.write(view[first : first + AT_ONCE])
+            if len(view) > AT_ONCE:
+                release(self.values)
+        return len(view)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def close(self) -> None:
+        """Whoever opened the file closes it."""
+
+
+def _columns(split: Split, target: Target) -> dict[str, Any]:
+    """A split as Arrow columns, without what it does not have; rows one behind the other are not copied, and steps that
+    rows share are stored once, as views."""
     import pyarrow as pa
 
-    split = split if split.contiguous else split.packed()
+    shared = not split.contiguous and split.shares_steps
+    split = split if split.contiguous else split.trimmed() if shared else split.packed()
     of_steps = ("values", "steps", "targets") if split.per_step else ("values", "steps")
     columns = {}
     for name in COLUMNS:
         array = getattr(split, name)
         if name == "targets" and not split.per_step:
-            array = array.astype(np.int64 if array.ndim == 1 else np.float64)
+            array = array.astype(np.float64 if isinstance(target, Reals) else np.int64)
         if name in of_steps and array is not None:
-            columns[name] = _lists(array, split.lengths)
+            columns[name] = _views(array, split) if shared else _lists(array, split.lengths)
         elif array is not None:
             columns[name] = pa.array(array) if array.ndim == 1 else _lists(array, np.ones(len(split), np.int64))
     return columns
@@ -187,6 +215,17 @@ def _lists(array: NDArray[Any], lengths: NDArray[np.int64]) -> Any:
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(flat))
 
 
+def _views(array: NDArray[Any], split: Split) -> Any:
+    """Rows that share steps as one Arrow list view a row, not copied."""
+    import pyarrow as pa
+
+    flat = np.ascontiguousarray(array).reshape(-1)
+    width = flat.size // max(len(array), 1)
+    return pa.LargeListViewArray.from_arrays(
+        pa.array(split.starts * width), pa.array(split.lengths * width), pa.array(flat)
+    )
+
+
 def read_prepared(folder: Path) -> TaskData:
     import pyarrow as pa
 
@@ -199,7 +238,8 @@ def read_prepared(folder: Path) -> TaskData:
             splits[name] = _from_columns(table, input, target)
             if manifest["rows"][name] != split_record(splits[name]).model_dump():
                 raise ValueError("other rows than were prepared")
-        data: dict[str, Any] = {name: manifest[name] for name in OF_DATA} | {"notes": tuple(manifest["notes"])}
+        data: dict[str, Any] = {name: manifest[name] for name in OF_DATA if name in manifest}
+        data |= {name: tuple(data[name]) for name in ("notes", "classes") if name in data}
         return TaskData(input, target, **splits, **data)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise DataError(
@@ -207,7 +247,7 @@ def read_prepared(folder: Path) -> TaskData:
         ) from error
 
 
-def _from_columns(table: Any, input: Tokens | Values, target: Classes | Reals) -> Split:
+def _from_columns(table: Any, input: Tokens | Values, target: Target) -> Split:
     """A split whose arrays of steps are views on an Arrow table."""
     from pyarrow.types import is_floating, is_integer
 
@@ -218,11 +258,16 @@ def _from_columns(table: Any, input: Tokens | Values, target: Classes | Reals) -
         rows = chunk.values if hasattr(chunk, "offsets") else chunk
         is_number = is_integer(rows.type) or is_floating(rows.type)
         arrays[name] = _view(rows) if is_number else np.array(rows.to_pylist())
-    channels, size = getattr(input, "channels", None), getattr(target, "size", None)
-    for name, width in (("values", channels), ("targets", size), ("halves", 2)):
+    channels = getattr(input, "channels", None)
+    size = target.count if isinstance(target, Labels) else getattr(target, "size", None)
+    for name, width in (("values", channels), ("targets", size), ("halves", 2), ("static", input.static or None)):
         if width is not None and name in arrays:
             arrays[name] = arrays[name].reshape(-1, width)
-    ends = _view(table.column("values").chunk(0).offsets).astype(np.int64, copy=False) // (channels or 1)
+    rows = table.column("values").chunk(0)
+    ends = _view(rows.offsets).astype(np.int64, copy=False) // (channels or 1)
+    if hasattr(rows, "sizes"):  # views
+        stops = ends + _view(rows.sizes) // (channels or 1)
+        return Split(starts=ends, stops=stops, per_step=target.per_step, **arrays)
     return Split(starts=ends[:-1], stops=ends[1:], per_step=target.per_step, **arrays)
 
 
@@ -234,6 +279,6 @@ def _view(array: Any) -> NDArray[Any]:
 
 def from_spec(spec: dict[str, Any]) -> Any:
     """An input or a target from its description. Raises KeyError, TypeError or ValueError."""
-    kinds: dict[str, Any] = {"Tokens": Tokens, "Values": Values, "Classes": Classes, "Reals": Reals}
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in (Tokens, Values, Classes, Reals, Labels)}
     options = {key: tuple(v) if isinstance(v, list) else v for key, v in spec.items() if key != "kind"}
     return kinds[spec["kind"]](**options)

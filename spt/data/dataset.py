@@ -8,18 +8,23 @@ renamed, so its existence means that it is complete.
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spt.config.job import Stage
 from spt.config.plugins import Component
-from spt.config.recipe import Part, ResolvedRecipe
+from spt.config.recipe import Part, Recipe, ResolvedRecipe
 from spt.data.cache import prepared_folder, read_prepared
 from spt.data.fingerprints import rows_hash
+from spt.data.more_rows import with_more_rows
 from spt.data.source import call_hook, is_indexable, open_part
 from spt.errors import DataError
 from spt.rng import generator
 from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens
+
+WHOLE: dict[str, Any] = {"subset_fraction": 1.0, "subset_rows": None}  # options that leave the training split whole
 
 
 def open_task(part: Part) -> TaskData:
@@ -35,20 +40,31 @@ def open_task(part: Part) -> TaskData:
     whole, max_rows = len(data.train), config.max_rows
     if max_rows is not None:
         data = data.mapped(lambda split: split.take(np.arange(min(max_rows, len(split)))))
-    keep = max(1, int(config.subset_fraction * len(data.train)))
+    keep = _rows_in_use(config, len(data.train), task.component)
     if keep < len(data.train):
         rows = generator(config.subset_seed, "subset").permutation(len(data.train))
         if config.stratified:
             rows = rows[_spread_classes(_training_classes(data, task.component)[rows])]
         data = replace(data, train=data.train.take(rows[:keep]))
     coded = isinstance(data.input, Tokens) and data.input.codes is not None
-    if coded and len(data.train) < whole and hasattr(module, "vocabulary"):
+    if coded and len(data.train) < whole and config.subset_vocabulary == "subset" and hasattr(module, "vocabulary"):
         data = replace(data, input=call_hook(task.component, "vocabulary", config, data.train))
     if hasattr(module, "resample") and getattr(config, "resample_each_epoch", True):
         if data.train.cuts is not None:
             raise DataError(f"task {task.component.identity}: rows of pairs cannot be resampled; leave out resample")
         data = replace(data, resample=partial(_resample, task.component, config, data))
     return data
+
+
+def _rows_in_use(config: TaskConfig, n: int, component: Component) -> int:
+    """How many of n training rows. Raises DataError where there are not as many as are asked for."""
+    if config.subset_rows is None or config.max_rows is not None:  # few rows, for show: as many as they are
+        return max(1, int(config.subset_fraction * n))
+    if config.subset_rows > n:
+        raise DataError(
+            f"task {component.identity}: subset_rows is {config.subset_rows:,}, but the training split has {n:,} rows"
+        )
+    return config.subset_rows
 
 
 def _training_classes(data: TaskData, component: Component) -> NDArray[np.int64]:
@@ -89,6 +105,14 @@ def _resample(component: Component, config: TaskConfig, data: TaskData, ids: NDA
     return rows
 
 
+def open_stage(recipe: Recipe, stage: Stage) -> TaskData:
+    """The data of a stage: the task's, and for pretraining also the rows of `pretrain.data`."""
+    data = open_task(recipe.task)
+    if stage != "pretrain" or recipe.pretrain.data is None:
+        return data
+    return with_more_rows(open_part(recipe.task), data, recipe.pretrain.data)
+
+
 def data_identity(part: Part) -> str:
     """Hash of the rows a task option set gives, inputs and labels: runs on other data have other keys."""
     return rows_hash(open_task(part))
@@ -96,7 +120,9 @@ def data_identity(part: Part) -> str:
 
 def identify_data(resolved: ResolvedRecipe) -> ResolvedRecipe:
     """The recipe with the identity of its data set, which is prepared if it is not yet. Raises DataError."""
-    return replace(resolved, data=data_identity(resolved.recipe.task))
+    recipe = resolved.recipe
+    more = None if recipe.pretrain.data is None else rows_hash(open_stage(recipe, "pretrain"))
+    return replace(resolved, data=data_identity(recipe.task), pretraining_data=more)
 
 
 def training_fingerprints(part: Part) -> NDArray[np.uint64]:
@@ -105,4 +131,4 @@ def training_fingerprints(part: Part) -> NDArray[np.uint64]:
     A generated task is not made whole for this: a row of it cannot be one of other splits.
     """
     whole = {} if is_indexable(open_part(part)) else {"max_rows": None}
-    return open_task(Part(**{**part.model_dump(), "subset_fraction": 1.0, **whole})).train.seen
+    return open_task(Part(**{**part.model_dump(), **WHOLE, **whole})).train.seen

@@ -3,13 +3,13 @@
 Letters: m rows or steps, L steps of a sequence, C channels, V entries of a vocabulary, F features.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.tasks.base import IGNORED, Split, TaskData, Tokens, sequence_lengths
+from spt.tasks.base import Split, TaskData, Tokens, Values, known_targets, sequence_lengths
 
 TOKENS = 256  # of a larger vocabulary, the rest are one
 WIDE = 2_048  # as many numbers are taken as they stand; of more, their moments. Of more tokens, the rest are one
@@ -46,13 +46,64 @@ def joined(parts: Sequence[Features]) -> Features:
 
 
 def joined_name(name: str, split: Split) -> str:
-    return name if split.cuts is None else f"{name} of both sequences, and their distance"
+    name = name if split.cuts is None else f"{name} of both sequences, and their distance"
+    return name if split.static is None else f"{name}; and what stands beside a row"
 
 
 def row_features(data: TaskData, split: Split, rows: NDArray[np.int64]) -> tuple[Features, str]:
     """(m, F) of these rows, and what they are."""
     parts, names = zip(*(_of_sequences(data, split, *ends) for ends in spans(split, rows)), strict=True)
-    return joined(parts), joined_name(names[0], split)
+    return with_static(joined(parts), split, rows), joined_name(names[0], split)
+
+
+def with_static(x: Features, split: Split, rows: NDArray[np.int64]) -> Features:
+    """With what stands beside the sequences of these rows."""
+    return x if split.static is None else np.hstack([x, np.asarray(split.static[rows], np.float64)])
+
+
+def has_gaps(input: Tokens | Values) -> bool:
+    """May values be missing?"""
+    return isinstance(input, Values) and input.missing
+
+
+def with_flags(input: Tokens | Values, values: NDArray[Any]) -> Features:
+    """(m, ..., C) numbers as (m, F); where values may be missing, the training mean in their place, and flags."""
+    x = values.astype(np.float64)
+    if not has_gaps(input):
+        return x.reshape(len(x), -1)
+    gaps = np.isnan(x)
+    x = np.where(gaps, np.array(getattr(input, "mean", 0.0)), x)
+    return np.hstack([x.reshape(len(x), -1), gaps.reshape(len(x), -1)])
+
+
+def filled(input: Tokens | Values, row: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(L, C) without gaps: each on the line between the values beside it, or at the end the nearest one; the training
+    mean, where a channel has none."""
+    gaps = np.isnan(row)
+    if not gaps.any():
+        return row
+    assert isinstance(input, Values)
+    places, whole = np.arange(len(row)), row.copy()
+    for channel in np.flatnonzero(gaps.any(axis=0)).tolist():
+        there = ~gaps[:, channel]
+        known = row[there, channel] if there.any() else np.array([input.mean[channel]])
+        whole[:, channel] = np.interp(places, places[there] if there.any() else [0], known)
+    return whole
+
+
+def of_series(
+    input: Tokens | Values,
+    describe: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    split: Split,
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+) -> Features:
+    """(m, F) What describes the numbers of each sequence; where values may be missing, gaps filled, with the share of
+    each channel that is missing."""
+    rows = (np.asarray(split.values[a : min(b, a + CUT)], np.float64) for a, b in zip(starts, stops, strict=True))
+    if not has_gaps(input):
+        return np.stack([describe(row) for row in rows])
+    return np.stack([np.concatenate([describe(filled(input, row)), np.isnan(row).mean(axis=0)]) for row in rows])
 
 
 def _of_sequences(
@@ -63,9 +114,9 @@ def _of_sequences(
             data.input, split, starts, stops
         ), "how often each token stands in a row, and the row's length"
     if data.train.steps is None and data.length * data.input.channels <= WIDE and even(data):
-        rows = (np.asarray(split.values[a:b], np.float64).reshape(-1) for a, b in zip(starts, stops, strict=True))
-        return np.stack(list(rows)), "all numbers of a row"
-    return summaries(split, starts, stops), "moments and quantiles of each channel, and of its changes"
+        rows = np.stack([np.asarray(split.values[a:b]) for a, b in zip(starts, stops, strict=True)])
+        return with_flags(data.input, rows), "all numbers of a row"
+    return summaries(data.input, split, starts, stops), "moments and quantiles of each channel, and of its changes"
 
 
 def token_shares(input: Tokens, split: Split, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Features:
@@ -79,10 +130,9 @@ def token_shares(input: Tokens, split: Split, starts: NDArray[np.int64], stops: 
     return shares
 
 
-def summaries(split: Split, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Features:
+def summaries(input: Tokens | Values, split: Split, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Features:
     """(m, 9 C + 1) Moments and quantiles of each channel and of its changes, and the logarithm of the length."""
-    rows = (np.asarray(split.values[a : min(b, a + CUT)], np.float64) for a, b in zip(starts, stops, strict=True))
-    return np.stack([_moments(row) for row in rows])
+    return of_series(input, _moments, split, starts, stops)
 
 
 def _moments(row: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -106,8 +156,8 @@ def step_features(data: TaskData, split: Split, places: Places) -> Features:
         ids = np.minimum(data.input.ids(values), TOKENS - 1)
         x = (ids[..., None] == np.arange(min(data.input.vocab, TOKENS))).reshape(len(ids), -1).astype(np.float64)
     else:
-        x = values.reshape(len(values), -1).astype(np.float64)
-    return np.column_stack([x, (places.at - starts) / (stops - starts)])
+        x = with_flags(data.input, values)
+    return with_static(np.column_stack([x, (places.at - starts) / (stops - starts)]), split, places.rows)
 
 
 def scored_steps(split: Split, rows: NDArray[np.int64], most: int | None = None) -> Places:
@@ -131,6 +181,4 @@ def scored_steps(split: Split, rows: NDArray[np.int64], most: int | None = None)
 
 def scored(targets: NDArray[np.generic]) -> NDArray[np.bool_]:
     """(L,) Which steps have a target."""
-    if targets.ndim == 1:
-        return np.asarray(targets != IGNORED)
-    return np.isfinite(targets[:, 0].astype(np.float64))
+    return np.asarray(known_targets(targets).reshape(len(targets), -1).any(axis=1))

@@ -11,18 +11,23 @@ from spt.config.job import digest
 from spt.errors import CheckpointError
 from spt.runs.result import SplitRecord
 from spt.tasks.base import Split, TaskData
+from spt.tasks.parallel import PageRelease
 
 
 def split_record(split: Split) -> SplitRecord:
     """A split's identity, from its rows' fingerprints and its labels, in order."""
-    inputs = hashlib.sha256(np.ascontiguousarray(split.fingerprints).tobytes()).hexdigest()[:16]
+    inputs = np.ascontiguousarray(split.fingerprints).tobytes()
+    if split.static is not None:
+        inputs += np.ascontiguousarray(split.static, np.float32).tobytes()
     targets = None
     if split.targets is not None:
         kind = np.int64 if split.targets.dtype.kind in "iu" else np.float64
         labels = split.answers if split.per_step else np.ascontiguousarray(split.targets, kind)
         assert labels is not None, "prepared rows have fingerprints of their steps' targets"
         targets = hashlib.sha256(np.ascontiguousarray(labels).tobytes()).hexdigest()[:16]
-    return SplitRecord(rows=len(split), inputs=inputs, targets=targets)
+    recordings = None if split.recordings is None else len(np.unique(split.recordings))
+    prints = hashlib.sha256(inputs).hexdigest()[:16]
+    return SplitRecord(rows=len(split), inputs=prints, targets=targets, recordings=recordings)
 
 
 def overlap(data: TaskData) -> dict[str, int]:
@@ -47,7 +52,8 @@ def refuse_leak(pretrained_on: NDArray[np.uint64], training: NDArray[np.uint64],
     """
     foreign = np.setdiff1d(pretrained_on, training)
     for name, split in (("validation", data.val), ("test", data.test)):
-        leaked = np.isin(split.seen, foreign).reshape(len(split), split.sequences).any(axis=1)
+        each = len(split.seen) // max(1, len(split))  # of a pair two sequences, of a window itself and its recording
+        leaked = np.isin(split.seen, foreign).reshape(len(split), max(1, each)).any(axis=1)
         if leaked.any():
             first = split.ids[int(np.flatnonzero(leaked)[0])]
             raise CheckpointError(
@@ -71,7 +77,8 @@ def with_fingerprints(split: Split) -> Split:
 
 
 def fingerprints(split: Split) -> NDArray[np.uint64]:
-    """(n,) One number for each row's input: its bytes, their type, where a pair is cut, when its steps are."""
+    """(n,) One number for each row's input: its bytes, their type, where a pair is cut, when its steps are. Not what
+    stands beside a sequence: one that was seen was seen, whatever its static features."""
     prints = _prints(split.values, split.starts, split.stops)
     if split.steps is not None:
         prints ^= _prints(split.steps, split.starts, split.stops)
@@ -80,8 +87,12 @@ def fingerprints(split: Split) -> NDArray[np.uint64]:
 
 def _prints(array: NDArray[Any], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.uint64]:
     person = array.dtype.str.encode()[:16]
-    prints = np.empty(len(starts), np.uint64)
+    prints, passing = np.empty(len(starts), np.uint64), PageRelease(array)
     for i, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-        row = np.ascontiguousarray(array[start:stop]).reshape(-1).view(np.uint8)
+        row = np.ascontiguousarray(array[start:stop]).reshape(-1)
+        if row.dtype.kind == "f" and (missing := np.isnan(row)).any():
+            row = np.where(missing, row.dtype.type(np.nan), row)  # NaN has many forms
+        row = row.view(np.uint8)
         prints[i] = int.from_bytes(hashlib.blake2b(row.data, digest_size=8, person=person).digest(), "little")
+        passing.visit(start, stop)
     return prints

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from spt.data.features import OF_STEPS, Features, row_features, scored, scored_steps, step_features
 from spt.rng import generator
-from spt.tasks.base import Classes, Split, TaskData
+from spt.tasks.base import Classes, Labels, Reals, Split, TaskData
 
 ROWS = 4_000  # of a split are looked at
 STEPS = 10_000  # likewise, where every step has a target
@@ -18,10 +18,13 @@ def linear_probe(data: TaskData) -> dict[str, Any] | None:
     """Test scores of ridge regression on standardised features of up to 4,000 training rows, and what these are.
 
     Classes: accuracy, of targets +1 and -1 (scikit-learn's RidgeClassifier); real targets: r2. None where the training
-    rows looked at have one class, or no step has a target.
+    rows looked at have one class, or no step has a target; and where some answers of several may be missing.
     """
     from sklearn.linear_model import RidgeClassifier, RidgeCV
 
+    data = data.labelled()
+    if isinstance(data.target, Labels) or not _complete(data):
+        return None
     if data.target.per_step and not (_asked(data.train) and _asked(data.test)):
         return None
     features = _step_features if data.target.per_step else _row_features
@@ -51,6 +54,13 @@ def _step_features(data: TaskData, split: Split, part: str) -> tuple[Features, N
     """The same of scored steps."""
     places = scored_steps(split, generator(0, "probe", part).permutation(len(split)), STEPS)
     return step_features(data, split, places), np.asarray(split.targets)[places.at], OF_STEPS
+
+
+def _complete(data: TaskData) -> bool:
+    """Is every number of every row that has a target known?"""
+    if not isinstance(data.target, Reals) or not data.target.missing:
+        return True
+    return all(bool(np.isfinite(np.asarray(split.targets)).all()) for split in data.splits.values())
 
 
 def _asked(split: Split) -> bool:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from spt.config.plugins import Component, find_plugin
 from spt.config.recipe import Part
 from spt.errors import DataError, SptError, one_line
-from spt.tasks.base import Classes, Reals, TaskConfig, Tokens, Values
+from spt.tasks.base import Classes, Target, TaskConfig, Tokens, Values
+from spt.tasks.parallel import temporary_files_in
 
 
 class OpenTask(NamedTuple):
@@ -74,6 +75,13 @@ def data_dir() -> Path:
     return Path(os.environ.get("SPT_DATA_DIR") or "data")
 
 
+@contextmanager
+def temporary_files() -> Iterator[None]:
+    """What is too large for memory while it is made lies beside the cache."""
+    with temporary_files_in(cache_dir() / "tasks"):
+        yield
+
+
 def is_indexable(task: OpenTask) -> bool:
     """Does the task make only as many rows as are asked for?"""
     return getattr(task.component.module, "INDEXABLE", False) is True
@@ -83,11 +91,12 @@ def reading(task: OpenTask, input: Tokens | Values) -> dict[str, Any]:
     """What new rows are read by, for a JSON file, of a task that reads the user's own; {} of others."""
     if not hasattr(task.component.module, "reading"):
         return {}
-    read: dict[str, Any] = call_hook(task.component, "reading", task.config, data_dir().resolve(), input)
+    with temporary_files():
+        read: dict[str, Any] = call_hook(task.component, "reading", task.config, data_dir().resolve(), input)
     return read
 
 
-def class_names(task: OpenTask, target: Classes | Reals) -> tuple[str, ...]:
+def class_names(task: OpenTask, target: Target) -> tuple[str, ...]:
     """What the task calls each class; () where it does not say."""
     if not (isinstance(target, Classes) and hasattr(task.component.module, "class_names")):
         return ()

@@ -15,7 +15,19 @@ from spt.data.fingerprints import fingerprints, rows_hash
 from spt.data.linear_probe import linear_probe
 from spt.data.source import OpenTask, call_hook, data_dir, open_part
 from spt.errors import DataError
-from spt.tasks.base import Classes, Split, TaskData, Tokens, Values, class_counts, sequence_lengths
+from spt.tasks.base import (
+    Classes,
+    Labels,
+    Split,
+    TaskData,
+    Tokens,
+    Values,
+    class_counts,
+    has_target,
+    known_targets,
+    label_counts,
+    sequence_lengths,
+)
 
 
 def summarise(part: Part, scored: bool = True) -> dict[str, Any]:
@@ -40,8 +52,11 @@ def summarise(part: Part, scored: bool = True) -> dict[str, Any]:
         "times": None if data.train.steps is None else {n: _times(split) for n, split in data.splits.items()},
         "input": str(data.input),
         **_inputs(data),
+        "static": data.input.static,
         "target": str(data.target),
         "targets": {name: _targets(data, split) for name, split in data.splits.items()},
+        **_named(data),
+        **_labelled_rows(data),
         "chance": data.chance() if scored else None,
         "probe": linear_probe(data) if scored else None,
         "guesses": _guesses(data),
@@ -75,12 +90,17 @@ def _findings(data: TaskData) -> list[str]:
     """What is odd about the rows themselves, a sentence each."""
     findings = []
     if isinstance(data.input, Values):
-        ends = [(piece.min(axis=0), piece.max(axis=0)) for piece in data.train.pieces()]
-        low, high = np.min([low for low, _ in ends], axis=0), np.max([high for _, high in ends], axis=0)
+        ends = [_ends(piece) for piece in data.train.pieces()]
+        low, high = np.fmin.reduce([low for low, _ in ends]), np.fmax.reduce([high for _, high in ends])
         flat = np.flatnonzero(low == high)
         if len(flat):
             which = ", ".join(f"{k} ({low[k]:g})" for k in flat[:5].tolist()) + (", …" if len(flat) > 5 else "")
             findings.append(f"{len(flat)} of {data.input.channels} channels are constant in the training rows: {which}")
+    if isinstance(data.target, Labels):
+        _, holding = label_counts(data.train, data.target.count)
+        if few := [name for name, n in zip(data.class_names, holding.tolist(), strict=True) if n < 2]:
+            named = ", ".join(few[:5]) + ", …" * (len(few) > 5)
+            findings.append(f"{len(few)} of {data.target.count} labels hold in fewer than two training rows: {named}")
     if isinstance(data.target, Classes):
         counts = class_counts(data.train, data.target.count)
         rare = int((counts < 2).sum())
@@ -97,12 +117,19 @@ def _findings(data: TaskData) -> list[str]:
     return findings
 
 
+def _ends(piece: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(C,) The least and the largest value of each channel, missing ones left out."""
+    return np.fmin.reduce(piece, axis=0), np.fmax.reduce(piece, axis=0)
+
+
 def _conflicts(split: Split) -> int:
     """Rows whose input stands before with another target."""
     if split.per_step or split.targets is None:
         return 0
     _, first, which = np.unique(split.fingerprints, return_index=True, return_inverse=True)
-    other = np.asarray(split.targets) != np.asarray(split.targets)[first[which]]
+    here = np.asarray(split.targets)
+    there = here[first[which]]
+    other = (here != there) & known_targets(here) & known_targets(there)
     return int(other.reshape(len(split), -1).any(axis=1).sum())
 
 
@@ -116,7 +143,8 @@ def _of_files(task: OpenTask) -> list[str]:
 def _inputs(data: TaskData) -> dict[str, Any]:
     """Range of the values, or how much of the splits the vocabulary covers."""
     if not isinstance(data.input, Tokens):
-        return {"values": {name: _range(split) for name, split in data.splits.items()}}
+        values = {name: _range(split) for name, split in data.splits.items()}
+        return {"values": values, **({"missing": _missing(data)} if data.input.missing else {})}
     if data.input.codes is None or data.input.unknown is None:
         return {"vocabulary": data.input.vocab}
     shares = {}
@@ -128,18 +156,43 @@ def _inputs(data: TaskData) -> dict[str, Any]:
 
 
 def _range(split: Split) -> dict[str, float]:
-    ends = [(float(piece.min()), float(piece.max())) for piece in split.pieces()]
-    return {"min": min(low for low, _ in ends), "max": max(high for _, high in ends)}
+    low, high = zip(*map(_ends, split.pieces()), strict=True)
+    return {"min": float(np.fmin.reduce(low, axis=None)), "max": float(np.fmax.reduce(high, axis=None))}
+
+
+def _missing(data: TaskData) -> dict[str, list[float]]:
+    """Of each channel of every split, the share of values that is missing."""
+    return {
+        name: (sum(np.isnan(piece).sum(axis=0) for piece in split.pieces()) / int(split.lengths.sum())).tolist()
+        for name, split in data.splits.items()
+    }
+
+
+def _named(data: TaskData) -> dict[str, Any]:
+    """What classes or labels are called, where the task says so."""
+    return {"names": [*data.classes]} if data.classes else {}
+
+
+def _labelled_rows(data: TaskData) -> dict[str, Any]:
+    """How many rows of each split have a target, where some have none."""
+    if not data.target.missing or data.target.per_step:
+        return {}
+    counts = {name: int(has_target(split).sum()) for name, split in data.splits.items()}
+    return {} if all(counts[name] == len(split) for name, split in data.splits.items()) else {"labelled": counts}
 
 
 def _targets(data: TaskData, split: Split) -> list[int] | dict[str, list[float]]:
-    """How many rows of each class; or each target's range."""
+    """How many rows of each class; in how many each label holds, and in how many not; or each target's range."""
     targets = np.asarray(split.targets)
+    if isinstance(data.target, Labels):
+        lacking, holding = label_counts(split, data.target.count)
+        unknown = len(targets) - lacking - holding
+        return {"holds": holding.tolist(), "holds not": lacking.tolist(), "unknown": unknown.tolist()}
     if isinstance(data.target, Classes):
         return class_counts(split, data.target.count).tolist()
-    if split.per_step:
-        targets = targets[np.isfinite(targets[:, 0])]
-    return {"min": targets.min(axis=0).tolist(), "mean": targets.mean(axis=0).tolist(), "max": targets.max(0).tolist()}
+    known = np.ma.masked_invalid(targets)
+    low, mean, high = known.min(axis=0), known.mean(axis=0), known.max(axis=0)
+    return {"min": low.tolist(), "mean": mean.tolist(), "max": high.tolist()}
 
 
 def _guesses(data: TaskData) -> dict[str, float]:
@@ -156,9 +209,24 @@ def _guesses(data: TaskData) -> dict[str, float]:
         losses["cross_entropy"] = float(-(val * np.log(guess)).sum() / val.sum())
     if isinstance(data.input, Values):
         median = _median(data.train)  # (C,)
-        apart = sum(np.abs(piece - median).sum(axis=0) for piece in data.val.pieces())
-        losses["l1"] = float(np.mean(apart / int(data.val.lengths.sum()) / np.array(data.input.std)))
+        if data.input.missing:
+            losses["l1"] = _l1_of_observed(data, median)
+        else:
+            pieces = [(np.abs(piece - median).sum(axis=0), len(piece)) for piece in data.val.pieces()]
+            apart, steps = sum(piece for piece, _ in pieces), sum(size for _, size in pieces)
+            losses["l1"] = float(np.mean(apart / steps / np.array(data.input.std)))
     return losses
+
+
+def _l1_of_observed(data: TaskData, median: NDArray[np.float64]) -> float:
+    """As pretraining has it: the mean over steps with a value of the mean over their channels that have one."""
+    assert isinstance(data.input, Values)
+    total, steps = 0.0, 0
+    for piece in data.val.pieces():
+        apart = np.abs(piece - median) / np.array(data.input.std)
+        apart = apart[~np.isnan(apart).all(axis=1)]
+        total, steps = total + float(np.nanmean(apart, axis=1).sum()), steps + len(apart)
+    return total / max(steps, 1)
 
 
 def _median(split: Split) -> NDArray[np.float64]:
@@ -171,7 +239,11 @@ def _median(split: Split) -> NDArray[np.float64]:
         taken += len(pieces[-1])
         if taken >= most:
             break
-    return np.median(np.concatenate(pieces), axis=0).astype(np.float64)
+    found = np.concatenate(pieces)
+    if not np.isnan(found).any():
+        return np.median(found, axis=0).astype(np.float64)
+    known = [channel[~np.isnan(channel)] for channel in found.T]
+    return np.array([np.median(channel) if len(channel) else 0.0 for channel in known], np.float64)
 
 
 def _frequencies(data: TaskData, split: Split, size: int) -> NDArray[np.int64]:
@@ -224,11 +296,21 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", f"one step stands for {summary['interval']:g} (of the task's unit of time)"
     for name, values in summary.get("values", {}).items():
         yield "", f"{name}: values {values['min']:g} to {values['max']:g}"
+    for name, shares in summary.get("missing", {}).items():
+        shown = ", ".join(f"{share:.2%}" for share in shares[:8]) + (", …" if len(shares) > 8 else "")
+        yield "", f"{name}: {shown} of {'each channel' if len(shares) > 1 else 'the values'} missing"
     for name, share in summary.get("unknown", {}).items():
         yield "", f"{name}: {share:.3%} unknown"
+    if summary["static"]:
+        yield "static", f"{summary['static']} numbers beside a sequence"
     yield "target", summary["target"]
     for name, targets in summary["targets"].items():
         yield "", f"{name}: {_target_line(targets)}"
+    if "names" in summary:
+        shown = ", ".join(summary["names"][:20])
+        yield "", f"in the order {shown}{', …' if len(summary['names']) > 20 else ''}"
+    for name, count in summary.get("labelled", {}).items():
+        yield "", f"{name}: {count:,} of {summary['rows'][name]:,} rows have a target"
     if summary["chance"] is not None:
         yield "chance", f"{summary['chance']:.2%} of the test answers are the commonest training class"
     if summary["probe"]:

@@ -8,7 +8,7 @@ import contextlib
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from sklearn.base import (
     BaseEstimator,
     ClassifierMixin,
@@ -25,13 +26,14 @@ from sklearn.base import (
     TransformerMixin,
 )
 from sklearn.utils import assert_all_finite, check_array, check_consistent_length, check_random_state, column_or_1d
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from spt.config.job import Job
 from spt.config.load import anchor_paths, resolve
 from spt.config.plugins import find_plugin
 from spt.config.recipe import ResolvedRecipe
+from spt.config.validation import validate_values, validation_messages
 from spt.data.cache import prepare_once
 from spt.data.fingerprints import rows_hash, with_fingerprints
 from spt.errors import DataError, Interrupted, Stopped, UsageError
@@ -44,7 +46,8 @@ from spt.runs.result import Result
 from spt.runtime import launch
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
-from spt.tasks.base import Classes, Reals, Split, TaskData, row_ids
+from spt.tasks.base import IGNORED, Classes, Labels, Reals, Split, Target, TaskData, known_targets, row_ids
+from spt.tasks.own.transforms import MIXING, TransformOptions
 from spt.training.stage import run_stage
 
 FILE = "estimator.json"
@@ -53,6 +56,7 @@ TASK = "spt.tasks.own.prepared"
 SMALL = {"d_model": 64, "n_layers": 2}  # of any model, where `model_options` say nothing else: data here are small
 RATIO = 0.3  # hidden steps, where `objective` says no more than "masked"
 EVALUATIONS = 20  # of a stage, at most about so many
+TRANSFORMS = ("rate", "resample", "window", "stride", "patch", "spectrogram")  # options of the task custom
 ENGINE = threading.RLock()  # torch's seeds and threads are the process's: one training at a time
 
 
@@ -87,6 +91,14 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         objective: str | dict[str, Any] = "masked",
         tokens: str | None = None,
         max_length: int | None = None,
+        missing: str = "refuse",
+        static_columns: Sequence[str] | None = None,
+        rate: float | None = None,
+        resample: float | str | None = None,
+        window: int | str | None = None,
+        stride: int | str | None = None,
+        patch: int | None = None,
+        spectrogram: dict[str, Any] | None = None,
         pool: str = "mean",
         epochs: int | float = 50,
         learning_rate: float = 1e-3,
@@ -95,6 +107,7 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         pretrain_learning_rate: float = 1e-3,
         pretrain_batch_size: int = 32,
         validation_fraction: float = 0.2,
+        metric: str = "auto",
         random_state: Any = 0,
         device: str = "auto",
         runs_dir: str | Path | None = None,
@@ -106,6 +119,14 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         self.objective = objective
         self.tokens = tokens
         self.max_length = max_length
+        self.missing = missing
+        self.static_columns = static_columns
+        self.rate = rate
+        self.resample = resample
+        self.window = window
+        self.stride = stride
+        self.patch = patch
+        self.spectrogram = spectrogram
         self.pool = pool
         self.epochs = epochs
         self.learning_rate = learning_rate
@@ -114,6 +135,7 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         self.pretrain_learning_rate = pretrain_learning_rate
         self.pretrain_batch_size = pretrain_batch_size
         self.validation_fraction = validation_fraction
+        self.metric = metric
         self.random_state = random_state
         self.device = device
         self.runs_dir = runs_dir
@@ -136,12 +158,12 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         if X_val is None and y_val is None:
             if groups is not None:
                 check_consistent_length(rows.values, groups)
-            strata = targets if targets.ndim == 1 else np.zeros(len(rows), np.int64)
-            held = validation_rows(rows, strata, groups, self.validation_fraction, seed)
+            held = validation_rows(rows, targets, groups, self.validation_fraction, seed)
             train, val = np.flatnonzero(~held), np.flatnonzero(held)
         elif X_val is None or y_val is None:
             raise ValueError("X_val and y_val go together; one of them is missing")
-        self.encoding_ = Encoding.learn(rows.take(train), self.tokens, self.max_length)
+        gaps = self.missing == "hidden"
+        self.encoding_ = Encoding.learn(rows.take(train), self.tokens, self.max_length, gaps, self._transforms())
         training = self.encoding_.split(rows.take(train), targets[train], train)
         if val is not None:
             validation = self.encoding_.split(rows.take(val), targets[val], val)
@@ -156,7 +178,8 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         """The training's data, without test rows."""
         empty = replace(train.take(np.empty(0, np.int64)), values=train.values[:0])
         input, length = self.encoding_.input(train), self.max_length or 0
-        data = TaskData(input, self._target(), train, val, empty, length=length)
+        gaps = not all(known_targets(np.asarray(split.targets)).all() for split in (train, val))
+        data = TaskData(input, self._target(gaps), train, val, empty, length=length)
         if self.self_pretrain and data.length == 1:
             raise ValueError(
                 "n_features=1: sequences of one step leave nothing to learn without labels; fit with "
@@ -181,7 +204,8 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
                 job = self._job(data, root, seed)
                 self.result_: Result = run_stage(job, root, self._runtime())
                 opened = TrainedModel.open(root / job.name)
-                self.model_ = replace(opened, network=opened.network.cpu(), classes=self._class_names())
+                task = {**opened.task, **self.encoding_.transforms}  # what new rows go through
+                self.model_ = replace(opened, network=opened.network.cpu(), classes=self._class_names(), task=task)
                 self.run_ = None if self.runs_dir is None else root / job.name
         except Interrupted as error:  # which a search, that goes on after errors, must not take for one
             raise KeyboardInterrupt from error
@@ -192,12 +216,12 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def _job(self, data: TaskData, root: Path, seed: int) -> Job:
         folder = root / ".data" / rows_hash(data)
         prepare_once(folder, lambda: data)
-        recipe, identities = self._recipe(folder, len(data.train))
+        recipe, identities = self._recipe(folder, len(data.train), len(data.labelled().train))
         resolved = ResolvedRecipe(type(self).__name__, recipe, {}, identities, data=rows_hash(data))
         return Job(resolved, "finetune", seed, Job(resolved, "pretrain", seed) if self.self_pretrain else None)
 
-    def _recipe(self, folder: Path, rows: int) -> Any:
-        def train(epochs: int | float, learning_rate: float, batch_size: int) -> dict[str, Any]:
+    def _recipe(self, folder: Path, rows: int, labelled: int) -> Any:
+        def train(rows: int, epochs: int | float, learning_rate: float, batch_size: int) -> dict[str, Any]:
             batch = min(batch_size, rows)
             every = max(1, round(epochs * -(-rows // batch) / EVALUATIONS))
             options = {"schedule": "cosine", "warmup_fraction": 0.1, "evaluate_every": every}
@@ -211,12 +235,12 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             "model": {"name": self.model, **(self.model_options or {})},
             "pretrain": {
                 "objective": objective,
-                "train": train(self.pretrain_epochs, self.pretrain_learning_rate, self.pretrain_batch_size),
+                "train": train(rows, self.pretrain_epochs, self.pretrain_learning_rate, self.pretrain_batch_size),
             },
             "finetune": {
-                "objective": self._supervised(),
+                "objective": {**self._supervised(), "metric": self.metric},
                 "head": {"pool": self.pool},
-                "train": train(self.epochs, self.learning_rate, self.batch_size),
+                "train": train(labelled, self.epochs, self.learning_rate, self.batch_size),
             },
         }
         anchor_paths(recipe, Path.cwd())
@@ -232,11 +256,25 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             raise EstimatorError(f"validation_fraction={self.validation_fraction}: a share in (0, 1) is expected")
         if self.max_length is not None and self.max_length < 1:
             raise EstimatorError(f"max_length={self.max_length}: at least one step is expected")
+        if self.missing not in ("refuse", "hidden"):
+            raise EstimatorError(f"missing={self.missing!r}: 'refuse' or 'hidden' is expected")
+        if isinstance(self.static_columns, str):
+            raise EstimatorError(f"static_columns={self.static_columns!r}: a list of columns is expected")
         if self.device not in ("auto", "cpu"):
             raise EstimatorError(f"device={self.device!r}: 'auto' or 'cpu' is expected")
         for name in ("epochs", "batch_size", "pretrain_epochs", "pretrain_batch_size"):
             if not getattr(self, name) > 0:
                 raise EstimatorError(f"{name}={getattr(self, name)}: a positive number is expected")
+
+    def _transforms(self) -> dict[str, Any]:
+        """The options that are given; of one sequence's windows the answers are averaged."""
+        given = {name: value for name in TRANSFORMS if (value := getattr(self, name)) is not None}
+        if self.missing == "hidden" and (mixing := [name for name in MIXING if name in given]):
+            raise EstimatorError(f"{mixing[0]} makes every step from several, in which values may be missing")
+        try:
+            return validate_values(TransformOptions, given).model_dump(mode="json", include=set(given))
+        except ValidationError as error:
+            raise EstimatorError("; ".join(validation_messages(TransformOptions, error))) from error
 
     def _seed(self) -> int:
         if isinstance(self.random_state, int | np.integer):
@@ -251,23 +289,25 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     def _read(self, X: Any, *, reset: bool) -> Rows:
         """The rows of X, whose features are those of fit if it had any."""
-        rows = read_rows(X, self)
+        rows = read_rows(X, self, gaps=self.missing == "hidden", static=tuple(self.static_columns or ()))
         if reset:
             for name in ("n_features_in_", "feature_names_in_"):
                 self.__dict__.pop(name, None)
         if rows.columns and (reset or hasattr(self, "n_features_in_")):
-            _check_features(self, X, reset)
+            validate_data(self, X, reset=reset, skip_check_array=True)  # remembers or compares the features
         return rows
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
         tags.input_tags.three_d_array = True
+        tags.input_tags.allow_nan = self.missing == "hidden"
         tags.transformer_tags.preserves_dtype = []
         return tags
 
     def _more_tags(self) -> dict[str, Any]:  # of scikit-learn 1.5
-        return {"requires_y": True, "X_types": ["2darray", "3darray"], "preserves_dtype": []}
+        kinds = {"requires_y": True, "X_types": ["2darray", "3darray"], "preserves_dtype": []}
+        return {**kinds, "allow_nan": self.missing == "hidden"}
 
     # -------------------------------------------------------------------------------------------------------- answers
 
@@ -314,6 +354,14 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         return estimator
 
 
+def _check_known(known: NDArray[np.bool_]) -> None:
+    """Raise ValueError for a column of y (n, [K]) that nobody knows anything of."""
+    empty = np.flatnonzero(~known.reshape(len(known), -1).any(axis=0))
+    if len(empty):
+        where = f"column {empty[0]} of y" if known.ndim == 2 else "y"
+        raise ValueError(f"{where} has no value: every entry is missing; leave it out")
+
+
 class SequenceClassifier(ClassifierMixin, SequenceEstimator):  # type: ignore[misc]
     """Classify sequences: self-pretrain a network on the training inputs, finetune it on their labels; or, with
     `self_pretrain=False`, train it from scratch.
@@ -322,49 +370,173 @@ class SequenceClassifier(ClassifierMixin, SequenceEstimator):  # type: ignore[mi
         model.predict(X_new), model.predict_proba(X_new), model.transform(X_new)
 
     X is an array (n, L) or (n, L, C), a list of arrays of any lengths, texts, or a data frame of numbers or of arrays.
+    y holds a class a row, None or NaN where it is not known; or, (n, K), 1 and 0 for each of K labels, of which any
+    number may hold. `class_weight` is "balanced" or {class: weight}, of labels {column: weight where it holds}; it
+    counts in training alone.
+
+    With missing="hidden", NaN is a missing value, which the network is shown as such; `static_columns` name columns of
+    the frame that stand beside the sequence (age, sex).
     Raises ValueError for parameters and data that cannot be fitted.
     """
 
+    def __init__(
+        self,
+        model: str = "transformer",
+        *,
+        model_options: dict[str, Any] | None = None,
+        self_pretrain: bool = True,
+        objective: str | dict[str, Any] = "masked",
+        tokens: str | None = None,
+        max_length: int | None = None,
+        missing: str = "refuse",
+        static_columns: Sequence[str] | None = None,
+        rate: float | None = None,
+        resample: float | str | None = None,
+        window: int | str | None = None,
+        stride: int | str | None = None,
+        patch: int | None = None,
+        spectrogram: dict[str, Any] | None = None,
+        pool: str = "mean",
+        epochs: int | float = 50,
+        learning_rate: float = 1e-3,
+        batch_size: int = 32,
+        pretrain_epochs: int | float = 50,
+        pretrain_learning_rate: float = 1e-3,
+        pretrain_batch_size: int = 32,
+        validation_fraction: float = 0.2,
+        metric: str = "auto",
+        class_weight: str | dict[Any, float] | None = None,
+        random_state: Any = 0,
+        device: str = "auto",
+        runs_dir: str | Path | None = None,
+        verbose: bool | int = False,
+    ) -> None:
+        super().__init__(
+            model,
+            model_options=model_options,
+            self_pretrain=self_pretrain,
+            objective=objective,
+            tokens=tokens,
+            max_length=max_length,
+            missing=missing,
+            static_columns=static_columns,
+            rate=rate,
+            resample=resample,
+            window=window,
+            stride=stride,
+            patch=patch,
+            spectrogram=spectrogram,
+            pool=pool,
+            epochs=epochs,
+            learning_rate=learning_rate,
+            batch_size=batch_size,
+            pretrain_epochs=pretrain_epochs,
+            pretrain_learning_rate=pretrain_learning_rate,
+            pretrain_batch_size=pretrain_batch_size,
+            validation_fraction=validation_fraction,
+            metric=metric,
+            random_state=random_state,
+            device=device,
+            runs_dir=runs_dir,
+            verbose=verbose,
+        )
+        self.class_weight = class_weight
+
     def _learn_targets(self, y: Any) -> NDArray[np.int64]:
-        labels = self._labels(y)
-        self.classes_, classes = np.unique(labels, return_inverse=True)
+        labels, known = self._labels(y)
+        self._several = labels.ndim == 2
+        if self._several:
+            _check_known(labels != IGNORED)
+            self.classes_ = np.arange(labels.shape[1])
+            return labels
+        self.classes_, classes = np.unique(labels[known], return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y has one class, {_shown(self.classes_[0])}; a classification needs two")
-        return classes.astype(np.int64)
+        targets = np.full(len(labels), IGNORED, np.int64)
+        targets[known] = classes
+        return targets
 
     def _encode_targets(self, y: Any) -> NDArray[np.int64]:
-        labels = self._labels(y)
-        unknown = np.setdiff1d(labels, self.classes_)
+        labels, known = self._labels(y)
+        if self._several or labels.ndim == 2:
+            if not self._several or labels.ndim != 2 or labels.shape[1] != len(self.classes_):
+                raise ValueError(f"y_val has the shape {labels.shape}, unlike y")
+            return labels
+        unknown = np.setdiff1d(labels[known], self.classes_)
         if len(unknown):
             raise ValueError(f"y_val has the label {_shown(unknown[0])}, which y does not have")
-        return np.searchsorted(self.classes_, labels).astype(np.int64)
+        targets = np.full(len(labels), IGNORED, np.int64)
+        targets[known] = np.searchsorted(self.classes_, labels[known])
+        return targets
 
-    def _labels(self, y: Any) -> NDArray[Any]:
+    def _labels(self, y: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """(n,) classes, or (n, K) labels of 1 and 0; and which of them, or which rows, are known."""
         _require(self, y)
+        array = np.asarray(y.toarray() if hasattr(y, "toarray") else y)
+        if array.ndim == 2 and array.shape[1] > 1:
+            flags = check_array(array, input_name="y", estimator=self, ensure_all_finite="allow-nan")
+            known = ~np.isnan(flags.astype(np.float64))
+            filled = np.where(known, flags, 0)
+            if type_of_target(filled) == "multilabel-indicator" and np.isin(filled, (0, 1)).all():
+                return np.where(known, filled, IGNORED).astype(np.int64), known.any(axis=1)
+            raise ValueError(
+                f"y has the shape {flags.shape}: of several labels it holds 0 and 1, in a column for each; of one "
+                "class a row it is (n,) (multiclass-multioutput is not supported)"
+            )
         labels = column_or_1d(y, warn=True)
-        assert_all_finite(labels, input_name="y")
-        check_classification_targets(labels)
-        return labels
+        known = ~_is_missing(labels)
+        if not known.any():
+            raise ValueError("y has no label: every entry is missing")
+        assert_all_finite(labels[known], input_name="y")
+        check_classification_targets(labels[known])
+        if not known.all() and labels.dtype.kind == "O":  # as an array without gaps would be
+            plain = np.array(labels[known].tolist())
+            labels = np.full(len(labels), plain[0], plain.dtype)
+            labels[known] = plain
+        return labels, known
 
-    def _target(self) -> Classes:
-        return Classes(len(self.classes_))
+    def _target(self, gaps: bool) -> Target:
+        count = len(self.classes_)
+        return Labels(count) if self._several else Classes(count, missing=gaps)
 
     def _class_names(self) -> tuple[str, ...]:
         """As `spt predict` writes them."""
         return tuple(map(str, self.classes_))
 
     def _supervised(self) -> dict[str, Any]:
-        return {"name": "supervised"}
+        weights = self.class_weight
+        if isinstance(weights, dict):
+            number = {label: str(i) for i, label in enumerate(self.classes_.tolist())}
+            if unknown := [label for label in weights if label not in number]:
+                raise EstimatorError(f"class_weight names {unknown[0]!r}, which y does not have")
+            return {"name": "supervised", "class_weights": {number[label]: w for label, w in weights.items()}}
+        if weights not in (None, "balanced"):
+            raise EstimatorError(f"class_weight={weights!r}: None, 'balanced' or {{class: weight}} is expected")
+        return {"name": "supervised", **({"class_weights": weights} if weights else {})}
 
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """(n, number of classes) Probabilities, in the order of `classes_`."""
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        tags.classifier_tags.multi_label = True
+        return tags
+
+    def predict_proba(self, X: Any, *, calibrated: bool = False) -> NDArray[np.float64]:
+        """(n, number of classes) Probabilities, in the order of `classes_`; of labels, that each of them holds.
+        `calibrated`: with the temperature that the validation rows chose, which changes no answer."""
         scores = self._answer("logits", X).astype(np.float64)
+        if calibrated:
+            with value_errors():
+                scores /= self.model_.fitted_temperature()
+        if isinstance(self.model_.target, Labels):
+            return 1 / (1 + np.exp(-scores))
         powers = np.exp(scores - scores.max(axis=1, keepdims=True))
         return powers / powers.sum(axis=1, keepdims=True)
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """(n,) The likeliest class of every sequence."""
+        """(n,) The likeliest class of every sequence; of several labels (n, K), 1 where one is likelier than not."""
         scores = self._answer("logits", X)
+        if isinstance(self.model_.target, Labels):
+            return (scores > 0).astype(np.int64)
         return self.classes_[scores.argmax(axis=1)]
 
 
@@ -374,11 +546,13 @@ class SequenceRegressor(RegressorMixin, SequenceEstimator):  # type: ignore[misc
         model = spt.SequenceRegressor(epochs=20).fit(X, y)
         model.predict(X_new), model.transform(X_new)
 
-    Raises ValueError for parameters and data that cannot be fitted.
+    y is (n,) or (n, targets), NaN where a number is not known. Raises ValueError for parameters and data that cannot be
+    fitted.
     """
 
     def _learn_targets(self, y: Any) -> NDArray[np.float64]:
         targets = self._numbers(y)
+        _check_known(np.isfinite(targets))
         self.n_outputs_ = None if targets.ndim == 1 else targets.shape[1]
         return targets.reshape(len(targets), -1)
 
@@ -390,13 +564,13 @@ class SequenceRegressor(RegressorMixin, SequenceEstimator):  # type: ignore[misc
 
     def _numbers(self, y: Any) -> NDArray[np.float64]:
         _require(self, y)
-        targets = check_array(y, ensure_2d=False, input_name="y", estimator=self)
+        targets = check_array(y, ensure_2d=False, input_name="y", estimator=self, ensure_all_finite="allow-nan")
         if targets.ndim not in (1, 2):
             raise ValueError(f"y has the shape {targets.shape}; (n,) or (n, targets) is expected")
         return targets.astype(np.float64)
 
-    def _target(self) -> Reals:
-        return Reals(self.n_outputs_ or 1)
+    def _target(self, gaps: bool) -> Reals:
+        return Reals(self.n_outputs_ or 1, missing=gaps)
 
     def _class_names(self) -> tuple[str, ...]:
         return ()
@@ -422,19 +596,17 @@ def _shown(label: Any) -> str:
     return repr(label.item() if isinstance(label, np.generic) else label)
 
 
+def _is_missing(labels: NDArray[Any]) -> NDArray[np.bool_]:
+    """(n,) None and NaN, also pandas' own."""
+    if labels.dtype.kind == "f":
+        return np.isnan(labels)
+    if labels.dtype.kind != "O":
+        return np.zeros(len(labels), bool)
+    return np.array([each is None or type(each).__name__ == "NAType" or each != each for each in labels.tolist()], bool)
+
+
 def _require(estimator: BaseEstimator, y: Any) -> None:
     if y is None:
         raise ValueError(
             f"This {type(estimator).__name__} estimator requires y to be passed, but the target y is None."
         )
-
-
-def _check_features(estimator: Any, X: Any, reset: bool) -> None:
-    """Remember number and names of the features, or compare them."""
-    try:
-        from sklearn.utils.validation import validate_data
-    except ImportError:  # scikit-learn 1.5
-        estimator._check_feature_names(X, reset=reset)
-        estimator._check_n_features(X, reset=reset)
-    else:
-        validate_data(estimator, X, reset=reset, skip_check_array=True)

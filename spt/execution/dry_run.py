@@ -53,6 +53,7 @@ def dry_run(grid: StudyGrid, folder: Path, costs: MeasuredCosts, part: tuple[int
         "folder": str(folder),
         "kind": grid.study.kind,
         "seeds": list(grid.seeds),
+        "splits": list(grid.splits),
         "rows": [
             {
                 "recipe": row.resolved.name,
@@ -68,12 +69,13 @@ def dry_run(grid: StudyGrid, folder: Path, costs: MeasuredCosts, part: tuple[int
         "baselines": [
             {
                 "run": job.folder,
-                "label": baseline_text(job),
+                "label": baseline_text(job) + ("" if split is None else f" {split}"),
                 "seed": job.seed,
+                "split": split,
                 "rows": list(rows),
                 "state": "done" if isinstance(baseline_outcome(root, job.folder), BaselineResult) else "missing",
             }
-            for job, rows in grid.baselines
+            for job, rows, split in grid.baselines
         ],
         "later": sum(2 * len(grid.seeds) for search in plan.searches if selection.has_pending_trials(root, search)),
         "left": {

@@ -80,6 +80,8 @@ def study_folder(grid: StudyGrid, root: Path) -> Path:
     }
     if grid.baselines:
         contents["baselines"] = [[each.job.folder, list(each.rows)] for each in grid.baselines]
+    if grid.splits:
+        contents["splits"] = list(grid.splits)
     return root / f"{grid.study.kind}-{digest(contents)}"
 
 
@@ -260,7 +262,7 @@ def cell_requests(grid: StudyGrid) -> list[RunRequest]:
     requests = []
     for i, cell in enumerate(grid.cells, 1):
         factors, name = factors_text(grid.rows[cell.row].factors), cell.job.resolved.name
-        words = " ".join(filter(None, [name, factors, f"seed {cell.job.seed}", cell.arm]))
+        words = " ".join(filter(None, [name, factors, f"seed {cell.job.seed}", cell.split, cell.arm]))
         requests.append(_request(cell, f"[{i}/{len(grid.cells)}] {words}:", name, shared))
     return requests
 
@@ -282,7 +284,7 @@ def _request(cell: Cell, label: str, what: str, shared: Mapping[str, Levels]) ->
     """The run of a cell; trackers call it, and the run it starts from, by what it is, its levels, seed and arm."""
 
     def tracked(run: str) -> TrackedRun:
-        parts = (what, factors_text(shared[run]), f"seed {cell.job.seed}", cell.arm)
+        parts = (what, factors_text(shared[run]), f"seed {cell.job.seed}", cell.split, cell.arm)
         return TrackedRun(", ".join(filter(None, parts)))
 
     parent = cell.job.parent_name
@@ -308,7 +310,10 @@ def apply_selection(grid: StudyGrid, root: Path) -> tuple[StudyGrid, StudyPlan, 
             texts = [f"{arm_text(arm)} {setting_text(search.settings[arm][n])}" for arm, n in choice.items()]
             messages.append(f"{base.name}: chosen on validation: {'; '.join(texts)}")
         searches.append(search)
-    cells = [cell._replace(row=list(arms)[cell.row]) for cell in cells_of(arms.values(), grid.seeds)]
+    cells = [
+        cell._replace(row=list(arms)[cell.row])
+        for cell in cells_of([{None: each} for each in arms.values()], grid.seeds)
+    ]
     grid = replace(grid, cells=cells)
     return grid, make_plan(grid).model_copy(update={"searches": tuple(searches)}), messages
 
@@ -325,6 +330,7 @@ def make_plan(grid: StudyGrid) -> StudyPlan:
         created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         smoke=next((row.resolved.smoke for row in grid.rows), False),
         seeds=grid.seeds,
+        splits=grid.splits,
         rows=tuple(
             StudyRow(
                 name=row.resolved.name,
@@ -338,7 +344,7 @@ def make_plan(grid: StudyGrid) -> StudyPlan:
             for row in grid.rows
         ),
         arms=tuple(dict.fromkeys([*ARMS, *(arm.name for row in grid.rows for arm in row.controls)])),
-        cells=tuple(PlannedCell(row=cell.row, **planned(cell)) for cell in grid.cells),
+        cells=tuple(PlannedCell(row=cell.row, split=cell.split, **planned(cell)) for cell in grid.cells),
         searches=tuple(
             PlannedSearch(
                 row=search.row,
@@ -350,8 +356,8 @@ def make_plan(grid: StudyGrid) -> StudyPlan:
             for search in grid.searches
         ),
         baselines=tuple(
-            PlannedBaseline(name=job.name, rows=tuple(rows), seed=job.seed, run=job.folder)
-            for job, rows in grid.baselines
+            PlannedBaseline(name=job.name, rows=tuple(rows), seed=job.seed, split=split, run=job.folder)
+            for job, rows, split in grid.baselines
         ),
         notes=tuple(grid.notes),
     )

@@ -18,12 +18,26 @@ from spt.errors import DataError, UsageError
 from spt.inference.trained_model import TrainedModel
 from spt.rng import Draw
 from spt.runtime.distributed import Runtime
-from spt.tasks.base import IGNORED, Classes, Reals, Split
+from spt.tasks.base import IGNORED, Classes, Labels, Reals, Split
 from spt.training.build import lengthened
 from spt.training.losses import answers
-from spt.training.metrics import Sums, batch_means, metrics, sums, text_scores
+from spt.training.metrics import (
+    MOST_SCORES,
+    ScoredAnswers,
+    Sums,
+    batch_means,
+    confusion_counts,
+    default_metric,
+    metrics,
+    of_all,
+    of_known,
+    sums,
+    text_scores,
+    unasked,
+)
 from spt.training.network import pool
-from spt.training.objectives import Supervised
+from spt.training.objectives import Supervised, Targets, of_whole_split
+from spt.training.recordings import averaged, of_recordings, target_parts
 
 MOST_COLUMNS = 1000  # of probabilities; of more classes only the answer's own is told
 AT_ONCE = 2**18  # steps whose answers are in memory at once, where every step has one
@@ -48,13 +62,17 @@ class Answering:
     longest: int = 0
     totals: Sums = field(default_factory=dict)
     labelled: int = 0  # rows, or steps, with a label
+    known: list[ScoredAnswers] = field(default_factory=list)  # answers to rows with a label
+    confusion: Tensor | None = None  # how often each class was taken for which
 
     def answer(self, rows: Split) -> Answers:
-        """To all of these rows, which stand one behind the other in memory."""
+        """To all of these rows, which stand one behind the other in memory where every step has an answer; to
+        recordings, where those to windows are averaged."""
         model = self._for(rows)
         per_step = model.output.per_step
         logits = torch.zeros(len(rows.values) if per_step else len(rows), model.output.width)
         found: Sums = {}
+        recordings = None if per_step else rows.recordings
         for part in model.outputs(rows, runtime=self.runtime):
             places = torch.from_numpy(_places(rows, part.rows) if per_step else part.rows)
             logits[places] = part.values[part.context.valid] if per_step else part.values
@@ -62,12 +80,21 @@ class Answering:
                 continue
             assert model.target is not None
             _, targets = Supervised().make_inputs(collate(rows, part.rows, model.input, model.target), Draw(0, "", 0))
-            for name, tensor in sums(model.output, part.values, targets._replace(scored=None)).items():
+            if recordings is None:
+                self._count_classes(part.values, targets._replace(scored=None))
+            parts = {} if recordings is None else target_parts(targets)
+            for name, tensor in (sums(model.output, part.values, targets._replace(scored=None)) | parts).items():
                 if name not in found:
                     found[name] = tensor.new_zeros((len(rows), *tensor.shape[1:]))
                 found[name][torch.from_numpy(part.rows)] = tensor
+        if recordings is not None and found:
+            logits, found, targets = of_recordings(model.output, logits, found, recordings)
+            self._count_classes(logits, targets)
+        elif recordings is not None:
+            logits = averaged(model.output, logits, recordings)
         if found:
             self._count(found)
+            self._keep(rows if per_step else rows.whole, logits)
         return Answers(logits, found or None)
 
     def embed(self, rows: Split, how: Pool | None) -> NDArray[np.float32]:
@@ -93,7 +120,33 @@ class Answering:
         """Exact over all rows with a label; None without one."""
         if not self.totals or not float(self.totals["weight"]):
             return None
-        return metrics(self.model.output, self.totals)
+        return metrics(self.model.output, self.totals) | self.of_all()
+
+    def of_all(self) -> dict[str, float]:
+        """Metrics that need all answers at once, of those with a label."""
+        output = self.model.output
+        size = sum(each.logits.numel() for each in self.known)
+        scored = None
+        if self.known:
+            truth, logits, rows = zip(*self.known, strict=True)
+            scored = ScoredAnswers(np.concatenate(truth), torch.cat(logits), np.concatenate(rows))
+        confusion = None if self.confusion is None else self.confusion.long().numpy()
+        names = unasked(output, size) | ({default_metric(output)} & of_whole_split(output))
+        return of_all(output, names, scored, confusion).scores
+
+    def _keep(self, rows: Split, logits: Tensor) -> None:
+        """The answers to rows or steps with a label; of more than memory should hold, none."""
+        output = self.model.output
+        if self.rows * (self.longest if output.per_step else 1) * output.width > MOST_SCORES:
+            self.known.clear()
+        elif unasked(output, 0):
+            self.known.append(of_known(ScoredAnswers(np.asarray(rows.targets), logits, np.arange(len(logits)))))
+
+    def _count_classes(self, logits: Tensor, targets: Targets) -> None:
+        output = self.model.output
+        if output.loss == "cross_entropy" and "mcc" in of_whole_split(output):
+            counts = confusion_counts(output, logits, targets)
+            self.confusion = counts if self.confusion is None else self.confusion + counts
 
     def notes(self) -> list[str]:
         if not self.longer:
@@ -125,7 +178,7 @@ class Answering:
                 f"the rows have {int(extents.min()):,} to {longest:,} steps, but model {name} cannot leave padding out "
                 "of account; give sequences of one length"
             )
-        self.rows += len(rows)
+        self.rows += len(rows) if rows.recordings is None else len(np.unique(rows.recordings))
         self.longer += int((extents > model.length).sum())
         self.longest = max(self.longest, longest)
         if longest <= model.length:
@@ -159,9 +212,12 @@ def scores_of_split(model: TrainedModel, rows: Split, found: Sums) -> dict[str, 
     return scores
 
 
-def answer_columns(model: TrainedModel, rows: Split, found: Answers, labelled: bool) -> Columns:
+def answer_columns(
+    model: TrainedModel, rows: Split, found: Answers, labelled: bool, calibrated: bool = False
+) -> Columns:
     """What is written of these rows: id, step, label, prediction, and a probability for each class."""
     target, output = model.target, model.output
+    rows = rows if output.per_step else rows.whole
     columns = row_columns(rows, output.per_step)
     given = answers(output, found.logits).numpy()
     if isinstance(target, Reals):
@@ -170,6 +226,8 @@ def answer_columns(model: TrainedModel, rows: Split, found: Answers, labelled: b
         if labelled:
             columns |= {f"label{name}": truth[:, k] for k, name in enumerate(names)}
         return columns | {f"prediction{name}": given[:, k] for k, name in enumerate(names)}
+    if isinstance(target, Labels):
+        return columns | _label_columns(model, rows, found, given, labelled)
     assert isinstance(target, Classes)
     number, labels = given[:, 0], model.classes or tuple(map(str, range(target.count)))
     called = np.array([*labels, None], object) if model.classes else None
@@ -178,10 +236,22 @@ def answer_columns(model: TrainedModel, rows: Split, found: Answers, labelled: b
         known = called if called is not None else np.array([*range(target.count), None], object)
         columns["label"] = known[classes]  # IGNORED is the last
     columns["prediction"] = number if called is None else called[number]
-    chances = found.logits.softmax(-1).numpy()
+    chances = (found.logits / (model.fitted_temperature() if calibrated else 1.0)).softmax(-1).numpy()
     if target.count > MOST_COLUMNS:
         return columns | {"p": chances[np.arange(len(number)), number]}
     return columns | {f"p_{label}": chances[:, k] for k, label in enumerate(labels)}
+
+
+def _label_columns(model: TrainedModel, rows: Split, found: Answers, given: NDArray[Any], labelled: bool) -> Columns:
+    """Of every label whether it holds, in truth (empty where nobody knows) and in the answer, and its probability."""
+    columns, names = Columns(), model.classes or tuple(map(str, range(model.output.size)))
+    if labelled:
+        truth = np.full(given.shape, IGNORED) if rows.targets is None else np.asarray(rows.targets, np.int64)
+        known = np.array([0, 1, None], object)  # IGNORED is the last
+        columns |= {f"label_{name}": known[truth[:, k]] for k, name in enumerate(names)}
+    chances = found.logits.sigmoid().numpy()
+    columns |= {f"prediction_{name}": given[:, k] for k, name in enumerate(names)}
+    return columns | {f"p_{name}": chances[:, k] for k, name in enumerate(names)}
 
 
 def row_columns(rows: Split, per_step: bool) -> Columns:

@@ -7,7 +7,7 @@ import numpy as np
 import yaml
 
 from spt.inference.trained_model import TrainedModel
-from spt.tasks.base import Classes, Tokens
+from spt.tasks.base import Classes, Labels, Tokens, Values
 
 SHOWN = 20  # classes by name
 
@@ -82,8 +82,16 @@ def _what_it_does(model: TrainedModel) -> Iterator[str]:
         names = ", ".join(f"`{name}`" for name in model.classes[:SHOWN])
         more = ", …" if len(model.classes) > SHOWN else ""
         yield f"Of {each} it tells one of {model.target.count:,} classes{': ' * bool(names)}{names}{more}."
+    elif isinstance(model.target, Labels):
+        labels = model.classes or tuple(map(str, range(model.target.count)))
+        names = ", ".join(f"`{name}`" for name in labels[:SHOWN]) + ", …" * (len(labels) > SHOWN)
+        yield f"Of {each} it tells of each of {len(labels):,} labels whether it holds: {names}."
     else:
         yield f"Of {each} it tells {model.output.size} number{'s' * (model.output.size != 1)}."
+    if isinstance(model.input, Values) and model.input.missing:
+        yield "Values may be missing: NaN in an array, an empty cell in a table."
+    if static := model.reading.get("static"):
+        yield f"Beside each sequence it takes {', '.join(column['name'] for column in static)}."
     counts = about["parameters"]
     yield f"It has {counts.get('total', 0):,} parameters."
 
@@ -103,6 +111,8 @@ def _use(model: TrainedModel, name: str) -> Iterator[str]:
     if program := model.about.get("program"):
         yield ""
         kind = "tokens" if isinstance(model.input, Tokens) else "values, less their mean and over their deviation"
+        if isinstance(model.input, Values) and model.input.missing:
+            kind += ", NaN where one is missing"
         yield (
             f"`program.pt2` is the network as a `torch.export` program of `x` ({kind}) and `valid` (which steps are no "
             f"padding): batches of {program['batch']} sequences, {program['length']} steps"
@@ -163,7 +173,7 @@ def _limits(model: TrainedModel) -> Iterator[str]:
     elif not isinstance(model.input, Tokens):
         yield "- Values are shifted and scaled as in training; give them in the same units."
     yield f"- Nobody has tried it on sequences of more than {model.length:,} steps."
-    if isinstance(model.target, Classes):
+    if isinstance(model.target, Classes | Labels):
         yield "- Its probabilities are not calibrated, and it knows no answer but its classes."
     yield (
         "- Weights can hold traces of their training data, whose licence and rules of privacy apply to them; no "

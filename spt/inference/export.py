@@ -154,10 +154,14 @@ def random_rows(model: TrainedModel, length: int, rows: int = 2, seed: int = 0) 
         values = (rng.normal(size=(total, model.input.channels)) * model.input.std + model.input.mean).astype(
             np.float32
         )
+        if model.input.missing:
+            values[rng.random(values.shape) < 0.2] = np.nan
+    static = rng.normal(size=(rows, model.input.static)).astype(np.float32) if model.input.static else None
     stops = np.cumsum(np.full(rows, length * model.sequences))
     cuts = np.full(rows, length) if model.sequences == 2 else None
     steps = rng.uniform(0.5, 2, total).astype(np.float32) if model.timed else None
-    return Split(values, stops - length * model.sequences, stops, None, np.arange(rows), cuts=cuts, steps=steps)
+    starts, ids = stops - length * model.sequences, np.arange(rows)
+    return Split(values, starts, stops, None, ids, cuts=cuts, steps=steps, static=static)
 
 
 def trial_lengths(model: TrainedModel) -> list[int]:

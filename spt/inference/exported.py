@@ -28,7 +28,7 @@ from spt.config.validation import validation_messages
 from spt.data.cache import from_spec
 from spt.errors import CheckpointError, SptError, UsageError, one_line
 from spt.inference.trained_model import CONFIG, TrainedModel
-from spt.tasks.base import Classes, Reals, Tokens, Values, describe
+from spt.tasks.base import Target, Tokens, Values, describe
 from spt.training.build import Architecture, build_network
 from spt.training.objectives import Output
 from spt.training.outputs import Computation
@@ -59,6 +59,7 @@ class ExportedConfig(BaseModel):
     timed: bool
     computation: Computation
     about: dict[str, Any]
+    temperature: float | None = Field(None, gt=0)
 
     def to_text(self) -> str:
         values = self.model_dump(mode="json")
@@ -84,6 +85,7 @@ def config_of(model: TrainedModel, part: Part, files: Mapping[str, str]) -> Expo
         timed=model.timed,
         computation=model.computation,
         about=model.about,
+        temperature=model.temperature,
     )
 
 
@@ -93,7 +95,7 @@ def open_exported(folder: Path, trust_code: bool) -> TrainedModel:
     config = _read_config(folder / CONFIG)
     try:
         input, target = from_spec(config.input), None if config.target is None else from_spec(config.target)
-        kinds = isinstance(input, Tokens | Values) and isinstance(target, Classes | Reals | None)
+        kinds = isinstance(input, Tokens | Values) and isinstance(target, Target | None)
         if not kinds:
             raise ValueError(f"{config.input.get('kind')} is no input, or {config.target} is no target")
     except (KeyError, TypeError, ValueError) as error:
@@ -117,6 +119,7 @@ def open_exported(folder: Path, trust_code: bool) -> TrainedModel:
         ) from error
     kept = {name: getattr(config, name) for name in ("output", "classes", "words", "reading", "task", "length")}
     kept |= {name: getattr(config, name) for name in ("interval", "sequences", "timed", "computation", "about")}
+    kept["temperature"] = config.temperature
     return TrainedModel(network=network, architecture=architecture, input=input, target=target, **kept)
 
 

@@ -51,8 +51,10 @@ def predict(
     *,
     overwrite: bool = False,
     trust_code: bool = False,
+    calibrated: bool = False,
 ) -> Summary:
-    """Answer rows and write them; without a file to write to, as CSV on standard output.
+    """Answer rows and write them; without a file to write to, as CSV on standard output. `calibrated`: probabilities
+    are those with the temperature that validation chose.
 
     Raises CheckpointError for a pretraining run, UsageError, DataError or OutputError for the rest; nothing is written
     then.
@@ -64,14 +66,16 @@ def predict(
         raise CheckpointError(
             f"{path} is a pretraining run, which has no task to predict; spt embed shows its features"
         )
+    if calibrated:
+        model.fitted_temperature()
     answering = Answering(model, runtime)
     if source.data is None:
-        return _predict_split(path, source.split, out, answering)
+        return _predict_split(path, source.split, out, answering, calibrated)
     data = read_file(model, source.data, source.changes, labels=True)
     with table_file(out) as table:
         for rows in data.chunks():
             for piece in pieces(rows, model, model.output.per_step):
-                table.write(answer_columns(model, piece, answering.answer(piece), data.labelled))
+                table.write(answer_columns(model, piece, answering.answer(piece), data.labelled, calibrated))
     return Summary(
         path.resolve().name,
         answering.rows,
@@ -82,7 +86,7 @@ def predict(
     )
 
 
-def _predict_split(path: Path, split: SplitName, out: Path | None, answering: Answering) -> Summary:
+def _predict_split(path: Path, split: SplitName, out: Path | None, answering: Answering, calibrated: bool) -> Summary:
     rows, data = read_split(path, split)
     model, found = answering.model, list[Sums]()
     with table_file(out) as table:
@@ -90,11 +94,13 @@ def _predict_split(path: Path, split: SplitName, out: Path | None, answering: An
             answered = answering.answer(piece)
             assert answered.sums is not None, "a split has labels"
             found.append(answered.sums)
-            table.write(answer_columns(model, piece, answered, labelled=True))
+            table.write(answer_columns(model, piece, answered, True, calibrated))
     whole = {name: torch.cat([each[name] for each in found]) for name in found[0]}
     scores = scores_of_split(model, rows, whole)
+    if model.computation.together is None:  # else they would be means over batches, which these are not
+        scores |= answering.of_all()
     place = None if out is None else str(out)
-    return Summary(path.resolve().name, len(rows), answering.labelled, scores, list(data.notes), place)
+    return Summary(path.resolve().name, len(rows.whole), answering.labelled, scores, list(data.notes), place)
 
 
 def embed(

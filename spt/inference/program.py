@@ -1,8 +1,8 @@
 """The network as a torch.export program: a graph that other software than spt runs.
 
-It takes the rows as the network is shown them, `x`, tokens (B, L) or normalised values (B, L, C), and `valid` (B, L),
-which steps are none of padding; after pretraining and where every step is asked it answers every step. How far its
-outputs may be from ours, and which sizes of batches and lengths it takes, is found by trying.
+It takes the rows as the network is shown them, `x`, tokens (B, L) or normalised values (B, L, C), NaN where one is
+missing, and `valid` (B, L), which steps are none of padding; after pretraining and where every step is asked it answers
+every step. How far its outputs may be from ours, and which sizes of batches and lengths it takes, is found by trying.
 """
 
 import contextlib
@@ -77,6 +77,10 @@ def make_program(model: "TrainedModel") -> Program:
     if model.computation.precision != "fp32":
         raise UsageError(
             "this model computes products in bfloat16, which a program would not; export it without --program"
+        )
+    if model.input.static:
+        raise UsageError(
+            "this model takes static features, which a program of sequences does not; export it without --program"
         )
     reason = ""
     every = (Sizes(True, True), Sizes(True, False), Sizes(False, False))

@@ -13,28 +13,35 @@ from spt.config.validation import validate_values, validation_messages
 from spt.data.dataset import open_task
 from spt.errors import DataError, UsageError, did_you_mean
 from spt.inference.trained_model import TrainedModel
-from spt.tasks.base import Reals, Split, TaskData, Tokens, Values
-from spt.tasks.own.arrays import FULL_SCALE
+from spt.tasks.base import Labels, Reals, Split, TaskData, Tokens, Values
 from spt.tasks.own.new_rows import ARRAYS, ArrayReader, Known, NewOptions, NewReader, open_rows
+from spt.tasks.own.recordings import FULL_SCALE
+from spt.tasks.own.static import StaticColumn
+from spt.tasks.own.transforms import TransformOptions, plan
 from spt.training.load_run import read_finished_run
 
 INPUTS = ("text_column", "list_column", "list_columns", "value_columns", "value_prefix", "file_column")
-OF_INPUTS = ("layout", "array", "time_column", "times")  # what belongs to an input, and goes when another is named
+# What belongs to an input, and goes when another is named.
+OF_INPUTS = ("layout", "array", "channels", "time_column", "times")
+OF_TABLES = ("id_column", "static_columns", "missing")  # what no array has, or says by NaN
 KEYS = (
     *INPUTS,
     "layout",
     "array",
+    "channels",
     "time_column",
     "id_column",
     "label_column",
     "label_columns",
+    "label_separator",
+    "missing_labels",
     "max_length",
     "truncate",
 )
 OF_TRAINING = {  # options that have no meaning for rows which no split is drawn of
     *("name", "path", "hub", "hub_config", "revision", "unlisted", "min_count", "normalise", "group_column"),
     *("split_column", "split", "validation_fraction", "test_fraction", "split_seed"),
-    *("subset_fraction", "subset_seed", "stratified", "max_rows"),
+    *("subset_fraction", "subset_rows", "subset_vocabulary", "subset_seed", "stratified", "max_rows"),
 }
 
 
@@ -55,7 +62,7 @@ class NewData:
         return bool(self.reader.labelled)
 
     def notes(self) -> list[str]:
-        return self.reader.counts.told(self.options.max_length)
+        return self.reader.counts.sentences(self.options.max_length)
 
 
 def read_file(model: TrainedModel, data: Path, changes: Iterable[str], *, labels: bool) -> NewData:
@@ -82,7 +89,7 @@ def read_split(run: Path, split: Literal["train", "val", "test"]) -> tuple[Split
     _, _, job = read_finished_run(run)
     data = open_task(job.resolved.recipe.task)
     rows = data.splits[split]
-    return rows if rows.contiguous else rows.packed(), data
+    return rows if rows.contiguous or rows.shares_steps else rows.packed(), data
 
 
 @contextlib.contextmanager
@@ -118,22 +125,29 @@ def _options(model: TrainedModel, data: Path, given: Mapping[str, Any], labels: 
     of_training = {key: value for key, value in model.task.items() if key in NewOptions.model_fields and model.reading}
     values = {key: value for key, value in of_training.items() if key not in OF_TRAINING}
     if not model.reading:
-        values = {"target": "real" if isinstance(model.target, Reals) else "classes"}
+        kinds = {Reals: "real", Labels: "labels"}
+        values = {"target": kinds.get(type(model.target), "classes")}
+        values |= {name: model.task[name] for name in TransformOptions.model_fields if name in model.task}
+        values = {key: value for key, value in values.items() if key not in OF_TRAINING}
         if isinstance(model.input, Tokens):
             values["tokens"] = "ids"
+        elif model.input.missing:
+            values["missing"] = "hidden"
     is_array = data.suffix.lower() in ARRAYS and not data.is_dir()
     if is_array or any(given.get(name) for name in INPUTS):
         values = {key: value for key, value in values.items() if key not in (*INPUTS, *OF_INPUTS)}
     values |= given
     if is_array:  # whose rows no column holds
         labels, tokens = False, {"tokens": "ids"} if isinstance(model.input, Tokens) else {}
-        values = {key: value for key, value in values.items() if key not in (*INPUTS, "id_column", "tokens")}
+        values = {key: value for key, value in values.items() if key not in (*INPUTS, *OF_TABLES, "tokens")}
         values |= {"file_column": "rows", **tokens}
     values = {key: value for key, value in values.items() if value is not None}
     if not labels:
         values = {
             key: value for key, value in values.items() if key not in ("label_column", "label_columns", "per_step")
         }
+    if not values.get("label_column") and not values.get("label_columns"):
+        values = {key: value for key, value in values.items() if key not in ("label_at", "label_rate")}
     if values.get("file_column"):
         values["unlisted"] = "ignore"
     try:
@@ -173,15 +187,23 @@ def _known(model: TrainedModel, options: NewOptions, given: Mapping[str, Any], l
     return Known(
         input=model.input,
         target=model.target if labels else None,
-        interval=model.interval,
+        interval=model.interval / float(plan(options, read.get("rate")).apart),
         classes=_class_labels(model),
         words=model.words,
         columns=() if "value_prefix" in given else tuple(read.get("inputs", ())),
         times=model.timed,
-        sound=bool(files.get("sound")) if from_files else None,
+        kind=_kind(files) if from_files else None,
+        signals=tuple(files.get("signals", ())),
         rate=files.get("rate") if from_files else None,
         scale=(files["scale"][0], files["scale"][1]) if from_files else FULL_SCALE,
+        static=tuple(map(StaticColumn.of, read.get("static", ()))),
+        steps_a_second=read.get("rate"),
     )
+
+
+def _kind(files: Mapping[str, Any]) -> str:
+    """Of the files a model was trained on; `sound` stands in runs from before there were several kinds."""
+    return str(files.get("kind") or ("sound" if files.get("sound") else "array"))
 
 
 def _class_labels(model: TrainedModel) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Rows in memory, as arrays, lists or texts, as a split without labels."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from numpy.typing import NDArray
 
 from spt.errors import DataError
 from spt.tasks.base import MAX_CODE, Split, Tokens, Values
+from spt.tasks.own.parsing import NameEncoder
+from spt.tasks.own.static import StaticColumn, encode, in_column, stacked
 
 if TYPE_CHECKING:
     from spt.inference.trained_model import TrainedModel
@@ -16,8 +19,9 @@ if TYPE_CHECKING:
 LARGEST = 1e18  # float32 holds the square of what is below
 
 
-def to_split(rows: Any, model: "TrainedModel") -> Split:
-    """Sequences, each (L,) tokens or (L, C) values, texts, or pairs of either. Raises DataError."""
+def to_split(rows: Any, model: "TrainedModel", static: Any = None) -> Split:
+    """Sequences, each (L,) tokens or (L, C) values, texts, or pairs of either; with what stands beside each, of a model
+    that takes it. Raises DataError."""
     if isinstance(rows, str | bytes) or not isinstance(rows, Sequence | np.ndarray):
         raise DataError(f"rows are a list of sequences or an array of them, not a {type(rows).__name__}")
     if model.timed:
@@ -28,13 +32,53 @@ def to_split(rows: Any, model: "TrainedModel") -> Split:
         raise DataError("there are no rows")
     if model.sequences == 1:
         values = [steps_of(row, model, f"row {i}") for i, row in enumerate(rows)]
-        return Split.from_rows(values, np.zeros(len(rows), np.int64)).unlabelled()
+        split = Split.from_rows(values, np.zeros(len(rows), np.int64)).unlabelled()
+        return replace(split, static=static_features(static, model, len(rows)))
     pairs = []
     for i, row in enumerate(rows):
         if isinstance(row, str) or len(row) != 2:
             raise DataError(f"row {i}: this model answers pairs of sequences; give two of them")
         pairs.append((steps_of(row[0], model, f"row {i}, first"), steps_of(row[1], model, f"row {i}, second")))
     return Split.from_pairs(pairs, np.zeros(len(rows), np.int64)).unlabelled()
+
+
+def static_features(static: Any, model: "TrainedModel", n: int) -> NDArray[np.float32] | None:
+    """(n, F) From the cells of a table: a data frame or a dict of columns, or a list of rows. Raises DataError."""
+    columns = [StaticColumn.of(values) for values in model.reading.get("static", ())]
+    if not model.input.static:
+        if static is not None:
+            raise DataError("this model was trained without static features; leave static out")
+        return None
+    if not columns:
+        raise DataError("this model takes static features; give a Split with `static`")
+    names = [column.name for column in columns]
+    if static is None:
+        raise DataError(f"this model takes static features, which are missing: static=… with {', '.join(names)}")
+    try:
+        by_name = hasattr(static, "columns") or isinstance(static, Mapping)
+        cells = (
+            {name: list(static[name]) for name in names}
+            if by_name
+            else dict(zip(names, zip(*static, strict=True), strict=True))
+        )
+    except (KeyError, TypeError, ValueError):
+        raise DataError(f"static: each row has {len(names)} cells, {', '.join(names)}") from None
+    shown = []
+    for column in columns:
+        if len(cells[column.name]) != n:
+            raise DataError(f"static: {len(cells[column.name])} rows, but there are {n} sequences")
+        encoder, place = NameEncoder(), in_column(lambda i: f"static, row {i}", column.name)
+        try:
+            codes = encode(encoder, list(map(_plain, cells[column.name])), place, column.gaps)
+            shown.append(column.features(encoder.names, codes, place))
+        except ValueError as error:
+            raise DataError(str(error)) from None
+    return stacked(shown)
+
+
+def _plain(cell: Any) -> Any:
+    """A number of NumPy's as Python's."""
+    return cell.item() if isinstance(cell, np.generic) else cell
 
 
 def steps_of(row: Any, model: "TrainedModel", place: str) -> NDArray[Any]:
@@ -50,15 +94,19 @@ def steps_of(row: Any, model: "TrainedModel", place: str) -> NDArray[Any]:
         raise DataError(f"{place}: numbers are expected, in steps that are alike")
     if not len(steps.shape) or not len(steps):
         raise DataError(f"{place}: the sequence has no steps")
-    return _tokens(steps, model.input, place) if isinstance(model.input, Tokens) else _values(steps, model.input, place)
+    if isinstance(model.input, Tokens):
+        return _tokens(steps, model.input, place)
+    return _values(steps, model.input, model.channels_read, place)
 
 
-def _values(steps: NDArray[Any], input: Values, place: str) -> NDArray[Any]:
-    steps = steps[:, None] if steps.ndim == 1 and input.channels == 1 else steps
-    if steps.ndim != 2 or steps.shape[1] != input.channels:
-        raise DataError(f"{place}: it has the shape {steps.shape}; expected are steps of {input.channels} numbers")
-    if not (np.abs(steps) < LARGEST).all():  # NaN is not either
-        raise DataError(f"{place}: it holds a number that is not finite, or not below 1e18")
+def _values(steps: NDArray[Any], input: Values, channels: int, place: str) -> NDArray[Any]:
+    steps = steps[:, None] if steps.ndim == 1 and channels == 1 else steps
+    if steps.ndim != 2 or steps.shape[1] != channels:
+        raise DataError(f"{place}: it has the shape {steps.shape}; expected are steps of {channels} numbers")
+    gaps = np.isnan(steps)
+    if not ((np.abs(steps) < LARGEST) | (gaps if input.missing else False)).all():  # NaN is not either
+        why = "; the model was trained without missing values" if gaps.any() and not input.missing else ""
+        raise DataError(f"{place}: it holds a number that is not finite, or not below 1e18{why}")
     if input.levels is None:
         return steps.astype(np.float32)
     if not ((steps >= 0) & (steps < input.levels) & (steps == steps.astype(np.int64))).all():

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spt.errors import DataError, UsageError
-from spt.inference.rows import steps_of
+from spt.inference.rows import static_features, steps_of
 from spt.models.base import Context
 from spt.tasks.base import Tokens
 
@@ -27,11 +27,13 @@ class Stream:
     must not change meanwhile.
     """
 
-    def __init__(self, model: "TrainedModel", batch: int | None = None) -> None:
+    def __init__(self, model: "TrainedModel", batch: int | None = None, static: Any = None) -> None:
         _check(model)
         if batch is not None and batch < 1:
             raise UsageError(f"batch is {batch}; a stream is of one sequence or more")
         self.model, self.batch = model, batch
+        beside = static_features(static, model, batch or 1)
+        self._static = None if beside is None else torch.from_numpy(beside)
         self.pool = model.network.head.pool
         self.device = next(model.network.parameters()).device
         self.restart()
@@ -79,7 +81,8 @@ class Stream:
             mean, std = np.array(input.mean, np.float32), np.array(input.std, np.float32)
             x = torch.from_numpy((values.astype(np.float32) - mean) / std)
         valid = torch.ones(len(x), 1, dtype=torch.bool, device=self.device)
-        return self.model.network.encoder(x.to(self.device)[:, None], None, Context(valid, padded=False))[:, 0]
+        static = None if self._static is None else self._static.to(self.device)
+        return self.model.network.encoder(x.to(self.device)[:, None], None, Context(valid, padded=False), static)[:, 0]
 
     def _advance(self, x: Float[Tensor, "B D"]) -> None:
         x, self._state = self.model.network.backbone.step(x, self._state)
@@ -99,6 +102,14 @@ class Stream:
 def _check(model: "TrainedModel") -> None:
     """Raise UsageError where a model cannot go step by step."""
     name, backbone = model.architecture.model.name, model.network.backbone
+    joined = [
+        option for option in ("resample", "patch", "spectrogram") if getattr(model.transforms, option) is not None
+    ]
+    if joined:
+        raise UsageError(
+            f"this model was trained with {joined[0]}, which needs several steps at once, so that it cannot go step by "
+            "step; `predict` answers whole sequences"
+        )
     what = f"model {name} cannot go step by step"
     if not backbone.causal:
         raise UsageError(f"{what}: it is two-sided, so that an answer depends on later steps; train it causal")

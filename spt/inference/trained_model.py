@@ -3,8 +3,10 @@
 n examples, L steps of a sequence, C channels, D width, K numbers of an answer.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +20,25 @@ from spt.config.job import Job
 from spt.config.load import path_options
 from spt.config.recipe import Train
 from spt.data.source import class_names, open_part, reading
-from spt.errors import UsageError
+from spt.errors import DataError, UsageError
 from spt.inference.rows import to_split
 from spt.inference.streaming import Stream
 from spt.runs.result import Result
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
-from spt.tasks.base import Classes, Reals, Split, Tokens, Values
+from spt.tasks.base import Classes, Labels, Split, Target, TaskConfig, Tokens, Values
+from spt.tasks.own.transforms import TransformOptions, plan, transform_rows
 from spt.training.build import Architecture, lengthened
 from spt.training.load_run import load_run
 from spt.training.losses import answers
 from spt.training.network import SequenceModel, pool
 from spt.training.objectives import Output
 from spt.training.outputs import BatchOutputs, Computation, network_outputs
+from spt.training.recordings import averaged
 
 CONFIG = "config.json"  # of an exported folder
+FLOAT32 = Computation(precision="fp32", together=None, one_thread=True)
+PREPARED = "spt.tasks.own.prepared"  # the task of rows that an estimator has handed over
 
 
 @dataclass(frozen=True)
@@ -42,18 +48,19 @@ class TrainedModel:
     network: SequenceModel  # in evaluation mode, with the selected weights
     architecture: Architecture
     input: Tokens | Values  # how rows are shown to it, from training: vocabulary, mean and deviation
-    target: Classes | Reals | None  # None after pretraining
+    target: Target | None  # None after pretraining
     output: Output
-    classes: tuple[str, ...]  # what each class is called; () of numbers, and where the task does not say
-    words: tuple[str, ...]  # of word tokens, the word of each; () otherwise
-    reading: dict[str, Any]  # by which files of new rows are read (the hook `reading` of a task); {}: they cannot be
-    task: dict[str, Any]  # its name and options, without where files lie
     length: int  # longest sequence in training, in steps
-    interval: float  # time between steps
-    sequences: int  # of an example: 2 of pairs
-    timed: bool  # have rows times between their steps?
-    computation: Computation
+    classes: tuple[str, ...] = ()  # what each class is called; () of numbers, and where the task does not say
+    words: tuple[str, ...] = ()  # of word tokens, the word of each; () otherwise
+    reading: dict[str, Any] = field(default_factory=dict)  # the hook `reading` of its task; {}: files are not read
+    task: dict[str, Any] = field(default_factory=dict)  # its name and options, without where files lie
+    interval: float = 1.0  # time between steps
+    sequences: int = 1  # of an example: 2 of pairs
+    timed: bool = False  # have rows times between their steps?
+    computation: Computation = FLOAT32
     about: dict[str, Any] = field(default_factory=dict)  # which run it comes from, its scores
+    temperature: float | None = None  # divides logits for calibrated probabilities; None: none was fitted
 
     @classmethod
     def open(cls, path: str | Path, *, trust_code: bool = False) -> "TrainedModel":
@@ -89,47 +96,73 @@ class TrainedModel:
 
     # ----------------------------------------------------------------------------------------------- rows in memory
 
-    def predict(self, rows: Any, *, runtime: Runtime | None = None) -> Any:
-        """(n,) The label of each row, its class's number where the task has no labels, or (n, K) numbers; where every
-        step has an answer, a list of such arrays, one a row.
+    def predict(self, rows: Any, *, static: Any = None, runtime: Runtime | None = None) -> Any:
+        """(n,) The label of each row, its class's number where the task has no labels, or (n, K) numbers, or 1 and 0
+        for each of K labels; where every step has an answer, a list of such arrays, one a row.
 
         Rows are sequences, each (L,) tokens or (L, C) values; texts, of a model of texts; pairs of them, of a model of
-        pairs; or a Split.
+        pairs; or a Split. `static` is what stands beside each, of a model that takes it: a data frame, a dict of
+        columns, or rows of cells in their order.
         """
         self._check_answers()
-        return self._by_row(rows, self._named, runtime)
+        return self._by_row(self.split(rows, static), self._named, runtime)
 
-    def predict_proba(self, rows: Any, *, runtime: Runtime | None = None) -> Any:
-        """(n, classes) The probability of each class; where every step has an answer, a list of such arrays."""
+    def predict_proba(
+        self, rows: Any, *, static: Any = None, calibrated: bool = False, runtime: Runtime | None = None
+    ) -> Any:
+        """(n, classes) The probability of each class, or of each label; where every step has an answer, a list of such
+        arrays.
+
+        `calibrated`: with the temperature that validation chose. Raises UsageError where none was fitted.
+        """
         self._check_answers()
-        if not isinstance(self.target, Classes):
+        if not isinstance(self.target, Classes | Labels):
             raise UsageError("this model predicts numbers, which have no probabilities; call predict")
-        return self._by_row(rows, lambda logits: logits.softmax(-1).numpy(), runtime)
+        temperature = self.fitted_temperature() if calibrated else 1.0
+        split = self.split(rows, static)
+        if isinstance(self.target, Labels):
+            return self._by_row(split, lambda logits: (logits / temperature).sigmoid().numpy(), runtime)
+        return self._by_row(split, lambda logits: (logits / temperature).softmax(-1).numpy(), runtime)
 
-    def logits(self, rows: Any, *, runtime: Runtime | None = None) -> Any:
+    def fitted_temperature(self) -> float:
+        """What logits are divided by, for calibrated probabilities."""
+        if self.temperature is None:
+            raise UsageError(
+                "this model has no temperature: it predicts no classes, or was trained before spt fitted any; run its "
+                "recipe again, or leave calibrated out"
+            )
+        return self.temperature
+
+    def logits(self, rows: Any, *, static: Any = None, runtime: Runtime | None = None) -> Any:
         """(n, K) What the head gives for each row; where every step has an answer, a list of (L, K) arrays."""
-        return self._by_row(rows, lambda logits: logits.numpy(), runtime)
+        return self._by_row(self.split(rows, static), lambda logits: logits.numpy(), runtime)
 
-    def embed(self, rows: Any, *, per_step: bool = False, runtime: Runtime | None = None) -> Any:
+    def embed(self, rows: Any, *, static: Any = None, per_step: bool = False, runtime: Runtime | None = None) -> Any:
         """(n, D) The features that the head is given, pooled as it pools them (their mean, where it does not); of pairs
         (n, 2 D). Or, `per_step`, a list of (L, D) arrays, one a sequence: of a pair, the second's behind the first's.
         """
-        split = self.split(rows)
+        split = self.split(rows, static)
         if per_step:
             return self._features_of_steps(split, runtime)
         embedded = np.zeros((len(split), self.sequences * self.architecture.model.options["d_model"]), np.float32)
         for part in self.outputs(split, features=True, runtime=runtime):
             pooled = self.pooled(part)
             embedded[part.rows] = torch.cat(pooled.chunk(self.sequences), dim=-1).numpy()
-        return embedded
+        if split.recordings is None:
+            return embedded
+        _, which, counts = np.unique(split.recordings, return_inverse=True, return_counts=True)
+        total = np.zeros((len(counts), embedded.shape[1]), np.float64)
+        np.add.at(total, which.reshape(-1), embedded)
+        return (total / counts[:, None]).astype(np.float32)
 
     def pooled(self, part: BatchOutputs) -> Tensor:
         """(B, D) The features of each sequence as one vector."""
         how = self.network.head.pool or ("last" if self.network.head.only_last else "mean")
         return pool(part.values, part.context, how)
 
-    def stream(self, batch: int | None = None) -> Stream:
-        """Its recurrent form, for steps that come one by one: of one sequence, or of `batch` side by side.
+    def stream(self, batch: int | None = None, static: Any = None) -> Stream:
+        """Its recurrent form, for steps that come one by one: of one sequence, or of `batch` side by side; with what
+        stands beside each, of a model that takes it (`static`, as in predict).
 
             stream = model.stream()
             for step in signal:
@@ -137,13 +170,37 @@ class TrainedModel:
 
         Raises UsageError where the model has none.
         """
-        return Stream(self, batch)
+        return Stream(self, batch, static)
 
-    def split(self, rows: Any) -> Split:
+    def split(self, rows: Any, static: Any = None) -> Split:
         """Rows in memory as a split without labels. Raises DataError for what is not like the rows of training."""
-        if isinstance(rows, Split):
-            return rows
-        return to_split(rows, self)
+        if not isinstance(rows, Split):
+            try:
+                return transform_rows(self.transforms, to_split(rows, self, static), self.reading.get("rate"))
+            except ValueError as error:
+                raise DataError(str(error)) from error
+        width = 0 if rows.static is None else rows.static.shape[1]
+        if width != self.input.static:
+            raise DataError(f"the rows have {width} static features, but the model takes {self.input.static}")
+        return rows
+
+    @cached_property
+    def transforms(self) -> TransformOptions:
+        """What training's recordings went through before it was shown them, and new ones go through."""
+        names = TransformOptions.model_fields.keys() - TaskConfig.model_fields.keys()
+        options = {name: value for name, value in self.task.items() if name in names} if self._own_data else {}
+        return TransformOptions.model_validate_json(json.dumps(options))
+
+    @property
+    def _own_data(self) -> bool:
+        """Is its task one that reads the user's own data, whose options are known here?"""
+        return bool(self.reading) or self.task.get("name") == PREPARED
+
+    @property
+    def channels_read(self) -> int:
+        """Numbers of a step before these."""
+        shown = self.input.channels if isinstance(self.input, Values) else 1
+        return shown // plan(self.transforms, None, known=False).channels(1)
 
     def _check_answers(self) -> None:
         if self.target is None:
@@ -157,14 +214,28 @@ class TrainedModel:
             return found
         return np.asarray(self.classes)[found[..., 0]] if self.classes else found[..., 0]
 
-    def _by_row(self, rows: Any, shape: Any, runtime: Runtime | None) -> Any:
-        split = self.split(rows)
+    def _by_row(self, split: Split, shape: Any, runtime: Runtime | None) -> Any:
+        if split.recordings is not None:
+            return np.array(shape(self._of_recordings(split, split.recordings, runtime)))
         found: list[Any] = [None] * len(split)
         for part in self.outputs(split, runtime=runtime):
             values = shape(part.values)
             for i, row in enumerate(part.rows.tolist()):
                 found[row] = values[i][part.context.valid[i].numpy()] if self.output.per_step else values[i]
         return found if self.output.per_step else np.array(found)
+
+    def _of_recordings(self, split: Split, recordings: NDArray[np.int64], runtime: Runtime | None) -> Tensor:
+        """(m, K) Logits of rows, of the mean answer to their windows."""
+        if self.output.per_step:
+            raise UsageError(
+                "this model answers every step of windows, which may overlap; give it windows, as a Split, or a file "
+                "to "
+                "spt predict"
+            )
+        logits = torch.zeros(len(split), self.output.width)
+        for part in self.outputs(split, runtime=runtime):
+            logits[torch.from_numpy(part.rows)] = part.values
+        return averaged(self.output, logits, recordings)
 
     def _features_of_steps(self, split: Split, runtime: Runtime | None) -> list[NDArray[np.float32]]:
         found: list[Any] = [None] * len(split)
@@ -203,6 +274,7 @@ def _from_run(path: Path) -> TrainedModel:
         timed=data.train.steps is not None,
         computation=Computation.of_stage(setup),
         about=_about(run.path, run.result, job),
+        temperature=run.result.calibration.temperature if run.result.calibration else None,
     )
 
 

@@ -125,7 +125,7 @@ class ParquetWriter:
             if column.ndim == 2:
                 flat |= {f"e{k}": pa.array(column[:, k]) for k in range(column.shape[1])}
             elif column.dtype == object:
-                named = columns["prediction"].dtype == object  # by the classes' names, not their numbers
+                named = "prediction" in columns and columns["prediction"].dtype == object  # by the classes' names
                 flat[name] = pa.array(column.tolist(), pa.string() if named else pa.int64())
             else:
                 flat[name] = pa.array(column.tolist() if column.dtype.kind == "U" else column)

@@ -14,6 +14,10 @@ from spt.runs.result import Result
 Scores = NDArray[np.float64]
 
 
+# Why no average over tasks is made.
+SPLITS = "their scores are of several splits of the data, which are not independent as seeds are"
+
+
 class Estimate(Record):
     value: float
     low: float | None  # percentile bootstrap; None where one task has fewer than `FEWEST` pairs
@@ -150,6 +154,9 @@ def pooled(comparisons: Sequence[Comparison]) -> tuple[list[TaskAverage], list[s
             continue
         members = [each.row for each in same]
         label = model + (f", {level}" if level else "")
+        if any(each.runs.splits for each in same):
+            notes.append(f"not averaged over tasks with {label}: {SPLITS}")
+            continue
         found = [(each, scores) for each in same if (scores := _normalised(each.row)) is not None]
         usable = [(each.row, scores) for each, scores in found]
         if len({task_identity(each) for each, _ in found}) < len(found):

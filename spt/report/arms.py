@@ -10,15 +10,18 @@ from spt.report import stats, verdict
 from spt.report.per_example import ItemTest, compare_examples
 from spt.report.verdict import Decision, Difference, Pairs, adjusted_fields, final_score
 from spt.runs.index import ComparisonRuns, Failure, Outcomes, outcomes
-from spt.runs.plan import ArmName, Ended, Factor, Kind, Record, Total, factors_text
+from spt.runs.plan import ArmName, Ended, Factor, Kind, Place, Record, Total, factors_text
 from spt.runs.predictions import NotComparable
-from spt.runs.result import Ledger, Result
+from spt.runs.result import NOT_SELF_PRETRAINING, Ledger, Result
+
+MORE_DATA = "pretraining on more data"  # what stands for SPT where pretraining is not self-pretraining
 
 
 class Seed(Record):
-    """Both arms at one seed. A missing score has its reason among the row's failures."""
+    """Both arms at one seed, on one split of the data. A missing score has its reason among the row's failures."""
 
     seed: int
+    split: str | None = None  # where a study has several
     scratch: float | None
     spt: float | None
     delta: float | None
@@ -55,7 +58,8 @@ class Arm(Record):
 
 
 class Row(Record):
-    """One recipe at one level of what a study varies. Means, costs and statistics are over the n complete pairs."""
+    """One recipe at one level of what a study varies. Means, costs and statistics are over the n complete pairs; over
+    several splits of the data, differences are averaged within each split first."""
 
     label: str = ""  # unique within one report
     kind: Kind
@@ -68,13 +72,14 @@ class Row(Record):
     source: str  # the study's folder, or the settings that were paired without one
     command: str
     smoke: bool
+    not_self_pretraining: bool  # pretraining saw more rows than the training split
     metric: str
     higher_is_better: bool
     chance: float | None
     scratch: float | None
     spt: float | None
     delta: float | None  # SPT - scratch, in the metric's own units
-    low: float | None  # paired t interval of delta
+    low: float | None  # paired t interval of delta; over splits the corrected resampled one
     high: float | None
     confidence: float
     p: float | None  # of this row alone
@@ -82,7 +87,9 @@ class Row(Record):
     tests: int = 0  # comparisons of the report that holm counts
     n: int  # complete pairs
     planned: int
-    favour_spt: int  # pairs in which SPT scored better
+    splits: int | None = None  # of the data, that delta is the mean over; None: all seeds have the same
+    test_share: float | None = None  # of the rows, that a split tests
+    favour_spt: int  # pairs, or splits, in which SPT scored better
     detectable: float | None  # smallest detectable difference, as `spt.report.stats` defines it
     decision: Decision
     verdict: str
@@ -112,29 +119,31 @@ class Comparison(NamedTuple):
     difference: Difference
     row: Row
 
-    def results(self, arm: ArmName) -> dict[int, Result]:
-        """The finished runs of an arm, by seed."""
+    def results(self, arm: ArmName) -> dict[Place, Result]:
+        """The finished runs of an arm, by seed and split."""
         outcomes = self.outcomes.items()
-        return {seed: result for (seed, name), result in outcomes if name == arm and isinstance(result, Result)}
+        return {place: result for (place, name), result in outcomes if name == arm and isinstance(result, Result)}
 
 
 def compare_arms(runs: ComparisonRuns) -> Comparison:
     """One row's pairs, statistics, costs and verdict, before any adjustment for the other rows."""
     ended = outcomes(runs)
     results = [outcome for outcome in ended.values() if isinstance(outcome, Result)]
-    both = [(ended[seed, "scratch"], ended[seed, "spt"]) for seed in runs.seeds]
+    both = [(ended[place, "scratch"], ended[place, "spt"]) for place in runs.places]
     pairs = [(a, b) for a, b in both if isinstance(a, Result) and isinstance(b, Result)]
+    more = any(note.startswith(NOT_SELF_PRETRAINING) for result in results for note in result.notes)
     difference = Difference.of(
         [((spt,), (scratch,)) for scratch, spt in pairs],
         metric=results[0].metric if results else "",
         higher_is_better=results[0].higher_is_better if results else True,
-        planned=len(runs.seeds),
+        planned=len(runs.places),
         smoke=runs.smoke or any(result.smoke for result in results),
+        names=(MORE_DATA if more else "SPT", "scratch"),
     )
     test = difference.test
     scratch, spt = (summarise_arm([pair[side] for pair in pairs]) for side in (0, 1))
     ratios = cost_ratios(scratch, spt)
-    seeds = tuple(_seed(runs, seed, ended) for seed in runs.seeds)
+    seeds = tuple(_seed(runs, place, ended) for place in runs.places)
     items, skipped = _items(runs, seeds, difference.metric)
     row = Row(
         kind=runs.kind,
@@ -147,11 +156,13 @@ def compare_arms(runs: ComparisonRuns) -> Comparison:
         source=runs.source,
         command=runs.command,
         smoke=difference.smoke,
-        chance=results[0].chance if results else None,
+        not_self_pretraining=more,
+        chance=verdict.chance_of(results),
         scratch=scratch.score if scratch else None,
         spt=spt.score if spt else None,
         delta=test.mean if test else None,
         confidence=stats.CONFIDENCE,
+        test_share=test.test_share or None if test else None,
         favour_spt=verdict.favour_spt(test, difference.higher_is_better) if test else 0,
         detectable=test.detectable if test else None,
         ratios=ratios,
@@ -201,6 +212,10 @@ def comparison_runs(runs: ComparisonRuns) -> frozenset[object]:
 def _labels(rows: Sequence[Row]) -> list[str]:
     """Rows named by task, model and level; where that is not enough, by recipe, source and number."""
     labels = [f"{row.task} / {row.model}" + (f", {factors_text(row.factors)}" if row.factors else "") for row in rows]
+    labels = [
+        f"{label}, {NOT_SELF_PRETRAINING}" if row.not_self_pretraining else label
+        for label, row in zip(labels, rows, strict=True)
+    ]
     details = [
         [row.recipe for row in rows],
         [row.source for row in rows],
@@ -212,13 +227,13 @@ def _labels(rows: Sequence[Row]) -> list[str]:
     return labels
 
 
-def _seed(runs: ComparisonRuns, seed: int, ended: Outcomes) -> Seed:
-    first, second = ended[seed, "scratch"], ended[seed, "spt"]
+def _seed(runs: ComparisonRuns, place: Place, ended: Outcomes) -> Seed:
+    first, second = ended[place, "scratch"], ended[place, "spt"]
     scratch = final_score(first) if isinstance(first, Result) else None
     spt = final_score(second) if isinstance(second, Result) else None
-    cells = {cell.arm: cell for cell in runs.cells if cell.seed == seed}
+    cells = {cell.arm: cell for cell in runs.cells if (cell.seed, cell.split) == place}
     return Seed(
-        seed=seed,
+        **place._asdict(),
         scratch=scratch,
         spt=spt,
         delta=None if scratch is None or spt is None else spt - scratch,
@@ -233,23 +248,19 @@ def _seed(runs: ComparisonRuns, seed: int, ended: Outcomes) -> Seed:
 def _items(runs: ComparisonRuns, seeds: Sequence[Seed], metric: str) -> tuple[tuple[ItemTest, ...], list[str]]:
     """The complete pairs, item by item, and a note on those that could not be compared."""
     tests: list[ItemTest] = []
-    skipped: dict[int, NotComparable] = {}
+    skipped: dict[Place, NotComparable] = {}
     for seed in seeds:
         if seed.delta is not None:
             try:
-                tests.append(
-                    compare_examples(runs.root / seed.scratch_run, runs.root / seed.spt_run, seed.seed, metric)
-                )
+                test = compare_examples(runs.root / seed.scratch_run, runs.root / seed.spt_run, seed.seed, metric)
+                tests.append(test.model_copy(update={"split": seed.split}))
             except NotComparable as error:
-                skipped[seed.seed] = error
+                skipped[Place(seed.seed, seed.split)] = error
     if not skipped:
         return tuple(tests), []
     first, reason = next(iter(skipped.items()))
-    which = (
-        f"seed {first}: {reason}"
-        if len(skipped) == 1
-        else f"{verdict.seeds_text(list(skipped))} (seed {first}: {reason})"
-    )
+    places = "; ".join(map(str, skipped)) if first.split is not None else ", ".join(map(str, skipped))
+    which = f"seed {first}: {reason}" if len(skipped) == 1 else f"seeds {places} (seed {first}: {reason})"
     return tuple(tests), [f"test items not compared at {which}"]
 
 

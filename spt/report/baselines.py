@@ -24,7 +24,7 @@ from spt.report.stats import CONFIDENCE, FEWEST
 from spt.report.verdict import Difference, PairedContrast, adjusted_fields, final_score
 from spt.runs.baseline import BaselineResult, baseline_outcome
 from spt.runs.index import Failure
-from spt.runs.plan import ARMS, ArmName, Ended, Factor, PlannedBaseline, Record, factors_text
+from spt.runs.plan import ARMS, ArmName, Ended, Factor, Place, PlannedBaseline, Record, factors_text
 
 FAMILY = "comparisons with baselines of this report"
 AFTER = {"spt": "after SPT", "scratch": "from scratch"}
@@ -34,6 +34,7 @@ class BaselineRun(Record):
     """A baseline with one seed, or without one. A missing score has its reason among the failures."""
 
     seed: int | None
+    split: str | None = None  # where a study has several
     score: float | None
     state: Ended | Literal["done"]
     run: str
@@ -94,9 +95,13 @@ class _Baseline(NamedTuple):
     def results(self) -> list[BaselineResult]:
         return [outcome for outcome in self.outcomes if isinstance(outcome, BaselineResult)]
 
-    def at(self, seed: int) -> BaselineResult | None:
-        """The result that this seed is held against."""
-        return next((result for result in self.results if result.seed in (None, seed)), None)
+    def at(self, place: Place) -> BaselineResult | None:
+        """The result that the runs of this place are held against."""
+        for planned, outcome in zip(self.planned, self.outcomes, strict=True):
+            here = planned.split in (None, place.split) and planned.seed in (None, place.seed)
+            if here and isinstance(outcome, BaselineResult):
+                return outcome
+        return None
 
 
 class _Group(NamedTuple):
@@ -166,7 +171,9 @@ def _groups(rows: Sequence[Comparison]) -> list[_Group]:
 def _outcome(root: Path, planned: PlannedBaseline) -> BaselineResult | Failure:
     outcome = baseline_outcome(root, planned.run)
     if isinstance(outcome, Failure):
-        return outcome.model_copy(update={"arm": f"baseline {planned.name}", "seed": planned.seed})
+        return outcome.model_copy(
+            update={"arm": f"baseline {planned.name}", "seed": planned.seed, "split": planned.split}
+        )
     return outcome
 
 
@@ -210,13 +217,13 @@ def _pairs(number: int, group: _Group) -> list[_Pair]:
         for arm in ARMS:
             results = comparison.results(arm)
             for name, baseline in group.baselines.items():
-                terms = [((run,), (result,)) for seed, run in results.items() if (result := baseline.at(seed))]
+                terms = [((run,), (result,)) for place, run in results.items() if (result := baseline.at(place))]
                 title = baseline.results[0].title if baseline.results else name
                 difference = Difference.of(
                     terms,
                     metric=comparison.row.metric,
                     higher_is_better=comparison.row.higher_is_better,
-                    planned=len(comparison.runs.seeds),
+                    planned=len(comparison.runs.places),
                     smoke=comparison.row.smoke or any(result.smoke for result in baseline.results),
                     names=(f"{network} {AFTER[arm]}", title),
                     decisions=("first", "second"),
@@ -302,6 +309,7 @@ def _score(name: str, baseline: _Baseline, metric: str) -> BaselineScore:
         runs=tuple(
             BaselineRun(
                 seed=planned.seed,
+                split=planned.split,
                 score=final_score(outcome) if isinstance(outcome, BaselineResult) else None,
                 state="done" if isinstance(outcome, BaselineResult) else outcome.state,
                 run=planned.run,
@@ -323,8 +331,8 @@ def _verdict(comparison: BaselineComparison) -> str:
     if doubt := next((c for c in shown if c.decision in ("smoke", "different data")), None):
         return doubt.verdict
     networks = list(dict.fromkeys(c.network for c in shown))  # the best first
-    if all(c.n < FEWEST for c in shown):
-        return f"cannot be decided with {_seeds(shown[0].n)}: {_distance(_of(shown, networks[0], strongest), metric)}"
+    if all((c.splits or c.n) < FEWEST for c in shown):
+        return f"cannot be decided with {_seeds(shown[0])}: {_distance(_of(shown, networks[0], strongest), metric)}"
     winners = [n for n in networks if all(n in comparison.beaten_by[each.baseline] for each in finished)]
     if winners:
         count = f"{len(winners)} of {len(networks)} networks beat"
@@ -365,24 +373,26 @@ def _distance(contrast: BaselineContrast, metric: str, short: bool = False) -> s
     )
 
 
-def _seeds(n: int) -> str:
-    return "1 seed" if n == 1 else f"{n} seeds"
+def _seeds(contrast: BaselineContrast) -> str:
+    n, what = (contrast.n, "seed") if contrast.splits is None else (contrast.splits, "split")
+    return f"1 {what}" if n == 1 else f"{n} {what}s"
 
 
 def _support(contrast: BaselineContrast) -> str:
     """How sure a distance is."""
     metric, percent = contrast.metric, f"{100 * CONFIDENCE:.0f} % interval"
+    number = f"n={contrast.n}" if contrast.splits is None else _seeds(contrast)
     if contrast.decision in ("first", "second"):
-        return f" ({percent} {size_interval_text(contrast.low, contrast.high, metric)}, n={contrast.n})"
+        return f" ({percent} {size_interval_text(contrast.low, contrast.high, metric)}, {number})"
     if contrast.decision == "open":
         interval = interval_text(contrast.low, contrast.high, metric)
-        return f", which is not decided ({percent} {interval}, n={contrast.n})"
+        return f", which is not decided ({percent} {interval}, {number})"
     if contrast.decision in ("first alone", "second alone"):
         interval = size_interval_text(contrast.low, contrast.high, metric)
         return (
-            f" ({percent} {interval}, n={contrast.n}), but not decided among the {contrast.tests} {FAMILY} "
+            f" ({percent} {interval}, {number}), but not decided among the {contrast.tests} {FAMILY} "
             f"(Holm p {p_text(contrast.holm)})"
         )
     if contrast.decision == "no spread":
-        return f", with each of {_seeds(contrast.n)}, so that there is no spread to judge it by"
-    return f", which cannot be decided with {_seeds(contrast.n)}"
+        return f", with each of {_seeds(contrast)}, so that there is no spread to judge it by"
+    return f", which cannot be decided with {_seeds(contrast)}"

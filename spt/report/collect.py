@@ -12,6 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from spt.errors import DataError, UsageError
 from spt.report import levels
 from spt.report.across_tasks import TaskAverage
+from spt.report.answers import (
+    ArmCalibration,
+    Confusion,
+    GroupComparison,
+    MetricScores,
+    calibrations,
+    confusions,
+    group_comparisons,
+    group_records,
+    metric_records,
+    metric_scores,
+)
 from spt.report.arms import Row, adjust_for_multiplicity, compare_arms
 from spt.report.baselines import BaselineComparison, compare_baselines
 from spt.report.controls import Control, compare_controls
@@ -43,7 +55,7 @@ from spt.runs.result import Result
 if TYPE_CHECKING:
     import pandas
 
-Table = Literal["rows", "seeds", "items", "models", "baselines", "searches", "curves"]
+Table = Literal["rows", "seeds", "items", "models", "baselines", "metrics", "groups", "searches", "curves"]
 
 
 class RunRecord(Record):
@@ -70,6 +82,10 @@ class Report(Record):
     contrasts: tuple[Contrast, ...] = ()  # between initialisations
     controls: tuple[Control, ...] = ()  # arms beside scratch and SPT
     baselines: tuple[BaselineComparison, ...] = ()  # answers without a network
+    metrics: tuple[MetricScores, ...] = ()  # besides the compared one
+    confusions: tuple[Confusion, ...] = ()  # of the classes, arm by arm
+    calibrations: tuple[ArmCalibration, ...] = ()  # of classifiers, arm by arm
+    groups: tuple[GroupComparison, ...] = ()  # of test rows, such as patients
     best: tuple[BestShare, ...] = ()  # share of a total budget
     reaches: tuple[NeededReach, ...] = ()  # how far layers have to see
     pooled: tuple[TaskAverage, ...] = ()  # over tasks
@@ -120,6 +136,8 @@ class Report(Record):
             "items": (item_records, self.rows),
             "models": (contrast_records, self.models),
             "baselines": (baseline_records, self.baselines),
+            "metrics": (metric_records, self.metrics),
+            "groups": (group_records, self.groups),
             "searches": (trial_records, self.searches),
             "curves": (curve_records, self.curves),
         }
@@ -186,6 +204,10 @@ def read_report(paths: Sequence[Path]) -> Report:
         contrasts=findings.contrasts,
         controls=compare_controls(rows),
         baselines=compare_baselines(rows),
+        metrics=metric_scores(rows),
+        confusions=confusions(rows),
+        calibrations=calibrations(rows),
+        groups=group_comparisons(rows),
         best=findings.best,
         reaches=needed_reaches(rows),
         pooled=findings.pooled,

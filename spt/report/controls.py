@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from spt.report.arms import Arm, Comparison, cost_ratios, summarise_arm
 from spt.report.verdict import Difference, PairedContrast, adjusted_fields, ended_by_clock, final_score
 from spt.runs.index import Failure, control_outcomes
-from spt.runs.plan import Ended, Factor, Record
+from spt.runs.plan import Ended, Factor, Place, Record
 from spt.runs.result import Result
 
 FAMILY = "contrasts with controls of this report"
@@ -29,6 +29,7 @@ class ControlSeed(Record):
     """A control at one seed. A missing score has its reason among the control's failures."""
 
     seed: int
+    split: str | None = None  # where a study has several
     score: float | None
     state: Ended | Literal["done"]
     run: str
@@ -67,7 +68,7 @@ class _Compared(NamedTuple):
 
     comparison: Comparison
     arm: str
-    ended: dict[int, Result | Failure]  # by seed
+    ended: dict[Place, Result | Failure]
     triples: list[tuple[Result, Result, Result]]  # scratch, SPT and control of the same seed, all finished
     over_scratch: Difference
     below_spt: Difference
@@ -109,17 +110,17 @@ def _arms(comparison: Comparison) -> list[str]:
 def _compare(comparison: Comparison, arm: str) -> _Compared:
     runs, row = comparison.runs, comparison.row
     outcomes = control_outcomes(runs, row.metric)
-    ended = {seed: outcomes[seed, arm] for seed in runs.seeds}
+    ended = {place: outcomes[place, arm] for place in runs.places}
     scratch, spt = comparison.results("scratch"), comparison.results("spt")
     triples = [
-        (scratch[seed], spt[seed], result)
-        for seed, result in ended.items()
-        if isinstance(result, Result) and seed in scratch and seed in spt
+        (scratch[place], spt[place], result)
+        for place, result in ended.items()
+        if isinstance(result, Result) and place in scratch and place in spt
     ]
     about = {
         "metric": row.metric,
         "higher_is_better": row.higher_is_better,
-        "planned": len(runs.seeds),
+        "planned": len(runs.places),
         "smoke": row.smoke or any(isinstance(result, Result) and result.smoke for result in ended.values()),
         "decisions": ("first", "second"),
     }
@@ -138,7 +139,8 @@ def _control(compared: _Compared, over_scratch: PairedContrast, below_spt: Paire
     sides = [summarise_arm([triple[i] for triple in triples]) for i in range(3)]
     scratch, spt, own = (side.score if side else None for side in sides)
     clock = ended_by_clock({arm: [own for *_, own in triples]})
-    row, cells = comparison.row, {cell.seed: cell for cell in comparison.runs.controls if cell.arm == arm}
+    controls = [cell for cell in comparison.runs.controls if cell.arm == arm]
+    row, cells = comparison.row, {Place(cell.seed, cell.split): cell for cell in controls}
     return Control(
         label=row.label,
         arm=arm,
@@ -157,13 +159,13 @@ def _control(compared: _Compared, over_scratch: PairedContrast, below_spt: Paire
         verdict="; ".join(filter(None, [_sentence(arm, over_scratch, below_spt), clock])),
         seeds=tuple(
             ControlSeed(
-                seed=seed,
+                **place._asdict(),
                 score=final_score(outcome) if isinstance(outcome, Result) else None,
                 state=outcome.state if isinstance(outcome, Failure) else "done",
-                run=cells[seed].run if seed in cells else "",
-                pretrain_run=cells[seed].parent if seed in cells else None,
+                run=cells[place].run if place in cells else "",
+                pretrain_run=cells[place].parent if place in cells else None,
             )
-            for seed, outcome in ended.items()
+            for place, outcome in ended.items()
         ),
         failures=tuple(outcome for outcome in ended.values() if isinstance(outcome, Failure)),
     )

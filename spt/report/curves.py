@@ -12,7 +12,7 @@ from typing import Any, Literal
 from spt.errors import OutputError
 from spt.report.arms import Comparison
 from spt.runs.folder import RunFolder
-from spt.runs.plan import ArmName, Record
+from spt.runs.plan import ArmName, Place, Record
 from spt.runs.result import LARGEST, Result
 
 Stage = Literal["pretraining", "finetuning", "scratch"]
@@ -25,6 +25,7 @@ class Curve(Record):
     label: str  # of the row
     stage: Stage
     seed: int
+    split: str | None = None  # of the data, where a study has several
     run: str
     metric: str  # of validation: the one that selects the checkpoint
     planned: int  # optimiser steps of the stage; of an unfinished run, those of the row's longest
@@ -51,16 +52,17 @@ def curves(rows: Sequence[Comparison]) -> tuple[Curve, ...]:
 def _stage(comparison: Comparison, stage: Stage) -> Iterator[Curve]:
     arm: ArmName = "scratch" if stage == "scratch" else "spt"
     finished = comparison.results(arm)
-    logged: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    logged: dict[tuple[Place, str], list[dict[str, Any]]] = {}
     results: dict[str, Result] = {}
     for cell in sorted(comparison.runs.cells, key=lambda cell: cell.seed):
         name = cell.parent if stage == "pretraining" else cell.run
         if cell.arm != arm or name is None:
             continue
         run = RunFolder(comparison.runs.root, name)
-        logged[cell.seed, name] = run.metrics()
+        place = Place(cell.seed, cell.split)
+        logged[place, name] = run.metrics()
         with contextlib.suppress(OutputError):  # reported among the failures of the row
-            result = run.result() if stage == "pretraining" else finished.get(cell.seed)
+            result = run.result() if stage == "pretraining" else finished.get(place)
             if result is not None:
                 results[name] = result
     metric = next((result.selected_by for result in results.values()), "")
@@ -70,20 +72,20 @@ def _stage(comparison: Comparison, stage: Stage) -> Iterator[Curve]:
     }
     last = max((line["step"] for lines in finite.values() for line in lines), default=0)
     longest = max([last, *(result.own.steps for result in results.values())])
-    for (seed, name), lines in finite.items():
+    for (place, name), lines in finite.items():
         result = results.get(name)
         if lines and (result is None or result.selected_by == metric):
             yield Curve(
                 label=comparison.row.label,
                 stage=stage,
-                seed=seed,
+                **place._asdict(),
                 run=name,
                 metric=metric,
                 planned=(result.own.steps if result else longest) or 1,
                 steps=tuple(line["step"] for line in lines),
                 values=tuple(line[metric] for line in lines),
-                losses=_training(logged[seed, name], "loss"),
-                accuracies=_training(logged[seed, name], "accuracy"),
+                losses=_training(logged[place, name], "loss"),
+                accuracies=_training(logged[place, name], "accuracy"),
             )
 
 

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
+from spt.report.answer_figures import answer_figures
 from spt.report.arms import Row
 from spt.report.collect import Report
 from spt.report.curves import Curve
@@ -42,9 +43,12 @@ from spt.runs.plan import ARMS, ArmName, factors_text
 STEMS = (
     "models-",
     "forest",
+    "splits",
     "seeds",
     "levels-",
     "compute",
+    "confusion",
+    "reliability",
     "learning",
     "pretraining",
     "expected",
@@ -59,14 +63,20 @@ def all_figures(report: Report) -> list[Plot]:
     figures = [
         *model_figures(report),
         *(_forest(*group) for group in by_metric("forest", rows)),
-        *(_seed_lines(*group) for group in by_metric("seeds", rows)),
+        *(_split_points(*group) for group in by_metric("splits", [row for row in rows if row.splits])),
+        *(_seed_lines(*group) for group in by_metric("seeds", [row for row in rows if not row.splits])),
         *(
             _levels(kind, *group)
             for kind in dict.fromkeys(family.kind for family in families)
             for group in by_metric(f"levels-{kind}", [family for family in families if family.kind == kind])
         ),
-        *(_gains(*group) for group in by_metric("levels-gain", [each for each in families if each.kind == "data"])),
+        *(
+            _gains(kind, *group)
+            for kind, name in (("data", "levels-gain"), ("rows", "levels-gain-rows"))
+            for group in by_metric(name, [each for each in families if each.kind == kind])
+        ),
         *(_compute(*group) for group in by_metric("compute", rows)),
+        *answer_figures(report),
         *_learning(report),
         *(_expected(*group) for group in by_metric("expected", searches)),
     ]
@@ -155,6 +165,44 @@ def _seed_lines(name: str, metric: str, rows: Sequence[Row]) -> Plot:
     return Plot(name, "Seed by seed", caption, draw, data)
 
 
+def _split_points(name: str, metric: str, rows: Sequence[Row]) -> Plot:
+    """SPT minus scratch on every split of the data, a point a seed, a panel a row."""
+    data = [
+        {"label": row.label, "split": seed.split, "seed": seed.seed, "delta": seed.delta}
+        for row in rows[:MOST]
+        for seed in row.seeds
+        if seed.delta is not None
+    ]
+
+    def panel(axes: Axes, row: Row, palette: Palette) -> None:
+        scale = scale_of(metric)
+        points = [(seed.split, scale * seed.delta) for seed in row.seeds if seed.delta is not None]
+        splits = list(dict.fromkeys(seed.split for seed in row.seeds))
+        if row.low is not None and row.high is not None:
+            axes.axhspan(scale * row.low, scale * row.high, color=palette.spt, alpha=0.15, linewidth=0)
+        axes.axhline(0, color=palette.ink, linewidth=1)
+        x, y = [splits.index(split) for split, _ in points], [delta for _, delta in points]
+        axes.plot(x, y, color=palette.spt, marker="s", linestyle="None", markersize=4, alpha=0.7)
+        for place, split in enumerate(splits):
+            if own := [delta for other, delta in points if other == split]:
+                axes.plot([place - 0.3, place + 0.3], [fmean(own)] * 2, color=palette.spt, linewidth=2)
+        axes.set_xlim(-0.6, len(splits) - 0.4)
+        axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+        axes.grid(visible=False, axis="x")
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+
+    unit = "points" if is_percent(metric) else metric_text(metric)
+    caption = (
+        f"SPT - scratch in {unit} on every split of the data: a point a seed, a line the mean of a split. Band: the "
+        "95 % interval of their mean, corrected for training sets that overlap (Nadeau and Bengio). Splits are "
+        "numbered as the table of seeds lists them." + left_out(len(rows))
+    )
+    draw = panels_figure(
+        panel, [(row.label, row) for row in rows[:MOST]], y_label=f"SPT − scratch, {unit}", x_label="split"
+    )
+    return Plot(name, "Split by split", caption, draw, data)
+
+
 def _paired_scores(row: Row, arm: ArmName) -> list[float]:
     """An arm's scores at the seeds that both arms finished."""
     return [getattr(seed, arm) for seed in row.seeds if seed.delta is not None]
@@ -188,6 +236,7 @@ def _families(rows: Sequence[Row]) -> list[Family]:
         places = [_place(row) for row in members]
         numeric = all(place > 0 for place in places) and len(set(places)) == len(members)
         factor = next(iter(members[0].factors))
+        kind = factor if factor in LEVEL_AXIS else kind
         levels = zip(places if numeric else map(float, range(len(members))), members, strict=True)
         lines = [
             {
@@ -213,26 +262,35 @@ def _place(row: Row) -> float:
         return float(row.spt_arm.parameters.get("total", 0)) if row.spt_arm else 0.0
     if row.kind == "reach":
         return float(row.seen or 0)
+    if "rows" in row.factors and isinstance(value, int):
+        return float(value)
     if row.kind in LEVEL_AXIS and isinstance(value, int | float) and not isinstance(value, bool):
         return 100 * float(value)
     return 0.0
 
 
 def _mean(row: Row, arm: ArmName) -> dict[str, float | None]:
-    """Mean of an arm's scores with its t interval, over the seeds that both arms finished."""
-    interval = paired(_paired_scores(row, arm))
+    """Mean of an arm's scores with its t interval, over the seeds (or splits) that both arms finished."""
+    sample = _paired_scores(row, arm)
+    if row.splits:
+        splits = dict.fromkeys(seed.split for seed in row.seeds if seed.delta is not None)
+        places = [(seed.split, getattr(seed, arm)) for seed in row.seeds if seed.delta is not None]
+        sample = [fmean(score for other, score in places if other == split) for split in splits]
+    interval = paired(sample, test_share=row.test_share or 0.0)
     return {"mean": interval.mean, "low": interval.low, "high": interval.high}
 
 
 LEVEL_TITLES = {
     "compute": "One budget, shares of it to pretraining",
     "data": "With less data",
+    "rows": "With fewer rows",
     "size": "By model size",
     "reach": "By reach",
 }
 LEVEL_AXIS = {  # of the kinds of study whose levels lie on an axis
     "compute": "share of the budget given to pretraining (%)",
     "data": "share of the training split (%)",
+    "rows": "training rows",
     "size": "parameters",
     "reach": "steps to each side that a layer sees",
 }
@@ -273,7 +331,7 @@ def _level_panel(axes: Axes, family: Family, palette: Palette) -> None:
         axes.set_xticks(range(len(scratch)), [wrapped(line["level"], 12) for line in scratch], fontsize=7)
         axes.tick_params(axis="x", rotation=90 if len(scratch) > 3 else 0)
         axes.margins(x=0.2)
-    elif family.kind in ("data", "size", "reach"):
+    elif family.kind in ("data", "rows", "size", "reach"):
         axes.set_xscale("log", base=2 if family.kind == "reach" else 10)
         places = _apart([line["place"] for line in scratch])
         names = {line["place"]: line["level"] if family.kind == "reach" else _short(line["place"]) for line in scratch}
@@ -284,8 +342,8 @@ def _level_panel(axes: Axes, family: Family, palette: Palette) -> None:
         axes.set_ylim(max(low_end, -2), min(high_end, 102))
 
 
-def _gains(name: str, metric: str, families: Sequence[Family]) -> Plot:
-    """What SPT gains relative to scratch, over fractions of the data (SPT, Figure 3, right); a line a recipe."""
+def _gains(kind: str, name: str, metric: str, families: Sequence[Family]) -> Plot:
+    """What SPT gains relative to scratch, over sizes of the training split (SPT, Figure 3, right); a line a recipe."""
     shown = [family for family in families if family.numeric][:MOST]
     data = [line for family in shown for line in _relative_gains(family)]
     caption = (
@@ -305,7 +363,7 @@ def _gains(name: str, metric: str, families: Sequence[Family]) -> Plot:
         axes.minorticks_off()
 
     draw = panels_figure(
-        panel, [("", data)], y_label="relative gain (%)", x_label=LEVEL_AXIS["data"], columns=1, height=2.4
+        panel, [("", data)], y_label="relative gain (%)", x_label=LEVEL_AXIS[kind], columns=1, height=2.4
     )
     return Plot(name, "Relative gain", caption, draw, data)
 
@@ -420,6 +478,7 @@ def _learning(report: Report) -> Iterator[Plot]:
                     "label": label,
                     "stage": curve.stage,
                     "seed": curve.seed,
+                    "split": curve.split,
                     "step": step,
                     "share": round(share, 4),
                     metric: value,

@@ -69,7 +69,7 @@ WHOLE = 1e-7  # rounding of a share of right rows: less than one part in a float
 
 def is_percent(metric: str) -> bool:
     """Whether the metric is a fraction, displayed in percent and points."""
-    return metric.startswith(("accuracy", "f1", "auroc"))
+    return metric.startswith(("accuracy", "balanced_accuracy", "exact_match", "f1", "auroc", "auprc"))
 
 
 def metric_text(metric: str) -> str:
@@ -124,6 +124,8 @@ Cell = Callable[[Any, str], str]  # text of a record, given its metric
 TEXTS: dict[str, Cell] = {  # text of a field, given the record's metric
     **dict.fromkeys(("scratch", "spt", "chance", "published_scratch", "published_spt", "value"), score_text),
     **dict.fromkeys(("delta", "published_delta", "difference", "scratch_change", "spt_change"), delta_text),
+    **dict.fromkeys(("log_loss", "log_loss_after", "brier", "brier_after"), lambda score, _: f"{score:.4f}"),
+    **dict.fromkeys(("ece", "ece_after"), lambda share, _: f"{100 * share:.2f}"),
     **dict.fromkeys(("p", "holm", "wilcoxon_p", "wilcoxon_holm"), lambda p, _: p_text(p)),
     **dict.fromkeys(("steps", "examples", "positions"), lambda count, _: count_text(count)),
     **dict.fromkeys(("seconds", "device_seconds"), lambda seconds, _: time_text(seconds)),

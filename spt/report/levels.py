@@ -11,7 +11,7 @@ from spt.report.format import p_text, score_text
 from spt.report.plain_average import PlainAverage, plain_averages
 from spt.report.stats import FEWEST
 from spt.report.verdict import Difference, PairedContrast, adjusted_fields, final_score
-from spt.runs.plan import ARMS, ArmName, Factor, Record, factors_text
+from spt.runs.plan import ARMS, ArmName, Factor, Place, Record, factors_text
 from spt.runs.result import Result
 
 What = Literal["scratch", "SPT", "SPT - scratch"]
@@ -145,29 +145,29 @@ class LevelPair(NamedTuple):
     what: What
     first: Comparison
     second: Comparison
-    seeds: Collection[int] | None = None  # None: all that both have finished
+    places: Collection[Place] | None = None  # None: all that both have finished
 
     def difference(self) -> Difference:
         first, second = (_signed(comparison, self.what) for comparison in (self.first, self.second))
-        seeds = [seed for seed in first if seed in second and (self.seeds is None or seed in self.seeds)]
+        places = [place for place in first if place in second and (self.places is None or place in self.places)]
         row = next((each.row for each in (self.first, self.second) if each.row.metric), self.first.row)
         return Difference.of(
-            [(first[seed][0] + second[seed][1], first[seed][1] + second[seed][0]) for seed in seeds],
+            [(first[place][0] + second[place][1], first[place][1] + second[place][0]) for place in places],
             metric=row.metric,
             higher_is_better=row.higher_is_better,
-            planned=len(set(self.first.runs.seeds) & set(self.second.runs.seeds)),
+            planned=len(set(self.first.runs.places) & set(self.second.runs.places)),
             smoke=self.first.row.smoke or self.second.row.smoke,
             names=(_level(self.first.row), _level(self.second.row)),
             decisions=("first", "second"),
         )
 
 
-def _signed(comparison: Comparison, what: What) -> dict[int, tuple[tuple[Result, ...], tuple[Result, ...]]]:
-    """The results whose scores add up, with these signs, to one arm's score or to the gain from SPT, by seed."""
+def _signed(comparison: Comparison, what: What) -> dict[Place, tuple[tuple[Result, ...], tuple[Result, ...]]]:
+    """The results whose scores add up, with these signs, to one arm's score or to the gain from SPT, by place."""
     scratch, spt = (comparison.results(arm) for arm in ARMS)
     if what == "SPT - scratch":
-        return {seed: ((spt[seed],), (result,)) for seed, result in scratch.items() if seed in spt}
-    return {seed: ((result,), ()) for seed, result in (spt if what == "SPT" else scratch).items()}
+        return {place: ((spt[place],), (result,)) for place, result in scratch.items() if place in spt}
+    return {place: ((result,), ()) for place, result in (spt if what == "SPT" else scratch).items()}
 
 
 def level_contrasts(pairs: Sequence[LevelPair]) -> list[Contrast]:
@@ -208,7 +208,7 @@ def _has_spt(comparison: Comparison) -> bool:
     return any(cell.arm == "spt" for cell in comparison.runs.cells)
 
 
-def _common(rows: Sequence[Comparison]) -> list[int]:
+def _common(rows: Sequence[Comparison]) -> list[Place]:
     """The seeds whose SPT run finished in every row."""
     arms = [comparison.results("spt") for comparison in rows]
     return [seed for seed in arms[0] if all(seed in arm for arm in arms)] if arms else []

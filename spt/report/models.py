@@ -27,9 +27,9 @@ from spt.report.ranking import (
     model_verdict,
     rank,
 )
-from spt.report.stats import paired, widened
-from spt.report.verdict import Difference, adjusted_fields, final_score, seeds_text
-from spt.runs.plan import ARMS, Factor, arm_text, factors_text
+from spt.report.stats import widened
+from spt.report.verdict import Difference, adjusted_fields, final_score, paired, seeds_text
+from spt.runs.plan import ARMS, Factor, Place, arm_text, factors_text
 from spt.runs.predictions import NotComparable
 from spt.runs.result import Result
 
@@ -151,8 +151,8 @@ class ModelPair(NamedTuple):
     first: Comparison
     second: Comparison
 
-    def terms(self) -> dict[int, tuple[tuple[Result, ...], tuple[Result, ...]]]:
-        """Of each seed that both have finished, the results whose scores are added, and subtracted."""
+    def terms(self) -> dict[Place, tuple[tuple[Result, ...], tuple[Result, ...]]]:
+        """Of each seed and split that both have finished, the results whose scores are added, and subtracted."""
         if self.arm == "difference":
             gains = [(each.results("spt"), each.results("scratch")) for each in (self.first, self.second)]
             (a_spt, a_scratch), (b_spt, b_scratch) = gains
@@ -167,7 +167,7 @@ class ModelPair(NamedTuple):
             list(self.terms().values()),
             metric=row.metric,
             higher_is_better=row.higher_is_better,
-            planned=len({*self.first.runs.seeds} & {*self.second.runs.seeds}),
+            planned=len({*self.first.runs.places} & {*self.second.runs.places}),
             smoke=self.first.row.smoke or self.second.row.smoke,
             names=tuple(f"gain of {name}" for name in self.names) if self.arm == "difference" else self.names,
             decisions=("first", "second"),
@@ -179,9 +179,9 @@ class ModelPair(NamedTuple):
         return frozenset((side, run.key) for both in terms for side, runs in enumerate(both) for run in runs)
 
     def rows(self, read: ReadScores, metric: str) -> RowInterval | None:
-        """Over test rows, if each of them has a score of its own in this metric."""
+        """Over test rows, if each of them has a score of its own in this metric and all runs are tested on the same."""
         terms = self.terms().values()
-        if metric not in ("accuracy", "mse", "mae") or not terms:
+        if metric not in ("accuracy", "mse", "mae") or not terms or self.first.runs.splits:
             return None
         roots = {
             result.key: each.runs.root
@@ -256,7 +256,7 @@ def _scores(name: str, comparison: Comparison) -> ModelScores:
     results = [result for arm in arms.values() for result in arm]
     scores: dict[str, Any] = {}
     for arm, runs in arms.items():
-        mean = paired([final_score(run) for run in runs]) if runs else None
+        mean = paired(runs, [final_score(run) for run in runs]) if runs else None
         ends = {arm: "mean", f"{arm}_low": "low", f"{arm}_high": "high"}
         scores |= {name: getattr(mean, end, None) for name, end in ends.items()} | {f"{arm}_n": len(runs)}
     timed = [result for result in results if result.own.steps and result.own.examples]
@@ -302,12 +302,15 @@ def _comparison(group: ModelGroup, label: str, contrasts: tuple[ModelContrast, .
 def model_warnings(group: ModelGroup) -> Iterator[str]:
     """What the models of a comparison should have in common but do not."""
     seeds = {name: each.runs.seeds for name, each in group.items()}
+    if len({each.runs.splits for each in group.values()}) > 1:
+        yield "the models have different splits of the data; they are compared at those that two of them share"
     if len(set(seeds.values())) > 1:
         listed = "; ".join(f"{name} {seeds_text(own)}" for name, own in seeds.items())
         yield f"the models have different seeds ({listed}); they are compared at those that two of them share"
     for name, each in group.items():
         for arm in ARMS:
-            lost = [failure.seed for failure in each.row.failures if failure.arm == arm and failure.seed is not None]
+            failures = [failure for failure in each.row.failures if failure.arm == arm]
+            lost = list(dict.fromkeys(failure.seed for failure in failures if failure.seed is not None))
             diverged = any(f.state == "diverged" for f in each.row.failures if f.arm == arm)
             if lost and diverged:
                 yield (

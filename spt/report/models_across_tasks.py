@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from spt.report import stats
-from spt.report.across_tasks import task_identity, task_names
+from spt.report.across_tasks import SPLITS, task_identity, task_names
 from spt.report.format import abbreviate, is_percent, p_text, score_text, size_interval_text, size_text
 from spt.report.models import ModelGroup, ModelPair, model_pairs, model_warnings
 from spt.report.ranking import LEAD, Arm
@@ -86,7 +86,10 @@ def models_across_tasks(groups: Sequence[ModelGroup]) -> tuple[list[ModelsAcross
     for (_, level), members in levels.items():
         one_each = [next(iter(group.values())) for group in members]
         by_task = dict(zip(task_names([each.row for each in one_each]), members, strict=True))
-        if len(set(map(task_identity, one_each))) < len(members):
+        if any(each.runs.splits for each in one_each):
+            if len(members) > 1:
+                notes.append(f"models are not compared over {len(members)} tasks: {SPLITS}")
+        elif len(set(map(task_identity, one_each))) < len(members):
             notes.append(
                 "models are not compared over tasks: a task has several groups of models, which do not count as tasks"
             )

@@ -26,6 +26,7 @@ class ItemTest(Record):
     """
 
     seed: int
+    split: str | None = None  # where a study has several
     metric: Metric
     higher_is_better: bool
     n: int
@@ -156,13 +157,20 @@ def example_scores(folder: Path, metric: str = "") -> ExampleScores:
         total = columns["right" if right else "squared_error"].astype(np.float64)
         mean = np.divide(total, steps, out=np.zeros_like(total), where=steps > 0)
         return scores("accuracy" if right else "mse", mean, steps, _stacked(steps))
+    if "label_0" in columns:  # several labels: the share of right answers, by the labels that are known
+        count = sum(name.startswith("label_") for name in columns)
+        truth, answer = (_stacked(*(columns[f"{kind}_{k}"] for k in range(count))) for kind in ("label", "prediction"))
+        known = (truth >= 0).sum(1).astype(np.float64)
+        return scores("accuracy", (truth == answer).sum(1) / known, known, truth)
     size = next(k for k in range(len(columns) + 1) if not {f"target_{k}", f"prediction_{k}"} <= columns.keys())
     if not size:
         raise NotComparable(f"{FILE} has no answers: its columns are {', '.join(columns)}")
     truth = _stacked(*(columns[f"target_{k}"] for k in range(size)))
     error = _stacked(*(columns[f"prediction_{k}"] for k in range(size))) - truth
     score = np.abs(error) if metric == "mae" else np.square(error)
-    return scores("mae" if metric == "mae" else "mse", score.mean(1), None, truth)
+    known = np.isfinite(truth)
+    mean = np.where(known, score, 0.0).sum(1) / known.sum(1)
+    return scores("mae" if metric == "mae" else "mse", mean, None, np.nan_to_num(truth, nan=np.inf))
 
 
 def _stacked(*columns: NDArray[Any]) -> NDArray[np.float64]:

@@ -47,7 +47,7 @@ def plain_averages(comparisons: Sequence[Comparison]) -> tuple[PlainAverage, ...
     groups: dict[_Group, list[Comparison]] = {}
     for each in comparisons:
         row = each.row
-        if row.comparable and row.n == row.planned:
+        if row.comparable and row.n == row.planned and not each.runs.splits:  # `pooled` says so
             groups.setdefault(_Group(row.kind, row.model, factors_text(row.factors), row.metric), []).append(each)
     return tuple(
         _average(group, [each.row for each in members])

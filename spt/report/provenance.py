@@ -151,7 +151,7 @@ def _data(results: Iterable[Result]) -> list[DataUse]:
         DataUse(
             task=task,
             split=split,
-            rows=runs[-1].data[split].rows,
+            rows=runs[-1].data[split].scored,
             inputs=inputs,
             targets=targets,
             pretraining=sum(run.stage == "pretrain" for run in runs),
@@ -196,10 +196,11 @@ def _smoke(facts: ChecklistInput) -> Answer | None:
 
 
 def _seeds(facts: ChecklistInput) -> Answer:
-    numbers = [row.n for row in facts.rows]
+    numbers = [row.n if row.splits is None else row.splits for row in facts.rows]
     low, high = min(numbers), max(numbers)
     span = str(low) if low == high else f"{low} to {high}"
-    evidence = f"{span} complete pairs a row; with fewer than {FEWEST} nothing is decided"
+    what = "splits of the data a row" if all(row.splits for row in facts.rows) else "complete pairs a row"
+    evidence = f"{span} {what}; with fewer than {FEWEST} nothing is decided"
     return "yes" if low >= FEWEST else "no", evidence
 
 
@@ -208,7 +209,10 @@ def _statistics(facts: ChecklistInput) -> Answer:
     if not tests:
         return "not applicable", "no row could be tested"
     decided = sum(row.decision in ("spt", "scratch") for row in facts.rows)
-    return "yes", f"paired t intervals over seeds; Holm over {tests} comparisons, {decided} decided"
+    over = "seeds"
+    if any(row.splits for row in facts.rows):
+        over = "splits of the data, corrected for overlapping training sets (Nadeau and Bengio)"
+    return "yes", f"paired t intervals over {over}; Holm over {tests} comparisons, {decided} decided"
 
 
 def _baseline(facts: ChecklistInput) -> Answer:
@@ -247,8 +251,8 @@ def _tuning(facts: ChecklistInput) -> Answer:
     edges = [search.label for search in searches if search.scratch.edges or search.spt.edges]
     evidence = f"{sum(search.scratch.trials + search.spt.trials for search in searches)} trials, "
     equal = {"trials": "as many in both arms", "compute": "the same total compute in both arms"}
-    told = " and ".join(dict.fromkeys(equal[search.protocol] for search in searches))
-    evidence += f"unequal by arm or model in {abbreviate(unequal)}" if unequal else told
+    protocols = " and ".join(dict.fromkeys(equal[search.protocol] for search in searches))
+    evidence += f"unequal by arm or model in {abbreviate(unequal)}" if unequal else protocols
     evidence += f"; trials without a score in {abbreviate(lost)}" if lost else ""
     evidence += f"; a chosen value is at the edge of the search space in {abbreviate(edges)}" if edges else ""
     return "no" if unequal else "partly" if edges or lost else "yes", evidence

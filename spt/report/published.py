@@ -5,7 +5,7 @@ from pathlib import Path
 
 from spt.report.arms import Comparison
 from spt.report.published_numbers import PublishedCell, PublishedPair, changed, published_pair
-from spt.runs.plan import ARMS, Record, arm_text
+from spt.runs.plan import ARMS, Place, Record, arm_text
 
 
 class PublishedComparison(Record):
@@ -60,7 +60,7 @@ def _runs(comparison: Comparison) -> list[Path]:
         comparison.runs.root / cell.run
         for arm in ARMS
         for cell in comparison.runs.cells
-        if cell.arm == arm and cell.seed in comparison.results(arm)
+        if cell.arm == arm and Place(cell.seed, cell.split) in comparison.results(arm)
     ]
 
 

@@ -59,10 +59,11 @@ class ModelContrast(Record):
     second: str
     metric: str
     higher_is_better: bool
-    n: int  # seeds that both have finished
+    n: int  # seeds that both have finished, on each split of the data
     planned: int
+    splits: int | None = None  # of the data, where there are several
     difference: float | None  # first - second, in the metric's own units
-    low: float | None  # paired t interval
+    low: float | None  # paired t interval; over splits the corrected resampled one
     high: float | None
     p: float | None
     holm: float | None = None  # over all pairs of models, in both arms; interactions are a family of their own
@@ -163,12 +164,17 @@ def interaction_fields(contrast: ModelContrast) -> dict[str, Any]:
     gain = f"self-pretraining gains {better} {size_text(contrast.difference, contrast.metric)}{_unit(contrast)} more "
     if low <= 0 <= high:
         own = interval_text(contrast.low, contrast.high, contrast.metric)
-        sentence = f"{gain}than {other} (95 % interval {own}, n={contrast.n}) on its own; not decided among the "
+        sentence = f"{gain}than {other} (95 % interval {own}, {_number(contrast)}) on its own; not decided among the "
         sentence += f"{contrast.tests} interactions of this report ({interval_text(low, high, contrast.metric)})"
         return {"decision": f"{decision} alone", "verdict": sentence}
     ends = size_interval_text(low, high, contrast.metric)
     family = f" for all {contrast.tests} interactions" if contrast.tests > 1 else ""
-    return {"decision": decision, "verdict": f"{gain}than {other} (95 % interval{family} {ends}, n={contrast.n})"}
+    return {"decision": decision, "verdict": f"{gain}than {other} (95 % interval{family} {ends}, {_number(contrast)})"}
+
+
+def _number(contrast: ModelContrast) -> str:
+    """How many pairs an interval is made from."""
+    return f"n={contrast.n}" if contrast.splits is None else f"{contrast.splits} splits, {contrast.n} pairs"
 
 
 def model_verdict(comparison: ModelComparison) -> str:
@@ -193,7 +199,7 @@ def _arm_sentence(contrast: ModelContrast) -> str:
         return (
             f"{lead} they differ by at most {_at_most(contrast)}{_unit(contrast)} "
             f"({contrast.first} - {contrast.second} is {delta_text(contrast.difference, contrast.metric)}, "
-            f"95 % interval {interval_text(contrast.low, contrast.high, contrast.metric)}, n={contrast.n})"
+            f"95 % interval {interval_text(contrast.low, contrast.high, contrast.metric)}, {_number(contrast)})"
         ) + (f"; {lost} of {contrast.planned} pairs incomplete" if lost else "")
     return f"{lead} {contrast.verdict}" if winner_loser(contrast, alone=True) else f"{lead}: {contrast.verdict}"
 
@@ -260,8 +266,9 @@ def _ranking_sentence(comparison: ModelComparison, arm: ArmName) -> str:
     groups = {name: group for group in ranking.order for name in group}
     if inside := [pair for each in contrasts if (pair := winner_loser(each)) and groups[pair[0]] is groups[pair[1]]]:
         sentence += f"; {_within_ties(inside, contrasts)}"
-    if few := sum(contrast.decision == "too few seeds" for contrast in contrasts):
-        sentence += f"; {few} of {len(contrasts)} pairs cannot be decided with fewer than three seeds"
+    for what in ("seeds", "splits"):
+        if few := sum(contrast.decision == f"too few {what}" for contrast in contrasts):
+            sentence += f"; {few} of {len(contrasts)} pairs cannot be decided with fewer than three {what}"
     if flat := sum(contrast.decision == "no spread" for contrast in contrasts):
         sentence += f"; {flat} of {len(contrasts)} pairs differ by the same at every seed: no spread to judge them by"
     return sentence + (f"; without a score: {', '.join(ranking.unranked)}" if ranking.unranked else "")

@@ -76,7 +76,21 @@ def baseline_records(comparisons: Sequence[BaselineComparison]) -> list[dict[str
 
 
 def _against(contrast: BaselineContrast) -> dict[str, Any]:
-    names = ("network", "arm", "difference", "n", "planned", "low", "high", "p", "holm", "tests", "decision", "verdict")
+    names = (
+        "network",
+        "arm",
+        "difference",
+        "n",
+        "planned",
+        "splits",
+        "low",
+        "high",
+        "p",
+        "holm",
+        "tests",
+        "decision",
+        "verdict",
+    )
     return {"row": contrast.label, "network_score": contrast.score} | {name: getattr(contrast, name) for name in names}
 
 
@@ -109,8 +123,8 @@ def curve_records(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     for curve in curves:
         losses, accuracies = dict(curve.losses), dict(curve.accuracies)
         for step, share, value in zip(curve.steps, curve.shares, curve.values, strict=True):
-            run = {"label": curve.label, "stage": curve.stage, "seed": curve.seed, "run": curve.run}
-            values = {"step": step, "share": share, "metric": curve.metric, "validation": value}
+            run = {"label": curve.label, "stage": curve.stage, "seed": curve.seed, "split": curve.split}
+            values = {"run": curve.run, "step": step, "share": share, "metric": curve.metric, "validation": value}
             trained = {"training_loss": losses.get(step), "training_accuracy": accuracies.get(step)}
             records.append({**run, **values, **trained})
     return records

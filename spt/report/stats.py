@@ -5,6 +5,9 @@ pairs only the t interval keeps its coverage: in simulation, 95 % intervals from
 truth in 95.5 % of cases with t and in 75.5 % with the percentile bootstrap; and no rank or sign-flip test can
 reach p < 0.05 with five pairs or fewer.
 
+Scores over several splits of one data set are not independent: training sets overlap, so the usual error of a mean is
+too small. There the variance is corrected for it (Nadeau & Bengio 2003), one difference a split.
+
 There are thousands of test items, so within one seed the bootstrap and McNemar's exact test are valid. They
 generalise to other items for these two trained networks, not to other seeds.
 """
@@ -20,7 +23,9 @@ from numpy.typing import ArrayLike, NDArray
 
 CONFIDENCE = 0.95  # of every interval
 POWER = 0.80  # probability of finding the smallest detectable difference
-FEWEST = 3  # pairs below which nothing is decided: with two, the interval reaches 13 standard errors each way
+FEWEST = (
+    3  # pairs, or splits, below which nothing is decided: with two, the interval reaches 13 standard errors each way
+)
 RESAMPLES = 2000  # of a bootstrap: the ends of a 95 % interval are then known to about 3 % of its width
 DRAWS = 1 << 22  # items drawn at once, 64 MiB with what they index
 EQUAL = 1e-9  # spread, relative to the largest difference, up to which differences count as all equal
@@ -28,7 +33,10 @@ EQUAL = 1e-9  # spread, relative to the largest difference, up to which differen
 
 @dataclass(frozen=True)
 class Paired:
-    """Mean of n paired differences, one arm subtracted from the other, with its t interval."""
+    """Mean of n paired differences, one arm subtracted from the other, with its t interval.
+
+    Over splits of one data set n counts splits, and `test_share` is the share of the rows that each one tests.
+    """
 
     n: int
     mean: float
@@ -40,6 +48,12 @@ class Paired:
     p: float | None = None  # two-sided, of a mean of zero; None for one pair, and for equal differences other than 0
     detectable: float | None = None  # smallest detectable difference at this n and deviation; None without a spread
     confidence: float = CONFIDENCE
+    test_share: float = 0.0  # 0: the differences are independent
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; 0 for one pair."""
+        return (self.deviation or 0.0) * _error_factor(self.n, self.test_share)
 
     @property
     def sign(self) -> Literal[-1, 0, 1]:
@@ -55,32 +69,63 @@ def _special() -> Any:
     return special
 
 
-def paired(differences: Sequence[float], confidence: float = CONFIDENCE) -> Paired:
-    """Paired t: mean ± t((1 + c)/2, n - 1) · s/√n at confidence c; p = 2 P(T > |mean| √n/s) for T ~ t(n - 1).
+def paired(differences: Sequence[float], confidence: float = CONFIDENCE, test_share: float = 0.0) -> Paired:
+    """Paired t: mean ± t((1 + c)/2, n - 1) · e at confidence c; p = 2 P(T > |mean|/e) for T ~ t(n - 1).
 
-    Student 1908. Equal differences have s = 0: the interval then has no width and says nothing about the next
-    seed, so `sign` decides nothing from it. Of one arm's scores it is the t interval of their mean.
+    e is s/√n (Student 1908). Of n splits of one data set, each of which tests the share q of the rows, it is
+    s √(1/n + q/(1 - q)): the corrected resampled t test (Nadeau & Bengio 2003), which holds for k folds with q = 1/k
+    and for folds repeated with other draws (Bouckaert & Frank 2004). Equal differences have s = 0: the interval then
+    has no width and says nothing about the next seed, so `sign` decides nothing from it. Of one arm's scores it is
+    the t interval of their mean.
     """
     n = len(differences)
     if n == 0 or not all(math.isfinite(difference) for difference in differences):
         raise ValueError("the differences must be finite numbers, at least one")
+    if not 0 <= test_share < 1:
+        raise ValueError(f"test_share is {test_share}; the share of the rows that a split tests lies between 0 and 1")
     mean = statistics.fmean(differences)
-    counts = Paired(n, mean, sum(d > 0 for d in differences), sum(d < 0 for d in differences), confidence=confidence)
+    positive, negative = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    counts = Paired(n, mean, positive, negative, confidence=confidence, test_share=test_share)
     if n == 1:
         return counts
     deviation = statistics.stdev(differences)
     if deviation <= EQUAL * max(abs(difference) for difference in differences):
         return replace(counts, deviation=0.0, low=mean, high=mean, p=None if any(differences) else 1.0)
-    error = deviation / math.sqrt(n)
-    margin = t_quantile((1 + confidence) / 2, n - 1) * error
+    test = replace(counts, deviation=deviation)
+    margin = t_quantile((1 + confidence) / 2, n - 1) * test.error
     return replace(
-        counts,
-        deviation=deviation,
+        test,
         low=mean - margin,
         high=mean + margin,
-        p=2 * float(_special().stdtr(n - 1, -abs(mean) / error)),
-        detectable=smallest_detectable(n, deviation, confidence),
+        p=2 * float(_special().stdtr(n - 1, -abs(mean) / test.error)),
+        detectable=smallest_detectable(n, deviation, confidence, test_share=test_share),
     )
+
+
+def _error_factor(n: int, test_share: float) -> float:
+    """Of the standard error: √(1/n + q/(1 - q))."""
+    return math.sqrt(1 + n * test_share / (1 - test_share)) / math.sqrt(n)
+
+
+def corrected_interval(differences: ArrayLike, test_share: float, *, confidence: float = CONFIDENCE) -> Paired:
+    """The mean of differences over splits of one data set, with the interval that allows for overlapping training sets.
+
+    `differences` has one number a split: two models' scores subtracted, or one model's scores. `test_share` is the
+    share of the rows that each split tests: 0.2 for five folds, repeated or not, and for random fifths.
+
+        scores = cross_val_score(first, X, y, cv=5) - cross_val_score(second, X, y, cv=5)
+        interval = spt.corrected_interval(scores, test_share=1 / 5)
+        print(interval.mean, interval.low, interval.high, interval.p)
+
+    Raises ValueError for a share that is not between 0 and 1, and for numbers that are not finite. One split has no
+    interval, and with fewer than three `sign` decides nothing.
+    """
+    if not test_share > 0:
+        raise ValueError(f"test_share is {test_share}; of five folds it is 1/5")
+    values = np.asarray(differences, np.float64)
+    if values.ndim != 1:
+        raise ValueError(f"differences have {values.ndim} axes; one number a split is expected")
+    return paired(values.tolist(), confidence, test_share)
 
 
 def widened(test: Paired, tests: int) -> tuple[float | None, float | None]:
@@ -88,16 +133,17 @@ def widened(test: Paired, tests: int) -> tuple[float | None, float | None]:
     together at confidence c (Bonferroni). None for one pair; the mean itself where all differences are equal."""
     if not test.deviation:
         return test.low, test.high
-    quantile = t_quantile(1 - (1 - test.confidence) / (2 * max(tests, 1)), test.n - 1)
-    margin = quantile * test.deviation / math.sqrt(test.n)
+    margin = t_quantile(1 - (1 - test.confidence) / (2 * max(tests, 1)), test.n - 1) * test.error
     return test.mean - margin, test.mean + margin
 
 
-def smallest_detectable(n: int, deviation: float, confidence: float = CONFIDENCE, power: float = POWER) -> float | None:
+def smallest_detectable(
+    n: int, deviation: float, confidence: float = CONFIDENCE, power: float = POWER, test_share: float = 0.0
+) -> float | None:
     """True mean difference that a two-sided paired t test with n pairs finds with this power.
 
-    The d solving P(T > t((1 + c)/2, n - 1)) = power for T ~ noncentral t(n - 1, d √n/s); Cohen 1988, ch. 2.
-    Finds on the wrong side, rarer than one in a million, are left out. None for one pair.
+    The d solving P(T > t((1 + c)/2, n - 1)) = power for T ~ noncentral t(n - 1, d/e), e as in `paired`; Cohen 1988,
+    ch. 2. Finds on the wrong side, rarer than one in a million, are left out. None for one pair.
     """
     if n < 2:
         return None
@@ -105,7 +151,7 @@ def smallest_detectable(n: int, deviation: float, confidence: float = CONFIDENCE
     shift = float(_special().nctdtrinc(n - 1, 1 - power, critical))
     if not math.isfinite(shift):  # the usual approximation: 14 % too small for two pairs, 2 % for four
         shift = critical + t_quantile(power, n - 1)
-    return shift * deviation / math.sqrt(n)
+    return shift * deviation * _error_factor(n, test_share)
 
 
 def t_quantile(probability: float, degrees: int | float) -> float:
@@ -194,16 +240,16 @@ def wilcoxon(differences: Sequence[float]) -> float | None:
     return float(scipy_stats.wilcoxon(differences).pvalue) if any(differences) else None
 
 
-def above_chance(margins: Sequence[float]) -> float | None:
-    """One-sided p of a mean of zero or less, of scores minus chance, more is better: P(T > mean √n/s).
+def above_chance(margins: Sequence[float], test_share: float = 0.0) -> float | None:
+    """One-sided p of a mean of zero or less, of scores minus chance, more is better: P(T > mean/e), e as in `paired`.
 
     Equal margins of zero or less, as of runs that all give one constant answer, have p = 1. None for one score, and
     for equal ones above chance.
     """
-    test = paired(margins)
+    test = paired(margins, test_share=test_share)
     if not test.deviation:
         return None if test.deviation is None or test.mean > 0 else 1.0
-    return float(_special().stdtr(test.n - 1, -test.mean / (test.deviation / math.sqrt(test.n))))
+    return float(_special().stdtr(test.n - 1, -test.mean / test.error))
 
 
 def correct_above_chance(correct: int, n: int, chance: float) -> float:

@@ -31,7 +31,7 @@ from spt.report.format import (
 from spt.report.published import PublishedComparison
 from spt.report.search import SearchResult
 from spt.report.verdict import PairedContrast
-from spt.runs.plan import setting_text, value_text
+from spt.runs.plan import Place, setting_text, value_text
 
 
 class Section(NamedTuple):
@@ -83,7 +83,14 @@ def _score_caption(report: Report) -> str:
     return (
         "Means over the n seeds at which both arms finished; delta is SPT - scratch; intervals and p are of each row "
         f"alone{family}. > chance: one-sided p over seeds, or (items) over the test rows of one run; not adjusted."
-    )
+    ) + (f" {CORRECTED}" if _has_splits(report) else "")
+
+
+CORRECTED = (
+    "Where there are several splits of the data, n counts their pairs; scores are averaged within each split, and "
+    "intervals and p are those of the corrected resampled t test over splits (Nadeau and Bengio), for other splits of "
+    "the same data and other seeds."
+)
 
 
 SCORES = TableSpec(
@@ -143,10 +150,18 @@ BETWEEN_MODELS = TableSpec(
     },
     text_columns=3,
     narrow=((0, 1, 2, 4, 5, 7), (1, 2, 3, 8, 9)),
-    caption="First - second, paired by seed; of SPT - scratch the difference of the gains. Holm p is adjusted for all "
-    "pairs in both arms, and for all pairs of the gains. Over test rows: percentile interval for other test rows and "
-    "these networks. Parameters, FLOPs per example, time per step and peak memory: first : second.",
+    caption=lambda report: (
+        "First - second, paired by seed; of SPT - scratch the difference of the gains. Holm p is adjusted for all "
+        "pairs in both arms, and for all pairs of the gains. Over test rows: percentile interval for other test rows "
+        "and these networks. Parameters, FLOPs per example, time per step and peak memory: first : second."
+        + (f" {CORRECTED} They have no interval over test rows." if _has_splits(report) else "")
+    ),
 )
+
+
+def _has_splits(report: Report) -> bool:
+    return any(row.splits is not None for row in report.rows)
+
 
 RANKINGS = TableSpec(
     "Ranking",
@@ -257,12 +272,13 @@ CONTROLS = TableSpec(
 
 def _baselines_caption(report: Report) -> str:
     one = any(each.one_number for comparison in report.baselines for each in comparison.scores)
+    on = ", on each split of the data the mean of which is shown" if _has_splits(report) else ""
     notes = dict.fromkeys(
         f"{each.title}: {note}" for comparison in report.baselines for each in comparison.scores for note in each.notes
     )
     return (
         "Fitted to the networks' training rows, settings chosen on their validation rows, scored on test once. "
-        + ("Runs -: no chance is in it, so that one number stands for all seeds. " if one else "")
+        + (f"Runs -: no chance is in it, so that one number stands for all seeds{on}. " if one else "")
         + (f"{'; '.join(notes)}." if notes else "")
     ).rstrip()
 
@@ -291,8 +307,112 @@ AGAINST_BASELINES = TableSpec(
     cells={"network\nscore": lambda contrast, metric: score_text(contrast.score, metric)},
     text_columns=3,
     narrow=((1, 2, 5, 6, 8),),
-    caption="Network - baseline, seed by seed, in the arm with the better mean. Holm p is adjusted for both arms of "
-    "every network and all baselines of this report. Intervals are over seeds, for these test rows.",
+    caption=lambda report: (
+        "Network - baseline, seed by seed, in the arm with the better mean. Holm p is adjusted for both arms of every "
+        "network and all baselines of this report. Intervals are over "
+        + ("splits of the data and seeds." if _has_splits(report) else "seeds, for these test rows.")
+    ),
+)
+
+
+OTHER_METRICS = TableSpec(
+    "Other metrics",
+    "task / model | metric | n | scratch | SPT: spt | delta | 95 % interval",
+    lambda report: [Group(label, list(scores)) for label, scores in groupby(report.metrics, key=attrgetter("label"))],
+    cells={"metric": lambda scores, metric: metric_text(metric) + ("" if scores.higher_is_better else ", lower")},
+    text_columns=2,
+    narrow=(),
+    caption="Of the test rows, over the n seeds at which both arms finished. Intervals are of each line alone: they "
+    "decide nothing here, where many are looked at. Lower: the lower the better.",
+)
+
+
+def _most_taken_for(line: SimpleNamespace, _: str) -> str:
+    others = sorted((-rows, name) for name, rows in line.others if rows)
+    return ", ".join(f"{name} ({-rows:.3g})" for rows, name in others[:3]) or "-"
+
+
+def _confusion_lines(report: Report) -> list[Group]:
+    groups = []
+    for label, confusions in groupby(report.confusions, key=attrgetter("label")):
+        lines = []
+        for confusion in confusions:
+            names = [each.name for each in confusion.classes]
+            for k, each in enumerate(confusion.classes):
+                others = [pair for pair in zip(names, each.counts, strict=True) if pair[0] != each.name]
+                lines.append(
+                    SimpleNamespace(
+                        arm=confusion.arm, name=each.name, rows=each.rows, right=each.counts[k], others=others
+                    )
+                )
+        groups.append(Group(label, lines))
+    return groups
+
+
+CONFUSIONS = TableSpec(
+    "Right and wrong answers by class",
+    "task / model | arm | true class: name | rows | right | taken for",
+    _confusion_lines,
+    cells={
+        "rows": lambda line, _: f"{line.rows:.0f}",
+        "right": lambda line, _: f"{line.right:.3g}" + (f" ({line.right / line.rows:.0%})" if line.rows else ""),
+        "taken for": _most_taken_for,
+    },
+    text_columns=3,
+    narrow=(),
+    caption="Test answers, mean over an arm's finished runs; taken for: the three commonest of other classes. The "
+    "whole matrix is in report.json.",
+)
+
+CALIBRATIONS = TableSpec(
+    "Probabilities before and after calibration",
+    "task / model | arm | runs | temperature | log loss: log_loss | after: log_loss_after | Brier score: brier | "
+    "after: brier_after | ECE (%): ece | after: ece_after",
+    lambda report: [Group(label, list(arms)) for label, arms in groupby(report.calibrations, key=attrgetter("label"))],
+    cells={
+        "temperature": lambda arm, _: (
+            (", ".join(f"{each:.3g}" for each in arm.temperatures[:5]) + (", …" if len(arm.temperatures) > 5 else ""))
+            + (f" ({arm.at_limit} at the end of the range)" if arm.at_limit else "")
+        ),
+    },
+    text_columns=2,
+    narrow=((0, 1, 3, 4, 5, 8, 9),),
+    caption="Of test answers, mean over an arm's finished runs. One temperature a run, chosen on validation by log "
+    "loss, divides the logits: no answer changes. ECE: expected calibration error of the answer given, in 15 bins of "
+    "equal width. Brier score: sum of squares over all classes, from 0 to 2.",
+)
+
+
+def _groups_caption(report: Report) -> str:
+    few = any(group.few for group in report.groups)
+    return (
+        "Scores of each group of test rows, over the seeds at which both arms have one; intervals are over seeds and "
+        "of each group alone, so that of twenty groups about one leaves out zero by chance. Worst: no other group "
+        "scores worse in this arm."
+        + (
+            " Few: fewer than 20 rows, whose score says little; no worst is looked for among them where others have "
+            "more."
+            if few
+            else ""
+        )
+        + " -: the metric is not defined for these rows, as an area where all have one class."
+    )
+
+
+GROUPS = TableSpec(
+    "Groups of test rows",
+    "task / model | group | rows | n | scratch | SPT: spt | delta | 95 % interval | worst",
+    lambda report: [
+        Group(_label(groups[0]), groups)
+        for groups in (list(each) for _, each in groupby(report.groups, key=attrgetter("label")))
+    ],
+    cells={
+        "rows": lambda group, _: f"{group.rows:,}" + (" (few)" if group.few else ""),
+        "worst": lambda group, _: ", ".join(ARM[arm] for arm in group.worst) or "",
+    },
+    text_columns=2,
+    narrow=((0, 1, 2, 4, 5, 6, 7), (1, 8)),
+    caption=_groups_caption,
 )
 
 
@@ -374,11 +494,17 @@ def _score_or_state(state: str, score: float | None, metric: str) -> str:
     return state if score is None else score_text(score, metric)
 
 
+def _place(record: Any, _: str) -> str:
+    """A seed and, where there are several, the split of the data."""
+    return "" if record.seed is None else str(Place(record.seed, record.split))
+
+
 SEEDS = TableSpec(
     "Seed by seed",
     "task / model | seed | scratch | SPT | delta | scratch run: scratch_run | SPT run: spt_run | pretraining run",
     lambda report: [Group(row.label, row.seeds, row.metric) for row in report.rows],
     cells={
+        "seed": _place,
         "scratch": lambda seed, metric: _score_or_state(seed.scratch_state, seed.scratch, metric),
         "SPT": lambda seed, metric: _score_or_state(seed.spt_state, seed.spt, metric),
         "pretraining run": lambda seed, _: seed.pretrain_run or "",
@@ -393,6 +519,7 @@ TEST_ITEMS = TableSpec(
     lambda report: [
         Group(f"{row.label}: {metric_text(row.items[0].metric)}", row.items) for row in report.rows if row.items
     ],
+    cells={"seed": _place},
     narrow=((0, 1, 3, 4, 7),),
     caption="Each line compares the two networks of one seed and generalises to other test items, not to networks of "
     "other seeds, so it cannot decide which arm is better. Only scratch, only SPT: items that only this network has "
@@ -406,11 +533,11 @@ def _search_arms(search: SearchResult) -> list[SimpleNamespace]:
 
 def _search_caption(report: Report) -> str:
     protocols = {"trials": "the same number of trials", "compute": "the same total compute (operations)"}
-    told = " | ".join(f"{search.label}: {protocols[search.protocol]}; {_tried(search)}" for search in report.searches)
+    tried = " | ".join(f"{search.label}: {protocols[search.protocol]}; {_tried(search)}" for search in report.searches)
     return (
         "Settings are chosen by the validation score of the selected checkpoint, mean over a setting's seeds; the "
         "test split plays no part. Cost: of all trials and of the pretrainings they start from, each counted once. "
-        f"Protocol and values tried: {told}."
+        f"Protocol and values tried: {tried}."
     )
 
 
@@ -478,7 +605,7 @@ FAILURES = TableSpec(
     "Runs without a score",
     "task / model | arm | seed | state | reason | run",
     lambda report: [Group(label or failure.run, [failure]) for label, failure in report.failures],
-    cells={"seed": lambda failure, _: "" if failure.seed is None else str(failure.seed)},
+    cells={"seed": _place},
     text_columns=6,
     narrow=((0, 1, 2, 3, 4),),
 )
@@ -568,7 +695,13 @@ SECTIONS = (
     Section("controls", "Controls", (), (CONTROLS,)),
     Section("published", "Published numbers", (), (PUBLISHED,)),
     Section("tasks", "Several tasks", (), (PLAIN_AVERAGES, ACROSS_TASKS)),
-    Section("seeds", "Seeds and test items", ("seeds",), (SEEDS, TEST_ITEMS)),
+    Section("seeds", "Seeds and test items", ("splits", "seeds"), (SEEDS, TEST_ITEMS)),
+    Section(
+        "answers",
+        "What the answers are like",
+        ("confusion", "reliability"),
+        (OTHER_METRICS, GROUPS, CONFUSIONS, CALIBRATIONS),
+    ),
     Section("training", "Training", ("learning", "pretraining"), ()),
     Section("settings", "Settings searched", ("expected",), (SEARCHES, EXPECTED_BEST, TRIALS)),
     Section("cost", "What it cost", ("compute",), COST_TABLES),

@@ -1,6 +1,7 @@
 """What the numbers of a comparison mean, in sentences that claim no more than the seeds support."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from spt.report import stats
@@ -19,7 +20,7 @@ from spt.runs.baseline import BaselineResult
 from spt.runs.plan import Record
 from spt.runs.result import Result
 
-Doubt = Literal["open", "too few seeds", "no spread", "no pair", "different data", "smoke"]
+Doubt = Literal["open", "too few seeds", "too few splits", "no spread", "no pair", "different data", "smoke"]
 
 # "alone": decided by the interval of this comparison, but not after Holm's adjustment.
 Decision = Literal["spt", "scratch", "spt alone", "scratch alone"] | Doubt
@@ -49,7 +50,8 @@ class PairedContrast(Record):
     higher_is_better: bool
     n: int
     planned: int
-    low: float | None  # paired t interval
+    splits: int | None = None  # of the data, that the difference is the mean over; None: all seeds have the same
+    low: float | None  # paired t interval; over splits the corrected resampled one
     high: float | None
     p: float | None
     holm: float | None = None  # adjusted for the family that the contrast belongs to
@@ -69,13 +71,16 @@ class Difference(NamedTuple):
     smoke: bool
     names: tuple[str, str] = ("SPT", "scratch")
     decisions: tuple[str, str] = ("spt", "scratch")  # for either
+    pairs: int = 0  # that are complete
 
     @classmethod
     def of(cls, terms: SignedResults, **about: Any) -> "Difference":
         """From the final scores of each seed; `about` are the other fields."""
         scores = [sum(map(final_score, plus)) - sum(map(final_score, minus)) for plus, minus in terms]
         different = different_splits([(a, b) for plus, minus in terms for a in plus for b in minus])
-        return cls(stats.paired(scores) if scores else None, different_data=bool(different), **about)
+        runs = [next(run for run in (*plus, *minus) if isinstance(run, Result)) for plus, minus in terms]
+        test = paired(runs, scores) if scores else None
+        return cls(test, different_data=bool(different), pairs=len(scores), **about)
 
     @property
     def comparable(self) -> bool:
@@ -88,7 +93,8 @@ class Difference(NamedTuple):
         return {
             **{name: getattr(self, name) for name in ("metric", "higher_is_better", "planned")},
             **{name: getattr(self.test, name, None) for name in ("low", "high", "p")},
-            "n": self.test.n if self.test else 0,
+            "n": self.pairs,
+            "splits": self.test.n if self.test and self.test.test_share else None,
             "holm": adjusted.p if adjusted else None,
             "tests": adjusted.tests if adjusted else 0,
             "decision": decision,
@@ -115,13 +121,35 @@ def adjusted_fields(
     ]
 
 
+def paired(runs: Sequence[Result], values: Sequence[float]) -> stats.Paired:
+    """The mean of values, one of each run or pair of runs, with its t interval."""
+    sample, share = by_split(runs, values)
+    return stats.paired(sample, test_share=share)
+
+
+def by_split(runs: Sequence[Result], values: Sequence[float]) -> tuple[list[float], float]:
+    """Values, one of each run, as statistics take them, and the share of the rows that a split tests.
+
+    Those of one split of the data are averaged: its seeds say how sure its own mean is, which is in the spread of the
+    means. Without splits they stay, and the share is 0. Rows are those that are trained, selected or tested on.
+    """
+    splits = dict[str, list[float]]()
+    for run, value in zip(runs, values, strict=True):
+        if run.split is not None:
+            splits.setdefault(run.split, []).append(value)
+    if not splits:
+        return list(values), 0.0
+    shares = [run.data["test"].rows / sum(part.rows for part in run.data.values()) for run in runs]
+    return [fmean(split) for split in splits.values()], fmean(shares)
+
+
 def favour_spt(test: stats.Paired, higher_is_better: bool) -> int:
     return test.positive if higher_is_better else test.negative
 
 
 def judge(difference: Difference, adjusted: Adjusted | None = None) -> tuple[str, str]:
     """Which of two is better, from their paired differences, or why that is not known."""
-    test, metric, higher_is_better, planned, different_data, smoke, names, decisions = difference
+    test, metric, higher_is_better, planned, different_data, smoke, names, decisions, pairs = difference
     if test is None:
         return "no pair", f"no pair of runs finished (0 of {planned})"
     if different_data:
@@ -130,21 +158,25 @@ def judge(difference: Difference, adjusted: Adjusted | None = None) -> tuple[str
     if smoke:
         return "smoke", "smoke run: it shows that everything runs; its scores mean nothing"
     n, unit = test.n, " points" if is_percent(metric) else f" in {metric}"
-    seeds = "1 seed" if n == 1 else f"{n} seeds"
-    lost = f"; {planned - n} of {planned} pairs incomplete" if n < planned else ""
+    what = "split" if test.test_share else "seed"
+    seeds = f"1 {what}" if n == 1 else f"{n} {what}s"
+    lost = f"; {planned - pairs} of {planned} pairs incomplete" if pairs < planned else ""
     observed = f"{names[0]} - {names[1]} is {delta_text(test.mean, metric)}{unit}"
     if n < stats.FEWEST:
-        return "too few seeds", f"cannot be decided with {seeds}: {observed}{lost}"
+        return f"too few {what}s", f"cannot be decided with {seeds}: {observed}{lost}"
     if not test.deviation:
         return "no spread", f"not decided: {observed} with each of {seeds}, no spread to judge it by{lost}"
     direction = "" if higher_is_better else "lower is better, "
     favour = favour_spt(test, higher_is_better)
-    support = f", {favour} of {n} seeds favour {names[0]}" if 0 < favour < n else ""
+    support = f", {favour} of {n} {what}s favour {names[0]}" if 0 < favour < n else ""
+    number, scope = f"n={n}", ""
+    if test.test_share:
+        number, scope = f"{n} splits, {pairs} pairs", " for other splits of these data and other seeds"
     if test.sign == 0:
         interval = interval_text(test.low, test.high, metric)
         return "open", (
-            f"not decided: {observed} ({direction}{100 * test.confidence:.0f} % interval {interval}, "
-            f"n={n}{support}); {seeds} could only have shown a difference of about "
+            f"not decided: {observed} ({direction}{100 * test.confidence:.0f} % interval {interval}{scope}, "
+            f"{number}{support}); {seeds} could only have shown a difference of about "
             f"{size_text(test.detectable, metric)}{unit} or more{lost}"
         )
     wins = (test.sign > 0) == higher_is_better
@@ -153,7 +185,7 @@ def judge(difference: Difference, adjusted: Adjusted | None = None) -> tuple[str
     interval = size_interval_text(test.low, test.high, metric)
     sentence = (
         f"{first} beats {second} by {size_text(test.mean, metric)}{unit} "
-        f"({direction}{100 * test.confidence:.0f} % interval {interval}, n={n}{support})"
+        f"({direction}{100 * test.confidence:.0f} % interval {interval}{scope}, {number}{support})"
     )
     if adjusted is None or (adjusted.p is not None and adjusted.p <= LEVEL):
         return decision, sentence + lost
@@ -214,7 +246,7 @@ def different_splits(pairs: Sequence[tuple[Scored, Scored]]) -> dict[str, list[i
         for split in sorted(scratch.data.keys() | spt.data.keys()):
             if scratch.data.get(split) != spt.data.get(split):
                 seeds.setdefault(split, []).append(scratch.seed or 0)
-    return seeds
+    return {split: list(dict.fromkeys(found)) for split, found in seeds.items()}
 
 
 def notes(pairs: Pairs) -> list[str]:
@@ -236,7 +268,7 @@ def notes(pairs: Pairs) -> list[str]:
     for arm, results in arms.items():
         p, _ = against_chance(results)
         if p is not None and p > LEVEL:
-            chance = score_text(results[0].chance, results[0].metric)
+            chance = score_text(chance_of(results), results[0].metric)
             sentences.append(f"{arm} is not shown to be above chance ({chance}; one-sided p {p_text(p)})")
     return sentences
 
@@ -258,15 +290,25 @@ def best_at_end(result: Result) -> bool:
     return result.best_step >= result.own.steps
 
 
+def chance_of(results: Sequence[Result]) -> float | None:
+    """The score of the best constant answer, mean over runs, which differ in it where they have other test rows."""
+    known = [result.chance for result in results if result.chance is not None]
+    if len(known) < len(results) or not known:
+        return None
+    return known[0] if len({*known}) == 1 else fmean(known)
+
+
 def against_chance(results: Sequence[Result]) -> tuple[float | None, Literal["t", "binomial"] | None]:
     """One-sided p that an arm is no better than the best constant answer, and by which test; None if untestable.
 
-    A t test over seeds; where they have no spread, the exact binomial test of one run's test rows.
+    A t test over seeds, or a corrected one over splits of the data; where they have no spread, the exact binomial test
+    of one run's test rows.
     """
     if not results or any(result.chance is None for result in results):
         return None, None
     margins = [final_score(result) - (result.chance or 0) for result in results]
-    p = stats.above_chance([m if result.higher_is_better else -m for m, result in zip(margins, results, strict=True)])
+    sample, share = by_split(results, [m if results[0].higher_is_better else -m for m in margins])
+    p = stats.above_chance(sample, share)
     if p is not None:
         return p, "t"
     p = _binomial(results[0])
@@ -275,7 +317,7 @@ def against_chance(results: Sequence[Result]) -> tuple[float | None, Literal["t"
 
 def _binomial(result: Result) -> float | None:
     """Of a run whose accuracy counts whole test rows; one over steps is no multiple of 1/rows."""
-    rows = result.data["test"].rows if "test" in result.data else 0
+    rows = result.data["test"].scored if "test" in result.data else 0
     chance, score = result.chance, final_score(result)
     if result.metric != "accuracy" or not rows or chance is None or not (0 <= chance <= 1 and 0 <= score <= 1):
         return None

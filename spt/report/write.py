@@ -13,6 +13,8 @@ OPTIONAL: dict[Table, str] = {
     "items": "items.csv",
     "models": "models.csv",
     "baselines": "baselines.csv",
+    "metrics": "metrics.csv",
+    "groups": "groups.csv",
     "searches": "searches.csv",
     "curves": "curves.csv",
 }

@@ -18,6 +18,7 @@ from spt.runs.plan import (
     ArmName,
     Ended,
     Kind,
+    Place,
     PlannedBaseline,
     PlannedCell,
     Record,
@@ -44,6 +45,12 @@ class ComparisonRuns(NamedTuple):
     smoke: bool = False
     controls: tuple[PlannedCell, ...] = ()  # cells of other arms
     baselines: tuple[PlannedBaseline, ...] = ()  # that it is held against
+    splits: tuple[str, ...] = ()  # of the data, where the study has several
+
+    @property
+    def places(self) -> list[Place]:
+        """Every seed on every split."""
+        return [Place(seed, split) for seed in self.seeds for split in self.splits or (None,)]
 
 
 def comparisons_of(folder: Path, plan: StudyPlan) -> list[ComparisonRuns]:
@@ -60,7 +67,7 @@ def comparisons_of(folder: Path, plan: StudyPlan) -> list[ComparisonRuns]:
         return tuple(baseline for baseline in plan.baselines if index in baseline.rows)
 
     def runs(index: int, row: StudyRow) -> ComparisonRuns:
-        beside = (of(index, False), baselines(index))
+        beside = (of(index, False), baselines(index), plan.splits)
         return ComparisonRuns(folder.parent, row, folder.name, plan.seeds, of(index, True), *common, *beside)
 
     return [runs(index, row) for index, row in enumerate(plan.rows) if cells[index] or not plan.searches]
@@ -83,6 +90,7 @@ class Failure(Record):
     run: str  # folder name; empty where none was planned
     arm: str | None = None
     seed: int | None = None
+    split: str | None = None
     state: Ended
     reason: str
     exit_code: int | None = None
@@ -168,11 +176,11 @@ def _match_arms(configurations: list[ArmRuns]) -> list[tuple[ArmRuns, ...]]:
     return [*pairs, *((runs,) for runs in (*scratch, *spt) if (runs.arm, runs.settings) not in paired)]
 
 
-Outcomes = dict[tuple[int, str], Result | Failure]  # by seed and arm
+Outcomes = dict[tuple[Place, str], Result | Failure]  # by place and arm
 
 
 def outcomes(pairing: ComparisonRuns) -> Outcomes:
-    """Both arms at every seed: a result, or why there is none. All results share one metric."""
+    """Both arms at every seed, on every split: a result, or why there is none. All results share one metric."""
     return _outcomes(pairing, pairing.cells, ARMS, "")
 
 
@@ -183,17 +191,19 @@ def control_outcomes(pairing: ComparisonRuns, metric: str) -> Outcomes:
 
 
 def _outcomes(pairing: ComparisonRuns, planned: Sequence[PlannedCell], arms: Sequence[str], metric: str) -> Outcomes:
-    cells = {(cell.seed, cell.arm): cell for cell in planned}
+    cells = {(Place(cell.seed, cell.split), cell.arm): cell for cell in planned}
     ended: Outcomes = {}
-    for seed, arm in product(pairing.seeds, arms):
+    for place, arm in product(pairing.places, arms):
         outcome: Result | Failure = Failure(run="", state="missing", reason="there is no such run")
-        if cell := cells.get((seed, arm)):
+        if cell := cells.get((place, arm)):
             outcome = _outcome(pairing.root, cell, metric)
         if isinstance(outcome, Result):
             metric = outcome.metric
+            if place.split is not None:
+                outcome = outcome.model_copy(update={"split": place.split})
         else:
-            outcome = outcome.model_copy(update={"arm": arm, "seed": seed})
-        ended[seed, arm] = outcome
+            outcome = outcome.model_copy(update={"arm": arm, **place._asdict()})
+        ended[place, arm] = outcome
     return ended
 
 

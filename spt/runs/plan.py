@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -42,6 +42,16 @@ class ReceptiveField(Record):
     network: int  # all of them together, at most
 
 
+class Place(NamedTuple):
+    """Where the arms of a row meet: at a seed and, where a study has several, on a split of the data."""
+
+    seed: int
+    split: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.seed) if self.split is None else f"{self.seed}, {self.split}"
+
+
 class StudyRow(Record):
     """A row of a study: what both of its arms share."""
 
@@ -60,6 +70,7 @@ class PlannedCell(Record):
     row: int = 0  # index into the study's rows
     arm: ArmText
     seed: int
+    split: str | None = None  # one of the study's
     run: FolderName  # finetuning
     parent: FolderName | None = None  # pretraining
 
@@ -107,6 +118,7 @@ class PlannedBaseline(Record):
     name: str
     rows: tuple[int, ...]  # which have its data and its metric
     seed: int | None = None  # None: it stands for every seed
+    split: str | None = None  # one of the study's
     run: FolderName
 
 
@@ -124,6 +136,7 @@ class StudyPlan(Record):
     created: str = ""
     smoke: Smoke = False
     seeds: tuple[int, ...]
+    splits: tuple[str, ...] = ()  # of the data, where the study has several
     rows: tuple[StudyRow, ...]
     arms: tuple[ArmText, ...] = ARMS  # with controls
     cells: tuple[PlannedCell, ...]

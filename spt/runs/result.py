@@ -1,9 +1,17 @@
 """`result.json`: everything a report needs of one finished run."""
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 SCHEMA = 1  # of result.json; raised when a field changes its meaning
 LARGEST = 1e100  # no score or cost is larger: squares of float32 numbers are not, and squares of this still are floats
@@ -48,6 +56,61 @@ class SplitRecord(BaseModel):
     rows: Count
     inputs: str  # hash of every row's input
     targets: str | None = None  # hash of the labels; None where the stage has none
+    recordings: Count | None = None  # where rows are windows whose answers are averaged: how many are scored
+
+    @property
+    def scored(self) -> int:
+        """How many answers a score is of."""
+        return self.rows if self.recordings is None else self.recordings
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: Callable[[Any], Any]) -> dict[str, Any]:
+        """Without recordings where there are none, as records were before there could be."""
+        fields: dict[str, Any] = write(self)
+        return {name: value for name, value in fields.items() if name != "recordings" or value is not None}
+
+
+class ReliabilityBin(BaseModel):
+    """Answers whose probability lies in one part of [0, 1]; the means are 0 where there are none."""
+
+    model_config = ConfigDict(frozen=True)
+
+    count: Count
+    confidence: float  # mean probability of the answer given
+    accuracy: float  # share of right ones
+
+
+class ReliabilityScores(BaseModel):
+    """How far probabilities are from what comes true."""
+
+    model_config = ConfigDict(frozen=True)
+
+    log_loss: float
+    brier: float  # sum of squares over all classes, mean over answers
+    ece: float  # expected calibration error of the answer given
+    bins: tuple[ReliabilityBin, ...]  # 15 of equal width
+
+
+class Calibration(BaseModel):
+    """A temperature that validation answers chose, and test probabilities before and after it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    temperature: Annotated[float, Field(gt=0)]
+    fitted: Count  # validation answers
+    at_limit: bool = False  # does it lie at an end of its range, as where every validation answer is right?
+    before: ReliabilityScores | None = None  # None without test rows
+    after: ReliabilityScores | None = None
+
+
+class GroupScore(BaseModel):
+    """A group of test rows in the compared metric."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    rows: Count
+    score: float | None  # None where it is not defined, as an area of rows that have one class
 
 
 class _Environment(BaseModel):
@@ -57,6 +120,9 @@ class _Environment(BaseModel):
     processes: int = 1
     threads: int | None = None
     packages: dict[str, str] = {}
+
+
+NOT_SELF_PRETRAINING = "not self-pretraining"  # how the note begins that says so
 
 
 class Result(BaseModel):
@@ -91,11 +157,16 @@ class Result(BaseModel):
     total: Ledger  # own plus the parent's
     parameters: dict[str, Count]  # encoder, backbone, head, total
     data: dict[str, SplitRecord]
+    classes: tuple[str, ...] = ()  # what they are called; () where the data do not say
+    confusion: tuple[tuple[Count, ...], ...] = ()  # test answers by true class and by the one said, of up to 30 classes
+    calibration: Calibration | None = None  # of a classifier; None where a result is older
+    groups: tuple[GroupScore, ...] = ()  # of the test rows, where the data name some
     notes: tuple[str, ...] = ()  # what a reader of the scores must know about the data and the conventions
     repeated: dict[str, Count] = {}  # rows of validation and test whose input also occurs in training
     batch_size: Count
     precision: str
     environment: dict[str, Any]  # versions, device: the short form of env.json
+    split: str | None = Field(None, exclude=True)  # of the study that it is read for; no part of the file
 
     @field_validator("environment")
     @classmethod

@@ -41,13 +41,16 @@ from spt.studies.schema import (
     Objective,
     Reach,
     Size,
+    Splits,
     Study,
     Tune,
     Value,
     Variants,
+    WithSplits,
     recipe_overrides,
 )
 from spt.studies.space import Setting, arm_space, has_factors, settings, supervised_section
+from spt.tasks.base import Tokens
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,19 @@ class GridRow:
     changes: Mapping[str, int] = field(default_factory=dict)  # that make the model as large as the others
     controls: Sequence[Arm] = ()  # beside scratch and SPT
     seen: ReceptiveField | None = None  # where that is what the study varies
+    splits: Mapping[str, Sequence[Arm]] = field(default_factory=dict)  # the arms on each, where there are several
 
     @property
     def arms(self) -> list[Arm]:
         return [*main_arms(self.resolved, self.resolved, self.pretraining), *self.controls]
+
+    @property
+    def by_split(self) -> "SplitArms":
+        """The arms on every split of the data; None is the recipe's own."""
+        return self.splits or {None: self.arms}
+
+
+SplitArms = Mapping[str, Sequence[Arm]] | Mapping[None, Sequence[Arm]]
 
 
 class SearchGrid(NamedTuple):
@@ -82,6 +94,7 @@ class GridBaseline(NamedTuple):
 
     job: BaselineJob
     rows: Sequence[int]
+    split: str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +114,11 @@ class StudyGrid:
         """Every finetuning job of the study, trials first, each once."""
         cells = [*(trial for search in self.searches for trial in search.trials), *self.cells]
         return list({cell.job.name: cell.job for cell in cells}.values())
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Of the data, where the study has several."""
+        return tuple(dict.fromkeys(split for row in self.rows for split in row.splits))
 
     @contextlib.contextmanager
     def telling_row(self, job: Job) -> Iterator[None]:
@@ -124,6 +142,8 @@ def expand(study: Study, smoke: Smoke, costs: CostModel) -> StudyGrid:
         rows = _equal_models(study, bases)
     else:
         rows = [_with_controls(row, study, base) for base in bases for row in _ROWS[study.kind](study, base)]
+    if (splits := _splits(study)) is not None:
+        rows = [_on_splits(row, splits, costs) for row in rows]
     searches = [_search(study, i, base) for i, base in enumerate(bases)] if isinstance(study, Tune) else []
     study = _with_scales(study, rows, smoke)
     baselines, left_out = _baselines(study, rows, costs)
@@ -132,17 +152,54 @@ def expand(study: Study, smoke: Smoke, costs: CostModel) -> StudyGrid:
     grid = StudyGrid(study, study.seed_list, rows, searches=searches, notes=notes, baselines=baselines)
     if searches:
         return grid
-    return replace(grid, cells=cells_of([row.arms for row in rows], grid.seeds))
+    return replace(grid, cells=cells_of([row.by_split for row in rows], grid.seeds))
 
 
-def cells_of(rows: Iterable[Sequence[Arm]], seeds: Sequence[int]) -> list[Cell]:
-    """The arms of every row, seed by seed, so that pairs are complete early."""
+def cells_of(rows: Iterable[SplitArms], seeds: Sequence[int]) -> list[Cell]:
+    """The arms of every row, seed by seed and split by split, so that pairs are complete early."""
 
     def job(arm: Arm, seed: int) -> Job:
         parent = None if arm.pretraining is None else Job(arm.pretraining, "pretrain", seed)
         return Job(arm.finetuning, "finetune", seed, parent)
 
-    return [Cell(arm.name, i, job(arm, seed)) for i, arms in enumerate(rows) for seed in seeds for arm in arms]
+    return [
+        Cell(arm.name, i, job(arm, seed), split)
+        for i, splits in enumerate(rows)
+        for seed in seeds
+        for split, arms in splits.items()
+        for arm in arms
+    ]
+
+
+def _splits(study: Study) -> Splits | None:
+    return study.splits if isinstance(study, WithSplits) else None
+
+
+def _on_splits(row: GridRow, splits: Splits, costs: CostModel) -> GridRow:
+    """The row with its arms on every split. A pretraining on this task has the rows of the split, too."""
+    task = row.resolved.recipe.task
+
+    def moved(recipe: ResolvedRecipe, options: Changes) -> ResolvedRecipe:
+        part = recipe.recipe.task
+        if part != task:  # another task's
+            return recipe
+        part = Part(**{**part.model_dump(), **options})
+        return costs.identify_data(replace(recipe, recipe=recipe.recipe.model_copy(update={"task": part})))
+
+    arms = {
+        name: [
+            Arm(arm.name, moved(arm.finetuning, options), arm.pretraining and moved(arm.pretraining, options))
+            for arm in row.arms
+        ]
+        for name, options in splits.options(task.options["split_seed"]).items()
+    }
+    first, second, *_ = (costs.open_task(each[0].finetuning).test.fingerprints for each in arms.values())
+    if np.array_equal(first, second):
+        raise UsageError(
+            f"{row.resolved.name}: its data have test rows of their own, which every split would have; to draw splits "
+            "from all rows, set task.pool_splits=true"
+        )
+    return replace(row, splits=arms)
 
 
 def _baselines(study: Study, rows: Sequence[GridRow], costs: CostModel) -> tuple[list[GridBaseline], list[str]]:
@@ -150,16 +207,21 @@ def _baselines(study: Study, rows: Sequence[GridRow], costs: CostModel) -> tuple
     names = None if study.baselines == "auto" else study.baselines
     if names == ():
         return [], []
-    asked: dict[str, list[int]] = {}  # rows by what they share
-    metrics = [compared_metric(row.resolved, costs.open_task(row.resolved)) for row in rows]
+    asked: dict[tuple[str, str | None], list[int]] = {}  # rows by what they share, split by split
+    recipes: dict[tuple[str, str | None], tuple[ResolvedRecipe, str]] = {}
     for i, row in enumerate(rows):
-        asked.setdefault(digest(question(row.resolved, metrics[i])), []).append(i)
+        metric = compared_metric(row.resolved, costs.open_task(row.resolved))
+        for split, arms in row.by_split.items():
+            recipe = row.resolved if split is None else arms[0].finetuning
+            key = (digest(question(recipe, metric)), split)
+            asked.setdefault(key, []).append(i)
+            recipes.setdefault(key, (recipe, metric))
     planned: list[GridBaseline] = []
     reasons: dict[str, str] = {}
-    for members in asked.values():
-        recipe, metric = rows[members[0]].resolved, metrics[members[0]]
+    for key, members in asked.items():
+        recipe, metric = recipes[key]
         jobs, refused = baseline_jobs(names, recipe, costs.open_task(recipe), metric, study.seed_list)
-        planned += [GridBaseline(job, members) for job in jobs]
+        planned += [GridBaseline(job, members, key[1]) for job in jobs]
         reasons |= {f"{recipe.name}: no baseline {name}: {reason}": name for name, reason in refused.items()}
     if names is None:
         return planned, []
@@ -188,12 +250,23 @@ class BaseRecipe:
         self.notes: list[str] = []
 
     def _load(self, overrides: Sequence[str], changes: Sequence[Changes], level: str | None = None) -> ResolvedRecipe:
+        if (splits := _splits(self.study)) is not None:  # few rows may fall into folds, but not at random
+            self._check_task(overrides, changes)
+            changes = [*changes, splits.first]
         try:
             return self.costs.identify_data(load(self.source, overrides, smoke=self.smoke, changes=changes))
         except RecipeError as error:
             if level is None:
                 raise
             raise RecipeError(f"{self.source}, level {level!r}", error.problems) from None
+
+    def _check_task(self, overrides: Sequence[str], changes: Sequence[Changes]) -> None:
+        recipe = load(self.source, overrides, smoke=self.smoke, changes=changes)
+        if not {"folds", "fold", "split_seed"} <= recipe.recipe.task.options.keys():
+            raise UsageError(
+                f"{recipe.name}: splits are drawn of data of your own (task custom); those of {recipe.task_name} are "
+                "given"
+            )
 
     def with_task(self, **options: Any) -> ResolvedRecipe:
         """The recipe over other rows of the same task."""
@@ -346,7 +419,7 @@ def _objective_text(resolved: ResolvedRecipe, given: Mapping[str, Any]) -> str:
 
 
 def _data(study: Data, base: BaseRecipe) -> Iterator[GridRow]:
-    """One row for each fraction, with the recipe's number of updates, or of passes, in every one."""
+    """One row for each size of the subset, with the recipe's number of updates, or of passes, in every one."""
     costs, name = base.costs, base.resolved.name
     if costs.open_task(base.resolved).resample is not None:
         raise UsageError(
@@ -356,24 +429,28 @@ def _data(study: Data, base: BaseRecipe) -> Iterator[GridRow]:
     pretraining, factors = None, dict[str, Factor]()
     if study.pretrain_on == "all":  # labels are scarce, inputs are not
         budget = _fixed_budget(study, base, "pretrain")
-        pretraining = base.with_task(subset_fraction=1.0).with_train("pretrain", budget)
+        pretraining = base.with_task(subset_fraction=1.0, subset_rows=None).with_train("pretrain", budget)
         factors = {"pretrained on": "all inputs"}
-    for fraction in study.fractions:
-        subset = _subset(study, base, fraction)
+    for factor, level in study.subsets:
+        subset = _subset(study, base, factor, level)
         if pretraining and costs.open_task(subset).input != costs.open_task(pretraining).input:
             raise UsageError(
-                f"{name}: this task's vocabulary depends on the rows in use, so weights pretrained on all inputs do "
-                "not fit a subset; use --pretrain-on subset"
+                f"{name}: what this task's inputs are depends on the rows in use, so weights pretrained on all inputs "
+                "do not fit a subset; use --pretrain-on subset"
             )
-        yield GridRow(subset, {"fraction": fraction, **factors}, pretraining=pretraining)
+        yield GridRow(subset, {factor: level, **factors}, pretraining=pretraining)
 
 
-def _subset(study: Data, base: BaseRecipe, fraction: float) -> ResolvedRecipe:
-    """The recipe on a fraction of the training rows."""
-    if fraction == base.resolved.recipe.task.options["subset_fraction"] and not study.stratified:
+def _subset(study: Data, base: BaseRecipe, factor: str, level: int | float) -> ResolvedRecipe:
+    """The recipe on a fraction of the training rows, or on a number of them."""
+    options = base.resolved.recipe.task.options
+    if options[f"subset_{factor}"] == level and not study.stratified:
         return base.resolved  # the same run as in other studies
-    # Not as an override: a smoke run resets subset_fraction to 1.
-    recipe = base.with_task(subset_fraction=fraction, stratified=study.stratified)
+    # Not as overrides: a smoke run resets them.
+    size = {"subset_fraction": 1.0, "subset_rows": None, f"subset_{factor}": level}
+    # A network that was pretrained on all inputs knows all of their tokens.
+    tokens = {"subset_vocabulary": "whole"} if study.pretrain_on == "all" and _numbers_tokens(base) else {}
+    recipe = base.with_task(**size, **tokens, stratified=study.stratified)
     used = len(base.costs.open_task(recipe).train)
     sections: list[Section] = ["pretrain", "finetune"]
     if recipe.recipe.scratch is not None:
@@ -384,17 +461,37 @@ def _subset(study: Data, base: BaseRecipe, fraction: float) -> ResolvedRecipe:
             train = train.model_copy(update={"batch_size": min(train.batch_size, used)})
         if train.batch_size > used:
             raise UsageError(
-                f"{recipe.name}: a fraction of {fraction:g} is {used} training rows, fewer than {section}.train."
-                f"batch_size ({train.batch_size}); leave this fraction out, or set {section}.train.batch_size={used}"
+                f"{recipe.name}: {factor} {level:g} is {used} training rows, fewer than {section}.train."
+                f"batch_size ({train.batch_size}); leave it out, or set {section}.train.batch_size={used}"
             )
         recipe = recipe.with_train(section, train)
     return recipe
 
 
+def _numbers_tokens(base: BaseRecipe) -> bool:
+    """Does the task number its tokens by the training rows in use?"""
+    input = base.costs.open_task(base.resolved).input
+    return isinstance(input, Tokens) and input.codes is not None
+
+
+def _rows_of(section: Section, resolved: ResolvedRecipe, costs: CostModel) -> int:
+    """Training rows that a section trains on: pretraining on all, the others on those with a target. Raises UsageError
+    where passes over them are not passes over what pretraining sees."""
+    data, pretrain = costs.open_task(resolved), resolved.recipe.pretrain
+    if section != "pretrain":
+        return len(data.labelled().train)
+    if pretrain.data is not None and pretrain.train.epochs is not None:
+        raise UsageError(
+            f"{resolved.name}: pretrain.data adds rows, so this study cannot tell what an epoch of pretraining is; give "
+            "pretrain.train a budget in steps or examples"
+        )
+    return len(data.train)
+
+
 def _fixed_budget(study: Data, base: BaseRecipe, section: Section) -> Train:
     """The recipe's training settings of a section, with a budget that means the same for any number of rows."""
     train, where = base.resolved.recipe.train(section), f"{base.resolved.name}: {section}"
-    n = len(base.costs.open_task(base.resolved).train)
+    n = _rows_of(section, base.resolved, base.costs)
     if study.hold == "epochs":
         return train if train.epochs is not None else _with_budget(train, epochs=_examples(train, n, where) / n)
     if train.flops is not None:
@@ -452,7 +549,7 @@ class _AxisBudgets(NamedTuple):
                 )
             return train.epochs
         if self.axis == "examples":
-            return _examples(train, len(self.costs.open_task(self.resolved).train), where)
+            return _examples(train, _rows_of(section, self.resolved, self.costs), where)
         job = self._job(section)
         estimate = self.costs.estimate(job)
         return estimate.flops if self.axis == "flops" else estimate.steps * self.costs.seconds_per_step(job)

@@ -112,11 +112,11 @@ def equal_changes(
     nearest = nearest_scales(cost, given, target, accepts=accepts, enough=TOLERANCE if study.match == "time" else 0.0)
     if abs(nearest.best.cost / target - 1) > TOLERANCE:
         near = [scale for scale in (nearest.below, nearest.above) if scale]
-        told = " and ".join(f"{_amount(study, scale.cost)} at {option}={scale.value}" for scale in near)
+        sizes = " and ".join(f"{_amount(study, scale.cost)} at {option}={scale.value}" for scale in near)
         raise UsageError(
             f"{one.label}: no {study.scale} makes its {_MATCHED[study.match]} equal to those of {first.label} "
             f"({_amount(study, target)}) within {100 * TOLERANCE:.0f} %; the nearest {'are' if near[1:] else 'is'} "
-            f"{told}; change another option of either model, name this recipe first, or use "
+            f"{sizes}; change another option of either model, name this recipe first, or use "
             f"--scale {'depth' if study.scale == 'width' else 'width'} or --match none"
         )
     return options(nearest.best.value)

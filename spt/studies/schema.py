@@ -36,6 +36,7 @@ from spt.runs.plan import ARMS, Axis, SearchProtocol
 from spt.studies.arms import absolute, canonical, renamed_arm
 
 MOST_SEEDS = 1000
+MOST_SPLITS = 1000
 LONGEST_NAME = 200  # of a level
 MOST_SETTINGS = 1000
 Changes = dict[str, Any]  # dotted place in a recipe -> value
@@ -152,7 +153,62 @@ class _Study(StrictModel):
         return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
 
-class _WithArms(_Study):
+class Splits(StrictModel):
+    """Several splits of the data, of which every arm and seed is run on each: folds, or random ones."""
+
+    folds: int | None = Field(None, ge=2, description="so many parts, each the test split once")
+    repeats: int = Field(1, ge=1, description="folds: drawn so many times, with task.split_seed one higher each time")
+    random: int | None = Field(None, ge=2, description="so many random splits, of task.split_seed and the next ones")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Splits":
+        if (self.folds is None) == (self.random is None):
+            raise ValueError("give folds or random, exactly one of them: {folds: 5, repeats: 2} or {random: 10}")
+        if self.repeats > 1 and self.random is not None:
+            raise ValueError("repeats is for folds; of random splits there are as many as random says")
+        if (count := self.random or self.repeats * (self.folds or 0)) > MOST_SPLITS:
+            raise ValueError(f"{count:,} splits are asked for; at most {MOST_SPLITS:,} are possible")
+        return self
+
+    @property
+    def first(self) -> Changes:
+        """The task's options of the first split, whichever split_seed a recipe has."""
+        return {"task.folds": self.folds, "task.fold": 0}
+
+    def options(self, split_seed: int) -> dict[str, Changes]:
+        """The task's options of every split, by its name."""
+        if self.random is not None:
+            return {f"split {i}": {"split_seed": split_seed + i, "folds": None, "fold": 0} for i in range(self.random)}
+        assert self.folds is not None
+        return {
+            (f"repeat {repeat}, " if self.repeats > 1 else "") + f"fold {fold}": {
+                "split_seed": split_seed + repeat,
+                "folds": self.folds,
+                "fold": fold,
+            }
+            for repeat in range(self.repeats)
+            for fold in range(self.folds)
+        }
+
+
+class WithSplits(_Study):
+    """A study whose rows may be run on several splits of the data."""
+
+    splits: Splits | None = Field(
+        None,
+        description="splits of the data, on each of which every arm and seed is run; a number means so many folds; "
+        "null: the recipe's one",
+    )
+
+    @field_validator("splits", mode="before")
+    @classmethod
+    def _number_of_folds(cls, given: Any) -> Any:
+        if isinstance(given, int) and not isinstance(given, bool):
+            return {"folds": given}
+        return given
+
+
+class _WithArms(WithSplits):
     """A study whose rows may have controls beside scratch and SPT."""
 
     arms: tuple[str, ...] = Field(
@@ -198,6 +254,7 @@ class Models(_WithArms):
     def _several(self) -> "Models":
         if len(self.recipes) < 2:
             raise ValueError("one recipe is no comparison of models; name at least two")
+        _check_scale(self.match, self.scale)
         if self.scaled is not None and (odd := set(self.scaled) ^ set(self.recipes)):
             raise ValueError(f"scaled must hold every recipe; {min(odd)} is missing from it or from recipes")
         changed = [name for name, changes in (self.scaled or {}).items() if changes]
@@ -245,13 +302,17 @@ class Compute(_Study):
         return self.total[recipe] if isinstance(self.total, dict) else self.total
 
 
+FRACTIONS = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0)  # of the training split (SPT paper, figure 3)
+
+
 class Data(_Study):
     """How much of the training split is used: nested subsets of one permutation (SPT paper, figure 3)."""
 
     kind: Literal["data"] = Field("data", description="which kind of study this is")
-    fractions: tuple[float, ...] = Field(
-        (0.005, 0.01, 0.05, 0.1, 0.5, 1.0), min_length=1, description="of the training split"
+    fractions: tuple[float, ...] | None = Field(
+        None, description="of the training split; null, without rows: 0.005, 0.01, 0.05, 0.1, 0.5, 1"
     )
+    rows: tuple[int, ...] = Field((), description="numbers of training rows, instead of fractions")
     stratified: bool = Field(False, description="every subset has each class in the whole split's share")
     pretrain_on: Literal["subset", "all"] = Field(
         "subset", description="subset: the finetuning's rows; all: every training input, without its label"
@@ -262,10 +323,32 @@ class Data(_Study):
 
     @field_validator("fractions")
     @classmethod
-    def _fractions(cls, fractions: tuple[float, ...]) -> tuple[float, ...]:
-        if not all(0 < fraction <= 1 for fraction in fractions):
+    def _fractions(cls, fractions: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if fractions is None:
+            return None
+        if not all(0 < fraction <= 1 for fraction in fractions) or len(set(fractions)) < max(1, len(fractions)):
             raise ValueError("fractions must be different numbers in (0, 1]")
         return tuple(sorted(fractions))
+
+    @field_validator("rows")
+    @classmethod
+    def _rows(cls, rows: tuple[int, ...]) -> tuple[int, ...]:
+        if not all(number >= 1 for number in rows) or len(set(rows)) < len(rows):
+            raise ValueError("rows must be different whole numbers from 1 on")
+        return tuple(sorted(rows))
+
+    @model_validator(mode="after")
+    def _one_scale(self) -> "Data":
+        if self.rows and self.fractions:
+            raise ValueError("fractions and rows are both given; keep one")
+        return self
+
+    @property
+    def subsets(self) -> tuple[tuple[str, int | float], ...]:
+        """(fraction or rows, how much) of every subset, the smallest first."""
+        if self.rows:
+            return tuple(("rows", number) for number in self.rows)
+        return tuple(("fraction", fraction) for fraction in self.fractions or FRACTIONS)
 
 
 class Size(_Study):
@@ -293,7 +376,7 @@ class Size(_Study):
         }
 
 
-class Variants(_Study):
+class Variants(WithSplits):
     """Named variants, each a set of changes to the recipe, such as the rows of a paper's table or other models."""
 
     kind: Literal["variants"] = Field("variants", description="which kind of study this is")
@@ -312,11 +395,12 @@ class Variants(_Study):
     @model_validator(mode="after")
     def _variants(self) -> "Variants":
         _check_named_levels("variant", self.variants, self.recipes)
+        _check_scale(self.match, self.scale)
         if self.scaled is None:
             return self
         if self.match == "none":
             raise ValueError("match none changes no model; take scaled out, or say what is matched")
-        _check_named_levels("variant", self.scaled, self.recipes)
+        _check_named_levels("variant", self.scaled, self.recipes, "scaled's variants")
         for name in self.recipes:
             first, levels = next(iter(self.levels(name))), _of_recipe(self.scaled, name)
             if odd := set(levels) ^ set(self.levels(name)):
@@ -338,12 +422,20 @@ def _of_recipe(levels: Mapping[str, Any], recipe: str) -> dict[str, Any]:
     return dict(levels.get(recipe, levels))
 
 
-def _check_named_levels(what: str, levels: Mapping[str, Any], recipes: Sequence[str]) -> None:
-    by_recipe = set(levels) & set(recipes)
+def _check_scale(match: Match, scale: Scale) -> None:
+    if match == "none" and scale != "width":
+        raise ValueError(
+            f"scale is {scale}, but nothing is scaled while match is none; say what is made equal, such as match "
+            "parameters, or leave scale out"
+        )
+
+
+def _check_named_levels(what: str, levels: Mapping[str, Any], recipes: Sequence[str], plural: str = "") -> None:
+    by_recipe, plural = set(levels) & set(recipes), plural or f"{what}s"
     if by_recipe and (missing := [name for name in recipes if name not in levels]):
-        raise ValueError(f"{what}s are given by recipe, but not for {missing[0]}")
+        raise ValueError(f"{plural} are given by recipe, but not for {missing[0]}")
     if by_recipe and (foreign := [name for name in levels if name not in recipes]):
-        raise ValueError(f"{what}s are given by recipe, and {foreign[0]} is not one of the recipes")
+        raise ValueError(f"{plural} are given by recipe, and {foreign[0]} is not one of the recipes")
     hint = f" (under the name of a recipe stand {what}s of its own)" if by_recipe else ""
     for name in recipes:
         own = _of_recipe(levels, name)
@@ -597,6 +689,8 @@ def with_baselines(source: StudySource, names: Sequence[str]) -> StudySource:
 def from_mapping(raw: Mapping[str, Any], source: str) -> StudySource:
     """A study given by its keys; its recipes' paths are relative to the current folder."""
     study = with_absolute_paths(validate(raw, source), Path.cwd())
+    if isinstance(study, Reach) and study.reaches == (FULL,):  # a part of a study may: its other levels are elsewhere
+        raise RecipeError(source, [f"reaches has {FULL} alone, which compares nothing; name steps too: 4,16,64"])
     return StudySource(study.kind, study)
 
 
@@ -643,7 +737,12 @@ def part_of(source: StudySource, recipes: Sequence[str] = (), levels: Sequence[s
     kept = [name for name in chosen if not levels or any(level in study.levels(name) for level in levels)]
     raw = {"kind": study.kind, **study.model_dump(mode="json"), "recipes": kept}
     if levels and isinstance(study, Variants) and study.match != "none":
-        raw |= {"match": "none", "scaled": None, "where": [*raw["where"], *_rules_of_scales(study, kept, source.name)]}
+        raw |= {
+            "match": "none",
+            "scale": "width",
+            "scaled": None,
+            "where": [*raw["where"], *_rules_of_scales(study, kept, source.name)],
+        }
     for field in ("sizes", "variants"):
         if field in raw:
             raw[field] = {name: _chosen(_of_recipe(raw[field], name), levels) for name in kept}

@@ -73,6 +73,7 @@ def _study(folder: Path, plan: StudyPlan) -> dict[str, Any]:
         "command": plan.command,
         "smoke": plan.smoke,
         "seeds": list(plan.seeds),
+        "splits": list(plan.splits),
         "to_choose": [plan.rows[search.row].name for search in plan.searches if not search.chosen],
         **_counts(list(states.values())),
         "baselines": _counts([_baseline_state(folder.parent, each.run) for each in plan.baselines]),
@@ -129,6 +130,8 @@ def render(status: dict[str, Any]) -> RenderableType:
         done = f"{study['done']} of {study['all']} runs done"
         if (baselines := study["baselines"])["all"]:
             done += f", {baselines['done']} of {baselines['all']} baselines"
+        if study["splits"]:
+            done += f", {len(study['splits'])} splits of the data"
         if study["left"] is not None:
             done += f", {about(study['left'])} left"
         parts.append(Text(f"{study['study']} ({study['kind']}{smoke}): {done}", style="bold"))

@@ -19,10 +19,11 @@ def mean_flops(setup: "StageSetup") -> Counts:
     expected."""
     split, size = setup.data.train, setup.train.batch_size
     length = max(1, round(expected_longest(split.extents, size)))
-    scored = size * setup.objective.scored_steps(split) if setup.output.per_step else None
+    gaps = setup.model.encoder.missing is not None
+    scored = size * setup.objective.scored_steps(split, gaps) if setup.output.per_step else None
     counts = setup.model.batch_flops(split.sequences * size, length, scored)
     if (joint := setup.joint) is not None:
         counts += setup.model.denoising_flops(
-            split.sequences * size, length, size * joint.objective.scored_steps(joint.data.train)
+            split.sequences * size, length, size * joint.objective.scored_steps(joint.data.train, gaps)
         )
     return counts / size

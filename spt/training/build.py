@@ -15,14 +15,25 @@ from spt.config.job import Job
 from spt.config.plugins import find_plugin
 from spt.config.recipe import EncoderConfig, Finetune, HeadConfig, Part, Pretrain, StepHeadConfig, Train
 from spt.data.batching import NOBODY, Batch, collate, pieces, shuffled
-from spt.data.dataset import open_task
+from spt.data.dataset import open_stage
+from spt.data.metrics import FROM_ANSWERS
 from spt.errors import DataError, SptError, UsageError, one_line
 from spt.models.base import Backbone, Unsupported, randomise
 from spt.rng import Draw
-from spt.tasks.base import Split, TaskData, Tokens, Values, describe, sequence_lengths
+from spt.tasks.base import Reals, Split, TaskData, Tokens, Values, describe, sequence_lengths
 from spt.training.budget import plan_steps
+from spt.training.metrics import MOST_SCORES, scores_of_steps
 from spt.training.network import Encoder, Head, SequenceModel, output_of_head
-from spt.training.objectives import OBJECTIVES, Inputs, Objective, Output, Targets, evaluation_draw, known_metrics
+from spt.training.objectives import (
+    OBJECTIVES,
+    Inputs,
+    Objective,
+    Output,
+    Targets,
+    evaluation_draw,
+    known_metrics,
+    of_whole_split,
+)
 from spt.training.optimizer import optimizer_groups
 from spt.training.seeding import seeded
 from spt.training.transfer import misfits, selected_tensors, unlike
@@ -82,10 +93,9 @@ class StageSetup:
 def build_stage(job: Job) -> StageSetup:
     """Everything that can be wrong with a job is found here, before its directory exists."""
     recipe, stage = job.resolved.recipe, job.settings_stage
-    data = open_task(recipe.task)
+    data = open_stage(recipe, job.stage)
     objective = _objective(job, stage, data)
-    if not objective.labelled:
-        data = data.mapped(Split.unlabelled)
+    data = data.labelled() if objective.labelled else data.mapped(Split.unlabelled)
     width = model_width(recipe.model)
     output = output_of_head(objective.output(data), width, stage.head)
     _check_train(job, objective, output, data)
@@ -149,7 +159,12 @@ def build_network(
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # sizes that no machine can hold
         if not re.search("memory|alloc|overflow|too large|numel|storage", str(error), re.I):
             raise
-        raise UsageError(f"the network is too large to build here: {one_line(error)}") from error
+        asked = re.search(r"allocate (\d+) bytes", str(error))
+        reason = f"one tensor takes {int(asked[1]) / 1e9:,.1f} GB" if asked else "its tensors have too many numbers"
+        raise UsageError(
+            f"the network is too large to build here: {reason}; take a smaller width (model.d_model), fewer layers or "
+            "shorter sequences"
+        ) from error
     return SequenceModel(encoder, backbone, head, denoiser, frozen)
 
 
@@ -247,7 +262,7 @@ def _check_scored(setup: StageSetup) -> None:
         _, targets = setup.make_inputs(collate(split, rows, data.input, data.target), draw)
         if targets.weight.any():
             return
-    why = "it is too small for the masking ratio, or its sequences have one step"
+    why = "it is too small for the masking ratio, or its sequences have one step, or no value"
     if setup.objective.labelled:
         why = "none of its steps has a target"
     raise DataError(
@@ -258,28 +273,84 @@ def _check_scored(setup: StageSetup) -> None:
 def _check_train(job: Job, objective: Objective, output: Output, data: TaskData) -> None:
     """What training settings cannot know of the task."""
     place, train, rows = f"{job.settings_name}.train", job.train, len(data.train)
+    if train.metric_average == "per_batch" and objective.labelled and data.target.missing:
+        raise UsageError(
+            f"{place}.metric_average: per_batch is not for labels, nor for targets that may be missing; use exact"
+        )
     if train.batch_size > rows:
         raise UsageError(
             f"{place}.batch_size is {train.batch_size}, but {rows} training rows are in use; choose at most {rows}"
         )
+    if train.sampling == "balanced":
+        _check_sampling(place, objective, data)
     allowed = {"auto", *known_metrics(output)}
     if train.select_by not in allowed:
         raise UsageError(
             f"{place}.select_by: {train.select_by} is no metric of this stage; choose among "
             f"{', '.join(sorted(allowed))}"
         )
+    for metric in sorted({train.select_by, output.metric} & of_whole_split(output)):
+        _check_metric(metric, place, train, output, data)
     if train.validation_masks == "redrawn" and not objective.hides:
         raise UsageError(
             f"{place}.validation_masks: redrawn has no effect, since this objective hides nothing; leave it out"
         )
     if output.per_step and objective.labelled and job.resolved.recipe.finetune.head.pool == "max":
         raise UsageError("finetune.head.pool: max has no effect, since this task asks at every step; leave it out")
+    if train.metric_average == "per_batch" and not objective.labelled and getattr(data.input, "missing", False):
+        raise UsageError(
+            f"{place}.metric_average: per_batch cannot leave missing values out, which this task may have; use exact"
+        )
+    if train.metric_average == "per_batch" and data.train.recordings is not None and objective.labelled:
+        raise UsageError(
+            f"{place}.metric_average: per_batch is of batches of rows, but this task's score is of recordings; use "
+            "exact"
+        )
     for name, split in (("validation", data.val), ("test", data.test)) if train.metric_average == "per_batch" else ():
         if len(split) < train.batch_size:
             raise UsageError(
                 f"{place}.metric_average: per_batch needs a full batch of {train.batch_size}, but the {name} split has "
                 f"{len(split)} rows; use exact"
             )
+
+
+def _check_metric(metric: str, place: str, train: Train, output: Output, data: TaskData) -> None:
+    """A metric that needs all answers to a split at once can be had of this task."""
+    if train.metric_average == "per_batch":
+        raise UsageError(
+            f"{place}.metric_average: per_batch is the mean over batches, but {metric} needs all answers of a split at "
+            "once; use exact"
+        )
+    for name, split in (("validation", data.val), ("test", data.test)):
+        if not len(split):
+            continue
+        numbers = scores_of_steps(output, split)
+        if output.per_step and metric not in FROM_ANSWERS and numbers > MOST_SCORES:
+            raise UsageError(
+                f"metric {metric} needs the answers to all steps of a split at once, and the {numbers:,} numbers of "
+                f"the {name} split are more than the {MOST_SCORES:,} that are kept; choose another metric, such as "
+                "mcc of classes or mae of numbers"
+            )
+        if metric == "mape" and (zeros := int((np.asarray(split.targets) == 0).sum())):
+            raise UsageError(
+                f"metric mape divides by the target, which is 0 in {zeros:,} of the {name} split's answers; choose mae "
+                "or mse"
+            )
+
+
+def _check_sampling(place: str, objective: Objective, data: TaskData) -> None:
+    """Raise UsageError unless every training row has a class or labels of its own to be drawn by."""
+    problem = ""
+    if not objective.labelled:
+        problem = "is by class, and pretraining knows none; leave it out there"
+    elif isinstance(data.target, Reals):
+        problem = "is by class, but this task's targets are numbers; leave it out"
+    elif data.target.per_step:
+        problem = "needs a class for every sequence, but here every step has one; objective.class_weights is possible"
+    elif data.resample is not None:
+        problem = "draws rows again, but this task makes new ones for every epoch; leave it out"
+    if problem:
+        raise UsageError(f"{place}.sampling: balanced {problem}")
 
 
 def _check_costs(setup: StageSetup) -> None:

@@ -1,7 +1,8 @@
 """Exact evaluation: every example counted once, whatever the batches and processes were; and what is better."""
 
 import contextlib
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from spt.config.recipe import LOWER_IS_BETTER, Train
 from spt.data.batching import NOBODY, by_length, collate, packed, pieces, share
+from spt.data.metrics import confusion_matrix
 from spt.errors import BackendError
 from spt.models.longconv import cached_kernels
 from spt.rng import Draw
@@ -18,9 +20,24 @@ from spt.runtime.distributed import Runtime
 from spt.runtime.memory import free_memory, out_of_memory
 from spt.tasks.base import Split
 from spt.training.build import StageSetup
-from spt.training.losses import answers
-from spt.training.metrics import batch_means, default_metric, metrics, sums, text_scores
-from spt.training.objectives import Output
+from spt.training.losses import among_all, answers
+from spt.training.metrics import (
+    MOST_SCORES,
+    ScoredAnswers,
+    Sums,
+    batch_means,
+    confusion_counts,
+    default_metric,
+    metrics,
+    of_all,
+    of_known,
+    scores_of_steps,
+    sums,
+    text_scores,
+    unasked,
+)
+from spt.training.objectives import Output, Targets, of_whole_split
+from spt.training.recordings import of_recordings, target_parts
 
 EVALUATION_POSITIONS = 1 << 15  # sequences times steps in memory at once when no gradient is kept
 
@@ -31,6 +48,12 @@ class Predictions(NamedTuple):
     values: NDArray[Any] | None  # (n,) classes or (n, S) reals; None: answers of steps, which are not kept
     margin: NDArray[np.float64] | None  # (n,) score of the best class minus that of the second
     scores: dict[str, NDArray[np.float64]]  # (n,) of answers of steps: how many, and right ones or squared errors
+    scored: ScoredAnswers | None = (
+        None  # all scored answers; None of steps where they are too many, or of a language model
+    )
+    confusion: NDArray[np.int64] | None = None  # (C, C) answers by true class and by the one said, where kept
+    sums: Sums | None = None  # (n, ...) what other metrics need of each example
+    notes: tuple[str, ...] = ()  # what a reader must know of the scores
 
 
 def shared_padding(train: Train) -> int | None:
@@ -55,14 +78,19 @@ def evaluate(
     *,
     at_once: int,
     predict: bool = False,
+    asked: Collection[str] = (),
 ) -> tuple[dict[str, float], Predictions | None]:
     """Exact metrics of the setup's model, as Accelerate wraps it, over all rows of a split: gathered by example,
-    whatever the batches and processes were.
+    whatever the batches and processes were. Of those that need all answers at once the ones that are `asked` for, or
+    with `predict` all. Of windows whose answers are averaged, the metrics are of recordings.
 
     `at_once` sequences are known to fit into memory with their gradients.
     """
     data, output, train = setup.data, setup.output, setup.train
-    world = runtime.world
+    asked = {*asked, default_metric(output)} if predict else {*asked}
+    world, whole_split = runtime.world, of_whole_split(output) & (of_whole_split(output) if predict else asked)
+    counted = bool(whole_split) and output.per_step and output.macro  # where C x C counts say enough
+    padded = bool(whole_split) and output.per_step and scores_of_steps(output, split) <= MOST_SCORES
 
     def answer(groups: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
         """What metrics and predictions need of this process's rows, and which rows they are."""
@@ -82,6 +110,13 @@ def evaluate(
             entries = totals | {"index": batch.rows}
             if not output.per_step:
                 entries["logits"] = logits.float()
+            if split.recordings is not None and not output.per_step:
+                entries |= target_parts(targets)
+            if padded:
+                entries |= _padded(logits, targets, int(split.extents.max()))
+            if counted:
+                confusion = kept.setdefault("confusion", torch.zeros(1, output.classes, output.classes).double())
+                confusion += confusion_counts(output, logits, targets)
             for name, tensor in entries.items():
                 if name not in kept:
                     kept[name] = torch.empty((total, *tensor.shape[1:]), dtype=tensor.dtype)
@@ -113,12 +148,21 @@ def evaluate(
         positions, least = max(1, positions // 2), max(1, least // 2)
         free_memory()
     whole = {name: runtime.gather(tensor).cpu() for name, tensor in entries.items()}
+    counts = whole.pop("confusion", None)
     order = torch.argsort(whole["index"], stable=True)
     whole = {name: tensor[order] for name, tensor in whole.items()}
     kept = whole["index"] != NOBODY
     whole = {name: tensor[kept] for name, tensor in whole.items()}
     assert torch.equal(whole.pop("index"), torch.arange(len(split))), "every example is counted once"
     logits = whole.pop("logits", torch.empty(0))
+    if split.recordings is not None and not output.per_step:
+        logits, whole, _ = of_recordings(output, logits, whole, split.recordings)
+    scored, confusion = None, None if counts is None else counts.sum(0).long().numpy()
+    if padded:
+        scored = _scored_steps(output, *(whole.pop(f"step_{name}") for name in ("logits", "truth", "known")))
+    elif whole_split and not output.per_step:
+        scored = _scored_rows(split.whole, logits)
+        confusion = _confusion(output, scored)
     if train.metric_average == "per_batch":
         scores = batch_means(output, whole, train.batch_size)
     else:
@@ -126,7 +170,52 @@ def evaluate(
     if output.text:
         assert split.text_bytes is not None
         scores |= text_scores(scores["loss"], int(whole["weight"].sum()), int(split.text_bytes.sum()))
-    return scores, _predictions(output, logits, whole) if predict else None
+    if train.metric_average == "per_batch":  # the others are exact, and stand for themselves
+        whole_split &= asked
+    if predict:  # what was not asked for is told where it takes no time
+        whole_split &= asked | unasked(output, 0 if scored is None else scored.logits.numel())
+    found = of_all(output, whole_split, scored, confusion)
+    if not predict:
+        return scores | found.scores, None
+    predictions = _predictions(output, logits, whole)
+    return scores | found.scores, predictions._replace(
+        scored=scored, confusion=confusion, sums=whole, notes=found.notes
+    )
+
+
+def _padded(logits: Tensor, targets: Targets, length: int) -> dict[str, Tensor]:
+    """The answers of all steps, their truth and whether they are scored, as long as the longest row of the split."""
+    truth = targets.values
+    if targets.known is not None:
+        truth = truth.float().masked_fill(~targets.known, math.nan)
+    entries = {
+        "step_logits": among_all(logits.float(), targets),
+        "step_truth": truth,
+        "step_known": targets.weight > 0,
+    }
+    return {
+        name: torch.cat([each, each.new_zeros(len(each), length - each.shape[1], *each.shape[2:])], dim=1)
+        for name, each in entries.items()
+    }
+
+
+def _scored_steps(output: Output, logits: Tensor, truth: Tensor, known: Tensor) -> ScoredAnswers:
+    truths = truth[known].numpy()
+    rows = np.nonzero(known.numpy())[0]
+    return ScoredAnswers(
+        truths[:, 0] if output.loss == "cross_entropy" else truths.astype(np.float64), logits[known], rows
+    )
+
+
+def _scored_rows(split: Split, logits: Tensor) -> ScoredAnswers:
+    truth = np.asarray(split.targets)
+    return of_known(ScoredAnswers(truth, logits, np.arange(len(split))))
+
+
+def _confusion(output: Output, scored: ScoredAnswers) -> NDArray[np.int64] | None:
+    if not output.macro:
+        return None
+    return confusion_matrix(scored.truth, answers(output, scored.logits)[:, 0].numpy(), output.classes)
 
 
 def _predictions(output: Output, logits: Tensor, whole: dict[str, Tensor]) -> Predictions:
@@ -147,6 +236,11 @@ def selection_metric(train: Train, output: Output) -> str:
 
 
 def is_better(scores: dict[str, float], best: dict[str, float], metric: str) -> bool:
-    """By the metric; ties by the loss. Anything beats nothing."""
-    sign = 1.0 if LOWER_IS_BETTER[metric] else -1.0
-    return not best or (sign * scores[metric], scores["loss"]) < (sign * best[metric], best["loss"])
+    """By the metric; ties by the loss. Anything beats nothing, and what is no number nothing else."""
+
+    def place(found: dict[str, float]) -> tuple[float, float]:
+        value = found.get(metric, math.nan)
+        value = value if LOWER_IS_BETTER[metric] else -value
+        return (math.inf if math.isnan(value) else value), found["loss"]
+
+    return not best or place(scores) < place(best)

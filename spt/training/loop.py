@@ -15,7 +15,7 @@ from torch import nn
 
 from spt.config.budget import steps_per_epoch
 from spt.config.recipe import Train
-from spt.data.batching import training_rows
+from spt.data.batching import rows_by_kind, training_rows
 from spt.errors import CheckpointError, DivergedError
 from spt.runs.folder import RunFolder, TrainingEnd
 from spt.runs.result import Ledger, Stop
@@ -28,6 +28,7 @@ from spt.training.budget import plan_steps
 from spt.training.build import StageSetup
 from spt.training.checkpoint import CheckpointMeta, TrainingState, load_weights, prune, resume, save_state, save_weights
 from spt.training.evaluate import evaluate, is_better, selection_metric
+from spt.training.metrics import default_metric
 from spt.training.objectives import evaluation_draw
 from spt.training.optimizer import adamw, reduces_rate, set_rates
 from spt.training.step import Learner, Prefetcher
@@ -53,6 +54,7 @@ def fit(
     total = plan_steps(setup)
     every = train.evaluate_every or steps_per_epoch(len(split), train.batch_size, train.drop_last)
     metric = selection_metric(train, setup.output)
+    asked = {metric, default_metric(setup.output)}
 
     model.hides_steps(setup.hides)
     trained = copy.deepcopy(model) if runtime.shards else model  # sharding takes a model apart for good
@@ -66,7 +68,8 @@ def fit(
         size = learner.find_micro_batch(state, total)
         if size < learner.largest_micro_batch(state):
             state = state.model_copy(update={"micro_batch": size})
-        rows = training_rows(len(split), train.batch_size, seed, state.step, train.drop_last)
+        kinds = rows_by_kind(split, data.target) if train.sampling == "balanced" else None
+        rows = training_rows(len(split), train.batch_size, seed, state.step, train.drop_last, kinds)
         reset_peak_memory(device)
         last, timed = runtime.on_main(lambda: _last_step(run, train, total))
         limit = (train.max_hours or 0.0) * 3600 if timed else math.inf
@@ -96,7 +99,7 @@ def fit(
 
                 if state.step % every == 0 or state.step == last:
                     draw = evaluation_draw(train, seed, state.step)
-                    scores, _ = evaluate(prepared, setup, data.val, runtime, draw, at_once=size)
+                    scores, _ = evaluate(prepared, setup, data.val, runtime, draw, at_once=size, asked=asked)
                     if not math.isfinite(scores["loss"]):
                         raise mark_shared(_diverged("the validation loss", state.step, state))
                     improved = is_better(scores, state.best, metric)

@@ -31,6 +31,16 @@ class Encoder(nn.Module):
 
     The published code adds a mask flag as an input channel instead, cut off again for finetuning: the same function,
     since a linear map of [x (1 - m), m] is a linear map of x (1 - m) plus m times a vector, but with two shapes.
+
+    Where values may be missing (NaN in x), with m (B, L, C) the flags of those that are, a step becomes
+
+        y = W (x with 0 where m) + b + M m,
+
+    which is what flags as further channels would compute: W stands for the channels, M for their flags. M starts at
+    zero (in flax too), so that a missing value starts as the channel's mean, and all else as without it.
+
+    Static features s (B, F) add S s to the vector of every step, hidden ones too: what stands beside a sequence is
+    known at each of its steps, in pretraining as in finetuning. S starts at zero.
     """
 
     def __init__(self, input: Tokens | Values, d_model: int, config: EncoderConfig) -> None:
@@ -51,15 +61,29 @@ class Encoder(nn.Module):
         self.hidden = nn.Parameter(torch.randn(d_model) * _hidden_std(input, self.map, config))
         self.circle = nn.Linear(2, d_model, bias=False) if config.positions == "circle" else None
         self.times = _new_times(self.map, d_model, config) if config.step_times == "append" else None
+        channels = input.channels if isinstance(input, Values) and input.missing else 0
+        self.missing = _started_at_zero(channels, d_model) if channels else None
+        self.static = _started_at_zero(input.static, d_model) if input.static else None
         no_decay = ["hidden", *(["map.weight"] if isinstance(self.map, nn.Embedding) else [])]
         self.param_groups = dict.fromkeys(no_decay, ParamGroup())
 
     def forward(
-        self, x: Int[Tensor, "B L"] | Float[Tensor, "B L C"], hidden: Bool[Tensor, "B L"] | None, context: Context
+        self,
+        x: Int[Tensor, "B L"] | Float[Tensor, "B L C"],
+        hidden: Bool[Tensor, "B L"] | None,
+        context: Context,
+        static: Float[Tensor, "B F"] | None = None,
     ) -> Float[Tensor, "B L D"]:
-        y = self.map(x).float()  # the residual stream is float32 whatever the precision of products
+        if self.missing is None:
+            y = self.map(x).float()  # the residual stream is float32 whatever the precision of products
+        else:
+            gaps = x.isnan()
+            y = self.map(x.masked_fill(gaps, 0)).float() + self.missing(gaps.to(x.dtype)).float()
         y = y if hidden is None else torch.where(hidden[..., None], self.hidden, y)
         y = y if self.circle is None else y + self.circle(_circle(context)).float()
+        if self.static is not None:
+            assert static is not None, "rows have what the input says stands beside them"
+            y = y + self.static(static)[:, None].float()
         if self.times is None:
             return y
         assert context.steps is not None  # see build.py
@@ -80,17 +104,32 @@ class Encoder(nn.Module):
             counts += linear(length, self.circle.in_features, self.circle.out_features, data=True)
         if self.times is not None:
             counts += linear(length, 1, self.times.out_features, data=True)
+        if self.missing is not None:
+            counts += linear(length, self.missing.in_features, self.missing.out_features, data=True)
+        if self.static is not None:
+            counts += linear(1, self.static.in_features, self.static.out_features, data=True)
         return counts
 
 
 def _check_encoder(input: Tokens | Values, config: EncoderConfig) -> None:
     if isinstance(input, Tokens) and config.frame_encoder == "cnn":
         raise UsageError("encoder.frame_encoder: cnn is for steps that are pictures, but this task has tokens")
+    if isinstance(input, Values) and input.missing and config.frame_encoder == "cnn":
+        raise UsageError(
+            "encoder.frame_encoder: cnn takes whole pictures, but values of this task may be missing; use linear"
+        )
     if isinstance(input, Values) and config.init_std != 1.0:
         raise UsageError(
             "encoder.init_std is the spread of token embeddings, but this task has values; leave it out (the spread of "
             "the hidden vector is encoder.hidden_std)"
         )
+
+
+def _started_at_zero(inputs: int, d_model: int) -> nn.Linear:
+    layer = nn.utils.skip_init(nn.Linear, inputs, d_model, bias=False)  # draws nothing
+    assert isinstance(layer, nn.Linear)
+    nn.init.zeros_(layer.weight)
+    return layer
 
 
 def _hidden_std(input: Tokens | Values, map: nn.Module, config: EncoderConfig) -> float:
@@ -340,7 +379,7 @@ class SequenceModel(nn.Module):
     def features(self, inputs: Inputs) -> Float[Tensor, "B L D"]:
         """What the head is given: a vector a step."""
         with torch.no_grad() if self.frozen else contextlib.nullcontext():
-            x = self.encoder(inputs.x, inputs.hidden, inputs.context)
+            x = self.encoder(inputs.x, inputs.hidden, inputs.context, inputs.static)
             return self.backbone(x, self.encoder.for_backbone(inputs.context))
 
     def forward(

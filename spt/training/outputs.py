@@ -104,7 +104,7 @@ def _outputs(
     features: bool,
 ) -> BatchOutputs:
     batch = collate(rows, part, input, Classes(2))  # there are no targets
-    inputs = runtime.send(Inputs(batch.x, None, batch.context))
+    inputs = runtime.send(Inputs(batch.x, None, batch.context, batch.static))
     with runtime.autocast(computation.precision):
         values = network.features(inputs) if features else network(inputs)
     return BatchOutputs(part, batch.context, values.float().cpu())

@@ -17,24 +17,28 @@ from spt.data.fingerprints import overlap, refuse_leak, split_record
 from spt.errors import CheckpointError, DivergedError, OutputError, SptError, Stopped, UsageError, one_line
 from spt.runs.files import writing
 from spt.runs.folder import RunFolder, State
-from spt.runs.result import Ledger, Result
+from spt.runs.result import NOT_SELF_PRETRAINING, Ledger, Result
 from spt.runtime.distributed import Runtime, is_lost_peer
 from spt.runtime.environment import command_line, environment, has_bf16_instructions
 from spt.runtime.signals import cleanup
 from spt.runtime.trackers import TrackedRun
-from spt.tasks.base import TaskData
+from spt.tasks.base import Labels, TaskData
 from spt.training.build import StageSetup, build_stage
+from spt.training.calibration import calibrate
 from spt.training.checkpoint import CheckpointMeta, TensorMatch, clean, load_pretrained, publish, read_meta, spec
 from spt.training.evaluate import Predictions, evaluate
+from spt.training.groups import group_scores
 from spt.training.loop import FitResult, fit
 from spt.training.metrics import default_metric
-from spt.training.objectives import evaluation_draw
+from spt.training.objectives import evaluation_draw, of_whole_split
 from spt.training.threads import stage_threads
 from spt.training.transfer import selected_tensors
 
 logger = logging.getLogger(__name__)
 
+MOST_CONFUSED = 30  # classes whose confusion is kept
 SHUFFLED = "pretrained on inputs whose steps were shuffled (pretrain.shuffle_steps)"
+OF_PRETRAINING = (SHUFFLED, NOT_SELF_PRETRAINING)  # notes that what starts from it has too
 
 
 def run_stage(job: Job, root: Path, runtime: Runtime, label: str = "", tracked: TrackedRun | None = None) -> Result:
@@ -243,6 +247,7 @@ def _finish(
         model = setup.model.to(runtime.device)
         scores, predictions = evaluate(model, setup, data.test, runtime, draw, at_once=1, predict=True)
         chance = data.chance() if default_metric(setup.output) == "accuracy" else None
+    told = _answer_analysis(setup, predictions, fitted, runtime)
     result = Result(
         key=job.key,
         stage=job.stage,
@@ -267,7 +272,8 @@ def _finish(
         parameters=setup.model.parameter_counts(),
         data=records,
         repeated=repeated,
-        notes=_notes(job, data, parent),
+        notes=(*_notes(job, data, parent), *_metric_notes(setup, predictions)),
+        **told,
         batch_size=job.train.batch_size,
         precision=job.train.precision,
         environment=described,
@@ -283,6 +289,33 @@ def _finish(
     return result
 
 
+def _answer_analysis(
+    setup: StageSetup, predictions: Predictions | None, fitted: FitResult, runtime: Runtime
+) -> dict[str, Any]:
+    """What a result tells of the answers besides their scores: which classes were taken for which, groups of rows, and
+    how far probabilities can be trusted. Neither the selected weights nor a score depend on it."""
+    data, output = setup.data, setup.output
+    told: dict[str, Any] = {}
+    if predictions is not None:
+        told["groups"] = tuple(group_scores(output, data.test.whole, predictions))
+        if predictions.confusion is not None and output.classes <= MOST_CONFUSED:
+            told |= {"classes": data.classes, "confusion": tuple(map(tuple, predictions.confusion.tolist()))}
+    if "log_loss" not in of_whole_split(output):
+        return told
+    draw = evaluation_draw(setup.train, setup.job.seed, fitted.state.best_step)
+    model = setup.model.to(runtime.device)
+    _, validation = evaluate(model, setup, data.val, runtime, draw, at_once=1, predict=True)
+    if validation is not None and validation.scored is not None:
+        told["calibration"] = calibrate(validation.scored, None if predictions is None else predictions.scored)
+    return told
+
+
+def _metric_notes(setup: StageSetup, predictions: Predictions | None) -> tuple[str, ...]:
+    """Where the compared metric of the test rows has its value by definition."""
+    notes = () if predictions is None else predictions.notes
+    return tuple(f"of the test rows {note}" for note in notes if default_metric(setup.output) in note)
+
+
 def match_table(source: str, matches: list[TensorMatch]) -> str:
     """The transfer, part by part, as printed."""
     lines = [f"weights from pretrain-{source}"]
@@ -294,18 +327,27 @@ def _notes(job: Job, data: TaskData, parent: PretrainedParent | None) -> tuple[s
     """What distinguishes these scores from others of the same name."""
     recipe = job.resolved.recipe
     shuffles, finetuning = job.stage == "pretrain" and recipe.pretrain.shuffle_steps, job.stage == "finetune"
-    inherited = [] if parent is None else [note for note in parent.result.notes if note == SHUFFLED]
+    inherited = [] if parent is None else [note for note in parent.result.notes if note.startswith(OF_PRETRAINING)]
     notes = {
         "scores are means over full batches, as in the published code: not exact, and rows are left out": (
             job.train.metric_average == "per_batch"
         ),
-        SHUFFLED: shuffles or bool(inherited),
+        SHUFFLED: shuffles,
+        **dict.fromkeys(inherited, True),
         "only the head was trained (finetune.freeze)": finetuning and recipe.finetune.freeze,
         f"of the pretrained network only {', '.join(recipe.finetune.load)} was taken over (finetune.load)": (
             parent is not None and recipe.finetune.load != "all"
         ),
         f"pretraining's loss was added with weight {recipe.finetune.joint:g} (finetune.joint)": (
             finetuning and recipe.finetune.joint > 0
+        ),
+    }
+    weights = job.settings_stage.objective.options.get("class_weights", "none")
+    notes |= {
+        "training rows were drawn with every class, or label, equally often: an epoch is as many draws as there are "
+        "rows, some of them more than once (train.sampling)": job.train.sampling == "balanced",
+        "rare classes weigh more in the training loss, not in these scores (objective.class_weights)": (
+            finetuning and weights not in ("none", "batch")
         ),
     }
     if parent is not None and job.from_other_task:
@@ -317,10 +359,14 @@ def _write_predictions(run: RunFolder, data: TaskData, predictions: Predictions)
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    truth = np.asarray(data.test.targets)
-    columns: dict[str, Any] = {"id": data.test.ids, **predictions.scores}
+    rows = data.test.whole
+    truth = np.asarray(rows.targets)
+    columns: dict[str, Any] = {"id": rows.ids, **predictions.scores}
     if predictions.values is None:
         pass
+    elif isinstance(data.target, Labels):
+        for k in range(data.target.count):
+            columns |= {f"label_{k}": truth[:, k], f"prediction_{k}": predictions.values[:, k]}
     elif predictions.margin is not None:
         columns |= {"label": truth, "prediction": predictions.values, "margin": predictions.margin}
     else:

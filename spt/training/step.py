@@ -226,7 +226,8 @@ class Learner:
     def _counts_right(self) -> bool:
         """Are answers to the task itself right or wrong?"""
         output = self.setup.output
-        return self.setup.objective.labelled and output.loss == "cross_entropy" and not output.text
+        of_classes = output.loss in ("cross_entropy", "binary_cross_entropy")
+        return self.setup.objective.labelled and of_classes and not output.text
 
     def _questions(self, micro_batches: list[MicroBatch]) -> list[Question]:
         """What the global batch is asked: by the objective and, if there is a joint loss, by that one.
@@ -236,7 +237,7 @@ class Learner:
         """
         setup, total = self.setup, self.runtime.total
         own = [micro_batch for micro_batch in micro_batches if not micro_batch.denoising]
-        weighed = setup.objective.weighed([micro_batch.targets for micro_batch in own], total)
+        weighed = setup.objective.weighed(setup.output, [micro_batch.targets for micro_batch in own], total)
         own = [each._replace(targets=targets) for each, targets in zip(own, weighed, strict=True)]
         asked = [(own, 1.0)]
         if setup.joint is not None:

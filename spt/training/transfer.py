@@ -39,6 +39,11 @@ def unlike(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
         there, here = theirs.get(name), ours.get(name)
         if there != here:
             return f"{text.format(there)} there, {text.format(here)} here"
+    if theirs.get("missing", False) != ours.get("missing", False):
+        there, here = ("may" if each.get("missing") else "cannot" for each in (theirs, ours))
+        return f"values {there} be missing there and {here} here (missing: hidden)"
+    if theirs.get("static", 0) != ours.get("static", 0):
+        return f"{theirs.get('static', 0)} static features there, {ours.get('static', 0)} here"
     return "" if theirs.get("codes") == ours.get("codes") else "the same tokens stand for other characters there"
 
 

@@ -1,4 +1,4 @@
-"""One sequence a file: .npy and .npz as NumPy writes them, and .wav; named by a table beside them.
+"""One sequence a file: arrays (.npy, .npz), sounds, WFDB, EDF and BDF recordings; named by a table beside them.
 
 Nothing is unpickled, unpacked to disk or followed out of the folder. L steps, C channels.
 """
@@ -10,32 +10,37 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spt.tasks.files import MAX_HEADER, NPY_ERRORS, read_npy
-from spt.tasks.own.parsing import HUGE, list_names, parse_text, show, suggest
-from spt.tasks.waves import read_wav, unit
+from spt.tasks.own import recordings
+from spt.tasks.own.limits import MAX_CHANNELS, MAX_FILE, MAX_RATIO, MAX_STEPS, SMALL
+from spt.tasks.own.parsing import (
+    HUGE,
+    MissingValueError,
+    is_small_or_nan,
+    list_names,
+    parse_text,
+    same_nan,
+    show,
+    suggest,
+)
+from spt.tasks.own.recordings import SIGNALS, SOUNDS, Recording, read_edf, read_sound, read_wfdb
+from spt.tasks.waves import OtherKindError, read_wav, unit
 
-ENDINGS = (".npy", ".npz", ".wav")
-MAX_FILE = 2**31  # bytes of a file, and of an array
-MAX_STEPS = 2**26
-MAX_CHANNELS = 2**16
-SMALL = 2**24  # bytes: what unpacks to less harms nobody
-MAX_RATIO = 200  # of unpacked to packed size; numbers that were measured come to 20 at most
+ENDINGS = (".npy", ".npz", ".wav", *recordings.ENDINGS)
+RECORD = ".hea"  # of a WFDB record, which is named with or without
 MAX_MEMBERS = 10_000  # of an archive
 MAX_LISTED = 5_000_000  # files of a folder
-FULL_SCALE = (0.0, 1.0)  # the number that stands for zero, and the one above it for full scale
 
 
-class Recording(NamedTuple):
-    """What a file holds."""
-
-    steps: NDArray[Any]  # (L,) or (L, C), in the file's own type (.wav of more than 16 bits: float32)
-    rate: int | None = None  # samples a second, of .wav
-    scale: tuple[float, float] = FULL_SCALE
+def kind_of(ending: str) -> str:
+    """What a file is, whatever its format: files of two kinds do not go together."""
+    kinds = {".wav": "sound", ".hea": "WFDB", ".edf": "EDF", ".bdf": "EDF"} | dict.fromkeys(SOUNDS, "sound")
+    return kinds.get(ending, "array")
 
 
 def find(root: Path, cell: Any, place: str) -> Path:
@@ -45,7 +50,7 @@ def find(root: Path, cell: Any, place: str) -> Path:
         raise ValueError(f"{place}: the cell is empty; it names a file")
     if _leads_outside(name):
         raise ValueError(f"{place}: {show(name)} leads outside the folder {root.name}; it is not used")
-    path = root / name
+    path = root / with_ending(root, name)
     if path.suffix.lower() not in ENDINGS:
         raise ValueError(f"{place}: {show(name)} is not read; files are {', '.join(ENDINGS)} (convert others)")
     real = os.path.realpath(path)
@@ -58,6 +63,13 @@ def find(root: Path, cell: Any, place: str) -> Path:
     if not regular:
         raise ValueError(f"{place}: {show(name)} is not a regular file")
     return path
+
+
+def with_ending(root: Path, name: str) -> str:
+    """A file's name from the folder on; of a WFDB record, which may be named without it, with its header's ending."""
+    name = os.path.normpath(name)
+    known = os.path.splitext(name)[1].lower() in ENDINGS
+    return name if known or not os.path.lexists(f"{root / name}{RECORD}") else f"{name}{RECORD}"
 
 
 def files_in(root: Path, endings: Sequence[str] = ENDINGS) -> Iterator[str]:
@@ -77,27 +89,61 @@ def files_in(root: Path, endings: Sequence[str] = ENDINGS) -> Iterator[str]:
         yield from (os.path.normpath(os.path.join(below, name)) for name in names)
 
 
-def read(path: Path, array: str | None, place: str) -> Recording:
-    """Raises ValueError, in one sentence, for anything but finite numbers in one or two dimensions."""
+def companions(root: Path, names: Sequence[str]) -> list[Path]:
+    """The files beside WFDB headers, which say what these mean: an edited one is read again."""
+    folders = dict.fromkeys(os.path.dirname(name) for name in names if name.lower().endswith(RECORD))
+    files = [file for folder in folders for file in sorted((root / folder).iterdir()) if file.is_file()]
+    return [file for file in files if file.suffix.lower() not in ENDINGS and not file.name.startswith(".")]
+
+
+def read(path: Path, array: str | None, place: str, gaps: bool = False, channels: Sequence[str] = ()) -> Recording:
+    """Raises ValueError, in one sentence, for anything but finite numbers in one or two dimensions; with `gaps`, NaN
+    stands for a missing one."""
     place = f"{place}, {path.name}"
     size = path.stat().st_size
     if size > MAX_FILE:
         raise ValueError(f"{place}: {size:,} bytes are too many for one sequence; at most {MAX_FILE:,}")
-    if path.suffix.lower() == ".wav":
-        steps, rate = read_wav(path.read_bytes(), place, MAX_STEPS)
+    ending = path.suffix.lower()
+    if channels and ending not in SIGNALS:
+        raise ValueError(f"{place}: channels names signals of {', '.join(SIGNALS)} files; {ending} files have no names")
+    if ending in recordings.ENDINGS:
+        return _read_recording(path, place, gaps, channels)
+    if ending == ".wav":
+        try:
+            steps, rate = read_wav(path.read_bytes(), place, MAX_STEPS)
+        except OtherKindError as error:
+            return _read_other_wav(path, place, error)
         if steps.dtype == np.uint8:
             return Recording(steps, rate, (128.0, 128.0))
         return Recording(steps, rate, (0.0, 32768.0)) if steps.dtype == np.int16 else Recording(unit(steps), rate)
     with path.open("rb") as file:
-        steps = from_archive(file, size, array, place) if path.suffix.lower() == ".npz" else _array(file, place)
-    return Recording(_checked(steps, place))
+        steps = from_archive(file, size, array, place) if ending == ".npz" else _array(file, place)
+    return Recording(_checked(steps, place, gaps))
+
+
+def _read_recording(path: Path, place: str, gaps: bool, channels: Sequence[str]) -> Recording:
+    ending = path.suffix.lower()
+    if ending in SOUNDS:
+        found = read_sound(path, place)
+    else:
+        found = read_wfdb(path, channels, place) if ending == RECORD else read_edf(path, channels, place)
+    return found._replace(steps=_checked(found.steps, place, gaps))
+
+
+def _read_other_wav(path: Path, place: str, refused: OtherKindError) -> Recording:
+    """A WAV file of a kind that needs soundfile: compressed, of 64 bits, or larger than RIFF allows."""
+    try:
+        found = read_sound(path, place)
+    except ValueError as error:
+        raise ValueError(f"{refused}, or install what reads it ({error})") from None
+    return found._replace(steps=_checked(found.steps, place, gaps=False))
 
 
 def _leads_outside(name: str) -> bool:
     return any(path.anchor or ".." in path.parts for path in (PurePosixPath(name), PureWindowsPath(name)))
 
 
-def _checked(steps: NDArray[Any], place: str) -> NDArray[Any]:
+def _checked(steps: NDArray[Any], place: str, gaps: bool) -> NDArray[Any]:
     if steps.ndim not in (1, 2):
         raise ValueError(f"{place}: the array has {steps.ndim} dimensions; (steps,) or (steps, channels) is expected")
     if not steps.size:
@@ -107,9 +153,13 @@ def _checked(steps: NDArray[Any], place: str) -> NDArray[Any]:
             f"{place}: {' x '.join(f'{n:,}' for n in steps.shape)} numbers; at most {MAX_STEPS:,} steps of "
             f"{MAX_CHANNELS:,} channels are read (is the array transposed?)"
         )
-    if not (-HUGE < float(steps.min()) and float(steps.max()) < HUGE):  # NaN is neither
-        first = np.argwhere(~(np.abs(steps.astype(np.float64)) < HUGE))[0]
-        raise ValueError(f"{place}, step {first[0] + 1}: {steps[tuple(first)]} is not a finite number below 1e18")
+    if gaps and steps.dtype.kind == "f" and is_small_or_nan(steps):
+        steps = same_nan(steps)
+    elif not (-HUGE < float(steps.min()) and float(steps.max()) < HUGE):  # NaN is neither
+        right = np.abs(steps.astype(np.float64)) < HUGE
+        first = np.argwhere(~(right | np.isnan(steps) if gaps else right))[0]
+        error = MissingValueError if np.isnan(steps[tuple(first)]) else ValueError
+        raise error(f"{place}, step {first[0] + 1}: {steps[tuple(first)]} is not a finite number below 1e18")
     if steps.dtype.kind == "b":
         steps = steps.astype(np.uint8)
     return np.ascontiguousarray(steps)
@@ -126,8 +176,9 @@ def from_archive(file: io.BufferedReader, size: int, array: str | None, place: s
     try:
         with zipfile.ZipFile(file) as archive, archive.open(_member(archive, size, array, place)) as member:
             return _array(member, place)
-    except (EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-        raise ValueError(f"{place} cannot be read as an archive: {str(error) or type(error).__name__}") from error
+    except (EOFError, OSError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise ValueError(f"{place} cannot be read as an archive: {reason}") from error
 
 
 def mapped(path: Path) -> NDArray[Any]:

@@ -58,7 +58,8 @@ def diagnose(config: Options, files: Sequence[Path]) -> list[str]:
     """All findings, the gravest first."""
     columns: dict[str, Column] = {}
     labels: list[str | None] = []
-    exempt = {*config.labels, *config.whole_columns, *config.others} - {config.split_column}  # may determine the label
+    exempt = {*config.labels, *config.whole_columns, *config.others}  # may determine the label
+    exempt -= {config.split_column, *config.static_columns}
     for path in files:
         with read_batches(path, _unique) as batches:
             for batch in batches:
@@ -102,7 +103,7 @@ def diagnose(config: Options, files: Sequence[Path]) -> list[str]:
 def _leak(config: Options, column: Column, columns: dict[str, Column], labels: Sequence[str | None]) -> str:
     """How a column gives the label away; empty if it does not."""
     numbers = np.frombuffer(column.numbers)
-    if config.target == "real":
+    if config.target != "classes":
         for name in config.labels:
             correlation = _correlation(numbers, np.frombuffer(columns[name].numbers))
             if abs(correlation) >= CERTAIN:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spt.tasks.files import SPLITS
+from spt.tasks.own.arrays import ENDINGS as ARRAYS
 from spt.tasks.own.options import Options
 from spt.tasks.own.parsing import list_names, parse_name
 from spt.tasks.own.tables import FORMATS
 
-ARRAYS = (".wav", ".flac", ".mp3", ".ogg", ".npy", ".npz")
 LABELS = ("labels", "label", "metadata", "index")  # names of a table beside array files
 ADVICE = {  # on the usual other formats
     **dict.fromkeys((".gz", ".zip", ".bz2", ".xz", ".zst", ".tar", ".tgz"), "unpack it first"),
@@ -42,7 +42,7 @@ def find_tables(config: Options, raw: Path) -> list[tuple[str, Path]]:
         if ending not in FORMATS:
             advice = ADVICE.get(ending, f"its name should end in one of {', '.join(FORMATS)}")
             raise ValueError(f"{path} is not read: {advice}")
-        return [("train", regular(path))]
+        return [("train", regular(path)), *_test_beside(path)]
     files = sorted(path.iterdir())
     tables = [file for file in files if file.suffix.lower() in FORMATS and not file.name.startswith(".")]
     by_split = _by_split(tables)
@@ -82,6 +82,14 @@ def regular(path: Path) -> Path:
     return path
 
 
+def _test_beside(path: Path) -> list[tuple[str, Path]]:
+    """X_TEST.ts, which belongs to X_TRAIN.ts in the archives of this format."""
+    if path.suffix.lower() != ".ts" or not path.stem.upper().endswith("_TRAIN"):
+        return []
+    test = path.with_name(f"{path.stem[:-5]}{'TEST' if path.stem.endswith('TRAIN') else 'test'}{path.suffix}")
+    return [("test", regular(test))] if test.exists() else []
+
+
 def _by_split(tables: Sequence[Path]) -> dict[str, list[Path]]:
     """Those whose names say a split, training first."""
     by_split: dict[str, list[Path]] = {split: [] for split in ("train", "validation", "test")}
@@ -91,4 +99,9 @@ def _by_split(tables: Sequence[Path]) -> dict[str, list[Path]]:
             raise ValueError(f"the name of {path} says {' and '.join(sorted(splits))}; a file is one split's")
         for split in splits:
             by_split[split].append(regular(path))
+    problems = sorted({re.sub(r"_(train|test)$", "", path.stem, flags=re.I) for path in tables if path.suffix == ".ts"})
+    if len(problems) > 1:
+        raise ValueError(
+            f"{tables[0].parent} holds .ts files of several data sets{list_names(problems)}; name one file"
+        )
     return {split: paths for split, paths in by_split.items() if paths}

@@ -8,7 +8,7 @@ n examples, L steps of a sequence, C channels.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.tasks.base import IGNORED, Classes, Reals, Split, Tokens, Values
+from spt.tasks.base import IGNORED, Labels, Reals, Split, Target, TaskData, Tokens, Values, known_targets
 from spt.tasks.own import arrays
-from spt.tasks.own.arrays import FULL_SCALE
 from spt.tasks.own.discovery import ADVICE, regular
 from spt.tasks.own.options import Options
-from spt.tasks.own.parsing import HUGE, NameEncoder, list_names, parse_numbers, show, suggest
-from spt.tasks.own.rows import REGULAR, Columns, Reader, scaled, split_words
+from spt.tasks.own.parsing import (
+    HUGE,
+    NameEncoder,
+    SetEncoder,
+    list_names,
+    parse_flags,
+    parse_numbers,
+    show,
+    suggest,
+)
+from spt.tasks.own.recordings import FULL_SCALE
+from spt.tasks.own.rows import REGULAR, Columns, Examples, FirstFile, Reader, place_of, scaled, split_words
+from spt.tasks.own.static import StaticColumn, in_column, stacked
+from spt.tasks.own.steps import Steps
 from spt.tasks.own.tables import FORMATS, Batch, read_batches
+from spt.tasks.own.transforms import TransformOptions, plan, read_label_lists, transform_rows
 
 ROWS, STEPS = 2**12, 2**22  # read before they are answered
 ARRAYS = (".npy", ".npz")
@@ -36,21 +48,37 @@ class NewOptions(Options):
         if self.label_column is not None and self.label_columns:
             raise ValueError("label_column and label_columns are given; one of the two names the labels")
 
+    def _check_several_labels(self) -> None:
+        pass
+
 
 @dataclass(frozen=True)
 class Known:
     """What a model knows of the rows it was trained on."""
 
     input: Tokens | Values
-    target: Classes | Reals | None  # None: labels are of no interest
+    target: Target | None  # None: labels are of no interest
     interval: float = 1.0  # time between steps
     classes: tuple[str, ...] = ()  # label of each class
     words: tuple[str, ...] = ()  # of each token, where tokens are words
     columns: tuple[str, ...] = ()  # of one number each, in their order
     times: bool = False  # was it told the time between steps?
-    sound: bool | None = None  # were its files .wav? None: there were none
-    rate: int | None = None  # samples a second of these
+    kind: str | None = None  # of its files, as arrays.kind_of says; None: there were none
+    rate: int | float | None = None  # samples a second of these
+    signals: tuple[str, ...] = ()  # name and unit of their channels
     scale: tuple[float, float] = FULL_SCALE  # of stored numbers: what stands for zero, and full scale above it
+    static: tuple[StaticColumn, ...] = ()  # what stands beside a sequence
+    steps_a_second: float | None = None  # of recordings that are transformed, before that
+
+    @property
+    def gaps(self) -> bool:
+        """May values be missing?"""
+        return isinstance(self.input, Values) and self.input.missing
+
+    def channels(self, options: TransformOptions) -> int:
+        """Numbers of a step as it is read."""
+        shown = self.input.channels if isinstance(self.input, Values) else 1
+        return shown // plan(options, self.steps_a_second, known=False).channels(1)
 
 
 @dataclass
@@ -61,10 +89,12 @@ class Counts:
     cut: int = 0
     tokens: int = 0
     unknown: int = 0  # tokens
+    values: int = 0
+    missing: int = 0  # values
     unseen: Counter[str] = field(default_factory=Counter)  # labels that are no class, and how often they come
     notes: list[str] = field(default_factory=list)
 
-    def told(self, max_length: int | None) -> list[str]:
+    def sentences(self, max_length: int | None) -> list[str]:
         notes = list(dict.fromkeys(self.notes))
         if self.cut:
             notes.append(f"{self.cut:,} of {self.rows:,} sequences were cut after {max_length} steps")
@@ -73,6 +103,8 @@ class Counts:
                 f"{self.unknown:,} of {self.tokens:,} tokens ({self.unknown / self.tokens:.1%}) are not in the model's "
                 "vocabulary and are shown to it as the unknown token"
             )
+        if self.missing:
+            notes.append(f"{self.missing:,} of {self.values:,} values ({self.missing / self.values:.2%}) are missing")
         if self.unseen:
             names = ", ".join(map(show, list(self.unseen)[:5])) + ", …" * (len(self.unseen) > 5)
             notes.append(
@@ -85,13 +117,19 @@ class Counts:
 class NewReader(Reader):
     """Reads some rows at a time and forgets those before."""
 
+    advice = "the model was trained without missing values"
+
     def __init__(self, config: NewOptions, files: list[Path], known: Known, needed: Sequence[str]) -> None:
         super().__init__(config, files)
         self.known, self.needed, self.counts = known, {*needed}, Counts()
+        self.rate, self.only_labelled = known.steps_a_second, False
         self.labelled: bool | None = None  # have the first rows labels?
         if isinstance(known.input, Values):
-            self.channels = known.input.channels, "training"
-        self.sample = None if known.sound is None else (".wav" if known.sound else ".npy", known.rate, "training")
+            self.channels = known.channels(config), "training"
+        self.sample = None
+        if known.kind is not None:
+            ending = next(ending for ending in arrays.ENDINGS if arrays.kind_of(ending) == known.kind)
+            self.sample = FirstFile(ending, known.rate, known.signals, "training")
         self.code_of = {}
         if known.words and isinstance(known.input, Tokens):
             self.code_of = dict(zip(known.words, known.input.codes or (), strict=True))
@@ -102,7 +140,7 @@ class NewReader(Reader):
         for batches in self._tables():
             for batch in batches:
                 self._add(batch)
-                enough = len(self.values) >= STEPS * self.storage.itemsize or self._rows >= ROWS
+                enough = len(self.values) >= STEPS or self._rows >= ROWS
                 if enough and self.config.kind != "long":
                     yield self._take()
         if self._rows:
@@ -115,6 +153,11 @@ class NewReader(Reader):
             if path.suffix.lower() in FORMATS:
                 with read_batches(path, self._select) as batches:
                     yield batches
+            elif self.config.static_columns:
+                raise ValueError(
+                    f"{path.name} has no table, but the model takes static features "
+                    f"({', '.join(self.config.static_columns)}); give a table that names the files beside them"
+                )
             else:  # files that no table names
                 names = [path.name] if path.is_file() else list(arrays.files_in(path))
                 folder = path.parent if path.is_file() else path
@@ -126,9 +169,13 @@ class NewReader(Reader):
     def _start(self) -> None:
         self._rows, self.table = 0, {}
         self.blocks.clear()
-        self.values, self.storage, self.scale = bytearray(), self.config.storage, FULL_SCALE
+        self.storage, self.scale = self.config.storage, FULL_SCALE
+        self.values = Steps(self.storage)
         self.first_file, self.words = self.sample, {}
-        self.encoders |= {"id": NameEncoder(), "file": NameEncoder(), "label": NameEncoder(names=self.known.classes)}
+        missing = self.config.missing_labels
+        self.label_sets = SetEncoder(self.config.label_separator, "ignore" if missing == "refuse" else missing)
+        self.encoders |= {name: NameEncoder() for name in self.encoders if name != "split"}
+        self.encoders["label"] = NameEncoder(names=self.known.classes)
 
     def _add(self, batch: Batch) -> None:
         self._rows += len(batch.lines)
@@ -142,14 +189,31 @@ class NewReader(Reader):
         self.counts.notes += [note for note in examples.notes if "were cut after" not in note or not self.n_cut]
         self.counts.cut, self.notes = self.n_cut, []
         rows = replace(examples.rows, values=self._as_in_training(examples.rows))
-        rows = replace(rows, targets=self._targets(np.asarray(rows.targets), examples.labels))
+        rows = replace(rows, targets=self._targets(np.asarray(rows.targets), examples))
+        if known.static:
+            rows = replace(rows, static=self._static_features(examples))
         if known.times and rows.steps is None:
             self.counts.notes.append("no times are given; steps are taken to be as far apart as is usual in training")
             rows = replace(rows, steps=np.ones(len(rows.values), np.float32))
         self._check_tokens(rows, examples.place)
+        _count_missing(self.counts, rows.values, known)
         self.counts.rows += len(rows)
         self._start()
         return rows
+
+    def _static_features(self, examples: Examples) -> NDArray[np.float32]:
+        """As training's columns have them."""
+        shown = []
+        for column in self.known.static:
+            names, codes = examples.static[column.name]
+            shown.append(column.features(names, codes, in_column(lambda i: place_of(examples, i), column.name)))
+            for code in np.unique(codes[codes != IGNORED]).tolist():
+                if column.categories is not None and names[code] not in column.categories:
+                    self.counts.notes.append(
+                        f"static column {column.name!r}: {names[code]!r} is no category of the training rows; it is "
+                        "shown as none of them"
+                    )
+        return stacked(shown)
 
     def _as_in_training(self, rows: Split) -> NDArray[Any]:
         """The values in the unit of those that the mean and the deviation were computed of."""
@@ -158,11 +222,18 @@ class NewReader(Reader):
         values = rows.values if self.scale == FULL_SCALE else scaled(rows.values, self.scale)
         return in_training_units(values, self.known)
 
-    def _targets(self, targets: NDArray[Any], labels: list[str]) -> NDArray[Any] | None:
-        """Classes, IGNORED where there is no label or an unknown one; or numbers, NaN where there are none."""
-        known = self.known
+    def _targets(self, targets: NDArray[Any], examples: Examples) -> NDArray[Any] | None:
+        """Classes or labels, IGNORED where there is none or an unknown one; or numbers, NaN where there are none."""
+        known, labels = self.known, examples.labels
         if known.target is None:
             return None
+        if isinstance(known.target, Labels):
+            if targets.ndim == 1:  # sets of labels
+                for code, times in zip(*np.unique(targets[targets != IGNORED], return_counts=True), strict=True):
+                    for name in examples.label_sets.names(int(code)) - set(known.classes):
+                        self.counts.unseen[name] += int(times)
+                targets = examples.label_sets.matrix(known.classes)[targets]
+            return targets if known_targets(targets).any() else None
         if isinstance(known.target, Reals):
             return targets if np.isfinite(targets).any() else None
         count = len(known.classes)
@@ -181,7 +252,7 @@ class NewReader(Reader):
             self.counts.unknown += int((input.ids(rows.values) == input.unknown).sum())
         elif int(rows.values.max()) >= input.vocab:
             at = int(np.argmax(rows.values >= input.vocab))
-            row = int(np.searchsorted(rows.stops, at, side="right"))
+            row = max(0, int(np.searchsorted(rows.starts, at, side="right")) - 1)
             where = place(at if rows.per_step else row)
             raise ValueError(
                 f"{where}, step {at - int(rows.starts[row]) + 1}: the token id {int(rows.values[at]):,} is beyond the "
@@ -219,11 +290,18 @@ class NewReader(Reader):
             "line": np.asarray(batch.lines, np.int64),
             "source": np.full(n, self._source(batch), np.int32),
             "split": np.zeros(n, np.int32),
+            **self._read_static(batch),
         }
         if config.id_column is not None:
             place = batch.place(config.id_column)
             columns["id"] = self.encoders["id"].encode(batch.columns[config.id_column], place)
+        if config.group_column is not None:
+            place = batch.place(config.group_column)
+            columns["group"] = self.encoders["group"].encode(batch.columns[config.group_column], place)
         names = [name for name in config.labels if name in batch.columns]
+        if self.known.target is not None and names and config.label_at is not None and not config.per_step:
+            lists = [(batch.columns[name], batch.place(name)) for name in names]
+            return columns | {"label": read_label_lists(config, lists, self.encoders["label"])}
         if isinstance(self.known.target, Reals):
             empty = np.full((n, self.known.target.size), np.nan)
             numbers = [parse_numbers(batch.columns[name], batch.place(name), gaps=True) for name in names]
@@ -231,22 +309,32 @@ class NewReader(Reader):
                 raise ValueError(f"the model answers {self.known.target.size} numbers, but {len(numbers)} are named")
             label = np.stack(numbers, axis=1) if numbers else empty
             partly = np.flatnonzero(np.isnan(label).any(axis=1) & ~np.isnan(label).all(axis=1))
-            if len(partly):
+            if len(partly) and not self.known.target.missing:
                 row = batch.place(names[0])(int(partly[0]))
                 raise ValueError(f"{row}: a row has all of its label columns or none; some cells are empty")
             return columns | {"label": label}
+        if isinstance(self.known.target, Labels) and names:
+            return columns | {"label": self._several_labels(batch, names, self.known.target.count)}
         if self.known.target is None or not names:
             return columns | {"label": np.full(n, IGNORED, np.int32)}
         label = self.encoders["label"].encode(batch.columns[names[0]], batch.place(names[0]), gaps=True)
         return columns | {"label": label}
 
+    def _several_labels(self, batch: Batch, names: list[str], count: int) -> NDArray[Any]:
+        """(n,) sets of labels, of one column; (n, K) of a column for each."""
+        if self.config.label_column is not None:
+            return self.label_sets.encode(batch.columns[names[0]], batch.place(names[0]))
+        if len(names) != count:
+            raise ValueError(f"the model answers {count} labels, but {len(names)} columns are named")
+        return np.stack([parse_flags(batch.columns[name], batch.place(name), gaps=True) for name in names], axis=1)
+
     def _source(self, batch: Batch) -> int:
         return self.files.index(batch.path) if batch.path in self.files else 0
 
     def _read_steps(self, batch: Batch) -> Columns:
-        known = self.known.input
-        if isinstance(known, Values) and len(self.inputs) != known.channels:
-            raise ValueError(f"{len(self.inputs)} value columns are named, but a step had {known.channels} in training")
+        channels = self.known.channels(self.asked)
+        if isinstance(self.known.input, Values) and len(self.inputs) != channels:
+            raise ValueError(f"{len(self.inputs)} value columns are named, but a step had {channels} in training")
         return super()._read_steps(batch)
 
     def _tokens(self, text: str) -> NDArray[Any]:
@@ -269,7 +357,14 @@ class NewReader(Reader):
             self.table["steps"] = (apart / usual).astype(np.float32)
         elif inner.any():
             low, high = float(apart[inner].min()), float(apart[inner].max())
-            if max(abs(low - usual), abs(high - usual)) > REGULAR * usual:
+            irregular = max(abs(low - usual), abs(high - usual)) > REGULAR * usual
+            if irregular and self.config.resample is not None:
+                raise ValueError(
+                    f"times between steps are {low:g} to {high:g}, but {usual:g} in training, which are resampled; "
+                    "give "
+                    "rows of that rate"
+                )
+            if irregular:
                 self.notes.append(
                     f"times between steps are {low:g} to {high:g}, but {usual:g} in training; this model is not "
                     "told them"
@@ -278,6 +373,12 @@ class NewReader(Reader):
 
     def _check_rows(self) -> None:
         """Of rows that are answered one by one, none depends on another."""
+
+
+def _count_missing(counts: Counts, values: NDArray[Any], known: Known) -> None:
+    if known.gaps:
+        counts.values += values.size
+        counts.missing += int(np.isnan(values).sum())
 
 
 def in_training_units(values: NDArray[Any], known: Known) -> NDArray[Any]:
@@ -294,8 +395,9 @@ def in_training_units(values: NDArray[Any], known: Known) -> NDArray[Any]:
 class ArrayReader:
     """Rows of one array, (n, L) or (n, L, C), in .npy or .npz."""
 
-    def __init__(self, path: Path, array: str | None, known: Known) -> None:
+    def __init__(self, path: Path, config: NewOptions, known: Known) -> None:
         self.path, self.known, self.counts, self.labelled = regular(path), known, Counts(), False
+        self.config, array = config, config.array
         if path.suffix.lower() == ".npz":
             with path.open("rb") as file:
                 self.array = arrays.from_archive(file, path.stat().st_size, array, path.name)
@@ -304,10 +406,13 @@ class ArrayReader:
 
     def chunks(self) -> Iterator[Split]:
         array, input, name = self.array, self.known.input, self.path.name
+        if self.known.static:
+            columns = ", ".join(column.name for column in self.known.static)
+            raise ValueError(f"{name} holds no static features, which the model takes ({columns}); give a table")
         shape = " x ".join(f"{n:,}" for n in array.shape)
         if array.dtype.kind not in "iufb":
             raise ValueError(f"{name} holds {array.dtype}; numbers are expected")
-        channels = input.channels if isinstance(input, Values) else 1
+        channels = self.known.channels(self.config)
         if array.ndim == 2 and channels == 1:
             array = array if isinstance(input, Tokens) else array[..., None]
         expected = 2 if isinstance(input, Tokens) else 3
@@ -329,6 +434,10 @@ class ArrayReader:
         if isinstance(input, Values):
             wrong = ~(np.abs(values.astype(np.float64)) < HUGE)
             what = "is not a finite number below 1e18"
+            if self.known.gaps:
+                wrong &= ~np.isnan(values)
+            elif np.isnan(values).any():
+                what += "; the model was trained without missing values"
             values = in_training_units(values.astype(np.float32), self.known)
         elif input.codes is None:
             wrong = (values != np.floor(values)) | (values < 0) | (values >= input.vocab)
@@ -344,12 +453,15 @@ class ArrayReader:
             self.counts.tokens += len(values)
             if input.codes is not None:
                 self.counts.unknown += int((input.ids(values) == input.unknown).sum())
+        _count_missing(self.counts, values, self.known)
         self.counts.rows += n
         starts = np.arange(n, dtype=np.int64) * length
         per_step = self.known.target is not None and self.known.target.per_step
         steps = np.ones(len(values), np.float32) if self.known.times else None
         ids = np.arange(first + 1, first + n + 1)
-        return Split(values, starts, starts + length, None, ids, per_step=per_step, steps=steps)
+        rows = Split(values, starts, starts + length, None, ids, per_step=per_step, steps=steps)
+        rows = transform_rows(self.config, rows, self.known.steps_a_second, [f"{name}, row {i}" for i in ids.tolist()])
+        return rows if self.config.score == "recording" else replace(rows, recordings=None)
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -367,9 +479,9 @@ def open_rows(config: NewOptions, known: Known, needed: Sequence[str] = ()) -> N
     ending = path.suffix.lower()
     if not path.is_dir():
         if ending in ARRAYS:
-            return ArrayReader(path, config.array, known)
-        sound = config.file_column is not None and ending == ".wav"
-        if ending not in FORMATS and not sound:
+            return ArrayReader(path, config, known)
+        file = config.file_column is not None and ending in arrays.ENDINGS
+        if ending not in FORMATS and not file:
             advice = ADVICE.get(ending, f"its name should end in one of {', '.join((*FORMATS, *ARRAYS))}")
             raise ValueError(f"{path} is not read: {advice}")
         return NewReader(config, [regular(path)], known, needed)
@@ -379,3 +491,29 @@ def open_rows(config: NewOptions, known: Known, needed: Sequence[str] = ()) -> N
         names = list_names([file.name for file in inside])
         raise ValueError(f"the folder {path} has no table{names} (formats: {', '.join(FORMATS)})")
     return NewReader(config, tables or [path], known, needed)
+
+
+def read_unlabelled(config: Options, reading: Mapping[str, Any], path: Path, data: TaskData) -> Split:
+    """All rows of a file or folder, read as those of a task were, without labels and with their groups; `reading` is
+    what the task says of its own. Raises OSError or ValueError."""
+    left_out = {"path", "hub", "hub_config", "revision", "split_column"}
+    left_out |= {"label_column", "label_columns", "label_at", "label_rate", "per_step"}
+    if config.kind != "long":
+        left_out.add("id_column")
+    options = {key: value for key, value in config.model_dump().items() if key not in left_out}
+    files = reading["files"]
+    known = Known(
+        input=data.input,
+        target=None,
+        interval=data.interval,
+        words=tuple(reading["words"]),
+        columns=tuple(reading["inputs"]),
+        times=reading["times"],
+        kind=files["kind"],
+        rate=files["rate"],
+        signals=tuple(files["signals"]),
+        scale=(files["scale"][0], files["scale"][1]),
+        static=tuple(map(StaticColumn.of, reading.get("static", ()))),
+    )
+    new = NewOptions(**{**options, "path": path, "unlisted": "ignore" if config.file_column else "refuse"})
+    return Split.joined(list(open_rows(new, known).chunks()))

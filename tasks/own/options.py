@@ -9,17 +9,18 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from spt.tasks.base import TaskConfig
+from spt.tasks.own.transforms import TransformOptions, check_transforms
 
 Layout = Literal["text", "list", "wide", "files", "long"]
 HUB_NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 PLAIN_NAME = r"^[\w+/-]+(\.[\w+/-]+)*$"  # part of a folder's name: never ..
 
 
-class Options(TaskConfig):
+class Options(TransformOptions):
     path: Path | None = Field(
         None,
-        description="a .csv, .tsv, .jsonl, .ndjson or .parquet file, or a folder of them named train, validation, test",
+        description="a .csv, .tsv, .jsonl, .ndjson, .parquet or .ts file (columns series, label), or a folder of them "
+        "named train, validation, test",
     )
     hub: str | None = Field(
         None,
@@ -57,10 +58,15 @@ class Options(TaskConfig):
     )
     file_column: str | None = Field(
         None,
-        description="the input is the array in the .npy, .npz or .wav file that this column names, from the table's "
-        "folder on: (steps,) or (steps, channels)",
+        description="the input is the array in the .npy or .npz file that this column names, from the table's folder "
+        "on, (steps,) or (steps, channels); or a sound (.wav, .flac, .ogg, .mp3) or recording (WFDB, .edf, .bdf)",
     )
     array: str | None = Field(None, description="file_column: which array of .npz files that hold several")
+    channels: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="file_column: which signals of WFDB and EDF files are read, by name, in this order (none: all)",
+    )
     unlisted: Literal["refuse", "ignore"] = Field(
         "refuse", description="file_column: what to do when the folder has array files that no row names"
     )
@@ -78,13 +84,40 @@ class Options(TaskConfig):
     truncate: bool = Field(False, description="cut longer sequences after max_length steps instead of refusing them")
     normalise: Literal["standard", "none"] = Field(
         "standard",
-        description="values: zero mean, unit variance a channel, by the training rows; none: as they are (of .wav "
-        "files: full scale is 1)",
+        description="values: zero mean, unit variance a channel, by the training rows; none: as they are (of sounds: "
+        "full scale is 1)",
     )
-    target: Literal["classes", "real"] = Field("classes", description="what a label is: one of some, or a number")
-    label_column: str | None = Field(None, description="the label")
+    missing: Literal["refuse", "hidden"] = Field(
+        "refuse",
+        description="empty cells, NaN and null among values and static features: refused; or shown to the model as "
+        "missing, in both arms and stages, and never a target of pretraining",
+    )
+    static_columns: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="one number or category a sequence (age, sex), which the model is shown beside it; long: the same "
+        "in all rows of a sequence",
+    )
+    target: Literal["classes", "real", "labels"] = Field(
+        "classes", description="what a label is: one of some, or a number; labels: any number of some, also none"
+    )
+    label_column: str | None = Field(
+        None, description="the label; target labels: all that hold, as a list or as text with label_separator"
+    )
     label_columns: tuple[str, ...] = Field(
-        (), strict=False, description="target real: several numbers, instead of label_column"
+        (),
+        strict=False,
+        description="instead of label_column; target real: several numbers; target labels: a column for each label "
+        "with 0 or 1, false or true, no or yes",
+    )
+    label_separator: str | None = Field(
+        None, min_length=1, description="target labels: what stands between labels in label_column, as in AF;LBBB"
+    )
+    missing_labels: Literal["refuse", "ignore", "none"] = Field(
+        "refuse",
+        description="what an empty cell of a label is: an error; or not known: such rows are pretrained on, but "
+        "neither finetuned on nor scored, and of several numbers or labels each may be missing by itself; none (of "
+        "label_column with target labels): no label holds",
     )
     per_step: bool = Field(
         False, description="long: every step has a label, or none where the cell is empty (such a step is not scored)"
@@ -106,6 +139,16 @@ class Options(TaskConfig):
         0.1, gt=0, lt=1, description="share of the training rows that becomes test where the data have none"
     )
     split_seed: int = Field(0, ge=0, description="which rows those are")
+    folds: int | None = Field(
+        None,
+        ge=2,
+        description="k-fold splits: the training rows in so many parts of one size, of whole groups (and, with split: "
+        "stratified, equal shares of every class); one is the test split, and validation is drawn from the rest",
+    )
+    fold: int = Field(0, ge=0, description="folds: which part is the test split, from 0")
+    pool_splits: bool = Field(
+        False, description="validation and test rows of the data are training rows, from which all splits are drawn"
+    )
 
     @field_validator("path", mode="before")  # after it pydantic's strictness takes no list for a tuple: strict=False
     @classmethod
@@ -124,7 +167,7 @@ class Options(TaskConfig):
         return name
 
     def smoke_sizes(self) -> dict[str, int]:
-        return {"max_length": 128} if self.truncate else {}
+        return {"max_length": 128} if self.truncate else {}  # windows stay: their labels may be those of seconds
 
     @model_validator(mode="after")
     def _consistent(self) -> "Options":
@@ -148,8 +191,10 @@ class Options(TaskConfig):
             raise ValueError("times: steps needs time_column")
         if self.per_step and not long:
             raise ValueError("per_step is for one row a step (long)")
-        if self.file_column is None and (self.array is not None or self.unlisted != "refuse"):
-            raise ValueError("array and unlisted are for file_column, which is not given")
+        if self.file_column is None and (self.array is not None or self.channels or self.unlisted != "refuse"):
+            raise ValueError("array, channels and unlisted are for file_column, which is not given")
+        if len({*self.channels}) < len(self.channels):
+            raise ValueError("channels names a signal twice")
         if self.text_column is not None and self.tokens == "ids":
             raise ValueError("tokens ids are numbers, but text_column is given; list_column holds lists of numbers")
         if self.text_column is None and self.tokens not in (None, "ids"):
@@ -160,23 +205,41 @@ class Options(TaskConfig):
             raise ValueError("min_count is for the characters or words of text_column; it has no effect here")
         if self.normalise == "none" and not self.continuous:
             raise ValueError("normalise is for values; it has no effect on tokens")
+        if self.missing == "hidden" and not (self.continuous or self.static_columns):
+            raise ValueError("missing: hidden is for values and static features; a token cannot be missing")
         if self.truncate and self.max_length is None:
             raise ValueError("truncate cuts at max_length, which is not given")
         self._check_labels(real)
+        self._check_several_labels()
         if real and self.split == "stratified":
             raise ValueError("split: stratified is by class, but the target is real; split: hash is possible")
         if self.validation_fraction + self.test_fraction >= 1:
             raise ValueError("validation_fraction and test_fraction together leave no training rows")
+        if self.fold >= (self.folds or 1):
+            known = "folds is not given" if self.folds is None else f"{self.folds} folds count from 0"
+            raise ValueError(f"fold is {self.fold}, but {known}")
+        check_transforms(self)
         for column, roles in Counter([*self.inputs, *self.labels, *self.others]).items():
             if roles > 1:
                 raise ValueError(f"the column {column!r} is given twice; a column has one role")
         return self
 
     def _check_labels(self, real: bool) -> None:
-        if not real and (self.label_column is None or self.label_columns):
-            raise ValueError("target classes needs label_column; label_columns is for target: real")
-        if real and (self.label_column is None) == (not self.label_columns):
-            raise ValueError("target real needs label_column or label_columns, one of the two")
+        if self.target == "classes" and (self.label_column is None or self.label_columns):
+            raise ValueError("target classes needs label_column; label_columns is for target: real and target: labels")
+        if self.target != "classes" and (self.label_column is None) == (not self.label_columns):
+            raise ValueError(f"target {self.target} needs label_column or label_columns, one of the two")
+
+    def _check_several_labels(self) -> None:
+        one = self.target == "labels" and not self.label_columns  # column of several labels
+        if self.label_separator is not None and not one:
+            raise ValueError("label_separator is for target: labels with label_column; it has no effect here")
+        if self.missing_labels == "none" and not one:
+            raise ValueError(
+                "missing_labels: none is for target: labels with label_column; refuse or ignore is possible"
+            )
+        if self.missing_labels == "ignore" and self.per_step:
+            raise ValueError("per_step: steps without a label are never scored; leave out missing_labels")
 
     @property
     def kind(self) -> Layout:
@@ -209,13 +272,18 @@ class Options(TaskConfig):
         return prefix is not None and name.startswith(prefix) and name not in {*self.labels, *self.others}
 
     @property
+    def label_gaps(self) -> bool:
+        """May a cell of a label be empty?"""
+        return self.per_step or self.missing_labels != "refuse"
+
+    @property
     def labels(self) -> list[str]:
         return list(self.label_columns) or ([self.label_column] if self.label_column is not None else [])
 
     @property
     def others(self) -> list[str]:
         """Columns that are neither input nor label."""
-        names = (self.id_column, self.group_column, self.time_column, self.split_column)
+        names = (self.id_column, self.group_column, self.time_column, self.split_column, *self.static_columns)
         return [name for name in names if name is not None]
 
     @property
@@ -226,6 +294,11 @@ class Options(TaskConfig):
     @property
     def continuous(self) -> bool:
         return self.text_column is None and self.tokens is None
+
+    @property
+    def gaps(self) -> bool:
+        """May values be missing?"""
+        return self.missing == "hidden" and self.continuous
 
     @property
     def coded(self) -> bool:

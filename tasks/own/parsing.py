@@ -19,9 +19,14 @@ from spt.tasks.base import IGNORED
 MAX_ID = 1_000_000  # of token ids: an embedding has a row for each up to the largest
 MAX_NAME = 200  # characters of a label or an id
 HUGE = 1e18  # float32 holds the square of what is below
+MISSING = {"", "nan", "na", "n/a", "null", "none", "<na>"}  # what stands in a cell whose value is missing, in any case
 
 Cells = Sequence[Any] | NDArray[Any]  # of a column; an array: numbers without gaps
 Place = Callable[[int], str]  # where the i-th cell of a column stands
+
+
+class MissingValueError(ValueError):
+    """A value is missing where the task takes none; missing: hidden would take it."""
 
 
 # ---------------------------------------------------------------------------------------------------- text and names
@@ -86,6 +91,93 @@ class NameEncoder:
         return self.codes.setdefault(name, len(self.codes))
 
 
+YES_OR_NO = {"0": 0, "false": 0, "no": 0, "1": 1, "true": 1, "yes": 1}
+
+
+def parse_flags(cells: Cells, place: Place, gaps: bool = False) -> NDArray[np.int8]:
+    """(n,) 1 where a label holds, 0 where not; with `gaps`, IGNORED where a cell is empty."""
+    cells = cells.tolist() if isinstance(cells, np.ndarray) else cells
+    flags = np.empty(len(cells), np.int8)
+    for i, cell in enumerate(cells):
+        if isinstance(cell, list | dict):
+            raise ValueError(f"{place(i)}: {show(cell)} is neither 0 or 1, false or true, nor no or yes")
+        if is_empty(cell):
+            if not gaps:
+                raise ValueError(
+                    f"{place(i)}: the cell is empty; 0 or 1 is expected (missing_labels: ignore, where it is not known)"
+                )
+            flags[i] = IGNORED
+            continue
+        flag = YES_OR_NO.get(parse_name(cell, place(i)).strip().lower())
+        if flag is None:
+            raise ValueError(f"{place(i)}: {show(cell)} is neither 0 or 1, false or true, nor no or yes")
+        flags[i] = flag
+    return flags
+
+
+class SetEncoder:
+    """Integer codes for sets of labels, in the order in which the sets come."""
+
+    def __init__(self, separator: str | None, missing: str) -> None:
+        self.separator, self.missing = separator, missing
+        self.sets: dict[frozenset[str], int] = {}
+        self._known: dict[str, int] = {}  # by cell, of texts
+
+    def encode(self, cells: Cells, place: Place) -> NDArray[np.int32]:
+        """(n,) The codes of a column; IGNORED where a cell is empty and that means that nothing is known."""
+        codes = np.empty(len(cells), np.int32)
+        for i, cell in enumerate(cells):
+            if isinstance(cell, str):
+                if cell not in self._known:
+                    self._known[cell] = self._code(cell, place(i))
+                codes[i] = self._known[cell]
+            else:
+                codes[i] = self._code(cell, place(i))
+        return codes
+
+    def names(self, code: int) -> frozenset[str]:
+        """The labels of a set."""
+        return list(self.sets)[code]
+
+    def matrix(self, names: Sequence[str]) -> NDArray[np.int8]:
+        """(sets + 1, K) Which of these labels each set holds; the last row, all IGNORED, is for none known."""
+        number = {name: k for k, name in enumerate(names)}
+        flags = np.zeros((len(self.sets) + 1, len(names)), np.int8)
+        for labels, code in self.sets.items():
+            flags[code, [number[name] for name in labels if name in number]] = 1
+        flags[-1] = IGNORED
+        return flags
+
+    def _code(self, cell: Any, place: str) -> int:
+        cell = cell.tolist() if isinstance(cell, np.ndarray) else cell
+        if not isinstance(cell, list) and is_empty(cell):
+            if self.missing == "ignore":
+                return IGNORED
+            if self.missing == "refuse":
+                raise ValueError(
+                    f"{place}: the cell is empty; say missing_labels: none where that means that no label holds, or "
+                    "missing_labels: ignore where it is not known"
+                )
+            cell = []
+        return self.sets.setdefault(frozenset(self._labels(cell, place)), len(self.sets))
+
+    def _labels(self, cell: Any, place: str) -> list[str]:
+        if isinstance(cell, str) and cell.lstrip().startswith("["):
+            try:
+                cell = json.loads(cell)
+            except (ValueError, RecursionError):
+                raise ValueError(f"{place}: {show(cell)} is not a list in JSON") from None
+        elif self.separator is not None and not isinstance(cell, list):
+            parts = (part.strip() for part in parse_name(cell, place).split(self.separator))
+            cell = [part for part in parts if part]
+        if not isinstance(cell, list):
+            raise ValueError(
+                f"{place}: {show(cell)} is not a list of labels; say what stands between them (label_separator), or "
+                "target: classes where a row has one"
+            )
+        return [parse_name(name, place).strip() for name in cell]
+
+
 def sort_labels(labels: list[str]) -> list[str]:
     """As numbers if all are, else as text."""
     try:
@@ -101,18 +193,20 @@ def sort_labels(labels: list[str]) -> list[str]:
 
 
 def parse_number(cell: Any, place: str) -> float:
+    """Raises MissingValueError for a cell without a value, ValueError for one with another thing than a number."""
+    error = MissingValueError if is_missing(cell) else ValueError
     if cell is None or (isinstance(cell, str) and not cell.strip()):
-        raise ValueError(f"{place}: the cell is empty; a number is expected")
+        raise error(f"{place}: the cell is empty; a number is expected")
     try:
         if _reads_oddly(str(cell)):
             raise ValueError
         number = float(cell)
     except (TypeError, ValueError):
-        raise ValueError(f"{place}: {show(cell)} is not a number") from None
+        raise error(f"{place}: {show(cell)} is not a number") from None
     except OverflowError:
         number = HUGE
     if not abs(number) < HUGE:
-        raise ValueError(f"{place}: {show(cell)} is not a finite number below 1e18")
+        raise error(f"{place}: {show(cell)} is not a finite number below 1e18")
     return number
 
 
@@ -129,6 +223,28 @@ def parse_numbers(cells: Cells, place: Place, gaps: bool = False) -> NDArray[np.
     return np.array(
         [np.nan if gaps and is_empty(cell) else parse_number(cell, place(i)) for i, cell in enumerate(cells)]
     )
+
+
+def parse_gappy(cells: Cells, place: Place) -> NDArray[np.float64]:
+    """(n,) The numbers of a column, NaN where a value is missing."""
+    if not isinstance(cells, np.ndarray):
+        cells = [math.nan if is_missing(cell) else cell for cell in cells]
+        try:
+            numbers = np.array([*map(float, cells)])
+            if is_small_or_nan(numbers) and not _reads_oddly("".join(cell for cell in cells if isinstance(cell, str))):
+                return numbers
+        except (TypeError, ValueError, OverflowError):
+            pass  # the first cell that is no number is named below
+    elif cells.dtype.kind in "iuf" and is_small_or_nan(cells):
+        return cells.astype(np.float64)
+    return np.array([math.nan if is_missing(cell) else parse_number(cell, place(i)) for i, cell in enumerate(cells)])
+
+
+def is_missing(cell: Any) -> bool:
+    """Does the cell hold no value? More texts say so than `is_empty` knows, of which one may be a label."""
+    if isinstance(cell, str):
+        return cell.strip().lower() in MISSING
+    return cell is None or (isinstance(cell, float | np.floating) and bool(cell != cell))
 
 
 def _reads_oddly(text: str) -> bool:
@@ -169,11 +285,22 @@ def is_small(numbers: NDArray[Any]) -> bool:
     return not numbers.size or float(np.abs(numbers).max()) < HUGE
 
 
+def is_small_or_nan(numbers: NDArray[Any]) -> bool:
+    return not bool((np.abs(numbers) >= HUGE).any())
+
+
+def same_nan(numbers: NDArray[Any]) -> NDArray[Any]:
+    """With the same bits in every NaN, so that equal rows are equal bytes."""
+    if numbers.dtype.kind != "f" or not (gaps := np.isnan(numbers)).any():
+        return numbers
+    return np.where(gaps, numbers.dtype.type(np.nan), numbers)
+
+
 # --------------------------------------------------------------------------------------------------------- sequences
 
 
-def parse_list(cell: Any, place: str) -> NDArray[Any]:
-    """(L,) or (L, C) numbers of a list, or of the text that stands for one."""
+def parse_list(cell: Any, place: str, gaps: bool = False) -> NDArray[Any]:
+    """(L,) or (L, C) numbers of a list, or of the text that stands for one; with `gaps`, NaN where one is missing."""
     if cell is None or (isinstance(cell, str) and not cell.strip()):
         raise ValueError(f"{place}: the cell is empty; leave the row out")
     if isinstance(cell, str) and cell.lstrip().startswith("["):
@@ -182,21 +309,40 @@ def parse_list(cell: Any, place: str) -> NDArray[Any]:
         except (ValueError, RecursionError):
             raise ValueError(f"{place}: {show(cell)} is not a list in JSON") from None
     elif isinstance(cell, str):
-        return parse_numbers(cell.split(), lambda i: f"{place}, step {i + 1}")
+        return (parse_gappy if gaps else parse_numbers)(cell.split(), lambda i: f"{place}, step {i + 1}")
     if not isinstance(cell, list | np.ndarray):
         raise ValueError(f"{place}: {show(cell)} is not a list of numbers")
     try:
-        steps = np.asarray(cell) if len(cell) else np.empty(0)
-        if steps.dtype.kind in "iuf" and (steps.ndim == 1 or (steps.ndim == 2 and steps.size)) and is_small(steps):
+        steps = _with_gaps(cell) if gaps else np.asarray(cell) if len(cell) else np.empty(0)
+        small = is_small_or_nan if gaps else is_small
+        if steps.dtype.kind in "iuf" and (steps.ndim == 1 or (steps.ndim == 2 and steps.size)) and small(steps):
             return steps
-    except ValueError:
-        pass  # lists of different lengths
-    raise ValueError(f"{place}{_flaw(cell)}")
+    except (ValueError, OverflowError):
+        pass  # lists of different lengths, a number that no float holds
+    raise _flaw(cell, place, gaps)
 
 
-def parse_lists(cells: Sequence[Any], columns: Sequence[str], place: str) -> NDArray[Any]:
-    """(L, C) numbers of a row whose C columns each hold a list."""
-    channels = [parse_list(cell, f"{place}, column {name}") for cell, name in zip(cells, columns, strict=True)]
+def _with_gaps(cell: list[Any] | NDArray[Any]) -> NDArray[Any]:
+    """The numbers of a list, NaN where one is missing; a step of several numbers may be missing as a whole. Raises
+    ValueError for a list of other things."""
+    if isinstance(cell, list):
+        width = next((len(step) for step in cell if isinstance(step, list | np.ndarray)), 0)
+        cell = [[math.nan] * width if width and is_missing(step) else step for step in cell]
+    steps = np.asarray(cell) if len(cell) else np.empty(0)
+    if steps.dtype.kind != "O":
+        return steps
+    if not {*map(type, steps.reshape(-1).tolist())} <= {int, float, type(None)}:
+        raise ValueError
+    return steps.astype(np.float64)
+
+
+def parse_lists(cells: Sequence[Any], columns: Sequence[str], place: str, gaps: bool = False) -> NDArray[Any]:
+    """(L, C) numbers of a row whose C columns each hold a list; with `gaps`, a list may be missing."""
+    there = [cell for cell in cells if not (gaps and is_missing(cell))]
+    if len(there) < len(cells) and there:
+        absent = np.full(len(parse_list(there[0], place, gaps)), np.nan)
+        cells = [absent if is_missing(cell) else cell for cell in cells]
+    channels = [parse_list(cell, f"{place}, column {name}", gaps) for cell, name in zip(cells, columns, strict=True)]
     for name, channel in zip(columns, channels, strict=True):
         if channel.ndim != 1:
             raise ValueError(f"{place}, column {name}: a channel is a list of numbers, but lists stand in this one")
@@ -208,24 +354,28 @@ def parse_lists(cells: Sequence[Any], columns: Sequence[str], place: str) -> NDA
     return np.stack(channels, axis=1)
 
 
-def _flaw(cell: Iterable[Any]) -> str:
+def _flaw(cell: Iterable[Any], place: str, gaps: bool) -> ValueError:
     """What makes this list no sequence."""
     first: int | None = None
     for i, step in enumerate(cell, 1):
+        if gaps and step is None:
+            continue
         channels = step if isinstance(step, list | np.ndarray) else [step]
         for number in channels:
+            if gaps and is_missing(number) and not isinstance(number, str):
+                continue
             if isinstance(number, str | bool | list | np.ndarray):
-                return f", step {i}: {show(number)} is not a number"
+                return ValueError(f"{place}, step {i}: {show(number)} is not a number")
             try:
-                parse_number(number, f", step {i}")
+                parse_number(number, f"{place}, step {i}")
             except ValueError as error:
-                return str(error)
+                return error
         size = len(channels) if channels is step else 0  # 0: a number by itself
         first = size if first is None else first
         if size != first:
             here, there = (f"a list of {n}" if n else "a number" for n in (size, first))
-            return f", step {i}: {here} stands here, {there} in the first step"
-    return ": not a list of numbers, nor of equally long lists of numbers"
+            return ValueError(f"{place}, step {i}: {here} stands here, {there} in the first step")
+    return ValueError(f"{place}: not a list of numbers, nor of equally long lists of numbers")
 
 
 def parse_token_ids(steps: NDArray[Any], place: str | Place) -> NDArray[np.int32]:

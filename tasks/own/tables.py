@@ -1,4 +1,4 @@
-"""Readers of tables: CSV, TSV, JSON lines, Parquet; as columns of some rows at a time.
+"""Readers of tables: CSV, TSV, JSON lines, Parquet, and series in .ts; as columns of some rows at a time.
 
 Errors name file, line (in Parquet: row, from 1) and column. Little more than one batch is in memory; a line's length is
 limited before it is read. Text is not read by pyarrow, whose rows of CSV have no line numbers and whose columns of JSON
@@ -18,14 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spt.tasks.own.parsing import Cells, Place, show, suggest
+from spt.tasks.own.series import read_series
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-FORMATS = (*DELIMITERS, ".jsonl", ".ndjson", ".parquet")
+FORMATS = (*DELIMITERS, ".jsonl", ".ndjson", ".parquet", ".ts")
 MAX_LINE = 2**25  # characters of a line, or of a cell of several lines: four million numbers
 BATCH = 2**10  # rows of text: more live objects slow Python down
 BATCH_SIZE = 2**21  # characters and cells of a batch
 PARQUET_BATCH = 2**16  # rows
 PARQUET_BYTES = 2**24  # of a batch, about
+PARQUET_BUFFER = 2**20  # bytes of a column that are read at once, however large a row group is
 NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of such bytes
 
 Select = Callable[[list[str], str], list[str]]  # (a file's columns, its name for a message) -> the columns to read
@@ -63,7 +65,10 @@ def read_batches(path: Path, select: Select) -> Iterator[Iterator[Batch]]:
         with contextlib.closing(_parquet_batches(path, select)) as batches:
             yield batches
         return
-    read = _delimited(path, DELIMITERS[ending], select) if ending in DELIMITERS else _json_lines(path, select)
+    if ending in DELIMITERS:
+        read = _delimited(path, DELIMITERS[ending], select)
+    else:
+        read = _series(path, select) if ending == ".ts" else _json_lines(path, select)
     with contextlib.closing(read) as records:
         yield _batches(path, records)
 
@@ -153,6 +158,18 @@ def _json_lines(path: Path, select: Select) -> Generator[Record, None, None]:
         raise ValueError(f"{path.name} is empty")
 
 
+def _series(path: Path, select: Select) -> Generator[Record, None, None]:
+    names: list[str] | None = None
+    with contextlib.closing(_lines(path, "\n")) as lines:
+        for line, columns, cells in read_series(lines, path):
+            if names is None:
+                names = _select(columns, select, path.name)
+                picks = [columns.index(name) for name in names]
+            yield line, names, [cells[i] for i in picks], cells[0].size
+    if names is None:
+        raise ValueError(f"{path.name} has no series behind @data")
+
+
 def _lines(path: Path, newline: str) -> Generator[str, None, None]:
     """The lines of a text, of limited length; what is not UTF-8 is refused."""
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file:
@@ -179,7 +196,7 @@ def _parquet_batches(path: Path, select: Select) -> Generator[Batch, None, None]
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path, pre_buffer=False) as file:
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=PARQUET_BUFFER) as file:
             names, meta = _select(file.schema_arrow.names, select, path.name), file.metadata
             size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
             count = max(1, min(PARQUET_BATCH, PARQUET_BYTES * meta.num_rows // max(1, size)))

@@ -1,0 +1,107 @@
+"""What is done with sequences that are too long for the budget: windows, patches, or a cut, as options of the task.
+
+What the command line gives stands; of the rest, long recordings of which there are few become windows, whose answers
+are averaged, and where there are many, several steps become one.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from spt.advisor.columns import LONGEST
+from spt.errors import UsageError
+
+MANY = 500  # recordings, which are enough to learn from as they are
+MOST_PATCH = 64  # steps that may be one
+OVERLAP = 2  # windows that a step lies in
+SHORT_PATCH = 4  # steps of windows that are one, where the budget is short
+
+
+def given_transforms(
+    window: str | None = None,
+    stride: str | None = None,
+    resample: str | None = None,
+    patch: int | None = None,
+    spectrogram: str | None = None,
+    rate: float | None = None,
+) -> dict[str, Any]:
+    """Options of the task from those of the command line. Raises UsageError."""
+    options: dict[str, Any] = {"window": _span("--window", window), "stride": _span("--stride", stride), "patch": patch}
+    options |= {"rate": rate, "resample": None if resample is None else _rate(resample)}
+    if spectrogram is not None:
+        found = re.fullmatch(r"(\d{1,6})(?:\s*,\s*(\d{1,6}))?", spectrogram.strip())
+        if found is None:
+            raise UsageError(f"--spectrogram {spectrogram}: steps of a frame, and from one to the next: 256,128")
+        frame = int(found[1])
+        options["spectrogram"] = {"window": frame, "hop": int(found[2]) if found[2] else max(1, frame // 2)}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _span(option: str, text: str | None) -> int | str | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"\s*\d+(\.\d+)?\s*s?\s*", text):
+        raise UsageError(f"{option} {text}: so many steps, 4000, or seconds, 32s, are expected")
+    return int(text) if text.strip().isdigit() else text.strip()
+
+
+def _rate(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def shortened(
+    options: Mapping[str, Any],
+    given: Mapping[str, Any],
+    *,
+    length: int,
+    interval: float,
+    recordings: int,
+    most: int,
+    values: bool,
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Further options for sequences of up to `length` steps, as the given options leave them, of which a network is to
+    see at most `most`; and a line that explains them. `values`: are steps numbers, not tokens?"""
+    if length <= most or "window" in given:
+        return {}, ()
+    if not values:
+        line = f"length: up to {length:,} steps; sequences are cut after {most:,} (max_length in the recipes)"
+        return {"max_length": most, "truncate": True}, (line,)
+    per_step, lists = bool(options.get("per_step")), "label_at" in options
+    k = 2 ** math.ceil(math.log2(length / most))
+    joined = "patch" in given or "spectrogram" in given
+    if not (per_step or lists or joined) and k <= MOST_PATCH and recordings >= MANY:
+        line = f"length: up to {length:,} steps; {k} of them are one token (patch in the recipes; --patch, --window)"
+        return {"patch": k, "last_patch": "pad"}, (line,)
+    patch: dict[str, Any] = {}
+    if most < LONGEST and not (per_step or joined):  # the same windows in fewer steps, where the budget is short
+        patch, most = {"patch": SHORT_PATCH, "last_patch": "pad"}, LONGEST
+    window = most
+    if interval < 1 and int(most * interval) >= 1 and not joined:  # whole seconds
+        window = round(int(most * interval) / interval)
+    unit = SHORT_PATCH if patch else 1
+    window -= window % unit
+    if "spectrogram" in given:
+        unit = int(given["spectrogram"]["hop"])
+        window = (most - 1) * unit + int(given["spectrogram"]["window"])
+    elif "patch" in given:
+        unit = int(given["patch"])
+        window = most * unit
+    stride = window if per_step else max(unit, window // OVERLAP // unit * unit)
+    chosen: dict[str, Any] = {
+        "window": window,
+        **({} if "stride" in given or per_step else {"stride": stride}),
+        **patch,
+    }
+    how = f", {unit} steps one token (patch)" if patch else ""
+    if not per_step and not lists:
+        chosen["score"] = "recording"
+        how += ", and scored by the mean answer of each recording (score)"
+    return chosen, (
+        f"length: up to {length * (1 if patch else unit):,} steps; recordings are cut into windows of {window:,}, one "
+        "every "
+        f"{given.get('stride', stride):,}{how} (window, stride in the recipes; --window, --stride, --patch)",
+    )

@@ -1,0 +1,196 @@
+"""Pretraining on more rows than the training split: what is read, what is left out, and that every report says so."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+from tiny import load, recipe_file, run, spt, spt_job
+
+from spt.advisor.answer import answer
+from spt.advisor.backbones import choose
+from spt.advisor.recipes import Template, recipe_text
+from spt.config.job import Job
+from spt.data.dataset import open_stage, open_task
+from spt.errors import DataError, RecipeError, UsageError
+from spt.execution.estimate import MeasuredCosts
+from spt.report.collect import read_report
+from spt.runs.result import NOT_SELF_PRETRAINING
+from spt.runtime.distributed import Runtime
+from spt.runtime.settings import Settings
+from spt.studies.grid import expand
+from spt.studies.schema import validate
+
+RNG = np.random.default_rng(0)
+
+
+def series(folder, name, rows, label=True, groups=None):
+    """A table of lists; returns its rows."""
+    header = "x" + ",y" * label + ",patient" * (groups is not None)
+    lines = [header]
+    for i, row in enumerate(rows):
+        cells = [" ".join(map(str, row))]
+        cells += [str(i % 2)] * label + ([groups[i]] if groups is not None else [])
+        lines.append(",".join(cells))
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("\n".join(lines))
+
+
+def numbers(n, length=6):
+    return RNG.integers(0, 99, (n, length)).tolist()
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Twenty rows of a task in three files, and five others."""
+    own = numbers(20)
+    for name, part in (("train", own[:12]), ("val", own[12:16]), ("test", own[16:])):
+        series(tmp_path, f"own/{name}.csv", part)
+    return own, numbers(5)
+
+
+def recipe(tmp_path, **changes):
+    task = {"name": "custom", "path": "own", "list_column": "x", "label_column": "y"}
+    given = {"pretrain__data": "more.csv", "pretrain__not_self_pretraining": True, **changes}
+    return load(str(recipe_file(tmp_path, task=given.pop("task", task), **given)))
+
+
+def test_rows_of_the_task_are_left_out(tmp_path, rows):
+    """Validation and test rows are never pretrained on; training rows are not seen twice."""
+    own, other = rows
+    series(tmp_path, "more.csv", [*other, *own], label=False)
+    resolved = recipe(tmp_path)
+    data, plain = open_stage(resolved.recipe, "pretrain"), open_task(resolved.recipe.task)
+    assert [data.train.row(i)[:, 0].tolist() for i in range(len(data.train))] == own[:12] + other
+    assert data.input == plain.input and np.array_equal(data.val.values, plain.val.values)
+    (note,) = [note for note in data.notes if note.startswith(NOT_SELF_PRETRAINING)]
+    assert "5 rows of more.csv were added to the 12 training rows; 8 were left out" in note
+    assert "12 were among them already" in note
+    assert open_stage(resolved.recipe, "finetune").train.ids.tolist() == plain.train.ids.tolist()
+
+
+def test_groups_of_validation_and_test_are_left_out(tmp_path):
+    """Other recordings of a patient whose recordings are scored would tell of these."""
+    patients = [f"p{i // 2}" for i in range(40)]
+    series(tmp_path, "all.csv", numbers(40), groups=patients)
+    task = {"name": "custom", "path": "all.csv", "list_column": "x", "label_column": "y", "group_column": "patient"}
+    series(tmp_path, "more.csv", numbers(20), label=False, groups=[f"p{i}" for i in range(20)])
+    data = open_stage(recipe(tmp_path, task=task).recipe, "pretrain")
+    scored = {*data.val.groups.tolist(), *data.test.groups.tolist()}
+    assert scored and not scored & {*data.train.groups.tolist()}
+    assert len(data.train) == len(open_task(recipe(tmp_path, task=task).recipe.task).train) + 20 - len(scored)
+    series(tmp_path, "more.csv", numbers(20), label=False)
+    with pytest.raises(DataError, match="has no column 'patient'"):
+        recipe(tmp_path, task=task)
+
+
+def test_runs_are_named_by_what_the_rows_are(tmp_path, rows):
+    series(tmp_path, "more.csv", rows[1], label=False)
+    with_more = recipe(tmp_path)
+    plain = recipe(tmp_path, pretrain__data=None, pretrain__not_self_pretraining=False)
+    series(tmp_path, "more.csv", [*rows[1], *numbers(1)], label=False)
+    others = recipe(tmp_path)
+    pretraining = {Job(each, "pretrain", 0).name for each in (with_more, plain, others)}
+    assert len(pretraining) == 3
+    assert len({Job(each, "finetune", 0).name for each in (with_more, plain, others)}) == 1, "scratch is the same"
+
+
+def test_a_report_says_that_it_is_no_self_pretraining(tmp_path, rows):
+    series(tmp_path, "more.csv", rows[1], label=False)
+    recipe(tmp_path)
+    done = spt("compare", "tiny.yaml", "--seeds", "2", "--out", "runs", "--cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "not self-pretraining" in done.stdout and "pretraining on more data - scratch" in done.stdout
+    (row,) = read_report([tmp_path / "runs"]).rows
+    assert row.not_self_pretraining and row.label.endswith("not self-pretraining")
+    assert any(warning.startswith(NOT_SELF_PRETRAINING) for warning in row.warnings)
+    assert row.decision == "too few seeds", "the arms are compared all the same"
+    (study,) = (tmp_path / "runs").glob("compare-*")
+    words = answer(read_report([tmp_path / "runs"]), study, tmp_path, 2, "1m").words
+    assert "pretraining on more data - scratch" in words and "elf-pretraining" not in words
+
+
+def test_recipes_of_a_try_pretrain_on_more_rows_for_as_many_updates(tmp_path):
+    shape = {"rows": 90, "labelled": 90, "validation": 20, "length": 8, "tokens": None, "real": False, "epochs": 3.0}
+    task = {"value_prefix": "x", "label_column": "y"}
+    template = Template("rows.csv", task, {"path": str(tmp_path / "rows.csv")}, (), **shape)
+    one = choose(False, 8, 16)[0]
+    plain, more = (
+        yaml.safe_load(recipe_text(each, one, {}, tmp_path / "try"))["pretrain"]
+        for each in (template, replace(template, unlabelled=tmp_path / "more.csv"))
+    )
+    assert more["data"] == "../more.csv" and more["not_self_pretraining"]
+    assert more["train"]["steps"] == round(plain["train"]["epochs"] * template.steps_per_epoch)
+    assert "epochs" not in more["train"] and "data" not in plain
+    done = spt("try", "rows.csv", "--unlabelled", "none.csv", cwd=tmp_path)
+    assert done.returncode == 2 and "--unlabelled none.csv: no such file or folder" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"pretrain__not_self_pretraining": False}, RecipeError, "say not_self_pretraining: true"),
+        ({"pretrain__data": None}, RecipeError, "goes with data, which is not given"),
+        ({"pretrain__data": "none.csv"}, DataError, "no file or folder"),
+        ({"pretrain__data": "long.csv"}, DataError, "has 9 steps, but this task's longest has 6; cut both"),
+        ({"pretrain__data": "words.csv"}, DataError, "words.csv, line 2, column x"),
+        ({"pretrain__data": "own/test.csv"}, DataError, "test.csv has no row that is not one of this task already"),
+        ({"pretrain__data": "other.csv"}, DataError, "other.csv has no column 'x'"),
+        ({"task": {"name": "digits"}}, UsageError, "task digits reads none; it is for task custom"),
+    ],
+)
+def test_what_cannot_be_added(tmp_path, rows, changes, error, message):
+    series(tmp_path, "long.csv", numbers(2, 9), label=False)
+    (tmp_path / "words.csv").write_text("x\nabc\n")
+    (tmp_path / "other.csv").write_text("z\n1 2 3\n")
+    series(tmp_path, "more.csv", rows[1], label=False)
+    with pytest.raises(error, match=message):
+        recipe(tmp_path, **changes)
+
+
+def test_everything_at_once(tmp_path):
+    """Windows of recordings with gaps, features beside them, several labels and groups; more rows without labels."""
+    import pandas as pd
+
+    def table(n, first=0):
+        signals = [np.where(RNG.random(48) < 0.1, np.nan, RNG.normal(size=48)).tolist() for _ in range(n)]
+        other = {"sex": ["F", "M", None] * 40, "patient": [f"p{first + i // 2}" for i in range(120)]}
+        return pd.DataFrame({"a": signals, "b": [row[::-1] for row in signals]} | {k: v[:n] for k, v in other.items()})
+
+    labels = pd.DataFrame({"af": [i % 2 for i in range(40)], "pvc": [i % 3 == 0 for i in range(40)]}).astype(float)
+    labels.loc[3, "af"] = np.nan
+    table(40).join(labels).to_parquet(tmp_path / "all.parquet")
+    table(20, first=15).to_parquet(tmp_path / "more.parquet")
+    inputs = {"list_columns": ["a", "b"], "missing": "hidden", "static_columns": ["sex"], "group_column": "patient"}
+    shape = {"window": 16, "stride": 8, "patch": 4, "score": "recording"}
+    asked = {"target": "labels", "label_columns": ["af", "pvc"], "missing_labels": "ignore"}
+    task = {"name": "custom", "path": "all.parquet", **inputs, **shape, **asked}
+    resolved = recipe(tmp_path, task={**task, "test_fraction": 0.3}, pretrain__data="more.parquet")
+    data, plain = open_stage(resolved.recipe, "pretrain"), open_task(resolved.recipe.task)
+    scored = {*plain.val.groups.tolist(), *plain.test.groups.tolist()}
+    assert scored and not scored & {*data.train.groups.tolist()} and len(data.train) > len(plain.train)
+    result = run(spt_job(resolved), tmp_path / "runs")
+    assert result.test is not None and all(map(math.isfinite, result.test.values()))
+    predictions = pd.read_parquet(tmp_path / "runs" / spt_job(resolved).name / "predictions.parquet")
+    assert len(predictions) == len(np.unique(plain.test.recordings)) < len(plain.test)
+
+
+@pytest.mark.parametrize("kind", ["data", "compute"])
+def test_studies_that_count_passes_ask_for_another_budget(kind, tmp_path, rows):
+    series(tmp_path, "more.csv", rows[1], label=False)
+    epochs = {"epochs": 2, "batch_size": 4, "learning_rate": 0.01}
+    recipe(tmp_path, pretrain__train=epochs, finetune__train=epochs)
+    study = validate({"kind": kind, "recipes": [str(tmp_path / "tiny.yaml")], "seeds": 1}, "here")
+    with pytest.raises(UsageError, match="pretrain.data adds rows.*in steps or examples"):
+        expand(study, False, MeasuredCosts(tmp_path / "runs", Runtime(Settings(quiet=True, cpu=True))))
+
+
+def test_labels_in_time_of_more_rows_are_not_looked_at(tmp_path):
+    rows = [{"x": row, "y": [i % 2] * 16} for i, row in enumerate(numbers(45, 16))]
+    for name, part in (("own.jsonl", rows[:40]), ("more.jsonl", rows[40:])):
+        (tmp_path / name).write_text("\n".join(map(json.dumps, part)))
+    task = {"name": "custom", "path": "own.jsonl", "list_column": "x", "label_column": "y", "label_at": "majority"}
+    more = recipe(tmp_path, task={**task, "window": 8}, pretrain__data="more.jsonl").recipe
+    assert len(open_stage(more, "pretrain").train) == len(open_task(more.task).train) + 10
