@@ -391,7 +391,7 @@ def test_rows_that_cannot_be_measured_are_left_out(monkeypatch, messages):
     with (console := Console(width=200)).capture() as captured:
         console.print(tables.render(found))
     for words in ("s4 left out from 128 on: more than 7 s", "s4d left out from 64 on", "s5 left out from 32 on"):
-        assert words in captured.get()
+        assert words in " ".join(captured.get().split())  # a table's note is wrapped
     with pytest.raises(BackendError, match="nothing could be measured"):
         slopes.bench_slopes(models[-1:], 1, 7.0)
 

@@ -138,7 +138,8 @@ def test_filters_of_hyena_start_as_published():
 def test_a_shorter_sequence_has_the_beginning_of_the_filter():
     layer = hyena_layer(causal=False)
     kernel = layer.filters.kernel
-    assert torch.equal(kernel(5), kernel(16)[..., :5])
+    # Not bit for bit: products of other sizes may be summed in another order.
+    torch.testing.assert_close(kernel(5), kernel(16)[..., :5], rtol=1e-6, atol=1e-7)
     assert kernel(40).shape[-1] == 16, "and a longer one no more than there is"
 
 

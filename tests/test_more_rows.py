@@ -181,9 +181,9 @@ def test_everything_at_once(tmp_path):
 def test_studies_that_count_passes_ask_for_another_budget(kind, tmp_path, rows):
     series(tmp_path, "more.csv", rows[1], label=False)
     epochs = {"epochs": 2, "batch_size": 4, "learning_rate": 0.01}
-    recipe(tmp_path, pretrain__train=epochs, finetune__train=epochs)
+    recipe(tmp_path, pretrain__train={**epochs}, finetune__train={**epochs})
     study = validate({"kind": kind, "recipes": [str(tmp_path / "tiny.yaml")], "seeds": 1}, "here")
-    with pytest.raises(UsageError, match="pretrain.data adds rows.*in steps or examples"):
+    with pytest.raises(UsageError, match=r"pretrain\.data adds rows.*in steps or examples"):
         expand(study, False, MeasuredCosts(tmp_path / "runs", Runtime(Settings(quiet=True, cpu=True))))
 
 

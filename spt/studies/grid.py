@@ -482,8 +482,8 @@ def _rows_of(section: Section, resolved: ResolvedRecipe, costs: CostModel) -> in
         return len(data.labelled().train)
     if pretrain.data is not None and pretrain.train.epochs is not None:
         raise UsageError(
-            f"{resolved.name}: pretrain.data adds rows, so this study cannot tell what an epoch of pretraining is; give "
-            "pretrain.train a budget in steps or examples"
+            f"{resolved.name}: pretrain.data adds rows, so this study cannot tell what an epoch of pretraining is; "
+            "give pretrain.train a budget in steps or examples"
         )
     return len(data.train)
 
@@ -510,6 +510,11 @@ def _compute(study: Compute, base: BaseRecipe) -> Iterator[GridRow]:
         axis = "examples"  # a smoke run's budgets are steps
     if base.smoke and study.match != axis:
         base.notes.append(f"{recipe.name}: a smoke run is matched on {axis}")
+    if axis == "epochs" and recipe.recipe.pretrain.data is not None:
+        raise UsageError(
+            f"{recipe.name}: pretrain.data adds rows, so an epoch of pretraining is more than one of finetuning; match "
+            "on examples, flops or time (--match), with the budget of pretrain.train in steps or examples"
+        )
     budgets = _AxisBudgets(axis, recipe, base.costs)
     total = study.total_of(base.source)
     if total is None or base.smoke:
