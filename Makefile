@@ -2,6 +2,7 @@
 #   make quickstart   install, then compare two models, from scratch and self-pretrained, on the embedded digits
 #   make test         install with the test extra, then the test suite
 #   make slow         the tests that take minutes, or build and install the project
+#   make gpu          what a GPU is asked that has not run this code before, in gpu/ (25 minutes)
 #   make lint types   ruff; mypy on the wheel
 #   make docs         the pages of docs/ that are made from the code
 #   make wheel        wheel and source archive, in dist/
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -u -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: quickstart test slow lint types docs wheel clean
+.PHONY: quickstart test slow gpu lint types docs wheel clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.installed
@@ -27,6 +28,9 @@ test: $(VENV)/.installed-test
 
 slow: $(VENV)/.installed-test
 	$(PYTEST) -m "slow and not (gpu or flash or browser or slurm or chaos)" $(ARGS)
+
+gpu: $(VENV)/.installed-test
+	$(BIN)/spt bench gpu $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

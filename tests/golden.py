@@ -24,10 +24,10 @@ Adapter = Callable[["Case"], Mapping[str, Found]]
 
 
 class Case:
-    """One case of one file, its arrays in one precision."""
+    """One case of one file, its arrays in one precision, on one device."""
 
-    def __init__(self, file: str, name: str, dtype: torch.dtype) -> None:
-        self.file, self.name, self.dtype = file, name, dtype
+    def __init__(self, file: str, name: str, dtype: torch.dtype, device: str = "cpu") -> None:
+        self.file, self.name, self.dtype, self.device = file, name, dtype, device
         entry = index()["files"][file]["cases"][name]
         self.config: dict[str, Any] = entry["config"]
         self.names = list(entry["arrays"])
@@ -40,7 +40,7 @@ class Case:
 
     def array(self, name: str) -> Tensor:
         """In this case's precision, complex arrays complex, whole numbers as they are."""
-        tensor = torch.from_numpy(np.array(arrays(self.file)[f"{self.name}/{name}"]))
+        tensor = torch.from_numpy(np.array(arrays(self.file)[f"{self.name}/{name}"])).to(self.device)
         if tensor.is_complex():
             return tensor.to(torch.complex64 if self.dtype == torch.float32 else torch.complex128)
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor

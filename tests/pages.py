@@ -38,6 +38,7 @@ EXCEPTIONS = {
     "--slurm": "Slurm: test_slurm.py",
     "bench model s4": "minutes of measurements: test_bench.py measures models in small sizes",
     "bench slopes": "more minutes of measurements: likewise",
+    "bench gpu": "a minute of small commands: test_bench_gpu.py runs the rehearsal",
     "--backend keops": "KeOps: test_backends.py",
     "--attention flash": "GPU: test_backends.py",
     "--compile": "a compiler: test_memory.py",

@@ -15,6 +15,7 @@ import parity_mega
 import parity_s4
 import parity_s5
 import pytest
+import torch
 from golden import DTYPES, Adapter, Case, all_cases, deviation, index
 
 FAMILIES: dict[str, Adapter] = {
@@ -80,7 +81,32 @@ CASES = [(file, name) for file, name in all_cases() if left_out(file, name) is N
 @pytest.mark.parametrize(("file", "name"), CASES, ids=lambda value: str(value).removesuffix(".npz"))
 def test_parity(golden_dir, file, name, dtype):
     assert file in FAMILIES, f"{file} has no adapter here and is not in the table of what is left out"
-    case = Case(file, name, DTYPES[dtype])
+    check(Case(file, name, DTYPES[dtype]), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("file", "name"), CASES, ids=lambda value: str(value).removesuffix(".npz"))
+def test_parity_on_a_gpu(golden_dir, file, name, dtype):
+    with torch.device("cuda"):
+        check(Case(file, name, DTYPES[dtype], "cuda"), dtype)
+
+
+@pytest.mark.parametrize("file", FAMILIES)
+def test_nothing_is_left_on_the_cpu(golden_dir, file):
+    """On a device that computes nothing but knows its tensors from a CPU's: one case of each file. What asks for a
+    number, as some adapters do, is beyond it."""
+    name = next(case for each, case in CASES if each == file)
+    try:
+        with torch.device("meta"):
+            FAMILIES[file](Case(file, name, torch.float32, "meta"))
+    except RuntimeError as error:
+        assert "meta tensors" in str(error), error
+
+
+def check(case: Case, dtype: str) -> None:
+    """Every result of the case that is not left out."""
+    file, name = case.file, case.name
     found = FAMILIES[file](case)
     wrong = {}
     for array in case.results:

@@ -3,9 +3,9 @@
 import json
 import re
 
-import measure_errors
 import performance_page
 import pytest
+import torch
 from performance_page import (
     Row,
     Table,
@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from tiny import ROOT
 from typer.testing import CliRunner
 
+from spt.checks.rounding import model_rounding, native_models
 from spt_cli import app
 
 TEMPLATE = (ROOT / "docs" / "performance.md.in").read_text(encoding="utf-8")
@@ -120,13 +121,31 @@ def test_models_at_two_lengths_are_one_table():
 def test_every_model_has_its_rounding_errors():
     """And those of one, measured again, are near: nobody has changed what it computes."""
     rows = result("errors")["rows"]
-    assert list(rows) == measure_errors.models()
+    assert list(rows) == native_models()
     assert "| `s4` |" in rounding_errors(result("errors")) and "| `linformer` |" in rounding_errors(result("errors"))
-    again = measure_errors.measure("mingru")
+    again = model_rounding("mingru", torch.device("cpu"))
     assert again.keys() == rows["mingru"].keys() and not again["causal"]
     for name in again.keys() - {"causal"}:
         assert 1 / 3 < again[name] / rows["mingru"][name] < 3, name
     assert again["float32 output"] < again["bfloat16 output"] / 100
+
+
+def test_rounding_is_checked_by_a_command(tmp_path):
+    """A model that cannot be computed is a row with its reason, and the others are still checked."""
+    (tmp_path / "broken.py").write_text(
+        "from spt.models.mingru import Config, build as built\n"
+        "def build(config):\n    raise RuntimeError('no kernel image')\n"
+    )
+    found = CliRunner().invoke(
+        app, ["check", "rounding", "tcn", str(tmp_path / "broken.py"), "--length", "32", "--cpu", "--json"]
+    )
+    assert found.exit_code == 0, found.output
+    rows = json.loads(found.stdout)["rows"]
+    assert rows["tcn"]["float32 output"] < 1e-5 < rows["tcn"]["bfloat16 output"]
+    assert list(rows.values())[1] == {"failed": "RuntimeError: no kernel image"}
+    shown = CliRunner().invoke(app, ["check", "rounding", str(tmp_path / "broken.py"), "--length", "32", "--cpu"])
+    assert shown.exit_code == 4 and "broken.py failed: RuntimeError: no kernel image" in shown.stdout
+    assert CliRunner().invoke(app, ["check", "rounding", "mingrue", "--cpu"]).exit_code == 2
 
 
 def test_the_figure_is_of_the_measurements(tmp_path):

@@ -9,7 +9,7 @@ from spt.bench.timing import PARTS
 
 
 def render(result: dict[str, Any]) -> Any:
-    """A result of `bench_models`, `bench_slopes`, `bench_study`, `bench_operations` or `bench_task`, for a terminal."""
+    """A result of a function `bench_…`, for a terminal."""
     from rich.console import Group
     from rich.text import Text
 
@@ -18,6 +18,8 @@ def render(result: dict[str, Any]) -> Any:
     facts = [f"{device}, {environment['threads']} threads, torch {environment['packages']['torch']}"]
     if result["kind"] == "task":
         return Group(_task_table(result), Text(f"\n{facts[0]}", style="dim"))
+    if result["kind"] == "device":
+        return Group(_device_table(result), Text(f"\n{facts[0]}", style="dim"))
     if result["kind"] == "slopes":
         facts.append(f"one sequence, medians of {result['rounds']} steps or more, each row in a process of its own")
         time = _slopes_table(
@@ -41,6 +43,14 @@ def _table(title: str, *columns: str) -> Any:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", no_wrap=i > 0)
+    return table
+
+
+def _device_table(result: dict[str, Any]) -> Any:
+    table = _table(f"square matrices of {result['side']:,}", "", "a second")
+    for precision, rate in result["flops_per_second"].items():
+        table.add_row(f"products, {precision}", f"{rate / 1e9:,.0f} GFLOP")
+    table.add_row("copies, read and written", f"{result['bytes_per_second'] / 1e9:,.1f} GB")
     return table
 
 

@@ -89,7 +89,7 @@ def sequence(batch: int, length: int, seed: int = 0) -> Tensor:
 
 
 def all_valid(x: Tensor) -> Context:
-    return Context(torch.ones(x.shape[:2], dtype=torch.bool), padded=False)
+    return Context(torch.ones(x.shape[:2], dtype=torch.bool, device=x.device), padded=False)
 
 
 def difference(a: Tensor, b: Tensor) -> float:

@@ -10,6 +10,7 @@ from spt.cli.data import TaskArgument
 from spt.cli.guard import command
 from spt.cli.options import DataOption, DebugOption, JsonOption
 from spt.cli.output import console, print_json
+from spt.errors import FailedRuns
 
 bench_app = typer.Typer(help="Time and memory of models, operations and data on this machine.", no_args_is_help=True)
 
@@ -177,6 +178,51 @@ def bench_op(
 
     cases = parse_operations(arguments or [], backend=backend, quick=quick, cpu=cpu)
     _show(lambda: bench_operations(cases, rounds or (2 if quick else 7)), as_json, save)
+
+
+@command(bench_app, "device")
+def bench_device(
+    rounds: RoundsOption = None,
+    quick: QuickOption = False,
+    cpu: CpuOption = False,
+    save: SaveOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """What the device reaches, and no step can exceed: matrix products in each precision, and copies."""
+    from spt.bench.device import bench_device as measure
+
+    _show(lambda: measure(rounds or (2 if quick else 7), cpu, quick), as_json, save)
+
+
+@command(bench_app, "gpu")
+def bench_gpu(
+    recipes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE …]",
+            help="Compared at the end, their data prepared (spt data prepare); default: LRA Image.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where all output goes.")] = Path("gpu"),
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=1, help="For all sittings together; recipes get what remains.")
+    ] = 25,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes, to see that everything runs.")] = False,
+    cpu: Annotated[bool, typer.Option("--cpu", help="The CPU instead, without the tests that need a GPU.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Everything to ask of a GPU that has not run this code before: its tests, agreement of every model with the CPU,
+    step times, operations, and a first comparison. The same command goes on where it was stopped; no network."""
+    from spt.bench.gpu import RECIPES, SUMMARY
+    from spt.bench.gpu import bench_gpu as carry_out
+    from spt.cli.output import notify
+
+    state = carry_out(out.resolve(), minutes, recipes or RECIPES, quick=quick, cpu=cpu, tell=notify)
+    print(out / SUMMARY)
+    failed = [name for name, record in state.commands.items() if record.status == "failed"]
+    if failed:
+        raise FailedRuns(f"{len(failed)} of the commands failed: {', '.join(failed)}; see NAME.log in {out}")
 
 
 @command(bench_app, "task")

@@ -1,6 +1,7 @@
 """`spt env`, `spt doctor` and `spt check`: the installation, and models held to their contract."""
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,6 +48,61 @@ def check_model(
     from spt.config.plugins import find_plugin
 
     _show_checks(check_contract(find_plugin("models", model)), as_json)
+
+
+@command(check_app, "rounding")
+def check_rounding(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODEL …]", help="Names, or your .py files; default: all of ours."),
+    ] = None,
+    length: Annotated[int, typer.Option("--length", min=1, help="Steps of the two sequences.")] = 1024,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")] = False,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="Also write to this file what --json prints.")
+    ] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """What models lose to rounding on this device: float32 and bfloat16 against the same model in float64 on the CPU.
+
+    Relative errors of outputs and gradients, and of a recurrent model's steps against the whole sequence.
+    """
+    from spt.checks.rounding import check_rounding as measure
+    from spt.cli.output import console, notify
+    from spt.runs.files import check_writable, write_json
+    from spt.runtime.distributed import Runtime
+    from spt.runtime.settings import Settings
+
+    if save is not None:
+        check_writable(save)
+    device = Runtime(Settings(quiet=True, cpu=cpu)).device
+    measured = measure(models or (), device, length, notify)
+    if save is not None:
+        write_json(save, measured)
+    if as_json:
+        print_json(measured)
+    else:
+        console().print(_rounding_table(measured))
+        for name, row in measured["rows"].items():
+            if "failed" in row:
+                print(f"{name} failed: {row['failed']}")
+    if all("failed" in row for row in measured["rows"].values()):
+        raise typer.Exit(4)
+
+
+def _rounding_table(measured: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    columns = ("float32 output", "float32 gradients", "bfloat16 output", "bfloat16 gradients", "steps")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("model")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for name, row in measured["rows"].items():
+        if "failed" not in row:
+            table.add_row(name, *("" if row[key] is None else f"{row[key]:.1e}" for key in columns))
+    return table
 
 
 def _show_checks(checks: "list[CheckResult]", as_json: bool) -> None:
