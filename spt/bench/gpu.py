@@ -155,7 +155,10 @@ def bench_gpu(
         raise BackendError("no CUDA GPU is here; --cpu measures the CPU instead, --cpu --quick rehearses in a minute")
     folder.mkdir(parents=True, exist_ok=True)
     state = _state(folder, State(quick=quick, cpu=cpu, recipes=tuple(recipes), environment=environment(device)))
-    left = lambda: minutes * 60 - state.seconds  # noqa: E731
+
+    def left() -> float:
+        return minutes * 60 - state.seconds
+
     _save(state, folder)
     for command in commands(state, folder):
         if _is_done(state, command):

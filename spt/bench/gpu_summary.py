@@ -127,11 +127,18 @@ def _study(folder: Path, study: str) -> Iterator[str]:
     for path in sorted((folder / study).glob("*/report.json")):
         if (report := _result(path)) is None:
             continue
-        text = lambda score: "-" if score is None else f"{score:.2f}"  # noqa: E731
         rows = [
-            (f"{row['task']} / {row['model']}", *(text(row[key]) for key in ("scratch", "spt", "delta")), f"{row['n']}")
+            (
+                f"{row['task']} / {row['model']}",
+                *(_score(row[key]) for key in ("scratch", "spt", "delta")),
+                f"{row['n']}",
+            )
             for row in report["rows"]
         ]
         yield from _table(("task / model", "scratch", "SPT", "delta", "n"), rows)
         yield ""
         yield f"[The whole report]({path.with_name('report.md').relative_to(folder).as_posix()})"
+
+
+def _score(score: float | None) -> str:
+    return "-" if score is None else f"{score:.2f}"
