@@ -32,7 +32,7 @@ from spt.runtime.settings import Settings
 from spt.tasks import custom
 from spt.tasks.base import Classes, Split, TaskData, Values, describe
 from spt.tasks.own import static
-from spt.tasks.own.parsing import MissingValueError, NameEncoder, parse_gappy, parse_list, parse_lists
+from spt.tasks.own.parsing import MissingValueError, NameEncoder, is_missing, parse_list, parse_lists, parse_numbers
 from spt.training.losses import weighted_sum
 from spt.training.metrics import metrics, sums
 from spt.training.network import Encoder
@@ -212,7 +212,7 @@ def test_any_cell_is_numbers_with_gaps_or_one_sentence(cell, cells):
         lambda: parse_list(cell, "line 1", True),
         lambda: parse_list(json.dumps(cell), "line 1", True),
         lambda: parse_lists(cells, "abcd"[: len(cells)], "line 1", True),
-        lambda: parse_gappy(cells, lambda i: f"line {i}"),
+        lambda: parse_numbers(cells, lambda i: f"line {i}", is_missing),
         lambda: static.encode(NameEncoder(), cells, lambda i: f"line {i}", True).astype(float),
     ):
         try:

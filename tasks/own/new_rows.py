@@ -24,6 +24,7 @@ from spt.tasks.own.parsing import (
     HUGE,
     NameEncoder,
     SetEncoder,
+    is_empty,
     list_names,
     parse_flags,
     parse_numbers,
@@ -304,7 +305,7 @@ class NewReader(Reader):
             return columns | {"label": read_label_lists(config, lists, self.encoders["label"])}
         if isinstance(self.known.target, Reals):
             empty = np.full((n, self.known.target.size), np.nan)
-            numbers = [parse_numbers(batch.columns[name], batch.place(name), gaps=True) for name in names]
+            numbers = [parse_numbers(batch.columns[name], batch.place(name), is_empty) for name in names]
             if numbers and len(numbers) != self.known.target.size:
                 raise ValueError(f"the model answers {self.known.target.size} numbers, but {len(numbers)} are named")
             label = np.stack(numbers, axis=1) if numbers else empty

@@ -210,34 +210,25 @@ def parse_number(cell: Any, place: str) -> float:
     return number
 
 
-def parse_numbers(cells: Cells, place: Place, gaps: bool = False) -> NDArray[np.float64]:
-    """(n,) The numbers of a column; with `gaps`, NaN where a cell is empty."""
-    if isinstance(cells, np.ndarray) and is_small(cells):
+def parse_numbers(cells: Cells, place: Place, missing: Callable[[Any], bool] | None = None) -> NDArray[np.float64]:
+    """(n,) The numbers of a column, NaN in cells of which `missing` says that they hold no value; None: every cell has
+    to hold one."""
+    small = is_small if missing is None else is_small_or_nan
+    if isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf" and small(cells):
         return cells.astype(np.float64)
+    gaps = [] if missing is None else [i for i, cell in enumerate(cells) if missing(cell)]
+    if gaps:
+        cells = list(cells)
+        for i in gaps:
+            cells[i] = 0.0
     try:
         numbers = np.array([*map(float, cells)])
-        if is_small(numbers) and not _reads_oddly("".join(cell for cell in cells if isinstance(cell, str))):
-            return numbers
-    except (TypeError, ValueError, OverflowError):
-        pass  # the first cell that is no number is named below
-    return np.array(
-        [np.nan if gaps and is_empty(cell) else parse_number(cell, place(i)) for i, cell in enumerate(cells)]
-    )
-
-
-def parse_gappy(cells: Cells, place: Place) -> NDArray[np.float64]:
-    """(n,) The numbers of a column, NaN where a value is missing."""
-    if not isinstance(cells, np.ndarray):
-        cells = [math.nan if is_missing(cell) else cell for cell in cells]
-        try:
-            numbers = np.array([*map(float, cells)])
-            if is_small_or_nan(numbers) and not _reads_oddly("".join(cell for cell in cells if isinstance(cell, str))):
-                return numbers
-        except (TypeError, ValueError, OverflowError):
-            pass  # the first cell that is no number is named below
-    elif cells.dtype.kind in "iuf" and is_small_or_nan(cells):
-        return cells.astype(np.float64)
-    return np.array([math.nan if is_missing(cell) else parse_number(cell, place(i)) for i, cell in enumerate(cells)])
+        if not is_small(numbers) or _reads_oddly("".join(cell for cell in cells if isinstance(cell, str))):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):  # the first cell that is no number is named
+        numbers = np.array([parse_number(cell, place(i)) for i, cell in enumerate(cells)])
+    numbers[gaps] = np.nan
+    return numbers
 
 
 def is_missing(cell: Any) -> bool:
@@ -309,7 +300,7 @@ def parse_list(cell: Any, place: str, gaps: bool = False) -> NDArray[Any]:
         except (ValueError, RecursionError):
             raise ValueError(f"{place}: {show(cell)} is not a list in JSON") from None
     elif isinstance(cell, str):
-        return (parse_gappy if gaps else parse_numbers)(cell.split(), lambda i: f"{place}, step {i + 1}")
+        return parse_numbers(cell.split(), lambda i: f"{place}, step {i + 1}", is_missing if gaps else None)
     if not isinstance(cell, list | np.ndarray):
         raise ValueError(f"{place}: {show(cell)} is not a list of numbers")
     try:

@@ -26,9 +26,10 @@ from spt.tasks.own.parsing import (
     MissingValueError,
     NameEncoder,
     SetEncoder,
+    is_empty,
+    is_missing,
     list_names,
     parse_flags,
-    parse_gappy,
     parse_list,
     parse_lists,
     parse_numbers,
@@ -164,7 +165,8 @@ class Reader:
             if config.label_column is not None:
                 return columns | {"label": self.label_sets.encode(*labels[0][:2])}
             return columns | {"label": np.stack([parse_flags(*column) for column in labels], axis=1)}
-        numbers = np.stack([parse_numbers(*column) for column in labels], axis=1)
+        missing = is_empty if config.label_gaps else None
+        numbers = np.stack([parse_numbers(cells, place, missing) for cells, place, _ in labels], axis=1)
         gaps = np.isnan(numbers)
         partly = np.flatnonzero(gaps.any(axis=1) & ~gaps.all(axis=1))
         if len(partly) and config.missing_labels == "refuse":
@@ -190,9 +192,10 @@ class Reader:
             raise MissingValueError(f"{error}; {self.advice}") from None
 
     def _read_numbers(self, batch: Batch) -> NDArray[np.float64]:
-        parse = parse_gappy if self.config.gaps else parse_numbers
+        missing = is_missing if self.config.gaps else None
         with self._advised():
-            return np.stack([parse(batch.columns[name], batch.place(name)) for name in self.inputs], axis=1)
+            columns = [parse_numbers(batch.columns[name], batch.place(name), missing) for name in self.inputs]
+            return np.stack(columns, axis=1)
 
     def _read_steps(self, batch: Batch) -> Columns:
         """Of the long layout: each step's number and time; the (n, C) values, or (n,) tokens, go to `values`."""
