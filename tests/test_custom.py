@@ -545,6 +545,37 @@ WRONG = {  # files or one file's content, options, what is said
         {**LIST, "split_column": "s"},
         "d.csv, line 3, column s: 'tset' is no split; train, validation or test is expected",
     ),
+    "one group": (
+        {"d.csv": "g,x,y\n" + "".join(f"p,{i} {i},{'ab'[i % 2]}\n" for i in range(40))},
+        {**LIST, "group_column": "g"},
+        "rows of one value of column g are never split apart, but there is 1 for 3 splits; give validation rows",
+    ),
+    "one input": (
+        {"d.csv": "x,y\n" + "1 2,a\n1 2,b\n" * 20},
+        LIST,
+        "rows of one value of the input are never split apart, but there is 1 for 3 splits; give",
+    ),
+    "hardly any label": (
+        {"d.csv": "x,y\n1 1,a\n2 2,b\n" + "".join(f"{i} {i},\n" for i in range(3, 40))},
+        {**LIST, "missing_labels": "ignore"},
+        r"since only 2 have a label \(or belong with one that has\), and rows of one value of the input .* are 2",
+    ),
+    "a separator that stands nowhere": (
+        {"d.csv": GOOD},
+        {**LIST, "target": "labels", "label_separator": ";"},
+        "d.csv, column y: no cell has the label_separator ';'; there: 'a', 'b'; name what stands between labels",
+    ),
+    "no label in training": (
+        {"d/train.csv": "x,y\n1 1,\n2 2,\n", "d/dev.csv": "x,y\n3 3,a\n4 4,b\n"},
+        {**LIST, "missing_labels": "ignore"},
+        "d, column y: no training row has a label",
+    ),
+    "a label for each row": (
+        {"d.csv": "x,y\n" + "".join(f"{i} {i},u{i}\n" for i in range(40))},
+        {**LIST, "split": "stratified"},
+        "the first row of each label stays in training, and none of column y has two; give validation rows of your own",
+    ),
+    "few rows by a hash": ({"d.csv": "x,y\n1 1,a\n2 2,b\n3 3,a\n"}, LIST, "; raise .*_fraction or give .* rows of"),
     "no training rows": (
         {"d.csv": "x,y,s\n1,a,test\n"},
         {**LIST, "split_column": "s"},

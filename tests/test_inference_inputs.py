@@ -141,6 +141,13 @@ EVERY = {  # for either command: (run, what is made, arguments, exit code, words
     "a row without steps": ("channels", rows({"a": [], "b": [], "y": "no"}), ["rows.jsonl"], 3, "has no steps"),
     "an empty cell": ("channels", rows({"a": None, "b": [1], "y": "no"}), ["rows.jsonl"], 3, "the cell is empty"),
     "an unknown option": ("channels", rows(), ["rows.jsonl", "list_colums=[a,b]"], 2, "did you mean list_columns?"),
+    "static features of another column": (
+        "channels",
+        rows(),
+        ["rows.jsonl", "static_columns="],
+        2,
+        "static_columns is no option for new rows, which are read as training's were; leave it out",
+    ),
     "an option of splits": ("channels", rows(), ["rows.jsonl", "test_fraction=0.5"], 2, "no option for new rows"),
     "options that do not go together": (
         *("channels", rows(), ["rows.jsonl", "text_column=a", "list_column=b"], 2),

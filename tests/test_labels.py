@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
+from pydantic import ValidationError
 from sklearn.metrics import f1_score
 from sklearn.utils.class_weight import compute_class_weight
 from tiny import RECIPE, changed, loaded, run, spt_job
@@ -22,7 +23,9 @@ from spt.analysis.predictions import read_predictions
 from spt.baselines.registry import BASELINES, compared_metric, why_not
 from spt.baselines.run import _scored
 from spt.config.job import Job, _train_settings, without_paths
+from spt.config.objectives import SupervisedOptions
 from spt.config.recipe import Part
+from spt.config.validation import validate_values, validation_messages
 from spt.data.batching import collate, rows_by_kind, training_rows
 from spt.data.cache import from_spec
 from spt.data.dataset import open_task
@@ -189,6 +192,14 @@ def test_balanced_weights_are_scikit_learns():
     expected = F.cross_entropy(logits, torch.from_numpy(y), weight=torch.from_numpy(usual).float())
     torch.testing.assert_close(mean, expected)
     assert not output.balanced  # evaluations count all answers alike
+
+
+@pytest.mark.parametrize("weights", ["odd", 3, None, {}, {"a": 0}, {"a": "x"}, {"a": True}, ["a"]])
+def test_what_is_no_weighting_is_told_in_one_sentence(weights):
+    with pytest.raises(ValidationError) as error:
+        validate_values(SupervisedOptions, {"class_weights": weights})
+    (message,) = validation_messages(SupervisedOptions, error.value)
+    assert message.startswith(f"class_weights: {weights!r} are no weights; balanced is possible")
 
 
 def test_weights_are_said_by_label():
@@ -393,7 +404,7 @@ def test_a_column_without_any_label_is_told(column, tmp_path):
         ({"label_columns": ["a", "b"]}, "target classes needs label_column"),
         ({"label_column": "a", "label_separator": ";"}, "label_separator is for target: labels"),
         ({"target": "labels", "label_columns": ["a"], "label_separator": ";"}, "no effect here"),
-        ({"target": "labels", "label_column": "a", "label_separator": ""}, "at least 1"),
+        ({"target": "labels", "label_column": "a", "label_separator": ""}, "stands in quotes"),
         ({"label_column": "a", "missing_labels": "none"}, "missing_labels: none is for target: labels"),
         ({"label_column": "a", "missing_labels": "drop"}, "missing_labels"),
         ({"target": "labels", "label_columns": ["a", "a"]}, "given twice"),

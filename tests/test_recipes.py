@@ -11,7 +11,7 @@ from tiny import RECIPE, changed, load, loaded, recipe_file, run, spt_job
 
 from spt.config.job import Job
 from spt.config.load import describe, packaged, read, schema
-from spt.config.overrides import flatten, split_arguments
+from spt.config.overrides import flatten, parse_overrides, split_arguments
 from spt.config.plugins import listing
 from spt.config.yaml import parse_yaml
 from spt.errors import RecipeError, UsageError
@@ -218,6 +218,15 @@ def test_another_model_keeps_what_all_models_share(tmp_path):
 def test_wrong_overrides(tmp_path, overrides, words):
     with pytest.raises(UsageError, match=words):
         load(str(recipe_file(tmp_path)), overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("|", "|"), (";", ";"), ("-", "-"), ("#", "#"), (", ", ","), ('"|"', "|"), ("~", None), ("", None), ("-3", -3)],
+)
+def test_marks_alone_are_text_on_the_command_line(text, value):
+    """YAML alone would begin a block, a list or a comment with some of them."""
+    assert parse_overrides([f"task.label_separator={text}"]) == {"task.label_separator": value}
 
 
 def test_a_warm_up_longer_than_the_epochs_is_refused(tmp_path):

@@ -96,6 +96,18 @@ CASES = {
         3,
         "are not, as in other rows, one for every so many",
     ),
+    "a separator that stands nowhere": (
+        {"a.csv": good(label=lambda i: ["AF|PVC", "PVC", "AF"][i % 3])},
+        ["a.csv", "--separator", ";"],
+        2,
+        "--separator ';': no cell of column 'label' has it; there: 'AF|PVC', 'AF', 'PVC'",
+    ),
+    "a separator for several columns": (
+        {"a.csv": table(["signal", "p", "q"], [[numbers(), i % 2, i % 2] for i in range(N)])},
+        ["a.csv", "--label", "p,q", "--separator", ";"],
+        2,
+        "--separator is for one label column",
+    ),
     "unknown kind": ({"a.csv": good()}, ["a.csv", "--kind", "video"], 2, "text, list, wide, long, files"),
     "kind that is not there": ({"a.csv": good()}, ["a.csv", "--kind", "text"], 2, "no column is of that kind"),
     "doubled column": (

@@ -456,6 +456,8 @@ class _Search:
     def _describe_label(self, label: Column, unit: NDArray[np.int64] | None) -> int | None:
         """How many classes; None of real numbers."""
         if self.flags:
+            if self.given.separator is not None:
+                raise UsageError("--separator is for one label column whose cells hold several labels; leave it out")
             return self._describe_flags(unit)
         separator = self._separator(label)
         if label.kind == "list" and unit is None and label.in_time and not label.empty:
@@ -539,6 +541,7 @@ class _Search:
         """What stands between several labels in a cell. Raises AmbiguousError where the texts look as if something
         did, and nobody has said so."""
         if self.given.separator is not None:
+            self._check_separator(self.given.separator, label)
             return None if self.given.separator == "none" else self.given.separator
         values = [value for value in label.values if isinstance(value, str)] if label.kind == "text" else []
         for separator in SEPARATORS:
@@ -552,6 +555,18 @@ class _Search:
                     [(separator, "several labels with it between them"), ("none", "each text is one class")],
                 )
         return None
+
+    def _check_separator(self, separator: str, label: Column) -> None:
+        """Raise UsageError for one that stands in no cell."""
+        cells = list(label.counts())
+        if separator == "none" or any(separator in cell for cell in cells):
+            return
+        shown = ", ".join(map(repr, cells[:3])) + (", …" if len(cells) > 3 else "")
+        there = f"its cells are {_kind_text(label)}" if label.kind == "list" else f"there: {shown or 'nothing'}"
+        raise UsageError(
+            f"--separator {_quoted(separator)}: no cell of column {label.name!r} has it; {there} (none: each text is "
+            "one class)"
+        )
 
     def _describe_sets(self, label: Column, separator: str | None) -> int:
         """A cell holds any number of labels; how many there are."""

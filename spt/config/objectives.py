@@ -3,6 +3,7 @@
 No torch here: reading a recipe needs the options alone.
 """
 
+from math import inf
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -18,6 +19,10 @@ class ObjectiveOptions(BaseModel):
     labelled: ClassVar[bool]
     hides: ClassVar[bool] = False  # does it blank inputs?
     causal: ClassVar[bool] = False  # would a model that looks ahead see the answers?
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
 
 
 class SupervisedOptions(ObjectiveOptions):
@@ -61,16 +66,14 @@ class SupervisedOptions(ObjectiveOptions):
     @classmethod
     def _by_label(cls, weights: Any) -> Any:
         """Labels as text, as they stand in files: YAML takes 1 for a number and true for a truth value."""
-        if not isinstance(weights, dict):
+        if isinstance(weights, str) and weights in ("none", "batch", "balanced"):
             return weights
+        if not (isinstance(weights, dict) and weights and all(map(_is_weight, weights.values()))):
+            raise ValueError(
+                f"{weights!r:.60} are no weights; balanced is possible, or a number above 0 for a label at least, as "
+                "in {label: 2}"
+            )
         return {str(label).lower() if isinstance(label, bool) else str(label): w for label, w in weights.items()}
-
-    @field_validator("class_weights")
-    @classmethod
-    def _are_weights(cls, weights: Any) -> Any:
-        if isinstance(weights, dict) and (not weights or not all(weight > 0 for weight in weights.values())):
-            raise ValueError(f"{weights} are no weights; give a label at least, and to each a number above 0")
-        return weights
 
     @field_validator("positive", mode="before")
     @classmethod

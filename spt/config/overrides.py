@@ -9,6 +9,7 @@ from spt.config.yaml import parse_yaml
 from spt.errors import UsageError
 
 _OVERRIDE = re.compile(r"^[A-Za-z_]\w*(\.\w+)*=")
+_MARKS = re.compile(r"[^\w\s'\"\[\]{}~]+")  # of which YAML would begin a block, a tag or a comment
 
 
 def split_arguments(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -25,7 +26,8 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         key, _, text = override.partition("=")
         if key in values:
             raise UsageError(f"{key} is given twice on the command line")
-        values[key] = parse_yaml(text, f"the value of {key}")
+        marks = _MARKS.fullmatch(text.strip())
+        values[key] = marks[0] if marks else parse_yaml(text, f"the value of {key}")
     return values
 
 

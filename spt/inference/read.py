@@ -116,7 +116,8 @@ def _parse(changes: Iterable[str]) -> dict[str, Any]:
         if not equals:
             raise UsageError(f"{change}: one file or folder is expected, then option=value (text_column=body)")
         if key not in KEYS and key != "tokens":
-            raise UsageError(f"{key} is no option for new rows{did_you_mean(key, KEYS)}")
+            as_then = ", which are read as training's were; leave it out" if key in NewOptions.model_fields else ""
+            raise UsageError(f"{key} is no option for new rows{as_then or did_you_mean(key, KEYS)}")
     return parse_overrides(changes)
 
 

@@ -25,7 +25,7 @@ from spt.tasks.base import (
 )
 from spt.tasks.own import arrays
 from spt.tasks.own.options import Options
-from spt.tasks.own.parsing import sort_labels, suggest
+from spt.tasks.own.parsing import show, sort_labels, suggest
 from spt.tasks.own.rows import Examples, Reader, place_of
 from spt.tasks.own.splits import (
     NAMES,
@@ -47,12 +47,19 @@ MAX_NAMED = 8  # channels in a note
 
 
 def assemble(config: Options, files: Sequence[Path], examples: Examples) -> TaskData:
+    sets = examples.label_sets
+    if sets.whole and not sets.separates:
+        raise ValueError(
+            f"{config.title}, column {config.label_column}: no cell has the label_separator "
+            f"{config.label_separator!r}; there: {', '.join(map(show, sets.whole))}; name what stands between labels, "
+            "or say target: classes where a row has one"
+        )
     splits, drawn = _draw_splits(config, examples)
     counts, notes = dict(zip(NAMES, np.bincount(splits, minlength=len(NAMES)).tolist(), strict=True)), examples.notes
     for name, count in counts.items():
         if not count:
-            advice = f"raise {name}_fraction or give {name} rows of your own" if name in drawn else "it needs some"
-            raise ValueError(f"{config.title}: none of the {len(splits)} rows is in the {name} split; {advice}")
+            why = _why_empty(config, examples, name, 1 + len(drawn)) if name in drawn else "; it needs some"
+            raise ValueError(f"{config.title}: none of the {len(splits)} rows is in the {name} split{why}")
     if drawn:
         by = f"column {config.group_column or config.id_column}" if config.unit is not None else "their input"
         how = f"a hash of {by}" + ", with equal shares of every class" * (config.split == "stratified")
@@ -140,7 +147,7 @@ def vocabulary(config: Options, train: Split) -> Tokens:
 
 def _draw_splits(config: Options, examples: Examples) -> tuple[NDArray[np.int64], list[str]]:
     """(n,) Each example's split, and the names of those that were drawn from training."""
-    splits = np.full_like(examples.splits, TRAIN) if config.pool_splits else examples.splits.copy()
+    splits = _given_splits(config, examples)
     present = {NAMES[split] for split in np.unique(splits)}
     shares = missing_shares(config, present)
     drawn = [name for name, share in zip(NAMES[1:], shares[1:], strict=True) if share]
@@ -168,6 +175,30 @@ def _draw_splits(config: Options, examples: Examples) -> tuple[NDArray[np.int64]
     return splits, drawn
 
 
+def _given_splits(config: Options, examples: Examples) -> NDArray[np.int64]:
+    """(n,) Each example's split before any is drawn."""
+    return np.full_like(examples.splits, TRAIN) if config.pool_splits else examples.splits.copy()
+
+
+def _why_empty(config: Options, examples: Examples, name: str, parts: int) -> str:
+    """What left a drawn split empty, of so many `parts` that share the rows, and what helps."""
+    splits = _given_splits(config, examples)
+    chosen = _to_draw_from(config, examples, splits)
+    units, reasons, drawn = len(np.unique(examples.keys[chosen])), list[str](), False
+    if len(chosen) < (splits == TRAIN).sum():
+        reasons.append(f"only {len(chosen)} have a label (or belong with one that has)")
+    if units < parts:
+        of = f"of column {config.group_column or config.id_column}" if config.unit is not None else "of the input"
+        count = "is 1" if units == 1 else f"are {units}"
+        reasons.append(f"rows of one value {of} are never split apart, but there {count} for {parts} splits")
+    elif config.split == "stratified" and np.bincount(_contents(config, examples, chosen)[1]).max(initial=0) == 1:
+        reasons.append(f"the first row of each label stays in training, and none of column {config.labels[0]} has two")
+    else:
+        drawn = True
+    why = f", since {', and '.join(reasons)}" if reasons else ""
+    return f"{why}; {f'raise {name}_fraction or ' if drawn else ''}give {name} rows of your own"
+
+
 def _to_draw_from(config: Options, examples: Examples, splits: NDArray[np.int64]) -> NDArray[np.int64]:
     """The training rows of which others are drawn: what nobody can score is of use in pretraining alone."""
     targets, training = np.asarray(examples.rows.targets), splits == TRAIN
@@ -176,6 +207,8 @@ def _to_draw_from(config: Options, examples: Examples, splits: NDArray[np.int64]
         raise ValueError(f"{config.title}, column {config.labels[0]}: no training row has a label")
     if config.missing_labels == "ignore" and not config.per_step:
         training &= np.isin(examples.keys, examples.keys[training & known])
+        if not training.any():
+            raise ValueError(f"{config.title}, column {config.labels[0]}: no training row has a label")
     return np.flatnonzero(training)
 
 

@@ -111,7 +111,7 @@ class Options(TransformOptions):
         "with 0 or 1, false or true, no or yes",
     )
     label_separator: str | None = Field(
-        None, min_length=1, description="target labels: what stands between labels in label_column, as in AF;LBBB"
+        None, description="target labels: what stands between labels in label_column, as in AF;LBBB"
     )
     missing_labels: Literal["refuse", "ignore", "none"] = Field(
         "refuse",
@@ -158,6 +158,13 @@ class Options(TransformOptions):
         if isinstance(path, str | Path) and re.search(r"(^|[/\\])[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
             raise ValueError("is an address; download the files and give their folder, or give hub: owner/name")
         return path  # of another type: pydantic refuses it
+
+    @field_validator("label_separator")
+    @classmethod
+    def _some_text(cls, separator: str | None) -> str | None:
+        if separator == "":  # as YAML reads a bare |
+            raise ValueError("is empty; in YAML a mark such as | stands in quotes: '|'")
+        return separator
 
     @field_validator("hub")
     @classmethod

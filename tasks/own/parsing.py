@@ -121,6 +121,8 @@ class SetEncoder:
     def __init__(self, separator: str | None, missing: str) -> None:
         self.separator, self.missing = separator, missing
         self.sets: dict[frozenset[str], int] = {}
+        self.separates = False  # does the separator stand in a cell?
+        self.whole: list[str] = []  # some texts in which it does not
         self._known: dict[str, int] = {}  # by cell, of texts
 
     def encode(self, cells: Cells, place: Place) -> NDArray[np.int32]:
@@ -168,8 +170,12 @@ class SetEncoder:
             except (ValueError, RecursionError):
                 raise ValueError(f"{place}: {show(cell)} is not a list in JSON") from None
         elif self.separator is not None and not isinstance(cell, list):
-            parts = (part.strip() for part in parse_name(cell, place).split(self.separator))
+            text = parse_name(cell, place)
+            parts = (part.strip() for part in text.split(self.separator))
             cell = [part for part in parts if part]
+            self.separates = self.separates or self.separator in text
+            if not self.separates and len(self.whole) < 3:
+                self.whole.append(text)
         if not isinstance(cell, list):
             raise ValueError(
                 f"{place}: {show(cell)} is not a list of labels; say what stands between them (label_separator), or "
