@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, r2_score
 from sklearn.utils.class_weight import compute_class_weight
 from tiny import RECIPE, changed, loaded, run, spt_job
 
@@ -605,9 +605,50 @@ def test_an_estimator_takes_rows_without_a_label(tmp_path):
     assert fitted.result_.data["train"].rows + fitted.result_.data["val"].rows == 34
 
 
+def test_an_estimator_draws_by_class_and_knows_the_positive_one(tmp_path):
+    y = np.where(X[:, 0] > 0.8, "rare", "usual")
+    given = {"metric": "f1", "sampling": "balanced", "positive": "rare", "device": "cpu", "runs_dir": tmp_path / "runs"}
+    model = spt.SequenceClassifier(**TINY, **given).fit(X, y)
+    job = spt.load_run(model.run_).job
+    assert job.train.sampling == "balanced"
+    assert job.settings_stage.objective.options["positive"] == "0"  # of the sorted classes
+    usual = spt.SequenceClassifier(**TINY, **given | {"positive": "usual"}).fit(X, y)
+    assert usual.result_.val["f1"] != model.result_.val["f1"]
+    model.save(tmp_path / "model")
+    assert spt.SequenceClassifier.load(tmp_path / "model").get_params()["positive"] == "rare"
+
+
+def test_rows_without_a_label_are_not_scored():
+    """Accuracy of the known ones; of several labels, rows of which all are known; of numbers, each over its own."""
+    classes = np.array(["a", "b"], object)[(X[:, 0] > 0).astype(int)]
+    model = spt.SequenceClassifier(**TINY, self_pretrain=False, device="cpu").fit(X, classes)
+    gappy, weight = classes.copy(), np.arange(40) + 1.0
+    gappy[:12] = None
+    right = model.predict(X)[12:] == classes[12:]
+    assert model.score(X, gappy) == pytest.approx(right.mean())
+    assert model.score(X, gappy, weight) == pytest.approx(np.average(right, weights=weight[12:]))
+    flags = (X[:, :2] > 0).astype(float)
+    several = spt.SequenceClassifier(**TINY, self_pretrain=False, device="cpu").fit(X, flags)
+    flags[:3], flags[5, 1] = np.nan, np.nan
+    known = np.isfinite(flags).all(axis=1)
+    assert several.score(X, flags) == pytest.approx((several.predict(X) == flags).all(axis=1)[known].mean())
+    flags[:, 1] = np.nan
+    with pytest.raises(ValueError, match="no row whose labels are all known"):
+        several.score(X, flags)
+    numbers = X[:, :2].copy()
+    regressor = spt.SequenceRegressor(**TINY, self_pretrain=False, device="cpu").fit(X, numbers)
+    numbers[:6, 0], numbers[8, 1] = np.nan, np.nan
+    answers = regressor.predict(X)
+    each = [r2_score(numbers[there, k], answers[there, k]) for k, there in enumerate(np.isfinite(numbers).T)]
+    assert regressor.score(X, numbers) == pytest.approx(np.mean(each))
+
+
 @pytest.mark.parametrize(
     ("y", "changes", "words"),
     [
+        (np.arange(40) % 2, {"sampling": "even"}, "sampling='even': None or 'balanced'"),
+        (np.arange(40) % 2, {"positive": 7}, "positive=7 is no class of y"),
+        ((X[:, :2] > 0).astype(int), {"positive": 1}, "y holds labels"),
         (np.full(40, np.nan), {}, "every entry is missing"),
         (np.stack([np.arange(40) % 3] * 2, 1), {}, "holds 0 and 1, in a column for each"),
         (np.arange(40) % 2, {"class_weight": "even"}, "None, 'balanced' or"),

@@ -25,6 +25,7 @@ from sklearn.base import (
     RegressorMixin,
     TransformerMixin,
 )
+from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import assert_all_finite, check_array, check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -240,13 +241,17 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             "finetune": {
                 "objective": {**self._supervised(), "metric": self.metric},
                 "head": {"pool": self.pool},
-                "train": train(labelled, self.epochs, self.learning_rate, self.batch_size),
+                "train": train(labelled, self.epochs, self.learning_rate, self.batch_size) | self._drawing(),
             },
         }
         anchor_paths(recipe, Path.cwd())
         known = find_plugin("models", self.model).module.Config.model_fields
         recipe["model"] = {key: value for key, value in SMALL.items() if key in known} | recipe["model"]
         return resolve(recipe, type(self).__name__)
+
+    def _drawing(self) -> dict[str, Any]:
+        """Of finetuning: how its rows are drawn."""
+        return {}
 
     def _check_parameters(self) -> None:
         """What the recipe cannot tell, or would tell in other words."""
@@ -372,7 +377,8 @@ class SequenceClassifier(ClassifierMixin, SequenceEstimator):  # type: ignore[mi
     X is an array (n, L) or (n, L, C), a list of arrays of any lengths, texts, or a data frame of numbers or of arrays.
     y holds a class a row, None or NaN where it is not known; or, (n, K), 1 and 0 for each of K labels, of which any
     number may hold. `class_weight` is "balanced" or {class: weight}, of labels {column: weight where it holds}; it
-    counts in training alone.
+    counts in training alone. `sampling="balanced"` draws training rows so that every class, or label, comes equally
+    often. `positive` is the class that the metrics f1, auroc and auprc are of; None: of two the second in sorted order.
 
     With missing="hidden", NaN is a missing value, which the network is shown as such; `static_columns` name columns of
     the frame that stand beside the sequence (age, sex).
@@ -406,6 +412,8 @@ class SequenceClassifier(ClassifierMixin, SequenceEstimator):  # type: ignore[mi
         validation_fraction: float = 0.2,
         metric: str = "auto",
         class_weight: str | dict[Any, float] | None = None,
+        sampling: str | None = None,
+        positive: Any = None,
         random_state: Any = 0,
         device: str = "auto",
         runs_dir: str | Path | None = None,
@@ -441,6 +449,8 @@ class SequenceClassifier(ClassifierMixin, SequenceEstimator):  # type: ignore[mi
             verbose=verbose,
         )
         self.class_weight = class_weight
+        self.sampling = sampling
+        self.positive = positive
 
     def _learn_targets(self, y: Any) -> NDArray[np.int64]:
         labels, known = self._labels(y)
@@ -504,15 +514,28 @@ class SequenceClassifier(ClassifierMixin, SequenceEstimator):  # type: ignore[mi
         return tuple(map(str, self.classes_))
 
     def _supervised(self) -> dict[str, Any]:
-        weights = self.class_weight
+        weights, known = self.class_weight, self.classes_.tolist()
+        objective: dict[str, Any] = {"name": "supervised"}
         if isinstance(weights, dict):
-            number = {label: str(i) for i, label in enumerate(self.classes_.tolist())}
-            if unknown := [label for label in weights if label not in number]:
+            if unknown := [label for label in weights if label not in known]:
                 raise EstimatorError(f"class_weight names {unknown[0]!r}, which y does not have")
-            return {"name": "supervised", "class_weights": {number[label]: w for label, w in weights.items()}}
-        if weights not in (None, "balanced"):
+            objective["class_weights"] = {str(known.index(label)): weight for label, weight in weights.items()}
+        elif weights == "balanced":
+            objective["class_weights"] = weights
+        elif weights is not None:
             raise EstimatorError(f"class_weight={weights!r}: None, 'balanced' or {{class: weight}} is expected")
-        return {"name": "supervised", **({"class_weights": weights} if weights else {})}
+        if self.positive is not None:
+            if self._several:
+                raise EstimatorError("positive is one of several classes, but y holds labels; leave it out")
+            if self.positive not in known:
+                raise EstimatorError(f"positive={self.positive!r} is no class of y")
+            objective["positive"] = str(known.index(self.positive))
+        return objective
+
+    def _drawing(self) -> dict[str, Any]:
+        if self.sampling not in (None, "balanced"):
+            raise EstimatorError(f"sampling={self.sampling!r}: None or 'balanced' is expected")
+        return {} if self.sampling is None else {"sampling": self.sampling}
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -538,6 +561,18 @@ class SequenceClassifier(ClassifierMixin, SequenceEstimator):  # type: ignore[mi
         if isinstance(self.model_.target, Labels):
             return (scores > 0).astype(np.int64)
         return self.classes_[scores.argmax(axis=1)]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """scikit-learn's accuracy, over the rows whose label, or whose labels all, are known in y."""
+        check_is_fitted(self, "model_")
+        labels, known = self._labels(y)
+        known = (labels != IGNORED).all(axis=1) if labels.ndim == 2 else known
+        if known.all():
+            return float(super().score(X, y, sample_weight))
+        if not known.any():
+            raise ValueError("y has no row whose labels are all known, so there is nothing to score")
+        weight = None if sample_weight is None else np.asarray(sample_weight)[known]
+        return float(accuracy_score(labels[known], self.predict(X)[known], sample_weight=weight))
 
 
 class SequenceRegressor(RegressorMixin, SequenceEstimator):  # type: ignore[misc]
@@ -590,6 +625,22 @@ class SequenceRegressor(RegressorMixin, SequenceEstimator):  # type: ignore[misc
         """(n,) or, of several targets, (n, targets)."""
         numbers = self._answer("predict", X).astype(np.float64)
         return numbers[:, 0] if self.n_outputs_ is None else numbers
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """scikit-learn's R2, the mean over targets, each over the rows that have it in y."""
+        check_is_fitted(self, "model_")
+        targets = self._numbers(y)
+        known = np.isfinite(targets).reshape(len(targets), -1)
+        if known.all():
+            return float(super().score(X, y, sample_weight))
+        _check_known(known)
+        targets, answers = (array.reshape(len(known), -1) for array in (targets, self.predict(X)))
+        weight = None if sample_weight is None else np.asarray(sample_weight)
+        scores = [
+            r2_score(targets[there, k], answers[there, k], sample_weight=None if weight is None else weight[there])
+            for k, there in enumerate(known.T)
+        ]
+        return float(np.mean(scores))
 
 
 def _shown(label: Any) -> str:
