@@ -25,6 +25,7 @@ from spt.data.cache import _write, read_prepared
 from spt.data.dataset import open_task
 from spt.data.fingerprints import refuse_leak, rows_hash, with_fingerprints
 from spt.errors import CheckpointError, DataError, UsageError
+from spt.inference.answers import Answering
 from spt.inference.export import export
 from spt.inference.predict import Source, embed, predict
 from spt.inference.trained_model import TrainedModel
@@ -401,12 +402,19 @@ def test_new_rows_go_through_the_same_transforms(finished, tmp_path):
     assert model.predict_proba(raw)[:, 0] == pytest.approx(np.array(table["p_a"]), abs=1e-5)
     assert len(model.embed(raw)) == 40
     embedded = embed(path, source, tmp_path / "e.npz", CPU)
-    assert embedded.rows == 40
+    vectors = np.load(tmp_path / "e.npz")["embedding"]
+    assert embedded.rows == len(vectors) > embedded.recordings == 40
+    assert embedded.amount == f"{len(vectors)} windows of 40 recordings" and told.amount == "40 rows"
     export(path, tmp_path / "taken")
     assert spt.load_model(tmp_path / "taken").predict(raw).tolist() == table["prediction"]
     np.save(tmp_path / "rows.npy", np.stack([x[:20] for x in raw]))
     arrays = predict(path, Source(tmp_path / "rows.npy", []), tmp_path / "arrays.parquet", CPU)
     assert arrays.rows == 40
+    model = replace(model, length=2)  # as if training's windows had been shorter
+    longer = Answering(model, CPU)
+    longer.answer(load_run(path).data.test)
+    (note,) = longer.notes()
+    assert note.startswith(f"{longer.longer} of {longer.sequences} sequences") and longer.sequences > longer.rows
     with pytest.raises(UsageError, match="trained with patch"):
         model.stream()
     with pytest.raises(DataError, match="fewer than a patch of 3"):

@@ -80,13 +80,13 @@ def predict(
     for note in summary.notes:
         notify(f"note: {note}")
     if as_json:
-        print_json(summary.to_json())
+        print_json({name: value for name, value in summary.to_json().items() if name != "recordings"})
         return
     if summary.scores is not None:
         scores = ", ".join(f"{name} {value:.6g}" for name, value in summary.scores.items())
         notify(f"{summary.run}: {scores} on {summary.scored:,} labels")
     if out is not None:
-        notify(f"written: {out}, {summary.rows:,} rows")
+        notify(f"written: {out}, {summary.amount}")
 
 
 @command(app)
@@ -123,7 +123,7 @@ def embed(
     if as_json:
         print_json({name: value for name, value in summary.to_json().items() if name not in ("scored", "scores")})
     else:
-        notify(f"written: {out}, {summary.rows:,} rows")
+        notify(f"written: {out}, {summary.amount}")
 
 
 @command(app)

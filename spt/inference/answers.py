@@ -57,8 +57,9 @@ class Answering:
 
     model: TrainedModel
     runtime: Runtime
-    rows: int = 0
-    longer: int = 0  # rows longer than any of training
+    rows: int = 0  # of windows whose answers are averaged, their recordings
+    sequences: int = 0  # that the network is shown: rows, or windows
+    longer: int = 0  # of these, longer than any of training
     longest: int = 0
     totals: Sums = field(default_factory=dict)
     labelled: int = 0  # rows, or steps, with a label
@@ -152,7 +153,7 @@ class Answering:
         if not self.longer:
             return []
         return [
-            f"{self.longer:,} of {self.rows:,} sequences are longer ({self.longest:,} steps at most) than any that the "
+            f"{self.longer:,} of {self.sequences:,} sequences are longer ({self.longest:,} steps at most) than any that the "
             f"model was trained on ({self.model.length:,})"
         ]
 
@@ -178,6 +179,7 @@ class Answering:
                 f"the rows have {int(extents.min()):,} to {longest:,} steps, but model {name} cannot leave padding out "
                 "of account; give sequences of one length"
             )
+        self.sequences += len(rows)
         self.rows += len(rows) if rows.recordings is None else len(np.unique(rows.recordings))
         self.longer += int((extents > model.length).sum())
         self.longest = max(self.longest, longest)

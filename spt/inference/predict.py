@@ -1,5 +1,6 @@
 """From a model and a file of rows to a file of predictions or of embeddings."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,14 +34,22 @@ class Summary:
     """What was done, for people and as JSON."""
 
     run: str
-    rows: int
+    rows: int  # answered or embedded
     scored: int = 0
     scores: dict[str, float] | None = None
     notes: list[str] = field(default_factory=list)
     out: str | None = None
+    recordings: int | None = None  # that embedded windows are of, where the model's answers are scored by recording
+
+    @property
+    def amount(self) -> str:
+        """Of rows, in words."""
+        if self.recordings is None:
+            return f"{self.rows:,} rows"
+        return f"{self.rows:,} windows of {self.recordings:,} recordings"
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("run", "rows", "scored", "scores", "notes", "out")}
+        return dataclasses.asdict(self)
 
 
 def predict(
@@ -135,4 +144,10 @@ def embed(
             for rows in data.chunks():
                 write(rows)
             notes += data.notes()
-    return Summary(path.resolve().name, embedding.rows, notes=[*notes, *embedding.notes()], out=str(out))
+    return Summary(
+        path.resolve().name,
+        embedding.sequences,
+        notes=[*notes, *embedding.notes()],
+        out=str(out),
+        recordings=embedding.rows if embedding.rows < embedding.sequences else None,
+    )
