@@ -166,6 +166,20 @@ def test_labels_that_are_alike_or_never_known_are_left_out():
     assert any("1 of 2 labels are alike in all rows: left out of auroc_macro" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("held", [[1], [0], [1, 0], [1, 1]])
+def test_labels_that_are_all_alike_have_the_precision_that_any_order_has(held):
+    """Scikit-learn's average precision of a label that always holds is 1, of one that never does 0; that of classes."""
+    truth, p = np.tile(held, (4, 1)), RNG.uniform(size=(4, len(held)))
+    found = of_labels(truth, p, names=["auroc_macro", "auprc_macro"])
+    assert found.scores == {"auroc_macro": 0.5, "auprc_macro": np.mean(held)}
+    assert all("by definition" in note for note in found.notes) and len(found.notes) == 2
+    if len(held) == 1:
+        of_class = of_probabilities(("auroc", "auprc"), truth[:, 0], np.hstack([1 - p, p]), 1)
+        assert of_class.scores == {name.removesuffix("_macro"): score for name, score in found.scores.items()}
+    nobody = of_labels(np.full((2, 1), -1), RNG.uniform(size=(2, 1)), names=["auroc_macro", "auprc_macro", "f1_macro"])
+    assert nobody.scores == {"auroc_macro": 0.5, "auprc_macro": 0.0, "f1_macro": 0.0}
+
+
 def test_groups_have_their_rows_in_order():
     groups = np.array(["b", "a", "b", "a", "c"])
     assert [(name, rows.tolist()) for name, rows in groups_of(groups)] == [("a", [1, 3]), ("b", [0, 2]), ("c", [4])]

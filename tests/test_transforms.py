@@ -619,6 +619,46 @@ def test_new_rows_of_a_model_of_labels_in_time_need_none(tmp_path):
     assert told[1].scores is None and told[2].scores is None
 
 
+EMPTY = [None, []]
+
+
+def some_without(rows, column):
+    """Every third row without its labels, by either kind of empty cell."""
+    return [row if i % 3 else {**row, column: EMPTY[i % 2]} for i, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("options", [{}, {"label_rate": 0.2, "rate": 1}])
+@pytest.mark.parametrize(
+    ("column", "how"), [("hr", {"label_at": "mean", "target": "real"}), ("state", {"label_at": "majority"})]
+)
+def test_a_recording_without_labels_in_time_is_unknown_where_rows_may_be(tmp_path, column, how, options):
+    rows = recordings(40)
+    for i, row in enumerate(rows):
+        row["state"] = ["a" if (i + j) % 3 else "b" for j in range(len(row["hr"]))]
+    path = put(tmp_path / "rows.jsonl", rows)
+    task = {"name": "custom", "path": str(path), **LIST, **SHARES, "label_column": column, "window": 8, **how}
+    job = Job(loaded(tmp_path, task=task | options, **SMALL), "finetune", 0)
+    run(job, tmp_path)
+    gaps = put(tmp_path / "gaps.jsonl", some_without(rows, column))
+    with_all, with_some = (
+        predict(tmp_path / job.name, Source(file), tmp_path / f"{file.stem}.csv", CPU) for file in (path, gaps)
+    )
+    assert with_some.rows == with_all.rows == with_all.scored
+    windows = [max(1, len(row["x"]) // 8) for row in rows]
+    assert with_all.scored - with_some.scored == sum(windows[::3])
+    with pytest.raises(DataError, match="not a list of labels"):
+        open_task(Part(**task | options | {"path": str(gaps)}))
+    data = open_task(Part(**task | options | {"path": str(gaps), "missing_labels": "ignore"}))
+    assert len(data.train) > len(data.labelled().train) > 0
+
+
+def test_unknown_classes_are_counted_by_what_is_scored(finished, tmp_path):
+    rows = [{**row, "y": "c" if i < 3 else row["y"]} for i, row in enumerate(recordings(12))]
+    told = predict(finished[2], Source(put(tmp_path / "new.jsonl", rows)), tmp_path / "out.csv", CPU)
+    assert told.notes[-1].startswith("3 labels are none of the model's classes ('c')")
+    assert (told.rows, told.scored) == (12, 9)
+
+
 def test_overlapping_windows_of_steps_with_several_labels(tmp_path):
     """The labels of a step stand once, however many windows share it."""
     lines = [f"r{i},{(7 * i + t) % 9},{t // 5 % 2},{t // 7 % 2}" for i in range(30) for t in range(20 + i)]

@@ -148,11 +148,18 @@ def of_labels(
     flat = truth[known], probabilities[known]
     for name in wanted:
         base, _, how = name.rpartition("_")
-        each = [_of_label(base, true, p, threshold) for true, p in (entries if how == "macro" else [flat])]
+        asked = entries if how == "macro" else [flat]
+        each = [_of_label(base, true, p, threshold) for true, p in asked]
         defined = [score for score in each if score is not None]
+        if defined:
+            scores[name] = float(np.mean(defined))
+        else:  # as of classes: no order to judge
+            always = [float(true.all()) for true, _ in asked if base == "auprc" and len(true)]
+            scores[name] = 0.5 if base == "auroc" else float(np.mean(always or [0.0]))
         if base in areas and len(defined) < len(each):
-            notes.append(f"{len(each) - len(defined)} of {len(each)} labels are alike in all rows: left out of {name}")
-        scores[name] = float(np.mean(defined)) if defined else 0.5 if base == "auroc" else 0.0
+            alike = f"{len(each) - len(defined)} of {len(each)} labels are alike in all rows"
+            what = f"left out of {name}" if defined else f"{name} is {scores[name]:g} by definition"
+            notes.append(f"{alike}: {what}")
     return MetricValues(scores, tuple(notes))
 
 

@@ -190,7 +190,7 @@ class NewReader(Reader):
         self.counts.notes += [note for note in examples.notes if "were cut after" not in note or not self.n_cut]
         self.counts.cut, self.notes = self.n_cut, []
         rows = replace(examples.rows, values=self._as_in_training(examples.rows))
-        rows = replace(rows, targets=self._targets(np.asarray(rows.targets), examples))
+        rows = replace(rows, targets=self._targets(rows, examples))
         if known.static:
             rows = replace(rows, static=self._static_features(examples))
         if known.times and rows.steps is None:
@@ -223,14 +223,15 @@ class NewReader(Reader):
         values = rows.values if self.scale == FULL_SCALE else scaled(rows.values, self.scale)
         return in_training_units(values, self.known)
 
-    def _targets(self, targets: NDArray[Any], examples: Examples) -> NDArray[Any] | None:
+    def _targets(self, rows: Split, examples: Examples) -> NDArray[Any] | None:
         """Classes or labels, IGNORED where there is none or an unknown one; or numbers, NaN where there are none."""
-        known, labels = self.known, examples.labels
+        known, labels, targets = self.known, examples.labels, np.asarray(rows.targets)
+        scored = np.asarray(rows.whole.targets)  # of recordings, whose windows each have the label
         if known.target is None:
             return None
         if isinstance(known.target, Labels):
             if targets.ndim == 1:  # sets of labels
-                for code, times in zip(*np.unique(targets[targets != IGNORED], return_counts=True), strict=True):
+                for code, times in zip(*np.unique(scored[scored != IGNORED], return_counts=True), strict=True):
                     for name in examples.label_sets.names(int(code)) - set(known.classes):
                         self.counts.unseen[name] += int(times)
                 targets = examples.label_sets.matrix(known.classes)[targets]
@@ -238,7 +239,7 @@ class NewReader(Reader):
         if isinstance(known.target, Reals):
             return targets if np.isfinite(targets).any() else None
         count = len(known.classes)
-        for code, times in zip(*np.unique(targets[targets >= count], return_counts=True), strict=True):
+        for code, times in zip(*np.unique(scored[scored >= count], return_counts=True), strict=True):
             self.counts.unseen[labels[int(code)]] += int(times)
         targets = np.where(targets < count, targets, IGNORED)
         return targets if (targets != IGNORED).any() else None
@@ -302,7 +303,7 @@ class NewReader(Reader):
         names = [name for name in config.labels if name in batch.columns]
         if self.known.target is not None and names and config.label_at is not None and not config.per_step:
             lists = [(batch.columns[name], batch.place(name)) for name in names]
-            return columns | {"label": read_label_lists(config, lists, self.encoders["label"])}
+            return columns | {"label": read_label_lists(config, lists, self.encoders["label"], gaps=True)}
         if isinstance(self.known.target, Reals):
             empty = np.full((n, self.known.target.size), np.nan)
             numbers = [parse_numbers(batch.columns[name], batch.place(name), is_empty) for name in names]

@@ -157,7 +157,7 @@ class Reader:
         columns |= self._read_static(batch)
         if config.label_at is not None and not config.per_step:
             lists = [(batch.columns[name], batch.place(name)) for name in config.labels]
-            return columns | {"label": read_label_lists(config, lists, self.encoders["label"])}
+            return columns | {"label": read_label_lists(config, lists, self.encoders["label"], config.label_gaps)}
         labels = [(batch.columns[name], batch.place(name), config.label_gaps) for name in config.labels]
         if config.target == "classes":
             return columns | {"label": self.encoders["label"].encode(*labels[0])}

@@ -598,13 +598,14 @@ def transform_rows(
 
 
 def read_label_lists(
-    config: "Options", columns: Sequence[tuple[Cells, Place]], encoder: NameEncoder
+    config: "Options", columns: Sequence[tuple[Cells, Place]], encoder: NameEncoder, gaps: bool = False
 ) -> NDArray[np.object_]:
-    """(n,) The labels of each recording: (M,) codes, or (M, K) numbers, IGNORED or NaN where an entry is empty."""
+    """(n,) The labels of each recording: (M,) codes, or (M, K) numbers, IGNORED or NaN where an entry is empty; with
+    `gaps` an empty cell is a list without entries."""
     n = len(columns[0][0])
     lists = np.empty(n, np.object_)
     for i in range(n):
-        parts = [_entries(cells[i], place(i)) for cells, place in columns]
+        parts = [() if gaps and _is_gap(cells[i]) else _entries(cells[i], place(i)) for cells, place in columns]
         place = columns[0][1](i)
         if config.target == "classes":
             lists[i] = encoder.encode(parts[0], partial(_entry, place), gaps=True)
@@ -617,6 +618,10 @@ def read_label_lists(
 
 def _entry(place: str, i: int) -> str:
     return f"{place}, label {i + 1}"
+
+
+def _is_gap(cell: Any) -> bool:
+    return not len(cell) if isinstance(cell, list | np.ndarray) else is_empty(cell)
 
 
 def _entries(cell: Any, place: str) -> Sequence[Any] | NDArray[Any]:
@@ -706,6 +711,8 @@ def _label_steps(
         return apart
     least = most = 0
     for i, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+        if not count:
+            continue
         low, high = -(-length // count), -(-length // (count - 1)) - 1 if count > 1 else length
         least, most = max(least, low), min(most or high, high)
         if least > most:
