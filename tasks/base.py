@@ -35,7 +35,10 @@ class TaskConfig(BaseModel):
 
     subset_fraction: float = Field(1.0, gt=0, le=1, description="share of the training split in use, in both stages")
     subset_rows: int | None = Field(
-        None, ge=1, description="rows of the training split in use, in both stages; instead of a fraction"
+        None,
+        ge=1,
+        description="rows of the training split in use, in both stages, or recordings where rows are windows of them; "
+        "instead of a fraction",
     )
     subset_vocabulary: Literal["subset", "whole"] = Field(
         "subset",

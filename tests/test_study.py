@@ -19,7 +19,7 @@ from spt.config.budget import example_count
 from spt.config.job import Job
 from spt.config.recipe import Part
 from spt.data.dataset import open_task
-from spt.errors import OutputError, RecipeError, UsageError
+from spt.errors import DataError, OutputError, RecipeError, UsageError
 from spt.execution.estimate import MeasuredCosts
 from spt.execution.run_study import ExecutionTarget, make_plan, run_study, study_folder
 from spt.runs.folder import RunFolder
@@ -493,6 +493,50 @@ def test_a_learning_curve_over_labels(tmp_path, meter):
         laid(tmp_path, meter, "data", recipe=small, rows=[21])
     few = open_task(Part(**{**task, "path": str(tmp_path / "texts"), "subset_rows": 4}))
     assert few.input.vocab < 23, "alone, a subset has the tokens of its own rows"
+
+
+@pytest.mark.parametrize("score", ["window", "recording"])
+def test_a_subset_of_windows_is_of_whole_recordings(tmp_path, score):
+    lines = [{"id": f"a@{i}", "x": list(range(i, i + 12 + 4 * (i % 3))), "y": "pq"[i % 4 == 0]} for i in range(32)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    task = {"name": "custom", "path": str(tmp_path / "rows.jsonl"), "list_column": "x", "id_column": "id"}
+    task |= {"label_column": "y", "window": 4, "stride": 2, "score": score, "stratified": True}
+    task |= {"validation_fraction": 0.25, "test_fraction": 0.25}
+
+    def recordings(**size):
+        """How many windows each has, the rows, and the share of recordings of class 1."""
+        train = open_task(Part(**task, **size)).train
+        _, first, windows = np.unique(
+            [name.rpartition("@")[0] for name in train.ids], return_index=True, return_counts=True
+        )
+        names = [train.ids[i].rpartition("@")[0] for i in first]
+        return dict(zip(names, windows.tolist(), strict=True)), train, float(train.take(first).targets.mean())
+
+    whole, _, usual = recordings()
+    assert set(whole.values()) == {5, 7, 9}
+    few, train, share = recordings(subset_rows=8)
+    assert len(few) == 8 and few.items() < whole.items() and len(train) == sum(few.values()) > 8
+    assert abs(share - usual) < 1 / 8, "stratified by recording"
+    more, *_ = recordings(subset_fraction=0.75)
+    assert len(more) == int(0.75 * len(whole)) and few.items() < more.items(), "nested"
+    for name in few:
+        at = [i for i, each in enumerate(train.ids) if each.rpartition("@")[0] == name]
+        assert at == list(range(at[0], at[-1] + 1)), "the windows of a recording stand together"
+    total = sum(whole.values())
+    said = f"{len(whole)} recordings, cut into {total} windows"
+    with pytest.raises(DataError, match=said):
+        recordings(subset_rows=len(whole) + 1)
+
+
+def test_recordings_of_several_classes_are_not_stratified(tmp_path):
+    lines = [{"x": list(range(i, i + 8)), "y": ["pq"[i % 2], "p"]} for i in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    task = {"name": "custom", "path": str(tmp_path / "rows.jsonl"), "list_column": "x", "label_column": "y"}
+    task |= {"window": 4, "label_at": "last"} | {"validation_fraction": 0.25, "test_fraction": 0.25}
+    half = {**task, "subset_fraction": 0.5}
+    assert len(open_task(Part(**half)).train) == 2 * (len(open_task(Part(**task)).train) // 4)
+    with pytest.raises(DataError, match="one class for every recording"):
+        open_task(Part(**half, stratified=True))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def open_task(part: Part) -> TaskData:
 
     max_rows takes the first rows of every split. A subset is a prefix of one permutation of the training split, so
     subsets are nested (SPT paper, appendix C.1.4); stratified, of one in which every class comes as often as in the
-    whole split, early and late.
+    whole split, early and late. Windows come with all of their recording, and recordings are what is counted.
     """
     task = open_part(part)
     config, module = task.config, task.component.module
@@ -40,12 +40,17 @@ def open_task(part: Part) -> TaskData:
     whole, max_rows = len(data.train), config.max_rows
     if max_rows is not None:
         data = data.mapped(lambda split: split.take(np.arange(min(max_rows, len(split)))))
-    keep = _rows_in_use(config, len(data.train), task.component)
-    if keep < len(data.train):
-        rows = generator(config.subset_seed, "subset").permutation(len(data.train))
+    unit = _units(config, data.train)
+    units = int(unit.max(initial=-1)) + 1
+    keep = _units_in_use(config, units, len(data.train), task.component)
+    if keep < units:
+        order = generator(config.subset_seed, "subset").permutation(units)
         if config.stratified:
-            rows = rows[_spread_classes(_training_classes(data, task.component)[rows])]
-        data = replace(data, train=data.train.take(rows[:keep]))
+            order = order[_spread_classes(_classes_of_units(data, unit, task.component)[order])]
+        place = np.empty(units, np.int64)
+        place[order] = np.arange(units)
+        rows = np.argsort(place[unit], kind="stable")
+        data = replace(data, train=data.train.take(rows[: int((place[unit] < keep).sum())]))
     coded = isinstance(data.input, Tokens) and data.input.codes is not None
     if coded and len(data.train) < whole and config.subset_vocabulary == "subset" and hasattr(module, "vocabulary"):
         data = replace(data, input=call_hook(task.component, "vocabulary", config, data.train))
@@ -56,22 +61,39 @@ def open_task(part: Part) -> TaskData:
     return data
 
 
-def _rows_in_use(config: TaskConfig, n: int, component: Component) -> int:
-    """How many of n training rows. Raises DataError where there are not as many as are asked for."""
+def _units(config: TaskConfig, train: Split) -> NDArray[np.int64]:
+    """(n,) Which unit of a subset each training row is of: itself, or of a window its recording."""
+    if getattr(config, "window", None) is None:
+        return np.arange(len(train))
+    names = np.array([str(name).rpartition("@")[0] for name in train.ids.tolist()])
+    return np.unique(names, return_inverse=True)[1].reshape(-1)
+
+
+def _units_in_use(config: TaskConfig, units: int, rows: int, component: Component) -> int:
+    """How many units a subset has. Raises DataError where there are not as many as are asked for."""
     if config.subset_rows is None or config.max_rows is not None:  # few rows, for show: as many as they are
-        return max(1, int(config.subset_fraction * n))
-    if config.subset_rows > n:
+        return max(1, int(config.subset_fraction * units))
+    if config.subset_rows > units:
+        what = "rows" if units == rows else f"recordings, cut into {rows:,} windows; a subset counts recordings"
         raise DataError(
-            f"task {component.identity}: subset_rows is {config.subset_rows:,}, but the training split has {n:,} rows"
+            f"task {component.identity}: subset_rows is {config.subset_rows:,}, but the training split has {units:,} "
+            f"{what}"
         )
     return config.subset_rows
 
 
-def _training_classes(data: TaskData, component: Component) -> NDArray[np.int64]:
-    """(n,) The class of every training row. Raises DataError where rows have none."""
+def _classes_of_units(data: TaskData, unit: NDArray[np.int64], component: Component) -> NDArray[np.int64]:
+    """(units,) The class of every unit. Raises DataError where there is none."""
     if not isinstance(data.target, Classes) or data.train.per_step:
         raise DataError(f"task {component.identity}: stratified needs one class for every sequence; leave it out")
-    return np.asarray(data.train.targets)
+    classes = np.asarray(data.train.targets)
+    of_unit = classes[np.unique(unit, return_index=True)[1]]
+    if (of_unit[unit] != classes).any():
+        raise DataError(
+            f"task {component.identity}: stratified needs one class for every recording, which a subset keeps "
+            "whole, and windows of some have several; leave it out"
+        )
+    return of_unit
 
 
 def _spread_classes(classes: NDArray[np.int64]) -> NDArray[np.int64]:
