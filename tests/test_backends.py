@@ -13,24 +13,24 @@ from spt.models.s4d import Config, S4DKernel
 @pytest.fixture(autouse=True)
 def as_before():
     yield
-    backends.use("torch")
+    backends.use("auto")
     backends.use("auto", "attention")
-    for probe in backends._PROBES.values():
+    for probe in (*backends._PROBES.values(), backends._probe_operation, backends.prefers_triton):
         probe.cache_clear()
 
 
-def test_torch_is_the_default():
-    assert backends.current() == "torch" and backends.probe("torch") is None
+def test_the_default_works_everywhere():
+    assert backends.current() == "auto" and backends.probe("auto") is None and backends.probe("torch") is None
     assert backends.current("attention") == "auto" and backends.probe("auto", choice="attention") is None
 
 
 def test_a_backend_that_does_not_exist():
-    with pytest.raises(backends.Unavailable, match="there is no kernel backend 'nosuch'; choose among torch, keops"):
+    with pytest.raises(backends.Unavailable, match="no kernel backend 'nosuch'; choose among auto, torch, triton, keops"):
         backends.use("nosuch")
     with pytest.raises(backends.Unavailable, match="no attention backend 'keops'; choose among auto, sdpa, flash"):
         backends.use("keops", "attention")
     assert "no such backend" in backends.probe("nosuch") and "no such backend" in backends.probe("flash")
-    assert backends.current() == "torch" and backends.current("attention") == "auto"
+    assert backends.current() == backends.current("attention") == "auto"
 
 
 def test_without_pykeops(monkeypatch):
@@ -41,10 +41,10 @@ def test_without_pykeops(monkeypatch):
     assert "pip install 'selfpretrain[keops]'" in backends.probe("keops", "cpu")
     with pytest.raises(backends.Unavailable, match="the kernel backend keops does not work here: pykeops cannot be"):
         backends.use("keops")
-    assert backends.current() == "torch"
+    assert backends.current() == "auto"
     problems = {name: backends.probe(name, "cpu") for name in backends.NAMES["kernels"]}
-    assert list(problems) == ["torch", "keops"]
-    assert problems["torch"] is None and "cannot be imported" in problems["keops"]
+    assert list(problems) == ["auto", "torch", "triton", "keops"]
+    assert problems["auto"] is problems["torch"] is None and "cannot be imported" in problems["keops"]
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_use_ends_with_its_block(monkeypatch):
         assert backends.current() == "keops"
         with backends.use("math", "attention"):  # another choice
             assert (backends.current(), backends.current("attention")) == ("keops", "math")
-    assert (backends.current(), backends.current("attention")) == ("torch", "auto")
+    assert (backends.current(), backends.current("attention")) == ("auto", "auto")
     backends.use("keops")
     assert backends.current() == "keops"
 

@@ -20,7 +20,8 @@ FILES = {  # dotted name -> file
 
 HEAVY = {"torch", "transformers", "datasets", "accelerate"}
 OPTIONAL = {
-    *("flash_attn", "numba", "pykeops", "submitit", "tensorboard", "trackio", "wandb", "soundfile", "wfdb", "edfio"),
+    *("flash_attn", "numba", "pykeops", "submitit", "tensorboard", "trackio", "triton", "wandb", "soundfile", "wfdb"),
+    "edfio",
 }
 KNOWN_TO = {  # a library, and the only modules that know it
     "accelerate": {
@@ -92,6 +93,11 @@ def plug_in(name: str) -> str:
     return first if package in SHARED and name != package and first not in SHARED[package] else ""
 
 
+def by_triton(name: str) -> bool:
+    """Triton compiles functions of a file that imports it at once; such a file is imported where it is used."""
+    return name.startswith("spt.models.ops.triton_")
+
+
 RULES: dict[str, Callable[[str, Import], bool]] = {  # True where an import is wrong
     "a model or task imports nothing of ours but what its folder shares": lambda module, i: (
         folder(module) in SHARED
@@ -107,7 +113,9 @@ RULES: dict[str, Callable[[str, Import], bool]] = {  # True where an import is w
     ),
     "the pipeline names no plug-in": lambda module, i: folder(module) == "spt" and plug_in(i.name) != "",
     "a heavy library is known to few": lambda module, i: i.library in KNOWN_TO and module not in KNOWN_TO[i.library],
-    "an optional library is asked for where it is used": lambda module, i: i.at_once and i.library in OPTIONAL,
+    "an optional library is asked for where it is used": lambda module, i: (
+        i.at_once and (i.library in OPTIONAL or by_triton(i.name)) and not (by_triton(module) and i.library == "triton")
+    ),
     "imports go through the package": lambda module, i: i.library in {"", "models", "tasks", "recipes", "tests"},
 }
 

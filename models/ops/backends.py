@@ -1,7 +1,10 @@
 """The library that computes the large sums of state-space kernels, and the one that computes attention.
 
-Kernels: `torch` is always available, the default, and the reference of the tests: blocked products, a few tables of
-memory. `keops` (the extra `keops`) compiles a kernel that stores only its result; on a CPU it is far slower.
+Kernels: `torch` is always available and the reference of the tests: blocked products, a few tables of memory. `triton`
+computes each operation of `TRITON` in float32 by fused kernels, on a GPU. `auto`, the default, is `torch` on a CPU; on
+a GPU it takes Triton's form of an operation once that has agreed with torch's there and was faster, which each process
+tries when it first needs the operation. `keops` (the extra `keops`) compiles a kernel that stores only its result; on a
+CPU it is far slower.
 
 Attention: `sdpa` is PyTorch's scaled_dot_product_attention, whose flash kernel runs on a GPU; `auto`, the default, is
 the same; `math` is the formula as written; `flash` is the package flash-attn (the extra `flash`), for a GPU and half
@@ -16,18 +19,32 @@ import contextlib
 import functools
 import importlib
 import os
+import statistics
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
+from spt.models.ops.precision import has_values
 
 Choice = Literal["kernels", "attention"]
 NAMES: dict[Choice, tuple[str, ...]] = {  # the first is the default
-    "kernels": ("torch", "keops"),
+    "kernels": ("auto", "torch", "triton", "keops"),
     "attention": ("auto", "sdpa", "flash", "math"),
 }
 _chosen: dict[Choice, str] = {choice: names[0] for choice, names in NAMES.items()}
+
+Trial = Callable[[], tuple[Tensor, ...]]  # results and gradients of one operation, by the back end chosen at the call
+
+# Operations that Triton can compute, and the function that makes a trial of each: of a device, and whether it is small.
+TRITON = {
+    "vandermonde": "spt.models.ops.triton_vandermonde:trial_of_separate_modes",
+    "vandermonde_shared": "spt.models.ops.triton_vandermonde:trial_of_shared_modes",
+    "cauchy": "spt.models.ops.triton_cauchy:trial",
+}
 
 
 class Unavailable(RuntimeError):
@@ -58,12 +75,36 @@ def use(name: str, choice: Choice = "kernels", device: str | None = None) -> con
 def probe(name: str, device: str | None = None, choice: Choice = "kernels") -> str | None:
     """Why a backend does not work on a device (default: the GPU, if there is one), or None if it does.
 
-    The first probe of `keops` compiles, which takes up to a minute; later ones use the compiled code.
+    The first probe of `keops` or `triton` compiles, which takes up to a minute; later ones use the compiled code.
     """
     if name not in NAMES[choice]:
         return f"there is no such backend; choose among {', '.join(NAMES[choice])}"
     test = _PROBES.get(name)
     return None if test is None else test(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def uses_triton(operation: str, x: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Whether Triton computes this operation of `TRITON`: chosen, or by `auto`; for x with values, on a GPU, and in
+    float32 or complex64 (`dtype`, or x's type). On a CPU in Triton's interpreter, if chosen. Else the plain form does.
+    """
+    name, dtype = current(), dtype or x.dtype
+    if name not in ("auto", "triton") or dtype not in (torch.float32, torch.complex64) or not has_values(x):
+        return False
+    if name == "triton":
+        return x.is_cuda or _interpreted()
+    return x.is_cuda and not torch.cuda.is_current_stream_capturing() and prefers_triton(operation, str(x.device))
+
+
+@functools.cache
+def prefers_triton(operation: str, device: str) -> bool:
+    """Whether `auto` takes Triton for an operation: if it works on this device, agrees with torch, and was faster."""
+    if _probe_operation(operation, device) is not None:
+        return False
+    try:
+        seconds = _seconds(operation, device)
+    except Exception:  # drivers and kernels raise anything, such as too little memory for the trial
+        return False
+    return seconds["triton"] < seconds["torch"]
 
 
 def keops() -> Any:
@@ -102,6 +143,68 @@ def _probe_keops(device: str) -> str | None:
 
 
 @functools.cache
+def _probe_triton(device: str) -> str | None:
+    if not (device.startswith("cuda") or _interpreted()):
+        return f"Triton's kernels need a GPU, and computation here is on the {device}"
+    try:
+        importlib.import_module("triton")
+    except Exception as error:
+        return f"triton cannot be imported ({_one_line(error)}); on Linux, torch for CUDA brings it"
+    return next(filter(None, (_probe_operation(operation, device) for operation in TRITON)), None)
+
+
+@functools.cache
+def _probe_operation(operation: str, device: str) -> str | None:
+    """Something small by Triton and by torch: results and gradients."""
+    kind = operation.replace("_", " ")
+    try:
+        ours, expected = (_run(name, _trial(operation, device, small=True)) for name in ("triton", "torch"))
+        for a, b in zip(ours, expected, strict=True):
+            if not bool((a - b).abs().max() <= 1e-4 * b.abs().max()):  # neither if one is NaN
+                return f"a small {kind} product on {device} gave a wrong result"
+    except Exception as error:  # compilers and drivers raise anything
+        return f"a small {kind} product on {device} failed ({_one_line(error)})"
+    return None
+
+
+def _seconds(operation: str, device: str, rounds: int = 5) -> dict[str, float]:
+    """Medians of both forms at a size that models have, one after the other in each round."""
+    trial = _trial(operation, device, small=False)
+    times: dict[str, list[float]] = {"torch": [], "triton": []}
+    for repetition in range(rounds + 2):  # the first two compile, and find the memory
+        for name, found in times.items():
+            torch.cuda.synchronize(device)
+            began = time.perf_counter()
+            _run(name, trial)
+            torch.cuda.synchronize(device)
+            if repetition >= 2:
+                found.append(time.perf_counter() - began)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def _trial(operation: str, device: str, small: bool) -> Trial:
+    module, function = TRITON[operation].split(":")
+    made: Trial = getattr(importlib.import_module(module), function)(device, small)
+    return made
+
+
+def _run(name: str, trial: Trial) -> tuple[Tensor, ...]:
+    """A trial by one back end, also from within an evaluation or under autocast."""
+    before, kind = _chosen["kernels"], "cuda" if torch.cuda.is_available() else "cpu"
+    _chosen["kernels"] = name
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(kind, enabled=False):
+            return trial()
+    finally:
+        _chosen["kernels"] = before
+
+
+def _interpreted() -> bool:
+    """Whether Triton computes on the CPU by its interpreter, for tests."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+
+
+@functools.cache
 def _probe_flash(device: str) -> str | None:
     if not device.startswith("cuda"):
         return f"flash-attn needs a CUDA GPU, and computation here is on the {device}"
@@ -132,7 +235,11 @@ def _try_flash(attention: Any, device: str) -> str | None:
     return None
 
 
-_PROBES: dict[str, Callable[[str], str | None]] = {"keops": _probe_keops, "flash": _probe_flash}
+_PROBES: dict[str, Callable[[str], str | None]] = {
+    "triton": _probe_triton,
+    "keops": _probe_keops,
+    "flash": _probe_flash,
+}
 
 
 def _one_line(error: Exception) -> str:

@@ -7,7 +7,7 @@ is stored; <a, b> = 2 Re sum_n a_n b_n. The discretised system is again diagonal
 
 Two algorithms give the kernel. `krylov` works in the time domain and uses C itself instead of the published code's C~,
 which depends on a length. `cauchy` is the published one (S4, algorithm 1): sums at the roots of unity and an inverse
-transform; it checks the other, and is what KeOps computes.
+transform; it checks the other, and is what Triton and KeOps compute.
 
 Letters: H features, N state size, M = N / 2 stored modes, K directions, L kernel length, S copies of (A, P, B) that the
 features take in turn (feature h the copy h mod S).
@@ -128,8 +128,10 @@ def dplr_kernel(
     continuous: StateSpace, length: int, dtype: torch.dtype, algorithm: Algorithm | None = None
 ) -> Float[Tensor, "K H L"]:
     """kernel[l] = <C, Abar^l Bbar>. Tables over modes and lengths have the type `dtype`, float32 or float64; what
-    depends on modes alone is float64. Default: `krylov`, or `cauchy` with the KeOps backend."""
-    algorithm = algorithm or ("cauchy" if backends.current() == "keops" else "krylov")
+    depends on modes alone is float64. Default: `krylov`, or `cauchy` where Triton or KeOps computes its sums."""
+    if algorithm is None:
+        sums = backends.current() == "keops" or backends.uses_triton("cauchy", continuous.dt, dtype)
+        algorithm = "cauchy" if sums else "krylov"
     with without_autocast(continuous.dt):
         system = discretise(continuous)
         if algorithm == "cauchy":
@@ -441,6 +443,10 @@ def _cauchy(
     rows = torch.cat([v.real, (v * w.conj()).real]).to(dtype)  # (2R, H, M)
     if backends.current() == "keops":
         real, imag = _cauchy_keops(rows, w, y)
+    elif backends.uses_triton("cauchy", rows):
+        from spt.models.ops import triton_cauchy
+
+        real, imag = triton_cauchy.Sums.apply(rows, w, y)
     else:
         blocks = []
         for part in torch.arange(w.shape[0]).split(max(1, _CACHE // (w.shape[1] * len(y)))):

@@ -4,9 +4,9 @@ Two levels, l = aT + b with 0 <= b < T: lambda^l = (lambda^T)^a lambda^b, so tha
 K[aT + b] = Re sum_n (W_n lambda_n^(aT)) lambda_n^b is one real matrix product of inner size 2N. The backward pass
 recomputes the tables. Angles are reduced in float64: a length of 2^20 is as accurate as one of 2^5.
 
-DLR (Gupta et al. 2022, eq. 4) shares lambda among its features; S4D and DSS have one lambda per feature. KeOps can
-compute the sums instead (`backends`). Letters: K directions, H features, N modes, L positions; for the product G groups
-of R rows that share their lambda, T positions in a block, A blocks.
+DLR (Gupta et al. 2022, eq. 4) shares lambda among its features; S4D and DSS have one lambda per feature. Triton or
+KeOps can compute the sums instead (`backends`). Letters: K directions, H features, N modes, L positions; for the
+product G groups of R rows that share their lambda, T positions in a block, A blocks.
 """
 
 import math
@@ -41,10 +41,17 @@ def vandermonde(
     alpha, theta = (modes if modes.dim() == 2 else modes[None] for modes in (alpha, theta))
     G = len(alpha)
     grouped = W.unflatten(1, (G, H // G)).transpose(0, 1).reshape(G, -1, N, 2)
-    function = _Sums if backends.current() == "keops" else _Products
     with without_autocast(W):
-        kernel: Tensor = function.apply(grouped, alpha, theta, length)
+        kernel: Tensor = _function(grouped).apply(grouped, alpha, theta, length)
     return kernel.unflatten(1, (K, H // G)).transpose(0, 1).reshape(K, H, length)
+
+
+def _function(W: Float[Tensor, "G R N 2"]) -> type[torch.autograd.Function]:
+    if backends.uses_triton("vandermonde_shared" if len(W) == 1 else "vandermonde", W):
+        from spt.models.ops import triton_vandermonde
+
+        return triton_vandermonde.Sums
+    return _Sums if backends.current() == "keops" else _Products
 
 
 def complex_vandermonde(
