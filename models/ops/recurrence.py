@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from spt.models.ops.output import blocks
 from spt.models.ops.precision import autocast_type, without_autocast
 from spt.models.ops.product import product
-from spt.models.ops.scan import coefficient_gradients, entry_map, exit_map, solve, solve_back
+from spt.models.ops.scan import entry_map, exit_map, gradients, solve
 
 
 def recurrence(
@@ -71,9 +71,8 @@ class _Recurrence(torch.autograd.Function):
                 g[:, t] = _map(dy[s, t], leaves).view_as(g[:, t])
                 _add_products(dout, x[s, t].flatten(2), dy[s, t], ctx.type)
             for k in range(x.shape[2]):
-                states, gradients = torch.view_as_complex(x[s, :, k]), torch.view_as_complex(g[:, :, k])
-                solve_back(a, gradients, gradients, reverse=k == 1)
-                da += coefficient_gradients(a, states, gradients, reverse=k == 1)
+                states, change = torch.view_as_complex(x[s, :, k]), torch.view_as_complex(g[:, :, k])
+                da += gradients(a, states, change, change, reverse=k == 1)
             for t in steps:
                 dv = (g[:, t, 0] if x.shape[2] == 1 else g[:, t, 0] + g[:, t, 1]).flatten(2)
                 _add_products(dinto, u[s, t], dv, ctx.type)

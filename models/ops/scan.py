@@ -8,11 +8,15 @@ same scan in reverse.
 A constant coefficient may be in double precision with a sequence in single precision: its powers that carry a state
 over many steps are then exact, and errors do not grow with the length.
 
+On a GPU, Triton can compute the same in a few kernels (`backends`, `triton_scan`).
+
 Letters: B sequences, L steps, P states, H features, N chunks; a coefficients, b inputs, x states, z = Lambda Delta.
 """
 
+import importlib
 import math
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -20,6 +24,7 @@ from jaxtyping import Complex, Complex128, Float, Float64, Inexact
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from spt.models.ops import backends
 from spt.models.ops.discretise import bilinear, zoh
 from spt.models.ops.product import linear
 
@@ -79,22 +84,33 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, Tensor, None]:
         a, x = ctx.saved_tensors
         g = torch.empty_like(x)
-        solve_back(a, dx.resolve_conj(), g, ctx.reverse)
-        da = coefficient_gradients(a, x, g, ctx.reverse).to(a.dtype) if ctx.needs_input_grad[0] else None
-        return da, g, None
+        if not ctx.needs_input_grad[0]:
+            solve_back(a, dx.resolve_conj(), g, ctx.reverse)
+            return None, g, None
+        return gradients(a, x, dx.resolve_conj(), g, ctx.reverse).to(a.dtype), g, None
+
+
+def gradients(a: Tensor, x: Tensor, dx: Tensor, g: Tensor, reverse: bool) -> Tensor:
+    """`solve_back`, and the gradients of a, conj(x_{t-1}) g_t; their sum, in double precision, if a is fixed."""
+    if kernels := _fused(a, x):
+        return kernels.gradients(a, x, dx, g, reverse)
+    solve_back(a, dx, g, reverse)
+    return _coefficient_gradients(a, x, g, reverse)
 
 
 def solve_back(a: Tensor, dx: Tensor, g: Tensor, reverse: bool) -> None:
     """Write the gradients of b, g_t = dx_t + conj(a_{t+1}) g_{t+1}, into g, which is dx or shares no memory with it."""
+    if kernels := _fused(a, dx):
+        kernels.solve_back(a, dx, g, reverse)
+        return
     before, after, _, last = _neighbours(dx.shape[1], reverse)
     back = (a if a.ndim == 1 else a[:, after]).conj().resolve_conj()
     g[:, last] = dx[:, last]
     if dx.shape[1] > 1:
-        solve(back, dx[:, before], g[:, before], g[:, last], not reverse)
+        _solve(back, dx[:, before], g[:, before], g[:, last], not reverse)
 
 
-def coefficient_gradients(a: Tensor, x: Tensor, g: Tensor, reverse: bool) -> Tensor:
-    """conj(x_{t-1}) g_t, the gradients of a; their sum in double precision, if a is the same at every step."""
+def _coefficient_gradients(a: Tensor, x: Tensor, g: Tensor, reverse: bool) -> Tensor:
     before, after, first, _ = _neighbours(x.shape[1], reverse)
     if a.ndim == 1:
         return summed_products(x[:, before], g[:, after])
@@ -112,6 +128,20 @@ def _neighbours(L: int, reverse: bool) -> tuple[slice, slice, int, int]:
 
 def solve(a: Tensor, b: Tensor, x: Tensor, initial: Tensor | None, reverse: bool) -> None:
     """Write the states after `initial` (None: zero) into x, which is b or shares no memory with it."""
+    if kernels := _fused(a, b):
+        kernels.solve(a, b, x, initial, reverse)
+    else:
+        _solve(a, b, x, initial, reverse)
+
+
+def _fused(a: Tensor, b: Tensor) -> ModuleType | None:
+    """The module of the kernels, where Triton computes a scan of this kind."""
+    if not backends.uses_triton("scan" if a.ndim == 1 else "scan_varying", b):
+        return None
+    return importlib.import_module("spt.models.ops.triton_scan")
+
+
+def _solve(a: Tensor, b: Tensor, x: Tensor, initial: Tensor | None, reverse: bool) -> None:
     L = b.shape[1]
     if L <= 2 * CHUNK:
         _walk(a.to(b.dtype), b, x, initial, reverse)
@@ -138,7 +168,7 @@ def solve(a: Tensor, b: Tensor, x: Tensor, initial: Tensor | None, reverse: bool
         for t in order[1:]:
             across *= factors[t]
     carried = torch.empty_like(ends)
-    solve(across, ends, carried, initial, reverse)
+    _solve(across, ends, carried, initial, reverse)
 
     state = ends  # memory that is no longer needed
     if reverse:

@@ -18,6 +18,7 @@ from spt.models.longconv import cached_kernels
 from spt.rng import Draw
 from spt.runtime.distributed import Runtime
 from spt.runtime.memory import free_memory, out_of_memory
+from spt.runtime.prefetch import prefetched
 from spt.tasks.base import Split
 from spt.training.build import StageSetup
 from spt.training.losses import among_all, answers
@@ -25,6 +26,7 @@ from spt.training.metrics import (
     MOST_SCORES,
     ScoredAnswers,
     Sums,
+    answer_scores,
     batch_means,
     confusion_counts,
     default_metric,
@@ -32,11 +34,11 @@ from spt.training.metrics import (
     of_all,
     of_known,
     scores_of_steps,
-    sums,
+    sums_of_scores,
     text_scores,
     unasked,
 )
-from spt.training.objectives import Output, Targets, of_whole_split
+from spt.training.objectives import Inputs, Output, Targets, of_whole_split
 from spt.training.recordings import of_recordings, target_parts
 
 EVALUATION_POSITIONS = 1 << 15  # sequences times steps in memory at once when no gradient is kept
@@ -98,31 +100,39 @@ def evaluate(
         # Filled in place: a small tensor kept from each batch would break up the memory that the next one needs whole.
         kept: dict[str, Tensor] = {}
         done, total = 0, sum(-(-len(group) // world) for group in groups)
-        for group in groups:
-            part = share(group, runtime.rank, world)  # all processes take as many batches
-            batch = collate(split, part, data.input, data.target)
-            inputs, targets = runtime.send(setup.make_inputs(batch, draw))
-            with runtime.autocast(train.precision):
-                logits = model(inputs, targets.scored)
-            totals = sums(output, logits, targets)
-            if output.per_step:  # of an example: both sequences of a pair together
-                totals = {name: tensor.unflatten(0, (sequences, -1)).sum(0) for name, tensor in totals.items()}
-            entries = totals | {"index": batch.rows}
-            if not output.per_step:
-                entries["logits"] = logits.float()
-            if split.recordings is not None and not output.per_step:
-                entries |= target_parts(targets)
-            if padded:
-                entries |= _padded(logits, targets, int(split.extents.max()))
-            if counted:
-                confusion = kept.setdefault("confusion", torch.zeros(1, output.classes, output.classes).double())
-                confusion += confusion_counts(output, logits, targets)
-            for name, tensor in entries.items():
-                if name not in kept:
-                    kept[name] = torch.empty((total, *tensor.shape[1:]), dtype=tensor.dtype)
-                kept[name][done : done + len(part)] = tensor
-            done += len(part)
+        with contextlib.closing(prefetched(question, groups)) as questions:
+            for rows, (inputs, targets) in questions:
+                shown, asked_of = runtime.send((inputs, targets))
+                with runtime.autocast(train.precision):
+                    logits = model(shown, asked_of.scored)
+                whole_answers = None if output.per_step and not padded else logits.float()
+                # The batch's only wait for the device; of the targets there is a copy here.
+                scores, logits = runtime.fetch((answer_scores(output, logits, asked_of), whole_answers))()
+                totals = sums_of_scores(output, scores, targets)
+                if output.per_step:  # of an example: both sequences of a pair together
+                    totals = {name: tensor.unflatten(0, (sequences, -1)).sum(0) for name, tensor in totals.items()}
+                entries = totals | {"index": rows}
+                if not output.per_step:
+                    entries["logits"] = logits
+                if split.recordings is not None and not output.per_step:
+                    entries |= target_parts(targets)
+                if padded:
+                    entries |= _padded(logits, targets, int(split.extents.max()))
+                if counted:
+                    confusion = kept.setdefault("confusion", torch.zeros(1, output.classes, output.classes).double())
+                    confusion += confusion_counts(output, scores, targets)
+                for name, tensor in entries.items():
+                    if name not in kept:
+                        kept[name] = torch.empty((total, *tensor.shape[1:]), dtype=tensor.dtype)
+                    kept[name][done : done + len(rows)] = tensor
+                done += len(rows)
         return kept
+
+    def question(group: NDArray[np.int64]) -> tuple[Tensor, tuple[Inputs, Targets]]:
+        """This process's rows of a batch, and what they are asked."""
+        part = share(group, runtime.rank, world)  # all processes take as many batches
+        batch = collate(split, part, data.input, data.target)
+        return batch.rows, runtime.pinned(setup.make_inputs(batch, draw))
 
     sequences, extents = split.sequences, split.extents
     positions, least = min(EVALUATION_POSITIONS, len(split) * sequences * int(extents.max())), at_once
@@ -189,7 +199,7 @@ def _padded(logits: Tensor, targets: Targets, length: int) -> dict[str, Tensor]:
     if targets.known is not None:
         truth = truth.float().masked_fill(~targets.known, math.nan)
     entries = {
-        "step_logits": among_all(logits.float(), targets),
+        "step_logits": among_all(logits, targets),
         "step_truth": truth,
         "step_known": targets.weight > 0,
     }

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,20 +24,37 @@ UNASKED = 2**22  # of those that are sorted though nobody asked: seconds
 Sums = dict[str, Tensor]  # name -> (B,) or (B, S), float64: one row an example
 
 
+class Scores(NamedTuple):
+    """Answers and their losses: all that metrics need which only the device knows."""
+
+    answers: Int[Tensor, "B *L S"] | Float[Tensor, "B *L S"]
+    losses: Float[Tensor, " B *L"]
+
+
+def answer_scores(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> Scores:
+    """Of the logits, where they are; those of the scored steps (N, K) where the targets name them."""
+    losses = per_answer(output, logits, of_scored(targets.values, targets), known_of_scored(targets))
+    return Scores(answers(output, logits), losses)
+
+
 def sums(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> Sums:
     """What the metrics need of each example, so that any gathering of examples gives the exact metric. The logits are
     those of the scored steps (N, K) where the targets name them."""
-    # Small tensors go to the CPU before they become float64, which some devices do not have.
-    weight = targets.weight.cpu().double().reshape(len(targets.weight), -1)  # (B, T)
-    losses = per_answer(output, logits, of_scored(targets.values, targets), known_of_scored(targets))
-    loss = among_all(losses, targets).cpu().double().reshape(weight.shape)
+    return sums_of_scores(output, answer_scores(output, logits, targets), targets)
+
+
+def sums_of_scores(output: Output, scores: Scores, targets: Targets) -> Sums:
+    """The same from what has come back from the device. All on the CPU: some devices have no float64."""
+    weight = targets.weight.double().reshape(len(targets.weight), -1)  # (B, T)
+    loss = among_all(scores.losses, targets).double().reshape(weight.shape)
     totals = {"weight": weight.sum(1), "loss": (weight * loss).sum(1)}
+    said = among_all(scores.answers, targets)
     if output.loss == "cross_entropy":
-        predicted, truth = among_all(answers(output, logits), targets), targets.values
-        right = mean_of_known((predicted == truth).float(), targets.known).cpu().double().reshape(weight.shape)
+        truth = targets.values
+        right = mean_of_known((said == truth).float(), targets.known).double().reshape(weight.shape)
         totals |= {"right": (weight * right).sum(1)}
         if output.macro:
-            predicted, truth = (classes[..., 0].cpu().reshape(weight.shape) for classes in (predicted, truth))
+            predicted, truth = (classes[..., 0].reshape(weight.shape) for classes in (said, truth))
             entries = {"true": (truth, weight), "predicted": (predicted, weight), "hits": (truth, weight * right)}
             if output.balanced:
                 entries |= {"class_loss": (truth, weight * loss)}
@@ -45,12 +62,12 @@ def sums(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> S
             totals |= {name: nothing.scatter_add(1, at, entry) for name, (at, entry) in entries.items()}
         return totals
     if output.loss == "binary_cross_entropy":
-        return totals | _sums_of_labels(output, logits, targets, weight)
-    truth = targets.values.cpu().double().reshape(*weight.shape, output.size)  # (B, T, S)
-    error = among_all(answers(output, logits), targets).cpu().double().reshape(truth.shape) - truth
+        return totals | _sums_of_labels(output, said, targets, weight)
+    truth = targets.values.double().reshape(*weight.shape, output.size)  # (B, T, S)
+    error = said.double().reshape(truth.shape) - truth
     weigh = weight[..., None]
     if targets.known is not None:
-        weigh = weigh * targets.known.cpu().double().reshape(truth.shape)
+        weigh = weigh * targets.known.double().reshape(truth.shape)
         totals |= {"known": weigh.sum(1)}
     if output.shift:  # of no account to a variance, and a large mean would swallow it
         truth = truth - torch.tensor(output.shift, dtype=torch.float64)
@@ -63,14 +80,13 @@ def sums(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> S
 
 
 def _sums_of_labels(
-    output: Output, logits: Float[Tensor, "B *L K"], targets: Targets, weight: Float[Tensor, "B T"]
+    output: Output, said: Int[Tensor, "B *L S"], targets: Targets, weight: Float[Tensor, "B T"]
 ) -> Sums:
     """Of every label how often it is known, answered rightly, holds, is said to hold, and both; of every example how
     much of its answers is right, and how many are right in every known label."""
     shape = (*weight.shape, output.size)  # (B, T, K)
-    truth = targets.values.cpu().double().reshape(shape)
-    said = among_all(answers(output, logits), targets).cpu().double().reshape(shape)
-    known = torch.ones_like(truth) if targets.known is None else targets.known.cpu().double().reshape(shape)
+    truth, said = (each.double().reshape(shape) for each in (targets.values, said))
+    known = torch.ones_like(truth) if targets.known is None else targets.known.double().reshape(shape)
     weigh, right = weight[..., None] * known, (said == truth).double()
     share = mean_of_known(right, known > 0)
     return {
@@ -173,10 +189,10 @@ def probabilities(logits: Float[Tensor, "m K"], temperature: float = 1.0) -> NDA
     return values
 
 
-def confusion_counts(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> Float[Tensor, "C C"]:
+def confusion_counts(output: Output, scores: Scores, targets: Targets) -> Float[Tensor, "C C"]:
     """How many scored answers have true class i and are said to be j."""
-    said, truth = among_all(answers(output, logits), targets)[..., 0].cpu(), targets.values[..., 0].cpu()
-    kept = (targets.weight > 0).cpu()
+    said, truth = among_all(scores.answers, targets)[..., 0], targets.values[..., 0]
+    kept = targets.weight > 0
     pairs = truth[kept] * output.classes + said[kept]
     return torch.bincount(pairs, minlength=output.classes**2).double().unflatten(0, (output.classes, output.classes))
 

@@ -20,7 +20,7 @@ TARGET = "target "  # before the names of targets' parts
 def target_parts(targets: Targets) -> dict[str, Tensor]:
     """What is kept of every window's target beside its answer."""
     parts = {"values": targets.values, "weight": targets.weight, "known": targets.known}
-    return {TARGET + name: part.cpu() for name, part in parts.items() if part is not None}
+    return {TARGET + name: part for name, part in parts.items() if part is not None}
 
 
 def of_recordings(
