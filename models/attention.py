@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from spt.models.mixer import Context, Mixer, ParamGroup, linear_flops
-from spt.models.ops import backends
 from spt.models.ops.attention import (
     AttentionWeights,
     Pairs,
@@ -24,6 +23,7 @@ from spt.models.ops.attention import (
     rotate,
     self_mask,
     sinusoids,
+    skips_padding,
     weights,
 )
 from spt.models.ops.counts import Counts, attention
@@ -118,14 +118,15 @@ class Attention(Mixer):
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         q, k, v = self._project(x)
-        # Padding is on the right, so a causal query never sees it, and a mask would only cost time; flash-attn skips
-        # padding. A row without any valid step (our batches have none) gives zeros.
-        mask = context.padded and self.mask_padding and (not self.causal or backends.current("attention") == "flash")
+        dropout = self.dropout if self.training else 0.0
+        # Padding is on the right, so a causal query never sees it, and a mask would only cost time, unless the backend
+        # skips what is masked. A row without any valid step (our batches have none) gives zeros.
+        mask = context.padded and self.mask_padding and (not self.causal or skips_padding(q, dropout))
         options: dict[str, Any] = {
             "bias": self.score_bias(q),
             "causal": self.causal,
             "valid": context.valid if mask else None,
-            "dropout": self.dropout if self.training else 0.0,
+            "dropout": dropout,
         }
         if self.temperature is not None:
             options["scale"] = 1.0

@@ -16,7 +16,9 @@ from reference_weights import export_reference, import_reference
 from tiny import ROOT, recipe_file
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import CausalBias, causal_lower_right
+from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 from spt.checks import model_contract
@@ -64,6 +66,31 @@ def test_rotary_is_a_rotation_by_position(pairs):
                 (other, x0 * angle.sin() + x1 * angle.cos()),
             ):
                 torch.testing.assert_close(y[..., t, place].double(), wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_rotary_neighbours_in_real_arithmetic():
+    """As on GPUs: values and gradients of the complex product."""
+    x, table = torch.randn(2, 3, 50, 16, requires_grad=True), rotary_table(50, 16)
+    cotangent = torch.randn(x.shape)
+    for dtype in (torch.float32, torch.float64):
+        forms = [
+            rotate(x.to(dtype), table.to(dtype)),
+            attention._rotate_real(x.to(dtype), table.to(dtype), "interleaved"),
+        ]
+        for y in forms:
+            assert y.is_contiguous() and y.dtype == dtype
+        torch.testing.assert_close(*forms)
+        torch.testing.assert_close(*(torch.autograd.grad(y, x, cotangent.to(dtype))[0] for y in forms))
+    operations = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            operations.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    with Recorder():
+        rotate(x.detach().to("meta"), table.to("meta"))
+    assert not [name for name in operations if "complex" in name] and len(operations) < 15
 
 
 @pytest.mark.parametrize("pairs", ["interleaved", "half"])
@@ -215,30 +242,49 @@ def answers(compute: Callable[[dict[str, Tensor]], Tensor], question: Question, 
     return [y * of, *(torch.zeros_like(x) if g is None else g for x, g in zip(inputs.values(), found, strict=True))]
 
 
+class Uncovered(torch.autograd.Function):
+    """Rows behind the last segment, which a kernel neither writes nor gives a gradient: here they are no numbers."""
+
+    @staticmethod
+    def forward(ctx, x, last):
+        ctx.last = last
+        return torch.cat([x[:last], torch.full_like(x[last:], torch.nan)])
+
+    @staticmethod
+    def backward(ctx, grad):
+        assert not grad[ctx.last :].any()
+        return torch.cat([grad[: ctx.last], torch.full_like(grad[ctx.last :], torch.nan)]), None
+
+
 def plain_varlen(q, k, v, query_ends, key_ends, longest_q, longest_k, **how):
-    """What flash_attn_varlen_func does, segment by segment; its causal mask is aligned to the lower right."""
+    """What flash_attn_varlen_func does, segment by segment; causal masks and windows are aligned to the lower right."""
     assert how.pop("dropout_p") == 0 and how.pop("deterministic") is False and query_ends.dtype == torch.int32
-    pieces = []
+    left, right = how["window_size"]
+    left, right = (1 << 30 if side < 0 else side for side in (left, 0 if how["causal"] else right))
+    n_queries, n_keys = int(query_ends[-1]), int(key_ends[-1])
+    q, k, v = Uncovered.apply(q, n_queries), Uncovered.apply(k, n_keys), Uncovered.apply(v, n_keys)
+    pieces = [q[:0]]
     for i in range(len(query_ends) - 1):
         rows, keys = slice(query_ends[i], query_ends[i + 1]), slice(key_ends[i], key_ends[i + 1])
         L, M = rows.stop - rows.start, keys.stop - keys.start
-        assert 0 < L <= longest_q and 0 < M <= longest_k
+        assert 0 <= L <= longest_q and 0 <= M <= longest_k and (M or not L)
         groups = q.shape[1] // k.shape[1]
         own_k, own_v = (x[keys].repeat_interleave(groups, dim=1) for x in (k, v))
         scores = torch.einsum("qhe,khe->hqk", q[rows], own_k) * (how["softmax_scale"] or q.shape[-1] ** -0.5)
-        if how["causal"]:
-            scores = scores.masked_fill(torch.arange(M) > torch.arange(L)[:, None] + M - L, -torch.inf)
+        ahead = torch.arange(M) - torch.arange(L)[:, None] - M + L
+        scores = scores.masked_fill((ahead > right) | (ahead < -left), -torch.inf)
         pieces.append(torch.einsum("hqk,khe->qhe", scores.softmax(-1), own_v))
-    assert query_ends[-1] == len(q) and key_ends[-1] == len(k)
-    return torch.cat(pieces) if pieces else q[:0]
+    y = torch.cat(pieces)
+    return Uncovered.apply(torch.cat([y, torch.zeros_like(q[len(y) :])]), len(y))
 
 
-@pytest.fixture
-def flash(monkeypatch):
-    """flash-attn by its arithmetic alone, in double precision."""
-    monkeypatch.setattr(backends, "flash", lambda: plain_varlen)
+@pytest.fixture(params=["flash", "varlen"])
+def flash(request, monkeypatch):
+    """Attention by segments, by its arithmetic alone, in double precision."""
+    monkeypatch.setattr(backends, request.param, lambda: plain_varlen)
     monkeypatch.setattr(attention, "HALF", (torch.float64,))
-    monkeypatch.setitem(backends._PROBES, "flash", lambda device: None)
+    monkeypatch.setitem(backends._PROBES, request.param, lambda device: None)
+    return request.param
 
 
 @given(question=questions(), backend=st.sampled_from(["sdpa", "math"]), rows=st.sampled_from([2, 256]))
@@ -265,14 +311,14 @@ def test_segments_are_chunks_and_their_neighbourhoods(flash):
         valid = question.valid()
         of = torch.ones(2, 1, question.L, 1, dtype=torch.float64) * (1 if valid is None else valid[:, None, :, None])
         wanted = answers(question.dense, question, of)
-        with backends.use("flash", "attention"):
+        with backends.use(flash, "attention"):
             found = answers(question.ours, question, of)
         for ours, theirs in zip(found, wanted, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-        called.append(question.band is None and not question.bias)
+        called.append((question.band is not None, question.bias))
 
     check()
-    assert any(called)
+    assert {(False, False), (True, False)} <= set(called)
 
 
 @given(
@@ -441,10 +487,11 @@ def test_segments_by_hand():
     """Two sequences of 5 steps, the second with 3, in chunks of 2 that look one back."""
     valid = torch.tensor([[True] * 5, [True, False, True, True, False]])
     found = segments(2, 5, Chunks(2, 1), valid, torch.device("cpu"))
-    assert found.queries.tolist() == [0, 1, 2, 3, 4, 5, 7, 8]
-    assert found.query_ends.tolist() == [0, 2, 4, 5, 6, 8]
-    assert found.key_ends.tolist() == [0, 2, 6, 9, 10, 13]
-    assert found.keys.tolist() == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 5, 7, 8]
+    assert found.queries.tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 6, 9]  # hidden ones last
+    assert found.query_ends.tolist() == [0, 2, 4, 5, 6, 8, 8]  # the last chunk has no step
+    assert found.key_ends.tolist() == [0, 2, 6, 9, 10, 13, 15]
+    assert found.keys.tolist() == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 5, 7, 8, 7, 8, 6, 9, 9]  # as many as of full sequences
+    assert found.rows[valid.flatten()].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
     whole = segments(2, 5, Chunks(5), None, torch.device("cpu"))
     assert whole.queries is None and whole.keys is None and whole.key_ends.tolist() == [0, 5, 10]
 
@@ -452,19 +499,21 @@ def test_segments_by_hand():
 def test_flash_is_tried_before_it_is_used():
     """Values and gradients of a small question; what fails, or answers wrongly, is told."""
 
-    def works(*given, causal):
-        return plain_varlen(*given, causal=causal, dropout_p=0.0, softmax_scale=None, deterministic=False)
+    def works(*given, **how):
+        return plain_varlen(*given, dropout_p=0.0, softmax_scale=None, deterministic=False, **how)
 
     class Crooked(torch.autograd.Function):
         forward = staticmethod(lambda ctx, x: x.clone())
         backward = staticmethod(lambda ctx, grad: grad + 1)
 
     assert backends._try_flash(works, "cpu") is None
-    assert "gave a wrong result" in backends._try_flash(lambda *given, causal: works(*given, causal=False), "cpu")
-    assert "gave a wrong result" in backends._try_flash(
-        lambda q, *rest, causal: works(Crooked.apply(q), *rest, causal=True), "cpu"
-    )
-    assert "on cpu failed (ZeroDivisionError" in backends._try_flash(lambda *given, causal: 1 / 0, "cpu")
+    for wrong in (
+        lambda *given, **how: works(*given, **{**how, "causal": False}),
+        lambda *given, **how: works(*given, **{**how, "window_size": (-1, -1)}),
+        lambda q, *rest, **how: works(Crooked.apply(q), *rest, **how),
+    ):
+        assert "gave a wrong result" in backends._try_flash(wrong, "cpu")
+    assert "on cpu failed (ZeroDivisionError" in backends._try_flash(lambda *given, **how: 1 / 0, "cpu")
 
 
 def test_flash_takes_half_precision_only(monkeypatch):
@@ -481,20 +530,113 @@ def test_flash_takes_half_precision_only(monkeypatch):
     assert low.dtype == torch.bfloat16 and difference(low.float(), attend(x, x, x, causal=True)) < 0.03
 
 
+def test_segments_are_found_without_values():
+    """Nothing is read from the device: there is nothing to read here."""
+    for valid in (None, torch.ones(3, 50, dtype=torch.bool, device="meta")):
+        for chunks in (Chunks(50), Chunks(8, 1, 1)):
+            found = segments(3, 50, chunks, valid, torch.device("meta"))
+            assert all(x is None or x.is_meta for x in found)
+
+
+def test_segments_are_found_once_for_all_layers(flash, monkeypatch):
+    """Once for each batch and kind of neighbourhood; a mask that was changed in place is another one."""
+    found = []
+    monkeypatch.setattr(attention, "segments", lambda *given: found.append(given[2]) or segments(*given))
+    layers = [Attention(8, 2, 20, causal=False, rotary=True, window=w).double() for w in (None, None, 6, 6)]
+    x, valid = torch.randn(2, 20, 8).double(), torch.arange(20) < torch.tensor([[20], [7]])
+    with backends.use(flash, "attention"):
+        for layer in layers:
+            layer(x, Context(valid, padded=True))
+        assert found == [Chunks(20), Chunks(6, 1, 1)]
+        layers[0](x, Context(valid.clone(), padded=True))
+        assert len(found) == 3
+        valid[1, 8:] = True
+        layers[0](x, Context(valid, padded=True))
+        assert len(found) == 4
+    assert valid in attention._segments_of
+    del valid
+    assert not attention._segments_of  # kept no longer than the batch
+
+
+def test_a_sliding_window_needs_no_mask(flash, monkeypatch):
+    """Where the band decides, one call for whole sequences; where chunks cut it off, a mask."""
+    windows = []
+
+    def recording(*given, **how):
+        windows.append((how["window_size"], len(given[3]) - 1))
+        return plain_varlen(*given, **how)
+
+    monkeypatch.setattr(backends, flash, lambda: recording)
+    q = torch.randn(2, 2, 30, 4).double()
+    with backends.use(flash, "attention"):
+        local_attend(q, q, q, 8, band=(8, 5))
+        local_attend(q, q, q, 8, ahead=0, causal=True, band=3)
+        local_attend(q, q, q, 30, back=1, ahead=1, band=(40, 40))
+        assert windows == [((8, 5), 2), ((3, 0), 2), ((40, 40), 2)]
+        local_attend(q, q, q, 8, band=9)
+        assert len(windows) == 3
+
+
+def test_by_default_padding_and_windows_are_left_to_a_gpu(monkeypatch):
+    """In half precision, without dropout, and only where it helps."""
+    calls = []
+
+    def recording(*given, **how):
+        calls.append(how)
+        return plain_varlen(*given, **how)
+
+    monkeypatch.setattr(attention, "_on_cuda", lambda x: True)
+    monkeypatch.setattr(backends, "varlen", lambda: recording)
+    monkeypatch.setitem(backends._PROBES, "varlen", lambda device: None)
+    low = torch.randn(2, 4, 24, 12, dtype=torch.bfloat16)
+    valid = torch.arange(24) < torch.tensor([[24], [9]])
+
+    def used(q: Tensor = low, **how: Any) -> bool:
+        calls.clear()
+        w = how.pop("w", 24)
+        with monkeypatch.context() as patch:
+            patch.setattr(attention, "_fused_on_cuda", lambda q, *rest, **how: q)
+            local_attend(q, q[:, :2], q[:, :2], w, **how)
+        return bool(calls)
+
+    assert used(valid=valid) and used(w=8, valid=valid)
+    assert used(w=8, band=8) and used(w=8, band=5, causal=True, ahead=0)
+    assert not used() and not used(w=8) and not used(causal=True, ahead=0)
+    assert not used(low.float(), valid=valid) and not used(valid=valid, dropout=0.1)
+    assert not used(valid=valid, bias=self_mask(low, 24, 1, 1))
+    assert not used(torch.zeros(2, 4, 24, 264, dtype=torch.bfloat16), valid=valid)
+    monkeypatch.setitem(backends._PROBES, "varlen", lambda device: "does not work")
+    assert not used(valid=valid)
+
+
+def test_padding_is_skipped_in_the_right_numbers(monkeypatch):
+    """Heads of a width that kernels do not have, and dropout, which torch's kernel by segments has not."""
+    monkeypatch.setattr(backends, "varlen", lambda: plain_varlen)
+    monkeypatch.setitem(backends._PROBES, "varlen", lambda device: None)
+    low = torch.randn(2, 4, 24, 12, dtype=torch.bfloat16)
+    valid = torch.arange(24) < torch.tensor([[24], [9]])
+    wanted = attend(low.float(), low[:, :2].float(), low[:, :2].float(), valid=valid)
+    with backends.use("varlen", "attention"):
+        found = attend(low, low[:, :2], low[:, :2], valid=valid)
+        attend(low, low, low, valid=valid, dropout=0.1)
+    found, wanted = (y.transpose(1, 2)[valid] for y in (found, wanted))
+    assert difference(found.float(), wanted) < 0.02
+
+
 def test_the_layer_leaves_padding_to_flash(flash, monkeypatch):
     """Causal attention, which otherwise has no mask: no work on what is hidden. Answers stay."""
     asked = []
 
     def counting(q, *rest, **how):
-        asked.append(len(q))
+        asked.append(int(rest[2][-1]))
         return plain_varlen(q, *rest, **how)
 
-    monkeypatch.setattr(backends, "flash", lambda: counting)
+    monkeypatch.setattr(backends, flash, lambda: counting)
     x, valid = torch.randn(2, 20, 8).double(), torch.arange(20) < torch.tensor([[20], [7]])
     for causal, window in ((False, None), (True, None), (False, 6), (True, 6)):
         layer = Attention(8, 2, 20, causal=causal, rotary=True, window=window).double()
         expected = layer(x, Context(valid, padded=True))
-        with backends.use("flash", "attention"):
+        with backends.use(flash, "attention"):
             found = layer(x, Context(valid, padded=True))
         torch.testing.assert_close(found[valid], expected[valid])
     assert asked == [27] * 4
@@ -517,6 +659,41 @@ def test_flash_on_the_command_line(tmp_path):
     assert means[0] == pytest.approx(means[1], abs=1e-3)
     names = [sorted(path.name for path in (tmp_path / how).iterdir() if path.is_dir()) for how in ("auto", "math")]
     assert names[0] == names[1]  # how it runs is no part of a run's name
+
+
+def fused_kernels_take(q: Tensor, k: Tensor, v: Tensor, mask: Any, shared: bool) -> bool:
+    """The conditions of torch's flash and memory-efficient kernels for CUDA (aten's sdp_utils.cpp), of one or other."""
+    half, width = q.dtype in (torch.float16, torch.bfloat16), q.shape[-1]
+    equal_heads = q.shape[1] == k.shape[1] and not shared
+    flash = half and (mask is None or isinstance(mask, CausalBias)) and width <= 256 and width % 8 == 0
+    aligned = isinstance(mask, CausalBias) or mask is None
+    if not aligned:
+        strides = [step for step, size in zip(mask.stride()[:-1], mask.shape, strict=False) if size > 1]
+        aligned = mask.stride(-1) == 1 and not any(n % 8 for n in (*strides, mask.storage_offset()))
+    efficient = equal_heads and aligned and width % 8 == 0 and q.dtype != torch.float64
+    return all(x.stride(-1) == 1 for x in (q, k, v)) and (flash or efficient)
+
+
+@given(question=questions(), E=st.sampled_from([4, 6, 8, 16, 300]), half=st.booleans())
+def test_no_gpu_is_left_to_the_formula(question, E, half):
+    """What attention is given on CUDA in a form that a fused kernel takes; and it stays the same question."""
+    dtype, question = torch.bfloat16 if half else torch.float32, question._replace(scale=question.scale and 0.1)
+    inputs = {name: x.detach().to(dtype) for name, x in question.inputs(E=E).items()}
+    compute = nn.functional.scaled_dot_product_attention
+
+    def checked(q, k, v, *, attn_mask=None, enable_gqa, **how):
+        assert fused_kernels_take(q, k, v, attn_mask, enable_gqa)
+        if isinstance(attn_mask, CausalBias):
+            attn_mask = attn_mask._materialize()
+        return compute(q, k, v, attn_mask=attn_mask, enable_gqa=enable_gqa, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "_on_cuda", lambda x: True)
+        patch.setattr(nn.functional, "scaled_dot_product_attention", checked)
+        with backends.use("sdpa", "attention"):
+            found = question.ours(inputs)
+    wanted = question.dense({name: x.double() for name, x in inputs.items()})
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=0.1 if half else 1e-4)
 
 
 ON_A_GPU = [
@@ -557,6 +734,64 @@ def on_a_gpu(question: Question, backend: str, dtype: torch.dtype) -> list[Tenso
 def test_on_a_gpu(question, backend):
     assert max(on_a_gpu(question, backend, torch.float32)) < 1e-2  # TensorFloat-32
     assert max(on_a_gpu(question, backend, torch.bfloat16)) < 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("E", [6, 16])
+@pytest.mark.parametrize("G", [1, 4])
+def test_fused_kernels_serve_on_a_gpu(dtype, E, G):
+    """Torch raises where only the formula would serve."""
+    fused = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+    q = torch.randn(2, 4, 37, E, device="cuda", dtype=dtype, requires_grad=True)
+    k = torch.randn(2, G, 37, E, device="cuda", dtype=dtype, requires_grad=True)
+    valid = torch.arange(37, device="cuda") < torch.tensor([[37], [12]], device="cuda")
+    bias = torch.randn(4, 10, 30, device="cuda", requires_grad=True)
+    with sdpa_kernel(fused), backends.use("sdpa", "attention"):
+        for y in (
+            attend(q, k, k),
+            attend(q, k, k, causal=True, dropout=0.1),
+            attend(q[:, :, 8:], k, k, causal=True),
+            attend(q, k, k, valid=valid),
+            local_attend(q, k, k, 10, band=7),
+            local_attend(q, k, k, 10, bias=bias),
+            local_attend(q, k, k, 10, ahead=0, causal=True, bias=bias[..., :20], valid=valid),
+        ):
+            y.float().sum().backward()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [37, 8])
+def test_torchs_kernel_by_segments_gives_the_formula(length):
+    """Padding and sliding windows, chosen by default; nothing waits for the device once the kernel has been tried."""
+    assert backends.probe("varlen", "cuda", "attention") is None
+    questions = [
+        Question(length, 8, 1, 0 if causal else 1, causal, G, lengths, band, False, None)
+        for causal, G, lengths, band in [
+            (False, 2, (length, 5), None),
+            (True, 4, (length, 5), None),
+            (False, 4, None, (8, 3)),
+            (True, 1, (5, length), (4, 0)),
+        ]
+    ]
+    for question in questions:
+        for backend in ("auto", "varlen"):
+            assert max(on_a_gpu(question, backend, torch.bfloat16)) < 0.1
+    x = torch.randn(2, 4, length, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    valid = torch.arange(length, device="cuda") < torch.tensor([[length], [5]], device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for how in ({}, {"band": 3}):
+            local_attend(x, x, x, 8, valid=valid, **how).float().sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotary_on_a_gpu(dtype):
+    x, table = torch.randn(2, 3, 50, 16, dtype=dtype), rotary_table(50, 16)
+    assert difference(rotate(x.cuda(), table.cuda()).cpu().float(), rotate(x, table).float()) < 0.01
 
 
 @pytest.mark.gpu

@@ -27,7 +27,7 @@ def test_the_default_works_everywhere():
 def test_a_backend_that_does_not_exist():
     with pytest.raises(backends.Unavailable, match="no kernel backend 'nosuch'; choose among auto, torch, triton, keops"):
         backends.use("nosuch")
-    with pytest.raises(backends.Unavailable, match="no attention backend 'keops'; choose among auto, sdpa, flash"):
+    with pytest.raises(backends.Unavailable, match="no attention backend 'keops'; choose among auto, sdpa, varlen"):
         backends.use("keops", "attention")
     assert "no such backend" in backends.probe("nosuch") and "no such backend" in backends.probe("flash")
     assert backends.current() == backends.current("attention") == "auto"
@@ -69,7 +69,7 @@ def test_without_a_gpu_or_flash_attn(monkeypatch):
             assert "on cuda:0 failed" in problem or "gave a wrong result" in problem
     names = backends.NAMES["attention"]
     works = {name: backends.probe(name, "cpu", "attention") is None for name in names}
-    assert works == {"auto": True, "sdpa": True, "flash": False, "math": True}
+    assert works == {"auto": True, "sdpa": True, "varlen": False, "flash": False, "math": True}
     assert backends.current("attention") == "auto"
 
 

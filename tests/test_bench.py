@@ -43,7 +43,7 @@ ROWS = {
         "length": {"type": "integer"},
         "batch": {"type": "integer"},
         "precision": {"enum": ["fp32", "bf16"]},
-        "attention": {"enum": ["auto", "sdpa", "flash", "math"]},
+        "attention": {"enum": ["auto", "sdpa", "varlen", "flash", "math"]},
         "compiled": {"type": "boolean"},
         "parameters": {"type": "integer"},
         "positions_per_second": {"type": "number", "exclusiveMinimum": 0},

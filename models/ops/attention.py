@@ -4,6 +4,8 @@ Vaswani et al. 2017; rotary positions of Su et al. 2021; xPos of Sun et al. 2022
 computes it. Letters: B sequences, L queries, M keys, H heads of queries, G heads of keys and values (each shared by
 H / G neighbouring heads of queries), E width of a head, P = E / 2 pairs in it, w length of a chunk, K of its
 neighbourhood.
+
+What holds for CUDA is checked here by the arguments that its kernels are given; no GPU has run it.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,13 +15,16 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from spt.models.ops import backends
 from spt.models.ops.precision import autocast_type
 
 Pairs = Literal["interleaved", "half"]
 ROWS = 256  # queries at a time where a causal mask must be materialised: few, so that little work goes to masked keys
-HALF = (torch.float16, torch.bfloat16)  # types that flash-attn supports
+HALF = (torch.float16, torch.bfloat16)  # types that flash attention supports
+WIDEST = 256  # head of flash attention
+ALIGNMENT = 8  # widths of heads and strides of masks, in numbers, that every fused kernel for CUDA accepts
 
 # ---------------------------------------------------------------------------------------------------------- positions
 
@@ -51,16 +56,21 @@ def rotate(
 ) -> Float[Tensor, "*B L E"]:
     """Rotary embedding (Su et al. 2021, eq. 34): (x0, x1) -> (x0 cos - x1 sin, x0 sin + x1 cos), in float32 or better.
 
-    Pairs of a head are neighbours (2i, 2i + 1), for which this is a complex product, or one of each half (i, P + i).
+    Pairs of a head are neighbours (2i, 2i + 1) or one of each half (i, P + i). For neighbours this is a complex
+    product, which is faster on a CPU, but slow on CUDA and not compiled.
     """
     wide = x.to(torch.promote_types(x.dtype, table.dtype))
-    if pairs == "interleaved":
+    if pairs == "interleaved" and x.device.type == "cpu" and not torch.compiler.is_compiling():
         rotated = torch.view_as_complex(wide.unflatten(-1, (-1, 2))) * torch.view_as_complex(table)
         return torch.view_as_real(rotated).flatten(-2).type_as(x)
-    x0, x1 = wide.chunk(2, dim=-1)
+    return _rotate_real(wide, table, pairs).type_as(x)
+
+
+def _rotate_real(x: Float[Tensor, "*B L E"], table: Float[Tensor, "L P 2"], pairs: Pairs) -> Float[Tensor, "*B L E"]:
     cos, sin = table.unbind(-1)
-    rotated = torch.cat([torch.addcmul(x0 * cos, x1, sin, value=-1), torch.addcmul(x0 * sin, x1, cos)], dim=-1)
-    return rotated.type_as(x)
+    x0, x1 = x.unflatten(-1, (-1, 2)).unbind(-1) if pairs == "interleaved" else x.chunk(2, dim=-1)
+    rotated = torch.addcmul(x0 * cos, x1, sin, value=-1), torch.addcmul(x0 * sin, x1, cos)
+    return torch.stack(rotated, dim=-1).flatten(-2) if pairs == "interleaved" else torch.cat(rotated, dim=-1)
 
 
 class Rotary(nn.Module):
@@ -163,11 +173,11 @@ def attend(
     """
     if causal and k.shape[2] < q.shape[2]:
         raise ValueError(f"{k.shape[2]} keys for {q.shape[2]} queries: the first query would see no key")
-    options, backend = _Options(causal, scale, valid, bias, dropout), backends.current("attention")
-    if backend == "flash" and bias is None and k.shape[2] == q.shape[2]:
-        return _flash(q, k, v, Chunks(q.shape[2]), options)
+    options = _Options(causal, scale, valid, bias, dropout)
+    if bias is None and k.shape[2] == q.shape[2] and (kernel := _packed_kernel(q, dropout, valid is not None)):
+        return _packed(kernel, q, k, v, Chunks(q.shape[2]), None, options)
     q, k, v = _autocast(q), _autocast(k), _autocast(v)
-    return (_formula if backend == "math" else _sdpa)(q, k, v, options)
+    return (_formula if backends.current("attention") == "math" else _sdpa)(q, k, v, options)
 
 
 def local_attend(
@@ -190,7 +200,8 @@ def local_attend(
     The last chunk may be incomplete; nothing is padded, and one chunk is full attention. Causal (with `ahead` = 0): no
     later step either. `band`: the largest distance in steps (or two: backwards and forwards). `bias` is added to the
     scores of each chunk: its rows are the steps of the chunk, its K = (back + 1 + ahead) w columns those from the
-    beginning of chunk j - back on. All else is as in `attend`.
+    beginning of chunk j - back on. With a band, what is masked by `valid` is behind the valid steps of its sequence,
+    since a kernel may count distances without it. All else is as in `attend`.
 
     Chunks with all their neighbours are computed together, without a mask unless one is needed; those at both ends are
     computed one by one. Time and memory grow linearly with L.
@@ -198,10 +209,18 @@ def local_attend(
     B, L = q.shape[0], q.shape[2]
     if causal and ahead:
         raise ValueError("causal attention sees no chunk ahead")
-    if backends.current("attention") == "flash" and band is None and bias is None:
-        return _flash(q, k, v, Chunks(w, back, ahead), _Options(causal, scale, valid, None, dropout))
-    if band is not None:
-        bias = _add_band(bias, Chunks(w, back, ahead), (band, band) if isinstance(band, int) else band, q)
+    chunks, limits = Chunks(w, back, ahead), (band, band) if isinstance(band, int) else band
+    if limits is not None and causal:
+        limits = (limits[0], 0)
+    by_band = limits is not None and _decides(limits, chunks, L)
+    kernel = None
+    if bias is None and (limits is None or by_band):
+        kernel = _packed_kernel(q, dropout, valid is not None or by_band)
+    if kernel is not None:
+        options = _Options(causal, scale, valid, None, dropout)
+        return _packed(kernel, q, k, v, Chunks(L) if by_band else chunks, limits, options)
+    if limits is not None:
+        bias = _add_band(bias, chunks, limits, q)
 
     def piece(q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, bias: Tensor | None) -> Tensor:
         return attend(q, k, v, causal=causal, scale=scale, valid=valid, bias=bias, dropout=dropout)
@@ -281,6 +300,11 @@ def weights(
         yield AttentionWeights(start, first, masked.softmax(dim=-1).masked_fill(~visible, 0.0), visible)
 
 
+def skips_padding(x: Tensor, dropout: float) -> bool:
+    """Would padding that is masked cost less than padding that is not, for queries like x?"""
+    return _packed_kernel(x, dropout, True) is not None
+
+
 def self_mask(like: Tensor, w: int, back: int = 0, ahead: int = 0) -> Float[Tensor, "1 w K"]:
     """A bias for `local_attend`, or with w = L for `attend`: a step sees itself only if it sees nothing else."""
     bias = torch.zeros(1, w, (back + 1 + ahead) * w, dtype=like.dtype, device=like.device)
@@ -334,13 +358,14 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, options: _Options) -> Float[Tensor, "
     """scaled_dot_product_attention. A mask, if needed, is materialised for a few queries at a time."""
     L, M = q.shape[2], k.shape[2]
     causal, scale, valid, bias, dropout = options
+    fused = _fused_on_cuda if _on_cuda(q) else F.scaled_dot_product_attention
     common: dict[str, Any] = {"scale": scale, "dropout_p": dropout, "enable_gqa": k.shape[1] != q.shape[1]}
-    if causal and valid is None and bias is None and (L == M or q.is_cuda):
+    if causal and valid is None and bias is None and (L == M or _on_cuda(q)):
         if L == M:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, **common)
+            return fused(q, k, v, is_causal=True, **common)
         from torch.nn.attention.bias import causal_lower_right  # brings torch's compiler: a second or two
 
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(L, M), **common)
+        return fused(q, k, v, attn_mask=causal_lower_right(L, M), **common)
     outputs, start = [], 0
     for rows in q.split(ROWS, dim=2) if causal else (q,):
         stop = start + rows.shape[2]
@@ -349,25 +374,64 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, options: _Options) -> Float[Tensor, "
         if bias is not None:
             bias_block = bias[None, :, start:stop, :keys].to(q.dtype)
             mask = bias_block if mask is None else bias_block.masked_fill(~mask, -torch.inf)
-        outputs.append(F.scaled_dot_product_attention(rows, k[:, :, :keys], v[:, :, :keys], attn_mask=mask, **common))
+        outputs.append(fused(rows, k[:, :, :keys], v[:, :, :keys], attn_mask=mask, **common))
         start = stop
     return _concatenate(outputs)
 
 
-# ------------------------------------------------------------------------------------------------------- flash-attn
+def _fused_on_cuda(
+    q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Any = None, enable_gqa: bool, scale: float | None, **how: Any
+) -> Float[Tensor, "B H L E"]:
+    """scaled_dot_product_attention in a form that one of its fused kernels takes; what none takes it would compute by
+    the formula, without saying so. Shared keys are only for flash attention, which needs half precision and no mask;
+    the other kernel needs aligned heads and masks. (In float64 there is only the formula.)"""
+    E = q.shape[-1]
+    scale = E**-0.5 if scale is None else scale
+    dense = isinstance(attn_mask, Tensor) and type(attn_mask) is Tensor
+    if enable_gqa and (dense or q.dtype not in HALF or E > WIDEST):
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+        enable_gqa = False
+    q, k, v = _widened(q, k, v)
+    mask = _aligned(attn_mask) if dense else attn_mask
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=enable_gqa, scale=scale, **how)
+    return y[..., :E]
+
+
+def _on_cuda(x: Tensor) -> bool:
+    return x.is_cuda
+
+
+def _widened(*heads: Tensor) -> list[Tensor]:
+    """Zeros behind each head, up to a width that kernels for CUDA accept; they change no product."""
+    return [F.pad(x, (0, -x.shape[-1] % ALIGNMENT)) if x.shape[-1] % ALIGNMENT else x for x in heads]
+
+
+def _aligned(mask: Tensor) -> Tensor:
+    """The mask at addresses that kernels for CUDA accept: a slice of a wider one where need be."""
+    strides = [step for step, size in zip(mask.stride()[:-1], mask.shape[:-1], strict=True) if size > 1]
+    if mask.stride(-1) == 1 and not any(number % ALIGNMENT for number in (*strides, mask.storage_offset())):
+        return mask
+    M = mask.shape[-1]
+    return F.pad(mask, (0, ALIGNMENT - M % ALIGNMENT))[..., :M]
+
+
+# --------------------------------------------------------------------------------------------------- without padding
 
 
 class Segments(NamedTuple):
-    """Queries and keys of each segment, as indices into the steps of all sequences, one sequence after the other."""
+    """Queries and keys of each segment, as indices into the steps of all sequences, one sequence after the other.
+    Masked steps, in any order, and rows without meaning are behind the last segment."""
 
-    queries: Int[Tensor, " S"] | None  # None: all steps, in their order
+    queries: Int[Tensor, " S"] | None  # the step of each row; None: all steps, in their order
     keys: Int[Tensor, " T"] | None
     query_ends: Int[Tensor, " N"]  # cumulative lengths, starting with 0
     key_ends: Int[Tensor, " N"]
+    rows: Int[Tensor, " S"] | None  # the row of each step; of masked steps, any row
 
 
 def segments(B: int, L: int, chunks: Chunks, valid: Bool[Tensor, "B L"] | None, device: torch.device) -> Segments:
-    """One segment for every chunk of every sequence, without masked steps; chunks without any other are left out."""
+    """One segment for every chunk of every sequence, without masked steps, so that some may be empty. All shapes
+    follow from B, L and the chunks: nothing waits for the device."""
     w, back, ahead = chunks
     n = -(-L // w)
     included = torch.ones(B, L, dtype=torch.bool, device=device) if valid is None else valid
@@ -376,50 +440,102 @@ def segments(B: int, L: int, chunks: Chunks, valid: Bool[Tensor, "B L"] | None, 
     j = torch.arange(n, device=device)
     starts = (ends - counts)[:, (j - back).clamp(min=0)].flatten()
     n_keys = ends[:, (j + ahead).clamp(max=n - 1)].flatten() - starts
-    n_queries = counts.flatten()
+    key_ends, query_ends = F.pad(n_keys.cumsum(0), (1, 0)), F.pad(ends.flatten(), (1, 0))
+    queries = rows = keys = None
     if valid is not None:
-        nonempty = n_queries > 0
-        starts, n_keys, n_queries = starts[nonempty], n_keys[nonempty], n_queries[nonempty]
-    key_ends = F.pad(n_keys.cumsum(0), (1, 0))
-    query_ends = F.pad(n_queries.cumsum(0), (1, 0))
-    queries = None if valid is None else valid.flatten().nonzero()[:, 0]
-    keys = None
+        queries = valid.flatten().logical_not().to(torch.uint8).argsort(stable=True)
+        rows = (valid.flatten().cumsum(0) - 1).clamp(min=0)
     if n > 1:  # neighbourhoods overlap
-        keys = torch.arange(int(key_ends[-1]), device=device) + (starts - key_ends[:-1]).repeat_interleave(n_keys)
+        most = sum(min(L, (i + 1 + ahead) * w) - max(0, i - back) * w for i in range(n))
+        slots = torch.arange(B * most, device=device)
+        segment = torch.searchsorted(key_ends[1:], slots, right=True).clamp(max=B * n - 1)
+        # What is left over refers to rows behind the last segment, to masked steps.
+        keys = (starts[segment] + slots - key_ends[segment]).clamp(max=B * L - 1)
     if queries is not None:
         keys = queries if keys is None else queries[keys]
-    return Segments(queries, keys, query_ends.int(), key_ends.int())
+    return Segments(queries, keys, query_ends.int(), key_ends.int(), rows)
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, chunks: Chunks, options: _Options) -> Float[Tensor, "B H L E"]:
-    """One call of flash-attn for all segments, without padding. Its causal mask lets the last query of a segment see
-    the last key, which is the query's own step."""
-    B, H, L, E = q.shape
-    q, k, v = _autocast(q), _autocast(k), _autocast(v)
+_segments_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # by `valid`, which all layers share; then by chunks
+
+
+def _segments(q: Tensor, chunks: Chunks, valid: Tensor | None) -> Segments:
+    """Of queries (B, H, L, E); once for all layers that are given the same `valid`."""
+    B, _, L, _ = q.shape
+    if valid is None or torch.compiler.is_compiling():  # a compiler finds by itself what is computed twice
+        return segments(B, L, chunks, valid, q.device)
+    known = _segments_of.setdefault(valid, {})
+    key = (*chunks, valid._version)
+    if key not in known:
+        known[key] = segments(B, L, chunks, valid, q.device)
+    found: Segments = known[key]
+    return found
+
+
+def _decides(band: tuple[int, int], chunks: Chunks, L: int) -> bool:
+    """Is all within the band also in the neighbourhood of a chunk?"""
+    sides = (chunks.back * chunks.w, chunks.ahead * chunks.w)
+    return all(limit <= side or side >= L - 1 for limit, side in zip(band, sides, strict=True))
+
+
+def _packed_kernel(q: Tensor, dropout: float, useful: bool) -> Callable[..., Tensor] | None:
+    """What computes attention by segments, as flash_attn_varlen_func does, if the backend in use has it for such
+    queries; by default only where that is `useful`."""
+    backend = backends.current("attention")
+    if backend == "flash":
+        return backends.flash()
+    if dropout > 0.0 or q.shape[-1] > WIDEST:  # which torch's own has not
+        return None
+    if backend == "varlen":
+        return backends.varlen()
+    half = (autocast_type(q) or q.dtype) in HALF
+    if backend != "auto" or not (useful and half and _on_cuda(q)) or torch.compiler.is_compiling():
+        return None
+    return None if backends.probe("varlen", str(q.device), "attention") else backends.varlen()
+
+
+def _packed(
+    kernel: Callable[..., Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chunks: Chunks,
+    band: tuple[int, int] | None,
+    options: _Options,
+) -> Float[Tensor, "B H L E"]:
+    """One call for all segments, without padding. Its causal mask lets the last query of a segment see the last key,
+    which is the query's own step. What the kernel leaves behind the last segment is arbitrary, in gradients too, so
+    masked steps are overwritten on both sides of it."""
+    B, _, L, E = q.shape
+    scale = E**-0.5 if options.scale is None else options.scale
+    q, k, v = _widened(_autocast(q), _autocast(k), _autocast(v))
     if q.dtype not in HALF:
         raise backends.Unavailable(
-            f"the attention backend flash computes in half precision, but its input is {str(q.dtype)[6:]}; "
-            "use precision: bf16, or another backend"
+            f"the attention backend {backends.current('attention')} computes in half precision, but its input is "
+            f"{str(q.dtype)[6:]}; use precision: bf16, or another backend"
         )
-    where = segments(B, L, chunks, options.valid, q.device)
-    rows, keys, values = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-    if where.queries is not None:
-        rows = rows[where.queries]
-    if where.keys is not None:
-        keys, values = keys[where.keys], values[where.keys]
-    y = backends.flash()(
-        rows,
-        keys,
-        values,
+    where = _segments(q, chunks, options.valid)
+    masked = None if options.valid is None else ~options.valid.flatten()[:, None, None]
+
+    def rows(x: Tensor, order: Tensor | None) -> Tensor:
+        x = x.transpose(1, 2).flatten(0, 1)
+        x = x if masked is None else x.masked_fill(masked, 0.0)
+        return x if order is None else x.index_select(0, order)
+
+    y = kernel(
+        rows(q, where.queries),
+        rows(k, where.keys),
+        rows(v, where.keys),
         where.query_ends,
         where.key_ends,
         min(chunks.w, L),
         min((chunks.back + 1 + chunks.ahead) * chunks.w, L),
         dropout_p=options.dropout,
-        softmax_scale=options.scale,
+        softmax_scale=scale,
         causal=options.causal,
+        window_size=(-1, -1) if band is None else band,
         deterministic=torch.are_deterministic_algorithms_enabled(),
-    )
-    if where.queries is not None:
-        y = torch.zeros(B * L, H, E, dtype=y.dtype, device=y.device).index_copy(0, where.queries, y)
+    )[..., :E]
+    if where.rows is not None:
+        y = y.index_select(0, where.rows).masked_fill(masked, 0.0)
     return y.unflatten(0, (B, L)).transpose(1, 2)

@@ -6,9 +6,11 @@ a GPU it takes Triton's form of an operation once that has agreed with torch's t
 tries when it first needs the operation. `keops` (the extra `keops`) compiles a kernel that stores only its result; on a
 CPU it is far slower.
 
-Attention: `sdpa` is PyTorch's scaled_dot_product_attention, whose flash kernel runs on a GPU; `auto`, the default, is
-the same; `math` is the formula as written; `flash` is the package flash-attn (the extra `flash`), for a GPU and half
-precision, which skips padding.
+Attention: `sdpa` is PyTorch's scaled_dot_product_attention, in a form that its fused kernels for GPUs take; `varlen` is
+PyTorch's varlen_attn, for CUDA and half precision, which skips padding and has sliding windows, but no dropout and no
+bias (there, `sdpa` computes); `auto`, the default, is `varlen` where it works and there is padding or a sliding window,
+and `sdpa` elsewhere; `flash` is the package flash-attn (the extra `flash`), which does what `varlen` does, with
+dropout; `math` is the formula as written.
 
 A backend counts as usable once something small has run on the device in question, forward and backward: KeOps can be
 imported and still fail there (state-spaces/s4 issue 17), and so can flash-attn, which is built for one torch and some
@@ -33,7 +35,7 @@ from spt.models.ops.precision import has_values
 Choice = Literal["kernels", "attention"]
 NAMES: dict[Choice, tuple[str, ...]] = {  # the first is the default
     "kernels": ("auto", "torch", "triton", "keops"),
-    "attention": ("auto", "sdpa", "flash", "math"),
+    "attention": ("auto", "sdpa", "varlen", "flash", "math"),
 }
 _chosen: dict[Choice, str] = {choice: names[0] for choice, names in NAMES.items()}
 
@@ -123,6 +125,29 @@ def flash() -> Any:
     return importlib.import_module("flash_attn").flash_attn_varlen_func
 
 
+def varlen() -> Callable[..., torch.Tensor]:
+    """PyTorch's own attention by segments, with the arguments of flash_attn_varlen_func."""
+    attention = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+
+    def by_segments(
+        q: torch.Tensor,
+        *rest: Any,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        dropout_p: float = 0.0,
+        deterministic: bool = False,  # which torch knows by itself
+    ) -> torch.Tensor:
+        assert dropout_p == 0.0, "it has no dropout"
+        window = (window_size[0], 0) if causal else window_size
+        y: torch.Tensor = attention(
+            q, *rest, scale=softmax_scale, window_size=window, enable_gqa=q.shape[1] != rest[0].shape[1]
+        )
+        return y
+
+    return by_segments
+
+
 @functools.cache
 def _probe_keops(device: str) -> str | None:
     try:
@@ -205,6 +230,17 @@ def _interpreted() -> bool:
 
 
 @functools.cache
+def _probe_varlen(device: str) -> str | None:
+    if not device.startswith("cuda"):
+        return f"torch's varlen_attn needs a CUDA GPU, and computation here is on the {device}"
+    try:
+        attention = varlen()
+    except Exception as error:  # a torch without it, or with another name for it
+        return f"torch has no varlen_attn ({_one_line(error)}); use a newer torch"
+    return _try_flash(attention, device)
+
+
+@functools.cache
 def _probe_flash(device: str) -> str | None:
     if not device.startswith("cuda"):
         return f"flash-attn needs a CUDA GPU, and computation here is on the {device}"
@@ -216,20 +252,26 @@ def _probe_flash(device: str) -> str | None:
 
 
 def _try_flash(attention: Any, device: str) -> str | None:
-    """Two sequences, of 2 and 3 steps, causal, in bfloat16: values and gradients."""
+    """Sequences of 2, no and 3 steps and two rows behind them, four heads that share two of keys, causal and with a
+    sliding window, in bfloat16: values and gradients."""
     try:
-        qkv = torch.linspace(0, 30, 3 * 5 * 2 * 16, device=device).sin().view(3, 5, 2, 16).to(torch.bfloat16)
-        inputs, same = (list(qkv.clone().requires_grad_().unbind()) for _ in range(2))
-        ends = torch.tensor([0, 2, 5], dtype=torch.int32, device=device)
-        flash_output = attention(*inputs, ends, ends, 3, 3, causal=True)
-        sequences = zip(*(x.transpose(0, 1).split([2, 3], dim=1) for x in same), strict=True)
-        sdpa = [F.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in sequences]
-        expected = torch.cat(sdpa, dim=1).transpose(0, 1)
-        outputs = ((flash_output, inputs), (expected, same))
-        gradients = (torch.autograd.grad(y.float().square().sum(), x) for y, x in outputs)
-        pairs = [(flash_output, expected), *zip(*gradients, strict=True)]
-        if not all(torch.allclose(a.float(), b.float(), atol=0.1) for a, b in pairs):
-            return f"a small attention on {device} gave a wrong result"
+        values = torch.linspace(0, 30, 7 * 8 * 16, device=device).sin().view(7, 8, 16).to(torch.bfloat16)
+        ends = torch.tensor([0, 2, 2, 5], dtype=torch.int32, device=device)
+        steps = torch.arange(5, device=device)
+        own = (steps[:, None] < 2) == (steps < 2)
+        for causal, window in ((True, (-1, -1)), (False, (1, 0)), (True, (1, 1))):
+            qkv, same = values.clone().requires_grad_(), values.clone().requires_grad_()
+            y = attention(*qkv.split([4, 2, 2], dim=1), ends, ends, 3, 3, causal=causal, window_size=window)[:5]
+            distance = steps[:, None] - steps
+            seen = own & (distance >= 0) & ((distance <= 1) | (window[0] < 0))
+            q, k, v = (x[None, :5].transpose(1, 2) for x in same.split([4, 2, 2], dim=1))
+            k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
+            expected = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)[0].transpose(0, 1)
+            pairs = [(y, expected)]
+            outputs = ((y, qkv), (expected, same))
+            pairs.append(tuple(torch.autograd.grad(y.float().square().sum(), x)[0][:5] for y, x in outputs))
+            if not all(torch.allclose(a.float(), b.float(), atol=0.1) for a, b in pairs):
+                return f"a small attention on {device} gave a wrong result"
     except Exception as error:  # drivers and kernels raise anything
         return f"a small attention on {device} failed ({_one_line(error)})"
     return None
@@ -238,6 +280,7 @@ def _try_flash(attention: Any, device: str) -> str | None:
 _PROBES: dict[str, Callable[[str], str | None]] = {
     "triton": _probe_triton,
     "keops": _probe_keops,
+    "varlen": _probe_varlen,
     "flash": _probe_flash,
 }
 

@@ -54,7 +54,7 @@ def bench_model(
     precision: Annotated[str, typer.Option("--precision", help="fp32, bf16, or both: fp32,bf16.")] = "fp32",
     backend: Annotated[str, typer.Option("--backend", help="Of kernels: torch, keops, or both.")] = "torch",
     attention: Annotated[
-        str, typer.Option("--attention", help="Some of auto, sdpa (PyTorch's), flash (flash-attn), math.")
+        str, typer.Option("--attention", help="Some of auto, sdpa, varlen (PyTorch's), flash (flash-attn), math.")
     ] = "auto",
     compile: Annotated[bool, typer.Option("--compile", help="Everything a second time under torch.compile.")] = False,
     gradient_checkpointing: Annotated[

@@ -81,8 +81,10 @@ class RuntimeOptions(NamedTuple):
         Literal["torch", "keops"], typer.Option("--backend", help="What computes the kernels of state-space models.")
     ] = "torch"
     attention: Annotated[
-        Literal["auto", "sdpa", "flash", "math"],
-        typer.Option("--attention", help="What computes attention: PyTorch (auto, sdpa), flash-attn, or the formula."),
+        Literal["auto", "sdpa", "varlen", "flash", "math"],
+        typer.Option(
+            "--attention", help="What computes attention: PyTorch (auto, sdpa, varlen), flash-attn, or the formula."
+        ),
     ] = "auto"
     num_processes: Annotated[
         int | None, typer.Option("--num-processes", min=1, help="Run as so many processes on this machine (torchrun).")

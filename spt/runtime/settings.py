@@ -15,7 +15,7 @@ class Settings:
     recompute: bool = False  # gradient checkpointing: activations are computed again in the backward pass
     compile: bool = False  # torch.compile, where there is a compiler
     backend: str = "torch"  # what computes the kernels of state-space models: torch or keops
-    attention: str = "auto"  # what computes softmax attention: auto, sdpa, flash or math
+    attention: str = "auto"  # what computes softmax attention: auto, sdpa, varlen, flash or math
     save_every: float = 60.0  # seconds between resumable checkpoints
     cpu: bool = False  # even where there is a GPU
     threads: int | None = None  # of a process; None: on a CPU as many as the size of the work calls for
