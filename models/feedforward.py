@@ -5,18 +5,20 @@ width (`d_ff`), X experts, N steps of all sequences, K steps of a sequence that 
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from spt.models.mixer import Context, PointwiseMixer, linear_flops
 from spt.models.ops.counts import Counts, linear
-from spt.models.ops.precision import has_values, without_autocast
+from spt.models.ops.precision import autocast_type, has_values, without_autocast
 from spt.models.ops.product import Linear
 from spt.models.options import Activation, Routing
 
+ALIGNMENT = 8  # rows and numbers of a row, for grouped products
 ACTIVATIONS: dict[Activation, Callable[..., Tensor]] = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}
 
 
@@ -45,9 +47,12 @@ class SwitchFeedForward(PointwiseMixer):
                 5; chosen per sequence here, so that examples stay independent; of equal steps the earlier is taken)
 
     No loss balances the experts. Parameters: up (X, D, F), down (X, F, D); biases of all experts in one vector.
-    """
 
-    uncompiled = ("_by_token",)  # how many steps an expert gets depends on the data
+    By token, how many steps an expert gets depends on the data. A CPU reads it and takes the experts one by one, with
+    no work on anything else. Elsewhere the host would have to wait for it, so all experts are computed at once on rows
+    whose number follows from that of the steps: in a grouped product where torch has one (CUDA, bfloat16), else in
+    blocks of one expert each, half as many rows again. No GPU has run these two.
+    """
 
     def __init__(
         self,
@@ -83,17 +88,27 @@ class SwitchFeedForward(PointwiseMixer):
     def _by_token(
         self, x: Float[Tensor, "N D"], p: Float[Tensor, "N X"], valid: Bool[Tensor, " N"] | None
     ) -> Float[Tensor, "N D"]:
-        """Sort the steps by expert, run each expert on its share, and undo the sorting; zeros on padding."""
+        """Through the likeliest expert; zeros on padding."""
         gate, choice = p.max(-1)
         if valid is not None:
-            choice = choice.masked_fill(~valid, self.n_experts)  # sorts padding to the end
+            choice = choice.masked_fill(~valid, self.n_experts)
+        compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+        if not has_values(x) or (x.device.type == "cpu" and not compiled):
+            y = self._one_by_one(x, choice)
+        elif self._suits_grouped_product(x):
+            y = self._in_groups(x, choice)
+        else:
+            y = self._in_blocks(x, choice)
+        return y * gate[:, None].type_as(y)
+
+    def _one_by_one(self, x: Float[Tensor, "N D"], choice: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
+        """Sort the steps by expert, run each expert on its share, and undo the sorting."""
         order = choice.argsort(stable=True)
         sizes = self._sizes(choice)
         n_valid = sum(sizes)
         outputs = self._experts(x.index_select(0, order[:n_valid]), sizes)
         inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        y = F.pad(outputs, (0, 0, 0, len(order) - n_valid)).index_select(0, inverse)
-        return y * gate[:, None].type_as(y)
+        return F.pad(outputs, (0, 0, 0, len(order) - n_valid)).index_select(0, inverse)
 
     def _sizes(self, choice: Tensor) -> list[int]:
         """How many steps each expert gets; equally many for tensors without values."""
@@ -113,6 +128,43 @@ class SwitchFeedForward(PointwiseMixer):
             inner = torch.addmm(up_bias, rows, up)
             outputs.append(torch.addmm(down_bias, self._activate(inner), down))
         return torch.cat(outputs)
+
+    def _in_blocks(self, x: Float[Tensor, "N D"], choice: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
+        """In batched products of equal blocks, each of which has an expert's weights to itself."""
+        size = _round_up(-(-len(x) // (2 * self.n_experts)), ALIGNMENT)
+        rows = _rows_by_expert(choice, self.n_experts, size)
+        first = torch.arange(0, rows.count, size, device=x.device)
+        expert = torch.searchsorted(rows.ends, first, right=True)
+        dtype = autocast_type(x) or x.dtype
+
+        def weights(values: Tensor) -> Tensor:
+            return values.to(dtype).view(self.n_experts, -1, values.shape[-1]).index_select(0, expert)
+
+        def biases(values: Tensor) -> Tensor:
+            return values.to(dtype).view(self.n_experts, 1, -1).index_select(0, expert)
+
+        inner = torch.baddbmm(biases(self.up_bias), rows.fill(x).view(len(first), size, -1), weights(self.up))
+        y = torch.baddbmm(biases(self.down_bias), self._activate(inner), weights(self.down))
+        return rows.take(y.flatten(0, 1))
+
+    def _suits_grouped_product(self, x: Tensor) -> bool:
+        aligned = self.up.shape[1] % ALIGNMENT == 0 and self.up.shape[2] % ALIGNMENT == 0
+        return x.is_cuda and (autocast_type(x) or x.dtype) == torch.bfloat16 and aligned
+
+    def _in_groups(self, x: Float[Tensor, "N D"], choice: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
+        """In products of which torch computes each expert's rows with its weights."""
+        rows = _rows_by_expert(choice, self.n_experts, ALIGNMENT)
+        ends, dtype = rows.ends.int(), autocast_type(x) or x.dtype
+        expert = torch.searchsorted(rows.ends, torch.arange(rows.count, device=x.device), right=True)
+        chosen = (expert[:, None] == torch.arange(self.n_experts, device=x.device)).to(dtype)
+
+        def product(inputs: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
+            y: Tensor = F.grouped_mm(inputs.to(dtype), weights.to(dtype), offs=ends)
+            return y + chosen @ biases.to(dtype).view(self.n_experts, -1)
+
+        return rows.take(
+            product(self._activate(product(rows.fill(x), self.up, self.up_bias)), self.down, self.down_bias)
+        )
 
     def _by_expert(
         self, x: Float[Tensor, "B L D"], p: Float[Tensor, "B L X"], valid: Bool[Tensor, "B L"]
@@ -141,6 +193,35 @@ class SwitchFeedForward(PointwiseMixer):
         """In training; in evaluation, routing by experts takes twice as many steps."""
         steps = length if self.routing == "token" else self.n_experts * -(-length // self.n_experts)
         return linear_flops(self.router, length) + linear(2 * steps, *self.up[0].shape)
+
+
+class _Rows(NamedTuple):
+    """Steps by expert, each expert's behind those of the one before, with empty rows between and behind them."""
+
+    place: Int[Tensor, " N"]  # the row of a step; of padding, one behind the last
+    ends: Int[Tensor, " X"]  # of each expert's rows; the last expert has what is left over
+    count: int
+
+    def fill(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "R D"]:
+        return x.new_zeros(self.count + 1, x.shape[1]).index_copy(0, self.place, x)[:-1]
+
+    def take(self, y: Float[Tensor, "R D"]) -> Float[Tensor, "N D"]:
+        return F.pad(y, (0, 0, 0, 1)).index_select(0, self.place)
+
+
+def _rows_by_expert(choice: Int[Tensor, " N"], n_experts: int, multiple: int) -> _Rows:
+    """With a multiple of so many rows for every expert; `choice` is `n_experts` on padding. Reads no values."""
+    chosen = choice[:, None] == torch.arange(n_experts, device=choice.device)
+    ordinal = chosen.cumsum(0)
+    sizes = (chosen.sum(0) + multiple - 1) // multiple * multiple
+    count = _round_up(len(choice), multiple) + n_experts * multiple
+    ends = sizes.cumsum(0)
+    row = (ordinal - 1 + ends - sizes).gather(1, choice.clamp(max=n_experts - 1)[:, None])[:, 0]
+    return _Rows(row.masked_fill(choice == n_experts, count), F.pad(ends[:-1], (0, 1), value=count), count)
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _uniform(fan_in: int, *shape: int) -> nn.Parameter:

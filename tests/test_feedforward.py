@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from tiny import loaded, recipe_file
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
@@ -72,6 +73,74 @@ def test_routing_by_a_loop(routing, loop, activation, training):
     torch.testing.assert_close(ours * context.valid[..., None], theirs * context.valid[..., None])
     for a, b in zip(*(torch.autograd.grad((y * g).sum(), wanted) for y in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b)
+
+
+FORMS = ["_one_by_one", "_in_blocks", "_in_groups"]
+
+
+@pytest.mark.parametrize("form", FORMS[1:])
+@pytest.mark.parametrize("lengths_", [(40, 40, 40), (40, 1, 9), (1, 1, 1), (40, 0, 3)])
+def test_experts_at_once_are_experts_one_by_one(form, lengths_):
+    """As on GPUs: values and all gradients of the loop; one expert gets nothing, another most."""
+    torch.manual_seed(0)
+    dtype = torch.float32 if form == "_in_groups" else torch.float64  # as far as torch has grouped products on a CPU
+    mixer, context = SwitchFeedForward(8, 16, 5).to(dtype), lengths(*lengths_, longest=max(lengths_))
+    x = torch.randn(3, max(lengths_), 8, dtype=dtype, requires_grad=True)
+    choice = torch.tensor([0, 0, 0, 1, 3, 4])[torch.randint(6, x.shape[:2])].masked_fill(~context.valid, 5).flatten()
+    wanted = [x, *(p for name, p in mixer.named_parameters() if "router" not in name)]
+    ours, theirs = (getattr(mixer, name)(x.flatten(0, 1), choice) for name in (form, "_one_by_one"))
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-12}
+    torch.testing.assert_close(ours, theirs, **tolerance)
+    assert not ours[choice == 5].any()
+    g = torch.randn(ours.shape, dtype=dtype)
+    for a, b in zip(*(torch.autograd.grad(y, wanted, g) for y in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+@pytest.mark.parametrize("form", FORMS[1:])
+def test_experts_at_once_wait_for_no_value(form):
+    """Forward and backward, in as many operations for many experts as for few; where there are no values to read."""
+    counts, dtype = [], torch.bfloat16 if form == "_in_groups" else torch.float32
+    for n_experts in (2, 12):
+        mixer = SwitchFeedForward(8, 16, n_experts, dropout=0.1).to("meta", dtype)
+        x = torch.randn(30, 8, device="meta", dtype=dtype, requires_grad=True)
+        operations = Operations()
+        with operations:
+            getattr(mixer, form)(x, torch.zeros(30, dtype=torch.long, device="meta")).sum().backward()
+        counts.append(len(operations.names))
+        assert x.grad.shape == x.shape and not {"aten::item", "aten::_local_scalar_dense"} & set(operations.names)
+    assert counts[0] == counts[1] < 120
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_experts_on_a_gpu(precision):
+    """What a CPU computes, and nothing waits for the device."""
+    torch.manual_seed(0)
+    mixer, x = SwitchFeedForward(16, 32, 4), torch.randn(3, 50, 16)
+    context = lengths(50, 7, 20, longest=50)
+    exact = mixer(x, context)
+    mixer, x, context = mixer.cuda(), x.cuda().requires_grad_(), context._replace(valid=context.valid.cuda())
+    with torch.autocast("cuda", torch.bfloat16, enabled=precision == torch.bfloat16):
+        mixer(x, context).float().square().sum().backward()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            y = mixer(x, context)
+            y.float().square().sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(y.float().cpu(), exact, atol=0.03, rtol=0.03)
+    assert all(p.grad.isfinite().all() for p in mixer.parameters())
 
 
 @pytest.mark.parametrize("routing", ["token", "expert"])
