@@ -49,6 +49,7 @@ ROWS = {
         "positions_per_second": {"type": "number", "exclusiveMinimum": 0},
         "flops_per_second": {"type": "number", "exclusiveMinimum": 0},
         "failed": {"type": ["string", "null"]},
+        "launches": {"type": ["object", "null"], "additionalProperties": {"type": "integer", "minimum": 1}},
         "shares": {
             "type": "object",
             "properties": dict.fromkeys(timing.PARTS, SHARE),

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import torch
 
+from spt.bench.launches import launches
 from spt.bench.parts import shares
 from spt.bench.peaks import KilledError, peaks_in_subprocess
 from spt.bench.timing import (
@@ -217,6 +218,7 @@ def bench_models(variants: Sequence[Variant], rounds: int, separate_peaks: bool 
                 "peak_bytes": peak,
                 "peak_ratio": peak / base if peak is not None and base else None,
                 "shares": shares(step, seconds["step"]),
+                "launches": launches(variant),
             }
         rows.append(row)
     return {"kind": "model", **conditions(device, rounds), "rows": rows}

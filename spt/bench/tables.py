@@ -32,6 +32,7 @@ def render(result: dict[str, Any]) -> Any:
     if result["kind"] == "study":
         return Group(_study_table(result), Text("\n" + "; ".join(facts), style="dim"))
     if result["kind"] == "model":
+        facts.append("launches: operations of a step on a GPU, counted without one")
         return Group(_models_table(result), _shares_table(result), Text("\n" + "; ".join(facts), style="dim"))
     facts.append("errors against double precision, relative to the largest entry")
     return Group(*_operation_tables(result), Text("\n" + "; ".join(facts), style="dim"))
@@ -68,14 +69,20 @@ def _models_table(result: dict[str, Any]) -> Any:
     rows, varied = result["rows"], _varied(result["rows"])
     same = ", ".join(f"{VARIED[key]} {_value_text(rows[0][key])}" for key in VARIED if key not in varied)
     times = ("forward", "backward", "optimiser", "step")
-    table = _table(f"a training step, {same}: milliseconds, MiB", _heading(varied), *times, "ratio", "peak", "ratio")
+    table = _table(
+        f"a training step, {same}: milliseconds, MiB", _heading(varied), *times, "ratio", "peak", "ratio", "launches"
+    )
     for row in rows:
         if row["failed"]:
             table.add_row(_name(row, varied), row["failed"])
             continue
         milliseconds = [_milliseconds(row["seconds"][part]) for part in times]
-        table.add_row(_name(row, varied), *milliseconds, _ratio(row["ratio"]["step"]), *_memory(row))
+        table.add_row(_name(row, varied), *milliseconds, _ratio(row["ratio"]["step"]), *_memory(row), _launches(row))
     return table
+
+
+def _launches(row: dict[str, Any]) -> str:
+    return "" if row["launches"] is None else f"{sum(row['launches'].values()):,}"
 
 
 def _shares_table(result: dict[str, Any]) -> Any:
