@@ -25,7 +25,9 @@ def test_the_default_works_everywhere():
 
 
 def test_a_backend_that_does_not_exist():
-    with pytest.raises(backends.Unavailable, match="no kernel backend 'nosuch'; choose among auto, torch, triton, keops"):
+    with pytest.raises(
+        backends.Unavailable, match="no kernel backend 'nosuch'; choose among auto, torch, triton, keops"
+    ):
         backends.use("nosuch")
     with pytest.raises(backends.Unavailable, match="no attention backend 'keops'; choose among auto, sdpa, varlen"):
         backends.use("keops", "attention")

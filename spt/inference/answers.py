@@ -153,8 +153,8 @@ class Answering:
         if not self.longer:
             return []
         return [
-            f"{self.longer:,} of {self.sequences:,} sequences are longer ({self.longest:,} steps at most) than any that "
-            f"the model was trained on ({self.model.length:,})"
+            f"{self.longer:,} of {self.sequences:,} sequences are longer ({self.longest:,} steps at most) than any "
+            f"that the model was trained on ({self.model.length:,})"
         ]
 
     def _count(self, found: Sums) -> None:
