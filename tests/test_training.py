@@ -477,7 +477,7 @@ def test_a_gpu_computes_what_the_cpu_does(tmp_path):
     from spt.training.stage import run_stage
 
     on_gpu = run_stage(job, tmp_path / "gpu", Runtime(Settings(quiet=True)))
-    assert on_gpu.environment["devices"] > 0
+    assert on_gpu.environment["device"] != "cpu"
     assert on_gpu.val["loss"] == pytest.approx(run(job, tmp_path / "cpu").val["loss"], rel=1e-2)
 
 

@@ -250,6 +250,27 @@ class Runtime:
         """A batch's tensors on this process's device."""
         return send_to_device(tensors, self.device, non_blocking=True)
 
+    @property
+    def queues(self) -> bool:
+        """Does the device work through a queue, while this process goes on until it waits for a number?"""
+        return self.device.type == "cuda"
+
+    def fetch(self, tensors: TensorTree) -> Callable[[], TensorTree]:
+        """Begin to copy tensors of the device; the function returned waits until they are on the CPU, but not for what
+        the device was given since."""
+        if not self.queues:
+            on_cpu: TensorTree = tree_map_only(Tensor, Tensor.cpu, tensors)
+            return lambda: on_cpu
+        copies: TensorTree = tree_map_only(Tensor, lambda tensor: tensor.to("cpu", non_blocking=True), tensors)
+        copied = torch.cuda.Event()
+        copied.record()
+
+        def wait() -> TensorTree:
+            copied.synchronize()
+            return copies
+
+        return wait
+
     def total(self, numbers: list[float]) -> list[float]:
         """Sums over all processes, in float64 (float32 on devices without it)."""
         if self.world == 1:

@@ -75,8 +75,12 @@ class TrainingState(BaseModel):
 
     def after(self, spent: Ledger, **since: float) -> "TrainingState":
         """Further by what was spent; `since` are added to the sums since the last evaluation."""
-        sums = {name: getattr(self, name) + amount for name, amount in since.items()}
-        return self.model_copy(update={"step": self.step + spent.steps, "ledger": self.ledger + spent, **sums})
+        further = {"step": self.step + spent.steps, "ledger": self.ledger + spent}
+        return self.model_copy(update=further).with_sums(**since)
+
+    def with_sums(self, **since: float) -> "TrainingState":
+        """With these added to the sums since the last evaluation."""
+        return self.model_copy(update={name: getattr(self, name) + amount for name, amount in since.items()})
 
     def evaluated(self, scores: dict[str, float], improved: bool) -> "TrainingState":
         best = {"best": scores, "best_step": self.step, "waited": 0} if improved else {"waited": self.waited + 1}

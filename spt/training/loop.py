@@ -7,6 +7,7 @@ import copy
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -31,7 +32,7 @@ from spt.training.evaluate import evaluate, is_better, selection_metric
 from spt.training.metrics import default_metric
 from spt.training.objectives import evaluation_draw
 from spt.training.optimizer import adamw, reduces_rate, set_rates
-from spt.training.step import Learner, Prefetcher
+from spt.training.step import Learner, Prefetcher, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ def fit(
         last, timed = runtime.on_main(lambda: _last_step(run, train, total))
         limit = (train.max_hours or 0.0) * 3600 if timed else math.inf
         clock, saved = time.perf_counter(), time.monotonic()
-        already = state.ledger.examples
+        already, unread = state.ledger.examples, deque[StepResult]()
         with (
             StopSignals(alone=runtime.world == 1) as signals,
             Prefetcher(learner, rows, total - state.step) as prefetcher,
@@ -89,15 +90,16 @@ def fit(
             while state.step < last and not _out_of_patience(state, train):
                 set_rates(optimizer, state.step, total, train, state.reductions)
                 result, micro_batch = learner.step(prefetcher, state.step, size)
-                if not result.finite:
-                    raise mark_shared(_diverged("the loss or its gradient", state.step + 1, state))
+                unread.append(result)
                 now = time.perf_counter()
-                state = state.after(result.spent(now - clock, runtime.world), **result.since)
+                state = state.after(result.spent(now - clock, runtime.world))
                 if micro_batch < size:  # a resumed run need not find out again
                     size, state = micro_batch, state.model_copy(update={"micro_batch": micro_batch})
                 clock = now
+                evaluates = state.step % every == 0 or state.step == last
+                state = _read(unread, state, later=1 if learner.reads_later and not evaluates else 0)
 
-                if state.step % every == 0 or state.step == last:
+                if evaluates:
                     draw = evaluation_draw(train, seed, state.step)
                     scores, _ = evaluate(prepared, setup, data.val, runtime, draw, at_once=size, asked=asked)
                     if not math.isfinite(scores["loss"]):
@@ -116,6 +118,8 @@ def fit(
                 late = runtime.main and time.monotonic() - saved >= settings.save_every
                 over = runtime.main and state.ledger.seconds >= limit
                 stop, due, up = runtime.highest([float(signals.received), float(late), float(over)])
+                if up or stop or due:  # nothing is written before the steps until now are known to be right
+                    state = _read(unread, state)
                 if up and state.step + 1 < last and not _out_of_patience(state, train):
                     last, limit = state.step + 1, math.inf  # so that it is evaluated as any last step
                     runtime.on_main(partial(_record_time_limit, run, train, last, total))
@@ -148,6 +152,17 @@ def _keep_best(
         prune(run, state)
 
     runtime.on_main(write)
+
+
+def _read(unread: deque[StepResult], state: TrainingState, later: int = 0) -> TrainingState:
+    """With the losses of these steps, but for the last ones that may be read `later`. Raises DivergedError."""
+    while len(unread) > later:
+        result = unread.popleft()
+        outcome = result.outcome()
+        if not outcome.finite:
+            raise mark_shared(_diverged("the loss or its gradient", result.step, state))
+        state = state.with_sums(**result.since(outcome))
+    return state
 
 
 def _diverged(what: str, step: int, state: TrainingState) -> DivergedError:
@@ -233,7 +248,8 @@ def time_steps(setup: StageSetup, runtime: Runtime, steps: int) -> list[float]:
             for step in range(steps):
                 began = time.perf_counter()
                 set_rates(optimizer, step, steps, train, 0)
-                _, size = learner.step(prefetcher, step, size)
+                result, size = learner.step(prefetcher, step, size)
+                result.outcome()  # which waits for the device
                 seconds.append(time.perf_counter() - began)
     finally:
         runtime.accelerator.free_memory()

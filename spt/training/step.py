@@ -4,9 +4,9 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from spt.rng import Draw, stream
 from spt.runs.result import Ledger
 from spt.runtime.distributed import Runtime
 from spt.runtime.memory import free_memory, out_of_memory
+from spt.runtime.prefetch import prefetched
 from spt.tasks.base import TaskData
 from spt.training.build import StageSetup
 from spt.training.checkpoint import TrainingState
@@ -35,22 +36,28 @@ from spt.training.seeding import seed_step
 logger = logging.getLogger(__name__)
 
 
+class Outcome(NamedTuple):
+    """What only the device can tell of a step, summed over processes."""
+
+    loss: float  # sum of weight times loss
+    right: float  # answers of classes
+    finite: bool  # was the loss, and its gradient? Otherwise the weights are what they were
+
+
 class StepResult(NamedTuple):
     """One optimiser step, summed over processes."""
 
-    loss: float  # sum of weight times loss
+    step: int  # the number it has, from 1
     weight: float
     examples: int
     positions: int
     operations: Counts
-    finite: bool
-    answers: float = 0.0  # of classes, that are counted as right or wrong; 0 where none are
-    right: float = 0.0
+    answers: float  # of classes, that are counted as right or wrong; 0 where none are
+    outcome: Callable[[], Outcome]  # waits for the device
 
-    @property
-    def since(self) -> dict[str, float]:
+    def since(self, outcome: Outcome) -> dict[str, float]:
         """What is summed up between evaluations."""
-        return {"loss": self.loss, "weight": self.weight, "answers": self.answers, "right": self.right}
+        return {"loss": outcome.loss, "weight": self.weight, "answers": self.answers, "right": outcome.right}
 
     def spent(self, seconds: float, world: int) -> Ledger:
         return Ledger(
@@ -85,32 +92,24 @@ class Prefetcher:
     """The batches of the steps to come, the next one made by a thread while the device works on the present one."""
 
     def __init__(self, learner: "Learner", rows: Iterator[tuple[int, NDArray[np.int64]]], left: int) -> None:
-        self.learner, self.rows, self.left = learner, rows, left
-        self.pool = ThreadPoolExecutor(1)
-        self.waiting: tuple[int, NDArray[np.int64], int, Future[list[MicroBatch]]] | None = None
+        self.learner, self.size = learner, 0
+        self.batches = prefetched(self._cut, ((*each, self.size) for each in islice(rows, left)))
 
     def __enter__(self) -> "Prefetcher":
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.pool.shutdown(wait=True, cancel_futures=True)
+        self.batches.close()
 
     def take(self, size: int) -> tuple[int, NDArray[np.int64], list[MicroBatch]]:
         """Epoch, rows of the global batch, and this process's part of it in pieces of at most `size`."""
-        if self.waiting is None:
-            self._begin(size)
-        assert self.waiting is not None
-        epoch, rows, planned, future = self.waiting
-        micro_batches = future.result() if planned == size else self.learner.micro_batches(rows, epoch, size)
-        self.waiting = None
-        if self.left:
-            self._begin(size)
-        return epoch, rows, micro_batches
+        self.size = size  # of the batch that the thread begins with now, too
+        epoch, rows, cut_to, micro_batches = next(self.batches)
+        return epoch, rows, micro_batches if cut_to == size else self.learner.micro_batches(rows, epoch, size)
 
-    def _begin(self, size: int) -> None:
-        epoch, rows = next(self.rows)
-        self.left -= 1
-        self.waiting = epoch, rows, size, self.pool.submit(self.learner.micro_batches, rows, epoch, size)
+    def _cut(self, batch: tuple[int, NDArray[np.int64], int]) -> tuple[int, NDArray[np.int64], int, list[MicroBatch]]:
+        epoch, rows, size = batch
+        return epoch, rows, size, self.learner.micro_batches(rows, epoch, size)
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,8 @@ class Learner:
             micro_batches = self.micro_batches(rows, epoch, size)
 
     def _step(self, rows: NDArray[np.int64], micro_batches: list[MicroBatch], step: int) -> "StepResult":
-        """Forward, backward, clip, update on one global batch; no update when something is not finite."""
+        """Forward, backward, clip, update on one global batch; no update when something is not finite. What the loss
+        was is not waited for where that can be read later."""
         runtime, train, split = self.runtime, self.train, self.data.train
         seed_step(stream(self.setup.job.seed, "dropout", step, runtime.rank) & (2**63 - 1), runtime.device)
         questions = self._questions(micro_batches)
@@ -202,17 +202,7 @@ class Learner:
                         # Data parallelism averages over processes what here is a part of a sum.
                         scale = question.share * runtime.world / max(question.weight, 1.0)
                         summed += self._backward(micro_batch, scale)
-        weight = questions[0].weight
-        totals = runtime.total(torch.stack(sums).flatten().tolist())  # the step's only wait for the device
-        loss_total, right = totals[:2]
-        loss_total += sum(
-            weight * question.share * total / max(question.weight, 1.0)
-            for question, total in zip(questions[1:], totals[2::2], strict=True)
-        )
-        norm = runtime.clip(self.parameters, train.max_grad_norm or math.inf)
-        finite = math.isfinite(loss_total) and (norm is None or math.isfinite(float(norm)))
-        if finite:
-            self.optimizer.step()
+        read = self._update(torch.stack(sums))
         self.optimizer.zero_grad(set_to_none=True)
         # Padding is computed too: the cost is that of the longest row of the global batch, however it was cut.
         count, length = split.sequences * len(rows), int(split.extents[rows].max())
@@ -220,7 +210,40 @@ class Learner:
         for question in questions[1:]:
             operations += self.setup.model.denoising_flops(count, length, question.scored)
         positions, answers = int(split.lengths[rows].sum()), questions[0].scored if self._counts_right else 0.0
-        return StepResult(loss_total, weight, len(rows), positions, operations, finite, answers, right)
+        weight, asked = questions[0].weight, [question._replace(micro_batches=[]) for question in questions]
+        outcome = partial(_outcome, asked, read)
+        return StepResult(step + 1, weight, len(rows), positions, operations, answers, outcome)
+
+    @property
+    def reads_later(self) -> bool:
+        """May the outcome of a step be read after the next has begun? Not where processes have to agree on it, nor
+        where the optimiser cannot leave the weights alone by what the device has found."""
+        alone = self.runtime.world == 1 and not self.runtime.shards
+        return self.runtime.queues and alone and bool(self.optimizer.param_groups[0]["fused"])
+
+    def _update(self, sums: Float[Tensor, "Q 2"]) -> Callable[[], tuple[list[float], bool]]:
+        """Clip the gradients and update the weights, if everything is finite. Gives what waits for the sums, over
+        processes, and whether it was."""
+        runtime, limit = self.runtime, self.train.max_grad_norm or math.inf
+        if self.reads_later:
+            norm = runtime.clip(self.parameters, limit)
+            assert norm is not None
+            finite = sums[:, 0].isfinite().all() & norm.isfinite()
+            self.optimizer.found_inf = 1.0 - finite.float()  # torch's fused update does nothing where this is 1
+            self.optimizer.step()
+            copies = runtime.fetch((sums, finite))
+
+            def read() -> tuple[list[float], bool]:
+                sums, finite = copies()
+                return sums.flatten().tolist(), bool(finite)
+
+            return read
+        totals = runtime.total(sums.flatten().tolist())
+        norm = runtime.clip(self.parameters, limit)
+        known = all(map(math.isfinite, totals[::2])) and (norm is None or math.isfinite(float(norm)))
+        if known:
+            self.optimizer.step()
+        return lambda: (totals, known)
 
     @property
     def _counts_right(self) -> bool:
@@ -305,6 +328,17 @@ class Learner:
         self.runtime.forget_accumulation()
         self.optimizer.zero_grad(set_to_none=True)
         free_memory()
+
+
+def _outcome(questions: list[Question], read: Callable[[], tuple[list[float], bool]]) -> Outcome:
+    """The loss of all questions, weighted as the first, from the sums of each."""
+    (own, right, *others), finite = read()
+    weight = questions[0].weight
+    added = (
+        weight * question.share * total / max(question.weight, 1.0)
+        for question, total in zip(questions[1:], others[::2], strict=True)
+    )
+    return Outcome(own + sum(added), right, finite)
 
 
 def _halve_micro_batch(size: int, train: Train) -> int:
