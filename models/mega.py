@@ -213,7 +213,7 @@ class RotaryBias(nn.Module):
         """For the distances 1 - length, ..., length - 1; angles in float64."""
         steps = torch.arange(length, dtype=torch.float64, device=self.alpha.device)
         half = len(self.alpha) // 2
-        angles = torch.outer(steps, 10000.0 ** (-steps.new_tensor(range(half)) / half))
+        angles = torch.outer(steps, 10000.0 ** (-torch.arange(half, dtype=steps.dtype, device=steps.device) / half))
         cos, sin = angles.cos().to(self.alpha.dtype), angles.sin().to(self.alpha.dtype)
         a, a_, b, b_ = *self.alpha.chunk(2), *self.beta.chunk(2)
         even, odd = cos @ (a * b + a_ * b_), sin @ (a_ * b - a * b_)

@@ -80,7 +80,7 @@ class BatchNorm(nn.Module):
                 mean, variance = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
                 y = F.batch_norm(rows, mean, variance, self.weight, self.bias, True, 1.0, self.eps).view_as(x)
                 if update_statistics:
-                    n = rows.new_tensor(len(rows))
+                    n = rows.new_full((), len(rows))  # filled by the device, where new_tensor would wait for a copy
                     self._update_statistics(mean, variance * ((n - 1) / n), n)
                 return y
             weight = torch.ones_like(rows[:, 0]) if included is None else included.flatten().to(x.dtype)

@@ -75,7 +75,8 @@ def softmax_vandermonde(
     grows = z.real > 0
     decaying = torch.where(grows, torch.zeros_like(z), z)
     kernel = vandermonde(torch.view_as_real(W * ~grows).to(dtype), decaying.real, decaying.imag, length)
-    if not has_values(grows) or bool(grows.any()):
+    # Elsewhere than on a CPU to ask whether any mode grows is to wait for the device; zeros are added, where none does.
+    if grows.device.type != "cpu" or not has_values(grows) or bool(grows.any()):
         back = torch.where(grows, -z, torch.zeros_like(z))
         # The last exponential is one in value and only has a gradient; flip moves position length - 1 - l to l.
         W = W * grows * torch.exp((L - length) * back - (L - 1) * (back - back.detach()))

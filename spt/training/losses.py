@@ -24,7 +24,7 @@ def per_answer(
     counts with its weight."""
     logits = logits.float()
     if output.loss == "binary_cross_entropy":
-        weight = logits.new_tensor(weights) if weights else None
+        weight = _constants(weights, logits) if weights else None
         losses = F.binary_cross_entropy_with_logits(logits, values, reduction="none", pos_weight=weight)
         return mean_of_known(losses, known)
     if output.loss == "cross_entropy":
@@ -51,7 +51,13 @@ def _scaled(output: Output, values: Float[Tensor, "*B S"]) -> Float[Tensor, "*B 
     """Real targets as the network is to answer them."""
     if not output.scale:
         return values
-    return (values - values.new_tensor(output.shift)) / values.new_tensor(output.scale)
+    return (values - _constants(output.shift, values)) / _constants(output.scale, values)
+
+
+def _constants(numbers: tuple[float, ...], like: Tensor) -> Float[Tensor, " S"]:
+    """Numbers beside those of `like`. Of pinned memory, so that nobody waits until a GPU has copied them."""
+    constants = torch.tensor(numbers, dtype=like.dtype)
+    return (constants.pin_memory() if like.is_cuda else constants).to(like.device, non_blocking=True)
 
 
 def answers(output: Output, logits: Float[Tensor, "B *L K"]) -> Int[Tensor, "B *L S"] | Float[Tensor, "B *L S"]:
@@ -64,7 +70,7 @@ def answers(output: Output, logits: Float[Tensor, "B *L K"]) -> Int[Tensor, "B *
     logits = logits.float()[..., : output.size]  # of a gaussian, its mean
     if not output.scale:
         return logits
-    return logits * logits.new_tensor(output.scale) + logits.new_tensor(output.shift)
+    return logits * _constants(output.scale, logits) + _constants(output.shift, logits)
 
 
 def weighted_sum(output: Output, logits: Float[Tensor, "B *L K"], targets: Targets) -> Float[Tensor, ""]:

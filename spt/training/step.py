@@ -261,7 +261,7 @@ class Learner:
         setup, total = self.setup, self.runtime.total
         own = [micro_batch for micro_batch in micro_batches if not micro_batch.denoising]
         weighed = setup.objective.weighed(setup.output, [micro_batch.targets for micro_batch in own], total)
-        own = [each._replace(targets=targets) for each, targets in zip(own, weighed, strict=True)]
+        own = [each._replace(targets=self.runtime.pinned(targets)) for each, targets in zip(own, weighed, strict=True)]
         asked = [(own, 1.0)]
         if setup.joint is not None:
             others = [micro_batch for micro_batch in micro_batches if micro_batch.denoising]
