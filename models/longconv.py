@@ -18,7 +18,7 @@ from spt.models.ops import counts
 from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.counts import Counts
 from spt.models.ops.output import EarlyDropout, Gelu, Kind, Output
-from spt.models.ops.precision import autocast_type, without_autocast
+from spt.models.ops.precision import autocast_type, in_ieee, without_autocast
 from spt.models.options import BackboneConfig, ConjugatePairConfig
 
 _FEW_TAPS = 1 << 17  # weights of all kernels together, in one direction
@@ -175,7 +175,11 @@ class LongConvolution(Mixer):
 
     def taps(self, length: int) -> Float[Tensor, "K H M"]:
         """The kernel with D added to the weight of the present."""
-        return _with_skip(self.within_reach(self.kernel(self.lags(length))), self.D)
+        return _with_skip(self._kernel(length), self.D)
+
+    def _kernel(self, length: int) -> Float[Tensor, "K H M"]:
+        """Within reach, for sequences of `length` steps."""
+        return self.within_reach(in_ieee(lambda: self.kernel(self.lags(length)), self.kernel.parameters()))
 
     @property
     def farthest(self) -> int | None:
@@ -198,7 +202,7 @@ class LongConvolution(Mixer):
 
     def convolution_kernel(self, length: int) -> Iterable[Float[Tensor, "K H M"]]:
         """The reverse kernel begins at the next step: its entry l belongs to lag l + 1."""
-        kernel = self.within_reach(self.kernel(self.lags(length)))
+        kernel = self._kernel(length)
         if not self.two_sided:
             return (kernel,)
         return (torch.stack([F.pad(kernel[0], (0, 1)), F.pad(kernel[1], (1, 0))])[..., :length],)
@@ -268,7 +272,8 @@ def _join(group: Sequence[LongConvolution], length: int) -> None:
     if parameters is None:
         return
     with without_autocast(first.D):
-        kernel = torch.func.functional_call(first.kernel, parameters, (first.lags(length),))
+        joined, lags = parameters, first.lags(length)
+        kernel = in_ieee(lambda: torch.func.functional_call(first.kernel, joined, (lags,)), joined.values())
         taps = _with_skip(first.within_reach(kernel), torch.cat([layer.D for layer in group]))
         spectrum, n = first.spectrum(taps, length)
     for layer, part in zip(group, spectrum.split(features), strict=True):

@@ -37,6 +37,7 @@ class Device:
     def __init__(self) -> None:
         self.storages: dict[int, Any] = {}  # kept, so that none takes the place of another
         self.waits: collections.Counter[str] = collections.Counter()
+        self.events: list[str] = []  # send, and read where a copy that was begun before is waited for
 
     def put(self, tensors: Any) -> None:
         for tensor in tree_leaves(tensors):
@@ -49,6 +50,14 @@ class Device:
 
     def has_any(self, tensors: Any) -> bool:
         return any(map(self.has, tree_leaves(tensors)))
+
+    def copies(self, tensors: Any) -> Any:
+        """On the CPU."""
+        copies = tree_map_only(Tensor, Tensor.clone, tensors)
+        for tensor in tree_leaves(copies):
+            if isinstance(tensor, Tensor):
+                self.storages.pop(tensor.untyped_storage()._cdata, None)
+        return copies
 
     def wait(self, what: str) -> None:
         frames = [frame for frame in traceback.extract_stack() if not ELSEWHERE.search(frame.filename)]
@@ -96,7 +105,8 @@ class _Methods(TorchFunctionMode):
         explicit = kwargs.get("device") is not None
         if (on and name in METHODS) or (on and name == "to" and "cpu" in args[1:]):
             device.wait(name)
-            return func(*args, **kwargs).clone() if name in ("cpu", "to") else func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            return device.copies(result) if isinstance(result, Tensor) else result
         if name in FROM_PYTHON and (explicit or on):
             device.wait(name)
         result = func(*args, **kwargs)
@@ -106,17 +116,29 @@ class _Methods(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch, network: nn.Module) -> Iterator[Device]:
-    """Within, the network is on a device, and so is what `Runtime.send` is given."""
+def counted(monkeypatch: pytest.MonkeyPatch, network: nn.Module | None = None) -> Iterator[Device]:
+    """Within, there is a device that works through a queue, and the network is on it."""
     device = Device()
 
     def send(runtime: Runtime, tensors: Any) -> Any:
+        device.events.append("send")
         copies = tree_map_only(Tensor, Tensor.clone, tensors)
         device.put(copies)
         return copies
 
+    def fetch(runtime: Runtime, tensors: Any) -> Any:
+        copies = device.copies(tensors)
+
+        def read() -> Any:
+            device.events.append("read")
+            return copies
+
+        return read
+
     with monkeypatch.context() as patch:
         patch.setattr(Runtime, "send", send)
-        device.put([*network.parameters(), *network.buffers()])
+        patch.setattr(Runtime, "fetch", fetch)
+        patch.setattr(Runtime, "queues", True)
+        device.put([*network.parameters(), *network.buffers()] if network is not None else [])
         with _Methods(device), _Operations(device):
             yield device

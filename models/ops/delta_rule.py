@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spt.models.ops.counts import Counts
-from spt.models.ops.precision import without_autocast
+from spt.models.ops.precision import ieee_products, without_autocast
 
 # Steps, at most. Of 16 to 128, it is the fastest on a CPU for heads of 24 to 48 features; for heads of 128 features, 64
 # steps take a tenth less.
@@ -36,6 +36,7 @@ CHUNK = 32
 _LEAST = -1000.0  # exp of it is zero, in double precision too; differences of -inf would be undefined
 
 
+@ieee_products
 def delta_rule(
     q: Float[Tensor, "B L N K"],
     k: Float[Tensor, "B L N K"],

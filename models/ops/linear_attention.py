@@ -23,13 +23,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spt.models.ops.counts import Counts
-from spt.models.ops.precision import without_autocast
+from spt.models.ops.precision import ieee_products, without_autocast
 from spt.models.ops.scan import scan
 
 CHUNK = 32  # steps, a power of two: with keys and values of 16 to 64 numbers about the fastest on a CPU
 _LEAST = -1000.0  # exp of it is zero, in double precision too; -inf would make differences undefined
 
 
+@ieee_products
 def linear_attention(
     q: Float[Tensor, "B L G N"],
     k: Float[Tensor, "B L G N"],
@@ -284,6 +285,7 @@ def linear_attention_step(
         return (q[..., None, :] @ state).squeeze(-2).to(v.dtype), state
 
 
+@ieee_products
 def two_sided_attention(
     q: Float[Tensor, "B L H N"],
     k: Float[Tensor, "B L H N"],

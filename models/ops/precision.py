@@ -1,12 +1,21 @@
-"""Autocast, which the meta device does not have; and tensors that have shapes but no values."""
+"""Autocast, which the meta device does not have; TF32, which kernels and scans do without; and tensors that have shapes
+but no values."""
 
 import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal, ParamSpec
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import once_differentiable
+
+P = ParamSpec("P")
+Float32 = Literal["ieee", "tf32"]
+
+_float32: Float32 = "ieee"  # how GPUs multiply float32 now, as far as this module was asked
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
@@ -18,6 +27,70 @@ def autocast_type(x: Tensor) -> torch.dtype | None:
     """The type that autocast gives matrix products on x's device now, if it is on."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if not x.is_meta and torch.is_autocast_enabled(device) else None
+
+
+@contextlib.contextmanager
+def float32_products(how: Float32) -> Iterator[None]:
+    """Within, NVIDIA GPUs compute float32 matrix products and convolutions so: `ieee`, with all 24 bits of the factors,
+    or `tf32`, with 11 of them. cuDNN's recurrent networks are never rounded, which would add up over their steps.
+
+    By torch's settings for single operations: those for all, and those of old, raise when read beside them.
+    """
+    global _float32
+    operations = {torch.backends.cuda.matmul: how, torch.backends.cudnn.conv: how, torch.backends.cudnn.rnn: "ieee"}
+    before, known = {each: each.fp32_precision for each in operations}, _float32
+    try:
+        _float32 = how
+        for each, precision in operations.items():
+            each.fp32_precision = precision
+        yield
+    finally:
+        _float32 = known
+        for each, precision in before.items():
+            each.fp32_precision = precision
+
+
+def in_ieee(function: Callable[[], Tensor], inputs: Iterable[Tensor]) -> Tensor:
+    """function(), its products and those of its gradient not in TF32 whatever others are: for kernels and scans, which
+    lose three of seven digits to it. `inputs`: all tensors through which gradients flow."""
+    if _float32 == "ieee":
+        return function()
+    if not torch.is_grad_enabled():
+        with float32_products("ieee"):
+            return function()
+    result: Tensor = _InIeee.apply(function, *inputs)
+    return result
+
+
+def ieee_products(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """A function of tensors that computes `in_ieee`."""
+
+    @functools.wraps(function)
+    def compute(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        return in_ieee(lambda: function(*args, **kwargs), tensors)
+
+    return compute
+
+
+class _InIeee(torch.autograd.Function):
+    """A graph of its own, so that the settings can be made before its backward pass and undone behind it."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[[], Tensor], *inputs: Tensor) -> Tensor:
+        with torch.enable_grad(), float32_products("ieee"):
+            ctx.output = function()
+        ctx.inputs = inputs
+        result: Tensor = ctx.output.detach()
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        needed = [each for each, needs in zip(ctx.inputs, ctx.needs_input_grad[1:], strict=True) if needs]
+        with torch.enable_grad(), float32_products("ieee"):
+            gradients = iter(torch.autograd.grad(ctx.output, needed, grad, allow_unused=True))
+        return None, *(next(gradients) if needs else None for needs in ctx.needs_input_grad[1:])
 
 
 def has_values(x: Tensor) -> bool:

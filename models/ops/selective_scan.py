@@ -19,13 +19,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spt.models.ops.counts import Counts
-from spt.models.ops.precision import without_autocast
+from spt.models.ops.precision import ieee_products, without_autocast
 from spt.models.ops.scan import solve, solve_back
 
 _WINDOW = {"cpu": 1 << 19, "other": 1 << 24}  # numbers of its states; on a CPU they stay in its cache
 _FEWEST_STEPS = 16  # of a window, so that few states are kept; where it would hold fewer, it holds fewer sequences
 
 
+@ieee_products
 def selective_scan(
     u: Float[Tensor, "B L E"],
     dt: Float[Tensor, "B L E"],

@@ -81,7 +81,7 @@ def evaluate_run(run: FinishedRun, data: TaskData, rows: Split, runtime: Runtime
     """Scores of a finetuning run's network on these rows of its own or of similar data."""
     job, setup = run.job, replace(run.setup, data=data)
     draw = evaluation_draw(job.train, job.seed, run.result.best_step)
-    with stage_threads(run.setup, runtime), runtime.kernels():
+    with stage_threads(run.setup, runtime), runtime.kernels(), runtime.products(job.train.precision):
         model = setup.model.to(runtime.device)
         scores, _ = evaluate(model, setup, rows, runtime, draw, at_once=1, predict=True)
     return scores

@@ -23,7 +23,7 @@ from spt.runtime.memory import peak_memory, reset_peak_memory
 
 logger = logging.getLogger(__name__)
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "tf32", "bf16"]
 
 
 class Times(NamedTuple):

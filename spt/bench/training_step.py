@@ -75,6 +75,7 @@ class Step:
         with (
             backends.use(self.variant.backend, "kernels", device),
             backends.use(self.variant.attention, "attention", device),
+            self.runtime.products(self.variant.precision),
         ):
             began = self.clock()
             with kernels as last:

@@ -217,7 +217,12 @@ class Train(StrictModel):
     )
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's")
     max_grad_norm: float | None = Field(1.0, gt=0, description="gradient clipping; null for none")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: matrix products in bfloat16, weights in fp32")
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        "fp32",
+        description="of matrix products; weights, kernels of state spaces and scans are always float32. fp32: exact "
+        "float32, on GPUs too; tf32: factors rounded to 11 bits by GPUs that can (on a CPU the same as fp32); bf16: "
+        "factors, and results, in bfloat16",
+    )
     evaluate_every: int | None = Field(None, gt=0, description="steps between evaluations; null: once an epoch")
     patience: int | None = Field(None, gt=0, description="evaluations without improvement before stopping; null: never")
     metric_average: Literal["exact", "per_batch"] = Field(

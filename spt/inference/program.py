@@ -74,7 +74,7 @@ class _Whole(nn.Module):
 
 def make_program(model: "TrainedModel") -> Program:
     """The most general program of the model that answers as it does. Raises UsageError where there is none."""
-    if model.computation.precision != "fp32":
+    if model.computation.precision == "bf16":
         raise UsageError(
             "this model computes products in bfloat16, which a program would not; export it without --program"
         )

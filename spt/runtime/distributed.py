@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_map_only
 
 from spt.errors import BackendError, SptError, did_you_mean, one_line
 from spt.models.ops import backends
+from spt.models.ops.precision import float32_products
 from spt.runtime import launch
 from spt.runtime.environment import compiler_problem
 from spt.runtime.settings import TRACKERS, Settings
@@ -190,7 +191,7 @@ class Runtime:
 
     def compile(self, module: nn.Module) -> None:
         """Compile a module in place, under its own name; where that cannot be done, log why and leave it."""
-        problem = compiler_problem(self.device.type)
+        problem = compiler_problem(self.device.type) or _tf32_problem()
         if problem is not None:
             logger.warning(f"--compile: torch.compile cannot be used here ({problem}); continuing without it")
             return
@@ -238,6 +239,12 @@ class Runtime:
 
     def autocast(self, precision: str) -> contextlib.AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16")
+
+    def products(self, precision: str) -> contextlib.AbstractContextManager[None]:
+        """Around all that a stage computes: whether GPUs may round the factors of its float32 products to TF32."""
+        if self.device.type != "cuda":
+            return contextlib.nullcontext()
+        return float32_products("tf32" if precision == "tf32" else "ieee")
 
     def pinned(self, tensors: TensorTree) -> TensorTree:
         """A batch's tensors in pinned memory, from which a GPU copies without blocking."""
@@ -343,6 +350,16 @@ class Runtime:
     def track(self, kind: str, step: int, numbers: dict[str, float]) -> None:
         if self.settings.tracker is not None:
             self.accelerator.log({f"{kind}/{name}": number for name, number in numbers.items()}, step=step)
+
+
+def _tf32_problem() -> str | None:
+    """Why nothing can be compiled beside the settings for single operations, if so: torch's compiler, up to 2.13, asks
+    by the older one."""
+    try:
+        torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return f"torch {torch.__version__} does not compile under precision tf32"
+    return None
 
 
 def _has_distributed_device() -> bool:

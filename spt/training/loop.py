@@ -244,7 +244,7 @@ def time_steps(setup: StageSetup, runtime: Runtime, steps: int) -> list[float]:
     size, seconds = learner.largest_micro_batch(TrainingState()), []
     rows = training_rows(len(data.train), train.batch_size, 0, 0, train.drop_last)
     try:
-        with Prefetcher(learner, rows, steps) as prefetcher, runtime.kernels():
+        with Prefetcher(learner, rows, steps) as prefetcher, runtime.kernels(), runtime.products(train.precision):
             for step in range(steps):
                 began = time.perf_counter()
                 set_rates(optimizer, step, steps, train, 0)

@@ -31,7 +31,7 @@ class Computation(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    precision: Literal["fp32", "bf16"]
+    precision: Literal["fp32", "tf32", "bf16"]
     together: int | None  # rows that share a batch and so its padding; None: any may
     one_thread: bool  # on a CPU
 
@@ -45,7 +45,12 @@ class Computation(BaseModel):
         def threads() -> int:
             return runtime.settings.threads or (1 if self.one_thread else torch.get_num_threads())
 
-        with computing_threads(runtime, threads), runtime.kernels(), torch.no_grad():
+        with (
+            computing_threads(runtime, threads),
+            runtime.kernels(),
+            runtime.products(self.precision),
+            torch.no_grad(),
+        ):
             yield
 
 

@@ -173,6 +173,8 @@ def _work(
         logger.warning(
             "precision bf16: this CPU has no instructions for it, so training takes about twice as long as with fp32"
         )
+    if job.train.precision == "tf32" and runtime.device.type != "cuda":
+        logger.info("note: precision tf32 is for NVIDIA GPUs; this device computes as with fp32")
     described = environment(runtime.device, runtime.world)
     identity = {**job.settings(), "seed": job.seed, "parent": job.parent_key, "recipe": job.resolved.name}
 
@@ -193,6 +195,7 @@ def _work(
         with (
             cleanup(lambda error: _record_stop(run, error, runtime.rank)),
             runtime.kernels(),
+            runtime.products(job.train.precision),
             runtime.tracked(
                 tracked._replace(name=f"{tracked.name}, {job.stage}"),
                 run.path,
