@@ -100,7 +100,9 @@ class _Methods(TorchFunctionMode):
         if name == "backward":  # which torch would run without this mode
             with self:
                 ones = (torch.ones_like(args[0]),)
-                return _engine_run_backward(args[:1], ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
+                return _engine_run_backward(
+                    args[:1], ones, False, False, (), allow_unreachable=True, accumulate_grad=True
+                )
         on = device.has_any((args, kwargs))
         explicit = kwargs.get("device") is not None
         if (on and name in METHODS) or (on and name == "to" and "cpu" in args[1:]):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 P = ParamSpec("P")
 Float32 = Literal["ieee", "tf32"]
@@ -52,13 +53,14 @@ def float32_products(how: Float32) -> Iterator[None]:
 
 def in_ieee(function: Callable[[], Tensor], inputs: Iterable[Tensor]) -> Tensor:
     """function(), its products and those of its gradient not in TF32 whatever others are: for kernels and scans, which
-    lose three of seven digits to it. `inputs`: all tensors through which gradients flow."""
+    lose three of seven digits to it. `inputs`: all tensors through which gradients flow, none computed from another."""
     if _float32 == "ieee":
         return function()
     if not torch.is_grad_enabled():
         with float32_products("ieee"):
             return function()
-    result: Tensor = _InIeee.apply(function, *inputs)
+    given = tuple(inputs)
+    result: Tensor = _InIeee.apply(function, given, *given)
     return result
 
 
@@ -67,8 +69,14 @@ def ieee_products(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
     @functools.wraps(function)
     def compute(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-        return in_ieee(lambda: function(*args, **kwargs), tensors)
+        if _float32 == "ieee" or not torch.is_grad_enabled():
+            return in_ieee(lambda: function(*args, **kwargs), ())
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        # Of each a copy without a past: one may be computed from another, whose gradient would be counted twice.
+        inner = tree_map_only(Tensor, lambda each: each.detach().requires_grad_(each.requires_grad), (args, kwargs))
+        inside = tuple(each for each in tree_leaves(inner) if isinstance(each, Tensor))
+        result: Tensor = _InIeee.apply(lambda: function(*inner[0], **inner[1]), inside, *given)
+        return result
 
     return compute
 
@@ -77,20 +85,22 @@ class _InIeee(torch.autograd.Function):
     """A graph of its own, so that the settings can be made before its backward pass and undone behind it."""
 
     @staticmethod
-    def forward(ctx: Any, function: Callable[[], Tensor], *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, function: Callable[[], Tensor], inside: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        """`inside`: what the function takes for the inputs."""
         with torch.enable_grad(), float32_products("ieee"):
             ctx.output = function()
-        ctx.inputs = inputs
+        ctx.inside = inside
         result: Tensor = ctx.output.detach()
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        needed = [each for each, needs in zip(ctx.inputs, ctx.needs_input_grad[1:], strict=True) if needs]
+        asked = ctx.needs_input_grad[2:]
+        needed = [each for each, needs in zip(ctx.inside, asked, strict=True) if needs]
         with torch.enable_grad(), float32_products("ieee"):
             gradients = iter(torch.autograd.grad(ctx.output, needed, grad, allow_unused=True))
-        return None, *(next(gradients) if needs else None for needs in ctx.needs_input_grad[1:])
+        return None, None, *(next(gradients) if needs else None for needs in asked)
 
 
 def has_values(x: Tensor) -> bool:

@@ -51,7 +51,9 @@ def bench_model(
     batch: Annotated[str | None, typer.Option("--batch", help="Sequences: 8, or 1,8.")] = None,
     layers: Annotated[int | None, typer.Option("--layers", min=1, help="Short for n_layers=…")] = None,
     width: Annotated[int | None, typer.Option("--width", min=1, help="Short for d_model=…")] = None,
-    precision: Annotated[str, typer.Option("--precision", help="fp32, tf32 (of GPUs), bf16, or several: fp32,bf16.")] = "fp32",
+    precision: Annotated[
+        str, typer.Option("--precision", help="fp32, tf32 (of GPUs), bf16, or several: fp32,bf16.")
+    ] = "fp32",
     backend: Annotated[str, typer.Option("--backend", help="Of kernels: torch, keops, or both.")] = "torch",
     attention: Annotated[
         str, typer.Option("--attention", help="Some of auto, sdpa, varlen (PyTorch's), flash (flash-attn), math.")

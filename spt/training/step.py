@@ -188,7 +188,7 @@ class Learner:
     def _step(self, rows: NDArray[np.int64], micro_batches: list[MicroBatch], step: int) -> "StepResult":
         """Forward, backward, clip, update on one global batch; no update when something is not finite. What the loss
         was is not waited for where that can be read later."""
-        runtime, train, split = self.runtime, self.train, self.data.train
+        runtime, split = self.runtime, self.data.train
         seed_step(stream(self.setup.job.seed, "dropout", step, runtime.rank) & (2**63 - 1), runtime.device)
         questions = self._questions(micro_batches)
         sums = [torch.zeros(2, device=runtime.device) for _ in questions]  # loss, right answers
