@@ -13,8 +13,8 @@ from tiny import loaded, run
 
 import spt
 from spt.advisor.advise import _open
-from spt.advisor.columns import ColumnRoles, decide
-from spt.advisor.recordings import given_transforms, shortened
+from spt.advisor.columns import ColumnRoles, LabelPeriod, decide
+from spt.advisor.recordings import given_transforms, label_windows, shortened
 from spt.advisor.table import read_table
 from spt.analysis.predictions import read_predictions
 from spt.baselines.base import Fitted
@@ -24,6 +24,7 @@ from spt.config.recipe import Part
 from spt.data.cache import _write, read_prepared
 from spt.data.dataset import open_task
 from spt.data.fingerprints import refuse_leak, rows_hash, with_fingerprints
+from spt.data.summary import summarise
 from spt.errors import CheckpointError, DataError, UsageError
 from spt.inference.answers import Answering
 from spt.inference.export import export
@@ -576,8 +577,8 @@ def test_no_label_is_known_of_new_windows_without_one(finished, tmp_path):
 
 
 LABELS_IN_TIME = [
-    ({"label": "hr"}, {"label_at": "mean", "target": "real", "window": 8, "stride": 4}),
-    ({"label": "state"}, {"label_at": "majority", "window": 8, "stride": 4}),
+    ({"label": "hr"}, {"label_at": "last", "target": "real", "window": 5}),
+    ({"label": "state"}, {"label_at": "last", "window": 5}),
     ({"label": "y"}, {"window": 8, "stride": 4, "score": "recording"}),
 ]
 
@@ -593,9 +594,52 @@ def test_a_try_opens_long_recordings_whatever_their_label(tmp_path, monkeypatch,
     _, data, added, lines = _open({"path": path}, decisions, {}, 8)
     options = {**decisions.options, **added}
     assert {name: options.get(name) for name in expected} == expected
-    assert data.length == 8
-    assert "cut into windows of 8, one every 4" in lines[-1]
+    assert data.length == expected["window"]
+    in_time = "a row is a window of 5 steps with its label, one every 5"
+    assert (in_time if "label_at" in expected else "cut into windows of 8, one every 4") in lines[-1]
     data.check()
+
+
+@pytest.mark.parametrize(
+    ("period", "given", "expected"),
+    [
+        (LabelPeriod(3000, 900, 90_000), {}, {"window": 3000}),  # a label's own steps are enough
+        (LabelPeriod(10, 900, 240), {}, {"window": 60, "stride": 10}),
+        (LabelPeriod(10, 900, 240), {"patch": 4}, {"window": 60, "stride": 20}),
+        (LabelPeriod(10, 900, 240), {"stride": 60}, {"window": 60}),
+        (LabelPeriod(10, 900, 240), {"spectrogram": {"window": 128, "hop": 20}}, {"window": 140, "stride": 20}),
+        (LabelPeriod(1, 900, 20), {}, {"window": 20, "stride": 1}),
+        (LabelPeriod(1, 10**6, 10**5), {}, {"window": 512, "stride": 10}),
+        (LabelPeriod(125, 900, 90_000), {}, {"window": 625, "stride": 125}),
+        (LabelPeriod(5000, 900, 90_000), {}, None),  # longer than a network is shown
+        (LabelPeriod(10, 900, 240), {"window": 40}, None),
+        (LabelPeriod(10, 900, 240), {"resample": "1/3"}, None),
+        (None, {}, None),
+    ],
+)
+def test_every_label_in_time_has_a_window_with_what_was_before(period, given, expected):
+    chosen, (line,) = label_windows({"label_at": "majority"}, given, period, 4096)
+    assert chosen == ({} if expected is None else {**expected, "label_at": "last"})
+    assert line.startswith("labels: a window has the commonest" if expected is None else "labels: one ")
+
+
+def test_a_try_of_short_recordings_answers_their_labels_in_time(tmp_path):
+    rows = [{**row, "age": i} for i, row in enumerate(recordings(40))]
+    for row in rows:
+        row["state"] = ["still" if label > 0 else "moving" for label in row["hr"]]
+    path = put(tmp_path / "rows.jsonl", rows)
+    roles = ColumnRoles(inputs=("x",), id="id", group="person", label="state")
+    decisions = decide(read_table(path), roles)
+    part, data, _, lines = _open({"path": path}, decisions, {}, 4096)
+    state = {row["id"]: row["state"] for row in rows}
+    for split in data.splits.values():
+        for name, target in zip(split.ids.tolist(), split.targets.tolist(), strict=True):
+            recording, _, begin = name.partition("@")
+            assert data.classes[target] == state[recording][(int(begin) + 20) // 5 - 1]
+    assert "a row is a window of 20 steps and has the last label within it, one every 5" in lines[-1]
+    assert not any("away" in finding for finding in summarise(part, scored=False)["findings"])
+    lines = _open({"path": path}, decisions, {"window": 40}, 4096)[3]
+    assert "each has one label" in lines[-1]
 
 
 def test_new_rows_of_a_model_of_labels_in_time_need_none(tmp_path):

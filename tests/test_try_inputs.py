@@ -78,6 +78,12 @@ CASES = {
     "a window of words": ({"a.csv": good()}, ["a.csv", "--window", "long"], 2, "--window long"),
     "a window in seconds": ({"a.csv": good()}, ["a.csv", "--window", "4s"], 3, "give it as rate"),
     "a window of nothing": ({"a.csv": good()}, ["a.csv", "--window", "0"], 2, "0 is no span"),
+    "windows of no whole patches": (
+        {},
+        ["gone.csv", "--patch", "3", "--window", "8"],
+        2,
+        "--window: 8 steps are no multiple of patch, 3; 6 or 9 are",
+    ),  # before anything is read
     "a stride alone": ({"a.csv": good()}, ["a.csv", "--stride", "4"], 2, "stride is for windows"),
     "a patch too long": ({"a.csv": good()}, ["a.csv", "--patch", "9"], 3, "fewer than a patch of 9"),
     "a rate to no end": ({"a.csv": good()}, ["a.csv", "--resample", "100"], 3, "is not known"),

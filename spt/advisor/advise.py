@@ -24,7 +24,7 @@ from spt.advisor.backbones import Candidate, choose, width
 from spt.advisor.budget import Plan, Shape, Timing, budget_text, parse_budget, plan
 from spt.advisor.columns import LONGEST, ColumnRoles, Decisions, decide
 from spt.advisor.recipes import STUDY, Template, recipe_text, study_text
-from spt.advisor.recordings import shortened
+from spt.advisor.recordings import label_windows, shortened
 from spt.advisor.table import read_table
 from spt.config.job import Job
 from spt.config.load import complete_part, load
@@ -380,12 +380,16 @@ def _open(
 ) -> tuple[Part, TaskData, dict[str, Any], tuple[str, ...]]:
     """The task, its rows, what was added to its options, and a note where long sequences are made shorter."""
     added, lines, values = {**given}, tuple[str, ...](), decisions.kind != "text"
-    if "label_at" in decisions.options and "window" not in given:  # without windows there is nothing to open
-        length, interval = max(most + 1, decisions.longest), _interval(given, decisions)
-        more, lines = shortened(
-            decisions.options, given, length=length, interval=interval, recordings=0, most=most, values=True
-        )
+    in_time = "label_at" in decisions.options
+    if in_time:  # without windows there is nothing to open
+        more, lines = label_windows(decisions.options, given, decisions.label_period, most)
         added |= more
+        if "window" not in added:
+            length, interval = max(most + 1, decisions.longest), _interval(given, decisions)
+            more, further = shortened(
+                decisions.options, given, length=length, interval=interval, recordings=0, most=most, values=True
+            )
+            added, lines = {**added, **more}, (*lines, *further)
     if "window" in added and "score" not in added and not {"label_at", "per_step"} & decisions.options.keys():
         added["score"] = "recording"
         lines = ("score: the mean answer of each recording's windows (score: window in the recipes is possible)",)
@@ -399,6 +403,12 @@ def _open(
         added, lines = {**added, **more}, (*lines, *further)
         part = _part(where, {**decisions.options, **added})
         data = open_task(part)
+    sources = data.train.sources
+    if in_time and sources is not None and len(set(sources.tolist())) == len(data.train):
+        lines = (
+            *lines,
+            "labels: no recording is longer than a window, so each has one label; --window STEPS cuts them",
+        )
     return part, data, added, lines
 
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from spt.advisor.table import Column, Table, known
 from spt.errors import DataError, UsageError
 from spt.tasks.files import SPLITS
 from spt.tasks.own.parsing import YES_OR_NO
+from spt.tasks.own.transforms import steps_a_label
 
 DataKind = Literal["text", "list", "wide", "long", "files"]
 
@@ -108,6 +109,15 @@ class Decisions:
     classes: int | None  # None: real numbers
     units: int  # groups, or sequences: what is never split apart
     longest: int = 0  # steps of a sequence in a list; 0: not known before it is read
+    label_period: "LabelPeriod | None" = None  # of labels in time, as far as it is known
+
+
+class LabelPeriod(NamedTuple):
+    """How labels in time lie in their recordings."""
+
+    steps: int  # from one label to the next
+    labels: int  # of all recordings
+    shortest: int  # steps of a recording
 
 
 def decide(table: Table, given: ColumnRoles) -> Decisions:
@@ -157,7 +167,8 @@ class _Search:
         units = sequences if group is None else group.distinct
         inputs = [*self.options.get("list_columns", ()), self.options.get("list_column")]
         longest = max((max(self.columns[name].lengths, default=0) for name in inputs if name), default=0)
-        return Decisions(kind, self.options, tuple(self.lines), sequences, classes, units, longest)
+        period = self._label_period(label, inputs) if "label_at" in self.options else None
+        return Decisions(kind, self.options, tuple(self.lines), sequences, classes, units, longest, period)
 
     # ------------------------------------------------------------------------------------------------------- roles
 
@@ -595,14 +606,19 @@ class _Search:
         few = 1 < len(label.entries) <= FEW
         if label.numeric and not few:
             self.options |= {"label_at": "mean", "target": "real"}
-            self.lines.append(f"label: column {label.name!r} ({shown} real numbers); a window has the mean of its own")
+            self.lines.append(f"label: column {label.name!r} ({shown} real numbers)")
             return None
         self.options["label_at"] = "majority"
-        self.lines.append(
-            f"label: column {label.name!r} ({shown} labels, {len(label.entries)} different); a window has the "
-            "commonest of its own"
-        )
+        self.lines.append(f"label: column {label.name!r} ({shown} labels, {len(label.entries)} different)")
         return len(label.entries)
+
+    def _label_period(self, label: Column, inputs: Sequence[str | None]) -> LabelPeriod | None:
+        """None where the input is no list, or labels and steps do not go together, which is said when they are read."""
+        lengths = [self.columns[name].lengths for name in inputs if name]
+        if not lengths or len(lengths[0]) != len(label.lengths):
+            return None
+        steps, odd = steps_a_label(label.lengths, lengths[0])
+        return None if odd is not None else LabelPeriod(steps, sum(label.lengths), min(lengths[0]))
 
     def _find_rate(self) -> None:
         """A column that says how many steps a second there are, the same in every row."""

@@ -9,12 +9,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from spt.advisor.columns import LONGEST
+from pydantic import ValidationError
+
+from spt.advisor.columns import LONGEST, LabelPeriod
+from spt.config.validation import validate_values, validation_messages
 from spt.errors import UsageError
+from spt.tasks.own.transforms import TransformOptions
 
 MANY = 500  # recordings, which are enough to learn from as they are
 MOST_PATCH = 64  # steps that may be one
 OVERLAP = 2  # windows that a step lies in
+LEAST_CONTEXT, MOST_CONTEXT = 32, 512  # steps of a window whose last label is to be known; a quarter of a recording
+MOST_WINDOWS = 100_000  # of all recordings
 SHORT_PATCH = 4  # steps of windows that are one, where the budget is short
 
 
@@ -35,7 +41,15 @@ def given_transforms(
             raise UsageError(f"--spectrogram {spectrogram}: steps of a frame, and from one to the next: 256,128")
         frame = int(found[1])
         options["spectrogram"] = {"window": frame, "hop": int(found[2]) if found[2] else max(1, frame // 2)}
-    return {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        validate_values(
+            TransformOptions, {name: value for name, value in given.items() if name != "stride" or "window" in given}
+        )  # a window for the stride may be chosen later
+    except ValidationError as error:
+        problem = "; ".join(validation_messages(TransformOptions, error))
+        raise UsageError(f"--{problem}" if re.match(rf"({'|'.join(given)})\b.*: ", problem) else problem) from None
+    return given
 
 
 def _span(option: str, text: str | None) -> int | str | None:
@@ -51,6 +65,35 @@ def _rate(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def label_windows(
+    options: Mapping[str, Any], given: Mapping[str, Any], period: LabelPeriod | None, most: int
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Further options where labels lie in time, and a line that explains them: a window for every label, with some
+    steps before it, of `most` steps at most; none where the command line says the window, or no such one is known."""
+    how = {"mean": "the mean", "majority": "the commonest", "last": "the last"}[str(options["label_at"])]
+    plain = (f"labels: a window has {how} of those within it (label_at in the recipes)",)
+    if "window" in given or "resample" in given or period is None:
+        return {}, plain
+    frame, hop = 1, int(given.get("patch", 1))
+    if "spectrogram" in given:
+        frame, hop = (int(given["spectrogram"][name]) for name in ("window", "hop"))
+    unit = math.lcm(period.steps, hop)
+    if unit > most:
+        return {}, plain
+    context = max(frame, min(MOST_CONTEXT, max(LEAST_CONTEXT, period.shortest // 4), period.shortest))
+    window = max(unit, min(-(-context // unit), most // unit) * unit)
+    stride = given.get("stride", unit * -(-period.labels * period.steps // (unit * MOST_WINDOWS)))
+    chosen = {"window": window, "label_at": "last"}
+    if "stride" not in given and stride != window:
+        chosen["stride"] = stride
+    its = "with its label" if window == period.steps else "and has the last label within it"
+    every = f"one every {period.steps:,} steps" if period.steps > 1 else "one at every step"
+    return chosen, (
+        f"labels: {every}; a row is a window of {window:,} steps {its}, one every {stride:,} (window, stride, label_at "
+        "in the recipes; --window, --stride)",
+    )
 
 
 def shortened(

@@ -113,9 +113,11 @@ def try_data(
 ) -> None:
     """Does self-pretraining help on these data, and which model? Finds the columns, plans within a time budget, trains
     a few models in both arms and says what came of it. The recipes remain, to run and to edit."""
+    from spt.advisor.recordings import given_transforms
+
+    changes = given_transforms(window, stride, resample, patch, spectrogram, rate)  # before anything is waited for
     from spt.advisor.advise import Request, carry_out
     from spt.advisor.columns import ColumnRoles, data_kind
-    from spt.advisor.recordings import given_transforms
     from spt.runtime.settings import Settings
 
     columns, beside = _column_names("--inputs", inputs), _column_names("--static", static)
@@ -124,7 +126,6 @@ def try_data(
     settings = Settings(cpu=cpu, quiet=as_json, debug=debug)
     if unlabelled is not None and not unlabelled.exists():
         raise UsageError(f"--unlabelled {unlabelled}: no such file or folder")
-    changes = given_transforms(window, stride, resample, patch, spectrogram, rate)
     request = Request(data, given, budget, jobs(jobs_), out, settings, metric, splits, changes, unlabelled)
     request, advice = _ask_until_clear(request, as_json)
     if dry_run:

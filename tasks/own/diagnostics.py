@@ -60,13 +60,14 @@ def diagnose(config: Options, files: Sequence[Path]) -> list[str]:
     labels: list[str | None] = []
     exempt = {*config.labels, *config.whole_columns, *config.others}  # may determine the label
     exempt -= {config.split_column, *config.static_columns}
+    in_time = config.label_at is not None and config.kind != "long"  # lists of labels, of which no value tells anything
     for path in files:
         with read_batches(path, _unique) as batches:
             for batch in batches:
                 cells = {name: x.tolist() if isinstance(x, np.ndarray) else x for name, x in batch.columns.items()}
                 truth = [_label(cell) for cell in cells[config.labels[0]]]
                 for name in cells:
-                    compared = name not in exempt and config.target == "classes"
+                    compared = name not in exempt and config.target == "classes" and not in_time
                     column = columns.setdefault(name, Column({} if compared else None))
                     column.pad(len(labels))
                     column.add(cells[name], truth, batch.place(None))
@@ -76,7 +77,7 @@ def diagnose(config: Options, files: Sequence[Path]) -> list[str]:
     inputs = {name for name in columns if name in config.inputs or config.has_prefix(name)}
     findings = []
     for name, column in columns.items():
-        leak = _leak(config, column, columns, labels) if name not in exempt else ""
+        leak = _leak(config, column, columns, labels) if name not in exempt and not in_time else ""
         if leak:
             findings.append(f"the {'input column' if name in inputs else 'column'} {name!r} {leak}")
     numbers = {name: int(np.isfinite(np.frombuffer(column.numbers)).sum()) for name, column in columns.items()}

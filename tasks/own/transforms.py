@@ -709,6 +709,18 @@ def _label_steps(
                     f"at {rate:g}"
                 )
         return apart
+    steps, odd = steps_a_label(counts, lengths)
+    if odd is not None:
+        raise ValueError(
+            f"{place_of(odd)}: {counts[odd]:,} labels for {lengths[odd]:,} steps are not, as in other rows, one for every "
+            "so many; give label_rate: (labels a second) and the rate of the steps"
+        )
+    return float(steps)
+
+
+def steps_a_label(counts: Sequence[int], lengths: Sequence[int]) -> tuple[int, int | None]:
+    """The smallest whole number of steps with which so many labels of every recording reach to its end and not beyond;
+    and the first recording that none fits which the recordings before allow."""
     least = most = 0
     for i, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         if not count:
@@ -716,9 +728,5 @@ def _label_steps(
         low, high = -(-length // count), -(-length // (count - 1)) - 1 if count > 1 else length
         least, most = max(least, low), min(most or high, high)
         if least > most:
-            raise ValueError(
-                f"{place_of(i)}: {count:,} labels for {length:,} steps are not, as in other rows, one for every so "
-                "many; "
-                "give label_rate: (labels a second) and the rate of the steps"
-            )
-    return float(least)
+            return least, i
+    return least, None
