@@ -28,10 +28,11 @@ from spt.advisor.answer import answer, seeds_needed
 from spt.advisor.arrays import convert
 from spt.advisor.backbones import choose, width
 from spt.advisor.budget import Plan, Shape, Timing, budget_text, parse_budget, plan
+from spt.advisor.classes import ClassOptions, given_weights
 from spt.advisor.columns import AmbiguousError, ColumnRoles, decide
 from spt.advisor.recipes import Template, recipe_text
 from spt.advisor.table import read_table
-from spt.config.load import complete_part
+from spt.config.load import complete_part, load
 from spt.errors import UsageError
 from spt.report.collect import read_report
 from spt.runtime.settings import Settings
@@ -476,6 +477,30 @@ def test_a_metric_goes_into_the_recipes(real, metric, tmp_path):
     candidate = choose(False, 8, 16)[0]
     objective = yaml.safe_load(recipe_text(template, candidate, {}, tmp_path))["finetune"].get("objective", {})
     assert objective.get("metric") == metric and objective.get("scale") == ("standard" if real else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "weights"),
+    [
+        ("balanced", "balanced"),
+        ("rare=5,usual=1", {"rare": 5.0, "usual": 1.0}),
+        ("a=b=0.5", {"a=b": 0.5}),
+        (None, None),
+    ],
+)
+def test_what_is_said_of_classes_goes_into_both_arms(text, weights, tmp_path):
+    task = {"value_prefix": "x", "label_column": "y"}
+    shape = {"rows": 90, "labelled": 90, "validation": 20, "length": 8, "tokens": None, "real": False, "epochs": 3.0}
+    said = ClassOptions("1", given_weights(text), "balanced") if text else ClassOptions()
+    template = Template("rows.csv", task, {"path": str(tmp_path / "rows.csv")}, (), **shape, classes=said)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe_text(template, choose(False, 8, 16)[0], {}, tmp_path))
+    recipe = load(str(path)).recipe
+    options = recipe.finetune.objective.options
+    assert options["class_weights"] == (weights or "none") and options["positive"] == ("1" if text else None)
+    sampling = "balanced" if text else None
+    assert recipe.train("finetune").sampling == recipe.train("scratch").sampling == sampling
+    assert recipe.train("pretrain").sampling is None
 
 
 def test_an_unknown_metric_is_refused_before_the_data_are_read(tmp_path):

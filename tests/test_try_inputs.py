@@ -102,6 +102,41 @@ CASES = {
         3,
         "are not, as in other rows, one for every so many",
     ),
+    **{
+        f"{option} of numbers": (
+            {"a.csv": good(label=lambda i: i + 0.5)},
+            ["a.csv", *arguments],
+            2,
+            f"{option} is for classes and labels, but here numbers are predicted",
+        )
+        for option, *arguments in (
+            ("--class-weights", "--class-weights", "balanced"),
+            ("--positive", "--positive", "ill"),
+            ("--balanced-sampling", "--balanced-sampling"),
+        )
+    },
+    "weights of words": ({}, ["gone.csv", "--class-weights", "a=much"], 2, "a number above 0 for one label or several"),
+    "weights of nothing": ({}, ["gone.csv", "--class-weights", "a=0"], 2, "--class-weights a=0: balanced is expected"),
+    "a weight without a label": ({}, ["gone.csv", "--class-weights", "2"], 2, "as in rare=5,usual=1"),
+    "weights of another label": (
+        {"a.csv": good()},
+        ["a.csv", "--class-weights", "0=2,ill=5"],
+        2,
+        "--class-weights: there is no label 'ill' in the training rows; there: 0, 1",
+    ),
+    "another positive class": ({"a.csv": good()}, ["a.csv", "--positive", "ill"], 2, "--positive: there is no label"),
+    "one positive of several labels": (
+        {"a.csv": table(["signal", "p", "q"], [[numbers(), i % 2, i // 2 % 2] for i in range(N)])},
+        ["a.csv", "--label", "p,q", "--positive", "p"],
+        2,
+        "--positive is one of several classes",
+    ),
+    "balanced draws of steps": (
+        {"a.csv": table(["id", "time", "v", "y"], [[i // 5, i % 5, RNG.random(), i % 2] for i in range(200)])},
+        ["a.csv", "--label", "y", "--balanced-sampling"],
+        2,
+        "--balanced-sampling needs a class for every sequence",
+    ),
     "a separator that stands nowhere": (
         {"a.csv": good(label=lambda i: ["AF|PVC", "PVC", "AF"][i % 3])},
         ["a.csv", "--separator", ";"],

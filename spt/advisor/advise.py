@@ -22,6 +22,7 @@ from spt.advisor import arrays
 from spt.advisor.answer import Answer, answer
 from spt.advisor.backbones import Candidate, choose, width
 from spt.advisor.budget import Plan, Shape, Timing, budget_text, parse_budget, plan
+from spt.advisor.classes import ClassOptions
 from spt.advisor.columns import LONGEST, ColumnRoles, Decisions, decide
 from spt.advisor.recipes import STUDY, Template, recipe_text, study_text
 from spt.advisor.recordings import label_windows, shortened
@@ -78,6 +79,7 @@ class Request:
     splits: int | None = None  # None: as the rows and the budget suggest
     transforms: Mapping[str, Any] = field(default_factory=dict)  # windows, patches, …: options of the task
     unlabelled: Path | None = None  # more rows, for pretraining
+    classes: ClassOptions = field(default_factory=ClassOptions)
 
     @property
     def folder(self) -> Path:
@@ -97,6 +99,8 @@ class Request:
             "splits": self.splits,
             **{key: [*value] if isinstance(value, tuple) else value for key, value in asdict(self.given).items()},
             **self.transforms,
+            **dict.fromkeys(("positive", "class-weights", "balanced-sampling")),
+            **self.classes.given,
             "unlabelled": None if self.unlabelled is None else str(self.unlabelled.resolve()),
         }
 
@@ -141,6 +145,7 @@ def advise(request: Request, tell: Callable[[str], None]) -> Advice:
         scratch = Path(temporary).resolve()
         where, table = _locate(request.data, scratch)
         decisions = decide(read_table(table), request.given)
+        request.classes.check_label(decisions.classes is None, bool(decisions.options.get("per_step")))
         for line in decisions.lines:
             tell(line)
         decisions = _with_gaps(where, decisions, tell)
@@ -201,6 +206,7 @@ def _lay_out(
     tell: Callable[[str], None],
 ) -> Layout:
     part, data, options, cut = _open(where, decisions, request.transforms, limits.length)
+    request.classes.check_names(data)
     findings = (*_check(part, data, decisions), *_better_metric(request, data))
     for line in (*cut, *findings):
         tell(line)
@@ -219,6 +225,7 @@ def _lay_out(
         epochs=1.0,
         metric=request.metric,
         unlabelled=request.unlabelled,
+        classes=request.classes,
     )
     template = template.with_epochs(template.most_epochs)
     sized = _sized(template, data, limits.width, scratch, runtime, tell)

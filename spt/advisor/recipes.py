@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from spt.advisor.backbones import Candidate
+from spt.advisor.classes import ClassOptions
 
 PRETRAINING = 2 / 3  # of SPT's budget; finetuning has the rest, and scratch all of it
 EVALUATIONS = 10  # of a stage; fewer, of many validation rows, so that training is not kept waiting
@@ -32,6 +33,7 @@ class Template:
     epochs: float  # of scratch; SPT has as many in both stages together
     metric: str | None = None  # what is compared, where that is not the usual one
     unlabelled: Path | None = None  # more rows for pretraining, which then is no self-pretraining
+    classes: ClassOptions = field(default_factory=ClassOptions)
 
     @property
     def batch_size(self) -> int:
@@ -69,6 +71,7 @@ def recipe_text(template: Template, candidate: Candidate, changes: dict[str, int
     finetuning = round(template.epochs - pretraining, 2)
     objective = {"name": "supervised", **({"scale": "standard"} if template.real else {})}
     objective |= {"metric": template.metric} if template.metric is not None else {}
+    objective |= template.classes.objective
     fast = int(candidate.options["d_model"]) < 64
     text = [
         f"# {candidate.name} on {template.source}. {candidate.why}",
@@ -83,9 +86,9 @@ def recipe_text(template: Template, candidate: Candidate, changes: dict[str, int
         "finetune:",
         *([_indented({"objective": objective})] if len(objective) > 1 else []),
         *([] if template.task.get("per_step") else ["  head: {pool: mean}"]),
-        _train(template, finetuning, 3e-3 if fast else 1e-3),
+        _train(template, finetuning, 3e-3 if fast else 1e-3, template.classes.sampling),
         "scratch: # as many epochs as both stages of SPT together",
-        _train(template, round(pretraining + finetuning, 2), 3e-3 if fast else 1e-3),
+        _train(template, round(pretraining + finetuning, 2), 3e-3 if fast else 1e-3, template.classes.sampling),
     ]
     return "\n".join(line.rstrip("\n") for line in text) + "\n"
 
@@ -119,7 +122,9 @@ def _more_rows(template: Template, folder: Path) -> dict[str, Any]:
     return {"data": os.path.relpath(template.unlabelled, folder), "not_self_pretraining": True}
 
 
-def _train(template: Template, epochs: float, rate: float, in_steps: bool = False) -> str:
+def _train(
+    template: Template, epochs: float, rate: float, sampling: str | None = None, *, in_steps: bool = False
+) -> str:
     """`in_steps`: as many updates as so many passes over the training rows are, whatever rows there are beside them."""
     steps = max(1, round(epochs * template.steps_per_epoch))
     return _indented(
@@ -127,6 +132,7 @@ def _train(template: Template, epochs: float, rate: float, in_steps: bool = Fals
             "train": {
                 **({"steps": steps} if in_steps else {"epochs": epochs}),
                 "batch_size": template.batch_size,
+                **({"sampling": sampling} if sampling is not None else {}),
                 "learning_rate": rate,
                 "schedule": "cosine",
                 "warmup_fraction": 0.1,

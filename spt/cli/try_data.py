@@ -57,6 +57,21 @@ def try_data(
             "--metric", metavar="NAME", help="What is compared, as auroc, mcc, f1_macro, spearman.", show_default=False
         ),
     ] = None,
+    positive: Annotated[
+        str | None,
+        typer.Option("--positive", metavar="LABEL", help="The class that f1, auroc and auprc are of."),
+    ] = None,
+    class_weights: Annotated[
+        str | None,
+        typer.Option(
+            "--class-weights",
+            metavar="LABEL=W,…",
+            help="What an answer counts in training, by its class: rare=5, or balanced.",
+        ),
+    ] = None,
+    balanced_sampling: Annotated[
+        bool, typer.Option("--balanced-sampling", help="Draw rows of every class equally often in finetuning.")
+    ] = False,
     channels: Annotated[
         str | None,
         typer.Option("--channels", metavar="NAME,…", help="The signals of WFDB and EDF files that are read."),
@@ -113,8 +128,10 @@ def try_data(
 ) -> None:
     """Does self-pretraining help on these data, and which model? Finds the columns, plans within a time budget, trains
     a few models in both arms and says what came of it. The recipes remain, to run and to edit."""
+    from spt.advisor.classes import ClassOptions, given_weights
     from spt.advisor.recordings import given_transforms
 
+    classes = ClassOptions(positive, given_weights(class_weights), "balanced" if balanced_sampling else None)
     changes = given_transforms(window, stride, resample, patch, spectrogram, rate)  # before anything is waited for
     from spt.advisor.advise import Request, carry_out
     from spt.advisor.columns import ColumnRoles, data_kind
@@ -126,7 +143,7 @@ def try_data(
     settings = Settings(cpu=cpu, quiet=as_json, debug=debug)
     if unlabelled is not None and not unlabelled.exists():
         raise UsageError(f"--unlabelled {unlabelled}: no such file or folder")
-    request = Request(data, given, budget, jobs(jobs_), out, settings, metric, splits, changes, unlabelled)
+    request = Request(data, given, budget, jobs(jobs_), out, settings, metric, splits, changes, unlabelled, classes)
     request, advice = _ask_until_clear(request, as_json)
     if dry_run:
         if as_json:
