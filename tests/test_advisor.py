@@ -458,6 +458,9 @@ def test_from_a_file_to_an_answer(quick, monkeypatch):
     before = results(made)
     code, again, said = call("tiny.csv", "--budget", "90s", "--json", "--cpu")
     assert code == 0 and json.loads(again)["answer"] == answered["answer"]
+    code, words, _ = call("tiny.csv", "--budget", "90s", "--cpu")
+    assert code == 0 and words.split() == answered["answer"].split()
+    assert max(map(len, words.splitlines())) <= 80
     assert results(made) == before
     code, _, said = call("tiny.csv", "--budget", "2m")
     assert code == 2 and "--budget" in said and "spt study run" in said

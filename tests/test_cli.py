@@ -24,11 +24,13 @@ def call(*arguments, code=0):
 
 
 @pytest.mark.parametrize(
-    "command", ["", "pretrain", "finetune", "compare", "report", "show", "recipes", "list", "env", "doctor"]
+    "command", ["", "pretrain", "finetune", "compare", "report", "show", "recipes", "list", "env", "doctor", "try"]
 )
-def test_help(command):
+def test_help(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     output = call(*command.split(), "--help").stdout
     assert "Usage" in output and "Traceback" not in output
+    assert max(map(len, output.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

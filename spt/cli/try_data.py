@@ -26,7 +26,7 @@ def try_data(
         typer.Argument(metavar="DATA", help="A table, a folder of tables or sounds, an .npz of X and y, owner/name."),
     ],
     label: Annotated[
-        str | None, typer.Option("--label", metavar="COL,…", help="The label's column; several columns are several.")
+        str | None, typer.Option("--label", metavar="COL,…", help="The label's column; several are labels, or numbers.")
     ] = None,
     separator: Annotated[
         str | None, typer.Option("--separator", metavar="TEXT|none", help="Between several labels in a cell: ';'.")
@@ -169,7 +169,7 @@ def try_data(
     else:
         import textwrap
 
-        print("\n".join(textwrap.wrap(outcome.answer.words, 100, break_long_words=False, break_on_hyphens=False)))
+        print("\n".join(textwrap.wrap(outcome.answer.words, 80, break_long_words=False, break_on_hyphens=False)))
     notify(f"recipes: {request.folder}     report: {page}")
     if outcome.failed:
         raise FailedRuns(f"{outcome.failed} of the runs failed; the report lists them with their reasons")
