@@ -712,8 +712,8 @@ def _label_steps(
     steps, odd = steps_a_label(counts, lengths)
     if odd is not None:
         raise ValueError(
-            f"{place_of(odd)}: {counts[odd]:,} labels for {lengths[odd]:,} steps are not, as in other rows, one for every "
-            "so many; give label_rate: (labels a second) and the rate of the steps"
+            f"{place_of(odd)}: {counts[odd]:,} labels for {lengths[odd]:,} steps are not, as in other rows, one for "
+            "every so many; give label_rate: (labels a second) and the rate of the steps"
         )
     return float(steps)
 
