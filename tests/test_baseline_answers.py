@@ -8,14 +8,14 @@ import pytest
 import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import RidgeClassifier
-from sklearn.metrics import f1_score, r2_score, recall_score
+from sklearn.metrics import average_precision_score, f1_score, log_loss, r2_score, recall_score, roc_auc_score
 
-from spt.baselines import catch22, tfidf
+from spt.baselines import boosting, catch22, tfidf
 from spt.baselines.base import Query, drawn
 from spt.baselines.registry import BASELINES, why_not
 from spt.baselines.ridge import fit_ridge
 from spt.baselines.run import _scored
-from spt.baselines.scores import MANY, scores
+from spt.baselines.scores import MANY, ComparedMetric, scores
 from spt.config.recipe import LOWER_IS_BETTER
 from spt.data.fingerprints import with_fingerprints
 from spt.tasks.base import Classes, Reals, Split, TaskData, Tokens, Values
@@ -33,9 +33,9 @@ def task(rows, targets, input, target, make=Split.from_rows, **extra) -> TaskDat
     return TaskData(input, target, *made)
 
 
-def fitted(name, data, metric="accuracy", seed=0):
+def fitted(name, data, metric="accuracy", seed=0, positive=None):
     assert why_not(name, data, metric) is None
-    return BASELINES[name].fit(replace(data, test=data.test.unlabelled()), metric, seed)
+    return BASELINES[name].fit(replace(data, test=data.test.unlabelled()), ComparedMetric(metric, positive), seed)
 
 
 def score_of(name, data, metric="accuracy", seed=0) -> float:
@@ -226,7 +226,7 @@ def test_ridge_is_scikit_learns(wide, classes):
     def matrix(asked):
         return np.stack([asked.split.row(i)[:, 0].astype(float) for i in asked.rows.tolist()])
 
-    found = fit_ridge(data, "accuracy", matrix, "all")
+    found = fit_ridge(data, ComparedMetric("accuracy"), matrix, "all")
     x, x_test = (matrix(Query(split, np.arange(len(split)))) for split in (data.train, data.test))
     mean, std = x.mean(0), x.std(0)
     theirs = RidgeClassifier(alpha=found.settings["penalty"] * len(x)).fit((x - mean) / std, data.train.targets)
@@ -271,6 +271,49 @@ def test_scores_are_scikit_learns_and_those_of_networks():
     assert {name: of_numbers[name] for name in theirs} == pytest.approx(theirs, rel=1e-5)
     assert set(of_classes) | set(of_numbers) <= set(LOWER_IS_BETTER)
     assert MANY == objectives.MANY and set(scores(Classes(MANY + 1), truth, found)) == {"accuracy"}
+
+
+@pytest.mark.parametrize("name", ["majority", "linear_probe", "tfidf", "boosting"])
+def test_scores_of_a_class_and_of_probabilities_are_scikit_learns(name, monkeypatch):
+    """By the positive class; log loss only of probabilities, which those of a ridge are not."""
+    monkeypatch.setattr(boosting, "ROUNDS", 20)
+    data = counted()
+    refused = why_not(name, data, "log_loss")
+    assert (refused is None) == BASELINES[name].probabilities == (name != "linear_probe")
+    metrics = ("auroc", "auprc", "f1") + (("log_loss",) if refused is None else ())
+    for positive in (0, 1):
+        found = fitted(name, data, "f1", positive=positive)
+        scores, columns = _scored(found, data, data.test, metrics, positive)
+        answers = found.answer(Query(data.test.unlabelled(), np.arange(len(data.test))))
+        truth = data.test.targets == positive
+        assert scores["f1"] == pytest.approx(f1_score(truth, columns["prediction"] == positive, zero_division=0))
+        assert scores["auroc"] == pytest.approx(roc_auc_score(truth, answers[:, positive]))
+        assert scores["auprc"] == pytest.approx(average_precision_score(truth, answers[:, positive]))
+        if refused is None:
+            assert np.allclose(answers.sum(1), 1) and (answers >= 0).all()
+            assert scores["log_loss"] == pytest.approx(log_loss(data.test.targets, answers))
+    if name == "majority":
+        assert np.allclose(answers, np.bincount(data.train.targets) / len(data.train)) and scores["auroc"] == 0.5
+    else:
+        assert scores["auroc"] > 0.75 and scores["f1"] > 0.7
+    if name in ("tfidf", "boosting"):
+        assert scores["log_loss"] < score_of_log_loss("majority", data)
+
+
+def score_of_log_loss(name, data) -> float:
+    return _scored(fitted(name, data, "log_loss"), data, data.test, ("log_loss",))[0]["log_loss"]
+
+
+def test_the_compared_metric_chooses(monkeypatch):
+    monkeypatch.setattr(boosting, "ROUNDS", 40)
+    data = counted()
+    chosen = {fitted("boosting", data, *each).settings["rounds"] for each in (("accuracy",), ("log_loss",))}
+    assert len(chosen) == 2
+    rows = RNG.normal(size=(N, 6, 1)).astype(np.float32)
+    three = task(rows, RNG.integers(0, 3, N), Values(1), Classes(3))
+    found = fitted("linear_probe", three, "auroc")
+    scores, _ = _scored(found, three, three.test, ("auroc", "f1"))
+    assert 0 < scores["auroc"] < 1 and "f1" not in scores, "of three classes none is the positive one"
 
 
 def networks(output, logits, values) -> dict[str, float]:

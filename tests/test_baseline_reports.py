@@ -129,13 +129,21 @@ def test_what_does_not_fit_is_left_out_or_refused(tmp_path):
 
 
 def test_the_metric_is_the_one_that_networks_are_compared_in(tmp_path):
-    for number, changes in enumerate(
-        ({}, {"finetune__objective": {"name": "supervised", "metric": "f1_macro"}}, {"task__target": "numbers"})
+    positive = {"name": "supervised", "metric": "f1", "positive": "0"}
+    for number, (changes, of_class) in enumerate(
+        (
+            ({}, None),
+            ({"finetune__objective": {"name": "supervised", "metric": "f1_macro"}}, None),
+            ({"finetune__objective": {"name": "supervised", "metric": "auroc"}}, 1),
+            ({"finetune__objective": positive}, 0),
+            ({"task__target": "numbers"}, None),
+        )
     ):
         (folder := tmp_path / str(number)).mkdir()
         recipe = own_task(folder, **changes)
         job = Job(recipe, "finetune", 0)
-        assert compared_metric(recipe, open_task(recipe.recipe.task)) == default_metric(build_stage(job).output)
+        assert compared_metric(recipe, open_task(recipe.recipe.task)).positive == of_class
+        assert compared_metric(recipe, open_task(recipe.recipe.task)).name == default_metric(build_stage(job).output)
 
 
 # -------------------------------------------------------------------------------------------------------------- as made
@@ -173,6 +181,10 @@ def test_the_name_is_what_is_computed(tmp_path):
     objective = {"name": "supervised", "metric": "f1_macro"}
     (metric,) = jobs_of(tmp_path, ["boosting"], finetune__objective=objective)
     assert job.key == again.key and len({each.key for each in (job, seed, rows, metric)}) == 4
+    assert job.settings().keys() == {"format", "baseline", "version", "seed", "data", "task", "metric"}
+    positive = [{**objective, "metric": "f1", "positive": name} for name in ("0", "1")]
+    (zero,), (one,) = (jobs_of(tmp_path, ["boosting"], finetune__objective=each) for each in positive)
+    assert zero.key != one.key
 
 
 def test_a_failure_is_listed_and_the_rest_is_made(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
-from sklearn.metrics import f1_score, r2_score
+from sklearn.metrics import f1_score, r2_score, roc_auc_score
 from sklearn.utils.class_weight import compute_class_weight
 from tiny import RECIPE, changed, loaded, run, spt_job
 
@@ -20,8 +21,11 @@ import spt
 from spt.advisor.columns import AmbiguousError, ColumnRoles, decide
 from spt.advisor.table import read_table
 from spt.analysis.predictions import read_predictions
+from spt.baselines import boosting
+from spt.baselines.base import Query
 from spt.baselines.registry import BASELINES, compared_metric, why_not
 from spt.baselines.run import _scored
+from spt.baselines.scores import ComparedMetric
 from spt.config.job import Job, _train_settings, without_paths
 from spt.config.objectives import SupervisedOptions
 from spt.config.recipe import Part
@@ -37,7 +41,7 @@ from spt.report.per_example import example_scores
 from spt.rng import Draw
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
-from spt.tasks.base import IGNORED, Classes, Labels, Reals, Split, TaskData, Values, describe
+from spt.tasks.base import IGNORED, Classes, Labels, Reals, Split, TaskData, Tokens, Values, describe
 from spt.training.build import build_stage
 from spt.training.losses import weighted_sum
 from spt.training.metrics import metrics, sums
@@ -163,7 +167,7 @@ def test_scores_of_labels_are_scikit_learns_and_the_baselines():
     some = known.any(1)
     from spt.baselines.scores import scores as of_baseline
 
-    found = of_baseline(Labels(4), truth[some], logits[some].astype(np.float64))
+    found = of_baseline(Labels(4), truth[some], 1 / (1 + np.exp(-logits[some].astype(np.float64))), ())
     assert found == pytest.approx({name: scores[name] for name in found})
 
 
@@ -525,16 +529,52 @@ def test_class_weights_and_balanced_draws_are_told_and_change_the_training(tmp_p
         assert any(words in note for note in result.notes) and not any(words in note for note in plain.notes)
 
 
-def test_the_majority_is_a_baseline_of_labels_and_others_say_why_not(tmp_path):
+def test_baselines_answer_several_labels_each_from_the_rows_in_which_it_is_known(tmp_path):
     resolved = recipe_over(tmp_path, signals(), target="labels", label_columns=list(NAMES))
     data = open_task(resolved.recipe.task)
     metric = compared_metric(resolved, data)
-    assert metric == "f1_macro" and why_not("majority", data, metric) is None
-    assert "any number of labels" in str(why_not("linear_probe", data, metric))
+    assert metric.name == "f1_macro" and why_not("majority", data, metric.name) is None
     scores, columns = _scored(BASELINES["majority"].fit(data, metric, 0), data, data.test)
     usual = (data.train.targets == 1).mean(0) > 0.5
     assert scores["accuracy"] == pytest.approx(((data.test.targets == 1) == usual).mean())
     assert columns["prediction_0"].tolist() == [int(usual[0])] * len(data.test)
+    unknown = np.where(np.arange(len(data.train))[:, None] % 3 == np.arange(3), IGNORED, data.train.targets)
+    unknown[:, 2] = np.where(unknown[:, 2] == 0, IGNORED, unknown[:, 2])  # a label that is alike where it is known
+    gaps = replace(data, train=replace(data.train, targets=unknown))
+    for name in ("linear_probe", "catch22", "boosting"):
+        found = BASELINES[name].fit(gaps, metric, 0)
+        scores, columns = _scored(found, gaps, gaps.test, {"auroc", "mcc"})
+        answers = found.answer(Query(gaps.test.unlabelled(), np.arange(len(gaps.test))))
+        assert set(columns["prediction_2"].tolist()) == {1}, "nothing else is known"
+        if name == "linear_probe":  # the others know no places, or ask for more rows
+            assert scores["f1_macro"] > 0.5 and 0 < scores["mcc"] <= 1, name
+        areas = [roc_auc_score(gaps.test.targets[:, k], answers[:, k]) for k in range(3)]
+        assert scores["auroc"] == pytest.approx(np.mean(areas))
+        assert ((answers > 0.5) == np.stack([columns[f"prediction_{k}"] for k in range(3)], 1)).all()
+    alike = replace(data, train=replace(data.train, targets=np.ones_like(data.train.targets)))
+    assert why_not("boosting", alike, metric.name) == "every label is the same in all training rows"
+    assert why_not("majority", alike, metric.name) is None
+
+
+def test_texts_and_steps_of_several_labels_have_baselines(monkeypatch):
+    """Does a token occur? At a step: is it token 1, and is the one before token 3?"""
+    monkeypatch.setattr(boosting, "ROUNDS", 20)
+    rng = np.random.default_rng(0)
+    rows = [rng.choice(6, 15, p=[0.5, 0.02, 0.08, 0.2, 0.1, 0.1]) for _ in range(240)]
+    held = np.array([[1 in row, 2 in row, 3 in row] for row in rows]).astype(np.int64)
+    held[::5, 0] = IGNORED
+    parts = [slice(0, 120), slice(120, 180), slice(180, 240)]
+    splits = [Split.from_rows(rows[part], held[part]) for part in parts]
+    data = TaskData(Tokens(6), Labels(3), *splits)
+    for name in ("tfidf", "boosting", "linear_probe"):
+        found = BASELINES[name].fit(data, ComparedMetric("accuracy"), 0)
+        assert _scored(found, data, data.test)[0]["accuracy"] > 0.85, name
+    tags = [np.stack([row == 1, np.concatenate([[0], row[:-1]]) == 3], 1).astype(np.int64) for row in rows]
+    splits = [Split.from_rows(rows[part], tags[part], per_step=True) for part in parts]
+    data = TaskData(Tokens(6), Labels(2, per_step=True), *splits)
+    for name in ("boosting", "linear_probe"):
+        scores, columns = _scored(BASELINES[name].fit(data, ComparedMetric("f1_macro"), 0), data, data.test)
+        assert scores["f1_macro"] > 0.9 and columns["right"].sum() / columns["steps"].sum() > 0.9, name
 
 
 # ----------------------------------------------------------------------------------------------- spt try, estimators

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from spt.baselines.scores import ComparedMetric
 from spt.data.features import Places, scored_steps
 from spt.rng import generator
 from spt.runs.plan import Factor
-from spt.tasks.base import Classes, Split, TaskData
+from spt.tasks.base import Classes, Labels, Split, TaskData, label_counts
 
 ROWS_AT_ONCE = 1_024  # are answered, so that memory does not grow with a split
 STEPS_AT_ONCE = 2**14
@@ -45,10 +46,10 @@ class Examples(NamedTuple):
     """What is asked, and the right answers."""
 
     asked: Query
-    targets: NDArray[Any]  # (m,) classes or (m, K) numbers
+    targets: NDArray[Any]  # (m,) classes or (m, K) numbers or labels
 
 
-Answer = Callable[[Query], NDArray[np.float64]]  # (m, K): a score of every class, or the numbers themselves
+Answer = Callable[[Query], NDArray[np.float64]]  # (m, K): a score of every class or label, or the numbers
 
 
 class Fitted(NamedTuple):
@@ -71,8 +72,9 @@ class Baseline:
     of_numbers: str  # the same, where targets are real
     version: int  # raised when it computes something else
     chance: bool  # does it depend on a seed?
+    probabilities: bool  # are its scores of classes probabilities?
     applies: Callable[[TaskData], str | None]  # why it cannot be used; None where it can
-    fit: Callable[[TaskData, str, int], Fitted]  # on data whose test rows have no labels, for a metric, with a seed
+    fit: Callable[[TaskData, ComparedMetric, int], Fitted]  # on data whose test rows have no labels, with a seed
 
 
 def drawn(split: Split, most: int, part: str) -> Examples:
@@ -107,6 +109,9 @@ def only_rows(data: TaskData) -> str | None:
 
 def two_classes(data: TaskData) -> str | None:
     """Why nothing can be fitted, where all training rows agree."""
+    if isinstance(data.target, Labels):
+        alike = (label_counts(data.train, data.target.count) == 0).any(axis=0)
+        return "every label is the same in all training rows" if alike.all() else None
     if not isinstance(data.target, Classes):
         return None
     seen = {int(label) for examples in every(data.train) for label in np.unique(examples.targets)}

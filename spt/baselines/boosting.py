@@ -24,7 +24,8 @@ from spt.baselines.base import (
     drawn,
     two_classes,
 )
-from spt.baselines.scores import is_better, score
+from spt.baselines.labels import LabelClassifiers
+from spt.baselines.scores import ComparedMetric, is_better, score
 from spt.data.features import (
     OF_STEPS,
     OF_TOKENS,
@@ -37,7 +38,7 @@ from spt.data.features import (
     token_shares,
     with_static,
 )
-from spt.tasks.base import Classes, Reals, TaskData, Tokens
+from spt.tasks.base import Classes, Labels, TaskData, Tokens
 
 BY_PLACE = 1_024  # numbers of a row up to which each is a feature
 MOST_TOKENS = 256  # of a larger vocabulary, the commonest in training
@@ -48,7 +49,7 @@ RATE = 0.1
 LEAVES = (7, 31)  # of a tree
 
 
-def fit(data: TaskData, metric: str, seed: int) -> Fitted:
+def fit(data: TaskData, metric: ComparedMetric, seed: int) -> Fitted:
     """The size of trees and the number of rounds with the best validation score; of equals the smaller."""
     features, sees = _features(data)
     train, val = drawn(data.train, ROWS, "train"), drawn(data.val, CHOOSING, "val")
@@ -74,17 +75,15 @@ def fit(data: TaskData, metric: str, seed: int) -> Fitted:
 def _trees_a_round(data: TaskData) -> int:
     if isinstance(data.target, Classes):
         return 1 if data.target.count == 2 else data.target.count
-    assert isinstance(data.target, Reals)
-    return data.target.size
+    return data.target.count if isinstance(data.target, Labels) else data.target.size
 
 
 class _Trees:
-    """Boosted trees for classes, or for each of K numbers."""
+    """Boosted trees for classes, or for each of K labels or numbers."""
 
-    def __init__(self, data: TaskData, metric: str, seed: int, leaves: int, rounds: int) -> None:
-        from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-
-        shared: dict[str, Any] = {
+    def __init__(self, data: TaskData, metric: ComparedMetric, seed: int, leaves: int, rounds: int) -> None:
+        self.target, self.metric = data.target, metric.name
+        self.options: dict[str, Any] = {
             "learning_rate": RATE,
             "max_iter": rounds,
             "max_leaf_nodes": leaves,
@@ -92,38 +91,46 @@ class _Trees:
             "early_stopping": False,
             "random_state": seed,
         }
-        self.classes = data.target.count if isinstance(data.target, Classes) else None
-        if isinstance(data.target, Classes):
-            self.models = [HistGradientBoostingClassifier(**shared)]
-        else:
-            assert isinstance(data.target, Reals)
-            loss = "absolute_error" if metric == "mae" else "squared_error"
-            self.models = [HistGradientBoostingRegressor(loss=loss, **shared) for _ in range(data.target.size)]
 
     def fit(self, x: NDArray[np.float64], targets: NDArray[Any]) -> "_Trees":
-        columns = [targets] if self.classes else list(np.asarray(targets, np.float64).T)
-        for model, y in zip(self.models, columns, strict=True):
-            model.fit(x, y)
+        from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+        if isinstance(self.target, Classes):
+            self.models = [HistGradientBoostingClassifier(**self.options).fit(x, targets)]
+        elif isinstance(self.target, Labels):
+            self.labels = LabelClassifiers(
+                lambda x, y: HistGradientBoostingClassifier(**self.options).fit(x, y), x, targets
+            )
+        else:
+            loss = "absolute_error" if self.metric == "mae" else "squared_error"
+            self.models = [
+                HistGradientBoostingRegressor(loss=loss, **self.options).fit(x, y)
+                for y in np.asarray(targets, np.float64).T
+            ]
         return self
 
     def answers(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """(m, K)"""
-        if self.classes:
+        if isinstance(self.target, Classes):
             return self._of_classes(self.models[0].predict_proba(x))
+        if isinstance(self.target, Labels):
+            return self.labels.answers(x)
         return np.stack([model.predict(x) for model in self.models], axis=1)
 
     def staged(self, x: NDArray[np.float64]) -> Any:
         """(m, K) after every round."""
-        if self.classes:
+        if isinstance(self.target, Classes):
             yield from map(self._of_classes, self.models[0].staged_predict_proba(x))
+        elif isinstance(self.target, Labels):
+            yield from self.labels.staged(x)
         else:
             for found in zip(*(model.staged_predict(x) for model in self.models), strict=True):
                 yield np.stack(found, axis=1)
 
     def _of_classes(self, found: NDArray[np.float64]) -> NDArray[np.float64]:
         """With a column for classes that training does not have."""
-        assert self.classes is not None
-        whole = np.zeros((len(found), self.classes))
+        assert isinstance(self.target, Classes)
+        whole = np.zeros((len(found), self.target.count))
         whole[:, self.models[0].classes_] = found
         return whole
 
@@ -182,4 +189,13 @@ def _summaries(data: TaskData, asked: Query) -> NDArray[np.float64]:
     return joined([summaries(data.input, asked.split, *ends) for ends in spans(asked.split, asked.rows)])
 
 
-BASELINE = Baseline("boosting", "Gradient boosting", "Gradient boosting", 1, chance=True, applies=two_classes, fit=fit)
+BASELINE = Baseline(
+    "boosting",
+    "Gradient boosting",
+    "Gradient boosting",
+    1,
+    chance=True,
+    probabilities=True,
+    applies=two_classes,
+    fit=fit,
+)

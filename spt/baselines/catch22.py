@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from spt.baselines.base import Baseline, Fitted, Query, only_rows, two_classes
 from spt.baselines.ridge import fit_ridge
+from spt.baselines.scores import ComparedMetric
 from spt.data.features import joined, joined_name, of_series, spans, with_static
 from spt.tasks.base import TaskData, Tokens, Values
 
@@ -269,7 +270,7 @@ def applies(data: TaskData) -> str | None:
     return only_rows(data) or two_classes(data)
 
 
-def fit(data: TaskData, metric: str, seed: int) -> Fitted:
+def fit(data: TaskData, metric: ComparedMetric, seed: int) -> Fitted:
     name = f"{len(FEATURES)} features of catch22, mean and deviation of each channel"
 
     def described(asked: Query) -> Floats:
@@ -284,6 +285,7 @@ BASELINE = Baseline(
     "catch22 features with ridge regression",
     1,
     chance=False,
+    probabilities=False,
     applies=applies,
     fit=fit,
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from spt.baselines.base import Baseline
 from spt.baselines.registry import BASELINES, why_not
+from spt.baselines.scores import ComparedMetric
 from spt.config.job import digest, without_paths
 from spt.config.recipe import ResolvedRecipe
 from spt.runs.baseline import PREFIX
@@ -21,7 +22,7 @@ class BaselineJob:
 
     name: str  # of the baseline
     resolved: ResolvedRecipe  # whose task it is; nothing of its model or training matters
-    metric: str
+    metric: ComparedMetric
     seed: int | None = None
 
     @property
@@ -46,18 +47,19 @@ class BaselineJob:
         return f"{PREFIX}{self.key}"
 
 
-def question(resolved: ResolvedRecipe, metric: str) -> dict[str, Any]:
-    """What rows have in common that the same baselines are held against: data and metric."""
+def question(resolved: ResolvedRecipe, metric: ComparedMetric) -> dict[str, Any]:
+    """What rows have in common that the same baselines are held against: data, metric and the class that it is of."""
     task = {"name": resolved.identities["task"], **without_paths("tasks", resolved.recipe.task)}
-    return {"data": resolved.data, "task": task, "metric": metric}
+    of_class = {} if metric.positive is None else {"positive": metric.positive}
+    return {"data": resolved.data, "task": task, "metric": metric.name, **of_class}
 
 
 def baseline_jobs(
-    names: Sequence[str] | None, resolved: ResolvedRecipe, data: TaskData, metric: str, seeds: Sequence[int]
+    names: Sequence[str] | None, resolved: ResolvedRecipe, data: TaskData, metric: ComparedMetric, seeds: Sequence[int]
 ) -> tuple[list[BaselineJob], dict[str, str]]:
     """The baselines of these names (None: of all) that the task takes, each once or once for each seed; and of the
     others why it does not."""
-    reasons = {name: why_not(name, data, metric) for name in (BASELINES if names is None else names)}
+    reasons = {name: why_not(name, data, metric.name) for name in (BASELINES if names is None else names)}
     jobs = [
         BaselineJob(name, resolved, metric, seed)
         for name, reason in reasons.items()

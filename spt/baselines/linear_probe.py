@@ -5,11 +5,12 @@ from numpy.typing import NDArray
 
 from spt.baselines.base import Baseline, Fitted, Query, drawn, two_classes
 from spt.baselines.ridge import fit_ridge
+from spt.baselines.scores import ComparedMetric
 from spt.data.features import OF_STEPS, row_features, step_features
 from spt.tasks.base import TaskData
 
 
-def fit(data: TaskData, metric: str, seed: int) -> Fitted:
+def fit(data: TaskData, metric: ComparedMetric, seed: int) -> Fitted:
     def features(asked: Query) -> NDArray[np.float64]:
         if asked.at is not None:
             return step_features(data, asked.split, asked.places)
@@ -20,4 +21,13 @@ def fit(data: TaskData, metric: str, seed: int) -> Fitted:
     return fit_ridge(data, metric, features, sees)
 
 
-BASELINE = Baseline("linear_probe", "Linear probe", "Linear probe", 1, chance=False, applies=two_classes, fit=fit)
+BASELINE = Baseline(
+    "linear_probe",
+    "Linear probe",
+    "Linear probe",
+    1,
+    chance=False,
+    probabilities=False,
+    applies=two_classes,
+    fit=fit,
+)

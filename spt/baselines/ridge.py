@@ -1,4 +1,5 @@
-"""Ridge regression on standardised features, its penalty chosen on validation; of classes on targets of +1 and -1.
+"""Ridge regression on standardised features, its penalty chosen on validation; of classes on targets of +1 and -1, of
+labels on 1 and 0, each over the rows in which it is known.
 
 Letters: n training rows, m others, F features, K classes or target values.
 """
@@ -11,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spt.baselines.base import CHOOSING, ROWS, Fitted, Query, answers, cap_note, drawn
-from spt.baselines.scores import is_better, score
-from spt.tasks.base import Classes, Target, TaskData
+from spt.baselines.scores import ComparedMetric, is_better, score
+from spt.tasks.base import Classes, Labels, Target, TaskData, known_targets
 
 Features = Callable[[Query], NDArray[np.float64]]  # (m, F)
 PENALTIES = tuple(10.0**k for k in range(1, -7, -1))  # for each row; the largest first, which wins ties
@@ -33,7 +34,7 @@ class _LinearMap(NamedTuple):
         return np.hstack([-found, found]) if self.one_for_two else found
 
 
-def fit_ridge(data: TaskData, metric: str, features: Features, sees: str) -> Fitted:
+def fit_ridge(data: TaskData, metric: ComparedMetric, features: Features, sees: str) -> Fitted:
     """The map whose penalty has the best validation score."""
     wide = features(drawn(data.train, 1, "train").asked).shape[1]
     train = drawn(data.train, max(1, min(ROWS, NUMBERS // max(wide, 1))), "train")
@@ -44,9 +45,10 @@ def fit_ridge(data: TaskData, metric: str, features: Features, sees: str) -> Fit
     x -= mean
     x /= std
     y, two = _columns(data.target, train.targets), isinstance(data.target, Classes) and data.target.count == 2
-    offset = y.mean(axis=0)
+    known = known_targets(train.targets) if isinstance(data.target, Labels) else np.ones(y.shape, bool)
+    offset = np.where(known, y, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     best, chosen, line = None, PENALTIES[0], None
-    for penalty, weights in _solutions(x, y - offset):
+    for penalty, weights in _solutions_of_known(x, y - offset, known):
         tried = _LinearMap(mean, std, weights, offset, two)
         found = score(data.target, val.targets, tried(x_val), metric)
         if is_better(found, best, metric):
@@ -67,6 +69,23 @@ def _columns(target: Target, targets: NDArray[Any]) -> NDArray[np.float64]:
     if target.count == 2:
         return np.where(targets == 1, 1.0, -1.0)[:, None]
     return np.where(targets[:, None] == np.arange(target.count), 1.0, -1.0)
+
+
+def _solutions_of_known(
+    x: NDArray[np.float64], y: NDArray[np.float64], known: NDArray[np.bool_]
+) -> Iterator[tuple[float, NDArray[np.float64]]]:
+    """(F, K) weights at every penalty, each column's from the rows in which it is known."""
+    if known.all():
+        yield from _solutions(x, y)
+        return
+    found = {penalty: np.zeros((x.shape[1], y.shape[1])) for penalty in PENALTIES}
+    patterns, pattern_of = np.unique(known, axis=1, return_inverse=True)
+    for i, rows in enumerate(patterns.T):
+        columns = np.flatnonzero(pattern_of.reshape(-1) == i)
+        if rows.any():
+            for penalty, weights in _solutions(x[rows], y[np.ix_(rows, columns)]):
+                found[penalty][:, columns] = weights
+    yield from found.items()
 
 
 def _solutions(x: NDArray[np.float64], y: NDArray[np.float64]) -> Iterator[tuple[float, NDArray[np.float64]]]:

@@ -6,6 +6,7 @@ import os
 import platform
 import time
 import traceback
+from collections.abc import Collection
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,21 +19,22 @@ from spt import __version__
 from spt.baselines.base import Fitted, Query, every
 from spt.baselines.base import answers as answer_all
 from spt.baselines.job import BaselineJob
-from spt.baselines.scores import best_classes, scores
+from spt.baselines.scores import HOLDS, MANY, OF_ANSWERS, OF_SCORES, best_classes, scores
 from spt.config.recipe import LOWER_IS_BETTER
 from spt.data.dataset import open_task
 from spt.data.fingerprints import split_record
+from spt.data.metrics import UNASKED
 from spt.errors import DataError, SptError, one_line
 from spt.runs.baseline import BaselineResult, read_baseline
 from spt.runs.files import write_json, write_text, writing
 from spt.runs.folder import RunFolder
 from spt.runs.predictions import FILE
 from spt.runtime.signals import cleanup
-from spt.tasks.base import Classes, Labels, Split, TaskData, Tokens, known_targets
+from spt.tasks.base import Classes, Labels, Reals, Split, TaskData, Tokens, known_targets
 
 logger = logging.getLogger(__name__)
 
-MANY = 2**22  # numbers in training rows from which threads help
+THREADED = 2**22  # numbers in training rows from which threads help
 PACKAGES = ("numpy", "scipy", "scikit-learn")
 
 
@@ -82,8 +84,8 @@ def _compute(job: BaselineJob, run: RunFolder) -> BaselineResult:
     try:
         with _threads(data):
             fitted = job.baseline.fit(replace(data, test=data.test.unlabelled()), job.metric, job.seed or 0)
-            val, _ = _scored(fitted, data, data.val)
-            test, columns = _scored(fitted, data, data.test)
+            val, _ = _scored(fitted, data, data.val, _names(job, data, data.val), job.metric.positive)
+            test, columns = _scored(fitted, data, data.test, _names(job, data, data.test), job.metric.positive)
     except MemoryError as error:
         raise DataError(f"there is no memory for baseline {job.name} on these data ({one_line(error)})") from error
     seconds = time.monotonic() - begin
@@ -96,8 +98,8 @@ def _compute(job: BaselineJob, run: RunFolder) -> BaselineResult:
         task=job.resolved.task_name,
         seed=job.seed,
         smoke=bool(job.resolved.smoke),
-        metric=job.metric,
-        higher_is_better=not LOWER_IS_BETTER[job.metric],
+        metric=job.metric.name,
+        higher_is_better=not LOWER_IS_BETTER[job.metric.name],
         val=val,
         test=test,
         sees=fitted.sees,
@@ -116,7 +118,7 @@ def _threads(data: TaskData) -> contextlib.AbstractContextManager[Any]:
     from threadpoolctl import threadpool_limits
 
     numbers = int(data.train.lengths.sum()) * (1 if isinstance(data.input, Tokens) else data.input.channels)
-    return contextlib.nullcontext() if numbers > MANY else threadpool_limits(1)
+    return contextlib.nullcontext() if numbers > THREADED else threadpool_limits(1)
 
 
 def _notes(job: BaselineJob, data: TaskData) -> tuple[str, ...]:
@@ -141,10 +143,23 @@ def environment() -> dict[str, Any]:
 Columns = dict[str, NDArray[Any]]
 
 
-def _scored(fitted: Fitted, data: TaskData, split: Split) -> tuple[dict[str, float], Columns]:
+def _names(job: BaselineJob, data: TaskData, split: Split) -> set[str]:
+    """Of metrics that are not of answers alone, the compared one and those that take no time to speak of."""
+    names = {*OF_ANSWERS, job.metric.name}
+    answers = int(split.lengths.sum()) if split.per_step else len(split)
+    if isinstance(data.target, Reals) or answers * data.target.count > UNASKED:
+        return names
+    return names | {name for name in OF_SCORES if name != "log_loss" or job.baseline.probabilities}
+
+
+def _scored(
+    fitted: Fitted, data: TaskData, split: Split, names: Collection[str] = OF_ANSWERS, positive: int | None = None
+) -> tuple[dict[str, float], Columns]:
     """Scores over all rows of a split, or all recordings, and what predictions.parquet holds of them."""
     if split.recordings is not None:
-        return _scored_recordings(fitted, data, split, split.recordings)
+        return _scored_recordings(fitted, data, split, split.recordings, names, positive)
+    kept = isinstance(data.target, Classes) and data.target.count <= MANY and bool({*names} & {*OF_SCORES})
+    of_classes = list[Any]()
     found, truth, margins, rows = list[Any](), list[Any](), list[Any](), list[Any]()
     for asked, targets in every(split):
         for part in asked.parts():
@@ -152,6 +167,7 @@ def _scored(fitted: Fitted, data: TaskData, split: Split) -> tuple[dict[str, flo
             if isinstance(data.target, Classes):
                 top = np.partition(answered, -2, axis=1)[:, -2:]
                 margins.append(top[:, 1] - top[:, 0])
+                of_classes += [answered] if kept else []
             found.append(best_classes(answered) if isinstance(data.target, Classes) else answered)
             rows.append(part.rows)
         truth.append(targets)
@@ -162,11 +178,17 @@ def _scored(fitted: Fitted, data: TaskData, split: Split) -> tuple[dict[str, flo
         columns = {"id": split.ids, **_of_steps(data, answers, targets, owners, len(split))}
     else:
         columns = _of_rows(data, split.ids, targets, answers, margins)
-    return scores(data.target, targets, answers), columns
+    given = np.concatenate(of_classes) if kept else answers
+    return scores(data.target, targets, given, names, positive), columns
 
 
 def _scored_recordings(
-    fitted: Fitted, data: TaskData, split: Split, recordings: NDArray[np.int64]
+    fitted: Fitted,
+    data: TaskData,
+    split: Split,
+    recordings: NDArray[np.int64],
+    names: Collection[str],
+    positive: int | None,
 ) -> tuple[dict[str, float], Columns]:
     """As networks are scored: by the mean of the scores, or numbers, of a recording's windows."""
     answered = answer_all(fitted.answer, Query(split.unlabelled(), np.arange(len(split))))
@@ -182,7 +204,8 @@ def _scored_recordings(
         top = np.partition(means, -2, axis=1)[:, -2:]
         answers, margins = best_classes(means), [top[:, 1] - top[:, 0]]
     targets = np.asarray(rows.targets)
-    return scores(data.target, targets, answers), _of_rows(data, rows.ids, targets, answers, margins)
+    found = scores(data.target, targets, means, names, positive)
+    return found, _of_rows(data, rows.ids, targets, answers, margins)
 
 
 def _of_rows(
@@ -193,7 +216,7 @@ def _of_rows(
     columns: Columns = {"id": ids}
     if isinstance(data.target, Labels):
         for k in range(data.target.count):
-            columns |= {f"label_{k}": targets[:, k], f"prediction_{k}": (answers[:, k] > 0).astype(np.int64)}
+            columns |= {f"label_{k}": targets[:, k], f"prediction_{k}": (answers[:, k] > HOLDS).astype(np.int64)}
         return columns
     for k in range(data.target.size):
         columns |= {f"target_{k}": targets[:, k], f"prediction_{k}": answers[:, k]}
@@ -210,7 +233,7 @@ def _of_steps(data: TaskData, answers: NDArray[Any], targets: NDArray[Any], owne
         return {"steps": summed(), "right": summed((answers == targets).astype(np.float64))}
     known = known_targets(targets)
     if isinstance(data.target, Labels):
-        right = ((answers > 0) == (targets == 1)) & known
+        right = ((answers > HOLDS) == (targets == 1)) & known
         return {"steps": summed(), "right": summed(right.sum(axis=1) / known.sum(axis=1))}
     squared = np.where(known, np.square(answers - targets), 0.0).sum(axis=1) / known.sum(axis=1)
     return {"steps": summed(), "squared_error": summed(squared)}

@@ -1,4 +1,4 @@
-"""TF-IDF of token n-grams with logistic regression; of real targets with ridge regression.
+"""TF-IDF of token n-grams with logistic regression, of labels with one for each; of real targets with ridge regression.
 
 Small vocabularies are characters, bytes, bases: all n-grams of 1 to 5 tokens. Large ones are words or pieces of words:
 1 and 2. N-grams are hashed, so that memory does not grow with what is found; those of one training row alone are left
@@ -9,16 +9,18 @@ Letters: n training rows, m others, L steps, F features, K classes or target val
 """
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spt.baselines.base import CHOOSING, Baseline, Examples, Fitted, Query, cap_note, drawn, only_rows, two_classes
-from spt.baselines.scores import is_better, score
+from spt.baselines.labels import LabelClassifiers
+from spt.baselines.scores import ComparedMetric, is_better, score
 from spt.data.features import CUT, joined_name, spans
 from spt.rng import GOLDEN, mixed
-from spt.tasks.base import Classes, Split, TaskData, Tokens
+from spt.tasks.base import Classes, Labels, Reals, Split, TaskData, Tokens
 
 CHARACTERS = 1_024  # entries of a vocabulary up to which tokens are taken for characters
 GRAMS = 2**27  # n-grams of training rows that are counted
@@ -33,7 +35,7 @@ def applies(data: TaskData) -> str | None:
     return only_rows(data) or two_classes(data)
 
 
-def fit(data: TaskData, metric: str, seed: int) -> Fitted:
+def fit(data: TaskData, metric: ComparedMetric, seed: int) -> Fitted:
     """The strength with the best validation score; of equals the smallest."""
     counts = _Counts(data)
     train, val = _drawn(data, counts.longest), drawn(data.val, CHOOSING, "val")
@@ -54,7 +56,7 @@ def fit(data: TaskData, metric: str, seed: int) -> Fitted:
 
     rows = len(train.asked.rows)
     name = joined_name(f"n-grams of 1 to {counts.longest} tokens, by TF-IDF", data.train)
-    settings = {"C" if isinstance(data.target, Classes) else "1 / penalty": chosen}
+    settings = {"1 / penalty" if isinstance(data.target, Reals) else "C": chosen}
     return Fitted(answer, name, rows, settings, len(STRENGTHS), (*cap_note(rows, data.train), *notes))
 
 
@@ -138,32 +140,46 @@ def _fitted(data: TaskData, x: Any, targets: NDArray[Any], strength: float) -> t
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression, Ridge
 
+    def logistic(x: Any, targets: NDArray[Any]) -> Any:
+        return LogisticRegression(C=strength, max_iter=STEPS).fit(x, targets)
+
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always", ConvergenceWarning)
         if isinstance(data.target, Classes):
-            model = LogisticRegression(C=strength, max_iter=STEPS).fit(x, targets)
+            decide = _of_classes(logistic(x, targets), data.target.count)
+        elif isinstance(data.target, Labels):
+            decide = LabelClassifiers(logistic, x, targets).answers
         else:
-            model = Ridge(alpha=1 / strength, solver="sparse_cg").fit(x, targets)
-    if not isinstance(data.target, Classes):
-        return lambda rows: model.predict(rows).reshape(rows.shape[0], -1).astype(np.float64), not raised
-    count = data.target.count
+            ridge = Ridge(alpha=1 / strength, solver="sparse_cg").fit(x, targets)
+            decide = _of_numbers(ridge)
+    return decide, not raised
 
+
+def _of_classes(model: Any, count: int) -> Callable[[Any], NDArray[np.float64]]:
     def decide(rows: Any) -> NDArray[np.float64]:
-        found = np.asarray(model.decision_function(rows), np.float64)
-        found = np.stack([-found, found], axis=1) if found.ndim == 1 else found
-        whole = np.full((len(found), count), -np.inf)
-        whole[:, model.classes_] = found
+        found = model.predict_proba(rows).astype(np.float64)
+        whole = np.zeros((len(found), count))
+        whole[:, model.classes_] = found / found.sum(axis=1, keepdims=True)  # which single precision leaves near 1
         return whole
 
-    return decide, not raised
+    return decide
+
+
+def _of_numbers(model: Any) -> Callable[[Any], NDArray[np.float64]]:
+    def decide(rows: Any) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = model.predict(rows).reshape(rows.shape[0], -1).astype(np.float64)
+        return found
+
+    return decide
 
 
 BASELINE = Baseline(
     "tfidf",
     "TF-IDF with logistic regression",
     "TF-IDF with ridge regression",
-    1,
+    2,
     chance=False,
+    probabilities=True,
     applies=applies,
     fit=fit,
 )

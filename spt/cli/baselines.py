@@ -79,14 +79,14 @@ def baselines(
         print_json(
             {
                 "recipe": recipe.name,
-                "metric": metric,
+                "metric": metric.name,
                 "baselines": [result.model_dump(mode="json") for result in results],
                 "failed": failed,
                 "refused": refused,
             }
         )
     else:
-        _show(results, metric)
+        _show(results, metric.name)
     if failed:
         raise FailedRuns(f"{len(failed)} of the baselines failed; the same command tries them again")
 

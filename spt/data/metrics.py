@@ -28,6 +28,7 @@ class MetricValues(NamedTuple):
 FROM_ANSWERS = ("balanced_accuracy", "f1", "f1_weighted", "f1_micro", "mcc")  # a confusion matrix decides them
 FROM_PROBABILITIES = ("log_loss", "auroc", "auprc")
 FROM_NUMBERS = ("mape", "spearman")
+UNASKED = 2**22  # numbers of all answers that are sorted though nobody asked: seconds
 
 
 # ------------------------------------------------------------------------------------------------- one class of several

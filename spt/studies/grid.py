@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from spt.baselines.job import BaselineJob, baseline_jobs, question
 from spt.baselines.registry import compared_metric
+from spt.baselines.scores import ComparedMetric
 from spt.config.budget import steps_per_epoch, total_steps
 from spt.config.job import WITH_REACH, Cell, Job, digest
 from spt.config.load import load
@@ -208,7 +209,7 @@ def _baselines(study: Study, rows: Sequence[GridRow], costs: CostModel) -> tuple
     if names == ():
         return [], []
     asked: dict[tuple[str, str | None], list[int]] = {}  # rows by what they share, split by split
-    recipes: dict[tuple[str, str | None], tuple[ResolvedRecipe, str]] = {}
+    recipes: dict[tuple[str, str | None], tuple[ResolvedRecipe, ComparedMetric]] = {}
     for i, row in enumerate(rows):
         metric = compared_metric(row.resolved, costs.open_task(row.resolved))
         for split, arms in row.by_split.items():

@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spt.config.objectives import usual_metric
-from spt.data.metrics import FROM_ANSWERS, UNKNOWN, MetricValues, of_confusion, of_labels, of_numbers, of_probabilities
+from spt.data.metrics import (
+    FROM_ANSWERS,
+    UNASKED,
+    UNKNOWN,
+    MetricValues,
+    of_confusion,
+    of_labels,
+    of_numbers,
+    of_probabilities,
+)
 from spt.errors import DataError, UsageError
 from spt.tasks.base import IGNORED, Split
 from spt.training.losses import among_all, answers, known_of_scored, mean_of_known, of_scored, per_answer
@@ -20,7 +29,6 @@ from spt.training.objectives import Output, Targets, of_whole_split
 OF_LABELS = ("known", "right_by_label", "true", "predicted", "hits")  # sums of labels, one each
 OF_NUMBERS = ("absolute", "squared", "truth", "truth_squared")  # sums of real quantities, one each
 MOST_SCORES = 2**24  # numbers of all answers that are kept, where every step has one
-UNASKED = 2**22  # of those that are sorted though nobody asked: seconds
 Sums = dict[str, Tensor]  # name -> (B,) or (B, S), float64: one row an example
 
 

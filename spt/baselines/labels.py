@@ -1,0 +1,41 @@
+"""One classifier for each of several labels, fitted to the rows in which the label is known.
+
+Letters: m rows or steps, F features, K labels.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spt.tasks.base import known_targets
+
+
+class LabelClassifiers:
+    """Scikit-learn's classifiers by label; a label that is the same in all rows needs none."""
+
+    def __init__(self, fit: Callable[[Any, NDArray[Any]], Any], x: Any, targets: NDArray[Any]) -> None:
+        self.models: list[Any] = []  # of a label that is alike its probability, 0 or 1
+        for known, truth in zip(known_targets(targets).T, targets.T, strict=True):
+            rows = np.flatnonzero(known)
+            alike = len(np.unique(truth[rows])) < 2
+            self.models.append(float(truth[rows].any()) if alike else fit(x[rows], truth[rows]))
+
+    def answers(self, x: Any) -> NDArray[np.float64]:
+        """(m, F) -> (m, K) probabilities."""
+        columns = [
+            np.full(x.shape[0], model) if isinstance(model, float) else model.predict_proba(x)[:, 1]
+            for model in self.models
+        ]
+        return np.stack(columns, axis=1).astype(np.float64)
+
+    def staged(self, x: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
+        """The same after every round of boosting. At least one label is not alike."""
+        columns = [
+            itertools.repeat(np.full((len(x), 2), model)) if isinstance(model, float) else model.staged_predict_proba(x)
+            for model in self.models
+        ]
+        for found in zip(*columns, strict=False):  # a constant goes on for ever
+            yield np.stack([each[:, 1] for each in found], axis=1)
