@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from records import SCRATCH, SPLITS, arms, compared, study
+from records import SCRATCH, SPLITS, arms, compared, finish, study
 from records import plan as made_plan
 from tiny import environment
 from typer.testing import CliRunner
 
 from spt.advisor.advise import Request, _better_metric, advise
-from spt.advisor.answer import answer, seeds_needed
+from spt.advisor.answer import ARM, answer, seeds_needed
 from spt.advisor.arrays import convert
 from spt.advisor.backbones import choose, width
 from spt.advisor.budget import Plan, Shape, Timing, budget_text, parse_budget, plan
@@ -607,6 +607,31 @@ def test_of_two_models_validation_chooses_and_the_other_may_be_beaten(tmp_path):
         assert said.leading["model"] == said.recommendation["model"] == "transformer", said.words
         assert said.recommendation["arm"] == "spt" and said.recommendation["model_decided"]
         assert "It is better than dlr, which is decided too." in said.words
+
+
+def test_of_two_models_one_without_enough_seeds_does_not_lead(tmp_path):
+    """However good its one seed is on validation; the leading arm is the one that is recommended."""
+    root = tmp_path / "runs"
+    cells = [
+        *arms(root, 0, "a", around(0.5), around(0.7, UNLIKE), val={"accuracy": 0.5}),
+        *arms(root, 1, "b", [0.9], [0.9], val={"accuracy": 0.9}),
+    ]
+    rename(root, "b", "dlr")
+    said = answered(study(root, "compare", [{}, {"name": "other", "model": "dlr"}], cells))
+    assert said.leading["model"] == said.recommendation["model"] == "transformer"
+    for name, arm, val in (("spt", "spt", 0.4), ("scratch", "scratch", 0.6)):  # test decides, whatever validation says
+        root = tmp_path / name
+        finished = [
+            *(
+                finish(root, "scratch", i, s, val={"accuracy": 0.5})
+                for i, s in enumerate(around(0.5 + 0.4 * (arm != "spt")))
+            ),
+            *(finish(root, "spt", i, s, val={"accuracy": val}) for i, s in enumerate(around(0.7, UNLIKE))),
+        ]
+        said = answered(made_plan(root, finished))
+        assert said.recommendation["arm"] == arm != said.leading["arm"]
+        best = 0.7 if arm == "spt" else 0.9
+        assert said.recommendation["test"] == pytest.approx(best) and f"{ARM[arm]}, has test accuracy" in said.words
 
 
 def test_a_model_that_is_worse_in_the_other_arm_alone_is_not_beaten(tmp_path):

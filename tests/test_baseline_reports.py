@@ -378,6 +378,30 @@ def test_the_answer_of_a_try_begins_with_what_is_better_without_a_network(tmp_pa
     assert [each.recommendation["better_baseline"] for each in (better, worse)] == ["tfidf", None]
 
 
+def test_a_baseline_is_better_that_beats_every_network_in_its_better_arm(tmp_path):
+    """Not one network of two, nor an arm that nobody would take; of several such baselines the best."""
+
+    def said(name: str, rows: list, cells: list, **baselines: float) -> Answer:
+        root = tmp_path / name
+        planned = [
+            finish_baseline(root, each, score) | {"rows": [*range(len(rows))]} for each, score in baselines.items()
+        ]
+        folder = study(root, "compare", rows, cells, baselines=planned)
+        return answer(read_report([folder]), folder, tmp_path, 4, "10m")
+
+    one, two = {"model": "transformer"}, {"name": "other", "model": "s4"}
+    cells = arms(tmp_path / "one", 0, "a", SCRATCH, SPT) + arms(
+        tmp_path / "one", 1, "b", [0.6, 0.61, 0.6, 0.62], [0.5, 0.51, 0.5, 0.52], model="s4", recipe="other"
+    )
+    between = said("one", [one, two], cells, tfidf=0.7)
+    assert between.recommendation["better_baseline"] is None and between.words.startswith("Use transformer with self-")
+    assert "Without a network: 1 of 2 networks beat every baseline" in between.words
+    unsure = said("arm", [one], arms(tmp_path / "arm", 0, "a", [0.1, 0.9, 0.3, 0.8], SPT), majority=0.93, tfidf=0.95)
+    assert (
+        unsure.words.startswith("Use no network trained like these: TF-IDF") and "Without a network" not in unsure.words
+    )
+
+
 def test_few_seeds_decide_nothing(tmp_path):
     found = verdict(held(tmp_path, SCRATCH[:2], SPT[:2], {"tfidf": 0.5}))
     assert found == (

@@ -14,6 +14,7 @@ from spt.advisor.backbones import choose
 from spt.advisor.recipes import Template, recipe_text
 from spt.config.job import Job
 from spt.data.dataset import open_stage, open_task
+from spt.data.more_rows import _alike
 from spt.errors import DataError, RecipeError, UsageError
 from spt.execution.estimate import MeasuredCosts
 from spt.report.collect import read_report
@@ -22,6 +23,7 @@ from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
 from spt.studies.grid import expand
 from spt.studies.schema import validate
+from spt.tasks.base import Split
 
 RNG = np.random.default_rng(0)
 
@@ -81,9 +83,41 @@ def test_groups_of_validation_and_test_are_left_out(tmp_path):
     scored = {*data.val.groups.tolist(), *data.test.groups.tolist()}
     assert scored and not scored & {*data.train.groups.tolist()}
     assert len(data.train) == len(open_task(recipe(tmp_path, task=task).recipe.task).train) + 20 - len(scored)
+    plain = open_task(recipe(tmp_path, task=task).recipe.task)
+    seen = plain.train.row(0)[:, 0].tolist()  # also another patient's, who is scored
+    series(tmp_path, "more.csv", [seen, *numbers(2)], label=False, groups=[plain.test.groups[0], "p98", "p99"])
+    (note,) = [note for note in open_stage(recipe(tmp_path, task=task).recipe, "pretrain").notes if "more.csv" in note]
+    assert "; 1 were left out" in note and "among them already" not in note
     series(tmp_path, "more.csv", numbers(20), label=False)
     with pytest.raises(DataError, match="has no column 'patient'"):
         recipe(tmp_path, task=task)
+
+
+def test_numbers_are_stored_as_trainings_are():
+    """Else equal inputs would have other fingerprints, and a row of the test split would not be known."""
+    train = Split.from_rows([np.array([[1], [255]], np.uint8)], np.zeros(1, np.int64))
+    given = np.array([[0.9999], [300.0], [-4.0]])
+    more = Split.from_rows([given], np.zeros(1, np.int64), steps=[np.ones(3, np.float32)])
+    stored = _alike(more, train)
+    assert stored.values[:, 0].tolist() == [1, 255, 0] and stored.values.dtype == np.uint8
+    assert stored.steps is None and not {*stored.ids.tolist()} & {*train.ids.tolist()}
+
+
+def test_every_window_of_a_recording_that_is_scored_is_left_out(tmp_path):
+    """Also one that was never a row, because no label lies within it."""
+    lists = numbers(60, 16)
+    rows = [{"x": row, "y": [i % 2, None]} for i, row in enumerate(lists)]
+    more = [{"x": row} for row in [*lists, *numbers(3, 16)]]
+    for name, part in (("own.jsonl", rows), ("more.jsonl", more)):
+        (tmp_path / name).write_text("\n".join(map(json.dumps, part)))
+    task = {"name": "custom", "path": "own.jsonl", "list_column": "x", "label_column": "y", "label_at": "last"}
+    data = open_stage(recipe(tmp_path, task={**task, "window": 8}, pretrain__data="more.jsonl").recipe, "pretrain")
+    plain = open_task(recipe(tmp_path, task={**task, "window": 8}, pretrain__data="more.jsonl").recipe.task)
+    assert len(plain.train) + len(plain.val) + len(plain.test) == 60, "one window of two has a label"
+    windows = {tuple(data.train.row(i)[:, 0].tolist()) for i in range(len(data.train))}
+    scored = {*plain.val.sources.tolist(), *plain.test.sources.tolist()}
+    assert scored and not scored & {*data.train.sources.tolist()}
+    assert len(windows) == 2 * (63 - len(scored))
 
 
 def test_runs_are_named_by_what_the_rows_are(tmp_path, rows):
@@ -95,6 +129,17 @@ def test_runs_are_named_by_what_the_rows_are(tmp_path, rows):
     pretraining = {Job(each, "pretrain", 0).name for each in (with_more, plain, others)}
     assert len(pretraining) == 3
     assert len({Job(each, "finetune", 0).name for each in (with_more, plain, others)}) == 1, "scratch is the same"
+
+
+def test_what_is_left_out_follows_the_tasks_rows(tmp_path, rows):
+    """Files of the same names with other rows: what was added to the former ones is not taken for theirs."""
+    own, other = rows
+    series(tmp_path, "more.csv", other, label=False)
+    before = open_stage(recipe(tmp_path).recipe, "pretrain").train
+    series(tmp_path, "own/test.csv", [*own[16:], other[0]])
+    after = open_stage(recipe(tmp_path).recipe, "pretrain").train
+    assert [after.row(i)[:, 0].tolist() for i in range(len(after))] == own[:12] + other[1:]
+    assert len(before) == len(after) + 1
 
 
 def test_a_report_says_that_it_is_no_self_pretraining(tmp_path, rows):
