@@ -66,7 +66,9 @@ def test_rows_of_the_task_are_left_out(tmp_path, rows):
     resolved = recipe(tmp_path)
     data, plain = open_stage(resolved.recipe, "pretrain"), open_task(resolved.recipe.task)
     assert [data.train.row(i)[:, 0].tolist() for i in range(len(data.train))] == own[:12] + other
-    assert data.input == plain.input and np.array_equal(data.val.values, plain.val.values)
+    assert (data.input, data.target) == (plain.input, plain.target) and np.array_equal(
+        data.val.values, plain.val.values
+    )
     (note,) = [note for note in data.notes if note.startswith(NOT_SELF_PRETRAINING)]
     assert "5 rows of more.csv were added to the 12 training rows; 8 were left out" in note
     assert "12 were among them already" in note

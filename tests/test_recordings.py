@@ -19,6 +19,8 @@ from spt.inference.read import _kind
 from spt.tasks import custom
 from spt.tasks.own import arrays
 from spt.tasks.own.new_rows import Known, NewOptions, open_rows
+from spt.tasks.own.recordings import _chosen, _Signal
+from spt.tasks.own.series import read_series
 
 SERIES = {"list_column": "series", **LABELS, "label_column": "label"}
 
@@ -197,6 +199,36 @@ def test_series_that_are_refused(tmp_path, old, new, words):
         opened(text_file(tmp_path / "a.ts", text.replace(old, new, 1)), **SERIES)
 
 
+SHORT = ["@timeStamps false", "@classLabel true a b"]
+
+
+@pytest.mark.parametrize(
+    ("header", "series", "words"),
+    [
+        (["@equalLength true"], ["1,2:a", "1,2,3:b"], "line 6: the series has 3 steps, the header says 2 for all"),
+        (["@univariate true"], ["1,2:3,4:a"], "line 5: the series has 2 dimensions, 1 are expected"),
+        (["@univariate true", "@dimensions 2"], ["1:a"], "says @univariate true and 2 dimensions"),
+        ([], ["1,2:3,4:a", "1,2:b"], "line 5: the series has 1 dimensions, 2 are expected"),
+        (["@dimensions 0"], ["1:a"], "line 3: @dimensions is '0'; a number from 1 to"),
+        (["@missing true", "@missing true"], ["1:a"], "line 4: @missing stands twice"),
+        (["@targetLabel true"], ["1:a"], "line 3: @classLabel and @targetLabel are both given"),
+        ([], ["1,2"], "line 4: a label behind a last ':' is announced"),
+    ],
+)
+def test_headers_of_series_that_say_less(header, series, words):
+    lines = [*SHORT, *header, "@data", *series]
+    with pytest.raises(ValueError, match=words):
+        list(read_series(iter(lines), Path("a.ts")))
+
+
+def test_a_header_of_series_may_say_little():
+    """Values may be missing where it does not deny it; without @equalLength lengths differ."""
+    read = [*read_series(iter([*SHORT, "@data", "1,?,3:4,5,6:a", "7:8:b"]), Path("a.ts"))]
+    assert [cells[1] for *_, cells in read] == ["a", "b"] and [number for number, *_ in read] == [4, 5]
+    assert np.array_equal(read[0][2][0], [[1, 4], [np.nan, 5], [3, 6]], equal_nan=True)
+    assert read[1][2][0].shape == (1, 2)
+
+
 # ----------------------------------------------------------------------------------------------------- what is refused
 
 FLAC = b"fLaC\x00\x00\x00\x22" + bytes.fromhex("10001000000000000000") + bytes.fromhex("01f40ff0")
@@ -222,7 +254,14 @@ def _wfdb(change, tmp_path):
         (lambda text: text.replace("a 2 360", "a 2 0", 1), "sampling frequency is 0"),
         (lambda text: text.replace("a.dat 16", "b.dat 16"), r"signal file b\.dat is not in"),
         (lambda text: text.replace("a.dat 16", "a.dat 99"), "format of a.dat is 99, which is not read"),
-        (lambda text: text.replace("a.dat 16", "a.dat 16x4", 1), "several sampling rates|cut short"),
+        (lambda text: text.replace("a.dat 16", "a.dat 16x4", 1), r"cut short: 300 bytes are announced, 120 follow"),
+        (lambda text: text.replace(" 30\n", " 12\n").replace("16", "16x4", 1), "several sampling rates"),
+        (lambda text: text.replace("a.dat 16", "a.dat 16+24"), r"cut short: 120 bytes are announced, 96 follow"),
+        (lambda text: text.replace("a.dat 16", "a.dat 212", 1), r"format of a\.dat is 16 and 212, which is not read"),
+        (
+            lambda text: text.replace("a.dat 16", "a.dat 516").replace(" 30\n", " 9999999\n", 1),
+            r"a\.dat unpacks to 19,999,998 samples from 120 bytes; it is not used",
+        ),
         (lambda text: "", "cannot be read as a WFDB header"),
         (lambda text: "\0" * 100, "cannot be read as a WFDB header"),
     ],
@@ -230,6 +269,18 @@ def _wfdb(change, tmp_path):
 def test_wfdb_records_that_are_refused(tmp_path, change, words):
     with pytest.raises(ValueError, match=words):
         _wfdb(change, tmp_path)
+
+
+def test_several_samples_of_a_frame_are_steps(tmp_path):
+    found = _wfdb(lambda text: text.replace(" 30\n", " 15\n").replace("a.dat 16", "a.dat 16x2"), tmp_path)
+    assert found.rate == 720 and found.steps.shape == (30, 2) and found.signals == ("II [mV]", "V5 [mV]")
+
+
+def test_of_two_signals_of_one_name_none_is_chosen():
+    signals = [_Signal(name, "mV", 360) for name in ("II", "V5", "II")]
+    assert _chosen(signals, ["V5"], "here") == [1] and _chosen(signals, [], "here") == [0, 1, 2]
+    with pytest.raises(ValueError, match="here: 2 signals are called 'II'"):
+        _chosen(signals, ["II"], "here")
 
 
 def test_signals_outside_the_folder_are_not_opened(tmp_path):
@@ -263,6 +314,12 @@ def test_edf_files_that_are_refused(tmp_path, change, words):
     content = edf({"C3": (np.random.default_rng(0).normal(size=400), 100)})
     with pytest.raises(ValueError, match=words):
         read(change(content), ".edf", tmp_path)
+
+
+def test_bdf_with_gaps_is_refused(tmp_path):
+    content = edf({"C3": (np.random.default_rng(0).normal(size=400), 100)}, True)
+    with pytest.raises(ValueError, match="has gaps"):
+        read(content[:192] + b"BDF+D" + content[197:], ".bdf", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -322,6 +322,13 @@ def test_a_frame_is_the_fourier_transform_of_its_steps_under_a_hann_window(log):
         assert frame == pytest.approx(np.log(size**2 + 1e-10) if log else size, rel=1e-4, abs=1e-5)
 
 
+def test_windows_without_a_stride_follow_each_other_frame_by_frame():
+    """A window's frames begin at whole hops, so that windows do too."""
+    options = TransformOptions(window=100, spectrogram=SpectrogramOptions(window=16, hop=8))
+    assert plan(options, None).stride == 96
+    assert plan(TransformOptions(window=100), None).stride == 100
+
+
 def test_frames_of_windows_are_those_within_them():
     x = rows_of(100)
     made = Plan(window=40, stride=24, spectrogram=SpectrogramOptions(window=16, hop=8))
