@@ -3,10 +3,13 @@
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn import metrics as sk
 from tiny import load, own_task, run, spt_job
 
@@ -19,10 +22,13 @@ from spt.inference.trained_model import TrainedModel
 from spt.runs.result import Result
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
+from spt.tasks.base import IGNORED, Split
 from spt.training.build import build_stage
-from spt.training.evaluate import evaluate, is_better
+from spt.training.evaluate import Predictions, evaluate, is_better
+from spt.training.groups import MOST_GROUPS, group_scores
 from spt.training.load_run import load_run
-from spt.training.objectives import evaluation_draw
+from spt.training.metrics import ScoredAnswers
+from spt.training.objectives import Output, evaluation_draw
 
 TRAIN = {"steps": 4, "batch_size": 16, "learning_rate": 0.01, "evaluate_every": 2}
 STEPS = 6
@@ -110,6 +116,36 @@ def test_groups_of_test_rows_have_the_scores_of_their_rows(made):
         name: (rows, pytest.approx(score, abs=1e-6)) for name, (rows, score) in expected.items()
     }
     assert list(expected) == ["s0", "s1"]
+
+
+def of_groups(metric: str, groups: list[str], truth: list[int], chances: list[float]) -> dict[str, Any]:
+    """(rows, score) of each group, of the probability of the second of two classes."""
+    p = torch.tensor(chances).double()
+    split = Split.from_rows(np.zeros((len(truth), 1), np.int64), np.array(truth))
+    split = replace(split, groups=np.array(groups))
+    known = np.flatnonzero(split.targets != IGNORED)
+    logits = torch.stack([1 - p, p], 1).log()
+    right = (p > 0.5).long().numpy() == split.targets
+    weight = torch.from_numpy((split.targets != IGNORED).astype(float))
+    sums = {"weight": weight, "loss": weight, "right": torch.from_numpy(right.astype(float)) * weight}
+    output = Output("cross_entropy", False, 1, 2, metric=metric, macro=False, supervised=True, positive=1)
+    output = output._replace(macro=metric != "accuracy")
+    scored = ScoredAnswers(split.targets[known], logits[known], known)
+    found = group_scores(output, split, Predictions(None, None, {}, scored=scored, sums=sums))
+    return {each.name: (each.rows, each.score) for each in found}
+
+
+def test_groups_without_a_score_have_none():
+    """Of one class, or without a known label; and single groups, or very many, are not told."""
+    groups, truth = [*"ababcd"], [0, 1, 1, 1, IGNORED, IGNORED]
+    chances = [0.2, 0.6, 0.7, 0.4, 0.5, 0.5]
+    assert of_groups("auroc", groups, truth, chances) == {"a": (2, 1.0), "b": (2, None), "c": (1, None), "d": (1, None)}
+    assert of_groups("accuracy", groups, truth, chances) == {"a": (2, 1), "b": (2, 0.5), "c": (1, None), "d": (1, None)}
+    assert of_groups("auroc", ["a"] * 6, truth, chances) == {}
+    many = [f"g{i}" for i in range(MOST_GROUPS)]
+    several = [1] * MOST_GROUPS, [0.9] * MOST_GROUPS
+    assert len(of_groups("accuracy", many, *several)) == MOST_GROUPS
+    assert of_groups("accuracy", [*many, "another"], *([*each, each[0]] for each in several)) == {}
 
 
 def test_the_temperature_is_kept_and_changes_no_answer(made):

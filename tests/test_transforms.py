@@ -329,6 +329,13 @@ def test_windows_without_a_stride_follow_each_other_frame_by_frame():
     assert plan(TransformOptions(window=100), None).stride == 100
 
 
+def test_a_label_between_two_steps_is_that_of_the_nearer_one():
+    rows = replace(rows_of(4), targets=np.array([10, 11, 12, 13]), per_step=True)
+    found = transform(Plan(up=3, down=2), rows, str).rows
+    at = np.arange(6) * 2 / 3  # of each new step, among the old ones
+    assert found.targets.tolist() == [10 + round(each) for each in at]
+
+
 def test_frames_of_windows_are_those_within_them():
     x = rows_of(100)
     made = Plan(window=40, stride=24, spectrogram=SpectrogramOptions(window=16, hop=8))
