@@ -84,6 +84,15 @@ def test_kinds_of_wav_beyond_pcm(tmp_path, subtype):
     assert found.rate == 8000 and np.median(np.abs(found.steps[:1000, 0] - samples[:1000])) < 0.02
 
 
+def test_sounds_of_24_bits_keep_them(tmp_path):
+    import soundfile
+
+    given = np.random.default_rng(0).normal(0, 0.1, 50)
+    soundfile.write(tmp_path / "a.flac", given, 8000, subtype="PCM_24")
+    found = arrays.read(tmp_path / "a.flac", None, "here")
+    assert found.rate == 8000 and np.allclose(found.steps[:, 0], given, atol=2**-22)
+
+
 # ------------------------------------------------------------------------------------------------------- WFDB and EDF
 
 

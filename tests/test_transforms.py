@@ -327,6 +327,7 @@ def test_windows_without_a_stride_follow_each_other_frame_by_frame():
     options = TransformOptions(window=100, spectrogram=SpectrogramOptions(window=16, hop=8))
     assert plan(options, None).stride == 96
     assert plan(TransformOptions(window=100), None).stride == 100
+    assert Plan(window=4, stride=6, keep_last=True).cut(12) == [(0, 4), (6, 10)], "what lies between windows is no row"
 
 
 def test_a_label_between_two_steps_is_that_of_the_nearer_one():
