@@ -15,7 +15,7 @@ from tiny import load, own_task, run, spt_job
 
 from spt.analysis.reevaluate import evaluate_run
 from spt.config.job import Job
-from spt.data.metrics import groups_of
+from spt.data.metrics import FROM_PROBABILITIES, UNASKED, groups_of
 from spt.errors import UsageError
 from spt.inference.predict import Source, predict
 from spt.inference.trained_model import TrainedModel
@@ -27,7 +27,7 @@ from spt.training.build import build_stage
 from spt.training.evaluate import Predictions, evaluate, is_better
 from spt.training.groups import MOST_GROUPS, group_scores
 from spt.training.load_run import load_run
-from spt.training.metrics import ScoredAnswers
+from spt.training.metrics import ScoredAnswers, metrics, of_known, unasked
 from spt.training.objectives import Output, evaluation_draw
 
 TRAIN = {"steps": 4, "batch_size": 16, "learning_rate": 0.01, "evaluate_every": 2}
@@ -116,6 +116,24 @@ def test_groups_of_test_rows_have_the_scores_of_their_rows(made):
         name: (rows, pytest.approx(score, abs=1e-6)) for name, (rows, score) in expected.items()
     }
     assert list(expected) == ["s0", "s1"]
+
+
+def test_answers_that_are_known_in_part_count_in_that_part():
+    truth = np.array([[1.0, np.nan], [np.nan, np.nan], [0.1, 2.0]])
+    kept = of_known(ScoredAnswers(truth, torch.arange(6.0).reshape(3, 2), np.arange(3)))
+    assert kept.rows.tolist() == [0, 2] and kept.logits.tolist() == [[0, 1], [4, 5]]
+    assert kept.truth[1, 0] == np.float32(0.1), "as networks see them"
+    columns = {"known": [2.0, 0.0], "right_by_label": [1.0, 0.0], "true": [1.0, 0.0], "predicted": [2.0, 0.0]}
+    sums = {name: torch.tensor(each).double() for name, each in (columns | {"hits": [1.0, 0.0]}).items()}
+    one = {name: torch.tensor(2.0).double() for name in ("weight", "loss", "right", "exact")}
+    found = metrics(Output("binary_cross_entropy", False, 2), sums | one)
+    assert found["accuracy"] == 0.5 and found["f1_macro"] == pytest.approx(2 / 3), "of the label that anybody knows"
+
+
+def test_nobody_waits_for_metrics_that_were_not_asked_for():
+    output = Output("cross_entropy", True, 1, 3, macro=True, supervised=True)
+    few, many = unasked(output, UNASKED), unasked(output, UNASKED + 1)
+    assert {"auroc", "log_loss", "mcc"} <= few and many == few - {*FROM_PROBABILITIES}
 
 
 def of_groups(metric: str, groups: list[str], truth: list[int], chances: list[float]) -> dict[str, Any]:

@@ -268,6 +268,16 @@ def test_a_windows_class_is_the_commonest_within_it_and_windows_without_one_are_
     assert any("windows without a label within them are left out" in note for note in data.notes)
 
 
+def test_a_label_at_the_end_of_a_recording_is_not_beyond_it(tmp_path):
+    """Five labels, one every 5 steps, end with step 20; a sixth has no step."""
+    options = {"label_column": "hr", "target": "real", "label_at": "last", "window": 10, "rate": 1, "label_rate": 0.2}
+    rows = [{**row, "x": row["x"][:20], "hr": [*range(5)]} for row in recordings(40)]
+    assert {float(y) for y in opened(tmp_path, rows, **options).train.targets[:, 0]} == {1.0, 3.0}
+    rows[7]["hr"] = [*range(6)]
+    with pytest.raises(ValueError, match=r"line 8.*: 6 labels at 0\.2 a second are longer than 20 steps at 1"):
+        opened(tmp_path, rows, **options)
+
+
 def test_labels_follow_the_resampled_steps(tmp_path):
     rows = recordings(16)
     shared = {"label_column": "hr", "target": "real", "label_at": "mean", "rate": 10, "label_rate": 2}
