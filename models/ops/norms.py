@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from spt.models.ops.precision import without_autocast
 
@@ -47,7 +48,8 @@ class BatchNorm(nn.Module):
     """Per feature over all steps of the batch (Ioffe and Szegedy 2015), without filler rows and, unless `padding`,
     without padding.
 
-    Processes share their statistics, so that the result does not depend on how a batch is divided among them.
+    Processes share their statistics, so that the result does not depend on how a batch is divided among them; they
+    exchange numbers once in each pass.
     Micro-batches, as everywhere, are normalised one by one. The running variance is divided by n - 1 (`unbiased`,
     torch) or n (flax); `momentum` is the weight of the new batch in both running statistics.
     """
@@ -74,8 +76,7 @@ class BatchNorm(nn.Module):
                 scale = self.weight * torch.rsqrt(self.running_var + self.eps)
                 return x * scale + (self.bias - self.running_mean * scale)
             rows = x.flatten(0, -2)
-            single_process = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-            if included is None and single_process and len(rows) > 1:
+            if included is None and _world() == 1 and len(rows) > 1:
                 # With momentum 1 torch leaves the statistics of this batch here, variance over n - 1.
                 mean, variance = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
                 y = F.batch_norm(rows, mean, variance, self.weight, self.bias, True, 1.0, self.eps).view_as(x)
@@ -83,14 +84,12 @@ class BatchNorm(nn.Module):
                     n = rows.new_full((), len(rows))  # filled by the device, where new_tensor would wait for a copy
                     self._update_statistics(mean, variance * ((n - 1) / n), n)
                 return y
-            weight = torch.ones_like(rows[:, 0]) if included is None else included.flatten().to(x.dtype)
-            n = _all_reduce(weight.sum()).clamp_min(1.0)
-            mean = _all_reduce((rows * weight[:, None]).sum(0)) / n
-            centred = rows - mean
-            variance = _all_reduce((centred.square() * weight[:, None]).sum(0)) / n
+            y, n, mean, variance = _Normalise.apply(
+                rows, None if included is None else included.flatten(), self.weight, self.bias, self.eps
+            )
             if update_statistics:
-                self._update_statistics(mean.detach(), variance.detach(), n.detach())
-            return (centred * (self.weight * torch.rsqrt(variance + self.eps)) + self.bias).view_as(x)
+                self._update_statistics(mean, variance, n)
+            return y.view_as(x)
 
     @torch.no_grad()
     def _update_statistics(self, mean: Tensor, variance: Tensor, n: Tensor) -> None:
@@ -100,23 +99,65 @@ class BatchNorm(nn.Module):
         self.running_var.lerp_(variance, self.momentum)
 
 
-def _all_reduce(x: Tensor) -> Tensor:
-    """The sum over all processes, with gradients."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        total: Tensor = _AllReduce.apply(x)
-        return total
-    return x
+class _Normalise(torch.autograd.Function):
+    """(x - mean) / sqrt(variance + eps) weight + bias over the included rows of all processes; with their number, mean
+    and variance, which have no gradients.
 
-
-class _AllReduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.clone()
-        torch.distributed.all_reduce(total)
-        return total
+    Each process sends its number, mean and squared deviations, which are joined as in Chan, Golub, LeVeque 1983: a sum
+    of squares would lose digits. Backward, with z = (x - mean) / sqrt(variance + eps) and g = dy weight, summed over
+    the rows of all processes: dx = (g - included (sum g + z sum g z) / n) / sqrt(variance + eps).
+    """
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        grad = grad.clone()
-        torch.distributed.all_reduce(grad)
-        return grad
+    def forward(
+        ctx: Any,
+        x: Float[Tensor, "N D"],
+        included: Bool[Tensor, " N"] | None,
+        weight: Float[Tensor, " D"],
+        bias: Float[Tensor, " D"],
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        share = None if included is None else included[:, None].to(x.dtype)
+        n = x.new_full((1,), len(x)) if share is None else share.sum(0)
+        mean = (x if share is None else x * share).sum(0) / n.clamp_min(1.0)
+        z = x - mean
+        squares = (z.square() if share is None else z.square().mul_(share)).sum(0)
+        if _world() > 1:
+            counts, means, sums = _all_gather(torch.cat([n, mean, squares])).split([1, *[x.shape[1]] * 2], dim=1)
+            own, n = mean, counts.sum(0)
+            mean = (counts * means).sum(0) / n.clamp_min(1.0)
+            squares = (sums + counts * (means - mean).square()).sum(0)
+            z.add_(own - mean)
+        n = n.clamp_min(1.0)
+        variance = squares / n
+        scale = torch.rsqrt(variance + eps)
+        z.mul_(scale)
+        ctx.save_for_backward(z, share, weight, scale, n)
+        ctx.mark_non_differentiable(n, mean, variance)
+        return torch.addcmul(bias, z, weight), n, mean, variance
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        z, share, weight, scale, n = ctx.saved_tensors
+        own = torch.stack([grad.sum(0), (grad * z).sum(0)])
+        sums = own
+        if _world() > 1:
+            sums = own.clone()
+            torch.distributed.all_reduce(sums)
+        common = torch.addcmul(sums[0], z, sums[1]).div_(n)
+        dx = (grad - (common if share is None else common.mul_(share))).mul_(weight * scale)
+        return dx, None, own[1], own[0], None
+
+
+def _world() -> int:
+    """How many processes share a batch."""
+    together = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if together else 1
+
+
+def _all_gather(x: Float[Tensor, " D"]) -> Float[Tensor, "P D"]:
+    """Of all P processes."""
+    everything = x.new_empty(_world(), len(x))
+    torch.distributed.all_gather_into_tensor(everything.view(-1), x)
+    return everything

@@ -266,11 +266,10 @@ class Learner:
         if setup.joint is not None:
             others = [micro_batch for micro_batch in micro_batches if micro_batch.denoising]
             asked.append((others, setup.joint.weight))
-        return [Question(parts, share, *self._weight(parts)) for parts, share in asked]
-
-    def _weight(self, micro_batches: list[MicroBatch]) -> list[float]:
-        weights = [micro_batch.targets.weight for micro_batch in micro_batches]
-        return self.runtime.total([sum(float(f(w)) for w in weights) for f in (torch.sum, torch.count_nonzero)])
+        own_weights = [number for parts, _ in asked for number in _weight(parts)]
+        weights = total(own_weights)  # of all questions, in one exchange
+        pairs = zip(weights[::2], weights[1::2], strict=True)
+        return [Question(parts, share, *pair) for (parts, share), pair in zip(asked, pairs, strict=True)]
 
     def _kernel_cache(self, batches: list[MicroBatch]) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """What depends on the parameters alone is computed once a step, where more than one pass would need it.
@@ -339,6 +338,12 @@ def _outcome(questions: list[Question], read: Callable[[], tuple[list[float], bo
         for question, total in zip(questions[1:], others[::2], strict=True)
     )
     return Outcome(own + sum(added), right, finite)
+
+
+def _weight(micro_batches: list[MicroBatch]) -> list[float]:
+    """The sum of the answers' weights, and the number of those that weigh anything."""
+    weights = [micro_batch.targets.weight for micro_batch in micro_batches]
+    return [sum(float(f(w)) for w in weights) for f in (torch.sum, torch.count_nonzero)]
 
 
 def _halve_micro_batch(size: int, train: Train) -> int:
