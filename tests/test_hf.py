@@ -8,6 +8,8 @@ import json
 import math
 import shutil
 import socket
+import sys
+import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from tiny import load, loaded, own_task, recipe_file, run, spt_job
 from torch import Tensor
 from transformers import AutoModel, BertConfig, BertModel, GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from typer.testing import CliRunner
 
@@ -32,9 +35,13 @@ from spt.config.recipe import Part, Train
 from spt.errors import UsageError
 from spt.models import hf
 from spt.models.base import Context, Unsupported
-from spt.models.hf import costs, trial, weights
+from spt.models.hf import costs, sizes, trial, weights
+from spt.models.hf.backbone import Capabilities
 from spt.models.hf.sizes import round_up
 from spt.models.ops import backends
+from spt.models.ops.device import planned_device
+from spt.runtime.distributed import Runtime
+from spt.runtime.settings import Settings
 from spt.training.build import build_stage
 from spt.training.network import SequenceModel
 from spt.training.optimizer import optimizer_groups
@@ -547,6 +554,20 @@ def test_gradients_outlive_the_count_of_operations(monkeypatch):
 
 
 @pytest.mark.slow
+def test_operations_are_counted_without_kernels_of_other_packages(monkeypatch):
+    """Which take no tensors without values, and would count nothing."""
+    package = types.ModuleType("fused")
+    package.square = lambda x: x.no_such_kernel
+    monkeypatch.setitem(sys.modules, "fused", package)
+    square = use_kernel_func_from_hub_with_fallback("square", "fused")(lambda x: x * x)
+    with pytest.raises(AttributeError, match="no_such_kernel"):
+        square(torch.ones(2))
+    with costs._without_fused_kernels():
+        assert square(torch.ones(2)).tolist() == [1, 1]
+    with pytest.raises(AttributeError):
+        square(torch.ones(2))
+
+
 def test_operations_that_torch_does_not_see():
     """By hand. Two of eight experts a step, three maps of D to 4 D each, and the router; a selective scan: 6 E N a
     step and layer, E = 2 D; a Fourier transform of n numbers: 5 n log2 n."""
@@ -931,6 +952,75 @@ def test_mistakes_in_a_recipe(options, words):
 def test_what_is_found_when_it_is_built(options, words):
     with pytest.raises(ValueError, match=words):
         hf.build(config(**options))
+
+
+def test_sizes_that_do_not_follow_from_the_recipe_are_refused():
+    """An architecture's own defaults, not what options ask for."""
+    large = {"architecture": "kimi_linear", "causal": True, "d_model": 64}
+    words = r"would have 54,932,096 parameters .* 419 times as many .*moe_intermediate_size \(1,024\)"
+    asked = {"num_local_experts": 4, "moe_intermediate_size": 64, "kv_lora_rank": 16}
+    with torch.device("meta"):
+        with pytest.raises(ValueError, match=words) as caught:
+            hf.build(config(**large))
+        assert "num_local_experts (256)" in str(caught.value)
+        made = hf.build(config(**large, options=asked))
+        hf.build(config(architecture="gpt_oss", causal=True, d_model=64))  # 128 experts, whose width follows
+    assert sum(parameter.numel() for parameter in made.parameters()) < 8e6
+    one = {"d": 64, "n": 2}
+    assert sizes.plain_parameters(**one, options={}) == 2 * 16 * 64 * 64
+    assert sizes.plain_parameters(**one, options={"num_experts": 9, "moe_intermediate_size": 16, "head_dim": 300}) == (
+        2 * 64 * (4 * 64 + 3 * 300 * 9)
+    )
+
+
+def test_a_model_is_tried_where_it_will_run(monkeypatch):
+    """Here on a device without values; the model itself stays where it is, with its weights."""
+    found = []
+
+    def run(self):
+        model = self.backbone
+        found.extend([self.x.device.type, self.other.device.type, *{p.device.type for p in model.parameters()}])
+        return Capabilities(False, True, False, (), ())
+
+    monkeypatch.setattr(trial, "planned_device", lambda: torch.device("meta"))
+    monkeypatch.setattr(trial, "_CACHE", {})
+    monkeypatch.setattr(trial._Trial, "run", run)
+    there = built("llama")
+    assert found == ["meta"] * 3 and all(p.device.type == "cpu" for p in there.parameters())
+    assert [key.split()[0] for key in trial._CACHE] == ["meta"]
+    monkeypatch.setattr(trial, "planned_device", lambda: torch.device("cpu"))
+    here = built("llama")
+    assert found[3:] == ["cpu"] * 3 and all(map(torch.equal, here.state_dict().values(), there.state_dict().values()))
+
+
+def test_the_device_to_come_is_the_runtimes(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for cpu, device in ((False, "cuda"), (True, "cpu")):
+        Runtime(Settings(quiet=True, cpu=cpu))
+        assert planned_device().type == device
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["mamba2", "bert"])
+def test_kernels_of_a_gpu_are_not_refused(name, monkeypatch):
+    """A model that takes no tensors of a CPU; it can do what it can do there."""
+    here = built(name, causal=name == "mamba2")
+    forward = hf.HuggingFace.forward
+
+    def on_a_gpu_only(self, x, context):
+        if not (x.is_cuda or x.is_meta):
+            raise RuntimeError("Expected x.is_cuda() to be true, but got false")
+        return forward(self, x, context)
+
+    monkeypatch.setattr(hf.HuggingFace, "forward", on_a_gpu_only)
+    Runtime(Settings(quiet=True))
+    try:
+        there = built(name, causal=name == "mamba2")
+    finally:
+        Runtime(Settings(quiet=True, cpu=True))
+    assert there.state_dict().keys() == here.state_dict().keys() and next(there.parameters()).device.type == "cpu"
+    for key in ("fixed_length", "ignores_padding", "single_precision"):
+        assert getattr(there, key) == getattr(here, key)
 
 
 @pytest.mark.parametrize(

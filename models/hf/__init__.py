@@ -16,7 +16,7 @@ from spt.models.base import Backbone
 from spt.models.hf import trial
 from spt.models.hf.backbone import HuggingFace
 from spt.models.hf.bidirectional import Bidirectional
-from spt.models.hf.config import Config
+from spt.models.hf.config import Config, check_size
 from spt.models.hf.weights import fetch, identity
 
 PAPER = "Wolf et al. 2020"
@@ -29,6 +29,7 @@ __all__ = ["Bidirectional", "Config", "HuggingFace", "build", "fetch", "identity
 def build(config: Config) -> Backbone:
     one_way = config.one_way
     copies = [HuggingFace(one_way) for _ in range(2 if config.bidirectional else 1)]
+    check_size(copies[0], one_way)
     if not any(parameter.is_meta for parameter in copies[0].parameters()):  # else shapes are enough, and all there is
         if config.bidirectional:
             trial.check_one_sided(copies[0], config)

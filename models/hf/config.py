@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import transformers
 from pydantic import Field, model_validator
+from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
@@ -166,6 +167,25 @@ def _set_lengths(made: Any, config: Config, length: int, stored: bool) -> None:
         rows = round_up(length, sizes.length_multiple(made)) + (made.model_type in sizes.POSITIONS_AFTER_PADDING)
         for name in {"max_position_embeddings", "max_seq_len"} & {*setting_names(type(made)), *made.attribute_map}:
             setattr(made, name, rows)
+
+
+def check_size(backbone: Any, config: Config) -> None:
+    """Raises ValueError for an architecture whose own sizes do not follow from the recipe's, so that it has far more
+    parameters, tables of embeddings aside, than anything of that width and depth. A checkpoint is as large as it is."""
+    if config.checkpoint is not None:
+        return
+    d, n = config.d_model, config.n_layers
+    tables = {id(module.weight) for module in backbone.modules() if isinstance(module, nn.Embedding)}
+    count = sum(parameter.numel() for parameter in backbone.parameters() if id(parameter) not in tables)
+    times = count / sizes.plain_parameters(d, n, config.options)
+    if times > sizes.IMPLAUSIBLE:
+        names = setting_names(type(backbone.config)) - config.options.keys()
+        large = sizes.large_settings(backbone.config, d, names)[:4]
+        such_as = f", such as {', '.join(large)}" if large else ""
+        raise ValueError(
+            f"{config.label} would have {count:,} parameters with d_model {d} and {n} layers, {times:,.0f} times as "
+            f"many as a plain model; give its own sizes under model.options{such_as}"
+        )
 
 
 def setting_names(config_class: Any) -> frozenset[str]:

@@ -1,7 +1,8 @@
 """What architectures of transformers need here: sizes that follow from d_model and n_layers, lengths, settings."""
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 Settings = dict[str, Any]
@@ -115,6 +116,29 @@ def small_sizes(model_type: str, d: int, n: int, options: Settings) -> Settings:
         **{"type_vocab_size": 1, "hidden_size": d, "num_hidden_layers": n},
         **SPECIAL_SIZES.get(model_type, lambda *_: {})(d, n, heads),
     }
+
+
+# Of parameters, over those of as many plain blocks: half as many again as the largest mixtures whose experts follow
+# the width (128 experts have 97 times as many).
+IMPLAUSIBLE = 128
+_SIZE = re.compile("experts$|(_size|_dim|_rank|_heads)$|ffn|d_inner")
+
+
+def plain_parameters(d: int, n: int, options: Settings) -> int:
+    """Of n blocks of attention and a gated feed-forward layer 4 d wide; wider, or with several experts, where the
+    options say so."""
+    given = {name: value for name, value in options.items() if type(value) is int}
+    width = max([4 * d, *(value for name, value in given.items() if name in INNER_WIDTHS)])
+    experts = max([1, *(value for name, value in given.items() if name.endswith("experts"))])
+    return n * d * (4 * d + 3 * width * experts)
+
+
+def large_settings(config: Any, d: int, names: Iterable[str]) -> list[str]:
+    """Of these settings, sizes that cannot follow from the width d, the largest first."""
+    settings = {name: getattr(config, name, None) for name in names if _SIZE.search(name) and name not in RESERVED}
+    own = {name: value for name, value in settings.items() if type(value) is int}
+    large = [name for name, value in own.items() if value > (16 if name.endswith("experts") else 4 * d)]
+    return [f"{name} ({own[name]:,})" for name in sorted(large, key=lambda name: (-own[name], name))]
 
 
 def length_multiple(config: Any) -> int:

@@ -1,6 +1,10 @@
-"""What a model can do, found by running it on a few random steps: direction, padding, precision, unused parameters."""
+"""What a model can do, found by running it on a few random steps: direction, padding, precision, unused parameters.
+
+On the device that it will run on: fused kernels of Mamba, where installed, take no tensors of a CPU. No GPU has run it.
+"""
 
 import contextlib
+import copy
 import math
 import re
 from collections.abc import Iterator
@@ -14,6 +18,7 @@ from spt.models.hf import sizes
 from spt.models.hf.backbone import Capabilities, HuggingFace, outputs
 from spt.models.hf.config import Config, last_line, setting_names
 from spt.models.hf.unused import removable, unused_parameters
+from spt.models.ops.device import planned_device
 
 SAME = 1e-4  # outputs with a smaller relative difference count as the same
 UNAFFECTED = 1e-5  # a step whose output changes by less does not depend on what was changed
@@ -21,7 +26,7 @@ STEPS = 24  # of a trial
 SHORT_WINDOW = 8  # of the model in a trial
 LONGEST = 1024  # steps of a trial where the model's structure depends on the longest sequence
 
-_CACHE: dict[str, Capabilities] = {}  # of models with random weights, by `HuggingFace.cache_key`
+_CACHE: dict[str, Capabilities] = {}  # of models with random weights, by device and `HuggingFace.cache_key`
 _ONE_SIDED: set[str] = set()  # of these, those that only look back, by the same key
 
 BOTH_WAYS = "set model.causal=true, or model.bidirectional=true for a second copy that runs backwards"
@@ -29,17 +34,20 @@ BOTH_WAYS = "set model.causal=true, or model.bidirectional=true for a second cop
 
 def capabilities(backbone: HuggingFace, config: Config) -> Capabilities:
     """Raises `Unsupported` if the model cannot do what the recipe asks for."""
-    if backbone.cache_key not in _CACHE:
+    device = planned_device()
+    key = f"{device.type} {backbone.cache_key}"
+    if key not in _CACHE:
         with _separate_rng():
             try:
-                _check_position_tables(backbone, config)
-                result = _Trial(_small_copy(backbone, config), config).run()
+                tried = _on_device(backbone, device)
+                _check_position_tables(tried, config)
+                result = _Trial(_on_device(_small_copy(tried, config), device), config).run()
             except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:  # in transformers' code
                 raise ValueError(f"{config.label} cannot be run by transformers here: {last_line(error)}") from error
         if config.pretrained:  # its weights may decide what half precision does to it
             return result
-        _CACHE[backbone.cache_key] = result
-    return _CACHE[backbone.cache_key]
+        _CACHE[key] = result
+    return _CACHE[key]
 
 
 def check_one_sided(backbone: HuggingFace, config: Config) -> None:
@@ -61,10 +69,19 @@ def check_one_sided(backbone: HuggingFace, config: Config) -> None:
 
 @contextlib.contextmanager
 def _separate_rng() -> Iterator[None]:
-    """Draws inside the context do not change torch's generator, nor depend on it."""
-    with torch.random.fork_rng(devices=[]):
+    """Draws inside the context do not change torch's generators, nor depend on them."""
+    device = planned_device()
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if device.type == "cuda" else []):
         torch.default_generator.manual_seed(0)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(0)
         yield
+
+
+def _on_device(backbone: HuggingFace, device: torch.device) -> HuggingFace:
+    """The model itself where it is there, else a copy."""
+    here = all(tensor.device.type == device.type for tensor in backbone.state_dict().values())
+    return backbone if here else copy.deepcopy(backbone).to(device)
 
 
 def _small_copy(backbone: HuggingFace, config: Config) -> HuggingFace:
@@ -89,8 +106,8 @@ class _Trial:
         length = backbone.length
         if not backbone.fixed_length:
             length = min(length, backbone.pad_to_multiple_of + STEPS)
-        rng = torch.Generator().manual_seed(0)
-        self.x, self.other = (torch.randn(2, length, config.d_model, generator=rng) for _ in range(2))
+        rng, device = torch.Generator().manual_seed(0), next(backbone.parameters()).device
+        self.x, self.other = (torch.randn(2, length, config.d_model, generator=rng).to(device) for _ in range(2))
 
     def run(self) -> Capabilities:
         backbone, x = self.backbone, self.x
@@ -150,7 +167,7 @@ class _Trial:
         part = (length + 1) // 2
         if part == length:
             return backbone.fixed_length, True
-        valid = torch.arange(length).expand(len(x), -1) < part
+        valid = torch.arange(length, device=x.device).expand(len(x), -1) < part
         padded = torch.cat([x[:, :part], 100 * self.other[:, part:]], dim=1)
         structure = backbone.fixed_length
         for backbone.fixed_length in (structure,) if structure else (False, True):
@@ -162,10 +179,10 @@ class _Trial:
 
     def _survives_half_precision(self) -> bool:
         """Without padding and with it; not every input shows YOSO's error (the angle of a cosine above 1)."""
-        valid = torch.ones(self.x.shape[:2], dtype=torch.bool)
+        valid = torch.ones(self.x.shape[:2], dtype=torch.bool, device=self.x.device)
         valid[:, self.x.shape[1] // 2 + 1 :] = False
         try:
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(self.x.device.type, torch.bfloat16):
                 rounded = outputs(self.backbone, self.x).float()
                 padded = outputs(self.backbone, self.x, valid)[valid]
         except RuntimeError:  # two types in one operation, or a number that is too large
@@ -198,7 +215,7 @@ def _check_position_tables(backbone: HuggingFace, config: Config) -> None:
     ]
     if hooks:
         with torch.no_grad():
-            outputs(backbone, torch.zeros(1, steps, config.d_model))
+            outputs(backbone, torch.zeros(1, steps, config.d_model, device=next(backbone.parameters()).device))
     for hook in hooks:
         hook.remove()
     for rows, last in lookups:

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_map_only
 
 from spt.errors import BackendError, SptError, did_you_mean, one_line
 from spt.models.ops import backends
+from spt.models.ops.device import run_on_gpu
 from spt.models.ops.precision import float32_products
 from spt.runtime import launch
 from spt.runtime.environment import compiler_problem
@@ -51,6 +52,7 @@ class Runtime:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        run_on_gpu(not settings.cpu)  # what a model can do is tried when it is built, before it comes here
         _freeze_collector()
 
     @cached_property
