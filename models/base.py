@@ -92,20 +92,30 @@ class Backbone(nn.Module):
         self.initialise(config.initialisation)
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
+        recompute = self.recompute and torch.is_grad_enabled()
+        with contextlib.nullcontext() if recompute else joint_kernels(self._layers, x.shape[1]):
+            return self._stack(x, context, recompute)
+
+    def _stack(self, x: Float[Tensor, "B L D"], context: Context, recompute: bool) -> Float[Tensor, "B L D"]:
         padding = ~context.valid[..., None] if context.padded and self.mask_padding else None
         if self.positions is not None:
             x = self.dropout(self.positions(x, context))
-        recompute = self.recompute and torch.is_grad_enabled()
-        with contextlib.nullcontext() if recompute else joint_kernels(self._layers, x.shape[1]):
-            for norm, mixer in zip(self.norms, self._layers, strict=True):
-                if recompute:
-                    recomputation = _Recomputation()
-                    options: dict[str, Any] = {"use_reentrant": False, "context_fn": recomputation.contexts}
-                    arguments = (norm, mixer, x, context, padding)
-                    x = checkpoint(self._sublayer, *arguments, recomputation=recomputation, **options)
-                else:
-                    x = self._sublayer(norm, mixer, x, context, padding)
+        for norm, mixer in zip(self.norms, self._layers, strict=True):
+            if recompute:
+                recomputation = _Recomputation()
+                options: dict[str, Any] = {"use_reentrant": False, "context_fn": recomputation.contexts}
+                arguments = (norm, mixer, x, context, padding)
+                x = checkpoint(self._sublayer, *arguments, recomputation=recomputation, **options)
+            else:
+                x = self._sublayer(norm, mixer, x, context, padding)
         return _normalise(self.last_norm, x, context)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As any module, in place: but not the kernels that are computed for all layers before the first."""
+        if type(self).forward is Backbone.forward:
+            self._stack = torch.compile(self._stack, *args, **kwargs)  # type: ignore[method-assign]
+        else:
+            super().compile(*args, **kwargs)
 
     def _sublayer(
         self,
