@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from transformers.integrations import hub_kernels
 from transformers.utils import logging
 
 from spt.models.base import Backbone, Context, Counts, ParamGroup, Unsupported
@@ -124,7 +125,8 @@ class HuggingFace(Backbone):
         raise Unsupported("models of transformers do not know the time between steps, only their number")
 
     def flops(self, length: int) -> Counts:
-        return costs.flops(self, length)
+        with _without_fused_kernels():
+            return costs.flops(self, length)
 
     def _modules_of_type(self, name: str) -> list[Any]:
         return [module for module in self.model.modules() if type(module).__name__ == name]
@@ -173,6 +175,17 @@ class HuggingFace(Backbone):
             yield
             for module in self._modules_with("recurrent_states"):  # which would keep the graph of this pass alive
                 module.recurrent_states = None
+
+
+@contextlib.contextmanager
+def _without_fused_kernels() -> Iterator[None]:
+    """Those of other packages take no tensors without values. transformers leaves them out of exported programs."""
+    exporting = hub_kernels.is_torchdynamo_exporting
+    hub_kernels.is_torchdynamo_exporting = lambda: True
+    try:
+        yield
+    finally:
+        hub_kernels.is_torchdynamo_exporting = exporting
 
 
 def _param_groups(backbone: nn.Module) -> dict[str, ParamGroup]:

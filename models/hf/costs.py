@@ -6,7 +6,7 @@ Letters: L steps, D width, E inner width and N state size of a scan.
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers.integrations import hub_kernels
 
 from spt.models.base import Context, Counts
 from spt.models.hf.sizes import round_up
@@ -86,7 +85,6 @@ def count(backbone: Any, length: int) -> Counts:
         _set_gradients((parameter, None) for parameter in backbone.parameters())
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(_without_fused_kernels())
         if device.type != "meta":
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.callback(backbone.train, training)
@@ -105,17 +103,6 @@ def count(backbone: Any, length: int) -> Counts:
         except Exception:  # a model's own backward pass raises anything for want of values
             backward_counts = {kind: 2 * number for kind, number in forward_counts.items()}
     return Counts.from_kinds(forward_counts, backward_counts) + _uncounted(backbone, length)
-
-
-@contextlib.contextmanager
-def _without_fused_kernels() -> Iterator[None]:
-    """Those of other packages take no tensors without values. transformers leaves them out of exported programs."""
-    exporting = hub_kernels.is_torchdynamo_exporting
-    hub_kernels.is_torchdynamo_exporting = lambda: True
-    try:
-        yield
-    finally:
-        hub_kernels.is_torchdynamo_exporting = exporting
 
 
 def _set_gradients(gradients: Iterable[tuple[Any, Any]]) -> None:
