@@ -133,7 +133,7 @@ class SwitchFeedForward(PointwiseMixer):
         """In batched products of equal blocks, each of which has an expert's weights to itself."""
         size = _round_up(-(-len(x) // (2 * self.n_experts)), ALIGNMENT)
         rows = _rows_by_expert(choice, self.n_experts, size)
-        first = torch.arange(0, rows.count, size, device=x.device)
+        first = torch.arange(0, rows.total, size, device=x.device)
         expert = torch.searchsorted(rows.ends, first, right=True)
         dtype = autocast_type(x) or x.dtype
 
@@ -155,7 +155,7 @@ class SwitchFeedForward(PointwiseMixer):
         """In products of which torch computes each expert's rows with its weights."""
         rows = _rows_by_expert(choice, self.n_experts, ALIGNMENT)
         ends, dtype = rows.ends.int(), autocast_type(x) or x.dtype
-        expert = torch.searchsorted(rows.ends, torch.arange(rows.count, device=x.device), right=True)
+        expert = torch.searchsorted(rows.ends, torch.arange(rows.total, device=x.device), right=True)
         chosen = (expert[:, None] == torch.arange(self.n_experts, device=x.device)).to(dtype)
 
         def product(inputs: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
@@ -200,10 +200,10 @@ class _Rows(NamedTuple):
 
     place: Int[Tensor, " N"]  # the row of a step; of padding, one behind the last
     ends: Int[Tensor, " X"]  # of each expert's rows; the last expert has what is left over
-    count: int
+    total: int
 
     def fill(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "R D"]:
-        return x.new_zeros(self.count + 1, x.shape[1]).index_copy(0, self.place, x)[:-1]
+        return x.new_zeros(self.total + 1, x.shape[1]).index_copy(0, self.place, x)[:-1]
 
     def take(self, y: Float[Tensor, "R D"]) -> Float[Tensor, "N D"]:
         return F.pad(y, (0, 0, 0, 1)).index_select(0, self.place)

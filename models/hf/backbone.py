@@ -180,12 +180,12 @@ class HuggingFace(Backbone):
 @contextlib.contextmanager
 def _without_fused_kernels() -> Iterator[None]:
     """Those of other packages take no tensors without values. transformers leaves them out of exported programs."""
-    exporting = hub_kernels.is_torchdynamo_exporting
-    hub_kernels.is_torchdynamo_exporting = lambda: True
+    module: Any = hub_kernels
+    exporting, module.is_torchdynamo_exporting = module.is_torchdynamo_exporting, lambda: True
     try:
         yield
     finally:
-        hub_kernels.is_torchdynamo_exporting = exporting
+        module.is_torchdynamo_exporting = exporting
 
 
 def _param_groups(backbone: nn.Module) -> dict[str, ParamGroup]:

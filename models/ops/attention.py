@@ -536,6 +536,6 @@ def _packed(
         window_size=(-1, -1) if band is None else band,
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )[..., :E]
-    if where.rows is not None:
+    if where.rows is not None and masked is not None:
         y = y.index_select(0, where.rows).masked_fill(masked, 0.0)
     return y.unflatten(0, (B, L)).transpose(1, 2)
