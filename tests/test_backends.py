@@ -1,5 +1,6 @@
 """Backends of kernels and of attention: each gives what torch gives, or says why it cannot."""
 
+import math
 import sys
 
 import pytest
@@ -104,6 +105,39 @@ def test_imported_but_broken(monkeypatch, broken, complaint):
     monkeypatch.setattr(backends, "keops", lambda: type("Module", (), {"LazyTensor": Lazy}))
     problem = backends.probe("keops", "cpu")
     assert complaint in problem and "\n" not in problem
+
+
+@pytest.mark.parametrize(
+    ("difference", "seconds", "taken"),
+    [(0.0, 0.5, True), (0.0, 2.0, False), (1e-3, 0.5, False), (math.nan, 0.5, False)],
+)
+def test_auto_takes_what_agrees_and_is_faster(monkeypatch, difference, seconds, taken):
+    """A trial for each: at once for agreement, in turns for times. Whatever fails is not taken."""
+
+    def trial(operation, device, small):
+        return lambda: (torch.ones(3) + difference * (backends.current() == "triton"),)
+
+    monkeypatch.setattr(backends, "_trial", trial)
+    monkeypatch.setattr(backends, "_seconds", lambda *_: {"torch": 1.0, "triton": seconds})
+    assert backends.prefers_triton("cauchy", "cuda") is taken
+    problem = backends._probe_operation("cauchy", "cuda")
+    assert problem == ("a small cauchy product on cuda gave a wrong result" if difference else None)
+    assert backends.current() == "auto"
+    backends.prefers_triton.cache_clear()
+    monkeypatch.setattr(backends, "_seconds", lambda *_: 1 / 0)
+    assert not backends.prefers_triton("cauchy", "cuda")
+
+
+def test_triton_on_a_cpu(monkeypatch):
+    """Refused if asked for; `auto` does without it and does not even import it."""
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert not backends.uses_triton("vandermonde", torch.ones(3))
+    with pytest.raises(
+        backends.Unavailable, match="backend triton does not work here: Triton's kernels need a GPU, and"
+    ):
+        backends.use("triton", device="cpu")
+    assert "triton cannot be imported" in backends.probe("triton", "cuda")
+    assert "failed (" in backends._probe_operation("vandermonde", "cuda")
 
 
 def test_use_ends_with_its_block(monkeypatch):

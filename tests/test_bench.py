@@ -578,9 +578,10 @@ def test_sizes_of_operations():
     cases = parse_operations(["convolution", "scan", "L=7", "H=2"], quick=True)
     assert [case.sizes["L"] for case in cases] == [7] * 4 and cases[0].sizes["H"] == 2 and "H" not in cases[2].sizes
     assert {case.operation for case in parse_operations([])} == set(OPERATIONS)
-    assert [case.operation for case in parse_operations([], backend="keops")] == [
-        name for name, operation in OPERATIONS.items() if operation.keops
-    ]
+    for library in ("triton", "keops"):
+        assert [case.operation for case in parse_operations([], backend=library)] == [
+            name for name, operation in OPERATIONS.items() if library in operation.libraries
+        ]
 
 
 # -------------------------------------------------------------------------------------------------------------- tasks

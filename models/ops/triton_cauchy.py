@@ -9,7 +9,7 @@ has run this. Letters as in `dplr`: H features, M modes, R rows of numerators, Q
 """
 
 from collections.abc import Callable
-from typing import Any, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import torch
 import triton
@@ -17,8 +17,16 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_NODES = 64  # in a tile
 _PROGRAMS = 1024  # that backward divides its nodes for
+
+
+class Tile(NamedTuple):
+    """What a program computes at once, chosen so that compilers for A100 and H100 keep no registers in memory."""
+
+    ROWS: int
+    MODES: int
+    NODES: int
+    num_warps: int
 
 
 @triton.jit
@@ -117,9 +125,11 @@ class Sums(torch.autograd.Function):
         rows, w, y = rows.contiguous(), torch.view_as_real(w.resolve_conj()).contiguous(), y.contiguous()
         ctx.save_for_backward(rows, w, y)
         (R, H, M), Q = rows.shape, len(y)
+        tile = _tile_forward(R, M)
         real, imag = rows.new_empty(2, R, H, Q).unbind()
         with torch.cuda.device_of(rows):
-            _forward[(triton.cdiv(Q, _NODES), H)](rows, w, y, real, imag, R, H, M, Q, **_tile(R, 32, M))
+            grid = (triton.cdiv(Q, tile.NODES), H)
+            _forward[grid](rows, w, y, real, imag, R, H, M, Q, **tile._asdict())
         return real, imag
 
     @staticmethod
@@ -127,25 +137,31 @@ class Sums(torch.autograd.Function):
     def backward(ctx: Any, real: Tensor, imag: Tensor) -> tuple[Tensor, Tensor, None]:
         rows, w, y = ctx.saved_tensors
         (R, H, M), Q = rows.shape, len(y)
-        tile = _tile(R, 16, M)
-        tiles, blocks = H * triton.cdiv(M, tile["MODES"]), triton.cdiv(Q, _NODES)
-        span = triton.cdiv(blocks, min(blocks, triton.cdiv(_PROGRAMS, tiles))) * _NODES
+        tile = _tile_backward(R, M)
+        tiles, blocks = H * triton.cdiv(M, tile.MODES), triton.cdiv(Q, tile.NODES)
+        span = triton.cdiv(blocks, min(blocks, triton.cdiv(_PROGRAMS, tiles))) * tile.NODES
         parts = triton.cdiv(Q, span)
         drows = torch.empty(parts, R, H, M, dtype=torch.float64, device=rows.device)
         dw = torch.empty(2, parts, H, M, dtype=torch.float64, device=rows.device)
         real, imag = (x.to(rows.dtype).contiguous() for x in (real, imag))
         with torch.cuda.device_of(rows):
-            _backward[(tiles, parts)](rows, w, y, real, imag, drows, dw, R, H, M, Q, span, **tile)
+            _backward[(tiles, parts)](rows, w, y, real, imag, drows, dw, R, H, M, Q, span, **tile._asdict())
         plain, weighted = dw.sum(1)
         dmode = 2 * torch.complex(w[..., 0] * plain + weighted, w[..., 1] * plain)
         return drows.sum(0).to(rows.dtype), dmode, None
 
 
-def _tile(rows: int, most_modes: int, modes: int) -> dict[str, int]:
-    """What a program computes at once. Sides of matrix products are 16 at least; the largest are chosen so that the
-    compiler spills no registers for sm_80 and sm_90."""
-    sizes = {"ROWS": triton.next_power_of_2(rows), "MODES": min(most_modes, triton.next_power_of_2(modes))}
-    return {**{name: max(16, size) for name, size in sizes.items()}, "NODES": _NODES, "num_warps": 8}
+def _tile_forward(rows: int, modes: int) -> Tile:
+    return _tile(rows, min(32, modes), 64)
+
+
+def _tile_backward(rows: int, modes: int) -> Tile:
+    return _tile(rows, min(16, modes), 32)
+
+
+def _tile(rows: int, modes: int, nodes: int) -> Tile:
+    """Sides of matrix products are 16 at least."""
+    return Tile(max(16, triton.next_power_of_2(rows)), max(16, triton.next_power_of_2(modes)), nodes, 8)
 
 
 def trial(device: str, small: bool) -> Callable[[], tuple[Tensor, ...]]:

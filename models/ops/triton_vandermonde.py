@@ -25,17 +25,14 @@ from torch.autograd.function import once_differentiable
 _PROGRAMS = 1024  # that backward divides its positions for
 
 
-class Tiling(NamedTuple):
-    """What a program computes at once; chosen so that the compiler spills no registers for sm_80 and sm_90."""
+class Tile(NamedTuple):
+    """What a program computes at once, chosen so that compilers for A100 and H100 keep no registers in memory."""
 
     DOT: bool  # a matrix product, or sums
     ROWS: int
     MODES: int
     POSITIONS: int
     num_warps: int
-
-
-_FORWARD, _BACKWARD = Tiling(True, 64, 16, 64, 8), Tiling(True, 32, 32, 32, 8)
 
 
 @triton.jit
@@ -138,10 +135,18 @@ def _backward(
     tl.store(place + 3 * plane, late_imag, inside)
 
 
-def _tiling(rows: int, product: Tiling) -> Tiling:
+def _tile_forward(rows: int) -> Tile:
+    return _tile(rows, Tile(True, 64, 16, 64, 8))
+
+
+def _tile_backward(rows: int) -> Tile:
+    return _tile(rows, Tile(True, 32, 32, 32, 8))
+
+
+def _tile(rows: int, product: Tile) -> Tile:
     """Few rows are summed; a matrix product takes 16 and more."""
     if rows <= 4:
-        return Tiling(False, triton.next_power_of_2(rows), 32, 64, 4)
+        return Tile(False, triton.next_power_of_2(rows), 32, 64, 4)
     return product._replace(ROWS=min(product.ROWS, max(16, triton.next_power_of_2(rows))))
 
 
@@ -154,7 +159,7 @@ class Sums(torch.autograd.Function):
         ctx.save_for_backward(W, alpha, theta)
         G, R, N, _ = W.shape
         kernel = W.new_empty(G, R, length)
-        tile = _tiling(R, _FORWARD)
+        tile = _tile_forward(R)
         grid = (triton.cdiv(length, tile.POSITIONS), G, triton.cdiv(R, tile.ROWS))
         with torch.cuda.device_of(W):
             _forward[grid](W, alpha, theta, kernel, R, N, length, **tile._asdict())
@@ -166,7 +171,7 @@ class Sums(torch.autograd.Function):
         W, alpha, theta = ctx.saved_tensors
         G, R, N, _ = W.shape
         length = grad.shape[-1]
-        tile = _tiling(R, _BACKWARD)
+        tile = _tile_backward(R)
         tiles, rows = G * triton.cdiv(N, tile.MODES), triton.cdiv(R, tile.ROWS)
         blocks = triton.cdiv(length, tile.POSITIONS)
         span = triton.cdiv(blocks, min(blocks, triton.cdiv(_PROGRAMS, tiles * rows))) * tile.POSITIONS

@@ -28,7 +28,7 @@ class Operation(NamedTuple):
     inputs: Callable[[Sizes], Inputs]  # from torch's generator
     plain: Callable[[Sizes, Inputs], Tensor]
     ours: Callable[[Sizes, Inputs], Tensor]
-    keops: bool = False  # whether KeOps can compute it too
+    libraries: tuple[str, ...] = ()  # besides torch, what can compute it
 
 
 def _uniform(low: float, high: float, *shape: int) -> Tensor:
@@ -223,7 +223,7 @@ OPERATIONS: dict[str, Operation] = {
         lambda s: _modes(s, s["H"], s["N"]),
         _vandermonde_plain,
         _vandermonde,
-        keops=True,
+        libraries=("triton", "keops"),
     ),
     "vandermonde_shared": Operation(
         "kernel of a diagonal model whose features share their modes (DLR)",
@@ -232,7 +232,7 @@ OPERATIONS: dict[str, Operation] = {
         lambda s: _modes(s, s["N"]),
         _vandermonde_plain,
         _vandermonde,
-        keops=True,
+        libraries=("triton", "keops"),
     ),
     "dplr_krylov": Operation(
         "kernel of S4 in the time domain, by doubling",
@@ -249,7 +249,7 @@ OPERATIONS: dict[str, Operation] = {
         _dplr_inputs,
         _dplr_plain,
         _dplr("cauchy"),
-        keops=True,
+        libraries=("triton", "keops"),
     ),
     "scan": Operation(
         "diagonal recurrence with fixed coefficients (S5, LRU)",

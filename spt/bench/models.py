@@ -58,7 +58,7 @@ def parse_models(
     layers: int | None = None,
     width: int | None = None,
     precision: str = "fp32",
-    backend: str = "torch",
+    backend: str = "auto",
     attention: str = "auto",
     compile: bool = False,
     recompute: bool = False,

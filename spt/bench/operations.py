@@ -105,7 +105,7 @@ def parse_operations(
         rows += [
             Case(name, chosen_sizes, backend_name, cpu)
             for backend_name in backend_names
-            if backend_name != "keops" or operation.keops
+            if backend_name in ("plain", "auto", "torch", *operation.libraries)
         ]
     if not rows:
         raise UsageError(f"--backend {backend}: cannot compute {', '.join(chosen)}")

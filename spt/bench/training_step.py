@@ -33,7 +33,7 @@ class Variant:
     length: int
     batch: int
     precision: str = "fp32"
-    backend: str = "torch"
+    backend: str = "auto"
     attention: str = "auto"
     compiled: bool = False
     recompute: bool = False

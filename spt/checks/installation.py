@@ -6,7 +6,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from spt.runtime.signals import cleanup
 
 OPTIONAL = {
     "flash_attn": "FlashAttention kernels",
+    "triton": "Triton kernels",
     "pykeops": "KeOps kernels",
     "numba": "fast generators",
     "soundfile": "FLAC, Ogg and MP3 sounds",
@@ -82,6 +82,16 @@ def _attention() -> str:
 
 def _backends(choice: backends.Choice) -> str:
     return "; ".join(f"{name} {backends.probe(name, choice=choice) or 'works'}" for name in backends.NAMES[choice])
+
+
+def _kernels() -> str:
+    """On a GPU also what `auto` takes there, which is measured."""
+    works = _backends("kernels")
+    if not torch.cuda.is_available():
+        return works
+    device = f"cuda:{torch.cuda.current_device()}"
+    takes = [name.replace("_", " ") for name in backends.TRITON if backends.prefers_triton(name, device)]
+    return f"{works}; auto takes triton for {', '.join(takes) or 'nothing'}"
 
 
 def _cache() -> str:
@@ -156,7 +166,7 @@ def _share_of_processor(seconds: float = 0.2) -> float:
 PROBES: dict[str, Callable[[], str]] = {
     "torch computes": _torch,
     "fused attention, forward and backward": _attention,
-    "kernels of state-space models, forward and backward": partial(_backends, "kernels"),
+    "kernels of state-space models, forward and backward": _kernels,
     "prepared data can be kept": _cache,
     "both arms, end to end": _comparison,
     "optional packages": _optional,

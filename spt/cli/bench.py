@@ -54,7 +54,9 @@ def bench_model(
     precision: Annotated[
         str, typer.Option("--precision", help="fp32, tf32 (of GPUs), bf16, or several: fp32,bf16.")
     ] = "fp32",
-    backend: Annotated[str, typer.Option("--backend", help="Of kernels: torch, keops, or both.")] = "torch",
+    backend: Annotated[
+        str, typer.Option("--backend", help="Of kernels: some of auto, torch, triton, keops.")
+    ] = "auto",
     attention: Annotated[
         str, typer.Option("--attention", help="Some of auto, sdpa, varlen (PyTorch's), flash (flash-attn), math.")
     ] = "auto",
@@ -166,7 +168,7 @@ def bench_op(
         typer.Argument(metavar="[NAME …] [size=value …]", help="Operations (all, if none is named), and their sizes."),
     ] = None,
     backend: Annotated[
-        str, typer.Option("--backend", help="Some of plain (the formula as it is written), torch, keops.")
+        str, typer.Option("--backend", help="Some of plain (the formula as it is written), torch, triton, keops.")
     ] = "plain,torch",
     rounds: RoundsOption = None,
     quick: QuickOption = False,

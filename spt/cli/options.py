@@ -78,8 +78,12 @@ class RuntimeOptions(NamedTuple):
     ] = False
     compile: Annotated[bool, typer.Option("--compile", help="Use torch.compile, where there is a compiler.")] = False
     backend: Annotated[
-        Literal["torch", "keops"], typer.Option("--backend", help="What computes the kernels of state-space models.")
-    ] = "torch"
+        Literal["auto", "torch", "triton", "keops"],
+        typer.Option(
+            "--backend",
+            help="What computes the kernels of state-space models; auto: torch, or on a GPU Triton where it is faster.",
+        ),
+    ] = "auto"
     attention: Annotated[
         Literal["auto", "sdpa", "varlen", "flash", "math"],
         typer.Option(

@@ -14,7 +14,7 @@ class Settings:
     micro_batch_size: int | None = None  # sequences in memory at once, per process; None: the whole share
     recompute: bool = False  # gradient checkpointing: activations are computed again in the backward pass
     compile: bool = False  # torch.compile, where there is a compiler
-    backend: str = "torch"  # what computes the kernels of state-space models: torch or keops
+    backend: str = "auto"  # what computes the kernels of state-space models: auto, torch, triton or keops
     attention: str = "auto"  # what computes softmax attention: auto, sdpa, varlen, flash or math
     save_every: float = 60.0  # seconds between resumable checkpoints
     cpu: bool = False  # even where there is a GPU
