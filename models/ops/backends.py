@@ -46,6 +46,8 @@ TRITON = {
     "vandermonde": "spt.models.ops.triton_vandermonde:trial_of_separate_modes",
     "vandermonde_shared": "spt.models.ops.triton_vandermonde:trial_of_shared_modes",
     "cauchy": "spt.models.ops.triton_cauchy:trial",
+    "scan": "spt.models.ops.triton_scan:trial_of_fixed",
+    "scan_varying": "spt.models.ops.triton_scan:trial_of_varying",
 }
 
 

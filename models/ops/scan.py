@@ -13,7 +13,6 @@ On a GPU, Triton can compute the same in a few kernels (`backends`, `triton_scan
 Letters: B sequences, L steps, P states, H features, N chunks; a coefficients, b inputs, x states, z = Lambda Delta.
 """
 
-import importlib
 import math
 from collections.abc import Iterator
 from types import ModuleType
@@ -138,7 +137,9 @@ def _fused(a: Tensor, b: Tensor) -> ModuleType | None:
     """The module of the kernels, where Triton computes a scan of this kind."""
     if not backends.uses_triton("scan" if a.ndim == 1 else "scan_varying", b):
         return None
-    return importlib.import_module("spt.models.ops.triton_scan")
+    from spt.models.ops import triton_scan
+
+    return triton_scan
 
 
 def _solve(a: Tensor, b: Tensor, x: Tensor, initial: Tensor | None, reverse: bool) -> None:

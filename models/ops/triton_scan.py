@@ -10,10 +10,10 @@ are contiguous, and inputs of a few steps are read before the first is used.
 Backward is the same scan in reverse, with conjugated coefficients; its last kernel also gives the gradients of the
 coefficients, conj(x_{t-1}) g_t.
 
-Float32 throughout, real or in pairs, without tensor cores, but for three things. A fixed coefficient, which may be in
-double precision, is the sum of two floats; between chunks, where it is a high power, state and power are in double
-precision; and so are the sums of its gradients. So errors do not grow with the length. Sums are in a fixed order:
-results are the same from run to run.
+What is read and written is in single precision, but for a fixed coefficient and its gradients; in between, states are
+in double precision. In single precision the errors of a mode that turns and hardly decays would add up over the steps
+of a chunk. Memory takes longer than the arithmetic by far, or, by reckoning, about as long where double precision is 64
+times slower, as on GPUs for games. Sums are in a fixed order: the same numbers from run to run.
 
 No GPU has run this yet. Tests run it in Triton's interpreter (TRITON_INTERPRET=1), which shows neither races between
 programs nor the rounding of a GPU's instructions, and have the compiler make code for two of them.
@@ -30,10 +30,10 @@ from typing import no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Inexact
+from jaxtyping import Float64, Inexact
 from torch import Tensor
 
-_GROUP = tl.constexpr(8)  # steps whose inputs are read before the first of them is used
+_GROUP = 8  # steps whose inputs are read before the first of them is used
 _LANES = 64  # states of a program
 _SHORTEST = 16  # steps of a chunk
 
@@ -69,32 +69,46 @@ def gradients(
     return da
 
 
-def trial_of_fixed(device: str, small: bool) -> Callable[[], tuple[Tensor, ...]]:
-    """Coefficients that all steps share, as in S5 and LRU; see `backends.TRITON`."""
-    return _trial(device, (2, 40, 5) if small else (16, 1024, 128), torch.complex64, per_step=False)
+Trial = Callable[[], tuple[Tensor, ...]]
 
 
-def trial_of_varying(device: str, small: bool) -> Callable[[], tuple[Tensor, ...]]:
-    """Coefficients of every step, as in gated recurrences."""
-    return _trial(device, (2, 40, 5) if small else (16, 1024, 256), torch.float32, per_step=True)
+def trial_of_fixed(device: str, small: bool) -> Trial:
+    """A two-sided layer of S5 or LRU, whose coefficients all steps share; see `backends.TRITON`."""
+    from spt.models.ops.recurrence import recurrence
+
+    B, L, H, P = (1, 33, 2, 3) if small else (16, 1024, 128, 128)
+    a = torch.polar(1 - 0.5 * _waves(device, P) ** 2, 3 * _waves(device, P))
+    u, D = _waves(device, B, L, H), _waves(device, H)
+    enters, leaves = (torch.view_as_complex(_waves(device, *shape, 2)) for shape in ((P, H), (2, H, P)))
+    inputs = [a, *(x.to(torch.complex64 if x.is_complex() else torch.float32) for x in (u, enters, leaves, D))]
+
+    def function(a: Tensor, u: Tensor, enters: Tensor, leaves: Tensor, D: Tensor) -> Tensor:
+        return recurrence(u, a, enters, leaves, D)
+
+    return _trial(function, inputs)
 
 
-def _trial(
-    device: str, shape: tuple[int, int, int], dtype: torch.dtype, per_step: bool
-) -> Callable[[], tuple[Tensor, ...]]:
-    """Both directions."""
+def trial_of_varying(device: str, small: bool) -> Trial:
+    """Coefficients of every step, as in gated recurrences; backwards."""
     from spt.models.ops.scan import scan
 
-    def waves(*shape: int) -> Tensor:  # not drawn: the random numbers of a run stay as they are
-        angles = torch.arange(1, math.prod(shape) + 1, dtype=torch.float64, device=device).view(shape)
-        return torch.polar(angles.cos(), angles).to(dtype) if dtype.is_complex else angles.sin().to(dtype)
+    shape = (1, 33, 5) if small else (16, 1024, 256)
+    inputs = [_waves(device, *shape).float(), _waves(device, *shape).float()]
+    return _trial(lambda a, b: scan(a, b, reverse=True), inputs)
 
-    a, b = waves(*shape[0 if per_step else 2 :]).requires_grad_(), waves(*shape).requires_grad_()
-    upstream = waves(*shape)
+
+def _waves(device: str, *shape: int) -> Float64[Tensor, "..."]:
+    """Not drawn: the random numbers of a run stay as they are."""
+    return torch.arange(1, math.prod(shape) + 1, dtype=torch.float64, device=device).sin().view(shape)
+
+
+def _trial(function: Callable[..., Tensor], inputs: list[Tensor]) -> Trial:
+    for x in inputs:
+        x.requires_grad_()
 
     def run() -> tuple[Tensor, ...]:
-        forwards, backwards = scan(a, b), scan(a, b, reverse=True)
-        return forwards, backwards, *torch.autograd.grad((forwards, backwards), (a, b), (upstream, upstream))
+        y = function(*inputs)
+        return y, *torch.autograd.grad(y.square().sum(), inputs)
 
     return run
 
@@ -103,7 +117,7 @@ def chunk_length(length: int) -> int:
     """The steps of a chunk, a power of two: about the root of the length, so that no kernel waits long for another;
     a short sequence is one chunk."""
     if length <= 2 * _SHORTEST:
-        return max(_GROUP.value, triton.next_power_of_2(length))
+        return max(_GROUP, triton.next_power_of_2(length))
     return max(_SHORTEST, 1 << length.bit_length() // 2)
 
 
@@ -126,8 +140,14 @@ def _run(
     steps = chunk_length(L)
     lanes = min(_LANES, triton.next_power_of_2(P))
     chunks, lane_blocks = -(-L // steps), -(-P // lanes)
-    kind = {"IS_COMPLEX": b.is_complex(), "PER_STEP": per_step, "LANES": lanes, "num_warps": max(1, lanes // 32)}
-    walk = {**kind, "STEPS": steps, "ADJOINT": adjoint}
+    kind = {
+        "IS_COMPLEX": b.is_complex(),
+        "PER_STEP": per_step,
+        "LANES": lanes,
+        "GROUP": _GROUP,
+        "num_warps": max(1, lanes // 32),
+    }
+    kind["ADJOINT"] = adjoint
     factors = _in_order(a.to(b.dtype), reverse) if per_step else _parts(a)
     inputs = _in_order(b, reverse)
     sequence, lane = (0, 0) if initial is None else initial.stride()
@@ -146,14 +166,27 @@ def _run(
         if chunks > 1:
             ends = b.new_empty(B, chunks, P)
             borders = (_words(ends), _words(torch.empty_like(ends)) if per_step else None)
-            _chunk_ends[(lane_blocks * (chunks - 1) * B,)](*factors, *inputs, *borders, P, chunks, lane_blocks, **walk)
+            _chunk_ends[(lane_blocks * (chunks - 1) * B,)](
+                *factors, *inputs, *borders, P, chunks, lane_blocks, STEPS=steps, **kind
+            )
             _carry[(lane_blocks * B,)](
                 factors[0], factors[-1], *borders, before[0], sequence, lane, P, chunks, lane_blocks,
-                LOG_STEPS=steps.bit_length() - 1, CONJUGATE=adjoint, **kind,
+                LOG_STEPS=steps.bit_length() - 1, **kind,
             )  # fmt: skip
             before = (borders[0], *ends.stride())
         _walk[(lane_blocks * chunks * B,)](
-            *factors, *inputs, *before, *_in_order(x, reverse), *kept, *gradients, L, P, chunks, lane_blocks, **walk
+            *factors,
+            *inputs,
+            *before,
+            *_in_order(x, reverse),
+            *kept,
+            *gradients,
+            L,
+            P,
+            chunks,
+            lane_blocks,
+            STEPS=steps,
+            **kind,
         )
     return da if da is None or per_step else da.sum((0, 1))
 
@@ -190,12 +223,13 @@ def _read(pointer, offsets, known, IS_COMPLEX: tl.constexpr):
     else:
         re = tl.load(pointer + offsets, mask=known, other=0.0)
         im = re
-    return re, im
+    return re.to(tl.float64), im.to(tl.float64)
 
 
 @triton.jit
 @no_type_check
 def _write(pointer, offsets, known, re, im, IS_COMPLEX: tl.constexpr):
+    re, im = re.to(tl.float32), im.to(tl.float32)
     if IS_COMPLEX:
         low = re.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
         high = im.to(tl.int32, bitcast=True).to(tl.int64) << 32
@@ -222,17 +256,13 @@ def _multiply_add(a_re, a_im, x_re, x_im, b_re, b_im, IS_COMPLEX: tl.constexpr):
 def _place(program, P, chunks, lane_blocks, LANES: tl.constexpr):
     """Of a program: its states, which of them exist, its chunk and its sequence."""
     lanes = (program % lane_blocks) * LANES + tl.arange(0, LANES)
-    return (
-        lanes.to(tl.int64),
-        lanes < P,
-        (program // lane_blocks) % chunks,
-        (program // lane_blocks // chunks).to(tl.int64),
-    )
+    rest = program // lane_blocks
+    return lanes.to(tl.int64), lanes < P, rest % chunks, (rest // chunks).to(tl.int64)
 
 
 @triton.jit
 @no_type_check
-def _factor(a, a_step, a_lane, step, lanes, known, ADJOINT: tl.constexpr, IS_COMPLEX: tl.constexpr):
+def _varying(a, a_step, a_lane, step, lanes, known, ADJOINT: tl.constexpr, IS_COMPLEX: tl.constexpr):
     """The coefficient of a step; backward the conjugate of the one before it, and zero at the first."""
     if ADJOINT:
         re, im = _read(a, (step - 1) * a_step + lanes * a_lane, known & (step > 0), IS_COMPLEX)
@@ -244,23 +274,15 @@ def _factor(a, a_step, a_lane, step, lanes, known, ADJOINT: tl.constexpr, IS_COM
 
 @triton.jit
 @no_type_check
-def _fixed(a, a_lane, lanes, known, CONJUGATE: tl.constexpr, IS_COMPLEX: tl.constexpr):
-    """A coefficient that all steps share, in double precision."""
+def _fixed(a, a_lane, lanes, known, ADJOINT: tl.constexpr, IS_COMPLEX: tl.constexpr):
+    """The coefficient that all steps share, or backward its conjugate."""
     re = tl.load(a + lanes * a_lane, mask=known, other=0.0).to(tl.float64)
     im = re
     if IS_COMPLEX:
         im = tl.load(a + lanes * a_lane + 1, mask=known, other=0.0).to(tl.float64)
-        if CONJUGATE:
+        if ADJOINT:
             im = -im
     return re, im
-
-
-@triton.jit
-@no_type_check
-def _halves(a):
-    """A number of double precision as two floats: the rounded one and what rounding lost."""
-    high = a.to(tl.float32)
-    return high, (a - high.to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
@@ -269,40 +291,36 @@ def _chunk_ends(
     a, a_sequence, a_step, a_lane,
     b, b_sequence, b_step, b_lane,
     ends, across, P, chunks, lane_blocks,
-    STEPS: tl.constexpr, ADJOINT: tl.constexpr,
+    STEPS: tl.constexpr, GROUP: tl.constexpr, ADJOINT: tl.constexpr,
     IS_COMPLEX: tl.constexpr, PER_STEP: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Where each chunk but the last ends from a state of zero; with coefficients of their own, also their product."""
+    """Where each chunk but the last ends from a state of zero; of coefficients that vary, also their product."""
     lanes, known, chunk, sequence = _place(tl.program_id(0), P, chunks - 1, lane_blocks, LANES)
     a += sequence * a_sequence
     b += sequence * b_sequence
-    state_re = tl.zeros([LANES], tl.float32)
-    state_im = tl.zeros([LANES], tl.float32)
+    x_re = tl.zeros([LANES], tl.float64)
+    x_im = tl.zeros([LANES], tl.float64)
     if PER_STEP:
-        product_re = tl.full([LANES], 1.0, tl.float32)
-        product_im = tl.zeros([LANES], tl.float32)
+        product_re = tl.full([LANES], 1.0, tl.float64)
+        product_im = tl.zeros([LANES], tl.float64)
     else:
-        fixed_re, fixed_im = _fixed(a, a_lane, lanes, known, ADJOINT, IS_COMPLEX)
-        a_re, low_re = _halves(fixed_re)
-        a_im, low_im = _halves(fixed_im)
-    for group in range(0, STEPS, _GROUP):
+        a_re, a_im = _fixed(a, a_lane, lanes, known, ADJOINT, IS_COMPLEX)
+    for group in range(0, STEPS, GROUP):
         inputs = ()
         factors = ()
-        for i in tl.static_range(_GROUP):
+        for i in tl.static_range(GROUP):
             step = (chunk * STEPS + group + i).to(tl.int64)
             inputs += (_read(b, step * b_step + lanes * b_lane, known, IS_COMPLEX),)
             if PER_STEP:
-                factors += (_factor(a, a_step, a_lane, step, lanes, known, ADJOINT, IS_COMPLEX),)
-        for i in tl.static_range(_GROUP):
-            b_re, b_im = inputs[i]
+                factors += (_varying(a, a_step, a_lane, step, lanes, known, ADJOINT, IS_COMPLEX),)
+        for i in tl.static_range(GROUP):
             if PER_STEP:
                 a_re, a_im = factors[i]
                 product_re, product_im = _multiply_add(a_re, a_im, product_re, product_im, 0.0, 0.0, IS_COMPLEX)
-            else:
-                b_re, b_im = _multiply_add(low_re, low_im, state_re, state_im, b_re, b_im, IS_COMPLEX)
-            state_re, state_im = _multiply_add(a_re, a_im, state_re, state_im, b_re, b_im, IS_COMPLEX)
+            b_re, b_im = inputs[i]
+            x_re, x_im = _multiply_add(a_re, a_im, x_re, x_im, b_re, b_im, IS_COMPLEX)
     place = (sequence * chunks + chunk) * P + lanes
-    _write(ends, place, known, state_re, state_im, IS_COMPLEX)
+    _write(ends, place, known, x_re, x_im, IS_COMPLEX)
     if PER_STEP:
         _write(across, place, known, product_re, product_im, IS_COMPLEX)
 
@@ -312,43 +330,35 @@ def _chunk_ends(
 def _carry(
     a, a_lane, ends, across,
     initial, initial_sequence, initial_lane, P, chunks, lane_blocks,
-    LOG_STEPS: tl.constexpr, CONJUGATE: tl.constexpr,
+    LOG_STEPS: tl.constexpr, GROUP: tl.constexpr, ADJOINT: tl.constexpr,
     IS_COMPLEX: tl.constexpr, PER_STEP: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """From where chunks end (all but the last) to the states before them, in the same place."""
+    """From where chunks end, all but the last, to the states before them, in the same place."""
     lanes, known, _, sequence = _place(tl.program_id(0), P, 1, lane_blocks, LANES)
-    state_re = tl.zeros([LANES], tl.float64)
-    state_im = tl.zeros([LANES], tl.float64)
+    x_re = tl.zeros([LANES], tl.float64)
+    x_im = tl.zeros([LANES], tl.float64)
     if initial is not None:
-        first_re, first_im = _read(initial + sequence * initial_sequence, lanes * initial_lane, known, IS_COMPLEX)
-        state_re += first_re
-        state_im += first_im
+        x_re, x_im = _read(initial + sequence * initial_sequence, lanes * initial_lane, known, IS_COMPLEX)
     if not PER_STEP:
-        a_re, a_im = _fixed(a, a_lane, lanes, known, CONJUGATE, IS_COMPLEX)
+        a_re, a_im = _fixed(a, a_lane, lanes, known, ADJOINT, IS_COMPLEX)
         for _ in tl.static_range(LOG_STEPS):
             a_re, a_im = _multiply_add(a_re, a_im, a_re, a_im, 0.0, 0.0, IS_COMPLEX)
-    for group in range(0, chunks, _GROUP):
+    for group in range(0, chunks, GROUP):
         inputs = ()
         factors = ()
-        for i in tl.static_range(_GROUP):
-            chunk = group + i
-            place = (sequence * chunks + chunk) * P + lanes
-            inside = known & (chunk < chunks - 1)
+        for i in tl.static_range(GROUP):
+            place = (sequence * chunks + group + i) * P + lanes
+            inside = known & (group + i < chunks - 1)
             inputs += (_read(ends, place, inside, IS_COMPLEX),)
             if PER_STEP:
                 factors += (_read(across, place, inside, IS_COMPLEX),)
-        for i in tl.static_range(_GROUP):
-            chunk = group + i
-            place = (sequence * chunks + chunk) * P + lanes
-            rounded_re, rounded_im = state_re.to(tl.float32), state_im.to(tl.float32)
-            _write(ends, place, known & (chunk < chunks), rounded_re, rounded_im, IS_COMPLEX)
-            b_re, b_im = inputs[i]
+        for i in tl.static_range(GROUP):
+            place = (sequence * chunks + group + i) * P + lanes
+            _write(ends, place, known & (group + i < chunks), x_re, x_im, IS_COMPLEX)
             if PER_STEP:
-                one_re, one_im = factors[i]
-                a_re, a_im = one_re.to(tl.float64), one_im.to(tl.float64)
-            state_re, state_im = _multiply_add(
-                a_re, a_im, state_re, state_im, b_re.to(tl.float64), b_im.to(tl.float64), IS_COMPLEX
-            )
+                a_re, a_im = factors[i]
+            b_re, b_im = inputs[i]
+            x_re, x_im = _multiply_add(a_re, a_im, x_re, x_im, b_re, b_im, IS_COMPLEX)
 
 
 @triton.jit
@@ -361,60 +371,55 @@ def _walk(
     states, states_sequence, states_step, states_lane,
     da, da_sequence, da_step, da_lane,
     L, P, chunks, lane_blocks,
-    STEPS: tl.constexpr, ADJOINT: tl.constexpr,
+    STEPS: tl.constexpr, GROUP: tl.constexpr, ADJOINT: tl.constexpr,
     IS_COMPLEX: tl.constexpr, PER_STEP: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """The states of each chunk from the one before it. With `states`, those of a forward scan that is being gone back
-    through, the products conj(x_{t-1}) g_t too, or their sum over the chunk."""
+    """Every x of each chunk, from the one before it. With `states`, those of the scan that is gone back through, also
+    the gradients of its coefficients, or their sum over the chunk."""
     lanes, known, chunk, sequence = _place(tl.program_id(0), P, chunks, lane_blocks, LANES)
     a += sequence * a_sequence
     b += sequence * b_sequence
     x += sequence * x_sequence
-    state_re = tl.zeros([LANES], tl.float32)
-    state_im = tl.zeros([LANES], tl.float32)
+    x_re = tl.zeros([LANES], tl.float64)
+    x_im = tl.zeros([LANES], tl.float64)
     if before is not None:
         before += sequence * before_sequence + chunk * before_chunk
-        state_re, state_im = _read(before, lanes * before_lane, known, IS_COMPLEX)
+        x_re, x_im = _read(before, lanes * before_lane, known, IS_COMPLEX)
     if states is not None:
         states += sequence * states_sequence
         da += sequence * da_sequence
-    sum_re = tl.zeros([LANES], tl.float64)
-    sum_im = tl.zeros([LANES], tl.float64)
+        sum_re = tl.zeros([LANES], tl.float64)
+        sum_im = tl.zeros([LANES], tl.float64)
     if not PER_STEP:
-        fixed_re, fixed_im = _fixed(a, a_lane, lanes, known, ADJOINT, IS_COMPLEX)
-        a_re, low_re = _halves(fixed_re)
-        a_im, low_im = _halves(fixed_im)
-    for group in range(0, STEPS, _GROUP):
+        a_re, a_im = _fixed(a, a_lane, lanes, known, ADJOINT, IS_COMPLEX)
+    for group in range(0, STEPS, GROUP):
         inputs = ()
         factors = ()
         earlier = ()
-        for i in tl.static_range(_GROUP):
+        for i in tl.static_range(GROUP):
             step = (chunk * STEPS + group + i).to(tl.int64)
             inside = known & (step < L)
             inputs += (_read(b, step * b_step + lanes * b_lane, inside, IS_COMPLEX),)
             if PER_STEP:
-                factors += (_factor(a, a_step, a_lane, step, lanes, inside, ADJOINT, IS_COMPLEX),)
+                factors += (_varying(a, a_step, a_lane, step, lanes, inside, ADJOINT, IS_COMPLEX),)
             if states is not None:
                 place = (step + 1) * states_step + lanes * states_lane
                 earlier += (_read(states, place, known & (step + 1 < L), IS_COMPLEX),)
-        for i in tl.static_range(_GROUP):
+        for i in tl.static_range(GROUP):
             step = (chunk * STEPS + group + i).to(tl.int64)
             inside = known & (step < L)
-            b_re, b_im = inputs[i]
             if PER_STEP:
                 a_re, a_im = factors[i]
-            else:
-                b_re, b_im = _multiply_add(low_re, low_im, state_re, state_im, b_re, b_im, IS_COMPLEX)
-            state_re, state_im = _multiply_add(a_re, a_im, state_re, state_im, b_re, b_im, IS_COMPLEX)
-            _write(x, step * x_step + lanes * x_lane, inside, state_re, state_im, IS_COMPLEX)
+            b_re, b_im = inputs[i]
+            x_re, x_im = _multiply_add(a_re, a_im, x_re, x_im, b_re, b_im, IS_COMPLEX)
+            _write(x, step * x_step + lanes * x_lane, inside, x_re, x_im, IS_COMPLEX)
             if states is not None:
-                x_re, x_im = earlier[i]
-                product_re, product_im = _multiply_add(x_re, -x_im, state_re, state_im, 0.0, 0.0, IS_COMPLEX)
+                s_re, s_im = earlier[i]
                 if PER_STEP:
-                    _write(da, step * da_step + lanes * da_lane, inside, product_re, product_im, IS_COMPLEX)
+                    da_re, da_im = _multiply_add(s_re, -s_im, x_re, x_im, 0.0, 0.0, IS_COMPLEX)
+                    _write(da, step * da_step + lanes * da_lane, inside, da_re, da_im, IS_COMPLEX)
                 else:
-                    sum_re += product_re.to(tl.float64)
-                    sum_im += product_im.to(tl.float64)
+                    sum_re, sum_im = _multiply_add(s_re, -s_im, x_re, x_im, sum_re, sum_im, IS_COMPLEX)
     if states is not None and not PER_STEP:
         place = chunk * da_step + lanes * da_lane
         tl.store(da + place, sum_re, mask=known)

@@ -1,0 +1,105 @@
+"""Triton's scans: right in its interpreter, compiled for GPUs without one, and when they are used."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from spt.models.ops import backends
+
+FILE = Path(__file__).with_name("scans_by_triton.py")
+
+
+def run_scans(interpreted: bool) -> None:
+    """In a process of its own, since Triton reads once whether it interprets."""
+    environment = {**os.environ, "TRITON_INTERPRET": str(int(interpreted))}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(FILE)]
+    done = subprocess.run(command, env=environment, cwd=FILE.parent.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_in_the_interpreter():
+    pytest.importorskip("triton")
+    run_scans(interpreted=True)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    """The same, and sizes that models have; and times beside torch's, which `-rP` shows."""
+    assert backends.probe("triton", "cuda") is None
+    run_scans(interpreted=False)
+    for operation in ("scan", "scan_varying"):
+        seconds = backends._seconds(operation, "cuda")
+        sys.stdout.write(f"{operation}: {', '.join(f'{name} {1e3 * s:.3f} ms' for name, s in seconds.items())}\n")
+
+
+class Recorder:
+    """In place of a kernel: keeps what it is called with."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.calls = kernel, []
+
+    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+        return lambda *given, **named: self.calls.append(dict(zip(self.kernel.arg_names, given, strict=False)) | named)
+
+
+POINTERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64"}
+
+
+@pytest.mark.parametrize("capability", [80, pytest.param(90, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "per_step"),
+    [
+        (torch.complex64, False),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((torch.complex64, True), (torch.float32, False), (torch.float32, True))
+        ),
+    ],
+)
+def test_compiled_without_a_gpu(kind, per_step, capability, tmp_path, monkeypatch):
+    """For A100 and H100, as a scan and its gradients call them: three kernels each, whose threads share no memory and
+    never wait for each other, and which keep no registers in memory. That they run does not follow."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from spt.models.ops import triton_scan
+
+    recorders = [Recorder(getattr(triton_scan, name)) for name in ("_chunk_ends", "_carry", "_walk")]
+    for recorder in recorders:
+        monkeypatch.setattr(triton_scan, recorder.kernel.__name__, recorder)
+    x, initial = torch.zeros(2, 100, 128, dtype=kind), torch.zeros(2, 128, dtype=kind)
+    a = x if per_step else torch.zeros(128, dtype=torch.promote_types(kind, torch.float64))
+    triton_scan.solve(a, x, x, initial, False)
+    triton_scan.gradients(a, x, x, x, True)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for kernel, calls in ((recorder.kernel, recorder.calls) for recorder in recorders):
+        assert len(calls) == 2
+        for call in calls:
+            warps = call.pop("num_warps")
+            tensors = {name: POINTERS[value.dtype] for name, value in call.items() if isinstance(value, Tensor)}
+            numbers = {name for name, value in call.items() if name not in tensors and value not in (None, 1)}
+            numbers -= {name for name in numbers if name.isupper() and len(name) > 1}
+            signature = {name: tensors.get(name, "i32" if name in numbers else "constexpr") for name in call}
+            constants = {name: value for name, value in call.items() if signature[name] == "constexpr"}
+            source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+            code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+            assert code.metadata.shared == 0 and "bar.sync" not in code.asm["ptx"]
+            (tmp_path / "kernel.cubin").write_bytes(code.asm["cubin"])
+            command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(tmp_path / "kernel.cubin")]
+            assert "STACK:0 " in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_double_precision_is_left_to_the_plain_form(monkeypatch):
+    monkeypatch.setitem(backends._chosen, "kernels", "triton")
+    monkeypatch.setattr(backends, "_interpreted", lambda: True)
+    for operation in ("scan", "scan_varying"):
+        for kind, fused in ((torch.float32, True), (torch.complex64, True), (torch.complex128, False)):
+            assert backends.uses_triton(operation, torch.zeros(2, 3, 4, dtype=kind)) is fused
