@@ -173,7 +173,8 @@ def _run(
                 factors[0], factors[-1], *borders, before[0], sequence, lane, P, chunks, lane_blocks,
                 LOG_STEPS=steps.bit_length() - 1, **kind,
             )  # fmt: skip
-            before = (borders[0], *ends.stride())
+            sequence, chunk, lane = ends.stride()
+            before = (borders[0], sequence, chunk, lane)
         _walk[(lane_blocks * chunks * B,)](
             *factors,
             *inputs,
@@ -205,8 +206,8 @@ def _words(x: Tensor) -> Tensor:
 def _parts(x: Inexact[Tensor, "*B P"]) -> Place:
     """Of numbers that are read or written one part at a time, in floats; to the next sequence, chunk and state."""
     parts = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-    strides = parts.stride()[: x.ndim]
-    return parts, *(0,) * (3 - x.ndim), *strides
+    sequence, chunk, lane = (*(0,) * (3 - x.ndim), *parts.stride()[: x.ndim])
+    return parts, sequence, chunk, lane
 
 
 # -------------------------------------------------------------------------------------------------------- the kernels
