@@ -10,28 +10,31 @@ import pytest
 
 from spt.models.ops import backends
 
-FILE = Path(__file__).with_name("kernels_by_triton.py")
+FILES = ("kernels_by_triton.py", "scans_by_triton.py")
 
 
-def run_kernels(*arguments: str, interpreted: bool) -> str:
+def run_kernels(file: str, interpreted: bool) -> str:
     """In a process of its own, since Triton reads once whether it interprets."""
+    path = Path(__file__).with_name(file)
     environment = {**os.environ, "TRITON_INTERPRET": str(int(interpreted))}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(FILE), *arguments]
-    done = subprocess.run(command, env=environment, cwd=FILE.parent.parent, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(path)]
+    done = subprocess.run(command, env=environment, cwd=path.parent.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_in_the_interpreter():
+@pytest.mark.parametrize("file", FILES)
+def test_in_the_interpreter(file):
     pytest.importorskip("triton")
-    assert "skipped" not in run_kernels(interpreted=True)
+    assert "skipped" not in run_kernels(file, interpreted=True)
 
 
 @pytest.mark.gpu
 def test_on_a_gpu():
     """The same; and times beside torch's, which `-rP` shows."""
     assert backends.probe("triton", "cuda") is None
-    run_kernels(interpreted=False)
+    for file in FILES:
+        run_kernels(file, interpreted=False)
     for operation in backends.TRITON:
         seconds = backends._seconds(operation, "cuda")
         sys.stdout.write(f"{operation}: {', '.join(f'{name} {1e3 * s:.3f} ms' for name, s in seconds.items())}\n")

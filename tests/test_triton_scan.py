@@ -1,10 +1,7 @@
-"""Triton's scans: right in its interpreter, compiled for GPUs without one, and when they are used."""
+"""Triton's scans compiled for GPUs without one, and when they are used; test_triton.py runs them in the interpreter."""
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,31 +9,6 @@ import torch
 from torch import Tensor
 
 from spt.models.ops import backends
-
-FILE = Path(__file__).with_name("scans_by_triton.py")
-
-
-def run_scans(interpreted: bool) -> None:
-    """In a process of its own, since Triton reads once whether it interprets."""
-    environment = {**os.environ, "TRITON_INTERPRET": str(int(interpreted))}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(FILE)]
-    done = subprocess.run(command, env=environment, cwd=FILE.parent.parent, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_in_the_interpreter():
-    pytest.importorskip("triton")
-    run_scans(interpreted=True)
-
-
-@pytest.mark.gpu
-def test_on_a_gpu():
-    """The same, and sizes that models have; and times beside torch's, which `-rP` shows."""
-    assert backends.probe("triton", "cuda") is None
-    run_scans(interpreted=False)
-    for operation in ("scan", "scan_varying"):
-        seconds = backends._seconds(operation, "cuda")
-        sys.stdout.write(f"{operation}: {', '.join(f'{name} {1e3 * s:.3f} ms' for name, s in seconds.items())}\n")
 
 
 class Recorder:

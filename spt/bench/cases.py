@@ -258,6 +258,7 @@ OPERATIONS: dict[str, Operation] = {
         _scan_inputs,
         _scan_plain,
         _scan,
+        libraries=("triton",),
     ),
     "scan_varying": Operation(
         "diagonal recurrence with coefficients that vary by step (S5 on irregular samples)",
@@ -266,6 +267,7 @@ OPERATIONS: dict[str, Operation] = {
         lambda s: _scan_inputs(s, s["B"], s["L"]),
         _scan_plain,
         _scan,
+        libraries=("triton",),
     ),
     "attention": Operation(
         "softmax attention",
