@@ -188,9 +188,9 @@ def _probe_operation(operation: str, device: str) -> str | None:
         ours, expected = (_run(name, _trial(operation, device, small=True)) for name in ("triton", "torch"))
         for a, b in zip(ours, expected, strict=True):
             if not bool((a - b).abs().max() <= 1e-4 * b.abs().max()):  # neither if one is NaN
-                return f"a small trial of {kind} on {device} gave a wrong result"
+                return f"a trial of {kind} on {device} gave a wrong result"
     except Exception as error:  # compilers and drivers raise anything
-        return f"a small trial of {kind} on {device} failed ({_one_line(error)})"
+        return f"a trial of {kind} on {device} failed ({_one_line(error)})"
     return None
 
 
