@@ -71,6 +71,7 @@ VARIABLES = (
     Variable("GIT_OPTIONAL_LOCKS", "", "set by spt for the git that names the commit of a checkout"),
     Variable("KEOPS_VERBOSE", "0", "KeOps says what it compiles"),
     Variable("PYKEOPS_VERBOSE", "0", "the same of its Python part"),
+    Variable("TRITON_INTERPRET", "", "1: Triton computes on the CPU by its interpreter, slowly, for tests"),
     Variable("KINETO_LOG_LEVEL", "99", "`spt bench`: how much the profiler says"),
 )
 

@@ -31,7 +31,9 @@ _spec.loader.exec_module(docs)
 pages = docs.pages
 
 SOURCES = [*(path for name in ("spt", "models", "tasks") for path in (ROOT / name).rglob("*.py")), ROOT / "spt_cli.py"]
-CONSTANTS = {"BOOT_FAIL", "NODE_FAIL", "OUT_OF_MEMORY", "FEED_FORWARD_OPTIONS"}  # states of Slurm's jobs, an export
+CONSTANTS = {  # states of Slurm's jobs, an export, constants of Triton's kernels
+    *("BOOT_FAIL", "NODE_FAIL", "OUT_OF_MEMORY", "FEED_FORWARD_OPTIONS", "IS_COMPLEX", "PER_STEP"),
+}
 
 
 def page(name):

@@ -100,6 +100,14 @@ OPERATIONS = (
     Sizes("convolution", ("convolution", "B=50", "H=512")),
 )
 
+BY_TRITON = Sizes(  # a command of its own, since all of its rows are refused where Triton does not work
+    "triton",
+    (
+        *("vandermonde", "vandermonde_shared", "dplr_cauchy", "scan", "scan_varying"),
+        *("H=512", "B=16", "P=192", "--backend", "torch,triton"),
+    ),
+)
+
 
 def commands(state: State, folder: Path) -> Iterator[Command]:
     """All but the study, in the order in which their answers are wanted."""
@@ -121,7 +129,7 @@ def commands(state: State, folder: Path) -> Iterator[Command]:
         precision = ("--precision", "fp32,bf16")
         title = f"training steps: {sizes.name}"
         yield spt(f"step-{sizes.name}", title, 90.0, "bench", "model", *arguments, *precision, *cpu)
-    for sizes in OPERATIONS[:1] if state.quick else OPERATIONS:
+    for sizes in OPERATIONS[:1] if state.quick else OPERATIONS if state.cpu else (*OPERATIONS, BY_TRITON):
         arguments = (sizes.arguments[0], *quick) if state.quick else sizes.arguments
         yield spt(f"op-{sizes.name}", f"operations: {sizes.name}", 90.0, "bench", "op", *arguments, *cpu)
 

@@ -54,9 +54,7 @@ def bench_model(
     precision: Annotated[
         str, typer.Option("--precision", help="fp32, tf32 (of GPUs), bf16, or several: fp32,bf16.")
     ] = "fp32",
-    backend: Annotated[
-        str, typer.Option("--backend", help="Of kernels: some of auto, torch, triton, keops.")
-    ] = "auto",
+    backend: Annotated[str, typer.Option("--backend", help="Of kernels: some of auto, torch, triton, keops.")] = "auto",
     attention: Annotated[
         str, typer.Option("--attention", help="Some of auto, sdpa, varlen (PyTorch's), flash (flash-attn), math.")
     ] = "auto",
