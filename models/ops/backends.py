@@ -96,7 +96,9 @@ def uses_triton(operation: str, x: Tensor, dtype: torch.dtype | None = None) -> 
         return False
     if name == "triton":
         return x.is_cuda or _interpreted()
-    return x.is_cuda and not torch.cuda.is_current_stream_capturing() and prefers_triton(operation, str(x.device))
+    if not x.is_cuda or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        return False  # `auto` cannot try anything while code is traced or launches are recorded
+    return prefers_triton(operation, str(x.device))
 
 
 @functools.cache

@@ -47,7 +47,8 @@ def vandermonde(
 
 
 def _function(W: Float[Tensor, "G R N 2"]) -> type[torch.autograd.Function]:
-    if backends.uses_triton("vandermonde_shared" if len(W) == 1 else "vandermonde", W):
+    shared = W.shape[1] > 4  # enough rows for products of matrices there; the trials are one of each
+    if backends.uses_triton("vandermonde_shared" if shared else "vandermonde", W):
         from spt.models.ops import triton_vandermonde
 
         return triton_vandermonde.Sums

@@ -44,11 +44,12 @@ class LaunchCounter(TorchDispatchMode):
 
 
 def launches(variant: Variant) -> dict[str, int] | None:
-    """Of the parts of one training step: forward, backward, and clipping with the update. None where shapes alone do
-    not tell: a model that reads values, a library other than torch (cuDNN's recurrent networks too), a compiled model."""
+    """Of the parts of one training step by torch's own forms: forward, backward, and clipping with the update. None
+    where shapes alone do not tell: a model that reads values, another library (cuDNN's recurrent networks too), a
+    compiled model."""
     from spt.training.build import build_backbone
 
-    if variant.compiled or variant.backend != "torch":
+    if variant.compiled or variant.backend not in ("auto", "torch"):
         return None
     counter, parts = LaunchCounter(), {}
     try:
