@@ -182,7 +182,19 @@ def test_errors_do_not_grow_with_the_length(L: int, fused: Fused):
     assert off(x[0], exact) < 2e-7
 
 
-def test_coefficients_whose_gradients_nobody_asks_for(fused: Fused):
-    a, b = unit((1, 3, 2), REAL).to(DEVICE, REAL), unit((1, 3, 2), REAL).to(DEVICE, REAL).requires_grad_()
-    (g,) = fused(lambda: [*torch.autograd.grad(scan.scan(a, b).sum(), b)])
-    torch.testing.assert_close(g[0, 0], 1 + a[0, 1] * (1 + a[0, 2]))
+@pytest.mark.parametrize("kind", [REAL, COMPLEX])
+def test_numbers_that_are_negative_or_conjugated_by_a_flag(kind: torch.dtype, fused: Fused):
+    """And coefficients whose gradients nobody asks for."""
+    drawn = [unit((1, 20, 2), COMPLEX).to(DEVICE, COMPLEX).conj() for _ in range(2)]
+    a, b = drawn if kind.is_complex else (x.imag for x in drawn)
+    assert all(x.is_conj() if kind.is_complex else x.is_neg() for x in (a, b))
+    b.requires_grad_()
+
+    def ours() -> list[Tensor]:
+        x = scan.scan(a, b)
+        return [x, *torch.autograd.grad(x, b, a)]
+
+    wanted = scan.sequential(a, b)
+    (g,) = torch.autograd.grad(wanted, b, a)
+    for found, expected in zip(fused(ours), (wanted, g), strict=True):
+        torch.testing.assert_close(found, expected)

@@ -30,7 +30,7 @@ from typing import no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float64, Inexact
+from jaxtyping import Complex64, Float64, Inexact
 from torch import Tensor
 
 _GROUP = 8  # steps whose inputs are read before the first of them is used
@@ -73,19 +73,17 @@ Trial = Callable[[], tuple[Tensor, ...]]
 
 
 def trial_of_fixed(device: str, small: bool) -> Trial:
-    """A two-sided layer of S5 or LRU, whose coefficients all steps share; see `backends.TRITON`."""
+    """A scan with coefficients that all steps share; the large one within a two-sided layer of S5 or LRU, whose time is
+    what matters. See `backends.TRITON`."""
     from spt.models.ops.recurrence import recurrence
+    from spt.models.ops.scan import scan
 
     B, L, H, P = (1, 33, 2, 3) if small else (16, 1024, 128, 128)
     a = torch.polar(1 - 0.5 * _waves(device, P) ** 2, 3 * _waves(device, P))
-    u, D = _waves(device, B, L, H), _waves(device, H)
-    enters, leaves = (torch.view_as_complex(_waves(device, *shape, 2)) for shape in ((P, H), (2, H, P)))
-    inputs = [a, *(x.to(torch.complex64 if x.is_complex() else torch.float32) for x in (u, enters, leaves, D))]
-
-    def function(a: Tensor, u: Tensor, enters: Tensor, leaves: Tensor, D: Tensor) -> Tensor:
-        return recurrence(u, a, enters, leaves, D)
-
-    return _trial(function, inputs)
+    if small:
+        return _trial(scan, [a, _complex_waves(device, B, L, P)])
+    inputs = [_waves(device, B, L, H).float(), a, _complex_waves(device, P, H), _complex_waves(device, 2, H, P)]
+    return _trial(recurrence, [*inputs, _waves(device, H).float()])
 
 
 def trial_of_varying(device: str, small: bool) -> Trial:
@@ -102,13 +100,17 @@ def _waves(device: str, *shape: int) -> Float64[Tensor, "..."]:
     return torch.arange(1, math.prod(shape) + 1, dtype=torch.float64, device=device).sin().view(shape)
 
 
+def _complex_waves(device: str, *shape: int) -> Complex64[Tensor, "..."]:
+    return torch.view_as_complex(_waves(device, *shape, 2)).to(torch.complex64)
+
+
 def _trial(function: Callable[..., Tensor], inputs: list[Tensor]) -> Trial:
     for x in inputs:
         x.requires_grad_()
 
     def run() -> tuple[Tensor, ...]:
         y = function(*inputs)
-        return y, *torch.autograd.grad(y.square().sum(), inputs)
+        return y, *torch.autograd.grad(y, inputs, y.detach())
 
     return run
 
@@ -137,25 +139,22 @@ def _run(
     """`adjoint`: the coefficient of a step is the conjugate of the one before it in this order, and with `states` the
     result is the gradient of a."""
     (B, L, P), per_step = b.shape, a.ndim > 1
+    a, b = _as_stored(a.to(b.dtype) if per_step else a), _as_stored(b)
     steps = chunk_length(L)
     lanes = min(_LANES, triton.next_power_of_2(P))
     chunks, lane_blocks = -(-L // steps), -(-P // lanes)
-    kind = {
-        "IS_COMPLEX": b.is_complex(),
-        "PER_STEP": per_step,
-        "LANES": lanes,
-        "GROUP": _GROUP,
-        "num_warps": max(1, lanes // 32),
-    }
-    kind["ADJOINT"] = adjoint
-    factors = _in_order(a.to(b.dtype), reverse) if per_step else _parts(a)
+    kind: dict[str, int] = {"IS_COMPLEX": b.is_complex(), "PER_STEP": per_step, "ADJOINT": adjoint}
+    kind |= {"LANES": lanes, "GROUP": _GROUP, "num_warps": max(1, lanes // 32)}
+    factors = _in_order(a, reverse) if per_step else _parts(a)
     inputs = _in_order(b, reverse)
-    sequence, lane = (0, 0) if initial is None else initial.stride()
-    before: Place = (None if initial is None else _words(initial), sequence, 0, lane)
+    before = _NOWHERE
+    if initial is not None:
+        initial = _as_stored(initial)
+        before = (_words(initial), initial.stride(0), 0, initial.stride(1))
     kept = gradients = _NOWHERE
     da: Tensor | None = None
     if states is not None:
-        kept = _in_order(states, reverse)
+        kept = _in_order(_as_stored(states), reverse)
         if per_step:
             da = torch.empty_like(b, memory_format=torch.contiguous_format)
             gradients = _in_order(da, reverse)
@@ -170,26 +169,21 @@ def _run(
                 *factors, *inputs, *borders, P, chunks, lane_blocks, STEPS=steps, **kind
             )
             _carry[(lane_blocks * B,)](
-                factors[0], factors[-1], *borders, before[0], sequence, lane, P, chunks, lane_blocks,
+                factors[0], factors[-1], *borders, before[0], before[1], before[3], P, chunks, lane_blocks,
                 LOG_STEPS=steps.bit_length() - 1, **kind,
             )  # fmt: skip
             sequence, chunk, lane = ends.stride()
             before = (borders[0], sequence, chunk, lane)
         _walk[(lane_blocks * chunks * B,)](
-            *factors,
-            *inputs,
-            *before,
-            *_in_order(x, reverse),
-            *kept,
-            *gradients,
-            L,
-            P,
-            chunks,
-            lane_blocks,
-            STEPS=steps,
-            **kind,
-        )
+            *factors, *inputs, *before, *_in_order(x, reverse), *kept, *gradients, L, P, chunks, lane_blocks,
+            STEPS=steps, **kind,
+        )  # fmt: skip
     return da if da is None or per_step else da.sum((0, 1))
+
+
+def _as_stored(x: Tensor) -> Tensor:
+    """Numbers that are conjugated or negative by a flag alone, which kernels do not see, are written out."""
+    return x.resolve_conj().resolve_neg()
 
 
 def _in_order(x: Inexact[Tensor, "B L P"], reverse: bool) -> Place:
@@ -200,12 +194,12 @@ def _in_order(x: Inexact[Tensor, "B L P"], reverse: bool) -> Place:
 
 def _words(x: Tensor) -> Tensor:
     """A complex number as one word of 64 bits, which is read and written at once."""
-    return x.resolve_conj().view(torch.int64) if x.is_complex() else x
+    return x.view(torch.int64) if x.is_complex() else x
 
 
 def _parts(x: Inexact[Tensor, "*B P"]) -> Place:
     """Of numbers that are read or written one part at a time, in floats; to the next sequence, chunk and state."""
-    parts = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+    parts = torch.view_as_real(x) if x.is_complex() else x
     sequence, chunk, lane = (*(0,) * (3 - x.ndim), *parts.stride()[: x.ndim])
     return parts, sequence, chunk, lane
 
