@@ -22,9 +22,19 @@ def off(ours, theirs):
     return float((ours - theirs).detach().abs().max() / theirs.detach().abs().max().clamp_min(1e-300))
 
 
+def operations(node):
+    """Names of what autograd will go through."""
+    seen, waiting = set(), [node]
+    while waiting:
+        seen.add(node := waiting.pop())
+        waiting += [before for before, _ in node.next_functions if before is not None and before not in seen]
+    return {node.name() for node in seen}
+
+
 def with_gradients(name, function, inputs, cotangent):
     with backends.use(name):
         result = function(*inputs)
+        assert ("SumsBackward" in operations(result.grad_fn)) == (name == "triton" and result.dtype == torch.float32)
         return result, *torch.autograd.grad(result, inputs, cotangent)
 
 
@@ -153,6 +163,15 @@ def test_cauchy(R, H, M):
     exact = results(plain, rows.detach().double().requires_grad_())
     for a, b in zip(results(triton_cauchy.Sums.apply, rows), exact, strict=True):
         assert a.dtype == (torch.float32 if b.dtype == torch.float64 else b.dtype) and off(a, b) < 1e-6
+
+
+def test_resonance():
+    """Around a mode whose imaginary part has more digits than float32."""
+    y = torch.linspace(9.99, 10.01, 130, dtype=torch.float64, device=DEVICE)
+    w = torch.tensor([[-1e-4 + (10 + 1 / 3e6) * 1j]], dtype=torch.complex128, device=DEVICE)
+    real, imag = triton_cauchy.Sums.apply(torch.ones(1, 1, 1, device=DEVICE), w, y)
+    exact = 1 / (w.abs() ** 2 - y**2 - 2j * y * w.real)
+    assert off(torch.complex(real, imag)[0], exact) < 5e-7
 
 
 @pytest.mark.parametrize(

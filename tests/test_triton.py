@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from spt.models.ops import backends
 
@@ -36,6 +37,8 @@ def test_on_a_gpu():
     for file in FILES:
         run_kernels(file, interpreted=False)
     for operation in backends.TRITON:
+        taken = backends.prefers_triton(operation, "cuda:0")
+        assert backends.uses_triton(operation, torch.ones(3, device="cuda:0")) == taken  # by `auto`
         seconds = backends._seconds(operation, "cuda")
         sys.stdout.write(f"{operation}: {', '.join(f'{name} {1e3 * s:.3f} ms' for name, s in seconds.items())}\n")
 
