@@ -7,7 +7,7 @@ Letters: B sequences in a batch, L steps, D width (`d_model`).
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from spt.models.ops.counts import Counts, as_counts
 from spt.models.ops.dropout import Dropout
 from spt.models.ops.norms import BatchNorm, ScalarNorm, ScaleNorm
 from spt.models.options import FEED_FORWARD_OPTIONS, BackboneConfig, Initialisation
+from spt.models.recurrence import joint_systems
 
 __all__ = [
     "FEED_FORWARD_OPTIONS",
@@ -93,7 +94,7 @@ class Backbone(nn.Module):
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
         recompute = self.recompute and torch.is_grad_enabled()
-        with contextlib.nullcontext() if recompute else joint_kernels(self._layers, x.shape[1]):
+        with contextlib.nullcontext() if recompute else _joint_parameters(self._layers, x, context):
             return self._stack(x, context, recompute)
 
     def _stack(self, x: Float[Tensor, "B L D"], context: Context, recompute: bool) -> Float[Tensor, "B L D"]:
@@ -272,6 +273,14 @@ class _Recomputation(contextlib.AbstractContextManager[None]):
 
     def __exit__(self, *error: object) -> None:
         self.active = False
+
+
+@contextlib.contextmanager
+def _joint_parameters(mixers: Sequence[Mixer], x: Tensor, context: Context) -> Iterator[None]:
+    """Inside the context, what depends on parameters alone has been computed for layers together that are alike."""
+    equally_spaced = [mixer for mixer in mixers if context.steps is None or not mixer.uses_step_times]
+    with joint_kernels(mixers, x.shape[1]), joint_systems(equally_spaced, x.shape[1]):
+        yield
 
 
 def _normalise(norm: nn.Module, x: Tensor, context: Context, update_statistics: bool = True) -> Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Inexact
 from torch import Tensor, nn
 
-from spt.models.mixer import Context, Mixer, ParamGroup, State, Unsupported, new_parameter
+from spt.models.mixer import Context, Mixer, ParamGroup, State, Unsupported, alike, new_parameter
 from spt.models.ops import counts
 from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.counts import Counts
@@ -238,15 +238,8 @@ def joint_kernels(mixers: Iterable[nn.Module], length: int) -> Iterator[None]:
     """Inside the context, long convolutions that are alike have had their kernels computed together, for inputs of
     `length` steps: fewer and larger operations. On a CPU only where kernels are so small that this is what counts."""
     layers = [layer for layer in mixers if isinstance(layer, LongConvolution) and layer._cached_kernel is None]
-    groups: list[list[LongConvolution]] = []
-    for layer in layers:
-        group = next((group for group in groups if _alike(group[0], layer)), None)
-        if group is None:
-            groups.append([layer])
-        else:
-            group.append(layer)
     try:
-        for group in groups:
+        for group in alike(layers, _form):
             _join(group, length)
         yield
     finally:
@@ -254,15 +247,12 @@ def joint_kernels(mixers: Iterable[nn.Module], length: int) -> Iterator[None]:
             layer._joint_spectrum = None
 
 
-def _alike(a: LongConvolution, b: LongConvolution) -> bool:
-    """Do they differ in the values of their parameters alone?"""
-
-    def form(layer: LongConvolution) -> tuple[Any, ...]:
-        kernel = layer.kernel
-        shapes = {name: (values.shape, values.dtype) for name, values in kernel.named_parameters()}
-        return type(kernel), shapes, {name: value for name, value in vars(kernel).items() if name[0] != "_"}
-
-    return len(a.D) == len(b.D) and a.reach == b.reach and form(a) == form(b)
+def _form(layer: LongConvolution) -> tuple[Any, ...]:
+    """What layers that differ in the values of their parameters alone have in common."""
+    kernel = layer.kernel
+    shapes = {name: (values.shape, values.dtype) for name, values in kernel.named_parameters()}
+    plain = {name: value for name, value in vars(kernel).items() if name[0] != "_"}
+    return len(layer.D), layer.reach, type(kernel), shapes, plain
 
 
 def _join(group: Sequence[LongConvolution], length: int) -> None:

@@ -3,8 +3,8 @@
 Letters: B sequences in a batch, L steps, D width (`d_model`).
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from spt.models.ops.attention import AttentionWeights
 from spt.models.ops.counts import Counts, linear
+
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
 class Unsupported(ValueError):
@@ -125,6 +127,19 @@ class PointwiseMixer(Mixer):
     def step(self, x: Float[Tensor, "B D"], state: None) -> tuple[Float[Tensor, "B D"], None]:
         valid = torch.ones(len(x), 1, dtype=torch.bool, device=x.device)
         return self(x[:, None], Context(valid, padded=False))[:, 0], None
+
+
+def alike(layers: Iterable[Layer], form: Callable[[Layer], Any]) -> list[list[Layer]]:
+    """Layers of the same form, in their order, together."""
+    groups: list[tuple[Any, list[Layer]]] = []
+    for layer in layers:
+        own = form(layer)
+        group = next((group for other, group in groups if other == own), None)
+        if group is None:
+            groups.append((own, [layer]))
+        else:
+            group.append(layer)
+    return [group for _, group in groups]
 
 
 def new_parameter(values: Tensor) -> nn.Parameter:

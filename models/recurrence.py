@@ -6,19 +6,21 @@ Two-sided, a second C reads the same recurrence run backwards; both directions s
 steps, H features, P states, K directions.
 """
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Complex, Complex128, Float
 from torch import Tensor, nn
 
-from spt.models.mixer import Context, Mixer, State
-from spt.models.ops import counts
+from spt.models.mixer import Context, Mixer, State, alike
+from spt.models.ops import counts, scan_products
 from spt.models.ops.counts import Counts
 from spt.models.ops.output import Output
+from spt.models.ops.precision import without_autocast
 from spt.models.ops.recurrence import recurrence
-from spt.models.ops.scan import enter, impulse_response, leave, scan
+from spt.models.ops.scan import enter, entry_map, impulse_response, leave, scan
 from spt.models.options import BackboneConfig
 
 
@@ -43,6 +45,7 @@ class DiagonalRecurrence(Mixer):
     C: nn.Parameter
     D: nn.Parameter
     output: Output
+    _joint: "_JointSystem | None" = None
 
     def system(self) -> System:
         raise NotImplementedError(f"{type(self).__name__} has no system")
@@ -56,6 +59,9 @@ class DiagonalRecurrence(Mixer):
 
     def mix_sequence(self, u: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
         """y, before the activation."""
+        if self._joint is not None:
+            a, into, out, levels = self._joint
+            return scan_products.recurrence_by_products(u, a, into, out, self.D, levels)
         return recurrence(u, *self.system(), self.D)
 
     def states(self, u: Float[Tensor, "B L H"]) -> list[Complex[Tensor, "B L P"]]:
@@ -89,3 +95,68 @@ class DiagonalRecurrence(Mixer):
         system = state.system
         hidden = system.a.to(state.hidden.dtype) * state.hidden + enter(x, system.enter)
         return self.output(self.D * x + leave(hidden, system.leave[0])), State(system, hidden)
+
+
+class _JointSystem(NamedTuple):
+    """A layer's part of what several layers have had computed together, as `recurrence_by_products` takes it."""
+
+    a: Complex128[Tensor, " P"]
+    into: Float[Tensor, "R H"]
+    out: Float[Tensor, "S H"]
+    levels: scan_products.Powers
+
+
+class _SystemOf(nn.Module):
+    """A layer's system as a forward pass, which torch.func can be given other parameters for."""
+
+    def __init__(self, layer: DiagonalRecurrence) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self) -> System:
+        return self.layer.system()
+
+
+@contextlib.contextmanager
+def joint_systems(mixers: Iterable[nn.Module], length: int) -> Iterator[None]:
+    """Inside the context, recurrences that are alike have had their systems discretised together, and the powers of
+    their coefficients computed for inputs of `length` steps: on a GPU, for fewer and larger operations."""
+    layers = [mixer for mixer in mixers if isinstance(mixer, DiagonalRecurrence) and scan_products.preferred(mixer.D)]
+    try:
+        for group in alike(layers, _form):
+            if len(group) > 1:
+                _join(group, length)
+        yield
+    finally:
+        for layer in layers:
+            layer._joint = None
+
+
+def _form(layer: DiagonalRecurrence) -> tuple[Any, ...]:
+    """What layers that differ in the values of their parameters alone have in common."""
+    shapes = {name: (values.shape, values.dtype) for name, values in layer.named_parameters(recurse=False)}
+    return type(layer), shapes, {name: value for name, value in vars(layer).items() if name[0] != "_"}
+
+
+def _join(group: Sequence[DiagonalRecurrence], length: int) -> None:
+    first = group[0]
+    K, _, P, _ = first.C.shape
+
+    def of_states(values: Tensor) -> Tensor:
+        return values.expand(P, *values.shape[1:])  # a step size may be one number for all states
+
+    parameters = {
+        f"layer.{name}": torch.cat([layer.get_parameter(name) for layer in group], 2)
+        if name == "C"
+        else torch.cat([of_states(layer.get_parameter(name)) for layer in group])
+        for name, _ in first.named_parameters(recurse=False)
+        if name != "D"
+    }
+    with without_autocast(first.D):
+        a, enters, leaves = torch.func.functional_call(_SystemOf(first), parameters, ())
+        into, out = entry_map(enters), scan_products.exit_rows(leaves)
+        levels = scan_products.powers(a, length, K, into.dtype)
+    parts = zip(group, a.split(P), into.split(2 * P), out.split(2 * K * P), strict=True)
+    for i, (layer, *own) in enumerate(parts):
+        states = slice(i * P, (i + 1) * P)
+        layer._joint = _JointSystem(*own, tuple(level.of_states(states) for level in levels))

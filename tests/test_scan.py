@@ -13,9 +13,9 @@ from torch.autograd import gradcheck
 from spt.config.recipe import Train
 from spt.models import lru, s5
 from spt.models.base import Context, ParamGroup
-from spt.models.ops import hippo
+from spt.models.ops import hippo, scan_products
 from spt.models.ops.recurrence import recurrence
-from spt.models.ops.scan import discretise, discretise_steps, scan, sequential
+from spt.models.ops.scan import discretise, discretise_steps, entry_map, scan, sequential
 from spt.training.optimizer import optimizer_groups
 
 DOUBLE = torch.float64
@@ -126,6 +126,90 @@ def test_a_recurrence_is_its_definition(L, B, K, rows):
             found.append([y, *torch.autograd.grad(y, leaves, g)])
     for ours, loop in zip(*found, strict=True):
         torch.testing.assert_close(ours, loop, rtol=1e-10, atol=1e-10)
+
+
+@given(
+    some.sampled_from([1, 2, 3, 63, 64, 65, 100, 257, 1000, 4099, 5000]),
+    some.integers(1, 3),
+    some.integers(1, 2),
+    some.integers(1, 6),
+)
+def test_a_recurrence_by_products_is_the_same(L, B, K, bits):
+    """With all its gradients, with one chunk and with chunks of chunks, and with a coefficient of zero."""
+    u, g = (torch.randn(B, 3, L, dtype=DOUBLE).mT for _ in range(2))
+    leaves = [u, *system(4, 3, K)]
+    leaves[1][0] = 0
+    found = []
+    for preferred in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scan_products, "preferred", lambda x, preferred=preferred: preferred)
+            patch.setattr(scan_products, "_BITS", bits)
+            scan_products._places.cache_clear()
+            inputs = [tensor.clone().requires_grad_() for tensor in leaves]
+            y = recurrence(*inputs)
+            found.append([y, *torch.autograd.grad(y, inputs, g)])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("L", [16384, 2**17])
+def test_single_precision_errors_of_products_do_not_grow_with_the_length(L):
+    """Nor does the gradient of a coefficient lose digits, which is a sum over all steps."""
+    angle = torch.tensor([0.001, 0.7, 3.1, 6.0], dtype=DOUBLE)
+    decay = torch.tensor([1e-5, 1e-4, 1e-3, 1e-2], dtype=DOUBLE)
+    a = torch.exp(torch.complex(-decay, angle))
+    _, B, C, D = system(4, 3, 2)
+    u, g = torch.randn(2, 1, L, 3)
+    found = []
+    for kind in (torch.float32, DOUBLE):
+        matrices = (entry_map(B.to(kind.to_complex())), scan_products.exit_rows(C.to(kind.to_complex())))
+        leaves = [each.clone().requires_grad_() for each in (u.to(kind), a, *matrices, D.to(kind))]
+        y = scan_products.recurrence_by_products(*leaves)
+        found.append([y, *torch.autograd.grad(y, leaves, g.to(kind))])
+    for single, double in zip(*found, strict=True):
+        assert (single - double).abs().max() < 5e-6 * double.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (s5, {}),
+        (s5, {"causal": True, "disc": "bilinear", "clip_eigs": True}),
+        (s5, {"shared_dt": True, "conj_sym": False}),
+        (s5, {"parameterisation": "discrete", "norm": "layer"}),
+        (lru, {"norm": "none"}),
+    ],
+)
+def test_systems_of_layers_that_are_alike_are_discretised_together(model, options, monkeypatch):
+    """On a GPU. Outputs and gradients are those of scans, layer by layer; a layer that differs is left to itself."""
+    config = model.Config(d_model=6, n_layers=3, d_state=8, **({"blocks": 2} if model is s5 else {}), **options)
+    net = model.build(config).double()
+    if options.get("causal"):
+        net.mixers[1].rescale(2.0)
+    x = torch.randn(2, 70, 6, dtype=DOUBLE)
+    calls, found = [], []
+    kind = type(net.mixers[0])
+    own = kind.system
+    monkeypatch.setattr(kind, "system", lambda self: (calls.append(self), own(self))[1])
+    for preferred in (False, True):
+        monkeypatch.setattr(scan_products, "preferred", lambda x, preferred=preferred: preferred)
+        net.zero_grad()
+        y = net(x, everywhere(2, 70))
+        y.square().sum().backward()
+        found.append((y.detach(), *(p.grad.clone() for p in net.parameters())))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-8, atol=1e-10)
+    assert len(calls) == 3 + (2 if options.get("causal") else 1)
+    assert all(layer._joint is None for layer in net.mixers)
+
+
+def test_systems_are_not_made_together_where_steps_are_irregular(monkeypatch):
+    net = s5.build(s5.Config(d_model=4, n_layers=2, d_state=4, blocks=1))
+    context = everywhere(1, 9)._replace(steps=torch.rand(1, 9) + 0.5)
+    x = torch.randn(1, 9, 4)
+    y = net(x, context)
+    monkeypatch.setattr(scan_products, "preferred", lambda x: True)
+    monkeypatch.setattr(s5.S5, "system", None)
+    torch.testing.assert_close(net(x, context), y)
 
 
 @pytest.mark.parametrize("K", [1, 2])

@@ -6,13 +6,14 @@ next step; only k has a weight for the present (as in the published code of the 
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 # On a CPU: bytes of one temporary (fastest at L = 1,024), and fewest features at a time (fastest at longer L, because
 # neighbours in memory are read together). Sequences of at most so many steps, and at least so many numbers, are
@@ -109,12 +110,14 @@ class _Spectrum(torch.autograd.Function):
 
 
 class _Convolve(torch.autograd.Function):
-    """Block by block of (features, steps), so that temporaries stay in a CPU's cache; (B, L, H) outside."""
+    """(B, L, H) outside. On a CPU block by block of (features, steps), so that temporaries stay in its cache."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, spectrum: Tensor, n: int) -> Tensor:
         ctx.save_for_backward(u, spectrum)
         ctx.n = n
+        if _at_once(u):
+            return _back(_transform(u, spectrum, n).mul_(spectrum), u, n)
         y = torch.empty_like(u)
         for block in _blocks(u, spectrum, n):
             rows = block.load(u)
@@ -128,6 +131,8 @@ class _Convolve(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         u, spectrum = ctx.saved_tensors
         n, length = ctx.n, u.shape[1]
+        if _at_once(u):
+            return *_backward_at_once(u, spectrum, grad, n, ctx.needs_input_grad[:2]), None
         du = torch.empty_like(u) if ctx.needs_input_grad[0] else None
         dspectrum = torch.zeros_like(spectrum) if ctx.needs_input_grad[1] else None
         for block in _blocks(u, spectrum, n):
@@ -144,6 +149,32 @@ class _Convolve(torch.autograd.Function):
             if du is not None:
                 block.store(rows, du)
         return du, dspectrum, None
+
+
+def _at_once(u: Tensor) -> bool:
+    """Not on a CPU; and in an exported program, whose sizes are open."""
+    return u.device.type != "cpu" or torch.compiler.is_exporting()
+
+
+def _transform(x: Float[Tensor, "B L H"], spectrum: Complex[Tensor, "H F"], n: int) -> Complex[Tensor, "B H F"]:
+    return torch.fft.rfft(pad(x.to(spectrum.real.dtype).mT, (0, n - x.shape[1])))
+
+
+def _back(transformed: Complex[Tensor, "B H F"], like: Float[Tensor, "B L H"], n: int) -> Float[Tensor, "B L H"]:
+    y = torch.fft.irfft(transformed, n=n)[..., : like.shape[1]].mT
+    return y.to(like.dtype, memory_format=torch.contiguous_format, copy=True)
+
+
+def _backward_at_once(
+    u: Tensor, spectrum: Tensor, grad: Tensor, n: int, needed: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    du = dspectrum = None
+    transformed = _transform(grad, spectrum, n)
+    if needed[1]:
+        dspectrum = _transform(u, spectrum, n).conj_physical_().mul_(transformed).sum(0)
+    if needed[0]:
+        du = _back(transformed.mul_(spectrum.conj()), u, n)
+    return du, dspectrum
 
 
 class _Block(NamedTuple):
@@ -167,8 +198,6 @@ def _blocks(u: Tensor, spectrum: Tensor, n: int) -> list[_Block]:
     large enough to be worth a block and small enough for the cache."""
     sequences, length, features = u.shape
     dtype, everything = spectrum.real.dtype, slice(None)
-    if u.device.type != "cpu" or torch.compiler.is_exporting():
-        return [_Block(everything, everything, [everything], dtype)]
     if length <= _LONG and _SMALL <= length * features:
         parts = _slices(features, _CACHE // (8 * n))
         return [_Block(sequence, everything, parts, dtype) for sequence in range(sequences)]

@@ -21,6 +21,7 @@ from spt.models.ops.product import product
 
 _NUMBERS = 2**19  # of a tensor, at a time on a CPU: a thousand steps of width 512
 
+Part = tuple[slice, slice]  # of the sequences, and of their steps
 Kind = Literal["identity", "none", "linear", "glu", "half_glu1", "half_glu2"]
 Gelu = Literal["exact", "tanh"]
 EarlyDropout = bool | Literal["untied"]
@@ -140,14 +141,28 @@ class _Mapped(torch.autograd.Function):
         ctx.type = autocast_type(y) or weight.dtype
         ctx.kind, ctx.activation = kind, (scale, approximate)
         with without_autocast(y):
-            v = y.new_empty(*y.shape[:-1], len(weight), dtype=ctx.type)
             w, b = weight.to(ctx.type), bias.to(ctx.type)
-            gated = None if kind == "linear" else y.new_empty(y.shape, dtype=ctx.type if kind == "glu" else y.dtype)
-            for part in itertools.product(*blocks(y)):
+
+            def one(part: Part) -> tuple[Tensor, Tensor | None]:
+                """The map's output and what a gate makes of it."""
                 z = _activate(y[part], _of(before, part), _of(after, part), scale, approximate)
-                v[part] = product(z.flatten(0, -2).to(ctx.type), w, b).view_as(v[part])
-                if gated is not None:
-                    gated[part] = F.glu(v[part]) if kind == "glu" else z * torch.sigmoid(v[part])
+                v = product(z.flatten(0, -2).to(ctx.type), w, b)
+                v = torch.ops.aten._unsafe_view(v, [*z.shape[:-1], len(w)])  # what is returned may be changed in place
+                if kind == "linear":
+                    return v, None
+                return v, F.glu(v) if kind == "glu" else z * torch.sigmoid(v)
+
+            parts = list(itertools.product(*blocks(y)))
+            if len(parts) == 1:
+                v, gated = one(parts[0])
+            else:
+                v = y.new_empty(*y.shape[:-1], len(weight), dtype=ctx.type)
+                gated = None if kind == "linear" else y.new_empty(y.shape, dtype=ctx.type if kind == "glu" else y.dtype)
+                for part in parts:
+                    mapped, through = one(part)
+                    v[part] = mapped
+                    if gated is not None:
+                        gated[part] = through
         ctx.save_for_backward(y, weight, None if gated is None else v, before, after)
         return v if gated is None else gated
 
@@ -157,10 +172,9 @@ class _Mapped(torch.autograd.Function):
         y, weight, v, before, after = ctx.saved_tensors
         w = weight.to(ctx.type)
         needs_y, needs_w, needs_b = ctx.needs_input_grad[:3]
-        dy = torch.empty_like(y) if needs_y else None
-        dw = torch.zeros_like(weight.T, memory_format=torch.contiguous_format) if needs_w else None  # transposed
-        db = weight.new_zeros(len(weight)) if needs_b else None
-        for part in itertools.product(*blocks(y)):
+
+        def one(part: Part) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+            """Gradients of y, of the weight, transposed, and of the bias."""
             masks = (_of(before, part), _of(after, part))
             z = _activate(y[part], *masks, *ctx.activation)
             dz = None
@@ -170,16 +184,31 @@ class _Mapped(torch.autograd.Function):
                 dv = _glu_backward_(v[part], grad[part])
             else:
                 gate = torch.sigmoid(v[part])
-                dv = (grad[part] * z).mul_(gate).mul_(1 - gate).to(ctx.type)
+                dv = _sigmoid_backward(grad[part] * z, gate).to(ctx.type)
                 dz = grad[part] * gate
             flat = dv.reshape(-1, dv.shape[-1])
-            if dw is not None:
-                dw += product(z.reshape(-1, z.shape[-1]).to(ctx.type).T, flat.T)
-            if db is not None:
-                db += flat.sum(0, dtype=db.dtype)
-            if dy is not None:
-                through = product(flat, w.T).view_as(z)
-                dy[part] = _activate_backward(through if dz is None else dz + through, y[part], *masks, *ctx.activation)
+            dw = product(z.reshape(-1, z.shape[-1]).to(ctx.type).T, flat.T) if needs_w else None
+            db = flat.sum(0, dtype=weight.dtype) if needs_b else None
+            if not needs_y:
+                return None, dw, db
+            through = product(flat, w.T).view_as(z)
+            dz = through if dz is None else dz.add_(through)
+            return _activate_backward(dz, y[part], *masks, *ctx.activation), dw, db
+
+        parts = list(itertools.product(*blocks(y)))
+        if len(parts) == 1:
+            dy, dw, db = one(parts[0])
+            dw = None if dw is None else dw.to(weight.dtype)
+        else:
+            dy = torch.empty_like(y) if needs_y else None
+            dw = torch.zeros_like(weight.T, memory_format=torch.contiguous_format) if needs_w else None
+            db = weight.new_zeros(len(weight)) if needs_b else None
+            for part in parts:
+                for total, own in zip((dw, db), (found := one(part))[1:], strict=True):
+                    if total is not None:
+                        total += own
+                if dy is not None:
+                    dy[part] = found[0]
         return dy, None if dw is None else dw.T, db, None, None, None, None, None
 
 
@@ -196,7 +225,7 @@ def _slices(count: int, size: int) -> list[slice]:
     return [slice(first, first + size) for first in range(0, count, size)]
 
 
-def _of(mask: Tensor | None, part: tuple[slice, slice]) -> Tensor | None:
+def _of(mask: Tensor | None, part: Part) -> Tensor | None:
     """Masks may have one row for all steps."""
     return None if mask is None else mask[part[0]] if mask.shape[1] == 1 else mask[part]
 
@@ -207,6 +236,12 @@ def _glu_backward_(v: Tensor, grad: Tensor) -> Tensor:
     dv = v.float() if v.dtype in (torch.bfloat16, torch.float16) else v
     a, b = dv.chunk(2, dim=-1)
     through = grad.to(dv.dtype) * b.sigmoid_()
-    b.neg_().add_(1).mul_(a.mul_(through))
+    torch.ops.aten.sigmoid_backward.grad_input(a.mul_(grad), b, grad_input=b)
     a.copy_(through)
     return dv.to(v.dtype)
+
+
+def _sigmoid_backward(grad: Tensor, sigmoid: Tensor) -> Tensor:
+    """grad s (1 - s)."""
+    result: Tensor = torch.ops.aten.sigmoid_backward(grad, sigmoid)
+    return result
