@@ -155,8 +155,8 @@ def of_groups(metric: str, groups: list[str], truth: list[int], chances: list[fl
 
 def test_groups_without_a_score_have_none():
     """Of one class, or without a known label; and single groups, or very many, are not told."""
-    groups, truth = [*"ababcd"], [0, 1, 1, 1, IGNORED, IGNORED]
-    chances = [0.2, 0.6, 0.7, 0.4, 0.5, 0.5]
+    groups, truth = [*"cababd"], [IGNORED, 0, 1, 1, 1, IGNORED]
+    chances = [0.5, 0.2, 0.6, 0.7, 0.4, 0.5]
     assert of_groups("auroc", groups, truth, chances) == {"a": (2, 1.0), "b": (2, None), "c": (1, None), "d": (1, None)}
     assert of_groups("accuracy", groups, truth, chances) == {"a": (2, 1), "b": (2, 0.5), "c": (1, None), "d": (1, None)}
     assert of_groups("auroc", ["a"] * 6, truth, chances) == {}

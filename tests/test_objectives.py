@@ -320,6 +320,10 @@ def test_batch_means_are_those_of_the_published_code():
     assert [found["mse"], found["loss"]] == pytest.approx([np.mean(mse)] * 2, rel=1e-5)
     assert found["mae"] == pytest.approx(np.mean([float((logits[p] - truth[p]).abs().mean()) for p in parts]), rel=1e-5)
     assert found["r2"] == pytest.approx(np.mean(r2), rel=1e-3) and r2[1] < -1e4
+    shift = (5.0, -3.0)  # of no account, also to the variance of both quantities together
+    shifted = output._replace(shift=shift, scale=(1.0, 1.0))
+    same = batch_means(shifted, sums(shifted, logits - torch.tensor(shift), Targets(truth, torch.ones(11))), 4)
+    assert same == pytest.approx(found, rel=1e-3)
     with pytest.raises(DataError, match="11 rows, not one batch of 12"):
         batch_means(output, sums(output, logits, Targets(truth, torch.ones(11))), 12)
 
