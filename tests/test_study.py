@@ -522,6 +522,7 @@ def test_a_subset_of_windows_is_of_whole_recordings(tmp_path, score):
     for name in few:
         at = [i for i, each in enumerate(train.ids) if each.rpartition("@")[0] == name]
         assert at == list(range(at[0], at[-1] + 1)), "the windows of a recording stand together"
+    assert recordings(subset_rows=8, subset_seed=7)[0] != few
     assert len(recordings(subset_fraction=1e-9)[0]) == 1 and recordings(subset_rows=len(whole))[0] == whole
     assert len(recordings(subset_rows=8, max_rows=3)[1]) == 3, "of few rows, for show, as many as there are"
     total = sum(whole.values())
