@@ -121,9 +121,11 @@ class Attention(Mixer):
         dropout = self.dropout if self.training else 0.0
         # Padding is on the right, so a causal query never sees it, and a mask would only cost time, unless the backend
         # skips what is masked. A row without any valid step (our batches have none) gives zeros.
-        mask = context.padded and self.mask_padding and (not self.causal or skips_padding(q, dropout))
+        bias = self.score_bias(q)
+        skipped = bias is None and skips_padding(q, dropout)
+        mask = context.padded and self.mask_padding and (not self.causal or skipped)
         options: dict[str, Any] = {
-            "bias": self.score_bias(q),
+            "bias": bias,
             "causal": self.causal,
             "valid": context.valid if mask else None,
             "dropout": dropout,

@@ -50,8 +50,8 @@ class SwitchFeedForward(PointwiseMixer):
 
     By token, how many steps an expert gets depends on the data. A CPU reads it and takes the experts one by one, with
     no work on anything else. Elsewhere the host would have to wait for it, so all experts are computed at once on rows
-    whose number follows from that of the steps: in a grouped product where torch has one (CUDA, bfloat16), else in
-    blocks of one expert each, half as many rows again. No GPU has run these two.
+    whose number follows from that of the steps: in a grouped product where torch has one (bfloat16 on Hopper and
+    Blackwell), else in blocks of one expert each, half as many rows again. No GPU has run these two.
     """
 
     def __init__(
@@ -148,8 +148,11 @@ class SwitchFeedForward(PointwiseMixer):
         return rows.take(y.flatten(0, 1))
 
     def _suits_grouped_product(self, x: Tensor) -> bool:
+        """On other GPUs torch itself loops over the experts, and waits for their numbers."""
         aligned = self.up.shape[1] % ALIGNMENT == 0 and self.up.shape[2] % ALIGNMENT == 0
-        return x.is_cuda and (autocast_type(x) or x.dtype) == torch.bfloat16 and aligned
+        if not (x.is_cuda and aligned and (autocast_type(x) or x.dtype) == torch.bfloat16):
+            return False
+        return torch.cuda.get_device_capability(x.device)[0] in (9, 10)
 
     def _in_groups(self, x: Float[Tensor, "N D"], choice: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
         """In products of which torch computes each expert's rows with its weights."""
