@@ -45,7 +45,7 @@ class DiagonalRecurrence(Mixer):
     C: nn.Parameter
     D: nn.Parameter
     output: Output
-    _joint: "_JointSystem | None" = None
+    _joint: "_JointProducts | System | None" = None
 
     def system(self) -> System:
         raise NotImplementedError(f"{type(self).__name__} has no system")
@@ -59,10 +59,10 @@ class DiagonalRecurrence(Mixer):
 
     def mix_sequence(self, u: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
         """y, before the activation."""
-        if self._joint is not None:
+        if isinstance(self._joint, _JointProducts):
             a, into, out, levels = self._joint
             return scan_products.recurrence_by_products(u, a, into, out, self.D, levels)
-        return recurrence(u, *self.system(), self.D)
+        return recurrence(u, *(self._joint or self.system()), self.D)
 
     def states(self, u: Float[Tensor, "B L H"]) -> list[Complex[Tensor, "B L P"]]:
         """x_t of every direction."""
@@ -97,7 +97,7 @@ class DiagonalRecurrence(Mixer):
         return self.output(self.D * x + leave(hidden, system.leave[0])), State(system, hidden)
 
 
-class _JointSystem(NamedTuple):
+class _JointProducts(NamedTuple):
     """A layer's part of what several layers have had computed together, as `recurrence_by_products` takes it."""
 
     a: Complex128[Tensor, " P"]
@@ -120,8 +120,9 @@ class _SystemOf(nn.Module):
 @contextlib.contextmanager
 def joint_systems(mixers: Iterable[nn.Module], length: int) -> Iterator[None]:
     """Inside the context, recurrences that are alike have had their systems discretised together, and the powers of
-    their coefficients computed for inputs of `length` steps: on a GPU, for fewer and larger operations."""
-    layers = [mixer for mixer in mixers if isinstance(mixer, DiagonalRecurrence) and scan_products.preferred(mixer.D)]
+    their coefficients computed for inputs of `length` steps, where products take them: on a GPU, for fewer and larger
+    operations."""
+    layers = [mixer for mixer in mixers if isinstance(mixer, DiagonalRecurrence) and scan_products.together(mixer.D)]
     try:
         for group in alike(layers, _form):
             if len(group) > 1:
@@ -154,9 +155,13 @@ def _join(group: Sequence[DiagonalRecurrence], length: int) -> None:
     }
     with without_autocast(first.D):
         a, enters, leaves = torch.func.functional_call(_SystemOf(first), parameters, ())
+        if not scan_products.preferred(first.D):
+            for layer, *system in zip(group, a.split(P), enters.split(P), leaves.split(P, 2), strict=True):
+                layer._joint = System(*system)
+            return
         into, out = entry_map(enters), scan_products.exit_rows(leaves)
         levels = scan_products.powers(a, length, K, into.dtype)
     parts = zip(group, a.split(P), into.split(2 * P), out.split(2 * K * P), strict=True)
-    for i, (layer, *own) in enumerate(parts):
+    for i, (layer, own_a, own_into, own_out) in enumerate(parts):
         states = slice(i * P, (i + 1) * P)
-        layer._joint = _JointSystem(*own, tuple(level.of_states(states) for level in levels))
+        layer._joint = _JointProducts(own_a, own_into, own_out, tuple(level.of_states(states) for level in levels))

@@ -181,7 +181,8 @@ def test_single_precision_errors_of_products_do_not_grow_with_the_length(L):
     ],
 )
 def test_systems_of_layers_that_are_alike_are_discretised_together(model, options, monkeypatch):
-    """On a GPU. Outputs and gradients are those of scans, layer by layer; a layer that differs is left to itself."""
+    """On a GPU, by products or scans. Outputs and gradients are those of scans, layer by layer; a layer that differs is
+    left to itself."""
     config = model.Config(d_model=6, n_layers=3, d_state=8, **({"blocks": 2} if model is s5 else {}), **options)
     net = model.build(config).double()
     if options.get("causal"):
@@ -191,14 +192,16 @@ def test_systems_of_layers_that_are_alike_are_discretised_together(model, option
     kind = type(net.mixers[0])
     own = kind.system
     monkeypatch.setattr(kind, "system", lambda self: (calls.append(self), own(self))[1])
-    for preferred in (False, True):
+    for together, preferred in ((False, False), (True, True), (True, False)):
+        monkeypatch.setattr(scan_products, "together", lambda x, together=together: together)
         monkeypatch.setattr(scan_products, "preferred", lambda x, preferred=preferred: preferred)
         net.zero_grad()
         y = net(x, everywhere(2, 70))
         y.square().sum().backward()
         found.append((y.detach(), *(p.grad.clone() for p in net.parameters())))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-8, atol=1e-10)
-    assert len(calls) == 3 + (2 if options.get("causal") else 1)
+    for joint in found[1:]:
+        torch.testing.assert_close(joint, found[0], rtol=1e-8, atol=1e-10)
+    assert len(calls) == 3 + 2 * (2 if options.get("causal") else 1)
     assert all(layer._joint is None for layer in net.mixers)
 
 
@@ -207,7 +210,7 @@ def test_systems_are_not_made_together_where_steps_are_irregular(monkeypatch):
     context = everywhere(1, 9)._replace(steps=torch.rand(1, 9) + 0.5)
     x = torch.randn(1, 9, 4)
     y = net(x, context)
-    monkeypatch.setattr(scan_products, "preferred", lambda x: True)
+    monkeypatch.setattr(scan_products, "together", lambda x: True)
     monkeypatch.setattr(s5.S5, "system", None)
     torch.testing.assert_close(net(x, context), y)
 

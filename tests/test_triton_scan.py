@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from spt.models.ops import backends
+from spt.models.ops import backends, scan_products
 
 
 class Recorder:
@@ -75,3 +75,11 @@ def test_double_precision_is_left_to_the_plain_form(monkeypatch):
     for operation in ("scan", "scan_varying"):
         for kind, fused in ((torch.float32, True), (torch.complex64, True), (torch.complex128, False)):
             assert backends.uses_triton(operation, torch.zeros(2, 3, 4, dtype=kind)) is fused
+
+
+def test_products_stand_back_where_triton_scans(monkeypatch):
+    """On a GPU, of which the meta device has all but the numbers."""
+    x = torch.zeros(3, device="meta")
+    assert scan_products.preferred(x)
+    monkeypatch.setattr(backends, "uses_triton", lambda operation, _: operation == "scan")
+    assert scan_products.together(x) and not scan_products.preferred(x)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from spt.models.ops import backends
 from spt.models.ops.precision import autocast_type, without_autocast
 
 _BITS = 6  # of the longest chunk's number of steps
@@ -82,9 +83,14 @@ def recurrence_by_products(
     return y
 
 
-def preferred(x: Tensor) -> bool:
-    """On a GPU, where launches cost more than operations."""
+def together(x: Tensor) -> bool:
+    """Whether work is done all at once: on a GPU, where launches cost more than operations."""
     return x.device.type != "cpu"
+
+
+def preferred(x: Tensor) -> bool:
+    """Whether products are: there, unless Triton computes scans."""
+    return together(x) and not backends.uses_triton("scan", x)
 
 
 def exit_rows(matrices: Complex[Tensor, "K H P"]) -> Float[Tensor, "S H"]:
