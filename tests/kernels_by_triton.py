@@ -111,6 +111,21 @@ def test_groups_and_float64_modes():
     assert [x.dtype for x in ours] == [torch.float32, torch.float32, torch.float64, torch.float64]
 
 
+def test_signs_that_are_flags():
+    """The imaginary part of a conjugate is negated by a flag, and so may be a gradient."""
+    z = torch.complex(-torch.rand(1, 1), torch.ones(1, 1)).to(DEVICE)
+    theta, cotangent = z.conj().imag, torch.complex(*torch.randn(2, 1, 1, 1, device=DEVICE)).conj().imag
+    assert theta.is_neg() and theta.is_contiguous() and cotangent.is_neg() and cotangent.is_contiguous()
+
+    def results():
+        W = torch.ones(1, 1, 1, 2, device=DEVICE, requires_grad=True)
+        return vandermonde(W, z.real, theta, 3), *torch.autograd.grad(vandermonde(W, z.real, theta, 1), W, cotangent)
+
+    with backends.use("triton"):
+        ours = results()
+    assert max(map(off, ours, results())) < 1e-6
+
+
 def test_softmax():
     """Modes that grow, backwards in time; weights in double precision."""
     W = torch.randn(1, 2, 5, dtype=torch.complex128, device=DEVICE).requires_grad_()

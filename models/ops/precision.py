@@ -1,5 +1,5 @@
-"""Autocast, which the meta device does not have; TF32, which kernels and scans do without; and tensors that have shapes
-but no values."""
+"""Autocast, which the meta device does not have; TF32, which kernels and scans do without; tensors that have shapes but
+no values, or signs by a flag."""
 
 import contextlib
 import functools
@@ -106,6 +106,11 @@ class _InIeee(torch.autograd.Function):
 def has_values(x: Tensor) -> bool:
     """False for tensors that only stand for others, as when memory or operations are counted."""
     return not (x.is_meta or isinstance(x, FakeTensor))
+
+
+def as_stored(x: Tensor) -> Tensor:
+    """Numbers that are conjugated or negative by a flag alone, which kernels of our own do not see, written out."""
+    return x.resolve_conj().resolve_neg()
 
 
 def at_least_float32(x: Tensor) -> Tensor:

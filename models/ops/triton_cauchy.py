@@ -17,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from spt.models.ops.precision import as_stored
+
 _PROGRAMS = 1024  # that backward divides its nodes for
 
 
@@ -122,7 +124,7 @@ class Sums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        rows, w, y = rows.contiguous(), torch.view_as_real(w.resolve_conj()).contiguous(), y.contiguous()
+        rows, w, y = (as_stored(x).contiguous() for x in (rows, torch.view_as_real(as_stored(w)), y))
         ctx.save_for_backward(rows, w, y)
         (R, H, M), Q = rows.shape, len(y)
         tile = _tile_forward(R, M)
@@ -143,7 +145,7 @@ class Sums(torch.autograd.Function):
         parts = triton.cdiv(Q, span)
         drows = torch.empty(parts, R, H, M, dtype=torch.float64, device=rows.device)
         dw = torch.empty(2, parts, H, M, dtype=torch.float64, device=rows.device)
-        real, imag = (x.to(rows.dtype).contiguous() for x in (real, imag))
+        real, imag = (as_stored(x.to(rows.dtype)).contiguous() for x in (real, imag))
         with torch.cuda.device_of(rows):
             _backward[(tiles, parts)](rows, w, y, real, imag, drows, dw, R, H, M, Q, span, **tile._asdict())
         plain, weighted = dw.sum(1)

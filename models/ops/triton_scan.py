@@ -33,6 +33,8 @@ import triton.language as tl
 from jaxtyping import Complex64, Float64, Inexact
 from torch import Tensor
 
+from spt.models.ops.precision import as_stored
+
 _GROUP = 8  # steps whose inputs are read before the first of them is used
 _LANES = 64  # states of a program
 _SHORTEST = 16  # steps of a chunk
@@ -139,7 +141,7 @@ def _run(
     """`adjoint`: the coefficient of a step is the conjugate of the one before it in this order, and with `states` the
     result is the gradient of a."""
     (B, L, P), per_step = b.shape, a.ndim > 1
-    a, b = _as_stored(a.to(b.dtype) if per_step else a), _as_stored(b)
+    a, b = as_stored(a.to(b.dtype) if per_step else a), as_stored(b)
     steps = chunk_length(L)
     lanes = min(_LANES, triton.next_power_of_2(P))
     chunks, lane_blocks = -(-L // steps), -(-P // lanes)
@@ -149,12 +151,12 @@ def _run(
     inputs = _in_order(b, reverse)
     before = _NOWHERE
     if initial is not None:
-        initial = _as_stored(initial)
+        initial = as_stored(initial)
         before = (_words(initial), initial.stride(0), 0, initial.stride(1))
     kept = gradients = _NOWHERE
     da: Tensor | None = None
     if states is not None:
-        kept = _in_order(_as_stored(states), reverse)
+        kept = _in_order(as_stored(states), reverse)
         if per_step:
             da = torch.empty_like(b, memory_format=torch.contiguous_format)
             gradients = _in_order(da, reverse)
@@ -179,11 +181,6 @@ def _run(
             STEPS=steps, **kind,
         )  # fmt: skip
     return da if da is None or per_step else da.sum((0, 1))
-
-
-def _as_stored(x: Tensor) -> Tensor:
-    """Numbers that are conjugated or negative by a flag alone, which kernels do not see, are written out."""
-    return x.resolve_conj().resolve_neg()
 
 
 def _in_order(x: Inexact[Tensor, "B L P"], reverse: bool) -> Place:

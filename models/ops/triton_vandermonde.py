@@ -22,6 +22,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from spt.models.ops.precision import as_stored
+
 _PROGRAMS = 1024  # that backward divides its positions for
 
 
@@ -155,7 +157,7 @@ class Sums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, W: Tensor, alpha: Tensor, theta: Tensor, length: int) -> Tensor:
-        W, alpha, theta = W.contiguous(), alpha.contiguous(), theta.contiguous()
+        W, alpha, theta = (as_stored(x).contiguous() for x in (W, alpha, theta))
         ctx.save_for_backward(W, alpha, theta)
         G, R, N, _ = W.shape
         kernel = W.new_empty(G, R, length)
@@ -178,7 +180,7 @@ class Sums(torch.autograd.Function):
         parts = triton.cdiv(length, span)
         sums = torch.empty(4, parts, G, R, N, dtype=torch.float64, device=W.device)
         with torch.cuda.device_of(W):
-            c = grad.to(W.dtype).contiguous()
+            c = as_stored(grad.to(W.dtype)).contiguous()
             _backward[(tiles, parts, rows)](c, alpha, theta, sums, R, N, length, span, **tile._asdict())
         real, imag, late_real, late_imag = sums.sum(1)
         dW = torch.stack([real, -imag], -1).to(W.dtype)
