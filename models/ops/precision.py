@@ -38,7 +38,8 @@ def float32_products(how: Float32) -> Iterator[None]:
     By torch's settings for single operations: those for all, and those of old, raise when read beside them.
     """
     global _float32
-    operations = {torch.backends.cuda.matmul: how, torch.backends.cudnn.conv: how, torch.backends.cudnn.rnn: "ieee"}
+    cudnn: Any = torch.backends.cudnn
+    operations: dict[Any, Float32] = {torch.backends.cuda.matmul: how, cudnn.conv: how, cudnn.rnn: "ieee"}
     before, known = {each: each.fp32_precision for each in operations}, _float32
     try:
         _float32 = how

@@ -105,9 +105,9 @@ def evaluate(
                 shown, asked_of = runtime.send((inputs, targets))
                 with runtime.autocast(train.precision):
                     logits = model(shown, asked_of.scored)
-                whole_answers = None if output.per_step and not padded else logits.float()
-                # The batch's only wait for the device; of the targets there is a copy here.
-                scores, logits = runtime.fetch((answer_scores(output, logits, asked_of), whole_answers))()
+                scores = answer_scores(output, logits, asked_of)
+                logits = logits.float() if padded or not output.per_step else logits.new_empty(0)  # nobody asks
+                scores, logits = runtime.fetch((scores, logits))()  # the batch's only wait for the device
                 totals = sums_of_scores(output, scores, targets)
                 if output.per_step:  # of an example: both sequences of a pair together
                     totals = {name: tensor.unflatten(0, (sequences, -1)).sum(0) for name, tensor in totals.items()}
