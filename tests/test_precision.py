@@ -14,8 +14,9 @@ from spt.checks.model_contract import all_valid
 from spt.config.job import Job
 from spt.config.plugins import find_plugin
 from spt.models.longconv import LongConvolution, cached_kernels
-from spt.models.ops import delta_rule, linear_attention, selective_scan
+from spt.models.ops import delta_rule, linear_attention, scan_products, selective_scan
 from spt.models.ops.precision import float32_products, ieee_products, in_ieee
+from spt.models.ops.recurrence import recurrence
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
 from spt.training.stage import run_stage
@@ -128,6 +129,17 @@ def test_no_product_of_a_scan_is_rounded():
         assert products.rounded and not any(products.rounded)
         for a, b in zip(plain, found, strict=True):
             assert a is b is None or torch.equal(a, b)
+
+
+def test_of_a_scan_by_products_only_the_maps_are_rounded(monkeypatch):
+    """S5 and LRU as a GPU computes them: one map in, one out, and of each the gradients of both factors."""
+    monkeypatch.setattr(scan_products, "preferred", lambda x: True)
+    u, D = torch.randn(2, 80, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+    a = torch.polar(torch.full((3,), 0.9), torch.rand(3)).to(torch.complex128).requires_grad_()
+    enters, leaves = (torch.randn(*shape, dtype=torch.complex64, requires_grad=True) for shape in ((3, 4), (1, 4, 3)))
+    with float32_products("tf32"), Products() as products:
+        recurrence(u, a, enters, leaves, D).sum().backward()
+    assert products.rounded.count(True) == 6 and products.rounded.count(False) >= 6
 
 
 def test_on_a_cpu_tf32_is_fp32_but_another_run(tmp_path, messages):

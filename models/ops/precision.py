@@ -52,13 +52,18 @@ def float32_products(how: Float32) -> Iterator[None]:
             each.fp32_precision = precision
 
 
+def without_tf32() -> AbstractContextManager[None]:
+    """Within, products keep all their bits: where no gradients are asked for, as in an autograd Function."""
+    return contextlib.nullcontext() if _float32 == "ieee" else float32_products("ieee")
+
+
 def in_ieee(function: Callable[[], Tensor], inputs: Iterable[Tensor]) -> Tensor:
     """function(), its products and those of its gradient not in TF32 whatever others are: for kernels and scans, which
     lose three of seven digits to it. `inputs`: all tensors through which gradients flow, none computed from another."""
     if _float32 == "ieee":
         return function()
     if not torch.is_grad_enabled():
-        with float32_products("ieee"):
+        with without_tf32():
             return function()
     given = tuple(inputs)
     result: Tensor = _InIeee.apply(function, given, *given)

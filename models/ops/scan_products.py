@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spt.models.ops import backends
-from spt.models.ops.precision import autocast_type, without_autocast
+from spt.models.ops.precision import autocast_type, without_autocast, without_tf32
 
 _BITS = 6  # of the longest chunk's number of steps
 
@@ -109,7 +109,8 @@ class _Products(torch.autograd.Function):
             columns = _columns(u, levels)
             flat = columns.flatten(0, -2)
             v = torch.mm(into.to(ctx.type), flat.to(ctx.type).T).to(into.dtype)
-            x, carried = _solve(v.view(P, 2, -1), levels)
+            with without_tf32():  # products there stand for a scan
+                x, carried = _solve(v.view(P, 2, -1), levels)
             y = torch.mm(x.view(len(out), -1).T.to(ctx.type), out.to(ctx.type)).to(D.dtype)
             y = _sequences(torch.addcmul(y, D, flat).view(columns.shape), u.shape[1])
         ctx.save_for_backward(columns, into, out, D, x, carried)
@@ -126,7 +127,8 @@ class _Products(torch.autograd.Function):
         rounded = dflat.to(ctx.type)
         dout = torch.mm(x.view(len(out), -1).to(ctx.type), rounded).to(out.dtype)
         g = torch.mm(out.to(ctx.type), rounded.T).to(out.dtype).view(x.shape)
-        g = _solve_back(g, ctx.levels)
+        with without_tf32():
+            g = _solve_back(g, ctx.levels)
         da = _coefficient_gradients(x, carried, g)
         dv = (g[:, 0] if K == 1 else g[:, 0] + g[:, 1]).view(2 * P, -1).to(ctx.type)
         dinto = torch.mm(dv, flat.to(ctx.type)).to(into.dtype)
