@@ -173,7 +173,7 @@ class _Mapped(torch.autograd.Function):
         w = weight.to(ctx.type)
         needs_y, needs_w, needs_b = ctx.needs_input_grad[:3]
 
-        def one(part: Part) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        def one(part: Part) -> tuple[Any, Any, Any]:
             """Gradients of y, of the weight, transposed, and of the bias."""
             masks = (_of(before, part), _of(after, part))
             z = _activate(y[part], *masks, *ctx.activation)
@@ -204,11 +204,13 @@ class _Mapped(torch.autograd.Function):
             dw = torch.zeros_like(weight.T, memory_format=torch.contiguous_format) if needs_w else None
             db = weight.new_zeros(len(weight)) if needs_b else None
             for part in parts:
-                for total, own in zip((dw, db), (found := one(part))[1:], strict=True):
-                    if total is not None:
-                        total += own
+                dy_part, dw_part, db_part = one(part)
                 if dy is not None:
-                    dy[part] = found[0]
+                    dy[part] = dy_part
+                if dw is not None:
+                    dw += dw_part
+                if db is not None:
+                    db += db_part
         return dy, None if dw is None else dw.T, db, None, None, None, None, None
 
 

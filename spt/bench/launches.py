@@ -29,7 +29,7 @@ class LaunchCounter(TorchDispatchMode):
     argument."""
 
     def __init__(self, device: str = "meta") -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
         self.counts: Counter[str] = Counter()
 

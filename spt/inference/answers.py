@@ -25,6 +25,7 @@ from spt.training.metrics import (
     MOST_SCORES,
     ScoredAnswers,
     Sums,
+    answer_scores,
     batch_means,
     confusion_counts,
     default_metric,
@@ -146,7 +147,7 @@ class Answering:
     def _count_classes(self, logits: Tensor, targets: Targets) -> None:
         output = self.model.output
         if output.loss == "cross_entropy" and "mcc" in of_whole_split(output):
-            counts = confusion_counts(output, logits, targets)
+            counts = confusion_counts(output, answer_scores(output, logits, targets), targets)
             self.confusion = counts if self.confusion is None else self.confusion + counts
 
     def notes(self) -> list[str]:
