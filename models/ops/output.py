@@ -161,7 +161,7 @@ class _Mapped(torch.autograd.Function):
                 for part in parts:
                     mapped, through = one(part)
                     v[part] = mapped
-                    if gated is not None:
+                    if gated is not None and through is not None:
                         gated[part] = through
         ctx.save_for_backward(y, weight, None if gated is None else v, before, after)
         return v if gated is None else gated
