@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from spt.bench.timing import Clock, Times, alternate, conditions
+from spt.bench.timing import Clock, Precision, Times, alternate, conditions
+from spt.models.ops.precision import Float32, float32_products
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
 
@@ -14,15 +15,18 @@ SIDE, QUICK_SIDE = {"cpu": 2048, "cuda": 8192}, 128  # of the square matrices
 class _Product:
     """One product of square matrices."""
 
-    def __init__(self, side: int, dtype: torch.dtype, clock: Clock) -> None:
+    def __init__(self, side: int, precision: Precision, clock: Clock) -> None:
         self.clock, self.flops = clock, 2.0 * side**3
+        self.float32: Float32 = "tf32" if precision == "tf32" else "ieee"
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.a, self.b = torch.rand(2, side, side, device=clock.device).to(dtype).unbind()
         self.out = torch.empty_like(self.a)
 
     def __call__(self) -> Times:
-        began = self.clock()
-        torch.mm(self.a, self.b, out=self.out)
-        return Times(self.clock() - began, 0.0)
+        with float32_products(self.float32):
+            began = self.clock()
+            torch.mm(self.a, self.b, out=self.out)
+            return Times(self.clock() - began, 0.0)
 
 
 class _Copy:
@@ -44,8 +48,8 @@ def bench_device(rounds: int, cpu: bool = False, quick: bool = False) -> dict[st
     device = Runtime(Settings(quiet=True, cpu=cpu)).device
     clock = Clock(device)
     side = QUICK_SIDE if quick else SIDE.get(device.type, SIDE["cuda"])
-    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    products = {name: _Product(side, dtype, clock) for name, dtype in kinds.items()}
+    precisions: tuple[Precision, ...] = ("fp32", "tf32", "bf16") if device.type == "cuda" else ("fp32", "bf16")
+    products = {precision: _Product(side, precision, clock) for precision in precisions}
     copy = _Copy(side, clock)
     timings = alternate([*products.values(), copy], rounds)
     seconds = [timing.median("step") for timing in timings]

@@ -126,7 +126,7 @@ def commands(state: State, folder: Path) -> Iterator[Command]:
     yield spt("rounding", "every model against its own float64", 240.0, "check", "rounding", *models, *cpu)
     for sizes in STEPS[:2] if state.quick else STEPS:
         arguments = (sizes.arguments[0], *quick) if state.quick else sizes.arguments
-        precision = ("--precision", "fp32,bf16")
+        precision = ("--precision", "fp32,bf16" if state.cpu else "fp32,tf32,bf16")
         title = f"training steps: {sizes.name}"
         yield spt(f"step-{sizes.name}", title, 90.0, "bench", "model", *arguments, *precision, *cpu)
     for sizes in OPERATIONS[:1] if state.quick else OPERATIONS if state.cpu else (*OPERATIONS, BY_TRITON):
