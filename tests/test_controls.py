@@ -284,7 +284,7 @@ def test_a_joint_gradient_is_the_sum_of_both(tmp_path, model, micro):
         losses.append(weighted_sum(output, answers, targets) / targets.weight.sum())
     total = losses[0] + 0.7 * losses[1]
     total.backward()
-    assert result.loss / result.weight == pytest.approx(float(total.detach()), rel=1e-5)
+    assert result.outcome().loss / result.weight == pytest.approx(float(total.detach()), rel=1e-5)
     for name, parameter in twin.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-6, rtol=1e-4, msg=name)
     assert gradients["encoder.hidden"].any() and gradients["denoiser.out.weight"].any()

@@ -76,7 +76,7 @@ def takes_a_step(job: Job) -> None:
     set_rates(learner.optimizer, 0, 4, setup.train, 0)
     rows = np.arange(setup.train.batch_size)
     result = learner._step(rows, learner.micro_batches(rows, 0, len(rows)), 0)
-    assert result.finite and result.weight > 0 and result.operations.total > 0
+    assert result.outcome().finite and result.weight > 0 and result.operations.total > 0
     after = dict(setup.model.named_parameters())
     assert all(torch.isfinite(p).all() for p in after.values())
     moved = {name.partition(".")[0] for name, p in after.items() if not torch.equal(p, before[name])}

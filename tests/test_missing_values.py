@@ -13,6 +13,7 @@ from test_custom import npy, write
 from tiny import loaded, run, spt_job
 
 from spt.baselines import boosting, catch22, linear_probe
+from spt.baselines.scores import ComparedMetric
 from spt.config.job import without_paths
 from spt.config.recipe import EncoderConfig, Part
 from spt.data.batching import collate, shuffled
@@ -381,7 +382,7 @@ def test_baselines_and_the_probe_take_missing_values():
     data = TaskData(data.input, data.target, split, split, split)
     assert probe(data)["test"]["accuracy"] == 1
     for baseline in (linear_probe, catch22, boosting):
-        fitted = baseline.BASELINE.fit(data, "accuracy", 0)
+        fitted = baseline.BASELINE.fit(data, ComparedMetric("accuracy"), 0)
         from spt.baselines.base import Query
 
         scores = fitted.answer(Query(split.unlabelled(), np.arange(60)))

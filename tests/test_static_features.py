@@ -14,6 +14,7 @@ from tiny import loaded, run, spt_job
 import spt
 from spt.baselines import boosting, catch22, linear_probe, tfidf
 from spt.baselines.base import Query
+from spt.baselines.scores import ComparedMetric
 from spt.config.recipe import EncoderConfig
 from spt.data.batching import collate
 from spt.data.fingerprints import overlap, rows_hash, with_fingerprints
@@ -224,7 +225,7 @@ def test_baselines_see_them(tmp_path):
     options = {**LIST, "list_column": None, "text_column": "body", "label_column": "stars"}
     texts = opened(write(tmp_path / "b.jsonl", text), **{k: v for k, v in options.items() if v})
     for baseline, task in ((linear_probe, data), (catch22, data), (boosting, data), (tfidf, texts), (boosting, texts)):
-        fitted = baseline.BASELINE.fit(task, "accuracy", 0)
+        fitted = baseline.BASELINE.fit(task, ComparedMetric("accuracy"), 0)
         test = task.test.unlabelled()
         found = fitted.answer(Query(test, np.arange(len(test)))).argmax(1)
         assert (found == task.test.targets).all(), baseline.__name__
