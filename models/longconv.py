@@ -101,14 +101,14 @@ class ConjugatePairKernel(Kernel):
     def joined(self, kernels: Sequence[Kernel]) -> dict[str, Tensor]:
         features = self.C.shape[1]
 
-        def of_features(name: str, values: Tensor) -> Tensor:
-            shared = name not in ("inv_dt", "C")
-            return values.repeat(features // len(values), *[1] * (values.ndim - 1)) if shared else values
+        def of_features(name: str) -> Tensor:
+            values = [kernel.get_parameter(name) for kernel in kernels]
+            if name in ("inv_dt", "C"):
+                return torch.cat(values, int(name == "C"))
+            copies = torch.stack(values)  # (layers, copies of the system, …), which features take in turn
+            return copies.repeat(1, features // copies.shape[1], *[1] * (copies.ndim - 2)).flatten(0, 1)
 
-        return {
-            name: torch.cat([of_features(name, kernel.get_parameter(name)) for kernel in kernels], int(name == "C"))
-            for name, _ in self.named_parameters()
-        }
+        return {name: of_features(name) for name, _ in self.named_parameters()}
 
     def resampled_length(self, length: int) -> int:
         """The kernel's length for sequences of `length` steps; its limit is a time, counted in steps of training."""

@@ -7,7 +7,7 @@ from spt.bench.launches import LaunchCounter, launches
 from spt.bench.models import parse_models
 
 # Forward, backward, clipping and update at 1,024 steps with 6 layers.
-MOST = {"dlr": 455, "dss": 559, "lru": 2959, "mega": 1247, "s4": 922, "s4d": 639, "s5": 3475, "transformer": 441}
+MOST = {"dlr": 353, "dss": 475, "lru": 434, "mega": 1201, "s4": 677, "s4d": 522, "s5": 525, "transformer": 441}
 
 
 @pytest.mark.parametrize("model", MOST)

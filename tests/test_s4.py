@@ -78,8 +78,10 @@ def test_kernel_is_the_response_of_the_recurrence(pairs, length, copies, turns, 
 @pytest.mark.parametrize(
     ("length", "small", "doublings"), [(1, 32, 0), (2, 32, 0), (7, 32, 0), (7, 2, 0), (40, 2, 1), (70, 2, 2)]
 )
-def test_gradients(length, small, doublings):
-    """Of the whole kernel, numerically."""
+@pytest.mark.parametrize("kept", [False, True])
+def test_gradients(length, small, doublings, kept, monkeypatch):
+    """Of the whole kernel, numerically: with tables that are computed again, as on a CPU, and with those of before."""
+    monkeypatch.setattr(dplr, "_keeps_tables", lambda x: kept)
     made = kernel(d_model=2, d_state=4, n_ssm=2)
     leaves = [x.detach().requires_grad_() for x in made.state_space()]
     with plan(small):

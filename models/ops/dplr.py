@@ -202,7 +202,8 @@ class _Plan(NamedTuple):
 
 
 class _Krylov(torch.autograd.Function):
-    """One block of features at a time. Only the system is kept for the backward pass, which recomputes the rest."""
+    """One block of features at a time. On a CPU only the system is kept for the backward pass, which recomputes the
+    tables while they are in its cache; a GPU, whose launches cost more than its memory, keeps them."""
 
     @staticmethod
     def forward(
@@ -211,10 +212,13 @@ class _Krylov(torch.autograd.Function):
         plan = _Plan.of(length)
         ctx.save_for_backward(F, g, r, B, C)
         ctx.plan, ctx.dtype = plan, dtype
+        ctx.tables = []
         K, H, _ = C.shape
         kernel = torch.empty(K, H, plan.blocks, plan.block, dtype=dtype, device=F.device)
         for part, system in _feature_blocks(System(F, g, r, B, C), plan):
             tables = _Tables(system, plan, dtype)
+            if _keeps_tables(F):
+                ctx.tables.append(tables)
             columns = tables.columns.transpose(0, 1)
             for k in range(K):
                 torch.bmm(columns, tables.rows[-1][:, :, k], out=kernel[k, part])
@@ -226,11 +230,15 @@ class _Krylov(torch.autograd.Function):
         whole, plan = System(*ctx.saved_tensors), ctx.plan
         grad = grad.unflatten(-1, (plan.blocks, plan.block))
         grads = [torch.empty_like(x) for x in whole]
-        for part, system in _feature_blocks(whole, plan):
-            tables = _Tables(system, plan, ctx.dtype)
+        for i, (part, system) in enumerate(_feature_blocks(whole, plan)):
+            tables = ctx.tables[i] if ctx.tables else _Tables(system, plan, ctx.dtype)
             for total, block in zip(grads, tables.backward(grad[:, part]), strict=True):
                 total[..., part, :] = block
         return *grads, None, None
+
+
+def _keeps_tables(x: Tensor) -> bool:
+    return x.device.type != "cpu"
 
 
 def _feature_blocks(system: System, plan: _Plan) -> Iterator[tuple[slice, System]]:
