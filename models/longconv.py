@@ -102,7 +102,7 @@ class ConjugatePairKernel(Kernel):
         features = self.C.shape[1]
 
         def of_features(name: str) -> Tensor:
-            values = [kernel.get_parameter(name) for kernel in kernels]
+            values: list[Tensor] = [kernel.get_parameter(name) for kernel in kernels]
             if name in ("inv_dt", "C"):
                 return torch.cat(values, int(name == "C"))
             copies = torch.stack(values)  # (layers, copies of the system, …), which features take in turn
