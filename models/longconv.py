@@ -14,7 +14,7 @@ from jaxtyping import Float, Inexact
 from torch import Tensor, nn
 
 from spt.models.mixer import Context, Mixer, ParamGroup, State, Unsupported, alike, new_parameter
-from spt.models.ops import counts
+from spt.models.ops import counts, graphs
 from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.counts import Counts
 from spt.models.ops.output import EarlyDropout, Gelu, Kind, Output
@@ -152,6 +152,7 @@ class LongConvolution(Mixer):
         self.param_groups = {"D": ParamGroup(weight_decay=True)}
         self._cached_kernel: _CachedKernel | None = None
         self._joint_spectrum: tuple[Tensor, int] | None = None
+        self._recordings = graphs.Recordings()  # of what layers alike this one compute together
 
     def forward(self, x: Float[Tensor, "B L H"], context: Context) -> Float[Tensor, "B L H"]:
         return self.output(self.mix_sequence(x))
@@ -261,13 +262,17 @@ def _join(group: Sequence[LongConvolution], length: int) -> None:
     parameters = first.kernel.joined([layer.kernel for layer in group]) if len(group) > 1 and few else None
     if parameters is None:
         return
+
+    def joint_spectrum(D: Tensor, *values: Tensor) -> Tensor:
+        joined = dict(zip(parameters, values, strict=True))
+        kernel = in_ieee(lambda: torch.func.functional_call(first.kernel, joined, (first.lags(length),)), values)
+        return first.spectrum(_with_skip(first.within_reach(kernel), D), length)[0]
+
     with without_autocast(first.D):
-        joined, lags = parameters, first.lags(length)
-        kernel = in_ieee(lambda: torch.func.functional_call(first.kernel, joined, (lags,)), joined.values())
-        taps = _with_skip(first.within_reach(kernel), torch.cat([layer.D for layer in group]))
-        spectrum, n = first.spectrum(taps, length)
+        inputs = (torch.cat([layer.D for layer in group]), *parameters.values())
+        spectrum = first._recordings.compute((length, first.kernel.rate), joint_spectrum, inputs)
     for layer, part in zip(group, spectrum.split(features), strict=True):
-        layer._joint_spectrum = part, n
+        layer._joint_spectrum = part, first._transform(length)
 
 
 @contextlib.contextmanager

@@ -96,8 +96,8 @@ def uses_triton(operation: str, x: Tensor, dtype: torch.dtype | None = None) -> 
         return False
     if name == "triton":
         return x.is_cuda or _interpreted()
-    if not x.is_cuda or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
-        return False  # `auto` cannot try anything while code is traced or launches are recorded
+    if not x.is_cuda or torch.compiler.is_compiling():
+        return False  # `auto` cannot try anything while code is traced; before launches are recorded it has tried
     return prefers_triton(operation, str(x.device))
 
 

@@ -93,6 +93,7 @@ STEPS = (
         ("transformer", "n_heads=4", "window=4096", *("--layers", "4", "--width", "128", *PATHX[4:])),
     ),
 )
+RECORDED = ("s4", "s4d", "dss", "dlr")  # also with their kernels as CUDA graphs
 OPERATIONS = (
     Sizes("kernels", ("vandermonde", "vandermonde_shared", "dplr_krylov", "dplr_cauchy", "H=512")),
     Sizes("scan", ("scan", "scan_varying", "B=16", "P=192")),
@@ -129,6 +130,10 @@ def commands(state: State, folder: Path) -> Iterator[Command]:
         precision = ("--precision", "fp32,bf16" if state.cpu else "fp32,tf32,bf16")
         title = f"training steps: {sizes.name}"
         yield spt(f"step-{sizes.name}", title, 90.0, "bench", "model", *arguments, *precision, *cpu)
+    if not state.cpu:
+        sizes = ("--quick",) if state.quick else IMAGE
+        title = "training steps: kernels as CUDA graphs"
+        yield spt("step-graphs", title, 120.0, "bench", "model", *RECORDED, *sizes, "--cuda-graphs")
     for sizes in OPERATIONS[:1] if state.quick else OPERATIONS if state.cpu else (*OPERATIONS, BY_TRITON):
         arguments = (sizes.arguments[0], *quick) if state.quick else sizes.arguments
         yield spt(f"op-{sizes.name}", f"operations: {sizes.name}", 90.0, "bench", "op", *arguments, *cpu)

@@ -77,7 +77,8 @@ def _steps(results: Mapping[str, Mapping[str, Any]], quick: bool) -> Iterator[st
     rows = []
     for name, found in results.items():
         for row in found["rows"] if name.startswith("step-") else ():
-            sizes = (name.removeprefix("step-"), f"{row['length']:,}", f"{row['batch']}", row["precision"])
+            graphs = f" {row['model']}{', recorded' if row['cuda_graphs'] else ''}" if name == "step-graphs" else ""
+            sizes = (f"{name.removeprefix('step-')}{graphs}", f"{row['length']:,}", f"{row['batch']}", row["precision"])
             if row["failed"]:
                 rows.append((*sizes, row["failed"], "", "", "", ""))
                 continue

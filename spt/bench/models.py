@@ -17,6 +17,7 @@ from spt.bench.timing import (
     Precision,
     alternate,
     check_backends,
+    check_graphs,
     conditions,
     memory_growth,
     parse_choices,
@@ -61,6 +62,7 @@ def parse_models(
     backend: str = "auto",
     attention: str = "auto",
     compile: bool = False,
+    cuda_graphs: bool = False,
     recompute: bool = False,
     cpu: bool = False,
     quick: bool = False,
@@ -85,15 +87,17 @@ def parse_models(
         part = _part(name, {}, base | parse_overrides(changes))
         rows += [
             Variant(
-                part.name, part.options, steps, size, kind, library, how, compiled, recompute, cpu, " ".join(changes)
+                *(part.name, part.options, steps, size, kind, library, how),
+                *(compiled, recorded, recompute, cpu, " ".join(changes)),
             )
-            for steps, size, kind, library, how, compiled in product(
+            for steps, size, kind, library, how, compiled, recorded in product(
                 parse_counts(("32" if quick else "1024") if length is None else length, "--length"),
                 parse_counts(("2" if quick else "8") if batch is None else batch, "--batch"),
                 parse_choices(precision, get_args(Precision), "--precision"),
                 parse_choices(backend, backends.NAMES["kernels"], "--backend"),
                 parse_choices(attention, backends.NAMES["attention"], "--attention"),
                 (False, True) if compile else (False,),
+                (False, True) if cuda_graphs else (False,),
             )
         ]
     return with_equal_parameters(rows) if match_parameters else rows
@@ -169,6 +173,7 @@ def bench_models(variants: Sequence[Variant], rounds: int, separate_peaks: bool 
     device = Runtime(Settings(quiet=True, cpu=variants[0].cpu)).device
     check_backends({variant.backend for variant in variants}, "kernels", device)
     check_backends({variant.attention for variant in variants}, "attention", device)
+    check_graphs(any(variant.cuda_graphs for variant in variants), device)
     if any(variant.compiled for variant in variants) and (problem := compiler_problem(device.type)) is not None:
         logger.info(f"--compile: torch.compile does not work here ({problem}); continuing without it")
         variants = [variant for variant in variants if not variant.compiled]

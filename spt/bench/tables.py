@@ -62,6 +62,7 @@ VARIED = {
     "backend": "back end",
     "attention": "attention",
     "compiled": "compiled",
+    "cuda_graphs": "CUDA graphs",
 }
 
 
@@ -150,7 +151,10 @@ def _heading(varied: list[str]) -> str:
 
 
 def _name(row: dict[str, Any], varied: list[str]) -> str:
-    values = [f"compiled: {_value_text(row[key])}" if key == "compiled" else _value_text(row[key]) for key in varied]
+    values = [
+        f"{VARIED[key]}: {_value_text(row[key])}" if isinstance(row[key], bool) else _value_text(row[key])
+        for key in varied
+    ]
     return ", ".join([f"{Path(row['model']).stem} {row['given']}".strip(), *values])
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from spt.errors import BackendError, UsageError, did_you_mean
-from spt.models.ops import backends
+from spt.models.ops import backends, graphs
 from spt.runtime.environment import command_line, environment
 from spt.runtime.memory import peak_memory, reset_peak_memory
 
@@ -136,6 +136,13 @@ def check_backends(names: Iterable[str], choice: backends.Choice, device: torch.
                 pass
         except backends.Unavailable as error:
             raise BackendError(str(error)) from error
+
+
+def check_graphs(wanted: bool, device: torch.device) -> None:
+    try:
+        graphs.use(wanted, device.type).close()
+    except backends.Unavailable as error:
+        raise BackendError(str(error)) from error
 
 
 def conditions(device: torch.device, rounds: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from spt.bench.timing import (
 from spt.config.recipe import Part, Train
 from spt.models.base import Context
 from spt.models.longconv import cached_kernels
-from spt.models.ops import backends
+from spt.models.ops import backends, graphs
 from spt.models.ops.counts import as_counts
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
@@ -36,6 +36,7 @@ class Variant:
     backend: str = "auto"
     attention: str = "auto"
     compiled: bool = False
+    cuda_graphs: bool = False
     recompute: bool = False
     cpu: bool = False
     given: str = ""  # the command line's options for this model alone
@@ -75,6 +76,7 @@ class Step:
         with (
             backends.use(self.variant.backend, "kernels", device),
             backends.use(self.variant.attention, "attention", device),
+            graphs.use(self.variant.cuda_graphs, device),
             self.runtime.products(self.variant.precision),
         ):
             began = self.clock()

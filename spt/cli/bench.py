@@ -59,6 +59,9 @@ def bench_model(
         str, typer.Option("--attention", help="Some of auto, sdpa, varlen (PyTorch's), flash (flash-attn), math.")
     ] = "auto",
     compile: Annotated[bool, typer.Option("--compile", help="Everything a second time under torch.compile.")] = False,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Everything a second time with kernels recorded, on a GPU.")
+    ] = False,
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Compute activations again: less memory, slower.")
     ] = False,
@@ -85,6 +88,7 @@ def bench_model(
         backend=backend,
         attention=attention,
         compile=compile,
+        cuda_graphs=cuda_graphs,
         recompute=gradient_checkpointing,
         cpu=cpu,
         quick=quick,

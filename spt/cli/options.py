@@ -84,6 +84,12 @@ class RuntimeOptions(NamedTuple):
             help="What computes the kernels of state-space models; auto: torch, or on a GPU Triton where it is faster.",
         ),
     ] = "auto"
+    cuda_graphs: Annotated[
+        bool,
+        typer.Option(
+            "--cuda-graphs", help="Record the kernels of state-space models once, on a GPU: fewer launches a step."
+        ),
+    ] = False
     attention: Annotated[
         Literal["auto", "sdpa", "varlen", "flash", "math"],
         typer.Option(
@@ -180,6 +186,7 @@ def settings(resume: Literal["auto", "must", "never"], runtime: RuntimeOptions) 
         recompute=runtime.gradient_checkpointing,
         compile=runtime.compile,
         backend=runtime.backend,
+        cuda_graphs=runtime.cuda_graphs,
         attention=runtime.attention,
         save_every=runtime.save_every,
         cpu=runtime.cpu,

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from spt.errors import BackendError, SptError, did_you_mean, one_line
-from spt.models.ops import backends
+from spt.models.ops import backends, graphs
 from spt.models.ops.device import run_on_gpu
 from spt.models.ops.precision import float32_products
 from spt.runtime import launch
@@ -186,6 +186,7 @@ class Runtime:
             with (
                 backends.use(settings.backend, "kernels", device),
                 backends.use(settings.attention, "attention", device),
+                graphs.use(settings.cuda_graphs, device),
             ):
                 yield
         except backends.Unavailable as error:

@@ -15,6 +15,7 @@ class Settings:
     recompute: bool = False  # gradient checkpointing: activations are computed again in the backward pass
     compile: bool = False  # torch.compile, where there is a compiler
     backend: str = "auto"  # what computes the kernels of state-space models: auto, torch, triton or keops
+    cuda_graphs: bool = False  # kernels of state-space models recorded once as CUDA graphs
     attention: str = "auto"  # what computes softmax attention: auto, sdpa, varlen, flash or math
     save_every: float = 60.0  # seconds between resumable checkpoints
     cpu: bool = False  # even where there is a GPU
