@@ -224,7 +224,7 @@ def test_elsewhere_it_is_refused():
     runtime = Runtime(Settings(cpu=True, quiet=True, cuda_graphs=True))
     with pytest.raises(BackendError, match="CUDA graphs need an NVIDIA GPU, and this runs on cpu"), runtime.kernels():
         pass
-    assert not graphs._wanted
+    assert not graphs._enabled
 
 
 # Launches of a step with 6 layers at 1,024 steps, kernels recorded; test_launches.py has them without.

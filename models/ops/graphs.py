@@ -13,7 +13,7 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,23 +28,23 @@ Function = Callable[..., Tensor]
 MOST = 4  # recordings of one module: each keeps its tables, where plain passes share the memory
 _TOLERANCE = 1e-4  # of the largest number; the same kernels run, so that results are equal but for their order
 
-_wanted = False
+_enabled = False
 
 
-def use(wanted: bool, device: str) -> contextlib.ExitStack:
+def use(enabled: bool, device: str) -> contextlib.ExitStack:
     """Record from now on, or as a context manager until its end. Raises `Unavailable` if the device has no graphs."""
-    global _wanted
-    if wanted and device != "cuda":
+    global _enabled
+    if enabled and device != "cuda":
         raise Unavailable(f"CUDA graphs need an NVIDIA GPU, and this runs on {device}; leave --cuda-graphs out")
     restore = contextlib.ExitStack()
-    restore.callback(_restore, _wanted)
-    _wanted = wanted
+    restore.callback(_restore, _enabled)
+    _enabled = enabled
     return restore
 
 
-def _restore(wanted: bool) -> None:
-    global _wanted
-    _wanted = wanted
+def _restore(enabled: bool) -> None:
+    global _enabled
+    _enabled = enabled
 
 
 class Recordings:
@@ -62,7 +62,7 @@ class Recordings:
         `key` stands for all that the function depends on besides its inputs. The function must neither wait for the
         device nor draw random numbers.
         """
-        if not (_wanted and torch.is_grad_enabled() and all(map(_has_graphs, inputs))):
+        if not (_enabled and torch.is_grad_enabled() and all(map(_has_graphs, inputs))):
             return function(*inputs)
         key = key, *((each.shape, each.dtype, each.device, each.requires_grad) for each in inputs)
         if key not in self._found and len(self._found) < MOST:
@@ -129,7 +129,7 @@ def _record(function: Function, inputs: Sequence[Tensor]) -> _Recording | None:
     samples = tuple(each.detach().clone().requires_grad_(each.requires_grad) for each in inputs)
     try:
         expected = _passes(function, samples)  # also tries whatever is only chosen at a first call
-        replay: Function = torch.cuda.make_graphed_callables(function, samples, allow_unused_input=True)
+        replay = cast(Function, torch.cuda.make_graphed_callables(function, samples, allow_unused_input=True))
         found = _passes(replay, [each.detach().clone().requires_grad_(each.requires_grad) for each in samples])
     except RuntimeError as error:
         logger.warning(f"--cuda-graphs: {str(error).splitlines()[0]}; continuing without")

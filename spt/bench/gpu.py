@@ -131,9 +131,8 @@ def commands(state: State, folder: Path) -> Iterator[Command]:
         title = f"training steps: {sizes.name}"
         yield spt(f"step-{sizes.name}", title, 90.0, "bench", "model", *arguments, *precision, *cpu)
     if not state.cpu:
-        sizes = ("--quick",) if state.quick else IMAGE
-        title = "training steps: kernels as CUDA graphs"
-        yield spt("step-graphs", title, 120.0, "bench", "model", *RECORDED, *sizes, "--cuda-graphs")
+        arguments = (*RECORDED, *(("--quick",) if state.quick else IMAGE), "--cuda-graphs")
+        yield spt("step-graphs", "training steps: kernels as CUDA graphs", 120.0, "bench", "model", *arguments)
     for sizes in OPERATIONS[:1] if state.quick else OPERATIONS if state.cpu else (*OPERATIONS, BY_TRITON):
         arguments = (sizes.arguments[0], *quick) if state.quick else sizes.arguments
         yield spt(f"op-{sizes.name}", f"operations: {sizes.name}", 90.0, "bench", "op", *arguments, *cpu)
