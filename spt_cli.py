@@ -16,7 +16,20 @@ from typing import Annotated
 import typer
 
 from spt import __version__
-from spt.cli import baselines, bench, data, inference, inspect, recipes, report, study, system, train, try_data
+from spt.cli import (
+    baselines,
+    bench,
+    data,
+    inference,
+    inspect,
+    recipes,
+    report,
+    results,
+    study,
+    system,
+    train,
+    try_data,
+)
 from spt.errors import UsageError
 from spt.runtime import launch
 
@@ -28,8 +41,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="A recipe is a packaged name (spt recipes list) or a YAML file. Values are changed by a.b=c behind it.",
 )
-groups = (train.app, try_data.app, study.compare_app, baselines.app, report.app, inspect.app, inference.app, system.app)
-for group in groups:
+for group in (
+    train.app,
+    try_data.app,
+    study.compare_app,
+    baselines.app,
+    report.app,
+    results.app,
+    inspect.app,
+    inference.app,
+    system.app,
+):
     app.add_typer(group)
 app.add_typer(recipes.recipes_app, name="recipes")
 app.add_typer(recipes.list_app, name="list")

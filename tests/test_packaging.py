@@ -69,13 +69,13 @@ def test_nothing_loads_the_folders_under_their_bare_names() -> None:
     run(ROOT, sys.executable, "-c", "import spt_cli, spt.models.base, spt.tasks.base, sys; " + NO_BARE_NAMES)
 
 
-@pytest.mark.parametrize("name", ["models", "tasks", "recipes"])
+@pytest.mark.parametrize("name", ["models", "tasks", "recipes", "results"])
 def test_the_bare_names_refuse_to_load(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", f"import {name}"], cwd=ROOT, capture_output=True, text=True)
     assert f"import spt.{name}, not {name}" in done.stderr
 
 
-NO_BARE_NAMES = "assert not {'models', 'tasks', 'recipes'} & set(sys.modules)"
+NO_BARE_NAMES = "assert not {'models', 'tasks', 'recipes', 'results'} & set(sys.modules)"
 EVERYTHING = f"""
 import sys
 import spt.models.base, spt.tasks.base

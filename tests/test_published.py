@@ -128,6 +128,7 @@ class Table(Part):
     shows: str
     measure: str
     measures: dict[str, str] = {}  # of columns with a different measure
+    seeds: int = Field(1, ge=1)  # runs that each number is the mean of
     columns: tuple[str, ...]
     average: Average | None = None
     rows: tuple[tuple[str, ...], ...]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from spt.report.arms import Comparison
 from spt.report.published_numbers import PublishedCell, PublishedPair, changed, published_pair
+from spt.report.results import results_of
 from spt.runs.plan import ARMS, Place, Record, arm_text
 
 
@@ -68,7 +69,8 @@ def _remarks(cell: PublishedCell) -> list[str]:
     arm = arm_text(cell.arm)
     remarks = [f"{arm}: {cell.missing}"] if cell.missing else []
     remarks += [f"{arm}: quoted by the paper from elsewhere"] if cell.quoted else []
-    return [*remarks, *(text for text in (cell.note, cell.doubt) if text)]
+    remarks += [text for text in (cell.note, cell.doubt) if text]
+    return [*remarks, *(result.sentence() for result in results_of(cell))]
 
 
 def _minus(first: float | None, second: float | None) -> float | None:

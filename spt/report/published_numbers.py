@@ -45,6 +45,7 @@ class PublishedCell(NamedTuple):
     quoted: bool  # taken by the paper from elsewhere
     note: str
     doubt: str
+    seeds: int  # runs whose mean it is
 
 
 class PublishedPair(NamedTuple):
@@ -121,6 +122,7 @@ def table_cells(paper: str, name: str) -> dict[tuple[str, str], PublishedCell]:
                 and not any("own" in note for note in notes),
                 note="; ".join([*(note["text"] for note in notes), *filter(None, [printing.get("remark")])]),
                 doubt="; ".join(doubt["text"] for doubt in doubts),
+                seeds=int(table.get("seeds", 1)),
             )
     return cells
 

@@ -1,0 +1,87 @@
+"""`spt results`: what was really obtained, beside what the papers print."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from spt.cli.guard import command
+from spt.cli.options import DebugOption, JsonOption
+from spt.cli.output import console, notify, print_json
+from spt.errors import UsageError
+
+app = typer.Typer()
+
+
+@command(app)
+def results(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORD…]", help="Only those with all of these words: pendulum s5.")
+    ] = None,
+    add: Annotated[
+        Path | None,
+        typer.Option("--add", metavar="RUNS", help="Take the finished runs of a study's folder, or a folder of runs."),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder",
+            metavar="FOLDER",
+            help="A folder of results.",
+            show_default="those that come with spt; results, for --add",
+        ),
+    ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option("--table", metavar="NAME", help="With --add: not cells of a paper, but a table of your own."),
+    ] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Published and obtained numbers: means over seeds, 95 % intervals, and whether the paper's runs are complete."""
+    from spt.report.results import add_results, matching, read_results
+
+    if table is not None and (add is None or not table.strip()):
+        raise UsageError("--table names your own table of the results that --add takes")
+    if add is not None:
+        to = folder or Path("results")
+        found = add_results(add, to, table)
+        notify(f"wrote {len(found)} files in {to}; spt results --folder {to} shows them all")
+    else:
+        found = read_results(folder)
+    shown = matching(found, words or ())
+    if words and not shown:
+        raise UsageError(f"no result has {' and '.join(map(repr, words))} in its table, row, column or recipe")
+    if as_json:
+        print_json([result.summary() for result in shown])
+    elif not shown:
+        notify("no results are stored here yet; spt results --add RUNS takes those of finished runs")
+    else:
+        console().print(_table([result.summary() for result in shown]))
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    from spt.report.format import score_text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("source", "row", "column"):
+        table.add_column(name)
+    for name in ("published", "ours", "95 % interval", "runs"):
+        table.add_column(name, justify="right")
+    table.add_column("complete")
+    for row in rows:
+        metric = row["metric"]
+        interval = f"{score_text(row['low'], metric)} to {score_text(row['high'], metric)}"
+        table.add_row(
+            row["source"],
+            row["row"],
+            row["column"] if row["arm"] == "scratch" else f"{row['column']}, SPT",
+            score_text(row["published"], metric),
+            score_text(row["ours"], metric),
+            "-" if row["low"] is None else interval,
+            f"{row['n']} of {row['planned']}",
+            "yes" if row["complete"] else "no",
+        )
+    return table

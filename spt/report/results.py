@@ -1,0 +1,336 @@
+"""Results that were really obtained: one JSON file for each cell of a table, kept in `results/` and shown beside what
+the papers print.
+
+A file holds every run that was started for its cell, the failed ones too, with the settings in which it departs from
+the packaged recipe. Needs no torch, except for `collect_results`, which resolves recipes.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from spt.config.recipe import BUDGETS
+from spt.config.validation import validation_messages
+from spt.errors import DataError, OutputError, UsageError, one_line
+from spt.report import stats
+from spt.report.arms import Comparison, compare_arms
+from spt.report.format import score_text, slug
+from spt.report.published_numbers import PublishedCell, changed, published_pair, table_cells
+from spt.runs.files import parse_json, write_json, writing
+from spt.runs.index import Failure, all_runs, comparisons_of
+from spt.runs.plan import ARMS, PLAN, ArmName, Factor, Place, arm_text, factors_text, read_plan
+from spt.runs.result import Result
+
+FORMAT = 1
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+SHORTER = (*BUDGETS, "subset_fraction", "max_rows")  # keys with which a run is no longer the one that was published
+
+
+class Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class StoredRun(Stored):
+    """One run of a cell. `score` is its test score, or None where it has none: `state` says why."""
+
+    seed: Annotated[int, Field(ge=0)]
+    split: str | None = None
+    run: Annotated[str, Field(pattern=r"^finetune-\w+$")]
+    state: Literal["done", "failed", "diverged"] = "done"
+    score: float | None
+    steps: Annotated[int, Field(ge=0)]  # of both stages
+    device_seconds: Annotated[float, Field(ge=0)]
+    spt: str
+    commit: str | None
+    torch: str
+    machine: str
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
+    departures: tuple[str, ...] = ()  # "finetune.train.epochs (10, recipe 100)"
+
+    @model_validator(mode="after")
+    def _score_if_done(self) -> "StoredRun":
+        if (self.state == "done") == (self.score is None):
+            raise ValueError(f"seed {self.seed}: a run has a score if it is done, and else none")
+        return self
+
+    @property
+    def shortened(self) -> bool:
+        """Was it given less to train on, or less time, than what was published?"""
+        keys = (text.partition(" ")[0].rpartition(".")[2] for text in self.departures)
+        return any(key in SHORTER for key in keys)
+
+
+class StoredResult(Stored):
+    """The runs of one cell: of a table in a paper, or, without `paper`, of a study of our own."""
+
+    format: Literal[1] = FORMAT
+    paper: str | None = None  # key in published.yaml
+    table: Name  # its number; without a paper, the name of the study
+    row: Name
+    column: Name
+    metric: Name
+    arm: ArmName
+    recipe: Name
+    factors: dict[str, Factor] = {}
+    planned: Annotated[int, Field(ge=1)]  # runs: the seeds of the paper, or of the study
+    remarks: tuple[str, ...] = ()
+    runs: Annotated[tuple[StoredRun, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "StoredResult":
+        places = [(run.seed, run.split) for run in self.runs]
+        if len(set(places)) < len(places):
+            raise ValueError("a seed is there twice")
+        cell = self.published_cell
+        if self.paper is not None and cell is None:
+            raise ValueError(
+                f"published.yaml has no cell {self.row}, {self.column} in table {self.table} of {self.paper}"
+            )
+        if cell is not None and (cell.metric, cell.arm) != (self.metric, self.arm):
+            raise ValueError(f"the cell's metric is {cell.metric} of {cell.arm}, not {self.metric} of {self.arm}")
+        return self
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return slug("-".join((self.paper or "own", self.table, self.row, self.column, self.arm)))
+
+    @property
+    def published_cell(self) -> PublishedCell | None:
+        if self.paper is None:
+            return None
+        try:
+            return table_cells(self.paper, self.table).get((self.row, self.column))
+        except KeyError:
+            return None
+
+    @property
+    def source(self) -> str:
+        cell = self.published_cell
+        return cell.source if cell else self.table
+
+    @property
+    def published(self) -> float | None:
+        cell = self.published_cell
+        return cell.value if cell else None
+
+    @property
+    def scores(self) -> list[float]:
+        return [run.score for run in self.runs if run.score is not None]
+
+    @property
+    def complete(self) -> bool:
+        """All planned runs are done and none was shortened: only then is it a reproduction."""
+        return len(self.scores) >= self.planned and not any(run.shortened for run in self.runs)
+
+    @property
+    def departures(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(text for run in self.runs for text in run.departures))
+
+    def summary(self) -> dict[str, Any]:
+        """A row of `spt results --json`. `ours` is the mean over the runs that are done, `low` and `high` the ends of
+        its 95 % t interval; None where there are fewer than two."""
+        mean = stats.paired(self.scores) if self.scores else None
+        return {
+            "source": self.source,
+            "table": self.table,
+            "row": self.row,
+            "column": self.column,
+            "metric": self.metric,
+            "arm": self.arm,
+            "recipe": self.recipe,
+            "published": self.published,
+            "ours": mean and mean.mean,
+            "low": mean and mean.low,
+            "high": mean and mean.high,
+            "n": len(self.scores),
+            "planned": self.planned,
+            "complete": self.complete,
+            "failed": len(self.runs) - len(self.scores),
+            "departures": list(self.departures),
+            "hours": sum(run.device_seconds for run in self.runs) / 3600,
+        }
+
+    def sentence(self) -> str:
+        """For a remark beside a published number."""
+        found = self.summary()
+        score = score_text(found["ours"], self.metric)
+        if found["low"] is not None:
+            score += f" ({score_text(found['low'], self.metric)} to {score_text(found['high'], self.metric)})"
+        state = "" if self.complete else ", not complete"
+        return f"{arm_text(self.arm)}: obtained with spt {score}, {len(self.scores)} of {self.planned} runs{state}"
+
+
+def read_results(folder: Path | None = None) -> list[StoredResult]:
+    """The results that come with spt, or those of a folder, sorted by name.
+
+    Raises DataError for a file that is none, or that does not have the name that its contents give it.
+    """
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"there is no folder {folder} of results; spt results --add RUNS makes one")
+    if folder is None:
+        return list(_packaged())
+    return _read_all(folder.iterdir())
+
+
+@cache
+def _packaged() -> tuple[StoredResult, ...]:
+    return tuple(_read_all(files("spt.results").iterdir()))
+
+
+def _read_all(paths: Iterable[Traversable]) -> list[StoredResult]:
+    return [_read(path) for path in sorted(paths, key=lambda path: path.name) if path.name.endswith(".json")]
+
+
+def _read(path: Traversable) -> StoredResult:
+    try:
+        result = StoredResult.model_validate(parse_json(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        message = validation_messages(StoredResult, error)[0]
+        raise DataError(f"{path} is no stored result: {message}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as a stored result: {one_line(error)}") from None
+    if path.name != f"{result.name}.json":
+        raise DataError(f"{path} holds {result.name}; rename it to {result.name}.json")
+    return result
+
+
+def results_of(cell: PublishedCell) -> list[StoredResult]:
+    """What comes with spt for a published cell."""
+    place = (cell.paper, cell.table, cell.row, cell.column)
+    return [result for result in _packaged() if (result.paper, result.table, result.row, result.column) == place]
+
+
+def collect_results(folder: Path, table: str | None = None) -> list[StoredResult]:
+    """The results of a study's folder, or of all studies and runs in a folder: of every cell that a paper prints, or
+    with the name of a table of your own, of both arms of every row.
+
+    Runs that have not ended are left out. Raises DataError where nothing is there to be taken.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; name a study's folder, or the folder of runs")
+    if (folder / PLAN).is_file():
+        paired = comparisons_of(folder, read_plan(folder))
+    else:
+        contents = all_runs(folder)
+        studies = [each for study in contents.studies for each in comparisons_of(*study)]
+        paired = [*studies, *contents.pairings]
+    comparisons = [compare_arms(runs) for runs in paired if not runs.smoke]
+    found = [result for comparison in comparisons for result in _results(comparison, table)]
+    if not found:
+        which = "" if table else " that belongs to a cell of a paper's table (--table NAME keeps it as your own)"
+        raise DataError(f"{folder} holds no finished run{which}")
+    merged: dict[str, StoredResult] = {}
+    for result in found:
+        merged[result.name] = merge(merged[result.name], result) if result.name in merged else result
+    return list(merged.values())
+
+
+def _results(comparison: Comparison, table: str | None) -> list[StoredResult]:
+    row = comparison.row
+    shared = {"metric": row.metric, "recipe": row.recipe, "factors": row.factors}
+    pair = None if table else published_pair(row.recipe, row.factors, row.metric)
+    results = []
+    for arm in ARMS:
+        cell = pair and (pair.scratch if arm == "scratch" else pair.spt)
+        if (cell is None and table is None) or not (runs := _stored_runs(comparison, arm)):
+            continue
+        place: dict[str, Any]
+        if cell is not None and pair is not None:
+            place = {"paper": cell.paper, "table": cell.table, "row": cell.row, "column": cell.column}
+            place |= {"planned": cell.seeds, "remarks": tuple(filter(None, [cell.note, cell.doubt]))}
+            folders = [comparison.runs.root / run.run for run in runs]
+            runs = [
+                run.model_copy(update={"departures": _of_arm(changed(folder, pair), arm)})
+                for run, folder in zip(runs, folders, strict=True)
+            ]
+        else:
+            column = ", ".join(filter(None, [row.task, factors_text(row.factors)]))
+            place = {"table": table, "row": row.recipe, "column": column, "planned": row.planned}
+        results.append(StoredResult(**place, **shared, arm=arm, runs=tuple(runs)))
+    return results
+
+
+def _of_arm(departures: Iterable[str], arm: ArmName) -> tuple[str, ...]:
+    """Those that bear on the runs of this arm: of a baseline neither pretraining nor the other arm's training."""
+    foreign = ("pretrain.", "finetune.train.") if arm == "scratch" else ("scratch.",)
+    return tuple(text for text in departures if not text.startswith(foreign))
+
+
+def _stored_runs(comparison: Comparison, arm: ArmName) -> list[StoredRun]:
+    """The runs of an arm that have ended, whether well or not."""
+    runs = []
+    for cell in comparison.runs.cells:
+        outcome = comparison.outcomes.get((Place(cell.seed, cell.split), cell.arm))
+        if cell.arm != arm or outcome is None:
+            continue
+        if isinstance(outcome, Failure) and outcome.state not in ("failed", "diverged"):
+            continue
+        folder = comparison.runs.root / cell.run
+        shared = {"seed": cell.seed, "split": cell.split, "run": cell.run, **_environment(folder)}
+        if isinstance(outcome, Result):
+            total = outcome.total
+            cost = {"steps": total.steps, "device_seconds": round(total.device_seconds, 1)}
+            runs.append(StoredRun(**shared, **cost, score=outcome.test[comparison.row.metric]))
+        else:
+            runs.append(StoredRun(**shared, steps=0, device_seconds=0, score=None, state=outcome.state))
+    return runs
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    """Versions, machine and date of a run, from its folder."""
+    path = folder / "env.json"
+    try:
+        found = parse_json(path.read_text(encoding="utf-8"))
+        machine = f"{found['cpu']}, {found['cores']} cores" if found["device"] == "cpu" else str(found["device"])
+        date = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d")
+        return {
+            "spt": found["spt"],
+            "commit": found["commit"],
+            "torch": found["packages"]["torch"],
+            "machine": machine,
+            "date": date,
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OutputError(
+            f"{path} does not say where the run was made ({one_line(error)}); its result cannot be taken"
+        ) from None
+
+
+def merge(old: StoredResult, new: StoredResult) -> StoredResult:
+    """Both results of one cell as one; a seed that both have is the new one's."""
+    again = {(run.seed, run.split) for run in new.runs}
+    runs = [*(run for run in old.runs if (run.seed, run.split) not in again), *new.runs]
+    ordered = sorted(runs, key=lambda run: (run.split or "", run.seed))
+    return new.model_copy(update={"runs": tuple(ordered), "planned": max(old.planned, new.planned)})
+
+
+def add_results(folder: Path, to: Path, table: str | None = None) -> list[StoredResult]:
+    """Take the results of finished runs into a folder of results; returns those cells as they are now."""
+    results = []
+    collected = collect_results(folder, table)
+    with writing(to):
+        to.mkdir(parents=True, exist_ok=True)
+    for result in collected:
+        path = to / f"{result.name}.json"
+        merged = merge(_read(path), result) if path.exists() else result
+        write_json(path, merged.model_dump(mode="json"))
+        results.append(merged)
+    return results
+
+
+def matching(results: Sequence[StoredResult], words: Sequence[str]) -> list[StoredResult]:
+    """Those with all of these words in their source, row, column or recipe."""
+    lowered = [word.lower() for word in words]
+
+    def text(result: StoredResult) -> str:
+        return re.sub(r"\s+", " ", f"{result.source} {result.row} {result.column} {result.recipe}").lower()
+
+    return [result for result in results if all(word in text(result) for word in lowered)]

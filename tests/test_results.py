@@ -1,0 +1,174 @@
+"""Stored results: what comes with spt is consistent, and finished runs are taken into files of one cell each."""
+
+import json
+from importlib.resources import files
+
+import pytest
+from records import arms, shown, start, study
+from test_cli import call
+
+from spt.config.load import load
+from spt.errors import DataError, UsageError
+from spt.report import collect, results
+from spt.report.results import StoredResult, add_results, collect_results, matching, read_results
+from spt.runs.files import write_json
+
+ENVIRONMENT = {
+    "spt": "0.1.0",
+    "commit": "0123456789ab",
+    "packages": {"torch": "2.13.0"},
+    "cpu": "a processor",
+    "cores": 2,
+    "device": "cpu",
+}
+PENDULUM = {"name": "pendulum/s5", "task": "pendulum", "model": "s5"}
+S5 = {**PENDULUM, "factors": {"variant": "S5"}}
+
+
+def finished(root, scores, name="a", overrides=(), **row):
+    """A study with a row of S5 on the pendulum, as run by the packaged recipe."""
+    settings = {"recipe": "pendulum/s5", "task": "pendulum", "model": "s5", "metric": "mse"}
+    cells = arms(root, 0, name, scores, scores[:1], **settings, higher_is_better=False, chance=None)
+    text = load("pendulum/s5", overrides).to_yaml()
+    for cell in cells:
+        write_json(root / cell["run"] / "env.json", ENVIRONMENT)
+        (root / cell["run"] / "recipe.yaml").write_text(text, encoding="utf-8")
+    return study(root, "variants", [S5 | row], cells)
+
+
+@pytest.fixture
+def stored(tmp_path):
+    return add_results(finished(tmp_path / "runs", [0.0030, 0.0032, 0.0034]), tmp_path / "results")
+
+
+def test_those_that_come_with_spt_can_be_read_and_are_of_this_code():
+    found = read_results()
+    names = [path.name for path in files("spt.results").iterdir() if path.name.endswith(".json")]
+    assert sorted(f"{result.name}.json" for result in found) == sorted(names)
+    for result in found:
+        assert all(run.commit and not run.commit.endswith("+") for run in result.runs), f"{result.name}: which commit?"
+
+
+def test_runs_become_a_file_beside_the_published_number(tmp_path, stored):
+    (result,) = stored
+    assert (result.source, result.row, result.column, result.arm) == ("S5, Table 3", "S5", "MSE", "scratch")
+    assert [run.score for run in result.runs] == [0.0030, 0.0032, 0.0034]
+    assert result.runs[0].machine == "a processor, 2 cores" and not result.departures
+    row = result.summary()
+    assert (row["published"], row["n"], row["planned"], row["complete"]) == (0.00341, 3, 20, False)
+    assert row["ours"] == pytest.approx(0.0032) and row["low"] == pytest.approx(0.0032 - 4.302653 * 0.0002 / 3**0.5)
+    assert read_results(tmp_path / "results") == [result]
+
+
+def test_a_later_run_of_a_seed_replaces_it_and_others_stay(tmp_path, stored):
+    again = finished(tmp_path / "later", [0.0040], name="b")
+    (result,) = add_results(again, tmp_path / "results")
+    assert [run.score for run in result.runs] == [0.0040, 0.0032, 0.0034]
+
+
+def test_complete_with_all_seeds_and_only_unshortened(tmp_path):
+    scores = [0.003 + seed / 1e5 for seed in range(20)]
+    (result,) = collect_results(finished(tmp_path / "whole", scores))
+    assert result.complete
+    other = ["finetune.train.epochs=3", "model.ssm_lr=0.1"]
+    (shorter,) = collect_results(finished(tmp_path / "shorter", scores, overrides=other))
+    assert [text.partition(" ")[0] for text in shorter.departures] == ["model.ssm_lr", "scratch.train.epochs"]
+    assert not shorter.complete
+    (departing,) = collect_results(finished(tmp_path / "departing", scores, overrides=other[1:]))
+    assert departing.complete and departing.departures
+
+
+def test_failed_runs_are_kept_and_running_ones_are_not(tmp_path):
+    folder = finished(tmp_path, [0.003, 0.004, 0.005, 0.006])
+    plan = json.loads((folder / "study.json").read_text())
+    for seed, state in ((1, "diverged"), (2, "running")):
+        cell = plan["cells"][seed]
+        (tmp_path / cell["run"] / "result.json").unlink()
+        start(tmp_path, cell["run"], state=state, reason="the loss is not finite")
+        write_json(tmp_path / cell["run"] / "env.json", ENVIRONMENT)
+    (result,) = collect_results(folder)
+    assert [(run.seed, run.state) for run in result.runs] == [(0, "done"), (1, "diverged"), (3, "done")]
+    assert result.summary()["failed"] == 1
+
+
+def test_a_table_of_ones_own_has_both_arms(tmp_path):
+    found = collect_results(finished(tmp_path, [0.003, 0.004]), "gentle pendulum")
+    assert [(result.arm, len(result.runs), result.published) for result in found] == [
+        ("scratch", 2, None), ("spt", 1, None)
+    ]  # fmt: skip
+    assert found[0].source == "gentle pendulum" and found[0].column == "pendulum, variant S5"
+
+
+def test_nothing_to_take_is_said(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no finished run that belongs to a cell"):
+        collect_results(tmp_path / "empty")
+    with pytest.raises(UsageError, match="there is no folder"):
+        collect_results(tmp_path / "nowhere")
+
+
+def test_a_run_without_its_environment_is_not_taken(tmp_path):
+    folder = finished(tmp_path, [0.003])
+    (tmp_path / "finetune-ascratch0" / "env.json").write_text("{}")
+    done = call("results", "--add", folder, "--folder", tmp_path / "results", code=7)
+    assert "does not say where the run was made" in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"metric": "r2"}, "the cell's metric is mse"),
+        ({"row": "S6"}, "has no cell S6"),
+        ({"paper": "s9"}, "has no cell"),
+        ({"planned": 0}, "planned: input should be greater"),
+        ({"more": 1}, "more: unknown key"),
+        ({"runs": []}, "runs: "),
+        ({"recipe": "x" * 300}, "recipe: string should have at most"),
+    ],
+)
+def test_files_that_cannot_be_are_refused(change, words, tmp_path, stored):
+    path = tmp_path / "results" / f"{stored[0].name}.json"
+    write_json(path, json.loads(path.read_text()) | change)
+    with pytest.raises(DataError) as caught:
+        read_results(tmp_path / "results")
+    assert words in str(caught.value)
+
+
+def test_a_score_needs_a_run_that_is_done(stored):
+    run = stored[0].runs[0].model_dump()
+    with pytest.raises(ValueError, match="a run has a score if it is done"):
+        StoredResult.model_validate(stored[0].model_dump() | {"runs": [run | {"state": "failed"}]})
+    with pytest.raises(ValueError, match="a seed is there twice"):
+        StoredResult.model_validate(stored[0].model_dump() | {"runs": [run, run]})
+
+
+def test_a_file_has_its_name(tmp_path, stored):
+    path = tmp_path / "results" / f"{stored[0].name}.json"
+    path.rename(path.with_name("x.json"))
+    with pytest.raises(DataError, match=f"rename it to {stored[0].name}.json"):
+        read_results(tmp_path / "results")
+
+
+def test_reports_show_them_beside_the_published_number(tmp_path, stored, monkeypatch):
+    monkeypatch.setattr(results, "_packaged", lambda: tuple(stored))
+    report = collect.read_report([tmp_path / "runs" / "variants-1"])
+    (published,) = report.precedents
+    assert "scratch: obtained with spt 0.003200 (0.002703 to 0.003697), 3 of 20 runs, not complete" in published.remarks
+    assert shown(report)
+
+
+def test_the_command(tmp_path, stored):
+    folder = ("--folder", tmp_path / "results")
+    text = call("results", *folder).stdout
+    assert "0.003410" in text and "0.003200" in text and "3 of 20" in text
+    (row,) = json.loads(call("results", *folder, "--json").stdout)
+    assert {"source", "table", "row", "column", "published", "ours", "low", "high", "n", "complete"} <= row.keys()
+    call("results", *folder, "listops", code=2)
+    call("results", "--table", "x", code=2)
+    done = call("results", "--add", tmp_path / "runs", "--folder", tmp_path / "more", "--table", "x")
+    assert "wrote 2 files" in done.stderr
+
+
+def test_words_choose(stored):
+    assert matching(stored, ["PENDULUM", "table 3"]) == stored and not matching(stored, ["listops"])
