@@ -26,7 +26,7 @@ from spt.data.fingerprints import split_record
 from spt.data.metrics import UNASKED
 from spt.errors import DataError, SptError, one_line
 from spt.runs.baseline import BaselineResult, read_baseline
-from spt.runs.files import write_json, write_text, writing
+from spt.runs.files import replacing, write_json, write_text, writing
 from spt.runs.folder import RunFolder
 from spt.runs.predictions import FILE
 from spt.runtime.signals import cleanup
@@ -243,10 +243,5 @@ def _write_predictions(run: RunFolder, columns: Columns) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    beside = run.path / f".{FILE}.{os.getpid()}.tmp"
-    with writing(run.path):
-        try:
-            pq.write_table(pa.table(columns), beside)
-            beside.replace(run.path / FILE)
-        finally:
-            beside.unlink(missing_ok=True)
+    with replacing(run.path / FILE) as beside:
+        pq.write_table(pa.table(columns), beside)

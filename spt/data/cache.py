@@ -21,7 +21,7 @@ from spt.config.plugins import Component
 from spt.data.fingerprints import split_record, with_fingerprints
 from spt.data.source import OpenTask, cache_dir, call_hook, data_dir, is_indexable, temporary_files
 from spt.errors import DataError
-from spt.runs.files import writing
+from spt.runs.files import sync, writing
 from spt.runtime.signals import cleanup
 from spt.tasks import __path__ as TASKS
 from spt.tasks.base import Classes, Labels, Reals, Split, Target, TaskConfig, TaskData, Tokens, Values, describe
@@ -156,6 +156,7 @@ def _write(folder: Path, data: TaskData) -> None:
                 **{name: getattr(data, name) for name in OF_DATA},
             }
             (beside / "data.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+            sync(beside)
             if folder.exists():
                 shutil.rmtree(folder)  # a folder without its manifest
             beside.rename(folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 from spt.report import figures, html, machine, markdown, plotting
 from spt.report.collect import Report, Table
 from spt.report.latex import latex
-from spt.runs.files import write_text, writing
+from spt.runs.files import remove_leftovers, write_text, writing
 
 FIGURES = "figures"
 OPTIONAL: dict[Table, str] = {
@@ -30,6 +30,7 @@ def write_report(report: Report, folder: Path, with_figures: bool = False) -> tu
     with_figures = with_figures or bool(old)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
     plots = figures.all_figures(report)
     texts = {
         "report.html": html.page(report, plots),

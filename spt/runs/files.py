@@ -5,6 +5,8 @@ import errno
 import json
 import math
 import os
+import platform
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,16 +82,46 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write beside this one, which takes its place at the end: a reader sees the old file or the new one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """A file to write beside this one, which takes its place at the end: a reader sees the old file or the new one.
+
+    That holds after a power cut too: content is on the disk before it has its name.
+    """
+    beside = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.tmp")
     with writing(path):
         try:
             yield beside
-            with beside.open("rb+") as file:
-                os.fsync(file.fileno())
+            sync(beside)
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Have a file's content, or that of every file in a folder, on the disk: a rename alone says nothing of content."""
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        if file.is_file():
+            with file.open("rb+") as opened:
+                os.fsync(opened.fileno())
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes of this machine were writing into a folder when they were killed."""
+    left_by = re.compile(rf"\..+\.{re.escape(platform.node())}-(\d+)\.tmp")
+    for path in folder.glob(".*.tmp"):
+        match = left_by.fullmatch(path.name)
+        if match and not _is_at_work(int(match[1])):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _is_at_work(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from filelock import FileLock, Timeout
 
 from spt.errors import OutputError
-from spt.runs.files import is_out_of_range, write_json, write_text, writing
+from spt.runs.files import is_out_of_range, sync, write_json, write_text, writing
 from spt.runs.result import SCHEMA, Result, Stop
 
 CLOCK = "clock.json"
@@ -164,6 +164,12 @@ class RunFolder:
         with writing(self.path), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, "step": step, **numbers}) + "\n")
 
+    def sync_metrics(self) -> None:
+        """Have what was logged on the disk, before something is written that relies on it."""
+        if (path := self.path / "metrics.jsonl").is_file():
+            with writing(path):
+                sync(path)
+
     def metrics(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"
         if not path.is_file():
@@ -211,6 +217,7 @@ class RunFolder:
     def finish(self, result: Result, clean: Callable[[], None] = lambda: None) -> None:
         """Write the result, clean up, then set the status to done: a process killed in between leaves a finished run,
         which the next process cleans up."""
+        self.sync_metrics()
         write_text(self.path / "result.json", result.model_dump_json(indent=2) + "\n")
         clean()
         self.set_status("done")

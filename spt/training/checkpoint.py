@@ -29,7 +29,7 @@ from torch import Tensor
 
 from spt.config.recipe import MOVED
 from spt.errors import CheckpointError, one_line
-from spt.runs.files import output_error, write_json, writing
+from spt.runs.files import output_error, sync, write_json, writing
 from spt.runs.folder import RunFolder
 from spt.runs.result import Ledger, SplitRecord
 from spt.runtime.distributed import Runtime
@@ -129,6 +129,7 @@ def save_state(run: RunFolder, runtime: Runtime, state: TrainingState) -> None:
 
     def settle() -> None:
         with _disk(folder):
+            run.sync_metrics()  # resuming goes on behind their lines
             write_json(beside / "position.json", state.model_copy(update={"shards": shards}).model_dump(mode="json"))
             _settle(beside, folder)
         for old in _steps(run.checkpoints, "step")[:-KEEP]:
@@ -361,6 +362,7 @@ def _place(folder: Path, fill: Callable[[Path], object]) -> None:
 def _settle(beside: Path, folder: Path) -> None:
     files = [path for path in beside.rglob("*") if path.is_file() and path.name != MANIFEST]
     names = sorted(path.relative_to(beside).as_posix() for path in files)
+    sync(beside)
     write_json(beside / MANIFEST, {name: _checksum(beside / name) for name in names})
     if folder.exists():
         shutil.rmtree(folder)

@@ -15,7 +15,7 @@ from spt.config.recipe import LOWER_IS_BETTER
 from spt.data.dataset import training_fingerprints
 from spt.data.fingerprints import overlap, refuse_leak, split_record
 from spt.errors import CheckpointError, DivergedError, OutputError, SptError, Stopped, UsageError, one_line
-from spt.runs.files import writing
+from spt.runs.files import replacing
 from spt.runs.folder import RunFolder, State
 from spt.runs.result import NOT_SELF_PRETRAINING, Ledger, Result
 from spt.runtime.distributed import Runtime, is_lost_peer
@@ -375,8 +375,8 @@ def _write_predictions(run: RunFolder, data: TaskData, predictions: Predictions)
     else:
         for k in range(predictions.values.shape[1]):
             columns |= {f"target_{k}": truth[:, k], f"prediction_{k}": predictions.values[:, k]}
-    with writing(run.path):
-        pq.write_table(pa.table(columns), run.path / "predictions.parquet")
+    with replacing(run.path / "predictions.parquet") as beside:
+        pq.write_table(pa.table(columns), beside)
 
 
 def _record_stop(run: RunFolder, error: Stopped, rank: int) -> None:
