@@ -11,7 +11,6 @@ what was done.
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -29,7 +28,7 @@ def main() -> int:
         mounts = case.can_mount()
         enter = ["unshare", "--mount", "--propagation", "private"] if mounts else []
         command = [*enter, sys.executable, "-m", "tests.chaos", *sys.argv[1:]]
-        return subprocess.run(command, env={**os.environ, INSIDE: "1" if mounts else "0"}).returncode
+        os.execvpe(command[0], command, {**os.environ, INSIDE: "1" if mounts else "0"})
     mounts = os.environ[INSIDE] == "1"
     if not mounts:
         say("no file system can be mounted here: kinds that need one are left out")

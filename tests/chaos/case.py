@@ -1,6 +1,7 @@
 """One case: a few disturbances in one folder, the command until it is done, and the comparison with a quiet day."""
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -42,6 +43,13 @@ def can_mount() -> bool:
     """May this process mount file systems, where nobody else sees them?"""
     probe = ["unshare", "--mount", "sh", "-c", "mount -t tmpfs tmpfs /tmp"]
     return shutil.which("unshare") is not None and subprocess.run(probe, capture_output=True).returncode == 0
+
+
+@cache
+def source_digest() -> str:
+    """Of the code under test: another state of it has quiet days of its own."""
+    files = [path for room in ("spt", "models", "tasks", "recipes") for path in sorted((ROOT / room).rglob("*.py"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
 class Case:
@@ -266,7 +274,7 @@ def _last_line(text: str) -> str:
 
 def quiet_day(state: Path, scenario: Scenario, mounts: bool) -> Quiet:
     """The scenario without any disturbance: made once, kept in the state folder."""
-    folder = state / "quiet" / re.sub(r"\W+", "-", scenario.name)
+    folder = state / f"quiet-{source_digest()}" / re.sub(r"\W+", "-", scenario.name)
     if not (folder / "quiet.json").exists():
         shutil.rmtree(folder, ignore_errors=True)
         with Case(state, scenario, 0, mounts) as case:

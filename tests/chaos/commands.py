@@ -43,14 +43,14 @@ SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         Scenario("compare", ((*COMPARE, *ALONE),), 28),
-        Scenario("compare, cold", ((*COMPARE, *ALONE),), 8, same_as="compare", cold=True),
-        Scenario("compare, 2 jobs", ((*COMPARE, *WORKERS),), 8, same_as="compare"),
-        Scenario("compare, 2 processes", ((*COMPARE, "--num-processes", "2"),), 5, exact=False),
+        Scenario("compare, cold", ((*COMPARE, *ALONE),), 4, same_as="compare", cold=True),
+        Scenario("compare, 2 jobs", ((*COMPARE, *WORKERS),), 6, same_as="compare"),
+        Scenario("compare, 2 processes", ((*COMPARE, "--num-processes", "2"),), 4, exact=False),
         Scenario("study run", ((*GRID, *ALONE),), 16),
         Scenario("study run, 2 jobs", ((*GRID, *WORKERS),), 4, same_as="study run"),
         Scenario("study tune", ((*TUNE, *ALONE),), 12),
-        Scenario("pretrain, finetune", STAGES, 16),
-        Scenario("pretrain, finetune, cold", STAGES, 3, same_as="pretrain, finetune", cold=True),
+        Scenario("pretrain, finetune", STAGES, 24),
+        Scenario("pretrain, finetune, cold", STAGES, 6, same_as="pretrain, finetune", cold=True),
     )
 }
 

@@ -133,21 +133,29 @@ def _make_clock_jump(chance: random.Random) -> None:
 
 
 def _patch_when_loaded(settings: dict[str, Any]) -> None:
-    """Wrap functions of the training once its module has been imported."""
-    done = False
+    """Change modules of spt once they have been imported: when they have the last name in their file."""
+
+    def loop(module: Any) -> None:
+        module.time = SimpleNamespace(perf_counter=lambda: 0.0, monotonic=time.monotonic)
+        module.peak_memory = lambda device: 0
+        _before(module, "evaluate", "evaluation", settings)
+        _before(module.Learner, "step", "training", settings)
+        if settings.get("plant"):
+            _drop_optimizer_state(module)
+
+    def study(module: Any) -> None:
+        module.command_line = lambda: "spt"  # the same, however a study is carried out
+
+    changes = {
+        ("spt.training.loop", "time_steps"): loop,
+        ("spt.training.stage", "_record_failure"): lambda module: _before(module, "evaluate", "evaluation", settings),
+        ("spt.execution.run_study", "_same"): study,
+    }
 
     def patch(*_: object) -> None:
-        nonlocal done
-        loop = sys.modules.get("spt.training.loop")
-        if done or loop is None or not hasattr(loop, "time_steps"):  # the last name in the file
-            return
-        done = True
-        loop.time = SimpleNamespace(perf_counter=lambda: 0.0, monotonic=time.monotonic)
-        loop.peak_memory = lambda device: 0
-        _before(loop, "evaluate", "evaluation", settings)
-        _before(loop.Learner, "step", "training", settings)
-        if settings.get("plant"):
-            _drop_optimizer_state(loop)
+        for (name, last), change in list(changes.items()):
+            if hasattr(sys.modules.get(name), last) and changes.pop((name, last), None):
+                change(sys.modules[name])
 
     sys.addaudithook(patch)
     patch()
