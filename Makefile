@@ -5,6 +5,7 @@
 #   make gpu          what a GPU is asked that has not run this code before, in gpu/ (25 minutes)
 #   make lint types   ruff; mypy on the wheel
 #   make docs         the pages of docs/ that are made from the code
+#   make lock         requirements.lock and requirements-cuda.lock, from constraints.txt; needs uv
 #   make wheel        wheel and source archive, in dist/
 #   make clean        remove everything made here but runs/
 
@@ -17,7 +18,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -u -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: quickstart test slow gpu lint types docs wheel clean
+.PHONY: quickstart test slow gpu lint types docs lock wheel clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.installed
@@ -46,6 +47,9 @@ types: wheel
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/build.py
+
+lock:
+	$(PYTHON) .ci/lock.py $(ARGS)
 
 wheel: $(VENV)/.installed-dev
 	rm -rf build dist

@@ -1,6 +1,7 @@
 """What is installed, and that it works from a wheel, from an editable installation and in a checkout."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -56,6 +58,42 @@ def test_pins_lie_within_the_ranges() -> None:
 def test_pins_hold_on_every_machine() -> None:
     assert pins()["torch"] == "2.13.0"
     assert not [f"{name}=={version}" for name, version in pins().items() if "+" in version or "/" in version]
+
+
+LOCKS = ("requirements.lock", "requirements-cuda.lock")
+
+
+def locked(name: str) -> dict[str, tuple[Requirement, list[str]]]:
+    """What a lock pins, by canonical name, with the hashes."""
+    lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
+    found = {}
+    for entry in re.split(r"\n(?=\S)", "\n".join(lines)):
+        first, *hashes = (line.removesuffix("\\").strip() for line in entry.splitlines())
+        requirement = Requirement(first)
+        found[canonicalize_name(requirement.name)] = (requirement, hashes)
+    return found
+
+
+def test_the_lock_and_the_pins_agree() -> None:
+    """On the machine that the pins are for: Linux with Python 3.11."""
+    machine = {**default_environment(), "python_version": "3.11", "python_full_version": "3.11.9"}
+    machine |= {"sys_platform": "linux", "os_name": "posix", "platform_machine": "x86_64"}
+    lock = {
+        name: str(requirement.specifier).removeprefix("==")
+        for name, (requirement, _) in locked("requirements.lock").items()
+        if requirement.marker is None or requirement.marker.evaluate(machine)
+    }
+    assert lock == pins()
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_has_hashes_and_names_no_index(name: str) -> None:
+    entries = locked(name)
+    assert len(entries) > 10
+    for requirement, hashes in entries.values():
+        assert re.fullmatch(r"==[0-9a-z.]+", str(requirement.specifier)) and not requirement.url
+        assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", line) for line in hashes), requirement
+    assert not re.search(r"://|index|find-links|trusted-host|@", (ROOT / name).read_text())
 
 
 def test_one_version_everywhere() -> None:
