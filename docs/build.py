@@ -8,6 +8,7 @@ from costs import all_operations, to_text
 from hugging_face_page import hugging_face_page
 from performance_page import performance_page, write_figures
 from programs_page import export_page
+from python_page import python_page
 from recipes_page import recipes_page
 from reference_pages import commands_page, models_page, recipe_page, study_page, tasks_page
 
@@ -20,6 +21,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "reference/commands.md": commands_page,
         "reference/models.md": models_page,
         "reference/tasks.md": tasks_page,
+        "reference/python.md": python_page,
         "recipes.md": recipes_page,
         "performance.md": performance_page,
         "hugging-face.md": hugging_face_page,

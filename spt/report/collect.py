@@ -70,9 +70,11 @@ class RunRecord(Record):
 class Report(Record):
     """Everything that finished runs say.
 
-    report = spt.read_report("runs")
-    for row in report.rows:
-        print(row.label, row.delta, row.low, row.high, row.verdict)
+        report = spt.read_report("runs")
+        for row in report.rows:
+            print(row.label, row.delta, row.low, row.high, row.verdict)
+
+    Its records are also what report.json holds.
     """
 
     rows: tuple[Row, ...] = ()
