@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -577,6 +578,20 @@ def test_files_are_the_same_bytes_for_the_same_results(tmp_path: Path) -> None:
         os.utime(run / "result.json", (0, 0))
     assert [path.read_bytes() for path in write.write_report(collect.read_report([folder]), folder)] == before
     assert not list(folder.glob("*.tmp")) and not list(folder.glob(".*"))
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """Not what another process is writing, nor what one of another machine may be."""
+    folder = compared(tmp_path, [0.7], [0.8])
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    here = platform.node()
+    kept = [folder / f".report.html.{here}-{os.getppid()}.tmp", folder / f".report.html.{here}x-{gone.pid}.tmp"]
+    left = folder / f".report.html.{here}-{gone.pid}.tmp"
+    for path in (*kept, left):
+        path.touch()
+    write.write_report(collect.read_report([folder]), folder)
+    assert not left.exists() and all(path.exists() for path in kept)
 
 
 def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiny import RECIPE, TASK, changed, environment, weights
+from tiny import RECIPE, TASK, changed, environment, loaded, run, spt_job, weights
 
 from spt.runs.plan import StudyPlan
 
@@ -180,6 +180,24 @@ def test_a_full_disk_ends_in_words_and_loses_nothing(quiet_day, kilobytes, tmp_p
     again = finish(quiet_day, out)  # the same folder with room
     assert again.returncode == 0, again.stderr
     same_day(quiet_day / "whole", quiet_day / out)
+
+
+def test_a_finished_run_is_on_the_disk_whole(tmp_path, monkeypatch):
+    """A power cut loses what was not synced; the file that says that the run is done must not outlive the others."""
+    synced, real = set(), os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        status = os.fstat(descriptor)
+        synced.add((status.st_ino, status.st_size, status.st_mtime_ns))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    run(spt_job(loaded(tmp_path)), tmp_path, save_every=0.0)
+    files = [path for path in tmp_path.glob("*-*/**/*") if path.is_file()]
+    states = {path.name: path.stat() for path in files}
+    assert {"predictions.parquet", "metrics.jsonl", "model.safetensors", "result.json"} <= states.keys()
+    lost = [name for name, s in states.items() if (s.st_ino, s.st_size, s.st_mtime_ns) not in synced]
+    assert lost == []
 
 
 @pytest.mark.slow

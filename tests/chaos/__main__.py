@@ -5,19 +5,22 @@ scores, predictions and reports against those of an undisturbed day. The last li
 the exit code is 0 only if K is 0. With --state the same command goes on where it was ended.
 
 --plant drops the optimizer's state at every resume: the program has to find that. --case K repeats one case and shows
-what was done.
+what was done; --scenario NAME draws from one scenario alone (tests/chaos/commands.py).
 """
 
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.chaos import case, process
+from tests.chaos.commands import SCENARIOS
 
 INSIDE = "CHAOS_MOUNTS"  # set in the process that has a mount table of its own
 
@@ -33,10 +36,14 @@ def main() -> int:
     if not mounts:
         say("no file system can be mounted here: kinds that need one are left out")
     process.prepare()
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        state = (options.state or Path(folder)).resolve()
+    # Not a TemporaryDirectory, which forks of this process would remove when they end.
+    state = (options.state or Path(tempfile.mkdtemp(prefix="chaos-"))).resolve()
+    try:
         state.mkdir(parents=True, exist_ok=True)
         return campaign(options, state, mounts)
+    finally:
+        if options.state is None:
+            shutil.rmtree(state, ignore_errors=True)
 
 
 def arguments() -> argparse.Namespace:
@@ -46,19 +53,22 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--state", type=Path, help="folder of outcomes; the same command goes on with it")
     parser.add_argument("--plant", action="store_true", help="a fault that has to be found")
     parser.add_argument("--case", type=int, help="one case alone")
+    parser.add_argument("--scenario", choices=list(SCENARIOS), help="one scenario alone")
     return parser.parse_args()
 
 
 def campaign(options: argparse.Namespace, state: Path, mounts: bool) -> int:
+    run = partial(case.run_case, state, options.seed, mounts=mounts, plant=options.plant, only=options.scenario)
     if options.case is not None:
-        outcome = case.run_case(state, options.seed, options.case, mounts, options.plant)
+        outcome = run(options.case)
         say(json.dumps(outcome, indent=2))
         return summary([outcome])
-    path = state / f"seed-{options.seed}{'-plant' if options.plant else ''}.jsonl"
+    named = ["seed", options.seed, *(["plant"] if options.plant else []), *filter(None, [options.scenario])]
+    path = state / f"{'-'.join(map(str, named))}.jsonl"
     outcomes: list[dict[str, Any]] = [json.loads(line) for line in read_lines(path)]
     while sum(len(outcome["kinds"]) for outcome in outcomes) < options.count:
         number = len(outcomes) + 1
-        outcome = case.run_case(state, options.seed, number, mounts, options.plant)
+        outcome = run(number)
         outcomes.append(outcome)
         with path.open("a") as file:
             file.write(json.dumps(outcome) + "\n")

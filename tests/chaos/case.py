@@ -175,7 +175,7 @@ class Case:
         elif code > 0 and "spt: " not in text:
             self.problems.append(f"{name} ended with {code} without a sentence")
         if TRACEBACK.search(text):
-            self.problems.append(f"{name} printed a traceback")
+            self.problems.append(f"{name} printed a traceback: {_last_line(text)}")
         self.settle()
         self.say(f"{code}")
         return code
@@ -296,10 +296,10 @@ def quiet_day(state: Path, scenario: Scenario, mounts: bool) -> Quiet:
     return Quiet(runs, kept["seconds"], kept["events"])
 
 
-def run_case(state: Path, seed: int, number: int, mounts: bool, plant: bool) -> dict[str, Any]:
+def run_case(state: Path, seed: int, number: int, *, mounts: bool, plant: bool, only: str | None) -> dict[str, Any]:
     """A case, drawn from the seed and its number; what was done and what was not as it should be."""
     chance = random.Random(f"{seed}/{number}")
-    scenario, kinds = draw(chance, mounts, plant)
+    scenario, kinds = draw(chance, mounts, plant, only)
     quiet = quiet_day(state, scenario, mounts)
     began, done = time.monotonic(), []
     with Case(state, scenario, number, mounts, plant) as case:
@@ -323,10 +323,11 @@ def run_case(state: Path, seed: int, number: int, mounts: bool, plant: bool) -> 
         }
 
 
-def draw(chance: random.Random, mounts: bool, plant: bool) -> tuple[Scenario, list[Kind]]:
+def draw(chance: random.Random, mounts: bool, plant: bool, only: str | None) -> tuple[Scenario, list[Kind]]:
     """A scenario, and one to three kinds of disturbance for it."""
-    simple = [s for s in SCENARIOS.values() if not plant or not (s.cold or s.has_children)]
-    scenario = chance.choices(simple, [s.weight for s in simple])[0]
+    known = [SCENARIOS[only]] if only else list(SCENARIOS.values())
+    known = [scenario for scenario in known if not plant or not (scenario.cold or scenario.has_children)]
+    scenario = chance.choices(known, [scenario.weight for scenario in known])[0]
     kinds = [
         kind
         for kind in KINDS.values()
