@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.chaos.commands import SAVING, SCENARIOS, Scenario, around, write_inputs
+from tests.chaos.commands import ALONE, SAVING, SCENARIOS, WORKERS, Scenario, around, write_inputs
 from tests.chaos.compare import differences
 from tests.chaos.hooks.sitecustomize import PHASES
 from tests.chaos.kinds import KINDS, PATIENCE, ROOM, Kind
@@ -88,15 +88,15 @@ class Case:
         if not self.problems:
             shutil.rmtree(self.log, ignore_errors=True)
 
-    def start(self, words: Sequence[str], name: str = "", **hooks: Any) -> Command:
-        """A command with these hooks."""
+    def start(self, words: Sequence[str], name: str = "", *, warm: bool = False, **hooks: Any) -> Command:
+        """A command with these hooks; `warm`, one that is forked, whatever the scenario says."""
         self._count += 1
         self._began = time.time()
         settings = {"roots": [str(self.runs), str(self.cache)], "plant": self.plant, **hooks}
         environment = around(os.environ, self.place, f"{HOOKS}{os.pathsep}{ROOT}")
         environment["CHAOS"] = json.dumps(settings)
         log = self.log / f"{self._count}{name and '-'}{name}"
-        return Command(words, self.work, environment, log, self.scenario.cold)
+        return Command(words, self.work, environment, log, self.scenario.cold and not warm)
 
     def words(self, command: Sequence[str]) -> list[str]:
         return [*command, *self.saving, "--cpu"]
@@ -185,11 +185,13 @@ class Case:
         if left := end_all(LEFT):
             self.problems.append(f"left at work: {'; '.join(left)}")
 
-    def finish(self) -> None:
-        """Every command again until it is done, without trouble."""
+    def finish(self, chance: random.Random) -> None:
+        """Every command again until it is done, without trouble; what workers have begun, one process may end."""
         for words in self.scenario.commands:
+            if words[-2:] == WORKERS and chance.random() < 0.7:
+                words = (*words[:-2], *ALONE)
             for attempt in range(1, ATTEMPTS + 1):
-                command = self.start(self.words(words), "finish")
+                command = self.start(self.words(words), "finish", warm=True)
                 allowed = (3, 6, 7, 8) if self.spoiled or self._has_damage else ()
                 code = self.judge(command, allowed)
                 if code == OK:
@@ -311,7 +313,7 @@ def run_case(state: Path, seed: int, number: int, *, mounts: bool, plant: bool, 
                 done.append(kind.name)
             if case.problems:
                 break
-        case.finish()
+        case.finish(chance)
         case.compare(quiet)
         return {
             "case": number,

@@ -42,15 +42,15 @@ STAGES = (("pretrain", "small.yaml"), ("finetune", "small.yaml"))
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
-        Scenario("compare", ((*COMPARE, *ALONE),), 28),
-        Scenario("compare, cold", ((*COMPARE, *ALONE),), 4, same_as="compare", cold=True),
-        Scenario("compare, 2 jobs", ((*COMPARE, *WORKERS),), 6, same_as="compare"),
-        Scenario("compare, 2 processes", ((*COMPARE, "--num-processes", "2"),), 4, exact=False),
-        Scenario("study run", ((*GRID, *ALONE),), 16),
-        Scenario("study run, 2 jobs", ((*GRID, *WORKERS),), 4, same_as="study run"),
-        Scenario("study tune", ((*TUNE, *ALONE),), 12),
-        Scenario("pretrain, finetune", STAGES, 24),
-        Scenario("pretrain, finetune, cold", STAGES, 6, same_as="pretrain, finetune", cold=True),
+        Scenario("compare", ((*COMPARE, *ALONE),), 20),
+        Scenario("compare, cold", ((*COMPARE, *ALONE),), 3, same_as="compare", cold=True),
+        Scenario("compare, 2 jobs", ((*COMPARE, *WORKERS),), 5, same_as="compare"),
+        Scenario("compare, 2 processes", ((*COMPARE, "--num-processes", "2"),), 3, exact=False),
+        Scenario("study run", ((*GRID, *ALONE),), 10),
+        Scenario("study run, 2 jobs", ((*GRID, *WORKERS),), 3, same_as="study run"),
+        Scenario("study tune", ((*TUNE, *ALONE),), 8),
+        Scenario("pretrain, finetune", STAGES, 44),
+        Scenario("pretrain, finetune, cold", STAGES, 4, same_as="pretrain, finetune", cold=True),
     )
 }
 
