@@ -15,16 +15,36 @@
 | 130  | interrupted from the keyboard, can be resumed                            |
 
 Launchers turn any child's code into 1, so a run's `status.json` repeats it.
+
+What an error says may come from a library that was given a password, and ends in logs, run folders and reports: secrets
+are hidden from it.
 """
 
+import os
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from urllib.parse import unquote
+
+HIDDEN = "***"
+SHORTEST = 6  # characters of a secret: what is shorter stands in many texts by chance
+# In names of variables, as a part between underscores; not TOKENS, TOKENIZERS_…, KEYBOARD or AUTHOR.
+_SECRET_NAME = re.compile(
+    r"(?:^|_)([A-Z0-9]*(TOKEN|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY)|KEY|AUTH|PASS|PWD|COOKIE)(?:_|$)"
+    r"|(^|_)(token|secret|password|passwd|api_?key)$"
+)
+# NAME=VALUE, but not NAME=$OTHER, which tells nothing.
+_ASSIGNMENT = re.compile(r"(?<![\w.])(\w{1,99})=(?!['\"]?\$)('[^']*'|\"[^\"]*\"|[^\s'\"]+)")
+_IN_URL = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")  # user:password, or a token alone
 
 
 class SptError(Exception):
     """Something the user can act on: the message is one sentence, no traceback is shown."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return hide_secrets(super().__str__())
 
 
 class UsageError(SptError):
@@ -99,8 +119,42 @@ class Interrupted(Stopped):
 
 def one_line(error: BaseException) -> str:
     """Kind and first line of somebody else's error, for a sentence of ours."""
-    first = str(error).strip().partition("\n")[0]
+    first = hide_secrets(str(error).strip()).partition("\n")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def hide_secrets(text: str) -> str:
+    """A text for people or files, with `***` for what this process's environment holds as secret, by the variable's
+    name, and for what stands before the @ of an address."""
+    for secret in _secrets():
+        text = text.replace(secret, HIDDEN)
+    return _IN_URL.sub(HIDDEN, text)
+
+
+def hide_assigned_secrets(text: str) -> str:
+    """Besides, what the text itself assigns to a name of a secret: `export API_TOKEN=***`.
+
+    Not to a dotted name: `model.key=3` is a recipe's value, which decides what is computed.
+    """
+
+    def hide(match: re.Match[str]) -> str:
+        return f"{match[1]}={HIDDEN}" if _SECRET_NAME.search(match[1]) else match[0]
+
+    return _ASSIGNMENT.sub(hide, hide_secrets(text))
+
+
+def _secrets() -> list[str]:
+    """The secrets of the environment, the longest first: one may contain another."""
+    found: set[str] = set()
+    for name, value in os.environ.items():
+        if "://" in value:  # a proxy, an index
+            values = {part for match in _IN_URL.findall(value) for part in (match.partition(":")[2] or match,)}
+        elif _SECRET_NAME.search(name.upper()) and not (os.path.isabs(value) and os.path.exists(value)):
+            values = {value, *value.splitlines()}
+        else:
+            continue
+        found |= values | {unquote(each) for each in values}
+    return sorted((each for each in found if len(each) >= SHORTEST), key=len, reverse=True)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ import typer
 
 from spt.cli.options import RuntimeOptions, smoke_size
 from spt.cli.output import notify, results_only
-from spt.errors import BackendError, Interrupted, OutputError, SptError, UsageError, one_line
+from spt.errors import BackendError, Interrupted, OutputError, SptError, UsageError, hide_secrets, one_line
 from spt.runtime import launch
 from spt.runtime.progress import forward_messages
 from spt.runtime.signals import stop_error
@@ -135,9 +135,9 @@ def _fail(message: str, code: int, debug: bool = False, alone: bool = False, qui
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
     first = not quiet and launch.leave_code(code) if alone or launch.rank() == 0 else False
     if debug:
-        traceback.print_exc()
+        print(hide_secrets(traceback.format_exc()), end="", file=sys.stderr)
     if first:
-        print(f"spt: {message}", file=sys.stderr, flush=True)
+        print(f"spt: {hide_secrets(message)}", file=sys.stderr, flush=True)
     if several and launch.rank() > 0:
         launch.wait_for_code(1.0)  # the launcher ends all processes with the first: let process 0 say what happened
     raise typer.Exit(code)

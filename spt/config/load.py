@@ -114,6 +114,23 @@ def load(
     return ResolvedRecipe(name, recipe, origins, identities, tuple(notes), smoke)
 
 
+def load_recorded(run: Path) -> ResolvedRecipe:
+    """The recipe of a run folder, of which spt writes every path absolute.
+
+    A folder from elsewhere brings no code: raises UsageError, before anything is imported, for a model or task file
+    that lies in the run folder or is named by a relative path. Else as `load`.
+    """
+    path = run / "recipe.yaml"
+    raw = parse_yaml(read_text(path, "recipe"), str(path))
+    for place, part in _components(raw if isinstance(raw, dict) else {}):
+        code = Path(part["name"])
+        if is_path(part["name"]) and (not code.is_absolute() or code.resolve().is_relative_to(run.resolve())):
+            raise UsageError(
+                f"its {place} is the file {code}, which no run records: code that comes with a run folder is not run"
+            )
+    return load(str(path))
+
+
 def resolve(raw: Mapping[str, Any], source: str) -> tuple[Recipe, dict[str, str]]:
     """A checked recipe, its components' defaults filled in, and the components' identities."""
     problems: list[str] = []

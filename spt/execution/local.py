@@ -33,7 +33,16 @@ from typing import Any, BinaryIO, NoReturn
 
 import torch
 
-from spt.errors import BackendError, Interrupted, OutputError, SptError, Stopped, UsageError, one_line
+from spt.errors import (
+    BackendError,
+    Interrupted,
+    OutputError,
+    SptError,
+    Stopped,
+    UsageError,
+    hide_secrets,
+    one_line,
+)
 from spt.execution.progress import StudyProgress
 from spt.execution.queue import (
     FailedRun,
@@ -339,7 +348,7 @@ def main() -> NoReturn:
         send("error", OutputError(str(error), hopeless=True) if hopeless else BackendError(str(error)))
         code = error.exit_code
     except Exception as error:
-        send("log", traceback.format_exc())
+        send("log", hide_secrets(traceback.format_exc()))
         send("error", RuntimeError(one_line(error)))
         code = 1
     launch.exit_process(code)

@@ -27,7 +27,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from spt.config.job import Job
 from spt.config.validation import validation_messages
-from spt.errors import BackendError, Interrupted, OutputError, SptError, Stopped, UsageError
+from spt.errors import (
+    BackendError,
+    Interrupted,
+    OutputError,
+    SptError,
+    Stopped,
+    UsageError,
+    hide_assigned_secrets,
+)
 from spt.execution.progress import StudyProgress
 from spt.execution.queue import FailedRun, Failures, RunRequest, attempt_run, count_runs, unfinished_requests
 from spt.runs.files import write_json, writing
@@ -70,6 +78,12 @@ class Slurm(BaseModel):
     def _check(self) -> "Slurm":
         if self.gpus > 1:
             raise ValueError(f"gpus={self.gpus}: a run on Slurm uses one GPU at most; choose 0 or 1")
+        for line in self.setup:  # which stands in the scripts that submitit writes
+            if hide_assigned_secrets(line) != line:
+                raise ValueError(
+                    f"setup={hide_assigned_secrets(line)}: a secret would stand in the jobs' scripts; export it before "
+                    "this command, and Slurm passes it on"
+                )
         if self.time < 10:
             raise ValueError(
                 f"time={self.time}: elements save their states 90 s before the end; choose at least 10 minutes"

@@ -24,8 +24,17 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from filelock import FileLock, Timeout
 
-from spt.errors import OutputError
-from spt.runs.files import is_out_of_range, sync, write_json, write_text, writing
+from spt.errors import (
+    OutputError,
+    hide_secrets,
+)
+from spt.runs.files import (
+    is_out_of_range,
+    sync,
+    write_json,
+    write_text,
+    writing,
+)
 from spt.runs.result import SCHEMA, Result, Stop
 
 CLOCK = "clock.json"
@@ -196,7 +205,7 @@ class RunFolder:
             self.path / "status.json",
             {
                 "state": state,
-                "reason": reason,
+                "reason": hide_secrets(reason),
                 "exit_code": exit_code,
                 "pid": os.getpid(),
                 "host": platform.node(),

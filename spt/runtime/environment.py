@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from spt import __version__
-from spt.errors import one_line
+from spt.errors import hide_assigned_secrets, one_line
 
 INSTRUCTIONS = ("avx2", "avx512_f", "avx512_bf16", "amx_bf16", "neon", "sve", "bf16", "sve_bf16")  # that decide speed
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "pydantic", "numpy")
@@ -73,11 +73,11 @@ def _packages() -> dict[str, str]:
 
 
 def command_line() -> str:
-    """The command, or the program that used the Python API; nothing for an interactive session."""
-    program = Path(sys.argv[0]).name
+    """The command, or the program that used the Python API, without secrets; nothing for an interactive session."""
+    program, arguments = Path(sys.argv[0]).name, [hide_assigned_secrets(each) for each in sys.argv[1:]]
     if program in ("spt", "spt.exe", "spt_cli.py", "__main__.py"):
-        return shlex.join(["spt", *sys.argv[1:]])
-    return shlex.join(["python", program, *sys.argv[1:]]) if program.endswith(".py") else ""
+        return shlex.join(["spt", *arguments])
+    return shlex.join(["python", program, *arguments]) if program.endswith(".py") else ""
 
 
 @cache

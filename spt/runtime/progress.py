@@ -16,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID,
 from rich.table import Column
 from rich.text import Text
 
+from spt.errors import hide_secrets
+
 EVERY = 15.0  # seconds between plain lines
 OFTEN = 0.25  # seconds between two looks at a bar
 
@@ -35,7 +37,7 @@ class _Forwarder(logging.Handler):
         self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._send(record.getMessage())
+        self._send(hide_secrets(record.getMessage()))
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from spt.config.job import Job, PretrainedWeights
-from spt.config.load import load
+from spt.config.load import load_recorded
 from spt.data.dataset import identify_data
 from spt.data.fingerprints import split_record
 from spt.errors import CheckpointError, DataError, UsageError, one_line
@@ -96,7 +96,7 @@ def read_finished_run(path: Path) -> tuple[Path, Result, Job]:
         raise CheckpointError(f"{path} is not finished ({state}); a finished run is expected")
     parent = None if result.parent is None else PretrainedWeights(path, result.parent)
     try:
-        resolved = identify_data(load(str(path / "recipe.yaml"), []))
+        resolved = identify_data(load_recorded(path))
     except UsageError as error:  # the file is damaged, or names what is not there any more: not what the user asked
         raise DataError(f"the recipe that {path.name} was run with cannot be used: {error}") from error
     return path, result, Job(resolved, result.stage, result.seed, parent)

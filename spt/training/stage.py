@@ -14,8 +14,19 @@ from spt.config.plugins import find_plugin, line_in
 from spt.config.recipe import LOWER_IS_BETTER
 from spt.data.dataset import training_fingerprints
 from spt.data.fingerprints import overlap, refuse_leak, split_record
-from spt.errors import CheckpointError, DivergedError, OutputError, SptError, Stopped, UsageError, one_line
-from spt.runs.files import replacing
+from spt.errors import (
+    CheckpointError,
+    DivergedError,
+    OutputError,
+    SptError,
+    Stopped,
+    UsageError,
+    hide_secrets,
+    one_line,
+)
+from spt.runs.files import (
+    replacing,
+)
 from spt.runs.folder import RunFolder, State
 from spt.runs.result import NOT_SELF_PRETRAINING, Ledger, Result
 from spt.runtime.distributed import Runtime, is_lost_peer
@@ -407,6 +418,7 @@ def _record_failure(run: RunFolder, error: BaseException, rank: int) -> None:
             run.set_status("failed", "another process of this run has ended", 4)
         elif (run.status() or {}).get("state") == "running":
             run.set_status("failed", f"{type(error).__name__}: {error}", 1)
-            (run.path / "traceback.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            trace = hide_secrets("".join(traceback.format_exception(error)))
+            (run.path / "traceback.txt").write_text(trace, encoding="utf-8")
     except (OutputError, OSError):
         pass  # the disk is full: the error itself is what the user must see
