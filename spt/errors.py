@@ -105,13 +105,16 @@ class FailedRuns(SptError):
     exit_code = 8
 
 
-class Stopped(SptError):
-    """Query to stop (SIGTERM): the state was saved and the same command continues."""
+class Stopped(BaseException):
+    """Query to stop (SIGTERM): the state was saved and the same command continues.
+
+    No `Exception`: nothing has gone wrong, and what goes on after an error must not go on after this.
+    """
 
     exit_code = 75
 
 
-class Interrupted(Stopped):
+class Interrupted(Stopped, KeyboardInterrupt):
     """Ctrl-C: the state was saved and the same command continues."""
 
     exit_code = 130

@@ -24,7 +24,7 @@ from spt.config.recipe import LOWER_IS_BETTER
 from spt.data.dataset import open_task
 from spt.data.fingerprints import split_record
 from spt.data.metrics import UNASKED
-from spt.errors import DataError, SptError, hide_secrets, one_line
+from spt.errors import DataError, SptError, Stopped, hide_secrets, one_line
 from spt.runs.baseline import BaselineResult, read_baseline
 from spt.runs.files import replacing, write_json, write_text, writing
 from spt.runs.folder import RunFolder
@@ -70,6 +70,8 @@ def _record(run: RunFolder, error: BaseException) -> None:
     try:
         if isinstance(error, SptError):
             run.set_status("failed", str(error), error.exit_code)
+        elif isinstance(error, Stopped):
+            run.set_status("stopped", str(error), error.exit_code)
         elif isinstance(error, Exception):
             run.set_status("failed", one_line(error), 1)
             trace = hide_secrets("".join(traceback.format_exception(error)))

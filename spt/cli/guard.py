@@ -14,7 +14,7 @@ import typer
 
 from spt.cli.options import RuntimeOptions, smoke_size
 from spt.cli.output import notify, results_only
-from spt.errors import BackendError, Interrupted, OutputError, SptError, UsageError, hide_secrets, one_line
+from spt.errors import BackendError, Interrupted, OutputError, SptError, Stopped, UsageError, hide_secrets, one_line
 from spt.runtime import launch
 from spt.runtime.progress import forward_messages
 from spt.runtime.signals import stop_error
@@ -46,7 +46,7 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
                     with results_only() if options.get("as_json") else contextlib.nullcontext():
                         function(**options)
                 launch.leave_group()
-            except SptError as error:
+            except (SptError, Stopped) as error:
                 _fail(str(error), error.exit_code, debug, alone=not getattr(error, "known_to_all", False))
             except KeyboardInterrupt:
                 _fail(str(stop_error(signal.SIGINT)), Interrupted.exit_code, debug)

@@ -208,10 +208,9 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
                 task = {**opened.task, **self.encoding_.transforms}  # what new rows go through
                 self.model_ = replace(opened, network=opened.network.cpu(), classes=self._class_names(), task=task)
                 self.run_ = None if self.runs_dir is None else root / job.name
-        except Interrupted as error:  # which a search, that goes on after errors, must not take for one
-            raise KeyboardInterrupt from error
-        except Stopped:
-            signal.raise_signal(signal.SIGTERM)
+        except Stopped as error:
+            if not isinstance(error, Interrupted):
+                signal.raise_signal(signal.SIGTERM)
             raise
 
     def _job(self, data: TaskData, root: Path, seed: int) -> Job:

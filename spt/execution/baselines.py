@@ -6,7 +6,7 @@ from pathlib import Path
 
 from spt.baselines.job import BaselineJob
 from spt.baselines.run import run_baseline
-from spt.errors import OutputError, SptError, Stopped, one_line
+from spt.errors import OutputError, SptError, one_line
 from spt.report.format import score_text, time_text
 from spt.runs.baseline import BaselineResult, baseline_outcome
 from spt.runs.folder import RunFolder
@@ -45,8 +45,6 @@ def _attempt(job: BaselineJob, root: Path, label: str) -> str | None:
     """Make one; returns why it failed, or None."""
     try:
         result = run_baseline(job, root)
-    except Stopped:
-        raise
     except SptError as error:
         if isinstance(error, OutputError) and error.hopeless:
             raise

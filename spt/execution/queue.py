@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from spt.config.job import Job
 from spt.config.plugins import is_path
-from spt.errors import OutputError, SptError, Stopped, UsageError, one_line
+from spt.errors import OutputError, SptError, UsageError, one_line
 from spt.execution.progress import StudyProgress
 from spt.runs.folder import RunFolder
 from spt.runtime.distributed import Runtime
@@ -167,8 +167,6 @@ def attempt_run(request: RunRequest, root: Path, runtime: Runtime) -> str | None
     """Make one run; returns why it failed, or None. Raises what ends all of them."""
     try:
         run_stage(request.job, root, runtime, request.label, request.tracked)
-    except Stopped:
-        raise
     except SptError as error:
         if isinstance(error, OutputError) and error.hopeless:
             raise  # a full disk fails every other run as well

@@ -25,7 +25,7 @@ from accelerate.utils import (
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from spt.errors import BackendError, SptError, did_you_mean, one_line
+from spt.errors import BackendError, SptError, Stopped, did_you_mean, one_line
 from spt.models.ops import backends, graphs
 from spt.models.ops.device import run_on_gpu
 from spt.models.ops.precision import float32_products
@@ -128,7 +128,7 @@ class Runtime:
         if self.main or not only_main:
             try:
                 value = function()
-            except (Exception, KeyboardInterrupt, SystemExit) as raised:
+            except (Exception, Stopped, KeyboardInterrupt, SystemExit) as raised:
                 error = raised
         results: list[tuple[Any, Any]] = gather_object([(value, None if error is None else _transferable(error))])
         for _, remote_error in results:
@@ -383,7 +383,7 @@ def mark_shared(error: BaseException) -> BaseException:
 
 def _transferable(error: BaseException) -> tuple[type[BaseException], str, dict[str, Any]]:
     """An error as it travels to other processes: one of ours whole, others by what they say."""
-    if isinstance(error, SptError):
+    if isinstance(error, SptError | Stopped):
         return type(error), str(error), dict(error.__dict__)
     if isinstance(error, KeyboardInterrupt):
         return KeyboardInterrupt, str(error), {}

@@ -24,10 +24,8 @@ from spt.errors import (
     hide_secrets,
     one_line,
 )
-from spt.runs.files import (
-    replacing,
-)
-from spt.runs.folder import RunFolder, State
+from spt.runs.files import replacing
+from spt.runs.folder import RunFolder
 from spt.runs.result import NOT_SELF_PRETRAINING, Ledger, Result
 from spt.runtime.distributed import Runtime, is_lost_peer
 from spt.runtime.environment import command_line, environment, has_bf16_instructions
@@ -409,9 +407,9 @@ def _record_failure(run: RunFolder, error: BaseException, rank: int) -> None:
         if rank > 0 and getattr(error, "known_to_all", False):
             return
         if isinstance(error, SptError):
-            states: dict[type[SptError], State] = {Stopped: "stopped", DivergedError: "diverged", SptError: "failed"}
-            state = next(name for kind, name in states.items() if isinstance(error, kind))
-            run.set_status(state, str(error), error.exit_code)
+            run.set_status("diverged" if isinstance(error, DivergedError) else "failed", str(error), error.exit_code)
+        elif isinstance(error, Stopped):
+            run.set_status("stopped", str(error), error.exit_code)
         elif isinstance(error, KeyboardInterrupt):
             run.set_status("stopped", "interrupted", 130)
         elif (run.status() or {}).get("state") == "running" and is_lost_peer(error):
