@@ -1,11 +1,10 @@
 """Whatever stands in the user's files: a sentence or rows, never a traceback, a hang or a large allocation.
 
-Valid files of every kind are changed at random. `FUZZ_CASES=2000` asks for more changes, and others each time:
-    FUZZ_CASES=2000 .venv/bin/python -m pytest -m slow tests/test_fuzz_readers.py
+Valid files of every kind are changed at random, and read in this process. Thousands of them, read by commands:
+    .venv/bin/python -m tests.fuzz --target data --count 2000
 """
 
 import contextlib
-import os
 import resource
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from recordings import KINDS, make
 from spt.tasks import custom
 
 ROOM = 2**29  # bytes that may be allocated beyond what is
-CASES = int(os.environ.get("FUZZ_CASES", 0))
 TEXTS = ("csv", "jsonl", "ts", "wfdb header")
 TOKENS = (
     *(b"nan", b"1e999", b"-1", b"0", b"99999999999999999999", b"2147483647", b"65535", b"?", b"\xff\xff\xff\xff"),
@@ -71,16 +69,16 @@ def little_memory():
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def fuzz(kind, folder, cases):
+def fuzz(kind, folder):
     folder.mkdir()
     path, config = make(kind, folder)
     valid = path.read_bytes()
     custom.load(config, Path(".")).check()
 
     @settings(
-        max_examples=cases,
+        max_examples=10,
         deadline=None,
-        derandomize=not CASES,
+        derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),
     )
@@ -99,11 +97,4 @@ def fuzz(kind, folder, cases):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_file_is_refused_in_words_or_read(kind, tmp_path):
-    fuzz(kind, tmp_path / "data", 10)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_file_changed_in_many_ways_is_refused_in_words_or_read(kind, tmp_path):
-    fuzz(kind, tmp_path / "data", CASES or 200)
+    fuzz(kind, tmp_path / "data")
