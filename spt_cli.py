@@ -16,21 +16,8 @@ from typing import Annotated
 import typer
 
 from spt import __version__
-from spt.cli import (
-    baselines,
-    bench,
-    data,
-    inference,
-    inspect,
-    recipes,
-    report,
-    results,
-    study,
-    system,
-    train,
-    try_data,
-)
-from spt.errors import UsageError
+from spt.cli import baselines, bench, data, inference, inspect, recipes, report, results, study, system, train, try_data
+from spt.errors import UsageError, printable
 from spt.runtime import launch
 
 app = typer.Typer(
@@ -82,7 +69,7 @@ def main() -> None:
         launch.join_slurm()
         launch.check_group()
     except UsageError as error:
-        print(f"spt: {error}", file=sys.stderr)
+        print(f"spt: {printable(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     if launch.rank() > 0:  # of several processes the first one speaks
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

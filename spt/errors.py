@@ -106,7 +106,7 @@ class FailedRuns(SptError):
 
 
 class Stopped(BaseException):
-    """Query to stop (SIGTERM): the state was saved and the same command continues.
+    """A request to stop (SIGTERM): the state was saved and the same command continues.
 
     No `Exception`: nothing has gone wrong, and what goes on after an error must not go on after this.
     """
@@ -158,6 +158,15 @@ def _secrets() -> list[str]:
             continue
         found |= values | {unquote(each) for each in values}
     return sorted((each for each in found if len(each) >= SHORTEST), key=len, reverse=True)
+
+
+# What a terminal acts on rather than shows, and what makes text read in another order than it is written.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Text from a user's file or argument, for a terminal: control characters are written out, as `\\x1b`."""
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ import typer
 
 from spt.cli.guard import command
 from spt.cli.options import DataOption, DebugOption, JsonOption, WorkersOption
-from spt.cli.output import notify, print_json
+from spt.cli.output import notify, print_json, show
 
 data_app = typer.Typer(help="The data of a recipe's task.", no_args_is_help=True)
 
@@ -45,7 +45,7 @@ def data_prepare(
     for note in summary["notes"]:
         notify(f"note: {note}")
     rows = ", ".join(f"{name} {count:,}" for name, count in summary["rows"].items())
-    print(f"{summary['task']}: {rows} rows in {summary['folder']} (data {summary['data']})")
+    show(f"{summary['task']}: {rows} rows in {summary['folder']} (data {summary['data']})")
 
 
 @command(data_app, "check")
@@ -67,4 +67,4 @@ def data_check(
     if as_json:
         print_json(summary)
     else:
-        print(render(summary))
+        show(render(summary))

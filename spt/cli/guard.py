@@ -14,7 +14,17 @@ import typer
 
 from spt.cli.options import RuntimeOptions, smoke_size
 from spt.cli.output import notify, results_only
-from spt.errors import BackendError, Interrupted, OutputError, SptError, Stopped, UsageError, hide_secrets, one_line
+from spt.errors import (
+    BackendError,
+    Interrupted,
+    OutputError,
+    SptError,
+    Stopped,
+    UsageError,
+    hide_secrets,
+    one_line,
+    printable,
+)
 from spt.runtime import launch
 from spt.runtime.progress import forward_messages
 from spt.runtime.signals import stop_error
@@ -137,7 +147,7 @@ def _fail(message: str, code: int, debug: bool = False, alone: bool = False, qui
     if debug:
         print(hide_secrets(traceback.format_exc()), end="", file=sys.stderr)
     if first:
-        print(f"spt: {hide_secrets(message)}", file=sys.stderr, flush=True)
+        print(f"spt: {printable(hide_secrets(message))}", file=sys.stderr, flush=True)
     if several and launch.rank() > 0:
         launch.wait_for_code(1.0)  # the launcher ends all processes with the first: let process 0 say what happened
     raise typer.Exit(code)

@@ -4,10 +4,11 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from spt.errors import printable
 from spt.runtime import launch
 
 _results: TextIO | None = None  # standard output, while it is kept for results
@@ -39,7 +40,12 @@ def results_only() -> Iterator[None]:
 def notify(text: str) -> None:
     """A message for people, on standard error; of several processes the first alone shows it."""
     if launch.rank() == 0:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """A result, as text."""
+    print(printable(text))
 
 
 def print_json(value: Any) -> None:
@@ -49,11 +55,16 @@ def print_json(value: Any) -> None:
 
 def console() -> Any:
     """Standard output, never taken for narrower than 80 columns: tables would lose columns, not only look bad."""
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
     class Terminal(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
     return Terminal(width=max(Console().width, 80))
 

@@ -22,7 +22,7 @@ from spt.cli.options import (
     settings,
     smoke_size,
 )
-from spt.cli.output import notify, print_json
+from spt.cli.output import notify, print_json, show
 
 if TYPE_CHECKING:
     from spt.api import TrainedRun
@@ -97,7 +97,7 @@ def evaluate(
         print_json(scored)
         return
     scores = ", ".join(f"{name} {value:.6g}" for name, value in scored["scores"].items())
-    print(f"{run.name}: {scores} on {scored['rows']:,} {split} rows")
+    show(f"{run.name}: {scores} on {scored['rows']:,} {split} rows")
     if scored["rate"] != 1:
         notify(
             f"note: steps are {scored['rate']:g} times as far apart as in training; the model's step size was rescaled"
@@ -110,7 +110,7 @@ def _show(run: "TrainedRun", as_json: bool) -> None:
     if as_json:
         print_json({"run": str(run.path), **run.result.model_dump(mode="json")})
     else:
-        print(_summary(run.path, run.result))
+        show(_summary(run.path, run.result))
 
 
 def _summary(folder: Path, result: "Result") -> str:

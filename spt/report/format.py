@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from spt.runs.plan import factors_text, setting_text
 
+# Anything after the first sign but a number, or a sign alone.
+_FORMULA = re.compile(r"[=+@\t\r-](?!$|[\d.,]+([eE][+-]?\d+)?\s*%?$)")
 ARM = {"scratch": "scratch", "spt": "SPT"}  # as displayed
 
 
@@ -38,13 +40,20 @@ def time_text(seconds: float) -> str:
 
 
 def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each mapping, all with the keys of the first; an empty text for no lines."""
+    """A line for each mapping, all with the keys of the first; an empty text for no lines.
+
+    A text that a spreadsheet would take for a formula has an apostrophe before it.
+    """
     file = io.StringIO()
     if lines:
         writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows({key: _cell(value) for key, value in line.items()} for line in lines)
     return file.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def abbreviate(names: Sequence[str], most: int = 3) -> str:
