@@ -326,12 +326,15 @@ def data(chance: random.Random, work: Path) -> list[Step]:
     """A file of every kind that is read as the user's own."""
     from recordings import KINDS, make
 
+    if chance.random() < 0.2:  # what has enough rows for a plan
+        mutations.change_file(chance, work / "rows.csv")
+        return [Step(("try", "rows.csv", "--dry-run", "--out", "out"), ("out",))]
     kind = chance.choice(KINDS)
     folder = work / "data"
     folder.mkdir(exist_ok=True)
     path, config = make(kind, folder)
     options = config.model_dump(mode="json", exclude_unset=True) | {
-        "path": "data" if config.path != str(path) else f"data/{path.name}"
+        "path": "data" if str(config.path) != str(path) else f"data/{path.name}"
     }
     if chance.random() < 0.15:
         path = folder / "labels.csv" if (folder / "labels.csv").exists() else path
@@ -343,13 +346,6 @@ def data(chance: random.Random, work: Path) -> list[Step]:
     commands = [
         ["data", "check", "custom", *words],
         ["data", "prepare", "custom", *words],
-        [
-            "try",
-            "data" if path.parent == folder and config.path != str(path) else str(path.relative_to(work)),
-            "--dry-run",
-            "--out",
-            "out",
-        ],
     ]
     return [Step(tuple(chance.choice(commands)), ("out",))]
 
