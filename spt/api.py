@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from spt.estimators.estimator import SequenceClassifier, SequenceRegressor
     from spt.execution.estimate import MeasuredCosts
     from spt.execution.run_study import ExecutionTarget
+    from spt.execution.work import WorkDone
     from spt.inference.trained_model import TrainedModel
     from spt.runtime.distributed import Runtime
     from spt.studies.grid import StudyGrid
@@ -279,6 +280,12 @@ class PlannedStudy:
             return built
 
         return FinishedStudy(folder, self.runtime.on_main(report), failed)
+
+    def work(self, most: int | None = None, wait: bool = True) -> "WorkDone":
+        """Make missing runs beside other processes that do the same, at most so many; `wait` for those of others."""
+        from spt.execution.work import WorkOptions, work_on_study
+
+        return work_on_study(self.grid, self.folder.parent, WorkOptions(most, wait), self.runtime)
 
 
 def plan_study(

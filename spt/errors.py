@@ -99,6 +99,14 @@ class OutputError(SptError):
         self.hopeless = hopeless
 
 
+class RunInUse(OutputError):
+    """A run that another process has."""
+
+
+class RunTakenOver(RunInUse):
+    """A run that this process had until another took it for dead."""
+
+
 class FailedRuns(SptError):
     """A comparison that went through to the end although some of its runs failed."""
 

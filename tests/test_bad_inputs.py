@@ -370,11 +370,16 @@ def test_a_folder_in_use(folder):
 
 
 def test_a_file_system_without_locks(folder, monkeypatch):
+    """Runs have claims beside locks; prepared data have locks alone."""
+
     def none(self, *_, **__):
         raise NotImplementedError
 
-    monkeypatch.setattr("spt.runs.folder.FileLock.acquire", none)
-    refused(folder, 7, "has no locks", "pretrain", recipe(folder, task=TOY))
+    call(folder, "data", "prepare", recipe(folder, task=TOY))
+    monkeypatch.setattr("filelock.FileLock.acquire", none)
+    assert call(folder, "pretrain", "r.yaml")[0] == 0
+    monkeypatch.setenv("SPT_CACHE_DIR", str(folder / "cache"))
+    refused(folder, 7, "has no locks", "pretrain", recipe(folder, task={**TOY, "shift": 1}))
 
 
 # --------------------------------------------------------------------------------------------------------------- rest

@@ -288,7 +288,7 @@ def test_a_run_is_called_by_its_row(tmp_path, monkeypatch):
         called.append((job.stage, *tracked))
 
     monkeypatch.setattr(queue, "run_stage", run_stage)
-    asked = [run_study._in_group(request, "s") for request in study_requests(tmp_path)]
+    asked = [run_study.in_group(request, "s") for request in study_requests(tmp_path)]
     expected = [(stage, f"tiny, share 0.5, seed 3, {arm}", "s") for stage, arm in
                 (("pretrain", "spt"), ("finetune", "spt"), ("finetune", "scratch"))]  # fmt: skip
     run_here(asked, tmp_path / "runs", Runtime(SETTINGS))

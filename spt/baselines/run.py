@@ -60,6 +60,7 @@ def run_baseline(job: BaselineJob, root: Path) -> BaselineResult:
         except BaseException as error:
             _record(run, error)
             raise
+        run.check()
         write_text(run.path / "result.json", result.model_dump_json(indent=2) + "\n")
         run.set_status("done")
         return result

@@ -172,9 +172,39 @@ class StudyOptions(NamedTuple):
     as_json: JsonOption = False
 
 
+class WorkOptions(NamedTuple):
+    """The options of a worker: which study it works on, and how much it does."""
+
+    seeds: Annotated[str | None, typer.Option("--seeds", help="As in the command that began the study, if any.")] = None
+    out: OutOption = Path("runs")
+    smoke: SmokeOption = False
+    smoke_full: SmokeFullOption = False
+    lease: Annotated[
+        float,
+        typer.Option(
+            "--lease",
+            min=1.0,
+            max=86400.0,
+            help="Seconds without a sign of life after which others take over a run of this worker.",
+        ),
+    ] = 60.0
+    max_runs: Annotated[
+        int | None,
+        typer.Option("--max-runs", min=1, help="End after so many runs.", show_default="until none is left"),
+    ] = None
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait/--no-wait", help="While others make the runs that are left: wait, since they may fail to; or end."
+        ),
+    ] = True
+    as_json: JsonOption = False
+
+
 RUNS = Path("runs")
 RUNTIME = RuntimeOptions()
 STUDY = StudyOptions()
+WORK = WorkOptions()
 
 
 def settings(resume: Literal["auto", "must", "never"], runtime: RuntimeOptions) -> "Settings":

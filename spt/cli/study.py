@@ -12,12 +12,14 @@ from spt.cli.options import (
     RUNS,
     RUNTIME,
     STUDY,
+    WORK,
     DebugOption,
     JsonOption,
     OutOption,
     RecipesArgument,
     RuntimeOptions,
     StudyOptions,
+    WorkOptions,
     jobs,
     seeds,
     settings,
@@ -124,13 +126,14 @@ def _run(source: "StudySource", study: StudyOptions, runtime: RuntimeOptions) ->
         show_report(finished.report, study.as_json)
         notify_written(finished.path)
     if finished.failed:
-        from spt.runtime.distributed import mark_shared
+        raise _failed_runs(finished.failed)
 
-        error = FailedRuns(
-            f"{finished.failed} of the runs failed; the report lists them; the same command tries again what did not "
-            "diverge"
-        )
-        raise mark_shared(error)
+
+def _failed_runs(count: int) -> BaseException:
+    from spt.runtime.distributed import mark_shared
+
+    text = f"{count} of the runs failed; the report lists them; the same command tries again what did not diverge"
+    return mark_shared(FailedRuns(text))
 
 
 def _save(path: Path, study: Any, as_json: bool) -> None:
@@ -444,20 +447,25 @@ def _values(text: str, given: str) -> Any:
     return [parse_yaml(part, f"--space {given}") for part in text.split(",") if part]
 
 
+SourceArgument = Annotated[
+    str, typer.Argument(metavar="FILE|FOLDER|NAME", help="A study's file or folder, or one of ours.")
+]
+PartArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[RECIPE…]", help="Only these of its recipes.", show_default=False)
+]
+LevelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--level", help="Only these variants, sizes, initialisations or reaches (repeat).", show_default="all"
+    ),
+]
+
+
 @command(study_app, "run")
 def study_run(
-    source: Annotated[
-        str, typer.Argument(metavar="FILE|FOLDER|NAME", help="A study's file or folder, or one of ours.")
-    ],
-    recipes: Annotated[
-        list[str] | None, typer.Argument(metavar="[RECIPE…]", help="Only these of its recipes.", show_default=False)
-    ] = None,
-    level: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--level", help="Only these variants, sizes, initialisations or reaches (repeat).", show_default="all"
-        ),
-    ] = None,
+    source: SourceArgument,
+    recipes: PartArgument = None,
+    level: LevelOption = None,
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
@@ -465,6 +473,38 @@ def study_run(
     from spt.studies.schema import part_of, read
 
     _run(part_of(read(source), recipes or (), level or ()), study, runtime)
+
+
+@command(study_app, "work")
+def study_work(
+    source: SourceArgument,
+    recipes: PartArgument = None,
+    level: LevelOption = None,
+    work: WorkOptions = WORK,
+    runtime: RuntimeOptions = RUNTIME,
+) -> None:
+    """Make runs of a study that nobody else makes, until none is left: any number of these commands at once, on any
+    machines that share the folder of runs."""
+    from spt.api import plan_study
+    from spt.studies.schema import part_of, read
+
+    planned = plan_study(
+        part_of(read(source), recipes or (), level or ()),
+        seeds=None if work.seeds is None else seeds(work.seeds),
+        smoke=smoke_size(work.smoke, work.smoke_full),
+        out=work.out,
+        settings=replace(settings("auto", runtime), lease=work.lease),
+    )
+    done = planned.work(work.max_runs, work.wait)
+    if planned.runtime.main:
+        if work.as_json:
+            print_json({**done._asdict(), "folder": str(done.folder)})
+        elif done.left:
+            notify(f"{done.made} runs made here; {done.left} are left in {done.folder}")
+        else:
+            notify(f"{done.made} runs made here; none is left, and the report is {done.folder / 'report.html'}")
+    if done.failed:
+        raise _failed_runs(done.failed)
 
 
 @command(study_app, "status")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from spt.config.job import Job
 from spt.config.plugins import is_path
-from spt.errors import OutputError, SptError, UsageError, one_line
+from spt.errors import OutputError, RunInUse, RunTakenOver, SptError, UsageError, one_line
 from spt.execution.progress import StudyProgress
 from spt.runs.folder import RunFolder
 from spt.runtime.distributed import Runtime
@@ -164,9 +164,17 @@ def is_past(deadline: float | None) -> bool:
 
 
 def attempt_run(request: RunRequest, root: Path, runtime: Runtime) -> str | None:
-    """Make one run; returns why it failed, or None. Raises what ends all of them."""
+    """Make one run; returns why it failed, or None. Raises what ends all of them, and RunInUse where it is not to wait
+    for a run that another process has."""
     try:
         run_stage(request.job, root, runtime, request.label, request.tracked)
+    except RunTakenOver as error:
+        if not runtime.settings.wait:
+            raise
+        logger.info(str(error))
+        return attempt_run(request, root, runtime)  # which waits for the other
+    except RunInUse:
+        raise
     except SptError as error:
         if isinstance(error, OutputError) and error.hopeless:
             raise  # a full disk fails every other run as well

@@ -97,7 +97,7 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
         target = replace(target, jobs=1)
     folder = study_folder(grid, root)
     plan = make_plan(grid)
-    runtime.on_main(lambda: _write(folder, grid, plan))
+    runtime.on_main(lambda: write_plan(folder, grid, plan))
     restart = runtime.settings.resume == "never"
     if restart:  # once for the whole study: what its trials have just made, its other runs may need
         runtime = Runtime(replace(runtime.settings, resume="auto"))
@@ -111,13 +111,11 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
         grid, plan, messages = runtime.on_main(lambda: apply_selection(grid, root))
         for message in messages:
             logger.info(message)
-        runtime.on_main(lambda: _write(folder, grid, plan))
+        runtime.on_main(lambda: write_plan(folder, grid, plan))
         if restart:
             later = [job for name, job in _all_runs(grid.jobs).items() if name not in before]
             runtime.on_main(lambda: _move_aside(later, root))
-        # A diverged setting has used up its trial, once a choice is made.
-        settled = {trial.run for search in plan.searches if search.chosen for trial in search.trials}
-        failed = [run for run in failed if not (run.job.name in settled and _diverged(root, run.job))]
+        failed = without_settled(failed, plan, root)
     progress.what = "runs"
     failed += _execute(cell_requests(grid), folder, target, runtime, built, progress)
     without = 0
@@ -127,8 +125,14 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
     return folder, len({run.job.name for run in failed}) + without
 
 
-def _diverged(root: Path, job: Job) -> bool:
-    return (RunFolder(root, job.name).status() or {}).get("state") == "diverged"
+def without_settled(failed: Iterable[FailedRun], plan: StudyPlan, root: Path) -> list[FailedRun]:
+    """A diverged setting has used up its trial, once a choice is made."""
+    settled = {trial.run for search in plan.searches if search.chosen for trial in search.trials}
+
+    def has_diverged(name: str) -> bool:
+        return (RunFolder(root, name).status() or {}).get("state") == "diverged"
+
+    return [run for run in failed if not (run.job.name in settled and has_diverged(run.job.name))]
 
 
 def _all_runs(jobs: Iterable[Job]) -> dict[str, Job]:
@@ -211,7 +215,7 @@ def _execute(
     built: dict[str, Built],
     progress: StudyProgress,
 ) -> list[FailedRun]:
-    requests = [_in_group(request, folder.name) for request in requests]
+    requests = [in_group(request, folder.name) for request in requests]
     if target.part is not None:
         requests = shard(requests, *target.part)
     root, settings = folder.parent, runtime.settings
@@ -239,7 +243,7 @@ def _jobs_at_once(requests: Sequence[RunRequest], root: Path, built: dict[str, B
     return min(launch.usable_cores(), len(left)) if all(built[_configuration(job)].small for job in left) else 1
 
 
-def _in_group(request: RunRequest, group: str) -> RunRequest:
+def in_group(request: RunRequest, group: str) -> RunRequest:
     tracked, parent = (run and run._replace(group=group) for run in (request.tracked, request.parent_tracked))
     return request._replace(tracked=tracked, parent_tracked=parent)
 
@@ -363,7 +367,7 @@ def make_plan(grid: StudyGrid) -> StudyPlan:
     )
 
 
-def _write(folder: Path, grid: StudyGrid, plan: StudyPlan) -> None:
+def write_plan(folder: Path, grid: StudyGrid, plan: StudyPlan) -> None:
     """The plan, and the study's file. A plan that says the same is left as it is: when and how it was made stays."""
     path = folder / PLAN
     try:

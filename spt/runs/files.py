@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import re
+import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +42,7 @@ def writing(path: Path) -> Iterator[None]:
     except NotImplementedError as error:  # raised by FileLock on a file system without locks
         raise OutputError(
             f"the file system of {path.parent} has no locks, so two processes could overwrite each other's work; "
-            "choose another --out or SPT_CACHE_DIR"
+            "choose another SPT_CACHE_DIR"
         ) from error
     except OSError as error:
         raise output_error(path, error) from error
@@ -86,7 +87,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
     That holds after a power cut too: content is on the disk before it has its name.
     """
-    beside = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.tmp")
+    # Of several machines, or containers, two processes can have the same number.
+    beside = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with writing(path):
         try:
             yield beside
@@ -106,7 +108,7 @@ def sync(path: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what processes of this machine were writing into a folder when they were killed."""
-    left_by = re.compile(rf"\..+\.{re.escape(platform.node())}-(\d+)\.tmp")
+    left_by = re.compile(rf"\..+\.{re.escape(platform.node())}-(\d+)-[0-9a-f]+\.tmp")
     for path in folder.glob(".*.tmp"):
         match = left_by.fullmatch(path.name)
         if match and not _is_at_work(int(match[1])):

@@ -14,6 +14,7 @@ runs/finetune-9f920d1b9d57/
 
 import contextlib
 import json
+import logging
 import os
 import platform
 import re
@@ -22,22 +23,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from filelock import FileLock, Timeout
-
-from spt.errors import (
-    OutputError,
-    hide_secrets,
-)
-from spt.runs.files import (
-    is_out_of_range,
-    sync,
-    write_json,
-    write_text,
-    writing,
-)
+from spt.errors import OutputError, RunInUse, RunTakenOver, hide_secrets
+from spt.runs.claim import LEASE, Claim, Claims, Holder, SystemLock, is_silent, machine
+from spt.runs.files import is_out_of_range, sync, write_json, write_text, writing
 from spt.runs.result import SCHEMA, Result, Stop
 
+logger = logging.getLogger(__name__)
+
 CLOCK = "clock.json"
+POLL = 0.5  # seconds between two looks at a run that another process has
+GLANCES = 5  # times that a lock without a claim may be that of a process which only looks
 State = Literal["running", "done", "failed", "diverged", "stopped"]
 
 
@@ -56,13 +51,25 @@ class TrainingEnd(NamedTuple):
         return cls(step, stop)
 
 
+class _Busy(NamedTuple):
+    """Why a run cannot be had now."""
+
+    holder: Holder | None
+    may_be_dead: bool  # its lock is free, or cannot be seen from here
+
+
 class RunFolder:
-    """A run's directory. It is created, locked and written only after everything about the run has been checked."""
+    """A run's directory. It is created, locked and written only after everything about the run has been checked.
+
+    Whoever has locked it writes as long as nobody has taken it over: else every method that writes raises RunTakenOver.
+    """
 
     def __init__(self, root: Path, name: str) -> None:
         self.name = name
         self.path = root / name
-        self._lock = FileLock(root / ".locks" / f"{name}.lock")
+        self._lock = SystemLock(root / ".locks" / f"{name}.lock")
+        self._claims = Claims(root / ".locks" / f"{name}.claim")
+        self._claim: Claim | None = None  # while this process has the run
 
     @property
     def checkpoints(self) -> Path:
@@ -86,45 +93,125 @@ class RunFolder:
         return result
 
     @contextlib.contextmanager
-    def locked(self, wait: Callable[[], None] | None = None) -> Iterator[None]:
-        """Lock the run for this process; the operating system releases the lock however the process dies.
+    def locked(self, wait: Callable[[], None] | None = None, lease: float = LEASE) -> Iterator[None]:
+        """Have the run for this process alone. It is free again when the process ends, however it ends; on a machine
+        of which the locks are not seen here, or for a process that is stopped, once its lease is over.
 
-        When another process holds it, raise OutputError; with `wait`, call it and then wait for the lock.
+        When another process has it, raise RunInUse; with `wait`, call it and then wait for the run.
         """
         with writing(self.path):
-            Path(self._lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self._lock.acquire(blocking=False)
-            except Timeout:
-                if wait is None:
-                    raise OutputError(
-                        f"{self.path} is being written by another process{self._holder()}; wait for it or choose "
-                        "another --out"
-                    ) from None
-                wait()
-                self._lock.acquire(poll_interval=0.5)
+            self._acquire(wait, lease)
         try:
             yield
         finally:
-            self._lock.release()  # the empty file stays: removing it would race with the next holder
+            self.release()
+
+    def _acquire(self, wait: Callable[[], None] | None, lease: float) -> None:
+        self._lock.path.parent.mkdir(parents=True, exist_ok=True)
+        first: _Busy | None = None
+        looks = 0
+        while (busy := self._try(lease)) is not None:
+            looks += 1
+            changed = first is not None and busy.holder != first.holder
+            glanced_at = looks <= GLANCES and (busy.holder is None or busy.holder.free)  # by `held`, say
+            if wait is None and not glanced_at and (changed or not busy.may_be_dead):
+                raise RunInUse(
+                    f"{self.path} is being written by another process{self._name(busy.holder)}; wait for it or choose "
+                    "another --out"
+                )
+            if first is None and not glanced_at:
+                first = busy
+                if wait is not None:
+                    wait()
+                else:
+                    logger.info(
+                        f"{self.name} may be in the hands of another process{self._name(busy.holder)}; waiting for a "
+                        "sign of life"
+                    )
+            time.sleep(0.02 if glanced_at else POLL)
+
+    def _try(self, lease: float) -> "_Busy | None":
+        """Take the run; if that cannot be done now, who has it."""
+        lock = self._lock.acquire()
+        holder = self._claims.newest()
+        held = holder is not None and not holder.free
+        if lock and holder is not None and held and holder.locked and holder.machine == machine():
+            # Its lock is free, so it is dead; unless the lock just obtained is that of a file which was removed.
+            self._lock.release()
+            lock = self._lock.acquire()
+            held = not (lock and self._claims.newest() == holder)
+        may_be_dead = held and lock is not False
+        if holder is not None and held and is_silent(self._claims, holder):
+            held = False
+        elif lock is False:
+            held = True
+        claim = Claim(self._claims, 1 if holder is None else holder.number + 1, lease, locked=lock is True)
+        if held or not claim.take():
+            self._lock.release()
+            return _Busy(holder, may_be_dead)
+        self._claim = claim
+        if lock is False:  # of a process that is stopped, or was on a machine that is gone: its file makes room
+            self._lock.path.unlink(missing_ok=True)
+            if self._lock.acquire():
+                claim.confirm_lock()
+        return None
+
+    def release(self) -> None:
+        """Give the run back; nothing if it is not this process's."""
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
+            self._lock.release()
+
+    def check(self) -> None:
+        """Raise RunTakenOver if this process had the run, and another has taken it over."""
+        if self._claim is not None and (holder := self._claim.taken_by()) is not None:
+            raise RunTakenOver(
+                f"{self.path} was taken over by another process{self._name(holder)}, since this one had given no sign "
+                f"of life for {self._claim.lease:g} s; nothing more is written here"
+            )
+
+    def is_available(self) -> bool:
+        """Can this process have the run, as far as is known without trying? Whoever waits for it asks repeatedly."""
+        holder = self._claims.newest()
+        if holder is not None and not holder.free:
+            if is_silent(self._claims, holder):
+                return True
+            if not (holder.locked and holder.machine == machine()):
+                return False
+        if not self._lock.path.is_file():
+            return holder is None or holder.free
+        lock = self._lock.acquire()
+        self._lock.release()
+        return lock is not False
 
     def held(self) -> bool:
-        """Is a process running this now? Finding out writes nothing."""
-        path = Path(self._lock.lock_file)
-        if not path.is_file():
-            return False
+        """Does a process have the run now? Finding out writes nothing."""
         try:
-            self._lock.acquire(blocking=False)
-        except (Timeout, OSError, NotImplementedError):
+            holder = self._claims.newest()
+            if not self._lock.path.is_file() and holder is None:
+                return False
+            lock = self._lock.acquire()
+        except OSError:
             return True
         self._lock.release()
+        if lock is False or holder is None or holder.free:
+            return lock is False
+        if lock and holder.locked and holder.machine == machine():
+            return False
+        with contextlib.suppress(OSError):  # by the clocks of two machines, which is good enough to look at
+            return time.time() - self._claims.file(holder.number).stat().st_mtime < holder.lease
         return False
 
-    def _holder(self) -> str:
+    def _name(self, holder: Holder | None) -> str:
+        """` (7 on host)`, of whoever has the run, where that is known."""
+        if holder is not None and not holder.free and str(holder):
+            return f" ({holder})"
         status = self.status() or {}
         return f" ({status['pid']} on {status.get('host')})" if status.get("state") == "running" else ""
 
     def create(self, recipe_yaml: str, job: dict[str, Any], environment: dict[str, Any]) -> None:
+        self.check()
         with writing(self.path):
             self.path.mkdir(exist_ok=True)
         write_text(self.path / "recipe.yaml", recipe_yaml)
@@ -144,6 +231,7 @@ class RunFolder:
 
     def record_end(self, end: TrainingEnd) -> None:
         """The step at which a training with a time limit ends, for whoever goes on with this run or repeats it."""
+        self.check()
         write_json(self.path / CLOCK, end._asdict())
 
     def recorded_end(self) -> TrainingEnd | None:
@@ -170,6 +258,7 @@ class RunFolder:
 
     def log(self, kind: str, step: int, **numbers: Any) -> None:
         """Append one line to metrics.jsonl."""
+        self.check()
         with writing(self.path), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, "step": step, **numbers}) + "\n")
 
@@ -197,10 +286,12 @@ class RunFolder:
 
     def forget_metrics_after(self, step: int) -> None:
         """Drop what an interrupted run logged after the step it resumes from."""
+        self.check()
         kept = [row for row in self.metrics() if row["step"] <= step]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
 
     def set_status(self, state: State, reason: str = "", exit_code: int = 0) -> None:
+        self.check()
         write_json(
             self.path / "status.json",
             {
@@ -226,6 +317,7 @@ class RunFolder:
     def finish(self, result: Result, clean: Callable[[], None] = lambda: None) -> None:
         """Write the result, clean up, then set the status to done: a process killed in between leaves a finished run,
         which the next process cleans up."""
+        self.check()
         self.sync_metrics()
         write_text(self.path / "result.json", result.model_dump_json(indent=2) + "\n")
         clean()

@@ -23,4 +23,5 @@ class Settings:
     tracker: str | None = None  # one of TRACKERS, through Accelerate
     quiet: bool = False  # no progress
     wait: bool = False  # for a run that another process is making, instead of refusing
+    lease: float = 60.0  # seconds without a sign of life after which others may take over a run of this process
     debug: bool = False  # let bugs through with their traceback

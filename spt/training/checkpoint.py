@@ -12,8 +12,10 @@ import errno
 import hashlib
 import json
 import logging
+import os
 import pickle
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
@@ -43,6 +45,7 @@ UNREADABLE = (RuntimeError, ValueError, KeyError, EOFError, OSError, SafetensorE
 KEEP = 2  # resumable checkpoints
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
+_PROCESS = secrets.token_hex(4)  # beside its number, which a process on another machine may have too
 
 
 class TrainingState(BaseModel):
@@ -115,7 +118,7 @@ class TensorMatch(NamedTuple):
 def save_state(run: RunFolder, runtime: Runtime, state: TrainingState) -> None:
     """Everything needed to continue exactly here. All processes have to come."""
     folder = run.checkpoints / f"step-{state.step:08d}"
-    beside = _beside(folder)
+    beside = runtime.on_main(lambda: _beside(folder))
     shards = runtime.accelerator.distributed_type.name if runtime.shards else ""
 
     def begin() -> None:
@@ -128,6 +131,7 @@ def save_state(run: RunFolder, runtime: Runtime, state: TrainingState) -> None:
             runtime.accelerator.save_state(str(beside), safe_serialization=True)
 
     def settle() -> None:
+        run.check()
         with _disk(folder):
             run.sync_metrics()  # resuming goes on behind their lines
             write_json(beside / "position.json", state.model_copy(update={"shards": shards}).model_dump(mode="json"))
@@ -147,6 +151,7 @@ def save_state(run: RunFolder, runtime: Runtime, state: TrainingState) -> None:
 
 def prune(run: RunFolder, state: TrainingState) -> None:
     """Drop the best weights that neither this state nor a resumable one refers to."""
+    run.check()
     needed = {state.best_step}
     for folder in _steps(run.checkpoints, "step"):
         with contextlib.suppress(OSError, ValueError):
@@ -217,12 +222,14 @@ def load_weights(folder: Path, model: SequenceModel) -> None:
 
 def publish(run: RunFolder, best_step: int) -> None:
     """Give the selected weights their plain name; what resuming needs stays until the result is written."""
+    run.check()
     best = run.checkpoints / "best"
     _place(best, lambda beside: shutil.copytree(run.checkpoints / f"best-{best_step:08d}", beside, dirs_exist_ok=True))
 
 
 def clean(run: RunFolder) -> None:
     """Drop what was only for resuming."""
+    run.check()
     _sweep(run)
     for kind in ("step", "best"):
         for folder in _steps(run.checkpoints, kind):
@@ -343,7 +350,8 @@ def verify(folder: Path) -> str | None:
 
 
 def _beside(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.tmp")
+    """Another name for every process: one that has lost the run may still be writing."""
+    return folder.with_name(f".{folder.name}.{os.getpid()}-{_PROCESS}.tmp")
 
 
 def _place(folder: Path, fill: Callable[[Path], object]) -> None:

@@ -64,7 +64,11 @@ def run_stage(job: Job, root: Path, runtime: Runtime, label: str = "", tracked: 
     setup = runtime.each_rank(lambda: build_stage(job))
     parent = _parent(job, root, runtime, label, tracked)
     waiting = partial(logger.info, f"{run.path.name} is being run by another process; waiting for it")
-    with runtime.entered_on_main(lambda: run.locked(waiting if runtime.settings.wait else None)):
+    settings = runtime.settings
+    with (
+        runtime.entered_on_main(lambda: run.locked(waiting if settings.wait else None, settings.lease)),
+        cleanup(lambda _: run.release()),
+    ):
         result = runtime.on_main(lambda: _take_over(run, fresh))
         if result is not None:
             return result
