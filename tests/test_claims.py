@@ -49,10 +49,10 @@ class Holder(NamedTuple):
 
 
 @contextlib.contextmanager
-def holder(root: Path, machine: str = claim.machine()) -> Iterator[Holder]:
+def holder(root: Path, machine: str = claim.machine(), name: str = "finetune-0") -> Iterator[Holder]:
     """Another process that has the run until it is asked to write, on this machine or as if on another."""
     ours, theirs = Pipe()
-    process = get_context("fork").Process(target=hold, args=(root, machine, theirs))
+    process = get_context("fork").Process(target=hold, args=(root, machine, name, theirs))
     process.start()
     try:
         assert ours.recv() == "held"
@@ -64,9 +64,9 @@ def holder(root: Path, machine: str = claim.machine()) -> Iterator[Holder]:
             end.close()
 
 
-def hold(root: Path, machine: str, scheduler: Connection) -> None:
+def hold(root: Path, machine: str, name: str, scheduler: Connection) -> None:
     claim.machine = folder.machine = lambda: machine
-    run = RunFolder(root, "finetune-0")
+    run = RunFolder(root, name)
     with run.locked(lease=LEASE):
         scheduler.send("held")
         scheduler.recv()

@@ -116,6 +116,8 @@ def test_every_yaml_block_is_what_it_says(block, tmp_path):
     """A recipe, a study, or parts of a recipe with options that exist."""
     write_files(block.page, tmp_path)
     for raw in documents(block):
+        if "apiVersion" in raw:  # a cluster's: test_work.py
+            continue
         if "kind" in raw:
             assert validate({**raw, "set": {}}, str(block)).kind == raw["kind"]
             continue

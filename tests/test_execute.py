@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import environment, loaded, own_task, spt_job, weights
 
+from spt.cli.study import _part
 from spt.config.job import Job, PretrainedWeights
 from spt.config.recipe import ResolvedRecipe
 from spt.errors import BackendError, Interrupted, OutputError, Stopped, UsageError
@@ -64,9 +65,11 @@ def state(root: Path, job: Job) -> str:
 
 
 def same_runs(one: Path, two: Path) -> None:
-    names = sorted(path.parent.name for path in one.glob("*/result.json"))
-    assert names and names == sorted(path.parent.name for path in two.glob("*/result.json"))
+    names, others = (sorted(path.parent.name for path in root.glob("*/result.json")) for root in (one, two))
+    assert names and names == others
     for name in names:
+        if name.startswith("baseline-"):
+            continue
         mine, theirs = (weights(root / name / "checkpoints/best") for root in (one, two))
         assert mine.keys() == theirs.keys() and all((mine[key] == theirs[key]).all() for key in mine)
         assert (one / name / "metrics.jsonl").read_bytes() == (two / name / "metrics.jsonl").read_bytes()
@@ -118,6 +121,37 @@ def test_shards_are_disjoint_complete_and_hold_whole_families(jobs, data, count)
 def test_there_is_no_such_shard(one, index):
     with pytest.raises(UsageError, match=f"no shard {index} of 3"):
         shard(requests(*family(one)), index, 3)
+
+
+ARRAY = {"SLURM_ARRAY_TASK_ID": "14", "SLURM_ARRAY_TASK_MIN": "10", "SLURM_ARRAY_TASK_STEP": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "text", "part"),
+    [
+        ({"JOB_COMPLETION_INDEX": "0"}, "auto/8", (1, 8)),
+        ({"JOB_COMPLETION_INDEX": "7"}, "auto/8", (8, 8)),
+        ({**ARRAY, "SLURM_ARRAY_TASK_COUNT": "5"}, "auto", (3, 5)),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, "auto", (4, 4)),
+        ({}, "2/3", (2, 3)),
+        ({"JOB_COMPLETION_INDEX": "0"}, "auto", "write auto/N"),
+        ({"JOB_COMPLETION_INDEX": "8"}, "auto/8", "is 9/8 here"),
+        ({"JOB_COMPLETION_INDEX": "-1"}, "auto/8", "JOB_COMPLETION_INDEX is '-1'"),
+        (ARRAY, "auto", "SLURM_ARRAY_TASK_COUNT is ''"),
+        ({}, "auto", "no variable"),
+        ({}, "0/3", "with I from 1 to N"),
+    ],
+)
+def test_the_number_of_a_part_may_be_the_schedulers(monkeypatch, environ, text, part):
+    for name in ("JOB_COMPLETION_INDEX", "SLURM_ARRAY_TASK_ID", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    if isinstance(part, tuple):
+        assert _part(text) == part
+    else:
+        with pytest.raises(UsageError, match=part):
+            _part(text)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])

@@ -161,7 +161,12 @@ class StudyOptions(NamedTuple):
         typer.Option("--slurm", metavar="KEY=VALUE", help="Run on Slurm: partition=gpu, time=600, gpus=1 … (repeat)."),
     ] = None
     shard: Annotated[
-        str | None, typer.Option("--shard", metavar="I/N", help="Only the I-th of N parts; any scheduler can run them.")
+        str | None,
+        typer.Option(
+            "--shard",
+            metavar="I/N|auto[/N]",
+            help="Only the I-th of N parts; auto: of an indexed job of Kubernetes, an array or a step of Slurm.",
+        ),
     ] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show every run, its cost and its state; run nothing.")] = (
         False

@@ -154,9 +154,17 @@ def _save(path: Path, study: Any, as_json: bool) -> None:
 
 def _part(text: str) -> tuple[int, int]:
     index, _, count = text.partition("/")
+    if index == "auto":
+        from spt.execution.queue import numbered_task
+
+        found, all_tasks = numbered_task()
+        index, count = str(found + 1), count or ("" if all_tasks is None else str(all_tasks))
+        if not count:
+            raise UsageError(f"--shard {text}: the scheduler does not say how many parts there are; write auto/N")
     whole = all(part.isascii() and part.isdigit() and len(part) < 6 for part in (index, count))
     if not (whole and 1 <= int(index) <= int(count)):
-        raise UsageError(f"--shard {text}: the I-th of N parts is expected, such as 1/4, with I from 1 to N")
+        which = "" if index == text.partition("/")[0] else f" is {index}/{count} here"
+        raise UsageError(f"--shard {text}{which}: the I-th of N parts is expected, such as 1/4, with I from 1 to N")
     return int(index), int(count)
 
 

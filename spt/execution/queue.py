@@ -4,8 +4,9 @@ One failure never stops the rest. Worker processes and Slurm are in local.py and
 """
 
 import logging
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -123,6 +124,31 @@ def shard(requests: Sequence[RunRequest], index: int, count: int) -> list[RunReq
         part[name] = loads.index(min(loads))
         loads[part[name]] += len(families[name])
     return [request for request in requests if part[with_ancestors(request.job)[0].name] == index - 1]
+
+
+def numbered_task(environ: Mapping[str, str] = os.environ) -> tuple[int, int | None]:
+    """This task's number, from 0, and how many there are if that is known, as schedulers say it in variables.
+
+    Raises UsageError where none does.
+    """
+    if "JOB_COMPLETION_INDEX" in environ:  # of an indexed job of Kubernetes
+        return _whole(environ, "JOB_COMPLETION_INDEX"), None
+    if "SLURM_ARRAY_TASK_ID" in environ:
+        first, step, count = (_whole(environ, f"SLURM_ARRAY_TASK_{name}") for name in ("MIN", "STEP", "COUNT"))
+        return (_whole(environ, "SLURM_ARRAY_TASK_ID") - first) // max(1, step), count
+    if "SLURM_PROCID" in environ:
+        return _whole(environ, "SLURM_PROCID"), _whole(environ, "SLURM_NTASKS")
+    raise UsageError(
+        "no variable (JOB_COMPLETION_INDEX, SLURM_ARRAY_TASK_ID, SLURM_PROCID) says which part this is; name it, such "
+        "as 1/4"
+    )
+
+
+def _whole(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise UsageError(f"the variable {name} is {text!r}, not a whole number; name the part, such as 1/4")
+    return int(text)
 
 
 def with_ancestors(job: Job) -> list[Job]:
