@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from spt.errors import RunInUse, RunTakenOver
+from spt.errors import OutputError, RunInUse, RunTakenOver
 from spt.runs import claim, folder
 from spt.runs.claim import Claim, Claims, is_silent
 from spt.runs.folder import RunFolder
@@ -215,3 +215,16 @@ def test_no_locks_are_noticed(run, monkeypatch, error):
         assert other.held() and not other.is_available()
         run.set_status("running")
     assert run.is_available()
+
+
+def test_a_claim_that_cannot_be_made_leaves_no_lock(run, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "no space")
+
+    other = RunFolder(run.path.parent, run.name)
+    monkeypatch.setattr(Claims, "take", full)
+    with pytest.raises(OutputError, match="the disk is full"), run.locked():
+        pass
+    monkeypatch.undo()
+    with other.locked():
+        pass

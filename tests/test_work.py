@@ -89,29 +89,54 @@ def test_a_run_that_others_have_is_left_to_them_until_they_are_gone(tmp_path, mo
     assert (done.made, done.failed, done.left) == (2, 0, 0) and (done.folder / "report.json").exists()
 
 
+class Thief:
+    """Takes over the first run that is about to log something."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run: RunFolder | None = None
+        log = RunFolder.log
+
+        def take_over_first(run: RunFolder, *arguments: Any, **numbers: Any) -> None:
+            if self.run is None:
+                self.run, number = run, run._claims.newest().number
+                self.claim = Claim(run._claims, number + 1, 60.0, locked=False)
+                assert self.claim.take()
+                self.status = (run.path / "status.json").read_bytes()
+            log(run, *arguments, **numbers)
+
+        monkeypatch.setattr(RunFolder, "log", take_over_first)
+
+
 def test_whoever_loses_a_run_leaves_it_as_it_is(tmp_path, monkeypatch, messages):
     """The next checkpoint, or line of metrics, is that of who has taken it over."""
     recipe_file(tmp_path, **SHORT)
-    study = planned(tmp_path / "runs")
-    log, seen = RunFolder.log, []
-
-    def take_over_first(run: RunFolder, *arguments: Any, **numbers: Any) -> None:
-        if not seen:
-            number = run._claims.newest().number
-            thief = Claim(run._claims, number + 1, 60.0, locked=False)
-            assert thief.take()
-            seen.extend((run, thief, (run.path / "status.json").read_bytes()))
-        log(run, *arguments, **numbers)
-
-    monkeypatch.setattr(RunFolder, "log", take_over_first)
+    study, thief = planned(tmp_path / "runs"), Thief(monkeypatch)
     done = study.work(wait=False)
-    run, thief, status = seen
     assert done.failed == 0 and done.left >= 1
-    assert (run.path / "status.json").read_bytes() == status and not (run.path / "metrics.jsonl").read_text()
-    assert not (run.path / "result.json").exists()
+    path = thief.run.path
+    assert (path / "status.json").read_bytes() == thief.status and not (path / "metrics.jsonl").read_text()
+    assert not (path / "result.json").exists()
     assert any("was taken over by another process" in text for text in messages)
-    thief.release()
+    thief.claim.release()
     assert study.work()[1:] == (3 - done.made, 0, 0)
+
+
+def test_a_study_that_loses_a_run_waits_for_the_other(tmp_path, monkeypatch, messages):
+    recipe_file(tmp_path, **SHORT)
+    study, thief = planned(tmp_path / "runs"), Thief(monkeypatch)
+    acquire = RunFolder._acquire
+
+    def give_back(run: RunFolder, wait: Any, lease: float) -> None:
+        def release() -> None:
+            wait()
+            thief.claim.release()
+
+        acquire(run, release if thief.run is not None and run.name == thief.run.name else wait, lease)
+
+    monkeypatch.setattr(RunFolder, "_acquire", give_back)
+    assert study.run().failed == 0
+    said = [text for text in messages if thief.run.name in text]
+    assert "was taken over" in said[0] and "waiting for it" in said[1]
 
 
 def test_a_run_that_fails_is_tried_once_by_those_who_see_it(tmp_path, monkeypatch, messages):
@@ -204,7 +229,7 @@ def cluster_job(block: Block) -> dict[str, Any] | None:
 # ------------------------------------------------------------------------------------------------- several processes
 
 STUDY = "kind: compare\nrecipes: [tiny.yaml]\nseeds: 2\n"
-LONG = {"steps": 1500, "batch_size": 8, "learning_rate": 0.01, "evaluate_every": 100}
+LONG = {"steps": 150, "batch_size": 8, "learning_rate": 0.01, "evaluate_every": 50}
 ELSEWHERE = """
 import sys
 from spt.runs import claim, folder

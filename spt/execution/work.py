@@ -156,32 +156,39 @@ class _Worker:
         names = [request.job.name for request in unfinished]
         self._before = {name: _status(self.root, name) for name in names} if retry else {}
         total = self.runtime.on_main(lambda: count_runs(requests, unfinished, self.root))
-        left, first = unfinished, secrets.randbelow(max(1, len(unfinished)))  # workers that begin together part
+        first = secrets.randbelow(max(1, len(unfinished)))  # workers that begin together part
+        left = unfinished[first:] + unfinished[:first]
         request: RunRequest | None = None
         while True:
-            request, left = self.runtime.on_main(partial(self._next, left, first))
+            request, left = self.runtime.on_main(partial(self._next, left))
             if request is None:
                 return len(left), self.runtime.on_main(lambda: list(self.failures.values()))
             if self._make(request):
-                logger.info(f"{what}: {total - len(left) + 1} of {total} ended, {self.made} of them made here")
+                logger.info(f"{what}: {self.made} made here, at most {len(left) - 1} of {total} left")
 
-    def _next(self, left: list[RunRequest], first: int) -> tuple[RunRequest | None, list[RunRequest]]:
-        """A run to make, the `first` or a later one if possible, and all that are left; None: there is none to make."""
+    def _next(self, left: list[RunRequest]) -> tuple[RunRequest | None, list[RunRequest]]:
+        """A run to make, if there is one, and all that are left, as far as it was necessary to look."""
         pause, limit = FIRST_POLL, min(LAST_POLL, self.runtime.settings.lease / RENEWALS)
-        while True:
-            left = [request for request in left if not self._has_ended(request)]
-            names = {request.job.name for request in left}
-            if self.made != self.options.most:
-                first = min(first, len(left))
-                for request in left[first:] + left[:first]:
-                    if request.job.parent_name not in names and RunFolder(self.root, request.job.name).is_available():
-                        return request, left
-            if not left or self.made == self.options.most or not self.options.wait:
-                return None, left
+        enough = self.made == self.options.most
+        waiting = {request.job.name: request for request in left}
+        while waiting:
+            before = len(waiting)
+            for request in list(waiting.values()):
+                if request.job.parent_name in waiting:
+                    continue
+                if self._has_ended(request):
+                    del waiting[request.job.name]
+                elif not enough and RunFolder(self.root, request.job.name).is_available():
+                    return request, list(waiting.values())
+            if len(waiting) < before:
+                continue  # what starts from those
+            if enough or not self.options.wait:
+                break
             if pause == FIRST_POLL:
-                logger.info(f"{len(left)} runs are left, and others make them or what they start from; waiting")
+                logger.info(f"{before} runs are left, and others make them or what they start from; waiting")
             time.sleep(min(pause, limit))
             pause *= 1.5
+        return None, list(waiting.values())
 
     def _has_ended(self, request: RunRequest) -> bool:
         """Is the run done, or failed since this worker began, whoever made it?"""

@@ -122,7 +122,7 @@ class Claim:
             "renewed": 0,
         }
         self._ended = threading.Event()
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()  # a signal may end the process, and release this, at any moment
 
     @property
     def content(self) -> bytes:
@@ -170,9 +170,10 @@ class Claim:
                 return
             self._facts |= facts
             path = self._claims.file(self.number)
-            own = _read(path)
-            if own is not None and self._is_own(own):
-                _rewrite(path, self.content)
+            with contextlib.suppress(OSError):  # whoever writes next will learn of it
+                own = _read(path)
+                if own is not None and self._is_own(own):
+                    _rewrite(path, self.content)
 
     def _is_own(self, content: bytes) -> bool:
         return _holder(self.number, content).token == self._facts["token"]

@@ -146,10 +146,14 @@ class RunFolder:
         elif lock is False:
             held = True
         claim = Claim(self._claims, 1 if holder is None else holder.number + 1, lease, locked=lock is True)
-        if held or not claim.take():
-            self._lock.release()
+        try:
+            if not held and claim.take():
+                self._claim = claim
+        finally:
+            if self._claim is None:
+                self._lock.release()
+        if self._claim is None:
             return _Busy(holder, may_be_dead)
-        self._claim = claim
         if lock is False:  # of a process that is stopped, or was on a machine that is gone: its file makes room
             self._lock.path.unlink(missing_ok=True)
             if self._lock.acquire():

@@ -148,6 +148,7 @@ def _keep_best(
     tensors = runtime.weights(prepared)
 
     def write() -> None:
+        run.check()
         save_weights(run.checkpoints / f"best-{state.step:08d}", tensors, meta, split.seen)
         prune(run, state)
 

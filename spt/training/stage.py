@@ -296,6 +296,7 @@ def _finish(
     )
 
     def write() -> None:
+        run.check()
         if predictions is not None:
             _write_predictions(run, data, predictions)
         publish(run, fitted.state.best_step)
