@@ -1,11 +1,13 @@
-"""Job arrays: which, in which order, behind which; and on a real cluster, if there is one (tests/slurm/one_node.sh)."""
+"""Job arrays: which, in which order, behind which; and on a real cluster, if there is one (tests/slurm/cluster.sh)."""
 
 import contextlib
 import json
 import pickle
+import re
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_execute import SETTINGS, diverging, family, make_here, reasons, requests, same_runs, state, tuned
+from test_processes import same_outcome
 from tiny import loaded, own_task, spt_job
 
 from spt.config.job import Job
@@ -59,7 +62,8 @@ def test_options_are_read():
         ("time=9", "time=9: .* choose at least 10 minutes"),
         ("time=4h", "Slurm option time: input should be a valid integer"),
         ("cpus=0", "Slurm option cpus: input should be greater than or equal to 1"),
-        ("gpus=2", "gpus=2: a run on Slurm uses one GPU at most"),
+        ("pack=0", "Slurm option pack: input should be greater than or equal to 1"),
+        ("nodes=0", "Slurm option nodes: input should be greater than or equal to 1"),
         ("poll=nan", "Slurm option poll: input should be a finite number"),
         ("additional.=3", "unknown Slurm option additional."),
         ("additional=3", "unknown Slurm option additional"),
@@ -148,12 +152,13 @@ def test_dependencies_go_element_by_element():
 
 def test_what_scontrol_lists():
     text = (
-        "JobId=12 ArrayJobId=12 ArrayTaskId=3-5,8%2 JobName=x JobState=PENDING Reason=y\n"
-        "JobId=13 ArrayJobId=12 ArrayTaskId=1 JobName=x JobState=RUNNING\n"
+        "JobId=12 ArrayJobId=12 ArrayTaskId=3-5,8%2 JobName=x JobState=PENDING Reason=y NodeList=(null)\n"
+        "JobId=13 ArrayJobId=12 ArrayTaskId=1 JobName=x JobState=RUNNING NodeList=node1\n"
         "JobId=14 ArrayJobId=12 ArrayTaskId=2 JobName=x JobState=COMPLETED\n"
-        "JobId=20 JobName=z JobState=COMPLETING\n"
+        "JobId=20 JobName=z JobState=COMPLETING NodeList=node[1-2]\n"
     )
-    assert unfinished_jobs(text) == {"12_3", "12_4", "12_5", "12_8", "12_1", "20"}
+    waiting = {f"12_{i}": "" for i in (3, 4, 5, 8)}
+    assert unfinished_jobs(text) == {**waiting, "12_1": "node1", "20": "node[1-2]"}
 
 
 # ----------------------------------------------------------------------------------------------------- submission
@@ -199,8 +204,8 @@ class Cluster:
 
         return Executor()
 
-    def look(self, ids: list[str]) -> set[str]:
-        there = {number for number in self.waiting if number in ids}
+    def look(self, ids: list[str]) -> dict[str, str]:
+        there = {number: "" for number in self.waiting if number in ids}
         for number, (element, behind) in list(self.waiting.items()):
             if behind in self.waiting:
                 continue
@@ -335,7 +340,7 @@ LONG = {
 @pytest.fixture
 def cluster() -> None:
     if shutil.which("sbatch") is None:
-        pytest.skip("no Slurm here; tests/slurm/one_node.sh makes one")
+        pytest.skip("no Slurm here; tests/slurm/cluster.sh makes one")
 
 
 def until(met: Callable[[], Any], seconds: float = 200.0) -> Any:
@@ -346,12 +351,12 @@ def until(met: Callable[[], Any], seconds: float = 200.0) -> Any:
     return found
 
 
-def submit(jobs: list[Any], root: Path, folder: Path) -> dict[str, str]:
+def submit(jobs: list[Any], root: Path, folder: Path, options: Slurm = REAL) -> dict[str, str]:
     """Into the queue, without waiting."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slurm._JobWatch, "wait", lambda *_: signal.raise_signal(signal.SIGINT))
         with pytest.raises(Interrupted):
-            run_on_slurm(jobs, root, Settings(quiet=True, cpu=True, save_every=0.0), REAL, folder)
+            run_on_slurm(jobs, root, Settings(quiet=True, cpu=True, save_every=0.0), options, folder)
     return json.loads((folder / "slurm.json").read_text())["jobs"]
 
 
@@ -367,11 +372,22 @@ def logs(folder: Path) -> str:
     return "\n".join(path.read_text() for path in sorted((folder / "slurm").glob("*.err")))
 
 
+@pytest.fixture
+def two_nodes(cluster) -> None:
+    if len(slurm.node_states()) < 2:
+        pytest.skip("a cluster of one node; tests/slurm/cluster.sh makes one of two")
+
+
+PACKED = REAL.model_copy(update={"pack": 2})
+WIDE = REAL.model_copy(update={"nodes": 2, "cpus": 1})
+
+
 @pytest.mark.slurm
-def test_a_cluster_does_what_one_process_does(tmp_path, cluster):
+@pytest.mark.parametrize("options", [REAL, PACKED], ids=["run by run", "packed"])
+def test_a_cluster_does_what_one_process_does(tmp_path, cluster, options):
     good, bad = own_task(tmp_path), diverging(tmp_path)
     jobs = requests(*family(good), spt_job(bad), spt_job(good, 1), spt_job(tuned(good, 0.5), 1))
-    failed = run_on_slurm(jobs, tmp_path / "slurm", SETTINGS, REAL, tmp_path / "study")
+    failed = run_on_slurm(jobs, tmp_path / "slurm", SETTINGS, options, tmp_path / "study")
     here = make_here(jobs, tmp_path / "here", SETTINGS, tmp_path)
     assert reasons(failed) == reasons(here), logs(tmp_path / "study")
     assert len(failed) == 2
@@ -379,12 +395,15 @@ def test_a_cluster_does_what_one_process_does(tmp_path, cluster):
 
 
 @pytest.mark.slurm
+@pytest.mark.parametrize("options", [REAL, PACKED, WIDE], ids=["run by run", "packed", "on two nodes"])
 @pytest.mark.parametrize("how", ["scancel --signal=USR2", "scontrol requeue"])
-def test_an_element_that_is_requeued_goes_on_at_the_saved_step(tmp_path, cluster, how):
+def test_an_element_that_is_requeued_goes_on_at_the_saved_step(tmp_path, cluster, how, options, request):
     """What depends on it waits; the end is that of a run without trouble."""
+    if options.nodes > 1:
+        request.getfixturevalue("two_nodes")
     one = own_task(tmp_path, **LONG)
     jobs = requests(*family(one), spt_job(one, 1))
-    ids = submit(jobs, tmp_path / "runs", tmp_path / "study")
+    ids = submit(jobs, tmp_path / "runs", tmp_path / "study", options)
     run = RunFolder(tmp_path / "runs", jobs[1].job.parent.name)
     until(lambda: saved(run) > 20)
     with subprocess.Popen([*how.split(), ids[run.name]]) as asking:  # goes on asking while the element ends
@@ -393,9 +412,46 @@ def test_an_element_that_is_requeued_goes_on_at_the_saved_step(tmp_path, cluster
     there, step = steps(run), saved(run)
     assert 20 < step < 600
     assert min(until(lambda: steps(run) - there)) > step
-    assert run_on_slurm(jobs, tmp_path / "runs", SETTINGS, REAL, tmp_path / "study") == [], logs(tmp_path / "study")
+    failed = run_on_slurm(jobs, tmp_path / "runs", SETTINGS, options, tmp_path / "study")
+    assert failed == [], logs(tmp_path / "study")
     assert make_here(jobs, tmp_path / "here", SETTINGS, tmp_path) == []
-    same_runs(tmp_path / "here", tmp_path / "runs")
+    if options.nodes > 1:
+        same_outcome(tmp_path / "here", tmp_path / "runs")
+    else:
+        same_runs(tmp_path / "here", tmp_path / "runs")
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("requeued", [True, False], ids=["requeued by Slurm", "ended by Slurm"])
+def test_a_node_that_fails_gets_no_more_jobs(tmp_path, two_nodes, messages, requeued):
+    one = own_task(tmp_path, **LONG)
+    jobs = requests(*family(one))
+    root, study = tmp_path / "runs", tmp_path / "study"
+    run = RunFolder(root, jobs[1].job.parent.name)
+    failed_node: list[str] = []
+
+    def fail() -> None:
+        until(lambda: saved(run) > 20)
+        number = json.loads((study / "slurm.json").read_text())["jobs"][run.name]
+        if not requeued:
+            subprocess.run(["scontrol", "update", f"JobId={number}", "Requeue=0"], check=True)
+        (node,) = slurm.queued_jobs([number])[number].split()
+        failed_node.append(node)
+        subprocess.run(["scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test"], check=True)
+
+    failing = threading.Thread(target=fail)
+    failing.start()
+    try:
+        settings = Settings(quiet=True, cpu=True, save_every=0.0)
+        assert run_on_slurm(jobs, root, settings, REAL, study) == [], logs(study)
+    finally:
+        failing.join()
+        subprocess.run(["scontrol", "update", f"NodeName={failed_node[0]}", "State=RESUME"], check=True)
+    assert f"node {failed_node[0]} failed; no job of this study is sent there any more" in messages
+    again = f"[2] is queued again: its Slurm job {'.*'} ended when {failed_node[0]} failed"
+    assert any(re.fullmatch(again, text) for text in messages) != requeued
+    assert make_here(jobs, tmp_path / "here", SETTINGS, tmp_path) == []
+    same_runs(tmp_path / "here", root)
 
 
 @pytest.mark.slurm

@@ -203,14 +203,16 @@ class _Scheduler:
             try:
                 # A session of its own: Ctrl-C on the terminal is the scheduler's to handle, and a worker is killed with
                 # all that it has started.
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "spt.execution.local"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=output,
-                    env=environ,
-                    start_new_session=True,
-                )
+                # Slurm announces a job's time limit to all of its processes; here the scheduler answers.
+                with signals.withhold_usr2():
+                    process = subprocess.Popen(
+                        [sys.executable, "-m", "spt.execution.local"],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=output,
+                        env=environ,
+                        start_new_session=True,
+                    )
             except OSError as error:
                 raise BackendError(f"no worker could be started: {one_line(error)}") from error
         worker = _Worker(slot, process, log)

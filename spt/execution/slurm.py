@@ -1,10 +1,12 @@
 """Many runs as job arrays of a Slurm cluster, through submitit.
 
 One array holds what depends on nothing; its first elements are the pretrainings. The k-th finetunings of all
-pretrainings are an array each, element by element behind the first. Each element is one run, which saves its state and
-queues again when Slurm takes its machine away. Here they are only watched: the runs' own files say how they ended.
+pretrainings are an array each, element by element behind the first. Each element is one run, whose processes can be on
+several nodes, or a pack: families of runs, several runs at once. It saves its state and queues again when Slurm takes
+its machine away. Here they are only watched: the runs' own files say how they ended. A node that fails is excluded.
 """
 
+import atexit
 import contextlib
 import itertools
 import json
@@ -27,21 +29,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from spt.config.job import Job
 from spt.config.validation import validation_messages
-from spt.errors import (
-    BackendError,
-    Interrupted,
-    OutputError,
-    SptError,
-    Stopped,
-    UsageError,
-    hide_assigned_secrets,
-)
+from spt.errors import BackendError, Interrupted, OutputError, SptError, Stopped, UsageError, hide_assigned_secrets
+from spt.execution.local import run_locally
 from spt.execution.progress import StudyProgress
 from spt.execution.queue import FailedRun, Failures, RunRequest, attempt_run, count_runs, unfinished_requests
 from spt.runs.files import write_json, writing
 from spt.runs.folder import RunFolder
 from spt.runtime import launch, signals
-from spt.runtime.distributed import Runtime
+from spt.runtime.distributed import Runtime, is_lost_peer
 from spt.runtime.progress import forward_messages
 from spt.runtime.settings import Settings
 from spt.runtime.trackers import TrackedRun
@@ -54,6 +49,8 @@ logger = logging.getLogger(__name__)
 LARGEST = 1000  # elements of an array: Slurm's own default limit
 LOOKS = 3  # times in a row that an element must be missing from the queue before it has ended: files travel slowly
 REQUEUES = 1000  # times that an element may meet its time limit
+NODE_FAILURES = 3  # jobs that a run may lose to failed nodes
+LOST_PEER = "another process of its run ended"
 
 
 class Slurm(BaseModel):
@@ -63,9 +60,12 @@ class Slurm(BaseModel):
 
     partition: str | None = None
     time: int = 240  # minutes after which an element saves its state and queues again
-    gpus: int = Field(0, ge=0)
-    cpus: int | None = Field(None, ge=1)  # None: the cluster's default
-    memory: str | None = None  # of an element, e.g. 16G
+    gpus: int = Field(0, ge=0)  # of a run, on each of its nodes; several make it a run of as many processes
+    nodes: int = Field(1, ge=1)  # of a run; several make it a run of at least as many processes
+    pack: int = Field(1, ge=1, le=256)  # runs that one job makes at once
+    cpus: int | None = Field(None, ge=1)  # of each process of a run; None: the cluster's default
+    memory: str | None = None  # of an element on each of its nodes, e.g. 16G
+    exclude: str | None = None  # nodes that get no job, e.g. gpu[03-05],gpu11
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
@@ -76,8 +76,11 @@ class Slurm(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> "Slurm":
-        if self.gpus > 1:
-            raise ValueError(f"gpus={self.gpus}: a run on Slurm uses one GPU at most; choose 0 or 1")
+        if self.pack > 1 and self.processes > 1:
+            raise ValueError(
+                f"pack={self.pack}: runs that share a job have one node and one GPU each at most; leave pack out, or "
+                "nodes and gpus"
+            )
         for line in self.setup:  # which stands in the scripts that submitit writes
             if hide_assigned_secrets(line) != line:
                 raise ValueError(
@@ -89,6 +92,11 @@ class Slurm(BaseModel):
                 f"time={self.time}: elements save their states 90 s before the end; choose at least 10 minutes"
             )
         return self
+
+    @property
+    def processes(self) -> int:
+        """Of each run: one for each of its GPUs; on CPUs, one for each of its nodes."""
+        return self.nodes * max(1, self.gpus)
 
     @classmethod
     def parse(cls, options: Sequence[str]) -> "Slurm":
@@ -116,29 +124,70 @@ class Slurm(BaseModel):
             raise UsageError("; ".join(f"Slurm option {message}" for message in messages)) from None
 
 
-class ArrayElement:
-    """One run, as submitit calls it on a machine of the cluster. Pickled; raises, hence fails, if the run fails."""
+class _Element:
+    """What submitit calls on a machine of the cluster, pickled."""
+
+    def __call__(self) -> Mapping[str, str]:
+        with _SlurmSignals() as slurm_signals, signals.cleanup(lambda _: slurm_signals.hand_over()):
+            try:
+                with forward_messages(lambda text: sys.stderr.write(f"{text}\n")):  # the element's log file
+                    return self.make_runs()
+            except Stopped:
+                slurm_signals.hand_over()
+                if launch.rank() > 0:  # srun would kill the first process before it has queued the job again
+                    return {}
+                sys.exit(Stopped.exit_code)  # no exception: submitit would note a failure for good
+
+    def make_runs(self) -> Mapping[str, str]:
+        """Returns why runs failed, by their names."""
+        raise NotImplementedError
+
+    def checkpoint(self) -> "DelayedSubmission":
+        """What submitit queues again: the folders of runs hold their states."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+class ArrayElement(_Element):
+    """One run, of all processes of the job. Raises, hence fails, if the run fails."""
 
     def __init__(self, job: Job, root: Path, settings: Settings, tracked: TrackedRun | None = None) -> None:
         self.job, self.root, self.settings, self.tracked = job, root, settings, tracked
 
-    def __call__(self) -> None:
-        with _SlurmSignals() as slurm_signals, signals.cleanup(lambda _: slurm_signals.hand_over()):
-            try:
-                with forward_messages(lambda text: sys.stderr.write(f"{text}\n")):  # the element's log file
-                    request = RunRequest(self.job, "", self.tracked)
-                    reason = attempt_run(request, self.root, Runtime(self.settings))
-            except Stopped:
-                slurm_signals.hand_over()
-                sys.exit(Stopped.exit_code)  # no exception: submitit would note a failure for good
+    def make_runs(self) -> Mapping[str, str]:
+        launch.join_slurm()
+        try:
+            reason = attempt_run(RunRequest(self.job, "", self.tracked), self.root, Runtime(self.settings))
+            if reason is None:
+                launch.leave_group()
+        except Exception as error:
+            if is_lost_peer(error):
+                raise BackendError(LOST_PEER) from error
+            raise
         if reason is not None:
             raise SptError(reason)
+        if launch.world_size() > 1:
+            atexit.register(launch.exit_process, 0)
+        return {}
 
-    def checkpoint(self) -> "DelayedSubmission":
-        """What submitit queues again: the run's folder holds its state."""
-        from submitit.helpers import DelayedSubmission
 
-        return DelayedSubmission(self)
+class Pack(_Element):
+    """Families of runs, several runs at once by as many workers. A run that fails does not fail the job."""
+
+    def __init__(self, requests: Sequence[RunRequest], root: Path, settings: Settings, runs: int, logs: Path) -> None:
+        """`runs` at once; the workers' logs lie in a folder of the job's in `logs`."""
+        self.requests, self.root, self.settings, self.runs, self.logs = tuple(requests), root, settings, runs, logs
+
+    def make_runs(self) -> Mapping[str, str]:
+        folder = self.logs / os.environ.get("SLURM_JOB_ID", "pack")
+        try:
+            failed = run_locally(self.requests, self.root, self.settings, self.runs, folder)
+        finally:
+            for empty in (folder / "workers", folder):
+                with contextlib.suppress(OSError):
+                    empty.rmdir()
+        return {failure.job.name: failure.reason for failure in failed}
 
 
 class _SlurmSignals:
@@ -167,12 +216,16 @@ class _SlurmSignals:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """While nothing trains: a training notes SIGTERM itself."""
+        if launch.rank() > 0:  # with another code, srun would kill the first process before it has queued the job again
+            os._exit(0)
         signals.end_process(Stopped("stopped; Slurm starts it again"))
 
     def hand_over(self) -> None:
         """With the state saved: have submitit queue this element again, if Slurm will not. Then it does not return."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the second of two signals must not disturb the first
         handler = self._before[signal.SIGUSR2]
+        if launch.rank() > 0:  # of several processes the first does it
+            return
         if callable(handler) and (self.limit or _still_running()):
             handler(signal.SIGUSR2, None)
 
@@ -210,6 +263,24 @@ def arrays(jobs: Sequence[Job], largest: int = LARGEST) -> list[JobArray]:
             batches.append(JobArray(tuple(filter(None, siblings)), number))
     assert sum(len(batch.jobs) for batch in batches) == len(jobs), "a parent has no parent itself"
     return batches
+
+
+def packs(jobs: Sequence[Job], runs: int) -> list[tuple[Job, ...]]:
+    """Jobs by the job of Slurm that makes them: families, of a run and those that start from it, as many together as
+    keep so many workers busy. The largest come first."""
+    names = {job.name for job in jobs}
+    families: dict[str, list[Job]] = {}
+    for job in sorted(jobs, key=lambda job: job.parent_name in names):  # stable; parents before children
+        families.setdefault(str(job.parent_name) if job.parent_name in names else job.name, []).append(job)
+    packed: list[list[Job]] = []
+    free = 0  # workers of the last pack
+    for family in sorted(families.values(), key=len, reverse=True):
+        if free <= 0:
+            packed.append([])
+            free = runs
+        packed[-1] += family
+        free -= max(1, len(family) - 1)  # of a family, all but the first at once
+    return [tuple(pack) for pack in packed]
 
 
 def run_on_slurm(
@@ -268,6 +339,9 @@ class _JobWatch:
         self.ids: dict[str, str] = {}
         self.tracked: dict[str, TrackedRun | None] = {}
         self.awaited: dict[str, str] = {}  # those of `ids` that this call waits for
+        self.failed_nodes: set[str] = set()
+        self._nodes: dict[str, str] = {}  # where the job of each run was seen last, if it was at work
+        self._lost: Counter[str] = Counter()  # jobs of each run that ended with a node
         self._register = folder / "slurm.json"
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             try:
@@ -293,33 +367,50 @@ class _JobWatch:
         if not jobs:
             return
         parent_queued = [job for job in jobs if job.parent_name in queued]
-        submitted: list[list[str]] = []
-        for batch in arrays([job for job in jobs if job not in parent_queued]):
-            dependency = None if batch.behind is None else after(submitted[batch.behind], len(batch.jobs))
-            submitted.append(self._send(batch.jobs, dependency, stop))
+        free = [job for job in jobs if job not in parent_queued]
+        if self.slurm.pack > 1:
+            packed = packs(free, self.slurm.pack)
+            for start in range(0, len(packed), LARGEST):
+                self._send(packed[start : start + LARGEST], None, stop, self.slurm.pack)
+        else:
+            submitted: list[list[str]] = []
+            for batch in arrays(free):
+                dependency = None if batch.behind is None else after(submitted[batch.behind], len(batch.jobs))
+                submitted.append(self._send([(job,) for job in batch.jobs], dependency, stop))
         for job in parent_queued:
-            self._send([job], f"afterok:{queued[str(job.parent_name)]}", stop)
+            self._send([(job,)], f"afterok:{queued[str(job.parent_name)]}", stop)
         logger.info(f"{len(jobs)} jobs are in Slurm's queue; their logs are in {self.folder / 'slurm'}")
 
-    def _send(self, jobs: Sequence[Job], dependency: str | None, stop: signals.StopSignals) -> list[str]:
+    def _send(
+        self, groups: Sequence[Sequence[Job]], dependency: str | None, stop: signals.StopSignals, pack: int = 1
+    ) -> list[str]:
+        """An array whose elements make a group of jobs each: several at once, or the only one."""
         stop.check()
-        executor = make_executor(self.folder / "slurm", self.slurm, dependency)
+        exclude = ",".join(filter(None, [self.slurm.exclude, *sorted(self.failed_nodes)])) or None
+        options = self.slurm.model_copy(update={"pack": pack, "exclude": exclude})
+        executor = make_executor(self.folder / "slurm", options, dependency)
         try:
             with executor.batch():
-                root = self.root.resolve()
-                elements = [ArrayElement(job, root, self.settings, self.tracked.get(job.name)) for job in jobs]
-                sent = [executor.submit(element) for element in elements]
+                sent = [executor.submit(self._element(group, pack)) for group in groups]
             ids = [str(submission.job_id) for submission in sent]
         except Exception as error:  # submitit's own, with what sbatch said
             stop.check()  # a Ctrl-C reaches sbatch too
             lines = [line for line in str(error).splitlines() if line.strip()]
             reason = lines[-1].strip() if lines else type(error).__name__
             raise BackendError(f"Slurm does not take the jobs: {reason}") from error
-        numbers = dict(zip([job.name for job in jobs], ids, strict=True))
+        numbers = {job.name: number for group, number in zip(groups, ids, strict=True) for job in group}
         self.ids |= numbers
         self.awaited |= numbers
         write_json(self._register, {"jobs": self.ids})
         return ids
+
+    def _element(self, jobs: Sequence[Job], pack: int) -> _Element:
+        root = self.root.resolve()
+        if pack == 1:
+            (job,) = jobs
+            return ArrayElement(job, root, self.settings, self.tracked.get(job.name))
+        requests = [RunRequest(job, job.name, self.tracked.get(job.name)) for job in jobs]
+        return Pack(requests, root, self.settings, pack, (self.folder / "slurm").resolve())
 
     def wait(
         self,
@@ -332,7 +423,10 @@ class _JobWatch:
         missing: Counter[str] = Counter()  # looks in a row
         while self.awaited:
             queue = queued_jobs(list(self.awaited.values()))
+            if queue is not None:
+                self._follow(queue)
             ended: list[tuple[Job, bool]] = []
+            lost: list[Job] = []
             for request in requests:
                 job = request.job
                 if job.name not in self.awaited:
@@ -344,6 +438,9 @@ class _JobWatch:
                 finished = False
                 with contextlib.suppress(OutputError):  # half there, on a file system that travels slowly
                     finished = RunFolder(self.root, job.name).result() is not None
+                if not finished and missing[job.name] >= LOOKS and self._lost_to_node(request, number):
+                    lost.append(job)
+                    continue
                 if finished or missing[job.name] >= LOOKS:
                     del self.awaited[job.name]
                     ended.append((job, not finished))
@@ -353,17 +450,76 @@ class _JobWatch:
                 progress.look([request.job for request in requests if request.job.name in self.awaited])
             for job, failed in ended:
                 progress.end(job, failed)
+            if lost:
+                self._submit_again(lost, [request.job for request in requests], stop)
+                missing.clear()
             if self.awaited:
                 stop.wait(self.slurm.poll)
+
+    def _follow(self, queue: Mapping[str, str]) -> None:
+        """Notice when jobs leave nodes that have failed: Slurm has queued them again, or has ended them."""
+        left: set[str] = set()
+        for name, number in self.awaited.items():
+            nodes = queue.get(number, "")
+            if (before := self._nodes.get(name, "")) and nodes != before:
+                left.add(before)
+            self._nodes[name] = nodes
+        if left:
+            self._exclude(",".join(sorted(left)))
+
+    def _exclude(self, nodes: str) -> None:
+        """Send no job to those of these nodes that have failed, as long as there are others."""
+        failed = {name for name, state in node_states(nodes=nodes).items() if is_down(state)} - self.failed_nodes
+        if not failed:
+            return
+        names, several = ", ".join(sorted(failed)), len(failed) > 1
+        usable = {name for name, state in node_states(partition=self.slurm.partition).items() if not is_down(state)}
+        if not usable - self.failed_nodes:
+            logger.warning(f"node{'s' * several} {names} failed; their jobs wait until Slurm has a node for them")
+            return
+        self.failed_nodes |= failed
+        exclude = ",".join(filter(None, [self.slurm.exclude, *sorted(self.failed_nodes)]))
+        for array in sorted({number.partition("_")[0] for number in self.awaited.values()}):
+            _query("scontrol", "update", f"JobId={array}", f"ExcNodeList={exclude}")  # of elements that still wait
+        logger.warning(f"node{'s' * several} {names} failed; no job of this study is sent there any more")
+
+    def _lost_to_node(self, request: RunRequest, number: str) -> bool:
+        """Did Slurm end this job because a node failed, and may the run have another one?"""
+        answer = _query("scontrol", "-o", "show", "job", number)
+        values = dict(re.findall(r"(\w+)=(\S+)", answer or ""))
+        if values.get("JobState") != "NODE_FAIL":
+            return False
+        nodes = values.get("NodeList", "(null)")
+        self._exclude(nodes)
+        self._lost[request.job.name] += 1
+        if self._lost[request.job.name] > NODE_FAILURES:
+            return False
+        logger.warning(f"{request.label} is queued again: its Slurm job {number} ended when {nodes} failed")
+        return True
+
+    def _submit_again(self, lost: Sequence[Job], jobs: Sequence[Job], stop: signals.StopSignals) -> None:
+        """Runs whose jobs have ended with a node, and what waits for them: Slurm has ended that, or is about to."""
+        names = {job.name for job in lost}
+        behind = [job for job in jobs if job.name in self.awaited and job.parent_name in names]
+        if numbers := [self.awaited[job.name] for job in behind if job.name not in names]:
+            _query("scancel", *numbers)
+        self.submit([*lost, *(job for job in behind if job.name not in names)], {}, stop)
 
     def _reason(self, name: str, number: str) -> str:
         """Why a run whose job has left the queue is not done."""
         log = self.folder / "slurm" / f"{number}_0_log.err"
-        with contextlib.suppress(OSError, ValueError, EOFError, pickle.UnpicklingError):
-            kind, trace = pickle.loads(log.with_name(f"{number}_0_result.pkl").read_bytes())
-            if kind == "error":  # a traceback, which ends with the error itself
-                *_, own = re.split(r"^spt\.errors\.\w+: ", trace.strip(), flags=re.M)
-                return own if own != trace.strip() else own.splitlines()[-1]
+        reasons: list[str] = []
+        for path in sorted(log.parent.glob(f"{number}_*_result.pkl")):  # of each process
+            with contextlib.suppress(OSError, ValueError, EOFError, pickle.UnpicklingError):
+                kind, value = pickle.loads(path.read_bytes())
+                if kind == "error":  # a traceback, which ends with the error itself
+                    *_, own = re.split(r"^spt\.errors\.\w+: ", value.strip(), flags=re.M)
+                    reasons.append(own if own != value.strip() else own.splitlines()[-1])
+                elif name in (value or {}):
+                    reasons.append(value[name])
+        if reasons:
+            own = next((reason for reason in reasons if reason != LOST_PEER), None)
+            return own or f"{LOST_PEER}; see {log.with_name(f'{number}_*_log.err')}"
         if not log.exists():
             return f"its Slurm job {number} left the queue before it began"
         status = RunFolder(self.root, name).status() or {}
@@ -391,7 +547,15 @@ def parameters(slurm: Slurm, dependency: str | None, name: str) -> dict[str, Any
     exported = [f"export {key}={shlex.quote(value)}" for key, value in launch.import_environment().items()]
     exported = [line + "${PYTHONPATH:+:$PYTHONPATH}" if "PYTHONPATH" in line else line for line in exported]
     # Else every element would take all cores of its machine.
-    threads = "export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_ON_NODE:-1}}"
+    share = slurm.pack * max(1, slurm.gpus)  # processes that share a node's cores
+    cores = "${SLURM_CPUS_ON_NODE:-1}"
+    if share > 1:
+        cores = f"$(({cores} < {2 * share} ? 1 : {cores} / {share}))"
+    threads = "export OMP_NUM_THREADS=${OMP_NUM_THREADS:-" + cores + "}"
+    cpus = slurm.cpus and slurm.cpus * slurm.pack
+    srun_args = [f"--cpus-per-task={cpus}"] if cpus else []  # no longer passed on by itself
+    if slurm.processes > 1:
+        srun_args.append("--kill-on-bad-exit=1")  # who has lost a process would wait for it
     values: dict[str, Any] = {
         "job_name": f"spt-{name}",
         "time": slurm.time,
@@ -400,25 +564,29 @@ def parameters(slurm: Slurm, dependency: str | None, name: str) -> dict[str, Any
         "account": slurm.account,
         "qos": slurm.qos,
         "constraint": slurm.constraint,
+        "exclude": slurm.exclude,
         "mem": slurm.memory,
-        "cpus_per_task": slurm.cpus,
-        "gpus_per_node": slurm.gpus or None,
+        "nodes": slurm.nodes if slurm.processes > 1 else None,
+        "ntasks_per_node": max(1, slurm.gpus) if slurm.processes > 1 else None,
+        "cpus_per_task": cpus,
+        "gpus_per_node": slurm.gpus * slurm.pack or None,
         "dependency": dependency,
         "setup": [*slurm.setup, *exported, threads],
-        "srun_args": [f"--cpus-per-task={slurm.cpus}"] if slurm.cpus else None,  # no longer passed on by itself
+        "srun_args": srun_args or None,
         # Children of a failed pretraining end, instead of waiting for ever.
         "additional_parameters": {"kill-on-invalid-dep": "yes", "requeue": True, **slurm.additional},
     }
     return {key: value for key, value in values.items() if value is not None}
 
 
-def queued_jobs(ids: Sequence[str]) -> set[str] | None:
-    """Which of these jobs (`12`, or `12_3` of an array) Slurm has still to finish; None when it does not say."""
+def queued_jobs(ids: Sequence[str]) -> dict[str, str] | None:
+    """Which of these jobs (`12`, or `12_3` of an array) Slurm has still to finish, and on which nodes they are at work,
+    "" of those that wait; None when it does not say."""
     numbers = sorted({number.partition("_")[0] for number in ids})
-    answer = _query("squeue", "-h", "-r", "-o", "%i", "-j", ",".join(numbers))
+    answer = _query("squeue", "-h", "-r", "-o", "%i %N", "-j", ",".join(numbers))
     if answer is not None:
-        return set(answer.split())
-    unfinished: set[str] = set()
+        return {number: nodes.strip() for number, _, nodes in (line.partition(" ") for line in answer.splitlines())}
+    unfinished: dict[str, str] = {}
     for number in numbers:
         answer = _query("scontrol", "-o", "show", "job", number)
         if answer is None:
@@ -427,22 +595,36 @@ def queued_jobs(ids: Sequence[str]) -> set[str] | None:
     return unfinished
 
 
+def node_states(nodes: str | None = None, partition: str | None = None) -> dict[str, str]:
+    """What Slurm says of nodes, e.g. idle, allocated, down*: these, or all of a partition; without it, all. Empty when
+    it does not say."""
+    where = ["-n", nodes] if nodes else ["-p", partition] if partition else []
+    lines = (_query("sinfo", "-h", "-N", "-o", "%N %T", *where) or "").splitlines()
+    return {name: state for name, _, state in (line.strip().partition(" ") for line in lines)}
+
+
+def is_down(state: str) -> bool:
+    """Does a node in this state take no jobs because something is wrong with it? `*`: it does not answer."""
+    return state.startswith(("down", "drain", "fail")) or state.endswith("*")
+
+
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")
 
 
-def unfinished_jobs(answer: str) -> set[str]:
-    """The jobs in `scontrol -o show job` that have not ended, elements of arrays each by itself."""
-    unfinished: set[str] = set()
+def unfinished_jobs(answer: str) -> dict[str, str]:
+    """The jobs in `scontrol -o show job` that have not ended, elements of arrays each by itself, and their nodes."""
+    unfinished: dict[str, str] = {}
     for line in answer.splitlines():
         values = dict(re.findall(r"(\w+)=(\S+)", line))
         if values.get("JobState", "COMPLETED") in OVER:
             continue
+        nodes = values.get("NodeList", "(null)").replace("(null)", "")
         if "ArrayTaskId" not in values:
-            unfinished.add(values["JobId"])
+            unfinished[values["JobId"]] = nodes
             continue
         for part in values["ArrayTaskId"].partition("%")[0].split(","):
             low, _, high = part.partition("-")
-            unfinished |= {f"{values['ArrayJobId']}_{i}" for i in range(int(low), int(high or low) + 1)}
+            unfinished |= {f"{values['ArrayJobId']}_{i}": nodes for i in range(int(low), int(high or low) + 1)}
     return unfinished
 
 

@@ -45,6 +45,19 @@ def cleanup(function: Cleanup) -> Iterator[None]:
         _cleanups.remove(function)
 
 
+@contextlib.contextmanager
+def withhold_usr2() -> Iterator[None]:
+    """SIGUSR2 waits until this is over, and processes started within never get it: it would end them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def stop_error(number: int, rest: str = "; the same command continues") -> Stopped:
     """The error that stands for SIGTERM or SIGINT."""
     return Interrupted(f"interrupted{rest}") if number == signal.SIGINT else Stopped(f"stopped{rest}")

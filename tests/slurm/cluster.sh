@@ -1,29 +1,32 @@
 #!/bin/sh
-# A Slurm cluster of one node on this machine, for the tests marked slurm; all its state lies in one folder.
+# A Slurm cluster on this machine, for the tests marked slurm; all its state lies in one folder. Each of its nodes, one
+# or as many as are asked for, is a slurmd of its own that has all cores.
 #
 #   apt-get install slurm-wlm munge
-#   sh tests/slurm/one_node.sh start /tmp/slurm
+#   sh tests/slurm/cluster.sh start /tmp/slurm 2
 #   SLURM_CONF=/tmp/slurm/slurm.conf OMP_NUM_THREADS=1 python -m pytest -m slurm tests/test_slurm.py
-#   sh tests/slurm/one_node.sh stop /tmp/slurm
+#   sh tests/slurm/cluster.sh stop /tmp/slurm
 #
 # Run as root: slurmd starts jobs for other users.
 set -eu
 
 usage() {
-    echo "usage: sh one_node.sh start|stop DIR" >&2
+    echo "usage: sh cluster.sh start DIR [NODES] | stop DIR" >&2
     exit 2
 }
-[ $# -eq 2 ] || usage
+[ $# -eq 2 ] || [ $# -eq 3 ] || usage
+nodes=${3:-1}
 mkdir -p "$2"
 dir=$(cd "$2" && pwd)
 export SLURM_CONF="$dir/slurm.conf"
 
 stop() {
-    for name in slurmd slurmctld munged; do
-        [ -f "$dir/$name.pid" ] || continue
-        pid=$(cat "$dir/$name.pid")
+    for file in "$dir"/slurmd-*.pid "$dir/slurmctld.pid" "$dir/munged.pid"; do
+        [ -f "$file" ] || continue
+        pid=$(cat "$file")
+        program=$(basename "${file%%-*}" .pid)
         # Not another process that has got this number since.
-        if [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$name" ]; then
+        if [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$program" ]; then
             kill "$pid"
             for _ in $(seq 50); do
                 kill -0 "$pid" 2>/dev/null || break
@@ -31,7 +34,7 @@ stop() {
             done
             kill -9 "$pid" 2>/dev/null || true
         fi
-        rm -f "$dir/$name.pid"
+        rm -f "$file"
     done
 }
 
@@ -44,7 +47,7 @@ start() {
     done
     host=$(hostname -s)
     cpus=$(getconf _NPROCESSORS_ONLN)
-    memory=$(awk '/^MemTotal/ {print int($2 / 1024 * 0.8)}' /proc/meminfo)
+    memory=$(awk '/^MemTotal/ {print int($2 / 1024 * 0.8 / '"$nodes"')}' /proc/meminfo)
     mkdir -p "$dir/state" "$dir/spool" "$dir/munge"
     chmod 700 "$dir/munge"
     dd if=/dev/urandom of="$dir/munge/key" bs=128 count=1 2>/dev/null
@@ -75,27 +78,33 @@ MinJobAge=60
 KillWait=30
 MailProg=/bin/true
 StateSaveLocation=$dir/state
-SlurmdSpoolDir=$dir/spool
+SlurmdSpoolDir=$dir/spool/%n
 SlurmctldPidFile=$dir/slurmctld.pid
-SlurmdPidFile=$dir/slurmd.pid
+SlurmdPidFile=$dir/slurmd-%n.pid
 SlurmctldLogFile=$dir/slurmctld.log
-SlurmdLogFile=$dir/slurmd.log
+SlurmdLogFile=$dir/slurmd-%n.log
 SlurmctldPort=16817
-SlurmdPort=16818
+SlurmdTimeout=20
 SlurmdParameters=config_overrides
-NodeName=$host NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=$memory State=UNKNOWN
-PartitionName=main Nodes=$host Default=YES MaxTime=INFINITE State=UP
+$(for number in $(seq "$nodes"); do
+        echo "NodeName=node$number NodeHostname=$host NodeAddr=127.0.0.1 Port=$((16817 + number)) CPUs=$cpus" \
+            "RealMemory=$memory State=UNKNOWN"
+    done)
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 CONF
     slurmctld -c
-    slurmd -c
+    for number in $(seq "$nodes"); do
+        mkdir -p "$dir/spool/node$number"
+        slurmd -c -N "node$number"
+    done
     for _ in $(seq 60); do
-        if sinfo -h -o %T 2>/dev/null | grep -q -e idle -e mixed -e allocated; then
+        if [ "$(sinfo -h -N -o %T 2>/dev/null | grep -c -e idle -e mixed -e allocated)" -eq "$nodes" ]; then
             sinfo
             return
         fi
         sleep 0.5
     done
-    echo "the node did not come up; see $dir/slurmctld.log and $dir/slurmd.log" >&2
+    echo "the nodes did not come up; see $dir/*.log" >&2
     stop
     exit 1
 }
