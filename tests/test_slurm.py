@@ -23,13 +23,14 @@ from tiny import loaded, own_task, spt_job
 from spt.config.job import Job
 from spt.errors import BackendError, Interrupted, OutputError, Stopped, UsageError
 from spt.execution import slurm
-from spt.execution.queue import PARENT_FAILED, in_order
+from spt.execution.queue import PARENT_FAILED, in_order, run_here
 from spt.execution.slurm import (
     ArrayElement,
     JobArray,
     Slurm,
     after,
     arrays,
+    packs,
     parameters,
     run_on_slurm,
     unfinished_jobs,
@@ -74,6 +75,13 @@ def test_wrong_options_are_told(option, words):
         Slurm.parse([option])
 
 
+@pytest.mark.parametrize("option", ["nodes=2", "gpus=2"])
+def test_runs_of_several_processes_are_not_packed(option):
+    with pytest.raises(UsageError, match="pack=4: runs that share a job have one node and one GPU each at most"):
+        Slurm.parse(["pack=4", option])
+    assert Slurm.parse(["pack=4", "gpus=1"]).processes == 1
+
+
 def test_an_option_is_given_once():
     with pytest.raises(UsageError, match="qos is given twice"):
         Slurm.parse(["qos=a", "qos=b"])
@@ -98,6 +106,30 @@ def test_sbatch_gets_what_was_asked_for():
     text = _make_sbatch_string(command="x", folder="/f", map_count=3, **found)
     for line in ("--array=0-2%3", "--dependency=after:1", "--kill-on-invalid-dep=yes", "--requeue", "--nice=5"):
         assert f"#SBATCH {line}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "share"),
+    [
+        ({"pack": 4, "gpus": 1, "cpus": 2}, {"cpus_per_task": 8, "gpus_per_node": 4}, 4),
+        ({"pack": 4}, {}, 4),
+        ({"gpus": 2}, {"nodes": 1, "ntasks_per_node": 2, "gpus_per_node": 2}, 2),
+        ({"nodes": 2, "gpus": 4, "cpus": 3},
+         {"nodes": 2, "ntasks_per_node": 4, "gpus_per_node": 4, "cpus_per_task": 3}, 4),
+        ({"nodes": 2, "exclude": "n[1-2]"}, {"nodes": 2, "ntasks_per_node": 1, "exclude": "n[1-2]"}, 1),
+        ({"gpus": 1}, {"gpus_per_node": 1}, 1),
+    ],
+)  # fmt: skip
+def test_processes_and_packs_get_their_share_of_a_job(options, expected, share):
+    found = parameters(Slurm(**options), None, "s")
+    resources = {"nodes", "ntasks_per_node", "cpus_per_task", "gpus_per_node", "exclude"}
+    assert {key: value for key, value in found.items() if key in resources} == expected
+    assert ("--kill-on-bad-exit=1" in found.get("srun_args", [])) == (Slurm(**options).processes > 1)
+    for cores, threads in ((16, 16 // share), (1, 1), (share, 1)):
+        program = [*found["setup"][-1:], "echo $OMP_NUM_THREADS"]
+        environ = {"SLURM_CPUS_ON_NODE": str(cores)}
+        done = subprocess.run(["bash", "-c", "\n".join(program)], env=environ, capture_output=True, text=True)
+        assert done.stdout.strip() == str(threads), done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------- planning
@@ -139,6 +171,24 @@ def test_every_element_stands_behind_its_own_pretraining(numbers, alone, largest
     assert flat == sorted(flat, reverse=True)  # pretrainings first
 
 
+@given(families, st.integers(0, 5), st.integers(2, 6), st.randoms())
+def test_a_pack_holds_families_that_keep_its_workers_busy(numbers, alone, runs, chance):
+    jobs = []
+    for i, count in enumerate(numbers):
+        parent = Named(f"p{i}", "pretrain")
+        jobs += [parent, *(Named(f"p{i}c{k}", "finetune", parent) for k in range(count))]
+    jobs += [Named(f"s{i}", "finetune") for i in range(alone)]
+    chance.shuffle(jobs)
+    packed = packs(jobs, runs)
+    assert sorted(job.name for pack in packed for job in pack) == sorted(job.name for job in jobs)
+    busy = []
+    for pack in packed:
+        names = [job.name for job in pack]
+        assert all(job.parent_name is None or job.parent_name in names[: names.index(job.name)] for job in pack)
+        busy.append(sum(max(1, sum(job.parent is root for job in pack)) for root in pack if root.parent is None))
+    assert all(workers >= runs for workers in busy[:-1])
+
+
 def test_a_parent_that_is_done_is_no_parent():
     child = Named("b", "finetune", Named("a", "pretrain"))
     assert arrays([child]) == [JobArray((child,))]
@@ -172,13 +222,14 @@ class Cluster:
         self.waiting: dict[str, tuple[ArrayElement, str | None]] = {}
         self.ok: set[str] = set()
         self.lose = lose  # a run that vanishes
+        self.lost_once = False
         self.folder = Path()
         monkeypatch.setattr(shutil, "which", lambda name: name)
         monkeypatch.setattr(slurm, "make_executor", self.executor)
         monkeypatch.setattr(slurm, "queued_jobs", self.look)
 
     def executor(self, folder: Path, options: Slurm, dependency: str | None) -> Any:
-        cluster, self.folder = self, folder
+        cluster, self.folder, self.options = self, folder, options
 
         class Sent:
             job_id = ""
@@ -210,12 +261,13 @@ class Cluster:
             if behind in self.waiting:
                 continue
             del self.waiting[number]
-            if (behind is not None and behind not in self.ok) or element.job.name == self.lose:
+            if (behind is not None and behind not in self.ok) or self._loses(element):
                 break
             (self.folder / f"{number}_0_log.err").touch()
             try:
-                element()
+                failed = element()
                 self.ok.add(number)
+                (self.folder / f"{number}_0_result.pkl").write_bytes(pickle.dumps(("success", failed)))
             except Exception as error:
                 import traceback
 
@@ -223,6 +275,14 @@ class Cluster:
                 (self.folder / f"{number}_0_result.pkl").write_bytes(pickle.dumps(("error", told)))
             break
         return there
+
+    def _loses(self, element: Any) -> bool:
+        job = getattr(element, "job", None)
+        if job is None or job.name != self.lose:
+            return False
+        if self.lost_once:
+            self.lose = ""
+        return True
 
 
 QUICK = Slurm(poll=0.001)
@@ -254,6 +314,96 @@ def test_an_element_that_vanishes_is_told(tmp_path, monkeypatch):
     found = reasons(run_on_slurm(requests(job), tmp_path / "runs", SETTINGS, QUICK, tmp_path))
     lost = "its Slurm job 100 left the queue before it began"
     assert found == {job.parent.name: lost, job.name: f"{PARENT_FAILED} {lost}"}
+
+
+def test_a_pack_tells_which_of_its_runs_failed(tmp_path, monkeypatch):
+    def run_alone(requests: Any, root: Path, settings: Settings, workers: int, folder: Path) -> Any:
+        assert workers == 3
+        return run_here(requests, root, Runtime(settings))
+
+    monkeypatch.setattr(slurm, "run_locally", run_alone)
+    jobs = requests(Job(loaded(tmp_path), "finetune", 0), spt_job(diverging(tmp_path)))
+    cluster = Cluster(monkeypatch)
+    options = Slurm(poll=0.001, pack=3, cpus=2)
+    failed = reasons(run_on_slurm(jobs, tmp_path / "runs", SETTINGS, options, tmp_path / "study"))
+    assert [(dependency, len(elements)) for dependency, elements in cluster.arrays] == [(None, 1)]
+    parent = jobs[1].job.parent
+    assert list(failed) == [parent.name, jobs[1].job.name] and "not finite" in failed[parent.name]
+    assert failed[jobs[1].job.name] == f"{PARENT_FAILED} {failed[parent.name]}"
+    assert RunFolder(tmp_path / "runs", jobs[0].job.name).result() is not None
+    assert (tmp_path / "study" / "slurm.json").is_file() and cluster.options.cpus == 2
+
+
+class Nodes:
+    """What Slurm's programs say of a cluster whose node n1 has failed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, others: str = "n2 idle\n") -> None:
+        self.others, self.changes = others, list[tuple[str, ...]]()
+        self.ended = "100"  # with the node
+        monkeypatch.setattr(slurm, "_query", self.answer)
+
+    def answer(self, *command: str) -> str:
+        if command[0] == "sinfo":
+            return "n1 down*\n" + ("" if "-n" in command else self.others)
+        if command[1] == "-o":
+            state = "NODE_FAIL" if command[-1] == self.ended else "COMPLETED"
+            return f"JobId={command[-1]} JobState={state} NodeList=n1"
+        self.changes.append(command)
+        return ""
+
+
+def test_a_job_that_ends_with_its_node_is_submitted_again_elsewhere(tmp_path, monkeypatch, messages):
+    """And what waits for it, whose dependency can no longer be met."""
+    job = spt_job(loaded(tmp_path))
+    cluster, nodes = Cluster(monkeypatch, lose=job.parent.name), Nodes(monkeypatch)
+    cluster.lost_once = True
+    assert run_on_slurm(requests(job), tmp_path / "runs", SETTINGS, QUICK, tmp_path) == []
+    assert [dependency for dependency, _ in cluster.arrays] == [None, "afterok:100", None, "afterok:102"]
+    assert cluster.options.exclude == "n1" and ("scancel", "101") in nodes.changes
+    assert "node n1 failed; no job of this study is sent there any more" in messages
+    assert "[1] is queued again: its Slurm job 100 ended when n1 failed" in messages
+
+
+def test_a_run_that_loses_every_job_to_a_node_fails(tmp_path, monkeypatch):
+    job = Job(loaded(tmp_path), "finetune", 0)
+    cluster = Cluster(monkeypatch, lose=job.name)
+    monkeypatch.setattr(slurm, "_query", lambda *_: "JobId=1 JobState=NODE_FAIL NodeList=n1")
+    failed = reasons(run_on_slurm(requests(job), tmp_path / "runs", SETTINGS, QUICK, tmp_path))
+    assert len(cluster.arrays) == 1 + slurm.NODE_FAILURES and "left the queue" in failed[job.name]
+
+
+@pytest.mark.parametrize(
+    ("others", "excluded", "words"),
+    [
+        ("n2 idle\n", "n9,n1", "node n1 failed; no job of this study is sent there any more"),
+        ("n2 drained\n", None, "node n1 failed; their jobs wait until Slurm has a node for them"),
+    ],
+)
+def test_a_job_that_slurm_queues_again_is_kept_from_the_failed_node(
+    tmp_path, monkeypatch, messages, others, excluded, words
+):
+    """Unless there is no other."""
+    nodes = Nodes(monkeypatch, others)
+    watch = slurm._JobWatch(tmp_path, SETTINGS, Slurm(exclude="n9"), tmp_path)
+    watch.awaited = {"run-a": "7_0", "run-b": "7_1", "run-c": "8"}
+    watch._follow({"7_0": "n1", "7_1": "n2", "8": ""})
+    assert messages == []
+    watch._follow({"7_0": "", "7_1": "n2", "8": ""})
+    assert messages == [words]
+    updates = [("scontrol", "update", f"JobId={array}", f"ExcNodeList={excluded}") for array in (7, 8)]
+    assert nodes.changes == (updates if excluded else [])
+
+
+def test_of_several_processes_the_one_that_failed_gives_the_reason(tmp_path):
+    watch = slurm._JobWatch(tmp_path, SETTINGS, Slurm(nodes=2), tmp_path)
+    (tmp_path / "slurm").mkdir()
+    lost, own = "spt.errors.BackendError: another process of its run ended", "RuntimeError: no memory"
+    for rank, text in enumerate((lost, own)):
+        result = pickle.dumps(("error", f"Traceback\n{text}\n"))
+        (tmp_path / "slurm" / f"5_{rank}_result.pkl").write_bytes(result)
+    assert watch._reason("run", "5") == own
+    (tmp_path / "slurm" / "5_1_result.pkl").unlink()
+    assert watch._reason("run", "5") == f"another process of its run ended; see {tmp_path / 'slurm' / '5_*_log.err'}"
 
 
 def test_a_stop_leaves_the_queue_and_the_same_call_waits(tmp_path, monkeypatch, messages):
@@ -326,6 +476,22 @@ def test_signals_save_the_state_and_then_mean_what_slurm_means(tmp_path, monkeyp
         assert signal.getsignal(signal.SIGTERM) is before[1]
     finally:
         signal.signal(signal.SIGUSR2, before[0])
+
+
+def test_of_several_processes_the_first_queues_the_job_again(monkeypatch):
+    got: list[int] = []
+    before = [signal.signal(signal.SIGUSR2, lambda n, _: got.append(n)), signal.getsignal(signal.SIGTERM)]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    try:
+        for rank in ("1", "0"):
+            monkeypatch.setenv("RANK", rank)
+            with slurm._SlurmSignals() as found:
+                found.limit = True
+                found.hand_over()
+            assert got == ([signal.SIGUSR2] if rank == "0" else [])
+    finally:
+        signal.signal(signal.SIGUSR2, before[0])
+        signal.signal(signal.SIGTERM, before[1])
 
 
 # ---------------------------------------------------------------------------------------------------- real clusters

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -78,8 +79,8 @@ def join_slurm(environ: MutableMapping[str, str] = os.environ) -> None:
         "RANK": environ["SLURM_PROCID"],
         "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
         "LOCAL_WORLD_SIZE": str(-(-tasks // nodes)),
-        "MASTER_ADDR": first_host(
-            environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "localhost"
+        "MASTER_ADDR": _node_address(
+            first_host(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "localhost")
         ),
         "MASTER_PORT": str(20000 + (job * 31 + (int(step) if step.isdigit() else 0)) % 20000),
     }
@@ -91,6 +92,19 @@ def first_host(nodes: str) -> str:
     """The first name of a Slurm host list: `gpu[03-05,9],login` gives gpu03."""
     match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodes)
     return (match[1] + (match[2] or "")) if match else nodes
+
+
+def _node_address(name: str) -> str:
+    """What a node of Slurm answers to: its name, unless only Slurm knows that."""
+    with contextlib.suppress(OSError):
+        socket.getaddrinfo(name, None)
+        return name
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["scontrol", "-o", "show", "node", name]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL).stdout
+        if (match := re.search(r"\bNodeAddr=(\S+)", answer)) is not None:
+            return match[1]
+    return name
 
 
 def check_request(processes: int | None, config: Path | None) -> None:

@@ -24,9 +24,9 @@ stop() {
     for file in "$dir"/slurmd-*.pid "$dir/slurmctld.pid" "$dir/munged.pid"; do
         [ -f "$file" ] || continue
         pid=$(cat "$file")
-        program=$(basename "${file%%-*}" .pid)
+        name=$(basename "$file" .pid)
         # Not another process that has got this number since.
-        if [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$program" ]; then
+        if [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "${name%%-*}" ]; then
             kill "$pid"
             for _ in $(seq 50); do
                 kill -0 "$pid" 2>/dev/null || break
