@@ -1,4 +1,4 @@
-"""The reference page of the Python API: signatures and docstrings of what `import spt` offers, and of what it returns."""
+"""The reference page of the Python API: signatures and docstrings of what `import spt` offers and returns."""
 
 import ast
 import inspect

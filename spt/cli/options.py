@@ -158,7 +158,9 @@ class StudyOptions(NamedTuple):
     ] = "auto"
     slurm: Annotated[
         list[str] | None,
-        typer.Option("--slurm", metavar="KEY=VALUE", help="Run on Slurm: partition=gpu, time=600, gpus=1 … (repeat)."),
+        typer.Option(
+            "--slurm", metavar="KEY=VALUE", help="Run on Slurm: partition=gpu, time=600, gpus=1, pack=4 … (repeat)."
+        ),
     ] = None
     shard: Annotated[
         str | None,

@@ -472,16 +472,17 @@ class _JobWatch:
         failed = {name for name, state in node_states(nodes=nodes).items() if is_down(state)} - self.failed_nodes
         if not failed:
             return
-        names, several = ", ".join(sorted(failed)), len(failed) > 1
+        names = ", ".join(sorted(failed))
+        which, whose = (f"node {names}", "its") if len(failed) == 1 else (f"nodes {names}", "their")
         usable = {name for name, state in node_states(partition=self.slurm.partition).items() if not is_down(state)}
         if not usable - self.failed_nodes:
-            logger.warning(f"node{'s' * several} {names} failed; their jobs wait until Slurm has a node for them")
+            logger.warning(f"{which} failed; {whose} jobs wait until Slurm has another node")
             return
         self.failed_nodes |= failed
         exclude = ",".join(filter(None, [self.slurm.exclude, *sorted(self.failed_nodes)]))
         for array in sorted({number.partition("_")[0] for number in self.awaited.values()}):
             _query("scontrol", "update", f"JobId={array}", f"ExcNodeList={exclude}")  # of elements that still wait
-        logger.warning(f"node{'s' * several} {names} failed; no job of this study is sent there any more")
+        logger.warning(f"{which} failed; no job of this study is sent there any more")
 
     def _lost_to_node(self, request: RunRequest, number: str) -> bool:
         """Did Slurm end this job because a node failed, and may the run have another one?"""

@@ -73,7 +73,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=1,sched_interval=2,bf_interval=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-ReturnToService=2
+ReturnToService=1
 MinJobAge=60
 KillWait=30
 MailProg=/bin/true
