@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tiny import MODEL, RECIPE, ROOT, TASK, changed, environment, spt
 
-from spt.errors import Stopped, UsageError
+from spt.errors import BackendError, Stopped, UsageError
 from spt.runs.folder import RunFolder
 from spt.runtime import launch
 from spt.runtime.signals import CODE_FILE
@@ -180,6 +180,113 @@ def test_a_stop_is_one_for_all(folder, number, code):
     resumed = spt(*long, "--out", "parts", cwd=folder, env=QUIET)
     assert resumed.returncode == 0, resumed.stderr
     same_outcome(folder / "whole", folder / "parts")
+
+
+def ranks(command: subprocess.Popen) -> dict[int, int]:
+    """The processes that a command has started, by their number."""
+    found = {}
+    for pid in Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split():
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        found |= {int(entry[5:]): int(pid) for entry in environ if entry.startswith(b"RANK=")}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_process_killed_from_outside_is_named(folder, tmp_path_factory, number):
+    """Also by the run's status; and the temporary files of all of them are gone."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    long = ("pretrain", "small.yaml", "pretrain.train.steps=100000", "pretrain.train.evaluate_every=50")
+    env = {**QUIET, "TMPDIR": str(temporary)}
+    child = start(*long, "--num-processes", 2, "--save-every", 0, cwd=folder, env=env)
+    wait_for(lambda: list(folder.glob("runs/*/checkpoints/step-*")))
+    os.kill(ranks(child)[number], signal.SIGKILL)
+    _, text = child.communicate(timeout=300)
+    assert child.returncode == 4, text
+    assert f"spt: process {number} of 2 was killed (SIGKILL, perhaps because memory ran out); what was saved" in text
+    assert text.count("spt: ") == 1 and "Traceback" not in text
+    (status,) = folder.glob("runs/*/status.json")
+    status = json.loads(status.read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 4)
+    assert status["reason"] == f"process {number} of this run was killed"
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor")] == []
+
+
+DIES = """
+import os, signal
+if os.environ.get("RANK") == "1":
+    os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_under_accelerate_launch_is_named(folder):
+    config = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "num_processes": 2, "num_machines": 1}
+    config |= {"machine_rank": 0, "fsdp_config": {"fsdp_version": 2}, "mixed_precision": "no", "use_cpu": False}
+    (folder / "accelerate.yaml").write_text(yaml.safe_dump(config))
+    (folder / "toy.py").write_text(TASK + DIES)
+    done = spt("pretrain", "small.yaml", "--accelerate-config", "accelerate.yaml", cwd=folder, env=QUIET)
+    assert done.returncode == 4, done.stderr
+    assert done.stderr.endswith(
+        "spt: process 1 of 2 was killed (SIGSEGV); what was saved is kept and the same command continues\n"
+    )
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_an_accelerate_config_that_is_none_is_one_sentence(folder):
+    (folder / "rows.csv").write_text("a,b\n1,2\n")
+    done = spt("pretrain", "small.yaml", "--accelerate-config", "rows.csv", cwd=folder, env=QUIET)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("spt: accelerate launch cannot use rows.csv: ")
+
+
+KILLED, TERMINATED, STOPPED = -signal.SIGKILL, -signal.SIGTERM, "stopped after step 3; the same command continues"
+
+
+@pytest.mark.parametrize(
+    ("codes", "left", "received", "outcome"),
+    [
+        ([(0, 75), (1, KILLED)], f"75\n{STOPPED}", 0, "process 1 of 2 was killed (SIGKILL"),  # the survivor spoke first
+        ([(0, 4), (1, KILLED)], "", 0, "process 1 of 2 was killed (SIGKILL"),
+        ([(0, 75), (1, 7)], "", 0, "process 1 of 2 was killed (exit code 7)"),
+        ([(0, KILLED), (1, 75)], "", signal.SIGTERM, "process 0 of 2 was killed (SIGKILL"),
+        ([(0, 75), (1, 75)], f"75\n{STOPPED}", signal.SIGTERM, STOPPED),
+        ([(0, 75), (1, 75)], f"75\n{STOPPED}", 0, STOPPED),  # one of them was asked
+        ([(0, 130), (1, TERMINATED)], "", signal.SIGINT, "interrupted; the same command continues"),
+        ([(0, TERMINATED)], "", signal.SIGTERM, "stopped; the same command continues"),
+        ([(0, 5), (1, 5)], "5\nthe loss is nan", 0, 5),
+        ([(0, 4), (1, -signal.SIGABRT)], "4\nno memory", 0, 4),  # who lost it was aborted
+        ([], "", signal.SIGTERM, 0),  # it came after the last step
+    ],
+)
+def test_what_several_processes_have_come_to(tmp_path, codes, left, received, outcome):
+    path = tmp_path / "code"
+    if left:
+        path.write_text(left)
+    if isinstance(outcome, int):
+        assert launch._outcome(launch.by_cause(codes), 2, received, path) == outcome
+        return
+    with pytest.raises((BackendError, Stopped)) as caught:
+        launch._outcome(launch.by_cause(codes), 2, received, path)
+    assert str(caught.value).startswith(outcome)
+    assert isinstance(caught.value, BackendError) == outcome.startswith("process")
+    assert caught.value.exit_code == (4 if outcome.startswith("process") else 130 if received == signal.SIGINT else 75)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_partner_that_died_without_a_word_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setenv(CODE_FILE, str(tmp_path / "code"))
+    assert launch.dead_process() is None
+    (tmp_path / "process-0").write_text(str(os.getpid()))
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
+        (tmp_path / "process-1").write_text(str(child.pid))
+        assert launch.dead_process() is None
+        child.kill()
+        wait_for(lambda: launch.dead_process() == 1)  # before anybody has waited for it
+    assert launch.dead_process() == 1
+    (tmp_path / "code").write_text("75")
+    assert launch.dead_process() is None
 
 
 @pytest.mark.slow

@@ -143,10 +143,10 @@ def _fail(message: str, code: int, debug: bool = False, alone: bool = False, qui
         # The launcher stops all processes as soon as one of them has failed; this one is ending as it should.
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    first = not quiet and launch.leave_code(code) if alone or launch.rank() == 0 else False
+    first = not quiet and launch.leave_code(code, message) if alone or launch.rank() == 0 else False
     if debug:
         print(hide_secrets(traceback.format_exc()), end="", file=sys.stderr)
-    if first:
+    if first and not (launch.is_child() and code in (Stopped.exit_code, Interrupted.exit_code)):  # its parent says it
         print(f"spt: {printable(hide_secrets(message))}", file=sys.stderr, flush=True)
     if several and launch.rank() > 0:
         launch.wait_for_code(1.0)  # the launcher ends all processes with the first: let process 0 say what happened

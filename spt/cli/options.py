@@ -97,7 +97,7 @@ class RuntimeOptions(NamedTuple):
         ),
     ] = "auto"
     num_processes: Annotated[
-        int | None, typer.Option("--num-processes", min=1, help="Run as so many processes on this machine (torchrun).")
+        int | None, typer.Option("--num-processes", min=1, help="Run as so many processes on this machine.")
     ] = None
     accelerate_config: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""Several processes: start them on this machine under torchrun, or notice that a launcher has started this one.
+"""Several processes: start them on this machine, or notice that a launcher has started this one.
 
 Joined are `torchrun -m spt_cli …`, `accelerate launch -m spt_cli …` and `srun … spt …`; `--num-processes` starts some.
 Importing this needs no torch.
@@ -6,7 +6,8 @@ Importing this needs no torch.
 
 import contextlib
 import ctypes
-import logging
+import json
+import math
 import os
 import re
 import shutil
@@ -16,10 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from spt.errors import BackendError, Interrupted, Stopped, UsageError, one_line
@@ -141,25 +142,19 @@ def needs_launch(processes: int | None, config: Path | None) -> bool:
 
 
 def relaunch(processes: int | None, config: Path | None, arguments: Sequence[str]) -> int:
-    """Run the same command as several processes; returns the exit code that the first to fail meant."""
+    """Run the same command as several processes; returns the exit code of an error that one of them has told.
+
+    Raises Stopped when they were asked to stop, and BackendError, which names it, when one of them died.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="spt-") as folder,
         signals.cleanup(lambda _: shutil.rmtree(folder, ignore_errors=True)),
     ):
         path = Path(folder) / "code"
-        environ = {CODE_FILE: str(path), **import_environment()}
-        before = {name: os.environ.get(name) for name in environ}
-        os.environ.update(environ)
-        try:
-            if config is not None:
-                return _accelerate(config, processes, arguments, path)
-            return _torchrun(processes or 1, arguments, path)
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+        environ = {**os.environ, CODE_FILE: str(path), **import_environment()}
+        if config is not None:
+            return _accelerate(config, processes, arguments, environ, path)
+        return _start_group(processes or 1, arguments, environ, path)
 
 
 def import_environment() -> dict[str, str]:
@@ -171,88 +166,136 @@ def import_environment() -> dict[str, str]:
     return variables
 
 
-def _torchrun(processes: int, arguments: Sequence[str], path: Path) -> int:
-    # Quiet: its words about a process that ended with 75 or 130 would bury our one sentence.
-    for name in ("torch.distributed.elastic", "torch.distributed.run", "torch.distributed"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+def _start_group(count: int, arguments: Sequence[str], environ: Mapping[str, str], path: Path) -> int:
+    from torch.distributed import TCPStore
 
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    options = ["--standalone", f"--nproc-per-node={processes}", f"--shutdown-timeout={PATIENCE}"]
-    parsed = run.get_args_parser().parse_args([*options, "-m", "spt_cli", *arguments])
+    group = {
+        **environ,
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # they meet in this process's store, which outlives each of them
+    }
+    group.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // count)))
+    commands: list[tuple[list[str], Mapping[str, str]]] = []
     try:
-        run.run(parsed)
-    except ChildFailedError as error:
-        code = _code(path)
-        if code is not None and any(failure.exitcode == code for failure in error.failures.values()):
-            return code
-        if {failure.exitcode for failure in error.failures.values()} <= {Stopped.exit_code, Interrupted.exit_code}:
-            raise signals.stop_error(signal.SIGTERM) from None  # stopped from outside, before it began to train
-        # Who lost a partner ends with the code of that, often within the same second; it is not what happened first.
-        number, failure = min(
-            error.failures.items(),
-            key=lambda item: (item[1].exitcode == BackendError.exit_code, item[1].timestamp),
-        )
-        memory = ", perhaps because memory ran out" if failure.exitcode == -signal.SIGKILL else ""
-        raise BackendError(
-            f"process {number} of {processes} was killed ({exit_text(failure.exitcode)}{memory}); what was saved is "
-            "kept and the same command continues"
-        ) from None
-    except SignalException as error:  # the processes have had their time to save
-        if (code := _code(path)) is not None:
-            return code
-        raise signals.stop_error(error.sigval) from None  # nothing was to be saved, so nobody has said anything
+        store = TCPStore(group["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False)
+        for number in map(str, range(count)):
+            ranked = {**group, "MASTER_PORT": str(store.port), "RANK": number, "LOCAL_RANK": number}
+            commands.append(([sys.executable, "-m", "spt_cli", *arguments], ranked))
+        codes, received = _Group(commands).wait()
     except (OSError, RuntimeError, ValueError) as error:  # no port, no process
-        raise BackendError(f"{processes} processes could not be started: {one_line(error)}") from error
-    finally:
-        signals.install()  # torchrun has installed handlers of its own
-    return 0
+        raise BackendError(f"{count} processes could not be started: {one_line(error)}") from error
+    return _outcome(codes, count, received, path)
 
 
-def _accelerate(config: Path, processes: int | None, arguments: Sequence[str], path: Path) -> int:
+def _accelerate(
+    config: Path, processes: int | None, arguments: Sequence[str], environ: Mapping[str, str], path: Path
+) -> int:
     count = [f"--num_processes={processes}"] if processes else []
-    command = [sys.executable, "-m", "accelerate.commands.launch", f"--config_file={config}", *count]
-    received: list[int] = []
-    child: subprocess.Popen[bytes] | None = None
+    launcher = [sys.executable, "-m", "spt.runtime.accelerate_launch", f"--config_file={config}", *count]
+    codes, received = _Group([([*launcher, "-m", "spt_cli", *arguments], environ)]).wait()
+    failure = read_failure(path.parent)
+    if failure.error and not received and _left(path) is None:
+        raise UsageError(
+            f"accelerate launch cannot use {config}: {failure.error}; accelerate config writes such a file"
+        )
+    return _outcome(failure.codes or codes, failure.count, received, path)
 
-    def forward(number: int, _: FrameType | None) -> None:
-        received.append(number)
-        if child is not None:
-            child.send_signal(number)
 
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, forward)
+class _Group:
+    """Processes that are waited for together: a stop is passed on to all, and when one dies the others are ended."""
+
+    def __init__(self, commands: Sequence[tuple[list[str], Mapping[str, str]]]) -> None:
+        self._commands = commands
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def wait(self) -> tuple[dict[int, int], int]:
+        """The exit codes of those that ended otherwise than with 0, the first to end first; and the signal received."""
+        codes: dict[int, int] = {}
+        deadline, forwarded = math.inf, 0
+        # A second Ctrl-C ends this process at once, and these with it: what they have saved is whole.
+        with signals.StopSignals() as stop, signals.cleanup(lambda _: self._send(signal.SIGKILL)):
+            try:
+                for command, environ in self._commands:
+                    self._processes.append(subprocess.Popen(command, env=dict(environ)))
+                while running := [process for process in self._processes if process.poll() is None]:
+                    codes |= self._failed(codes)
+                    number = stop.received or (signal.SIGTERM if codes else 0)
+                    if number and not forwarded:
+                        deadline, forwarded = time.monotonic() + PATIENCE, number
+                        self._send(number)
+                    if time.monotonic() > deadline:
+                        self._send(signal.SIGKILL)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        running[0].wait(0.05)
+                codes |= self._failed(codes)
+            finally:
+                self._send(signal.SIGKILL)
+            received, stop.received = stop.received, 0  # answered here
+        return codes, received
+
+    def _failed(self, known: Mapping[int, int]) -> dict[int, int]:
+        """Those that have ended since."""
+        ended = {n: p.returncode for n, p in enumerate(self._processes) if p.returncode and n not in known}
+        return by_cause(ended.items())
+
+    def _send(self, number: int) -> None:
+        for process in self._processes:
+            with contextlib.suppress(OSError):
+                process.send_signal(number)
+
+
+def by_cause(codes: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Exit codes of processes that ended at about the same moment, with that of the one that died first: who has lost a
+    partner, or was ended because of it, has a code of that."""
+    return dict(sorted(codes, key=lambda item: (_is_orderly(item[1]), item[1] > 0)))
+
+
+def _is_orderly(code: int) -> bool:
+    """Is it the exit code of a process that was stopped, or that has lost another?"""
+    return code in (Stopped.exit_code, Interrupted.exit_code, BackendError.exit_code)
+
+
+def _outcome(codes: Mapping[int, int], count: int, received: int, path: Path) -> int:
+    """What several processes have come to, by the exit codes of those that failed, the first of them first."""
+    if not codes:
+        return 0
+    left = _left(path)
+    stops = (Stopped.exit_code, Interrupted.exit_code)
+    if left is not None and left[0] not in stops and left[0] in codes.values():
+        return left[0]  # that process has said what happened
+    number, code = next(iter(codes.items()))
+    if not _is_orderly(code) and not (received and code in (-signal.SIGTERM, -signal.SIGINT)):
+        memory = ", perhaps because memory ran out" if code == -signal.SIGKILL else ""
+        raise BackendError(
+            f"process {number} of {count} was killed ({exit_text(code)}{memory}); what was saved is kept and the same "
+            "command continues"
+        )
+    if left is not None and left[0] in stops:
+        raise (Interrupted if left[0] == Interrupted.exit_code else Stopped)(left[1])
+    if received or code in stops:  # before there was anything to save, so nobody has said anything
+        raise signals.stop_error(received or (signal.SIGINT if code == Interrupted.exit_code else signal.SIGTERM))
+    raise BackendError(f"process {number} of {count} has lost the others; the same command continues")
+
+
+def _left(path: Path) -> tuple[int, str] | None:
+    """The exit code that a process has left, and its sentence."""
     try:
-        with subprocess.Popen([*command, "-m", "spt_cli", *arguments]) as child:
-            for number in received[:1]:  # it came before there was anybody to pass it on to
-                child.send_signal(number)
-            done = child.wait()
-    finally:
-        signals.install()
-    if done and _code(path) is None:
-        if received:
-            raise signals.stop_error(received[0])
-        raise BackendError(f"accelerate launch with {config} ended with code {done} before spt could say anything")
-    return _code(path) or 0
-
-
-def _code(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="utf-8"))
+        code, _, message = path.read_text(encoding="utf-8").partition("\n")
+        return int(code), message
     except (OSError, ValueError):
         return None
 
 
-def leave_code(code: int) -> bool:
+def leave_code(code: int, message: str = "") -> bool:
     """Tell the process that started this one how it ended; False when another one has told before."""
     path = os.environ.get(CODE_FILE)
     if not path:
         return True
     try:
         with open(path, "x", encoding="utf-8") as file:
-            file.write(str(code))
+            file.write(f"{code}\n{message}")
     except FileExistsError:
         return False
     except OSError:
@@ -260,20 +303,69 @@ def leave_code(code: int) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class Failure:
+    """What `accelerate launch` has come to: the exit codes of processes that failed, or its own error."""
+
+    codes: dict[int, int] = field(default_factory=dict)
+    count: int = 1
+    error: str = ""
+
+    def write(self, folder: Path) -> None:
+        (folder / "failure").write_text(json.dumps([list(self.codes.items()), self.count, self.error]), "utf-8")
+
+
+def read_failure(folder: Path) -> Failure:
+    try:
+        codes, count, error = json.loads((folder / "failure").read_text("utf-8"))
+    except (OSError, ValueError):
+        return Failure()
+    return Failure({int(number): int(code) for number, code in codes}, int(count), str(error))
+
+
+def dead_process() -> int | None:
+    """The number of a process of this group that has died without a word; None where all are well, or nobody knows."""
+    path = os.environ.get(CODE_FILE)
+    if not path or os.path.exists(path):
+        return None
+    for file in Path(path).parent.glob("process-*"):
+        with contextlib.suppress(OSError, ValueError):
+            if _has_ended(int(file.read_text(encoding="utf-8"))):
+                return int(file.name.partition("-")[2])
+    return None
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] in "ZX"
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's by now, or no Linux
+        return False
+
+
 def wait_for_code(seconds: float) -> None:
     """Give the process that speaks time to say what happened: so many seconds; ten times that if it leaves a code."""
     path = os.environ.get(CODE_FILE)
     end = time.monotonic() + seconds * (10 if path else 1)
-    while time.monotonic() < end and not (path and os.path.exists(path)):
+    while time.monotonic() < end and not (path and os.path.exists(path)) and dead_process() != 0:
         time.sleep(0.05)
 
 
 def end_with_parent() -> None:
-    """A process that we started goes when the one that started it is killed: nobody would wait for its result."""
-    if CODE_FILE in os.environ and sys.platform == "linux":
-        sigterm_at_parent_exit()
-        if not Path(os.environ[CODE_FILE]).parent.is_dir():  # it has already gone
-            signal.raise_signal(signal.SIGTERM)
+    """A process that we started goes when the one that started it is killed: nobody would wait for its result. Its
+    partners can see from here on whether it lives."""
+    if CODE_FILE not in os.environ:
+        return
+    folder = Path(os.environ[CODE_FILE]).parent
+    sigterm_at_parent_exit()
+    try:
+        (folder / f"process-{rank()}").write_text(str(os.getpid()), encoding="utf-8")  # for `dead_process`
+    except FileNotFoundError:  # it has already gone
+        signal.raise_signal(signal.SIGTERM)
+    except OSError:
+        pass
 
 
 def sigterm_at_parent_exit() -> None:

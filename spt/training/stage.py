@@ -15,6 +15,7 @@ from spt.config.recipe import LOWER_IS_BETTER
 from spt.data.dataset import training_fingerprints
 from spt.data.fingerprints import overlap, refuse_leak, split_record
 from spt.errors import (
+    BackendError,
     CheckpointError,
     DivergedError,
     OutputError,
@@ -27,6 +28,7 @@ from spt.errors import (
 from spt.runs.files import replacing
 from spt.runs.folder import RunFolder
 from spt.runs.result import NOT_SELF_PRETRAINING, Ledger, Result
+from spt.runtime import launch
 from spt.runtime.distributed import Runtime, is_lost_peer
 from spt.runtime.environment import command_line, environment, has_bf16_instructions
 from spt.runtime.signals import cleanup
@@ -413,6 +415,9 @@ def _record_failure(run: RunFolder, error: BaseException, rank: int) -> None:
             return
         if isinstance(error, SptError):
             run.set_status("diverged" if isinstance(error, DivergedError) else "failed", str(error), error.exit_code)
+        elif (dead := launch.dead_process()) is not None and (isinstance(error, Stopped) or is_lost_peer(error)):
+            # Stopped by the launcher, or without its partner: either way, that is what happened.
+            run.set_status("failed", f"process {dead} of this run was killed", BackendError.exit_code)
         elif isinstance(error, Stopped):
             run.set_status("stopped", str(error), error.exit_code)
         elif isinstance(error, KeyboardInterrupt):
