@@ -11,6 +11,7 @@ FeedForwardKind = Literal["none", "mlp", "switch"]
 Activation = Literal["gelu", "silu", "relu"]
 Routing = Literal["token", "expert"]
 
+MOST_LAYERS = 2048  # a thousand have been trained; a slip of the keyboard is refused before it takes hours to build
 SWITCH_OPTIONS = {"n_experts", "routing", "noncausal_routing"}
 SMOKE_SIZES = {  # in this order: what divides d_model comes before it
     **{"n_ssm": 4, "d_head": 8, "d_model": 32, "n_layers": 2, "d_ff": 64, "n_experts": 4, "d_state": 16},
@@ -33,7 +34,7 @@ class BackboneConfig(BaseModel):
     inner_widths: ClassVar[tuple[str, ...]] = ("d_ff",)  # options that grow with d_model where models are made equal
 
     d_model: int = Field(128, ge=1, description="width D of the residual stream")
-    n_layers: int = Field(4, ge=1, description="number of blocks; the model decides what a block holds")
+    n_layers: int = Field(4, ge=1, le=MOST_LAYERS, description="number of blocks; the model decides what a block holds")
     causal: bool = Field(False, description="step t sees only steps up to t; the same in both stages")
     dropout: float = Field(0.0, ge=0, lt=1, description="on the output of every sub-layer")
     tie_dropout: bool = Field(False, description="one dropout mask for all steps of a sequence")

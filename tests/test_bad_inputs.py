@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ import yaml
 from tiny import MODEL, RECIPE, TASK, changed, environment
 from typer.testing import CliRunner
 
+from spt.runtime import accelerate_launch
+from spt.training import build
 from spt_cli import app
 
 TEXT = {"name": "custom", "path": "rows.csv", "text_column": "body", "label_column": "stars"}
@@ -193,6 +196,7 @@ def test_data_that_cannot_be_used(folder, name):
     assert prepared == []
 
 
+EPOCHS = {"batch_size": 8, "learning_rate": 1e-2}
 SETTINGS = {
     "more rows in a batch than there are": ({"task": TOY, "pretrain__train__batch_size": 41}, "choose at most 40"),
     "a batch larger than the fraction": (
@@ -224,6 +228,13 @@ SETTINGS = {
     "a size that does not divide": ({"task": {**CIFAR, "size": 7}}, "7"),
     "an unknown data set": ({"task": {"name": "images", "dataset": "cifar100"}}, "cifar100"),
     "MNIST in colour": ({"task": {**MNIST, "grey": False}}, "grey"),
+    "a billion layers": ({"task": TOY, "model__n_layers": 10**9}, "model.n_layers: input should be less than or equal"),
+    "epochs without end": ({"task": TOY, "finetune__train": {**EPOCHS, "epochs": 1e300}}, "more than 1,000,000"),
+    "epochs beyond a float": ({"task": TOY, "finetune__train": {**EPOCHS, "epochs": 1.7e308}}, "epochs comes to more"),
+    "steps without end": (
+        {"task": TOY, "finetune__train__steps": 10**400},
+        "steps comes to more than",
+    ),
 }  # fmt: skip
 
 
@@ -408,8 +419,42 @@ def test_a_model_that_breaks_on_a_batch(folder):
         (("data", "prepare", "text", "max_length=1"), 2, "max_length"),
         (("pretrain", "r.yaml", "--accelerate-config", "none.yaml"), 2, "none.yaml"),
         (("pretrain", "r.yaml", "--num-processes", "1000"), 2, "more than 256"),
+        (("show", "r.yaml", ".".join("a" * 5000) + "=1"), 2, "more than 32 levels"),
+        (("show", "r.yaml", f"model={'[' * 500}{']' * 500}"), 2, "more than 32 levels"),
     ],
 )
 def test_commands_that_make_no_sense(folder, arguments, code, words):
     recipe(folder, task=TOY)
     refused(folder, code, words, *arguments)
+
+
+def test_a_network_that_memory_cannot_hold(folder, monkeypatch):
+    monkeypatch.setattr(build, "machine_memory", lambda: 10_000)
+    refused(folder, 2, "weights, gradients and AdamW's state take more than", "show", recipe(folder, task=TOY))
+
+
+@pytest.mark.parametrize(
+    ("variables", "code", "words"),
+    [
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, 4, "(ACCELERATE_USE_DEEPSPEED): ImportError"),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "old"}, 2, "(ACCELERATE_USE_FSDP, FSDP_VERSION): ValueError"),
+    ],
+)
+def test_variables_of_accelerate_that_make_no_sense(folder, monkeypatch, variables, code, words):
+    if find_spec("deepspeed"):
+        pytest.skip("deepspeed is installed")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    refused(folder, code, words, "pretrain", recipe(folder, task=TOY))
+
+
+def test_a_file_that_is_no_config_of_accelerate(folder, monkeypatch, capfd):
+    """Its launcher's traceback stays inside; the program that started it ends with the same code."""
+    (folder / "rows.csv").write_text("a,b\n1,2\n")
+    arguments = ["accelerate_launch", f"--config_file={folder / 'rows.csv'}", "-m", "spt_cli", "pretrain", "r.yaml"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as ended:
+        accelerate_launch.main()
+    errors = capfd.readouterr().err
+    assert ended.value.code == 2
+    assert errors.startswith("spt: accelerate launch cannot use") and errors.count("\n") == 1, errors

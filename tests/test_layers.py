@@ -26,7 +26,7 @@ OPTIONAL = {
 KNOWN_TO = {  # a library, and the only modules that know it
     "accelerate": {
         *("spt.runtime.distributed", "spt.runtime.memory", "spt.training.loop", "spt.training.step"),
-        "spt.training.checkpoint",
+        *("spt.training.checkpoint", "spt.runtime.accelerate_launch"),
     },
     "submitit": {"spt.execution.slurm"},
     "transformers": {"spt.models.hf.backbone", "spt.models.hf.config", "spt.models.hf.weights"},

@@ -6,7 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.config.recipe import Train
+from spt.config.recipe import BUDGETS, Train
+from spt.errors import UsageError
+
+MOST_STEPS = 10**12  # of a microsecond each they would take eleven days
 
 
 def steps_per_epoch(n: int, batch_size: int, drop_last: bool = False) -> int:
@@ -15,7 +18,21 @@ def steps_per_epoch(n: int, batch_size: int, drop_last: bool = False) -> int:
 
 
 def total_steps(train: Train, n: int, flops_per_example: float) -> int:
-    """Optimiser steps that the budget pays for, at least one; n training rows, operations per example, both passes."""
+    """Optimiser steps that the budget pays for, at least one; n training rows, operations per example, both passes.
+
+    Raises UsageError for more than any machine can make.
+    """
+    try:
+        steps = _steps(train, n, flops_per_example)
+    except OverflowError:  # the product of such floats is infinite
+        steps = MOST_STEPS + 1
+    if steps > MOST_STEPS:
+        budget = next(name for name in BUDGETS if getattr(train, name) is not None)
+        raise UsageError(f"the budget of {budget} comes to more than {MOST_STEPS:,} steps; choose a smaller one")
+    return steps
+
+
+def _steps(train: Train, n: int, flops_per_example: float) -> int:
     if train.steps is not None:
         return train.steps
     per_epoch = steps_per_epoch(n, train.batch_size, train.drop_last)

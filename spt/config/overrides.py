@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spt.config.recipe import BUDGETS
-from spt.config.yaml import parse_yaml
+from spt.config.yaml import DEEPEST, parse_yaml
 from spt.errors import UsageError
 
 _OVERRIDE = re.compile(r"^[A-Za-z_]\w*(\.\w+)*=")
@@ -24,6 +24,8 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for override in overrides:
         key, _, text = override.partition("=")
+        if key.count(".") >= DEEPEST:
+            raise UsageError(f"{key} has more than {DEEPEST} levels of sections, which no recipe has")
         if key in values:
             raise UsageError(f"{key} is given twice on the command line")
         marks = _MARKS.fullmatch(text.strip())

@@ -11,16 +11,25 @@ import yaml
 from spt.errors import UsageError, one_line
 
 MAX_BYTES = 1_000_000  # a recipe is a page of text
+DEEPEST = 32  # levels of sections and lists; a recipe has a handful
 
 
 class RecipeLoader(yaml.SafeLoader):
     """YAML 1.2's idea of scalars: 1e-3 is a number; yes, no, on, off and dates are text. No aliases, no double keys."""
 
+    level = 0
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(problem="aliases (*name) are not used in recipes", problem_mark=event.start_mark)
-        return super().compose_node(parent, index)
+        self.level += 1
+        if self.level > DEEPEST:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem=f"more than {DEEPEST} levels of sections and lists", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self.level -= 1
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         mapping = dict[str, Any]()

@@ -1,11 +1,13 @@
 """How and where a job runs: device, processes, precision, micro-batches, trackers. None of it decides the outcome.
 
-With loop.py, step.py and checkpoint.py the only place that knows Accelerate, and the only one that asks for a device.
+With accelerate_launch.py, loop.py, step.py and checkpoint.py the only place that knows Accelerate, and the only one
+that asks for a device.
 """
 
 import contextlib
 import gc
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -25,7 +27,7 @@ from accelerate.utils import (
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from spt.errors import BackendError, SptError, Stopped, did_you_mean, one_line
+from spt.errors import BackendError, SptError, Stopped, UsageError, did_you_mean, one_line
 from spt.models.ops import backends, graphs
 from spt.models.ops.device import run_on_gpu
 from spt.models.ops.precision import float32_products
@@ -59,19 +61,20 @@ class Runtime:
     def accelerator(self) -> Accelerator:
         # Precision is ours (`autocast`): it belongs to a stage, Accelerate's belongs to the process.
         # So is accumulation: a launcher's setting must not divide our losses. Compilation is --compile's.
-        accelerator = Accelerator(
-            cpu=self.settings.cpu or (launch.world_size() > 1 and not _has_distributed_device()),
-            mixed_precision="no",
-            dynamo_backend="no",
-            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-            step_scheduler_with_optimizer=False,
-            kwargs_handlers=[
-                DistributedDataParallelKwargs(broadcast_buffers=False),  # ours follow from the recipe
-                # Process 0 may wait long for a run that another program is making; dead processes are the launcher's
-                # to notice.
-                InitProcessGroupKwargs(timeout=timedelta(days=1)),
-            ],
-        )
+        with _environment_errors():
+            accelerator = Accelerator(
+                cpu=self.settings.cpu or (launch.world_size() > 1 and not _has_distributed_device()),
+                mixed_precision="no",
+                dynamo_backend="no",
+                gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+                step_scheduler_with_optimizer=False,
+                kwargs_handlers=[
+                    DistributedDataParallelKwargs(broadcast_buffers=False),  # ours follow from the recipe
+                    # Process 0 may wait long for a run that another program is making; dead processes are the
+                    # launcher's to notice.
+                    InitProcessGroupKwargs(timeout=timedelta(days=1)),
+                ],
+            )
         # A state is saved under the model's own names, so that another number of processes can go on from it.
         accelerator.register_save_state_pre_hook(_save_unwrapped)
         accelerator.register_load_state_pre_hook(
@@ -353,6 +356,25 @@ class Runtime:
     def track(self, kind: str, step: int, numbers: dict[str, float]) -> None:
         if self.settings.tracker is not None:
             self.accelerator.log({f"{kind}/{name}": number for name, number in numbers.items()}, step=step)
+
+
+@contextlib.contextmanager
+def _environment_errors() -> Iterator[None]:
+    """What Accelerate cannot make of its variables, as a sentence: a value that is none, a plug-in without its library.
+
+    FileNotFoundError is of a DeepSpeed config; the others are what its own parsing raises.
+    """
+    try:
+        yield
+    except (ImportError, ValueError, KeyError, AssertionError, NotImplementedError, FileNotFoundError) as error:
+        names = sorted(name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")))
+        if not names:
+            raise
+        kind = BackendError if isinstance(error, ImportError) else UsageError
+        raise kind(
+            f"Accelerate cannot start as its variables say ({', '.join(names)}): {one_line(error)}; correct them, or "
+            "unset them"
+        ) from error
 
 
 def _tf32_problem() -> str | None:

@@ -1,5 +1,6 @@
 """Device and resident memory: peaks, running out of it, giving it back."""
 
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,16 @@ def peak_memory(device: torch.device) -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def machine_memory() -> int:
+    """Bytes of main memory that this process may have: the machine's, or less where a container says so."""
+    sizes = []
+    with suppress(OSError, ValueError, AttributeError):
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with suppress(OSError, ValueError):  # "max": no limit
+        sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min((size for size in sizes if size > 0), default=sys.maxsize)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -1,8 +1,10 @@
 """A job's data, objective and network, built and checked before anything is written."""
 
+import contextlib
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from spt.config.job import Job
 from spt.config.plugins import find_plugin
@@ -20,6 +27,7 @@ from spt.data.metrics import FROM_ANSWERS
 from spt.errors import DataError, SptError, UsageError, one_line
 from spt.models.base import Backbone, Unsupported, randomise
 from spt.rng import Draw
+from spt.runtime.memory import machine_memory
 from spt.tasks.base import Reals, Split, TaskData, Tokens, Values, describe, sequence_lengths
 from spt.training.budget import plan_steps
 from spt.training.metrics import MOST_SCORES, scores_of_steps
@@ -100,14 +108,15 @@ def build_stage(job: Job) -> StageSetup:
     output = output_of_head(objective.output(data), width, stage.head)
     _check_train(job, objective, output, data)
     joint = _joint_loss(job, stage, data, width) if isinstance(stage, Finetune) and stage.joint else None
-    model = build_network(
-        Architecture(model=recipe.model, encoder=recipe.encoder, head=stage.head, seed=job.seed),
-        data.input,
-        output,
-        data.length,
-        joint=None if joint is None else (joint.output, recipe.pretrain.head),
-        frozen=isinstance(stage, Finetune) and stage.freeze,
-    )
+    with _within_memory():
+        model = build_network(
+            Architecture(model=recipe.model, encoder=recipe.encoder, head=stage.head, seed=job.seed),
+            data.input,
+            output,
+            data.length,
+            joint=None if joint is None else (joint.output, recipe.pretrain.head),
+            frozen=isinstance(stage, Finetune) and stage.freeze,
+        )
     setup = StageSetup(job, data, objective, output, model, joint)
     if isinstance(stage, Finetune) and job.parent is not None:
         selected_tensors(model, stage.load)
@@ -161,11 +170,38 @@ def build_network(
             raise
         asked = re.search(r"allocate (\d+) bytes", str(error))
         reason = f"one tensor takes {int(asked[1]) / 1e9:,.1f} GB" if asked else "its tensors have too many numbers"
-        raise UsageError(
-            f"the network is too large to build here: {reason}; take a smaller width (model.d_model), fewer layers or "
-            "shorter sequences"
-        ) from error
+        raise _too_large(reason) from error
     return SequenceModel(encoder, backbone, head, denoiser, frozen)
+
+
+def _too_large(reason: str) -> UsageError:
+    return UsageError(
+        f"the network is too large to build here: {reason}; take a smaller width (model.d_model), fewer layers or "
+        "shorter sequences"
+    )
+
+
+@contextlib.contextmanager
+def _within_memory() -> Iterator[None]:
+    """Within, a network is refused as soon as its weights, their gradients and AdamW's state are more than this
+    machine's memory holds, before that memory is used up."""
+    most, size = machine_memory(), 0
+
+    def add(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal size
+        if tensor is not None and not tensor.is_meta:
+            size += tensor.numel() * tensor.element_size() * (4 if isinstance(tensor, nn.Parameter) else 1)
+        if size > most:
+            raise _too_large(
+                f"weights, gradients and AdamW's state take more than the {most / 1e9:,.1f} GB of this machine"
+            )
+
+    hooks = [register_module_parameter_registration_hook(add), register_module_buffer_registration_hook(add)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def lengthened(network: SequenceModel, part: Part, length: int, longer: int) -> SequenceModel:
