@@ -1,7 +1,7 @@
 """The rows of a report: SPT minus scratch, seed by seed, with what both arms cost."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple
 
@@ -10,7 +10,7 @@ from spt.report import stats, verdict
 from spt.report.per_example import ItemTest, compare_examples
 from spt.report.verdict import Decision, Difference, Pairs, adjusted_fields, final_score
 from spt.runs.index import ComparisonRuns, Failure, Outcomes, outcomes
-from spt.runs.plan import ArmName, Ended, Factor, Kind, Place, Record, Total, factors_text
+from spt.runs.plan import ArmName, Ended, Factor, Kind, Place, PlannedCell, Record, Total, factors_text
 from spt.runs.predictions import NotComparable
 from spt.runs.result import NOT_SELF_PRETRAINING, Ledger, Result
 
@@ -143,7 +143,10 @@ def compare_arms(runs: ComparisonRuns) -> Comparison:
     test = difference.test
     scratch, spt = (summarise_arm([pair[side] for pair in pairs]) for side in (0, 1))
     ratios = cost_ratios(scratch, spt)
-    seeds = tuple(_seed(runs, place, ended) for place in runs.places)
+    names: dict[Place, dict[str, PlannedCell]] = {}
+    for cell in runs.cells:
+        names.setdefault(Place(cell.seed, cell.split), {})[cell.arm] = cell
+    seeds = tuple(_seed(place, names.get(place, {}), ended) for place in runs.places)
     items, skipped = _items(runs, seeds, difference.metric)
     row = Row(
         kind=runs.kind,
@@ -206,7 +209,8 @@ def adjust_for_multiplicity(comparisons: Sequence[Comparison]) -> tuple[list[Com
 
 def comparison_runs(runs: ComparisonRuns) -> frozenset[object]:
     """The identity of a row's runs, whatever the row is called."""
-    return frozenset((runs.root.resolve(), cell.arm, cell.seed, cell.run) for cell in runs.cells)
+    root = runs.root.resolve()
+    return frozenset((root, cell.arm, cell.seed, cell.run) for cell in runs.cells)
 
 
 def _labels(rows: Sequence[Row]) -> list[str]:
@@ -227,11 +231,10 @@ def _labels(rows: Sequence[Row]) -> list[str]:
     return labels
 
 
-def _seed(runs: ComparisonRuns, place: Place, ended: Outcomes) -> Seed:
+def _seed(place: Place, cells: Mapping[str, PlannedCell], ended: Outcomes) -> Seed:
     first, second = ended[place, "scratch"], ended[place, "spt"]
     scratch = final_score(first) if isinstance(first, Result) else None
     spt = final_score(second) if isinstance(second, Result) else None
-    cells = {cell.arm: cell for cell in runs.cells if (cell.seed, cell.split) == place}
     return Seed(
         **place._asdict(),
         scratch=scratch,

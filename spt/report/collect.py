@@ -48,6 +48,7 @@ from spt.report.records import (
 )
 from spt.report.search import SearchResult, search_results
 from spt.runs.baseline import PREFIX as BASELINE
+from spt.runs.folder import keeping_results
 from spt.runs.index import ComparisonRuns, Failure, all_runs, comparisons_of, run_outcome
 from spt.runs.plan import PLAN, Ended, Record, StudyPlan, read_plan, run_names
 from spt.runs.result import Result
@@ -147,6 +148,7 @@ class Report(Record):
         return records(part)
 
 
+@keeping_results()
 def read_report(paths: Sequence[Path]) -> Report:
     """A report over any mixture of studies, folders of runs and single runs."""
     studies: dict[Path, tuple[Path, StudyPlan]] = {}

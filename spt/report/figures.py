@@ -24,6 +24,7 @@ from spt.report.format import ARM, flops_text, is_percent, metric_text, shorten
 from spt.report.model_figures import model_figures
 from spt.report.panels import (
     MOST,
+    MOST_SEEDS,
     WIDTH,
     Line,
     by_metric,
@@ -32,6 +33,7 @@ from spt.report.panels import (
     panels_figure,
     printable,
     scale_of,
+    seeds_left_out,
     unit_of,
     wrapped,
 )
@@ -145,11 +147,11 @@ def _seed_lines(name: str, metric: str, rows: Sequence[Row]) -> Plot:
 
     def panel(axes: Axes, row: Row, palette: Palette) -> None:
         scale = scale_of(metric)
-        pairs = list(zip(*(_paired_scores(row, arm) for arm in ARMS), strict=True))
+        pairs = list(zip(*(_paired_scores(row, arm) for arm in ARMS), strict=True))[:MOST_SEEDS]
         x, y = [0, 1, math.nan] * len(pairs), [scale * score for pair in pairs for score in (*pair, math.nan)]
         axes.plot(x, y, color=palette.faint, linewidth=1)
         for place, (arm, style) in enumerate(zip(ARMS, _arm_styles(palette).values(), strict=True)):
-            scores = [scale * score for seed in row.seeds if (score := getattr(seed, arm)) is not None]
+            scores = [scale * score for seed in row.seeds if (score := getattr(seed, arm)) is not None][:MOST_SEEDS]
             axes.plot([place] * len(scores), scores, **style | {"linestyle": "None"})
         axes.set_xlim(-0.35, 1.35)
         axes.set_xticks([0, 1], ["scratch", "SPT"])
@@ -158,7 +160,9 @@ def _seed_lines(name: str, metric: str, rows: Sequence[Row]) -> Plot:
 
     caption = (
         f"{unit_of(metric).capitalize()} of every seed; a line joins the two runs that share a seed, that is initial "
-        "weights, head and order of batches. Panels have scales of their own." + left_out(len(rows))
+        "weights, head and order of batches. Panels have scales of their own."
+        + seeds_left_out(len(row.seeds) for row in rows[:MOST])
+        + left_out(len(rows))
     )
     panels = [(row.label, row) for row in rows[:MOST]]
     draw = panels_figure(panel, panels, columns=3, height=1.75, y_label=unit_of(metric))
@@ -495,6 +499,9 @@ def _learning(report: Report) -> Iterator[Plot]:
                 "every seed."
                 + " Dotted: mean accuracy on the batches trained on since the point before, dropout on."
                 * training
+            )
+            caption += seeds_left_out(
+                max(Counter(curve.stage for curve in curves).values(), default=0) for _, curves in group
             ) + left_out(len(report.rows))
             draw = panels_figure(
                 _learning_panel, group, height=2.0, y_label=unit, x_label="share of the stage's steps (%)"
@@ -507,7 +514,7 @@ def _learning_panel(axes: Axes, curves: Sequence[Curve], palette: Palette) -> No
     colours = {"scratch": palette.scratch, "finetuning": palette.spt, "pretraining": palette.pretrain}
     for stage, colour in colours.items():
         chosen = [curve for curve in curves if curve.stage == stage]
-        for curve in chosen:
+        for curve in chosen[:MOST_SEEDS]:
             x, y = [100 * share for share in curve.shares], [scale * value for value in curve.values]
             axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.35)
         scored = [list(zip(curve.shares, curve.values, strict=True)) for curve in chosen]

@@ -6,7 +6,7 @@ forbids every request, and the numbers behind tables and figures can be saved fr
 
 import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -31,8 +31,10 @@ class HtmlCell(NamedTuple):
     again: bool  # repeats the label of the line above
 
 
-def page(report: Report, plots: Sequence[Plot]) -> str:
-    """The whole page, with the report's figures. The same report always gives the same bytes."""
+def page(report: Report, plots: Sequence[Plot], drawings: Mapping[str, str] | None = None) -> str:
+    """The whole page, with the report's figures, whose SVG, by name, are drawn unless they have been. The same report
+    always gives the same bytes."""
+    drawings = {plot.name: plotting.svg(plot) for plot in plots} if drawings is None else drawings
     parts = [
         (section, [plot for plot in plots if plot.name.startswith(section.figures)], tables)
         for section, tables in by_section(report)
@@ -44,12 +46,9 @@ def page(report: Report, plots: Sequence[Plot]) -> str:
         warnings=report.warnings,
         notes=report.notes,
         parts=[(section, figures, tables) for section, figures, tables in parts if figures or tables],
+        drawings={name: Markup(plotting.inline(drawing)) for name, drawing in drawings.items()},
         files={"report.csv": machine.to_csv(report, "rows"), "seeds.csv": machine.to_csv(report, "seeds")},
     )
-
-
-def _svg(plot: Plot) -> Markup:
-    return Markup(plotting.svg(plot, inline=True))
 
 
 def lines(table: ReportTable) -> list[list[HtmlCell]]:
@@ -84,5 +83,5 @@ def _saved(text: str) -> str:
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals |= {"csv_text": csv_text, "lines": lines, "saved": _saved, "slug": slug, "svg": _svg}
+    environment.globals |= {"csv_text": csv_text, "lines": lines, "saved": _saved, "slug": slug}
     return environment.from_string((files("spt.report") / "page.html").read_text(encoding="utf-8"))

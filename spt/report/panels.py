@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -15,6 +15,7 @@ from spt.report.plotting import Palette, new_figure
 
 WIDTH = 4.7  # inches: about 450 pixels
 MOST = 12  # panels of one figure; the tables have the rest
+MOST_SEEDS = 100  # drawn in a panel one by one; the figure's CSV file has the rest
 Line = dict[str, Any]  # of a figure's CSV file
 
 
@@ -49,6 +50,12 @@ def printable(text: str) -> str:
 
 def left_out(count: int, what: str = "rows") -> str:
     return f" The first {MOST} of {count} {what}." if count > MOST else ""
+
+
+def seeds_left_out(counts: Iterable[int]) -> str:
+    """Of panels with so many seeds each."""
+    most = max(counts, default=0)
+    return f" Of up to {most} seeds a panel the first {MOST_SEEDS} are drawn." if most > MOST_SEEDS else ""
 
 
 def panels_figure(

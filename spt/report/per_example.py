@@ -55,9 +55,11 @@ class ExampleScores(NamedTuple):
         if self.columns != other.columns:
             different = ", ".join(sorted(self.columns ^ other.columns))
             raise NotComparable(f"the runs have different columns: {different}")
-        order = _matched(other.ids, self.ids)
-        weight = None if self.weight is None else self.weight[order]
-        scores = self._replace(ids=other.ids, score=self.score[order], weight=weight, truth=self.truth[order])
+        scores = self
+        if not np.array_equal(other.ids, self.ids):
+            order = _matched(other.ids, self.ids)
+            weight = None if self.weight is None else self.weight[order]
+            scores = self._replace(ids=other.ids, score=self.score[order], weight=weight, truth=self.truth[order])
         if not np.array_equal(scores.truth, other.truth):
             raise NotComparable("the runs were scored against different targets")
         if not (np.isfinite(scores.score).all() and np.isfinite(other.score).all()):
@@ -134,8 +136,6 @@ def _kept(
 
 def _matched(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.int64]:
     """(n,) rows of the second run in the order of the first."""
-    if np.array_equal(first, second):
-        return np.arange(len(first))
     rows = {name: row for row, name in enumerate(second.tolist())}
     names = first.tolist()
     if missing := len(set(names) ^ rows.keys()):

@@ -98,8 +98,8 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def svg(plot: Plot, inline: bool = False) -> str:
-    """The figure as SVG with a title and a description. Inline: for a page, which has the variables of `css`."""
+def svg(plot: Plot) -> str:
+    """The figure as SVG with a title and a description."""
     file = io.StringIO()
     with _styled(_STAND_IN):
         plot.draw(_STAND_IN).savefig(file, format="svg", metadata={"Date": None, "Creator": None})
@@ -111,10 +111,19 @@ def svg(plot: Plot, inline: bool = False) -> str:
     title, described = f"{plot.name}-title", f"{plot.name}-desc"
     description = (
         f'<title id="{title}">{escape(plot.title)}</title><desc id="{described}">{escape(plot.caption)}</desc>'
-        + ("" if inline else f"<style>{css()}text{{font-family:{FONT}}}</style>")
+        + _style()
     )
     opening = f'<svg role="img" aria-labelledby="{title} {described}" '
     return re.sub(r"<svg ([^>]*)>", lambda match: f"{opening}{match[1]}>{description}", text, count=1)
+
+
+def inline(drawing: str) -> str:
+    """What `svg` has drawn, for a page, which has the variables of `css`."""
+    return drawing.replace(_style(), "", 1)
+
+
+def _style() -> str:
+    return f"<style>{css()}text{{font-family:{FONT}}}</style>"
 
 
 def _own(tag: str, name: str) -> str:
@@ -140,14 +149,14 @@ def png(plot: Plot, dpi: int = 144) -> bytes:
     return file.getvalue()
 
 
-def save(plot: Plot, folder: Path) -> tuple[Path, ...]:
-    """Write NAME.svg, NAME.png and NAME.csv; each is replaced as a whole."""
+def save(plot: Plot, folder: Path, drawing: str = "") -> tuple[Path, ...]:
+    """Write NAME.svg, NAME.png and NAME.csv; each is replaced as a whole. The SVG is drawn unless it has been."""
     if not re.fullmatch(r"[a-z0-9-]+", plot.name):
         raise UsageError(f"{plot.name!r} cannot name the files of a figure")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     paths = tuple(folder / f"{plot.name}{suffix}" for suffix in (".svg", ".png", ".csv"))
-    write_text(paths[0], svg(plot))
+    write_text(paths[0], drawing or svg(plot))
     write_bytes(paths[1], png(plot))
     write_text(paths[2], csv_text(plot.data))
     return paths

@@ -33,6 +33,8 @@ from spt.report.search import SearchResult
 from spt.report.verdict import PairedContrast
 from spt.runs.plan import Place, setting_text, value_text
 
+MOST_LINES = 1_000  # of a table
+
 
 class Section(NamedTuple):
     """A part of a report: its figures and tables, in the order of a page."""
@@ -51,10 +53,18 @@ def all_tables(report: Report) -> list[ReportTable]:
 def by_section(report: Report) -> list[tuple[Section, list[ReportTable]]]:
     """Every section with its tables that are not empty; single runs have a section of their own."""
     sections = [
-        (section, [table for table in (build(report) for build in section.tables) if table.body])
+        (section, [_readable(table) for table in (build(report) for build in section.tables) if table.body])
         for section in SECTIONS
     ]
     return [*sections, (RUNS, [run_table(run) for run in report.runs])]
+
+
+def _readable(table: ReportTable) -> ReportTable:
+    """The first lines of a table that nobody would read to its end, and that a browser would take long to lay out."""
+    if len(table.body) <= MOST_LINES:
+        return table
+    note = f"The first {MOST_LINES:,} of {len(table.body):,} lines; report.json and the CSV files have the others."
+    return table._replace(body=table.body[:MOST_LINES], caption=f"{table.caption} {note}".lstrip())
 
 
 def _label(record: Any) -> str:

@@ -32,8 +32,9 @@ def write_report(report: Report, folder: Path, with_figures: bool = False) -> tu
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
     plots = figures.all_figures(report)
+    drawings = {plot.name: plotting.svg(plot) for plot in plots}
     texts = {
-        "report.html": html.page(report, plots),
+        "report.html": html.page(report, plots, drawings),
         "report.md": markdown.markdown(report, [(plot.name, plot.title) for plot in plots] if with_figures else []),
         "report.tex": latex(report),
         "report.csv": machine.to_csv(report, "rows"),
@@ -45,7 +46,7 @@ def write_report(report: Report, folder: Path, with_figures: bool = False) -> tu
         write_text(folder / name, text)
     paths = [folder / name for name in texts]
     if with_figures:
-        paths += [path for plot in plots for path in plotting.save(plot, folder / FIGURES)]
+        paths += [path for plot in plots for path in plotting.save(plot, folder / FIGURES, drawings[plot.name])]
     for path in {*old, *(folder / f"{table}.csv" for table in OPTIONAL)} - set(paths):
         with writing(path):
             path.unlink(missing_ok=True)

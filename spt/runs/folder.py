@@ -20,6 +20,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -58,6 +59,19 @@ class _Busy(NamedTuple):
     may_be_dead: bool  # its lock is free, or cannot be seen from here
 
 
+_kept_results: ContextVar[dict[str, Result] | None] = ContextVar("kept_results", default=None)
+
+
+@contextlib.contextmanager
+def keeping_results() -> Iterator[None]:
+    """Within this a result is read from its file once: a report asks for most of them several times."""
+    token = _kept_results.set({})
+    try:
+        yield
+    finally:
+        _kept_results.reset(token)
+
+
 class RunFolder:
     """A run's directory. It is created, locked and written only after everything about the run has been checked.
 
@@ -77,6 +91,18 @@ class RunFolder:
 
     def result(self) -> Result | None:
         """The result, if the run is done."""
+        kept = _kept_results.get()
+        if kept is None:
+            return self._read_result()
+        place = os.path.abspath(self.path)
+        if place not in kept:
+            result = self._read_result()
+            if result is None:
+                return None
+            kept[place] = result
+        return kept[place]
+
+    def _read_result(self) -> Result | None:
         path = self.path / "result.json"
         if not os.path.exists(path):
             return None
