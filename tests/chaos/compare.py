@@ -19,11 +19,16 @@ EMBEDDED = re.compile(r"data:text/plain;base64,[\w+/=]*")  # the report's CSV fi
 def differences(
     whole: Path, runs: Path, *, exact: bool = True, without: Collection[str] = (), reports: bool = True
 ) -> list[str]:
-    """What is not the same, one line each; `without` files, by their names in the folder; `reports`: hold them too."""
-    ours, theirs = set(_files(runs)), set(_files(whole))
-    lines = [f"{name} is missing" for name in sorted(theirs - ours - set(without))]
-    lines += [f"{name} should not be there" for name in sorted(ours - theirs - set(without))]
-    for name in sorted(ours & theirs - set(without)):
+    """What is not the same, one line each; `without` files or folders, by their names in the folder of runs; `reports`:
+    hold them too."""
+    spared = tuple(without), tuple(f"{name}/" for name in without)
+    ours, theirs = (
+        {name for name in _files(root) if name not in spared[0] and not name.startswith(spared[1])}
+        for root in (runs, whole)
+    )
+    lines = [f"{name} is missing" for name in sorted(theirs - ours)]
+    lines += [f"{name} should not be there" for name in sorted(ours - theirs)]
+    for name in sorted(ours & theirs):
         if reports or _of_a_run(name):
             try:
                 problem = _difference(whole / name, runs / name, exact)
