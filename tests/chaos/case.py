@@ -19,7 +19,7 @@ from tests.chaos.commands import ALONE, SAVING, SCENARIOS, WORKERS, Scenario, ar
 from tests.chaos.compare import differences
 from tests.chaos.hooks.sitecustomize import PHASES
 from tests.chaos.kinds import KINDS, PATIENCE, ROOM, Kind
-from tests.chaos.process import Command, end_all, send
+from tests.chaos.process import Command, end_all, is_stopped, send
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HOOKS = Path(__file__).resolve().parent / "hooks"
@@ -133,7 +133,7 @@ class Case:
             delay = 0.0 if stops else chance.choice([0.0, 0.001, 0.003, 0.01, 0.03])
             when = f"{phase} {count}"
         command = self.start(words, kind.name.replace(" ", "-"), **hooks)
-        if not self._reached(command, bool(hooks.get("watch"))):
+        if not self._reached(command, bool(hooks.get("watch")), hooks.get("stops", False)):
             self.judge(command, ())
             return False
         time.sleep(delay)
@@ -145,9 +145,12 @@ class Case:
         self.judge(command, kind.codes)
         return True
 
-    def _reached(self, command: Command, watched: bool) -> bool:
+    def _reached(self, command: Command, watched: bool, stops: bool) -> bool:
+        """Wait for the moment, and until the process has stopped itself; False if the command ends before."""
         end = time.monotonic() + LONGEST
         while watched and not self._moment.exists() and command.code() is None and time.monotonic() < end:
+            time.sleep(0.001)
+        while watched and stops and command.code() is None and not is_stopped(self.stopped_process()):
             time.sleep(0.001)
         return command.code() is None
 

@@ -90,12 +90,12 @@ def reach(phase: str, settings: dict[str, Any]) -> None:
         _append(settings["events"], phase)
     watched = settings.get("watch")
     if watched and [phase, _seen[phase]] == watched[:2]:
+        own = f"{watched[2]}.{os.getpid()}"
+        _append(own, str(os.getpid()))
         try:
-            descriptor = os.open(watched[2], os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        except FileExistsError:  # another process was there before
+            os.link(own, watched[2])  # whole, and by the first process that comes here
+        except FileExistsError:
             return
-        os.write(descriptor, f"{os.getpid()}\n".encode())
-        os.close(descriptor)
         if settings.get("stops", True):
             os.kill(os.getpid(), signal.SIGSTOP)
 
