@@ -40,7 +40,7 @@ from spt.report.collect import Report, read_report
 from spt.report.format import time_text
 from spt.report.stats import FEWEST
 from spt.report.write import write_report
-from spt.runs.files import parse_json, write_json, write_text, writing
+from spt.runs.files import parse_json, sync, write_json, write_text, writing
 from spt.runtime.distributed import Runtime
 from spt.runtime.launch import usable_cores
 from spt.runtime.settings import Settings
@@ -628,6 +628,7 @@ def _write(advice: Advice, request: Request) -> None:
         }
         write_json(beside / RECORD, json.loads(json.dumps(record)))
         with writing(folder):
+            sync(beside)
             beside.chmod(0o755)
             if folder.is_dir():
                 folder.rmdir()  # empty, as was seen

@@ -30,7 +30,7 @@ from spt.inference.exported import (
     tensors_of,
 )
 from spt.inference.trained_model import CONFIG, TrainedModel
-from spt.runs.files import write_text, writing
+from spt.runs.files import sync, write_text, writing
 from spt.runs.folder import RunFolder
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
@@ -87,6 +87,7 @@ def write_model(
                 write_text(beside / name, text)
             write_text(beside / CARD, model_card(model, out.name))
             files = {file.name: file.stat().st_size for file in sorted(beside.rglob("*")) if file.is_file()}
+            sync(beside)
             beside.rename(out)
         finally:
             remove()

@@ -100,9 +100,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def sync(path: Path) -> None:
     """Have a file's content, or that of every file in a folder, on the disk: a rename alone says nothing of content."""
+    mode = "rb+" if os.name == "nt" else "rb"  # elsewhere a file that may only be read can be synced too
     for file in path.rglob("*") if path.is_dir() else [path]:
         if file.is_file():
-            with file.open("rb+") as opened:
+            with file.open(mode) as opened:
                 os.fsync(opened.fileno())
 
 
