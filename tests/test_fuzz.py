@@ -95,12 +95,14 @@ def test_what_harms_where_it_is_read(tmp_path, name, content, harmful):
     assert bool(harm(tmp_path / name)) == harmful
 
 
-def test_writing_elsewhere_and_asking_the_network_are_noticed(tmp_path):
+def test_writing_elsewhere_and_asking_the_network_are_noticed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     guard = Guard(tmp_path, [tmp_path / "out"], report=-1)
     write = os.O_WRONLY | os.O_CREAT
     for event, args in (
         ("open", (str(tmp_path / "in"), "w", write)),
         ("open", (str(tmp_path / "out/../in"), None, write)),
+        ("os.mkdir", ("in", 0o777, -1)),
         ("os.rename", (str(tmp_path / "out/a"), str(tmp_path / "b"), -1, -1)),
         ("socket.connect", (None, ("127.0.0.1", 80))),
         ("socket.getaddrinfo", ("example.org", 80)),
@@ -112,6 +114,7 @@ def test_writing_elsewhere_and_asking_the_network_are_noticed(tmp_path):
     for event, args in (
         ("open", (str(tmp_path / "in"), "r", os.O_RDONLY)),
         ("open", (str(tmp_path / "out/a"), "w", write)),
+        ("os.mkdir", ("out/a", 0o777, -1)),
         ("open", (str(Path("/dev/null")), "w", write)),
         ("socket.connect", (None, "/run/socket")),
         ("exec", (compile("1", "<string>", "exec"),)),

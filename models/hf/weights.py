@@ -174,7 +174,7 @@ def _check(config: Config, folder: Path | None) -> Path:
 def _read_json(path: Path) -> Settings:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {last_line(error)}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} was not written by transformers: it holds no settings")

@@ -597,5 +597,5 @@ def _earlier_files(folder: Path) -> list[str]:
     try:
         names = json.loads((folder / FILE).read_text(encoding="utf-8"))["files"]
         return [name for name in names if re.fullmatch(r"[a-z0-9-]+\.(csv|svg|png)", name)]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []

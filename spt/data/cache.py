@@ -242,7 +242,7 @@ def read_prepared(folder: Path) -> TaskData:
         data: dict[str, Any] = {name: manifest[name] for name in OF_DATA if name in manifest}
         data |= {name: tuple(data[name]) for name in ("notes", "classes") if name in data}
         return TaskData(input, target, **splits, **data)
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise DataError(
             f"the prepared data in {folder} are damaged ({type(error).__name__}); delete the folder, it is made again"
         ) from error

@@ -111,7 +111,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _read(path: Path) -> float | None:
     try:
         seconds = float(json.loads(path.read_text(encoding="utf-8"))["seconds_per_step"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return seconds if 0 < seconds < float("inf") else None
 

@@ -347,7 +347,7 @@ class _JobWatch:
             try:
                 jobs = json.loads(self._register.read_text(encoding="utf-8"))["jobs"]
                 self.ids = {str(name): str(number) for name, number in jobs.items()}
-            except (ValueError, KeyError, AttributeError, TypeError) as error:
+            except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
                 raise OutputError(
                     f"{self._register} cannot be read ({type(error).__name__}), so it is not known which jobs are in "
                     "Slurm's queue; see squeue, and remove the file when they have ended"

@@ -270,7 +270,7 @@ class RunFolder:
             if (path / CLOCK).is_file():
                 try:
                     return TrainingEnd.read((path / CLOCK).read_text(encoding="utf-8"))
-                except (ValueError, KeyError, TypeError, OSError) as error:
+                except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
                     raise OutputError(
                         f"{path / CLOCK} cannot be read ({type(error).__name__}), so it is not known at which step the "
                         "run ended; remove it, and the clock decides again"
@@ -340,7 +340,7 @@ class RunFolder:
             return None
         try:
             status = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return status if isinstance(status, dict) else None
 

@@ -97,7 +97,7 @@ def _seconds_left(folder: Path) -> float | None:
     try:
         estimate = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
         left = estimate["left"] - (time.time() - estimate["time"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return float(left) if left > 0 else None
 

@@ -343,7 +343,7 @@ def verify(folder: Path) -> str | None:
         for name, checksum in sums.items():
             if _checksum(folder / name) != checksum:
                 return f"{name} is damaged"
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         missing = getattr(error, "filename", None)
         return f"{Path(missing).name} is missing" if missing else f"{MANIFEST} is damaged"
     return None

@@ -75,7 +75,13 @@ def _begun_with(run: RunFolder) -> int | None:
     try:
         environment = json.loads((run.path / "env.json").read_text(encoding="utf-8"))
         threads, device = environment["threads"], environment["device"]
-    except (OSError, ValueError, KeyError, TypeError):  # damaged: training decides what can be continued
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ):  # damaged: training decides what can be continued
         return None
     known = device == "cpu" and type(threads) is int and threads > 0 and any(run.checkpoints.glob("step-*"))
     return threads if known else None

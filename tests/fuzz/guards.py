@@ -13,6 +13,7 @@ CHANGES = {  # events that change a file system, and which of their arguments ar
     **dict.fromkeys(("os.rename", "os.link"), ((0, 1), None)),
     "os.symlink": ((1,), None),
 }
+RELATIVE = {"os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}  # to a folder whose descriptor is the last argument
 NETWORK = {"socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr", "socket.sendto", "urllib.Request"}
 PROGRAMS = {"os.system", "os.exec", "os.posix_spawn", "os.spawn"}
 HARMLESS = {"git", "uname", "lscpu"}  # programs that describe the machine
@@ -40,7 +41,10 @@ class Guard:
             return
         self.active = False
         try:
-            found = self.judge(event, args)
+            try:
+                found = self.judge(event, args)
+            except Exception as error:  # else it would pass for an error of the command's
+                found = f"the guard fails: {error!r}"
             if found is not None:
                 os.write(self.report, f"{found}\n".encode(errors="backslashreplace"))
         finally:
@@ -74,9 +78,9 @@ class Guard:
 
     def outside(self, what: str, path: Any, args: tuple[Any, ...] = ()) -> str | None:
         name = os.fsdecode(path)
-        folders = [value for value in args[1:] if isinstance(value, int) and value > 2]
-        if not os.path.isabs(name) and folders and what in ("os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"):
-            name = os.path.join(os.readlink(f"/proc/self/fd/{folders[-1]}"), name)
+        folder = args[-1] if args and what in RELATIVE and isinstance(args[-1], int) else -1
+        if not os.path.isabs(name) and folder > 2:
+            name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
         whole = os.path.join(os.path.realpath(os.path.dirname(name) or "."), os.path.basename(name))
         inside = any(whole == folder or whole.startswith(folder + os.sep) for folder in self.writable)
         return None if inside or whole.startswith(("/dev/", "/proc/self/")) else f"{what} outside its folders: {whole}"

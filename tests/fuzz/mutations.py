@@ -45,6 +45,7 @@ TEXTS = (
         "1e999",
         "-",
         "$x$",
+        "$\\fuzz{x$",
         "a,b",
         '"',
         "{}",
@@ -238,10 +239,13 @@ def sign(path: Path) -> None:
             manifest.write_text(json.dumps({**sums, path.name: hashlib.sha256(path.read_bytes()).hexdigest()}))
 
 
+SPOILT = {"zeros": b"\0" * 4096, "deep": b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "digits": b"9" * 6000}
+
+
 def replace_file(chance: random.Random, path: Path, siblings: Sequence[Path]) -> str:
-    kind = chance.choice(("removed", "empty", "folder", "link to itself", "zeros", "sibling", "sibling"))
+    kind = chance.choice(("removed", "empty", "folder", "link to itself", "zeros", "deep", "digits", *["sibling"] * 3))
     others = [other for other in siblings if other.name == path.name and other != path] or [path]
-    content = chance.choice(others).read_bytes() if kind == "sibling" else b"\0" * 4096 if kind == "zeros" else b""
+    content = chance.choice(others).read_bytes() if kind == "sibling" else SPOILT.get(kind, b"")
     path.unlink()
     if kind == "folder":
         path.mkdir()

@@ -105,7 +105,7 @@ def _become(step: Step, case: Path, fault: str | None, watched: bool) -> None:
     os.setpgid(0, 0)
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # temporary folders of the process that forked
     notes, work = case / "notes", case / "work"
-    for name in PRIVATE:
+    for name in (*PRIVATE, *step.writes):
         (work / name).mkdir(exist_ok=True)
     private = {"SPT_CACHE_DIR": "cache", "HOME": "home", "TMPDIR": "tmp"}
     os.environ.update({name: str(work / folder) for name, folder in private.items()})

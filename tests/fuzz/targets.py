@@ -305,12 +305,11 @@ def reports(chance: random.Random, work: Path) -> list[Step]:
     paths = [path for path in files_below(work / "runs") if path.name in (*names, "report.json", "recipe.yaml")]
     name = chance.choice(sorted({path.name for path in paths}))
     path = chance.choice([path for path in paths if path.name == name])
-    mutations.change_file(chance, path, paths)
     folders = sorted(path.parent for path in (work / "runs").glob("*/study.json"))
-    folders = [
-        folder for folder in folders if path.parent.name in (folder / "study.json").read_text(errors="replace")
-    ] or folders
-    study = str((path.parent if path.parent in folders else chance.choice(folders)).relative_to(work))
+    naming = [folder for folder in folders if path.parent.name in (folder / "study.json").read_text()]
+    folder = path.parent if path.parent in folders else chance.choice(naming or folders)
+    study = str(folder.relative_to(work))
+    mutations.change_file(chance, path, paths)
     steps = [
         Step(("report", study, "--out", "out"), ("out",)),
         Step(("report", study, "--out", "out"), ("out",)),
