@@ -229,7 +229,7 @@ def cluster_job(block: Block) -> dict[str, Any] | None:
 # ------------------------------------------------------------------------------------------------- several processes
 
 STUDY = "kind: compare\nrecipes: [tiny.yaml]\nseeds: 2\n"
-LONG = {"steps": 150, "batch_size": 8, "learning_rate": 0.01, "evaluate_every": 50}
+LONG = {"steps": 50, "batch_size": 8, "learning_rate": 0.01, "evaluate_every": 25}
 ELSEWHERE = """
 import sys
 from spt.runs import claim, folder
@@ -283,7 +283,7 @@ def test_workers_take_over_from_those_that_are_killed_or_stopped(tmp_path):
     (tmp_path / "study.yaml").write_text(STUDY)
     alone = spt("study", "run", "study.yaml", "--cpu", "--threads", "1", "--out", "alone", cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
-    lease, end = ["--lease", "3"], time.monotonic() + 280
+    lease, end = ["--lease", "3"], time.monotonic() + 500
     with (
         worker(tmp_path, *lease, elsewhere=True) as killed,
         worker(tmp_path, *lease) as stopped,

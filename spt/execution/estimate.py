@@ -5,19 +5,17 @@ import json
 import logging
 import os
 import statistics
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 
 from spt.config.budget import example_count
 from spt.config.job import Job, digest
 from spt.config.recipe import BUDGETS, ResolvedRecipe
 from spt.data.dataset import identify_data, open_task
 from spt.errors import OutputError
-from spt.runs.files import write_json, writing
+from spt.runs.files import write_json
 from spt.runs.folder import RunFolder
 from spt.runs.result import Result
 from spt.runtime.distributed import Runtime
@@ -61,7 +59,8 @@ class MeasuredCosts:
         settings = job.settings() | {"parent": None, "device": self._device, "world": self.runtime.world}
         settings["train"] = {key: value for key, value in settings["train"].items() if key not in BUDGETS}
         path = self.root / ".measured" / f"{digest(settings)}.json"
-        with self.runtime.entered_on_main(lambda: _locked(path)):  # parts of one study measure once
+        lock = RunFolder(path.parent, path.stem)
+        with self.runtime.entered_on_main(lambda: lock.locked(lambda: None)):  # parts of one study measure once
             known = self.runtime.on_main(lambda: _read(path))
             if known is not None:
                 return known
@@ -94,18 +93,6 @@ def estimate_cost(setup: StageSetup) -> Estimate:
     steps, train = plan_steps(setup), setup.train
     examples = example_count(steps, len(setup.data.train), train.batch_size, train.drop_last)
     return Estimate(steps, examples, examples * mean_flops(setup).total, setup.model.parameter_counts()["total"])
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    lock = FileLock(path.with_suffix(".lock"))
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _read(path: Path) -> float | None:

@@ -134,8 +134,9 @@ def numbered_task(environ: Mapping[str, str] = os.environ) -> tuple[int, int | N
     if "JOB_COMPLETION_INDEX" in environ:  # of an indexed job of Kubernetes
         return _whole(environ, "JOB_COMPLETION_INDEX"), None
     if "SLURM_ARRAY_TASK_ID" in environ:
-        first, step, count = (_whole(environ, f"SLURM_ARRAY_TASK_{name}") for name in ("MIN", "STEP", "COUNT"))
-        return (_whole(environ, "SLURM_ARRAY_TASK_ID") - first) // max(1, step), count
+        names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP", "SLURM_ARRAY_TASK_COUNT")
+        number, first, step, count = (_whole(environ, name) for name in names)
+        return (number - first) // max(1, step), count
     if "SLURM_PROCID" in environ:
         return _whole(environ, "SLURM_PROCID"), _whole(environ, "SLURM_NTASKS")
     raise UsageError(
