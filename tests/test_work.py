@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from test_claims import holder
 from test_execute import same_runs
 from test_study_runs import report
 from tiny import environment, recipe_file, spt
+from typer.testing import CliRunner
 
 from spt.api import PlannedStudy, plan_study
 from spt.errors import CheckpointError, DataError, FailedRuns, Interrupted, Stopped, UsageError
@@ -27,6 +29,7 @@ from spt.runs import claim, folder
 from spt.runs.claim import Claim
 from spt.runs.folder import RunFolder
 from spt.runtime.settings import Settings
+from spt_cli import app
 
 STEPS = {"steps": 4, "batch_size": 8, "learning_rate": 0.01, "evaluate_every": 2}
 SHORT = {"pretrain__train": STEPS, "finetune__train": dict(STEPS)}
@@ -187,6 +190,20 @@ def test_what_was_chosen_stands(tmp_path, monkeypatch):
     assert study.work().failed == 1 and tried.count(failing) == 1
     done = study.work()
     assert (done.made, done.failed, done.left) == (0, 1, 0) and tried.count(failing) == 1
+
+
+def test_the_command_says_what_it_made_and_what_is_left(tmp_path, monkeypatch):
+    recipe_file(tmp_path, **SHORT)
+    (tmp_path / "study.yaml").write_text(STUDY)
+    monkeypatch.chdir(tmp_path)
+    command = ["study", "work", "study.yaml", "--cpu", "--out", "runs", "--max-runs", "1"]
+    done = CliRunner().invoke(app, [*command, "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout).items() >= {"made": 1, "failed": 0}.items()
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0 and re.search("1 runs made here; [34] are left in runs/compare-", done.stderr)
+    refused = CliRunner().invoke(app, ["study", "work", "nonesuch"])
+    assert refused.exit_code == 2 and refused.stderr.count("spt: ") == 1
 
 
 def test_workers_never_start_over(tmp_path):
