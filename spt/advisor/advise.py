@@ -43,7 +43,9 @@ from spt.report.write import write_report
 from spt.runs.files import parse_json, sync, write_json, write_text, writing
 from spt.runtime.distributed import Runtime
 from spt.runtime.launch import usable_cores
+from spt.runtime.scratch import scratch_folder
 from spt.runtime.settings import Settings
+from spt.runtime.signals import cleanup
 from spt.studies import matching, schema
 from spt.studies.grid import expand
 from spt.tasks.base import Classes, TaskData, Tokens, class_counts
@@ -141,8 +143,7 @@ def advise(request: Request, tell: Callable[[str], None]) -> Advice:
         tell(f"{request.folder} holds this plan already; it goes on")
         return known
     runtime = Runtime(replace(request.settings, quiet=True))
-    with tempfile.TemporaryDirectory(prefix="spt-try-") as temporary:
-        scratch = Path(temporary).resolve()
+    with scratch_folder("spt-try-") as scratch:
         where, table = _locate(request.data, scratch)
         decisions = decide(read_table(table), request.given)
         request.classes.check_label(decisions.classes is None, bool(decisions.options.get("per_step")))
@@ -611,30 +612,31 @@ def _write(advice: Advice, request: Request) -> None:
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        for name, text in advice.files.items():
-            write_text(beside / name, text)
-        if Path(request.data).suffix.lower() in arrays.ENDINGS:
-            arrays.convert(Path(request.data).expanduser(), beside / "data.parquet")
-        record = {
-            "asked": request.asked,
-            "decisions": list(advice.decisions),
-            "findings": list(advice.findings),
-            "plan": asdict(advice.plan),
-            "timings": [asdict(timing) for timing in advice.timings],
-            "jobs": advice.jobs,
-            "needed": advice.needed,
-            "files": {name: _digest(text.encode()) for name, text in advice.files.items()},
-        }
-        write_json(beside / RECORD, json.loads(json.dumps(record)))
-        with writing(folder):
-            sync(beside)
-            beside.chmod(0o755)
-            if folder.is_dir():
-                folder.rmdir()  # empty, as was seen
-            beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    with cleanup(lambda _: shutil.rmtree(beside, ignore_errors=True)):
+        try:
+            for name, text in advice.files.items():
+                write_text(beside / name, text)
+            if Path(request.data).suffix.lower() in arrays.ENDINGS:
+                arrays.convert(Path(request.data).expanduser(), beside / "data.parquet")
+            record = {
+                "asked": request.asked,
+                "decisions": list(advice.decisions),
+                "findings": list(advice.findings),
+                "plan": asdict(advice.plan),
+                "timings": [asdict(timing) for timing in advice.timings],
+                "jobs": advice.jobs,
+                "needed": advice.needed,
+                "files": {name: _digest(text.encode()) for name, text in advice.files.items()},
+            }
+            write_json(beside / RECORD, json.loads(json.dumps(record)))
+            with writing(folder):
+                sync(beside)
+                beside.chmod(0o755)
+                if folder.is_dir():
+                    folder.rmdir()  # empty, as was seen
+                beside.rename(folder)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
 
 
 def _digest(content: bytes) -> str:

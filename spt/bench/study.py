@@ -1,9 +1,7 @@
 """`spt bench study`: the time of an optimiser step of a study's rows, beside the first one of its recipe and length."""
 
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from spt.bench.timing import Times, Timings, alternate, conditions
@@ -15,6 +13,7 @@ from spt.execution.estimate import MeasuredCosts
 from spt.report.published_numbers import published_pair
 from spt.runs.plan import Factor, factors_text
 from spt.runtime.distributed import Runtime
+from spt.runtime.scratch import scratch_folder
 from spt.runtime.settings import Settings
 from spt.studies.grid import GridRow, expand
 from spt.studies.schema import read
@@ -51,8 +50,8 @@ def parse_study(
     few = {} if quick else {"task.max_rows": 16}
     study = study.model_copy(update={"set": {**study.set, **few}, "seeds": 1})
     runtime = Runtime(Settings(quiet=True, cpu=cpu))
-    with tempfile.TemporaryDirectory() as folder:
-        costs = MeasuredCosts(Path(folder), runtime)
+    with scratch_folder() as folder:
+        costs = MeasuredCosts(folder, runtime)
         rows = [row for row in expand(study, quick, costs).rows if row.resolved.name in chosen]
         recipes_of_rows = [costs.identify_data(_on_few_rows(row.resolved, batch)) for row in rows]
     jobs = [Job(resolved, "finetune", 0) for resolved in recipes_of_rows]

@@ -2,11 +2,8 @@
 
 import importlib.util
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +16,8 @@ from spt.models.ops import backends
 from spt.runtime.distributed import Runtime
 from spt.runtime.environment import compiler_problem, environment, has_bf16_instructions
 from spt.runtime.progress import forward_messages
+from spt.runtime.scratch import scratch_folder
 from spt.runtime.settings import Settings
-from spt.runtime.signals import cleanup
 
 OPTIONAL = {
     "flash_attn": "FlashAttention kernels",
@@ -110,13 +107,12 @@ def _comparison() -> str:
 
     problems: list[str] = []
     with (
-        tempfile.TemporaryDirectory() as folder,
-        cleanup(lambda _: shutil.rmtree(folder, ignore_errors=True)),
+        scratch_folder() as folder,
         forward_messages(problems.append),
     ):
         runtime = Runtime(Settings(quiet=True, debug=True))
-        grid = expand(Compare(recipes=("quickstart",), seeds=2), True, MeasuredCosts(Path(folder), runtime))
-        _, failed = run_study(grid, Path(folder), ExecutionTarget(), runtime)
+        grid = expand(Compare(recipes=("quickstart",), seeds=2), True, MeasuredCosts(folder, runtime))
+        _, failed = run_study(grid, folder, ExecutionTarget(), runtime)
         if failed:
             raise RuntimeError("; ".join(problems))
     return "recipe quickstart, smoke size, two seeds"

@@ -6,7 +6,6 @@ that is kept. The rows handed over are all there are: a part of them is for vali
 
 import contextlib
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -46,6 +45,7 @@ from spt.inference.trained_model import TrainedModel
 from spt.runs.result import Result
 from spt.runtime import launch
 from spt.runtime.distributed import Runtime
+from spt.runtime.scratch import scratch_folder
 from spt.runtime.settings import Settings
 from spt.tasks.base import IGNORED, Classes, Labels, Reals, Split, Target, TaskData, known_targets, row_ids
 from spt.tasks.own.transforms import MIXING, TransformOptions
@@ -195,11 +195,7 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             raise EstimatorError("an estimator is fitted by one process; run a recipe on several (spt.finetune)")
         try:
             with ENGINE, value_errors(), contextlib.ExitStack() as stack:
-                if self.runs_dir is None:
-                    temporary = tempfile.TemporaryDirectory(prefix="spt-", ignore_cleanup_errors=True)
-                    root = Path(stack.enter_context(temporary))
-                else:
-                    root = Path(self.runs_dir).resolve()
+                root = stack.enter_context(scratch_folder()) if self.runs_dir is None else Path(self.runs_dir).resolve()
                 gpus = [] if self.device == "cpu" else range(torch.cuda.device_count())
                 stack.enter_context(torch.random.fork_rng(gpus))  # the program's own random numbers go on as they were
                 job = self._job(data, root, seed)

@@ -10,12 +10,10 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +23,7 @@ from typing import NoReturn
 
 from spt.errors import BackendError, Interrupted, Stopped, UsageError, one_line
 from spt.runtime import signals
+from spt.runtime.scratch import scratch_folder
 from spt.runtime.signals import CODE_FILE
 
 PATIENCE = 300  # seconds that processes asked to stop have for finishing their step and saving
@@ -146,11 +145,8 @@ def relaunch(processes: int | None, config: Path | None, arguments: Sequence[str
 
     Raises Stopped when they were asked to stop, and BackendError, which names it, when one of them died.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="spt-") as folder,
-        signals.cleanup(lambda _: shutil.rmtree(folder, ignore_errors=True)),
-    ):
-        path = Path(folder) / "code"
+    with scratch_folder() as folder:
+        path = folder / "code"
         environ = {**os.environ, CODE_FILE: str(path), **import_environment()}
         if config is not None:
             return _accelerate(config, processes, arguments, environ, path)
