@@ -3,10 +3,14 @@
 The names below are the Python API, in `spt.api`; each is loaded when it is first asked for.
 """
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+import os
+
+TYPE_CHECKING = False  # as in `typing`, whose import takes longer than all until a command can answer a signal
 if TYPE_CHECKING:
+    from typing import Any
+
     from spt.api import (
         FinishedStudy,
         Report,
@@ -45,9 +49,9 @@ __all__ = [
     "run_study",
 ]
 __version__ = "0.1.0"
-_root = Path(__file__).resolve().parent.parent
-if (_root / "models" / "__init__.py").is_file() and (_root / "pyproject.toml").is_file():
-    __path__.append(str(_root))  # a source checkout: models/, tasks/ and recipes/ lie beside spt/
+_root = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+if all(os.path.isfile(os.path.join(_root, *name)) for name in (("models", "__init__.py"), ("pyproject.toml",))):
+    __path__.append(_root)  # a source checkout: models/, tasks/ and recipes/ lie beside spt/
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of ours

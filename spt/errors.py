@@ -23,7 +23,6 @@ are hidden from it.
 import os
 import re
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from urllib.parse import unquote
 
 HIDDEN = "***"
@@ -179,6 +178,8 @@ def printable(text: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`'; did you mean X?'` for the nearest known name, or the list of all when none is near and they are few."""
+    from difflib import get_close_matches  # not at once: a command can answer a signal only when this is loaded
+
     options = sorted(known)
     near = get_close_matches(name, options, n=1, cutoff=0.6)
     near = near or [option for option in options if name == "".join(word[:1] for word in option.split("_"))]  # lr, wd

@@ -66,6 +66,30 @@ spt_cli.main()
 """
 
 
+# The command as it is installed, with a signal before it can answer one.
+EARLY = """
+import signal, sys
+number = int(sys.argv.pop(1))
+
+def hook(event, arguments):
+    if event == "import" and arguments[0] == "spt.runtime.signals":
+        signal.raise_signal(number)
+
+sys.addaudithook(hook)
+from spt.__main__ import main
+main()
+"""
+
+# A command that is slow to end after a first signal, and gets a Ctrl-C meanwhile.
+ENDING = """
+import signal, sys
+from spt.runtime import signals
+signals.install()
+with signals.cleanup(lambda _: (print("cleaning up", flush=True), signal.raise_signal(signal.SIGINT), print("no"))):
+    signal.raise_signal(int(sys.argv[1]))
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("signals")
@@ -99,6 +123,18 @@ def test_a_signal_during_an_import_ends_the_command_at_once(folder, number, modu
     command = ("show", "quickstart") if module == "pyarrow" else ("doctor",)
     done = spt(DURING_IMPORT, module, number, *command, folder=folder)
     assert (done.returncode, done.stderr, done.stdout) == (CODES[number], SENTENCES[number], "")
+
+
+@both_signals
+def test_a_signal_before_any_can_be_answered_waits(folder, number):
+    done = spt(EARLY, number, "doctor", folder=folder)
+    assert (done.returncode, done.stderr, done.stdout) == (CODES[number], SENTENCES[number], "")
+
+
+@both_signals
+def test_a_second_ctrl_c_ends_what_is_ending(folder, number):
+    done = spt(ENDING, number, folder=folder)
+    assert (done.returncode, done.stderr, done.stdout) == (130, SENTENCES[signal.SIGINT], "cleaning up\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=names)

@@ -74,7 +74,7 @@ def end_process(error: Stopped) -> NoReturn:
     """End this process now: clean up, say why, and exit without returning to whatever was interrupted."""
     # A launcher may pass on a Ctrl-C that the terminal has already sent. Alone, a second one does not wait for us.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN if _has_launcher() else signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if _has_launcher() else _end_at_once)
     try:
         for function in reversed(_cleanups):
             with contextlib.suppress(BaseException):
@@ -83,11 +83,23 @@ def end_process(error: Stopped) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        if not _silent and _speaks():
-            clear = "\r\x1b[K\x1b[?25h" if os.isatty(2) and os.environ.get("TERM") != "dumb" else ""  # a progress bar
-            os.write(2, f"{clear}spt: {error}\n".encode())
+        _say(error)
     finally:
         os._exit(error.exit_code)
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    error = stop_error(number)
+    try:
+        _say(error)
+    finally:
+        os._exit(error.exit_code)
+
+
+def _say(error: Stopped) -> None:
+    if not _silent and _speaks():
+        clear = "\r\x1b[K\x1b[?25h" if os.isatty(2) and os.environ.get("TERM") != "dumb" else ""  # a progress bar
+        os.write(2, f"{clear}spt: {error}\n".encode())
 
 
 def _end_pools() -> None:
