@@ -34,7 +34,9 @@ T = TypeVar("T")
 MAX_BYTES = 2**31  # of a download or an unpacked archive, where a task says nothing else
 CHUNK = 2**18
 TIMEOUT = 60.0  # seconds without a byte
-DAMAGES = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)  # what reading damaged archives raises
+MAX_NOTE = 2**20  # bytes of a long name, or of another note about a member of a tar archive
+# what reading damaged archives raises; tarfile recurses over notes about notes
+DAMAGES = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, RecursionError)
 NPY_ERRORS = (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError, tokenize.TokenError)
 MAX_HEADER = 10_000  # characters of an array's description
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
@@ -312,9 +314,10 @@ def open_members(
         packed = head.read(2) == b"\x1f\x8b"
     # Unpacked by gzip, which notices when a file ends early; tarfile takes that for the archive's end.
     with (
-        gzip.open(path) if packed else path.open("rb") as content,
+        gzip.open(path) if packed else path.open("rb") as unpacked,
         reading_archive(path),
-        tarfile.open(fileobj=content, mode="r|" if packed else "r|*") as archive,
+        _Bounded(unpacked, path, limit) as content,
+        tarfile.open(fileobj=content, mode="r|", tarinfo=_Member) as archive,
     ):
         for member in archive:  # a stream: each byte is unpacked once
             name = PurePosixPath(member.name)
@@ -332,6 +335,30 @@ def open_members(
             yield str(name), file, member.size
         while content.read(CHUNK):
             pass
+
+
+class _Bounded(io.RawIOBase):
+    """An archive's unpacked bytes, its headers and what lies behind its end too, up to twice the limit of its files."""
+
+    def __init__(self, content: Any, path: Path, limit: int) -> None:
+        self._content, self._path, self._limit, self._left = content, path, limit, 2 * limit + CHUNK
+
+    def read(self, size: int = -1) -> bytes:
+        content: bytes = self._content.read(size)
+        self._left -= len(content)
+        if self._left < 0:
+            raise ValueError(f"{self._path} unpacks to more than {self._limit:,} bytes; it is not used")
+        return content
+
+
+class _Member(tarfile.TarInfo):
+    """Refuses notes of megabytes, which tarfile would read into the memory at once."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        notes = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
+        if self.type in (*notes, tarfile.SOLARIS_XHDTYPE) and self.size > MAX_NOTE:
+            raise tarfile.ReadError(f"a note of {self.size:,} bytes")
+        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
 
 
 @contextmanager

@@ -1,19 +1,43 @@
 """What must not leave this machine's memory, and what files from elsewhere must not do. docs/security.md says it."""
 
+import ast
+import gzip
+import io
+import json
 import os
+import pickle
+import tarfile
+import zipfile
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from tiny import MODEL, RECIPE, changed, recipe_file, spt
+from tiny import MODEL, RECIPE, changed, loaded, recipe_file, run, spt
 from typer.testing import CliRunner
 
+from spt.advisor.arrays import convert
+from spt.config.job import Job
 from spt.config.load import load_recorded
-from spt.errors import BackendError, UsageError, hide_assigned_secrets, hide_secrets, one_line
+from spt.errors import (
+    BackendError,
+    CheckpointError,
+    DataError,
+    UsageError,
+    hide_assigned_secrets,
+    hide_secrets,
+    one_line,
+)
 from spt.execution.slurm import Slurm
 from spt.runtime.environment import command_line
+from spt.tasks import custom
+from spt.tasks.files import read_members, read_unzipped
+from spt.tasks.own import arrays
+from spt.training import checkpoint, stage
 from spt_cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
+CODE = [path for folder in ("spt", "models", "tasks") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 # ---------------------------------------------------------------------------------------------------------- secrets
 
@@ -186,3 +210,192 @@ def test_code_that_comes_with_a_run_folder_is_not_run(named: str, tmp_path: Path
         with pytest.raises(UsageError, match=f"its {place} is the file .*evil.py, which no run records"):
             load_recorded(run)
     assert not (tmp_path / "OWNED").exists()
+
+
+class Evil:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (open, (str(self.path), "w"))
+
+
+def test_a_state_to_resume_from_is_not_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(loaded(tmp_path), "finetune", 0)
+    monkeypatch.setattr(stage, "publish", interrupt)  # with the states still there
+    with pytest.raises(KeyboardInterrupt):
+        run(job, tmp_path, save_every=0.0)
+    folder = max((tmp_path / job.name / "checkpoints").glob("step-*"))
+    for name in ("optimizer.bin", "random_states_0.pkl"):
+        right = (folder / name).read_bytes()
+        for content in (pickle.dumps(Evil(tmp_path / "OWNED"), protocol=2), right):
+            (folder / name).write_bytes(content)
+            manifest = json.loads((folder / "manifest.json").read_text())
+            manifest[name] = checkpoint._checksum(folder / name)
+            (folder / "manifest.json").write_text(json.dumps(manifest))
+            if content != right:
+                with pytest.raises((CheckpointError, KeyboardInterrupt)):  # Accelerate does without random states
+                    run(job, tmp_path)
+    assert not (tmp_path / "OWNED").exists()
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+PICKLES = ("pickle", "dill", "joblib", "cloudpickle", "marshal", "torch", "torch.jit")
+UNSAFE = {
+    *(f"{module}.{name}" for module in PICKLES for name in ("load", "loads")),
+    *("pandas.read_pickle", "pd.read_pickle", "yaml.unsafe_load", "yaml.full_load"),
+    *("os.system", "os.popen", "shutil.unpack_archive", "eval", "exec"),
+}
+# Messages between a study and the workers that it has started itself, over pipes.
+ALLOWED = {("spt/execution/local.py", "pickle.load")}
+UNPACKING = ("extractall", "extract")  # methods of archives
+
+
+def name_of(function: ast.expr) -> str:
+    """`np.load`, as it is written; of other expressions the last attribute."""
+    if isinstance(function, ast.Attribute):
+        return f"{name_of(function.value)}.{function.attr}"
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def test_nothing_in_the_code_unpickles_unpacks_or_runs_a_shell() -> None:
+    found = set()
+    for path in CODE:
+        file = path.relative_to(ROOT).as_posix()
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call):
+                continue
+            name, where = name_of(call.func), f"{file}:{call.lineno}"
+            options = {option.arg: ast.unparse(option.value) for option in call.keywords if option.arg in CHECKED}
+            if name in UNSAFE:
+                found.add((file, name))
+            assert options.get("shell", "False") == "False", where
+            assert options.get("trust_remote_code", "False") == "False", where
+            assert name.rpartition(".")[2] not in UNPACKING, where
+            if name in ("np.load", "np.lib.format.read_array"):
+                assert options.get("allow_pickle") == "False", where
+            if name == "yaml.load":
+                assert ast.unparse(call.args[1]) in ("RecipeLoader", "yaml.BaseLoader"), where
+    assert found == ALLOWED
+
+
+CHECKED = ("shell", "allow_pickle", "trust_remote_code")
+
+
+# ------------------------------------------------------------------------------------------------------------- archives
+
+
+def tar_file(path: Path, *members: tarfile.TarInfo, packed: bool = True) -> Path:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for member in members:
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+    path.write_bytes(gzip.compress(content.getvalue()) if packed else content.getvalue())
+    return path
+
+
+def member(name: str, **changes: object) -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    for key, value in changes.items():
+        setattr(found, key, value)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (member("../x"), "leads outside"),
+        (member("a/../../x"), "leads outside"),
+        (member("/etc/x"), "leads outside"),
+        (member("x", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "is not a regular file"),
+        (member("x", type=tarfile.LNKTYPE, linkname="../../y"), "is not a regular file"),
+        (member("x", type=tarfile.CHRTYPE, devmajor=1, devminor=5), "is not a regular file"),
+        (member("x", type=tarfile.FIFOTYPE), "is not a regular file"),
+        (member("x", size=2**22), "unpacks to more than 1,048,576 bytes"),
+        (member("x", type=tarfile.GNUTYPE_LONGNAME, size=2**21), "is damaged"),
+        (member("x", type=tarfile.XHDTYPE, size=2**21), "is damaged"),
+    ],
+)
+@pytest.mark.parametrize("packed", [True, False])
+def test_members_that_lead_elsewhere_or_are_too_large(
+    made: tarfile.TarInfo, words: str, packed: bool, tmp_path: Path
+) -> None:
+    path = tar_file(tmp_path / "a.tar.gz", made, packed=packed)
+    with pytest.raises(ValueError, match=words):
+        list(read_members(path, lambda name: True, 2**20))
+    assert [each.name for each in tmp_path.iterdir()] == ["a.tar.gz"]
+
+
+def test_archives_that_go_on_behind_their_end_or_consist_of_notes(tmp_path: Path) -> None:
+    path = tar_file(tmp_path / "a.tar", member("x", size=10), packed=False)
+    end = path.read_bytes()
+    (tmp_path / "b.tar.gz").write_bytes(gzip.compress(end + bytes(2**23)))
+    with pytest.raises(ValueError, match="unpacks to more than"):
+        list(read_members(tmp_path / "b.tar.gz", lambda name: True, 2**20))
+    notes = [member("x", type=tarfile.GNUTYPE_LONGNAME, size=3) for _ in range(3000)]
+    with pytest.raises(ValueError, match="is damaged"):
+        list(read_members(tar_file(tmp_path / "c.tar", *notes), lambda name: True, 2**23))
+    (tmp_path / "d.gz").write_bytes(gzip.compress(bytes(2**22)))
+    with pytest.raises(ValueError, match="holds more than the 1,024 bytes"):
+        read_unzipped(tmp_path / "d.gz", 2**10)
+
+
+def npy(header: str, body: bytes = b"") -> bytes:
+    text = header.encode() + b" " * (-(len(header) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + body
+
+
+HEADERS = {
+    "huge": "{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000000,)}",
+    "beyond 64 bits": "{'descr': '<f8', 'fortran_order': False, 'shape': (2**70, 3)}",
+    "negative": "{'descr': '<f8', 'fortran_order': False, 'shape': (-1,)}",
+    "objects": "{'descr': '|O', 'fortran_order': False, 'shape': (1,)}",
+    "deep": "(" * 5000,
+}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+@pytest.mark.parametrize("packed", [True, False])
+def test_arrays_with_headers_that_lie(header: str, packed: bool, tmp_path: Path) -> None:
+    content = npy(header, pickle.dumps(Evil(tmp_path / "OWNED")))
+    path = tmp_path / ("a.npz" if packed else "a.npy")
+    if packed:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a.npy", content)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match="cannot be read as an array"):
+        arrays.read(path, None, "row 1")
+    assert not (tmp_path / "OWNED").exists()
+
+
+def test_archives_of_arrays_that_unpack_to_too_much(tmp_path: Path) -> None:
+    body = npy("{'descr': '|u1', 'fortran_order': False, 'shape': (33554432,)}", bytes(2**25))
+    with zipfile.ZipFile(tmp_path / "one.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("X.npy", body)
+    with zipfile.ZipFile(tmp_path / "out.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("../X.npy", body[:200])
+    with pytest.raises(ValueError, match="unpacks to 33,554,560 bytes"):
+        arrays.read(tmp_path / "one.npz", None, "row 1")
+    with pytest.raises(ValueError, match="leads outside"):
+        arrays.read(tmp_path / "out.npz", None, "row 1")
+    small = npy("{'descr': '|u1', 'fortran_order': False, 'shape': (8388608,)}", bytes(2**23))
+    with zipfile.ZipFile(tmp_path / "many.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for i in range(4):
+            archive.writestr(f"X{i}.npy", small)
+    for name in ("one.npz", "many.npz"):
+        with pytest.raises(DataError, match="unpacks to 33,554,"):
+            convert(tmp_path / name, tmp_path / "data.parquet")
+    assert not (tmp_path / "data.parquet").exists()
+
+
+def test_tables_that_repeat_themselves_without_end(tmp_path: Path) -> None:
+    rows = pa.table({"a": ["x" * 2**25], "y": [0]})
+    pq.write_table(rows, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
+    with pytest.raises(ValueError, match=r"a\.parquet unpacks to 33,554,[0-9]+ bytes or cells"):
+        custom.load(custom.Config(path=tmp_path / "a.parquet", text_column="a", label_column="y"), tmp_path)

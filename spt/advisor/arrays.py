@@ -59,12 +59,9 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
             )
         with zipfile.ZipFile(path) as archive:
             members = [each for each in archive.infolist() if each.filename.endswith(".npy")]
-            for member in members:
-                most = max(SMALL, MAX_RATIO * max(1, member.compress_size))
-                if member.file_size > min(MAX_FILE, most):
-                    raise DataError(
-                        f"{path.name}: {member.filename} unpacks to {member.file_size:,} bytes; it is not used"
-                    )
+            total = sum(member.file_size for member in members)
+            if total > min(MAX_FILE, max(SMALL, MAX_RATIO * path.stat().st_size)):
+                raise DataError(f"{path.name} unpacks to {total:,} bytes; it is not used")
             return {
                 member.filename.removesuffix(".npy"): _numbers(archive.read(member), f"{path.name}, {member.filename}")
                 for member in members

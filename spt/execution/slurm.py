@@ -12,7 +12,6 @@ import itertools
 import json
 import logging
 import os
-import pickle
 import re
 import shlex
 import shutil
@@ -40,6 +39,7 @@ from spt.runtime.distributed import Runtime, is_lost_peer
 from spt.runtime.progress import forward_messages
 from spt.runtime.settings import Settings
 from spt.runtime.trackers import TrackedRun
+from spt.tasks.files import unpickle
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -511,8 +511,8 @@ class _JobWatch:
         log = self.folder / "slurm" / f"{number}_0_log.err"
         reasons: list[str] = []
         for path in sorted(log.parent.glob(f"{number}_*_result.pkl")):  # of each process
-            with contextlib.suppress(OSError, ValueError, EOFError, pickle.UnpicklingError):
-                kind, value = pickle.loads(path.read_bytes())
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                kind, value = unpickle(path.read_bytes(), path.name)  # plain values: no code of the file's runs
                 if kind == "error":  # a traceback, which ends with the error itself
                     *_, own = re.split(r"^spt\.errors\.\w+: ", value.strip(), flags=re.M)
                     reasons.append(own if own != value.strip() else own.splitlines()[-1])

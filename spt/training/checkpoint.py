@@ -36,6 +36,7 @@ from spt.runs.folder import RunFolder
 from spt.runs.result import Ledger, SplitRecord
 from spt.runtime.distributed import Runtime
 from spt.tasks.base import Tokens, Values, describe
+from spt.tasks.files import read_npy
 from spt.training.network import SequenceModel
 from spt.training.transfer import unlike
 
@@ -252,7 +253,8 @@ def read_meta(folder: Path) -> tuple[CheckpointMeta, NDArray[np.uint64]]:
         raise CheckpointError(f"the checkpoint {folder} cannot be used: {problem}")
     try:
         meta = CheckpointMeta.model_validate_json((folder / "about.json").read_text(encoding="utf-8"))
-        return meta, np.load(folder / "rows.npy", allow_pickle=False)
+        with (folder / "rows.npy").open("rb") as file:
+            return meta, read_npy(file, "rows.npy")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"the checkpoint {folder} cannot be used: {error}") from error
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spt.tasks.own.limits import SMALL
 from spt.tasks.own.parsing import Cells, Place, show, suggest
 from spt.tasks.own.series import read_series
 
@@ -27,6 +28,7 @@ BATCH = 2**10  # rows of text: more live objects slow Python down
 BATCH_SIZE = 2**21  # characters and cells of a batch
 PARQUET_BATCH = 2**16  # rows
 PARQUET_BYTES = 2**24  # of a batch, about
+PARQUET_RATIO = 1000  # of a file, at most: bytes that a byte unpacks to, and cells that it stands for
 PARQUET_BUFFER = 2**20  # bytes of a column that are read at once, however large a row group is
 NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of such bytes
 
@@ -199,6 +201,7 @@ def _parquet_batches(path: Path, select: Select) -> Generator[Batch, None, None]
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=PARQUET_BUFFER) as file:
             names, meta = _select(file.schema_arrow.names, select, path.name), file.metadata
             size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
+            _check_unpacked(path, max(size, _cell_count(meta)))
             count = max(1, min(PARQUET_BATCH, PARQUET_BYTES * meta.num_rows // max(1, size)))
             first = 1
             for batch in file.iter_batches(count, columns=names):
@@ -207,6 +210,18 @@ def _parquet_batches(path: Path, select: Select) -> Generator[Batch, None, None]
                 first += len(batch)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path.name} cannot be read as Parquet: {str(error).partition(chr(10))[0]}") from None
+
+
+def _cell_count(meta: Any) -> int:
+    groups = [meta.row_group(i) for i in range(meta.num_row_groups)]
+    return sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+
+
+def _check_unpacked(path: Path, unpacked: int) -> None:
+    """Raise ValueError for a file that is small because it repeats itself without end, so would fill the memory."""
+    packed = path.stat().st_size
+    if unpacked > max(SMALL, PARQUET_RATIO * packed):
+        raise ValueError(f"{path.name} unpacks to {unpacked:,} bytes or cells from {packed:,} bytes; it is not used")
 
 
 def _cells(column: Any, place: str) -> Cells:
