@@ -11,6 +11,7 @@ from programs_page import export_page
 from python_page import python_page
 from recipes_page import recipes_page
 from reference_pages import commands_page, models_page, recipe_page, study_page, tasks_page
+from scaling_page import scaling_page
 
 
 def pages() -> dict[str, Callable[[], str]]:
@@ -26,6 +27,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "performance.md": performance_page,
         "hugging-face.md": hugging_face_page,
         "export.md": export_page,
+        "scaling.md": scaling_page,
     }
 
 
