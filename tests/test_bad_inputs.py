@@ -1,6 +1,7 @@
 """What goes wrong on bad days, through the command: one sentence, one exit code, no traceback, nothing half-written."""
 
 import gzip
+import hashlib
 import json
 import os
 import pickle
@@ -19,9 +20,11 @@ import yaml
 from tiny import MODEL, RECIPE, TASK, changed, environment
 from typer.testing import CliRunner
 
-from spt.errors import UsageError
+from spt.errors import CheckpointError, UsageError
+from spt.runs.folder import RunFolder
 from spt.runtime import launch
 from spt.training import build
+from spt.training.checkpoint import _newest
 from spt_cli import app
 
 TEXT = {"name": "custom", "path": "rows.csv", "text_column": "body", "label_column": "stars"}
@@ -273,8 +276,6 @@ def edit(path: Path, change) -> None:
 
 def reseal(parent: Path) -> None:
     """As somebody who edits a checkpoint and its checksums."""
-    import hashlib
-
     best = parent / "checkpoints/best"
     sums = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
@@ -298,6 +299,12 @@ def other_names(parent: Path) -> None:
     reseal(parent)
 
 
+def of_another_run(parent: Path) -> None:
+    path = parent / "checkpoints/best/about.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"key": "0123456789ab"}))
+    reseal(parent)
+
+
 CHECKPOINTS = {
     "truncated weights": (lambda p: edit(p / "checkpoints/best/model.safetensors", lambda b: b[:-9]), {}, "is damaged"),
     "an edited bit": (
@@ -307,6 +314,12 @@ CHECKPOINTS = {
     ),
     "weights that are gone": (lambda p: (p / "checkpoints/best/model.safetensors").unlink(), {}, "is missing"),
     "no checkpoint at all": (lambda p: shutil.rmtree(p / "checkpoints"), {}, "not there"),
+    "an emptied manifest": (
+        lambda p: (p / "checkpoints/best/manifest.json").write_text("{}"),
+        {},
+        "manifest.json does not list about.json",
+    ),
+    "weights of another run": (of_another_run, {}, "belongs to another run, pretrain-0123456789ab"),
     "an unreadable manifest": (lambda p: (p / "checkpoints/best/manifest.json").write_text("{"), {}, "damaged"),
     "weights cut short with care": (nonsense_weights, {}, "cannot be read"),
     "tensors of other names": (other_names, {}, "does not fit this model"),
@@ -327,6 +340,25 @@ def test_checkpoints_that_cannot_be_used(folder, parent, name):
     arguments = ("finetune", recipe(folder, **{"task": TOY, **changes}), "--from", parent)
     refused(folder, code, words, *arguments)
     assert not list((folder / "runs").glob("finetune-*/result.json"))
+
+
+@pytest.mark.parametrize("kind", ["step", "best"])
+def test_checkpoints_of_another_run_are_not_resumed_from(tmp_path, kind):
+    run = RunFolder(tmp_path, "finetune-a")
+
+    def checkpoint(kind: str, name: str, value: dict) -> None:
+        folder = run.checkpoints / f"{kind}-00000004"
+        folder.mkdir(parents=True)
+        (folder / name).write_text(json.dumps(value))
+        (folder / "manifest.json").write_text(
+            json.dumps({name: hashlib.sha256((folder / name).read_bytes()).hexdigest()})
+        )
+
+    about = {"stage": "finetune", "step": 4, "model": {}, "input": {}, "data": {}}
+    checkpoint("best", "about.json", {**about, "key": "b" if kind == "best" else "a"})
+    checkpoint("step", "position.json", {"step": 4, "best_step": 4, "run": "finetune-b" if kind == "step" else ""})
+    with pytest.raises(CheckpointError, match=f"{kind}-00000004 belongs to another run, finetune-b; move"):
+        _newest(run)
 
 
 def test_a_text_checkpoint_of_another_vocabulary(folder):

@@ -8,17 +8,18 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from records import FINETUNING, MIB, SPLITS, compared, finish, plan, row_of, shown, start
 
+from spt.config.recipe import LOWER_IS_BETTER, Metric
 from spt.errors import DataError, OutputError, UsageError
 from spt.report import collect, curves, machine, markdown, published, write
 from spt.report.collect import Report
 from spt.runs.files import write_json
 from spt.runs.folder import RunFolder
-from spt.runs.result import LARGEST, Ledger
+from spt.runs.result import LARGEST, Ledger, check_scores
 
 
 @pytest.fixture(autouse=True)
@@ -319,12 +320,30 @@ def test_a_planned_seed_without_any_cell_is_missed(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("score", [7, -0.1, float("inf"), -1e308])
+@pytest.mark.parametrize("place", ["test", "val"])
+def test_a_score_that_the_metric_cannot_have_is_refused(tmp_path: Path, place: str, score: float) -> None:
+    folder = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
+    path = tmp_path / "finetune-spt2" / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {place: {"accuracy": score}}))
+    row = row_of(folder)
+    (failure,) = row.failures
+    assert row.n == 2 and failure.state == "unreadable"
+    assert f"result.json cannot be read as a result (accuracy is {score:g}, which no accuracy can be)" in failure.reason
+
+
+def test_every_metric_of_a_recipe_has_bounds_but_the_loss() -> None:
+    for name in set(get_args(Metric)) - {"auto", "loss"}:
+        with pytest.raises(ValueError, match=f"no {name} can be"):
+            check_scores({name: 7.0 if not LOWER_IS_BETTER[name] else -7.0})
+        check_scores({name: 1.0, "loss": -7.0})
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"metric": "mse"}, "scored in mse, the others in accuracy"),
-        ({"test": {"accuracy": float("inf")}}, "its result has no finite test accuracy"),
-        ({"test": {"accuracy": -1e308}}, "its result has no finite test accuracy"),
+        ({"metric": "loss", "test": {"loss": float("inf")}}, "scored in loss, the others in accuracy"),
         ({"test": {"loss": 0.1}}, "its result has no finite test accuracy"),
         ({"test": None}, "its result has no finite test accuracy"),
         ({"seed": 7}, "the folder holds a finetune run with seed 7"),

@@ -8,13 +8,13 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from spt.errors import OutputError
 from spt.runs.folder import RunFolder
 from spt.runs.index import Failure
 from spt.runs.plan import Factor
-from spt.runs.result import Amount, Count, SplitRecord
+from spt.runs.result import Amount, Count, SplitRecord, check_scores, read_problem
 
 SCHEMA = 1  # of a baseline's result.json; raised when a field changes its meaning
 PREFIX = "baseline-"
@@ -47,6 +47,12 @@ class BaselineResult(BaseModel):
     notes: tuple[str, ...] = ()
     environment: dict[str, Any]  # versions
 
+    @model_validator(mode="after")
+    def _scores_are_possible(self) -> "BaselineResult":
+        for scores in (self.val, self.test):
+            check_scores(scores)
+        return self
+
 
 def read_baseline(root: Path, name: str) -> BaselineResult | None:
     """The result, if the baseline is done. Raises OutputError where it cannot be read."""
@@ -56,9 +62,9 @@ def read_baseline(root: Path, name: str) -> BaselineResult | None:
     try:
         result = BaselineResult.model_validate_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        kind = "ValidationError" if isinstance(error, ValidationError) else type(error).__name__
         raise OutputError(
-            f"{path} cannot be read as a baseline's result ({kind}); move the folder away to make it again"
+            f"{path} cannot be read as a baseline's result ({read_problem(error)}); move the folder away to make it "
+            "again"
         ) from error
     if result.format != SCHEMA:
         raise OutputError(f"{path} has format {result.format} of another version of spt, not {SCHEMA}")

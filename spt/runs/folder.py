@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from spt.errors import OutputError, RunInUse, RunTakenOver, hide_secrets
 from spt.runs.claim import LEASE, Claim, Claims, Holder, SystemLock, is_silent, machine
 from spt.runs.files import is_out_of_range, sync, write_json, write_text, writing
-from spt.runs.result import SCHEMA, Result, Stop
+from spt.runs.result import SCHEMA, Result, Stop, read_problem
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class RunFolder:
             result = Result.model_validate_json(path.read_text(encoding="utf-8"))
         except (ValueError, OSError) as error:
             raise OutputError(
-                f"{path} cannot be read as a result ({type(error).__name__}); move the folder away to run it again"
+                f"{path} cannot be read as a result ({read_problem(error)}); move the folder away to run it again"
             ) from error
         if result.format != SCHEMA:
             raise OutputError(f"{path} has format {result.format} of another version of spt, not {SCHEMA}")

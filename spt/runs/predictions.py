@@ -1,14 +1,19 @@
 """`predictions.parquet`: a finished run's answers to its test rows."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from spt.errors import DataError, one_line
 
+if TYPE_CHECKING:
+    import pyarrow
+
 FILE = "predictions.parquet"
+RUN = b"spt_run"  # of the file's metadata: the name of the run's folder
 Columns = Mapping[str, NDArray[Any]]
 
 
@@ -16,8 +21,13 @@ class NotComparable(DataError):
     """Why two runs cannot be compared example by example."""
 
 
+def named(table: "pyarrow.Table", run: str) -> "pyarrow.Table":
+    """The table with the name of the run whose answers it holds."""
+    return table.replace_schema_metadata({RUN: run})
+
+
 def read_columns(path: Path) -> Columns:
-    """The columns of a file of predictions, at least one row of them and none with an empty cell.
+    """The columns of a run's file of predictions, at least one row of them and none with an empty cell.
 
     Raises NotComparable.
     """
@@ -30,6 +40,11 @@ def read_columns(path: Path) -> Columns:
     try:
         with pq.ParquetFile(path) as file:  # read_table would take a folder named `lr=0.1` for a column
             table = file.read()
+        owner = (table.schema.metadata or {}).get(RUN, b"").decode(errors="replace")
+        if owner and owner != re.sub(r"\.old\d+$", "", path.parent.resolve().name):
+            raise NotComparable(
+                f"{where} holds the answers of another run, {owner}; remove it, or put the run's own back"
+            )
         if any(column.null_count for column in table.columns):
             raise NotComparable(f"{where} has empty cells")
         columns = {name: table[name].to_numpy() for name in table.column_names}

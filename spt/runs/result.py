@@ -1,17 +1,21 @@
 """`result.json`: everything a report needs of one finished run."""
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ValidationError,
     field_validator,
     model_serializer,
     model_validator,
 )
+
+from spt.errors import one_line
 
 SCHEMA = 1  # of result.json; raised when a field changes its meaning
 LARGEST = 1e100  # no score or cost is larger: squares of float32 numbers are not, and squares of this still are floats
@@ -113,6 +117,33 @@ class GroupScore(BaseModel):
     score: float | None  # None where it is not defined, as an area of rows that have one class
 
 
+_BOUNDS = {  # of metrics: what no score of that name can be beyond
+    **dict.fromkeys(("accuracy", "accuracy_macro", "balanced_accuracy", "exact_match", "auroc", "auprc"), (0.0, 1.0)),
+    **dict.fromkeys(("f1", "f1_macro", "f1_weighted", "f1_micro"), (0.0, 1.0)),
+    **dict.fromkeys(("mcc", "spearman"), (-1.0, 1.0)),
+    **dict.fromkeys(("mae", "mse", "mape", "log_loss", "perplexity", "bits_per_byte"), (0.0, math.inf)),
+    "r2": (-math.inf, 1.0),
+}
+_ROUNDING = 1e-6
+
+
+def check_scores(scores: Mapping[str, float | None]) -> None:
+    """Raise ValueError for a score that its metric cannot have."""
+    for name, score in scores.items():
+        low, high = _BOUNDS.get(name, (-math.inf, math.inf))
+        if score is not None and not low - _ROUNDING <= score <= high + _ROUNDING:
+            raise ValueError(f"{name} is {score:g}, which no {name} can be")
+
+
+def read_problem(error: Exception) -> str:
+    """Why a file is no result, in a few words."""
+    if not isinstance(error, ValidationError):
+        return one_line(error)
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg']}" if place else first["msg"].removeprefix("Value error, ")
+
+
 class _Environment(BaseModel):
     """The fields of a result's environment that readers rely on."""
 
@@ -174,6 +205,14 @@ class Result(BaseModel):
         _Environment.model_validate(environment)
         json.dumps(environment, allow_nan=False)
         return environment
+
+    @model_validator(mode="after")
+    def _scores_are_possible(self) -> "Result":
+        for scores in (self.val, self.test or {}, {self.metric: self.chance}):
+            check_scores(scores)
+        for group in self.groups:
+            check_scores({self.metric: group.score})
+        return self
 
     @model_validator(mode="after")
     def _total_holds_own(self) -> "Result":

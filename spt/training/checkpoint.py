@@ -60,6 +60,7 @@ class TrainingState(BaseModel):
     waited: int = 0  # evaluations since then
     reductions: int = 0  # of the learning rate, by schedule plateau
     micro_batch: int | None = None  # sequences at once that memory was found to hold; None: no limit was met
+    run: str = ""  # whose it is, by the folder's name; empty where a state is older
     shards: str = ""  # FSDP or DEEPSPEED when the state was saved in parts, which only the same kind can read
     ledger: Ledger = Ledger()
     loss: float = 0.0  # sum of weight times training loss since the last evaluation
@@ -106,6 +107,11 @@ class CheckpointMeta(BaseModel):
     input: dict[str, Any]  # Tokens or Values
     data: dict[str, SplitRecord]
 
+    @property
+    def run(self) -> str:
+        """The name of the folder of the run whose weights these are."""
+        return f"{self.stage}-{self.key}"
+
 
 class TensorMatch(NamedTuple):
     """One line of the table that a transfer prints."""
@@ -135,7 +141,10 @@ def save_state(run: RunFolder, runtime: Runtime, state: TrainingState) -> None:
         run.check()
         with _disk(folder):
             run.sync_metrics()  # resuming goes on behind their lines
-            write_json(beside / "position.json", state.model_copy(update={"shards": shards}).model_dump(mode="json"))
+            write_json(
+                beside / "position.json",
+                state.model_copy(update={"run": run.name, "shards": shards}).model_dump(mode="json"),
+            )
             _settle(beside, folder)
         for old in _steps(run.checkpoints, "step")[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
@@ -197,12 +206,22 @@ def _newest(run: RunFolder) -> tuple[Path, TrainingState] | None:
                 best = run.checkpoints / f"best-{state.best_step:08d}"
                 problem = None if state.best_step == 0 else verify(best)
                 if problem is None:
+                    _check_owner(folder, state.run, run.name)
+                    if state.best_step:
+                        _check_owner(best, _meta(best).run, run.name)
                     return folder, state
                 problem = f"{best.name}: {problem}"
             except (OSError, ValueError):
                 problem = "position.json is damaged"
         logger.warning(f"{folder} cannot be used ({problem}); trying the one before, or starting at the beginning")
     return None
+
+
+def _check_owner(folder: Path, owner: str, run: str) -> None:
+    if owner and owner != run:
+        raise CheckpointError(
+            f"{folder} belongs to another run, {owner}; move {folder.parent} away, then {run} begins without it"
+        )
 
 
 def save_weights(folder: Path, tensors: Mapping[str, Tensor], meta: CheckpointMeta, rows: NDArray[np.uint64]) -> None:
@@ -246,17 +265,25 @@ def _sweep(run: RunFolder) -> None:
             left.unlink(missing_ok=True)
 
 
-def read_meta(folder: Path) -> tuple[CheckpointMeta, NDArray[np.uint64]]:
-    """What these weights are, and the fingerprints of the rows they were trained on. Raises CheckpointError."""
+def read_meta(folder: Path, run: str | None = None) -> tuple[CheckpointMeta, NDArray[np.uint64]]:
+    """What these weights are, and the fingerprints of the rows they were trained on. Raises CheckpointError, also for
+    those of another run than this one, named STAGE-KEY."""
     problem = verify(folder)
     if problem is not None:
         raise CheckpointError(f"the checkpoint {folder} cannot be used: {problem}")
     try:
-        meta = CheckpointMeta.model_validate_json((folder / "about.json").read_text(encoding="utf-8"))
+        meta = _meta(folder)
         with (folder / "rows.npy").open("rb") as file:
-            return meta, read_npy(file, "rows.npy")
+            rows = read_npy(file, "rows.npy")
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint {folder} cannot be used: {error}") from error
+        raise CheckpointError(f"the checkpoint {folder} cannot be used: {one_line(error)}") from error
+    if run is not None and meta.run != run:
+        raise CheckpointError(f"the checkpoint {folder} belongs to another run, {meta.run}, not to {run}")
+    return meta, rows
+
+
+def _meta(folder: Path) -> CheckpointMeta:
+    return CheckpointMeta.model_validate_json((folder / "about.json").read_text(encoding="utf-8"))
 
 
 def load_pretrained(
@@ -336,12 +363,18 @@ def _short(input: dict[str, Any]) -> str:
 
 
 def verify(folder: Path) -> str | None:
-    """Why a checkpoint cannot be trusted, or None: every file must have the checksum it was written with."""
+    """Why a checkpoint cannot be trusted, or None: every file must have the checksum it was written with. Hidden files,
+    which file systems and desktops add, are left out."""
     path = folder / MANIFEST
     if not folder.is_dir():
         return "it is not there"
     try:
         sums = json.loads(path.read_text(encoding="utf-8"))
+        files = {file.relative_to(folder).as_posix() for file in folder.rglob("[!.]*") if file.is_file()} - {MANIFEST}
+        if missing := sorted(sums.keys() - files):
+            return f"{missing[0]} is missing"
+        if unlisted := sorted(files - sums.keys()):
+            return f"{MANIFEST} does not list {unlisted[0]}"
         for name, checksum in sums.items():
             if _checksum(folder / name) != checksum:
                 return f"{name} is damaged"

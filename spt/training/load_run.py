@@ -63,7 +63,7 @@ def load_run(path: Path) -> FinishedRun:
     """
     path, result, job = read_finished_run(path)
     weights = path / "checkpoints" / "best"
-    meta, _ = read_meta(weights)  # damage is reported before the data are read
+    meta, _ = read_meta(weights, f"{result.stage}-{result.key}")  # damage is reported before the data are read
     setup = build_stage(job)
     if {name: split_record(split) for name, split in setup.data.splits.items()} != result.data:
         raise DataError(

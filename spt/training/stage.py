@@ -27,6 +27,7 @@ from spt.errors import (
 )
 from spt.runs.files import replacing
 from spt.runs.folder import RunFolder
+from spt.runs.predictions import FILE, named
 from spt.runs.result import NOT_SELF_PRETRAINING, Ledger, Result
 from spt.runtime import launch
 from spt.runtime.distributed import Runtime, is_lost_peer
@@ -122,7 +123,7 @@ class PretrainedParent:
         self.weights = path / "checkpoints" / "best"
         self.result = result
         try:
-            _, self.rows = read_meta(self.weights)
+            _, self.rows = read_meta(self.weights, f"pretrain-{result.key}")
         except CheckpointError as error:
             raise CheckpointError(f"{error}; move {path} away, then it is made again") from error
 
@@ -391,8 +392,8 @@ def _write_predictions(run: RunFolder, data: TaskData, predictions: Predictions)
     else:
         for k in range(predictions.values.shape[1]):
             columns |= {f"target_{k}": truth[:, k], f"prediction_{k}": predictions.values[:, k]}
-    with replacing(run.path / "predictions.parquet") as beside:
-        pq.write_table(pa.table(columns), beside)
+    with replacing(run.path / FILE) as beside:
+        pq.write_table(named(pa.table(columns), run.name), beside)
 
 
 def _record_stop(run: RunFolder, error: Stopped, rank: int) -> None:
