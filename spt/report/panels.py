@@ -55,7 +55,7 @@ def left_out(count: int, what: str = "rows") -> str:
 def seeds_left_out(counts: Iterable[int]) -> str:
     """Of panels with so many seeds each."""
     most = max(counts, default=0)
-    return f" Of up to {most} seeds a panel the first {MOST_SEEDS} are drawn." if most > MOST_SEEDS else ""
+    return f" Of up to {most:,} seeds a panel the first {MOST_SEEDS} are drawn." if most > MOST_SEEDS else ""
 
 
 def panels_figure(
