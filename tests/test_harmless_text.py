@@ -4,11 +4,14 @@ import csv
 import io
 
 import pytest
+import records
 from test_bad_inputs import call
 
 from spt.cli import output
 from spt.errors import printable
+from spt.report import collect
 from spt.report.format import csv_text
+from spt.report.write import write_report
 
 ESCAPE = "\x1b]0;owned\x07"
 
@@ -40,3 +43,17 @@ def test_a_spreadsheet_takes_no_text_of_a_report_for_a_formula():
     texts = ["=cmd()", "+1+cmd()", "@sum", "-2+3+cmd()", "\tx", "-", "-0.5", "+4.17", "-1e-5", "a=b", -0.5, None]
     cells = [row["a"] for row in csv.DictReader(io.StringIO(csv_text([{"a": text, "b": 0} for text in texts])))]
     assert cells == ["'=cmd()", "'+1+cmd()", "'@sum", "'-2+3+cmd()", "'\tx", *texts[5:10], "-0.5", ""]
+
+
+def test_half_a_surrogate_pair_in_a_runs_file_does_not_stop_a_report(tmp_path):
+    folder = records.compared(tmp_path, [0.5, 0.6], [0.7, 0.8])
+    (tmp_path / "finetune-scratch0/env.json").write_text('{"device": "\\ud800"}')
+    records.start(tmp_path, "finetune-bad", state="failed", reason="\ud800", exit_code=3)
+    cells = [{"row": 0, "arm": "spt", "seed": 2, "run": "finetune-bad", "parent": None}]
+    write_report(collect.read_report([folder, records.plan(tmp_path, cells, "compare-2")]), tmp_path / "out")
+    assert "\\ud800" in (tmp_path / "out/report.md").read_text()
+
+
+def test_a_folder_that_cannot_be_named_in_utf_8_is_refused_before_training(tmp_path):
+    code, _, errors = call(tmp_path, "compare", "quickstart", "--seeds", "1", "--out", "runs\udcff")
+    assert code == 2 and "is not a name in UTF-8" in errors and list(tmp_path.iterdir()) == []

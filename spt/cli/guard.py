@@ -47,9 +47,11 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
             for option, variable in (("data_dir", "SPT_DATA_DIR"), ("workers", "SPT_WORKERS")):
                 if options.get(option) is not None:
                     os.environ[variable] = str(options[option])
+            out = options.get("out")
             for name, group in groups.items():
                 options[name] = group(**{field: options.pop(field) for field in group._fields})
             try:
+                _check_name(out)
                 with forward_messages(notify):
                     if runs and _hand_over(options):
                         return
@@ -100,6 +102,14 @@ def _signature(function: Callable[..., None]) -> tuple[inspect.Signature, dict[s
         ]
     ordered = sorted(parameters, key=lambda p: p.kind)
     return given.replace(parameters=ordered), groups
+
+
+def _check_name(out: object) -> None:
+    """Refuse a folder that neither JSON nor safetensors could name, before anything is trained for it."""
+    try:
+        str(out).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"--out {out} is not a name in UTF-8; choose another") from None
 
 
 def _hand_over(options: dict[str, Any]) -> bool:

@@ -83,7 +83,7 @@ class Guard:
             name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
         whole = os.path.join(os.path.realpath(os.path.dirname(name) or "."), os.path.basename(name))
         inside = any(whole == folder or whole.startswith(folder + os.sep) for folder in self.writable)
-        return None if inside or whole.startswith(("/dev/", "/proc/self/")) else f"{what} outside its folders: {whole}"
+        return None if inside or whole.startswith(("/dev/", "/proc/")) else f"{what} outside its folders: {whole}"
 
 
 def plant(kind: str) -> None:

@@ -313,7 +313,7 @@ def reports(chance: random.Random, work: Path) -> list[Step]:
     steps = [
         Step(("report", study, "--out", "out"), ("out",)),
         Step(("report", study, "--out", "out"), ("out",)),
-        Step(("report", study, "--json")),
+        Step(("report", study, "--json"), (study,)),
         Step(("report", "runs")),
         Step(("study", "status", study)),
         Step(("diff", study, str(chance.choice(folders).relative_to(work)))),
