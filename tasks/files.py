@@ -358,7 +358,7 @@ class _Member(tarfile.TarInfo):
         notes = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
         if self.type in (*notes, tarfile.SOLARIS_XHDTYPE) and self.size > MAX_NOTE:
             raise tarfile.ReadError(f"a note of {self.size:,} bytes")
-        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
+        return super()._proc_member(archive)  # type: ignore[misc]
 
 
 @contextmanager

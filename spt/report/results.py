@@ -28,7 +28,6 @@ from spt.runs.index import Failure, all_runs, comparisons_of
 from spt.runs.plan import ARMS, PLAN, ArmName, Factor, Place, arm_text, factors_text, read_plan
 from spt.runs.result import Result
 
-FORMAT = 1
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 SHORTER = (*BUDGETS, "subset_fraction", "max_rows")  # keys with which a run is no longer the one that was published
 
@@ -70,7 +69,7 @@ class StoredRun(Stored):
 class StoredResult(Stored):
     """The runs of one cell: of a table in a paper, or, without `paper`, of a study of our own."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     paper: str | None = None  # key in published.yaml
     table: Name  # its number; without a paper, the name of the study
     row: Name
@@ -278,7 +277,7 @@ def _stored_runs(comparison: Comparison, arm: ArmName) -> list[StoredRun]:
         if isinstance(outcome, Result):
             total = outcome.total
             cost = {"steps": total.steps, "device_seconds": round(total.device_seconds, 1)}
-            runs.append(StoredRun(**shared, **cost, score=outcome.test[comparison.row.metric]))
+            runs.append(StoredRun(**shared, **cost, score=(outcome.test or {}).get(comparison.row.metric)))
         else:
             runs.append(StoredRun(**shared, steps=0, device_seconds=0, score=None, state=outcome.state))
     return runs

@@ -24,7 +24,7 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock, SoftFileLock, Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 LEASE = 60.0  # seconds without a sign of life after which a run may be taken over
 LONGEST = 86400.0
@@ -206,11 +206,11 @@ class SystemLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: FileLock | None = None
+        self._lock: BaseFileLock | None = None
 
     def acquire(self) -> bool | None:
         """True: it is this process's. False: it is another's. None: there are no locks here."""
-        lock = FileLock(self.path)
+        lock: BaseFileLock = FileLock(self.path)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that it makes do with something else than a lock

@@ -163,7 +163,7 @@ def import_environment() -> dict[str, str]:
 
 
 def _start_group(count: int, arguments: Sequence[str], environ: Mapping[str, str], path: Path) -> int:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     group = {
         **environ,

@@ -379,8 +379,8 @@ def verify(folder: Path) -> str | None:
             if _checksum(folder / name) != checksum:
                 return f"{name} is damaged"
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        missing = getattr(error, "filename", None)
-        return f"{Path(missing).name} is missing" if missing else f"{MANIFEST} is damaged"
+        gone = getattr(error, "filename", None)
+        return f"{Path(gone).name} is missing" if gone else f"{MANIFEST} is damaged"
     return None
 
 
