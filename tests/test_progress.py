@@ -92,7 +92,26 @@ def test_failed_and_reused_runs_are_no_work_done(tmp_path, seconds):
         seconds[jobs[0].name] = 7.0  # was there before
         assert shown.seconds_left() is None
         shown.end(jobs[1], failed=True)
-        assert shown.seconds_left() is None and shown._facts() == "1 of them failed"
+        assert shown.seconds_left() is None and shown._facts(None) == "1 of them failed"
+
+
+def test_an_estimate_after_a_run_computes_no_settings_again(tmp_path, seconds, monkeypatch):
+    """Of thousands of runs that are left that took seconds, after every one of them."""
+    one = loaded(tmp_path)
+    jobs = [Job(one, "finetune", seed) for seed in range(7)]
+    asked: list[int] = []
+    settings = Job.settings
+    shown = StudyProgress(tmp_path, planned)
+    with shown.over(jobs, len(jobs)):
+        for count, job in enumerate(jobs[:5], 1):
+            seconds[job.name] = [9.0, 1.0, 5.0, 2.0, 4.0][count - 1]
+            shown.end(job)
+            assert shown.seconds_left() == pytest.approx((7 - count) * [9.0, 5.0, 5.0, 3.5, 4.0][count - 1]), (
+                "the median"
+            )
+            if count == 1:
+                monkeypatch.setattr(Job, "settings", lambda job: asked.append(job.seed) or settings(job))
+    assert not asked
 
 
 def test_what_cannot_be_planned_has_no_estimate(tmp_path, seconds):
@@ -172,8 +191,8 @@ def test_here_and_by_workers_the_same_is_said(tmp_path, capfd):
     kept: list[dict] = []
 
     class Kept(StudyProgress):
-        def _keep_estimate(self) -> None:
-            super()._keep_estimate()
+        def _keep_estimate(self, left: float | None) -> None:
+            super()._keep_estimate(left)
             kept.append(json.loads((tmp_path / "progress.json").read_text()))
 
     for where, make in (

@@ -147,6 +147,11 @@ class Job:
     def key(self) -> str:
         return digest({**self.settings(), "seed": self.seed, "parent": self.parent_key})
 
+    @cached_property  # likewise: of every run that is left, whenever one has ended
+    def configuration(self) -> str:
+        """Equal for the seeds of one configuration: what results have as `settings`."""
+        return digest(self.settings())
+
     @property
     def name(self) -> str:
         """The run folder's name."""

@@ -1,10 +1,12 @@
 """What jobs will cost, before they are run: rows, steps, operations, and seconds measured on this machine."""
 
+import bisect
 import contextlib
 import json
 import logging
 import os
 import statistics
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -108,7 +110,7 @@ class RuntimeForecast:
 
     def __init__(self, root: Path | None = None) -> None:
         """From all in this folder, if one is named, and from those that it is told of."""
-        self._seconds_per_flop: dict[tuple[str, ...], list[float]] = {}
+        self._seconds_per_flop: dict[tuple[str, ...], list[float]] = {}  # in order of size
         for path in [] if root is None else root.glob("*/result.json"):
             with contextlib.suppress(OutputError):
                 result = RunFolder(path.parent.parent, path.parent.name).result()
@@ -119,12 +121,18 @@ class RuntimeForecast:
         """A run that took its seconds for so many operations."""
         if flops > 0:
             for key in ((result.settings,), (result.stage, result.task, result.model)):
-                self._seconds_per_flop.setdefault(key, []).append(result.own.seconds / flops)
+                bisect.insort(self._seconds_per_flop.setdefault(key, []), result.own.seconds / flops)
 
     def seconds(self, job: Job, flops: float) -> float | None:
         """None where nothing like it has been run here."""
-        for key in ((digest(job.settings()),), (job.stage, job.resolved.task_name, job.resolved.model_name)):
+        for key in ((job.configuration,), (job.stage, job.resolved.task_name, job.resolved.model_name)):
             if key in self._seconds_per_flop:
-                seconds = statistics.median(self._seconds_per_flop[key]) * flops
+                seconds = _median(self._seconds_per_flop[key]) * flops
                 return seconds if job.train.max_hours is None else min(seconds, job.train.max_hours * 3600)
         return None
+
+
+def _median(ordered: Sequence[float]) -> float:
+    """Of numbers in order of size: asked for after every run, it must not sort those of thousands."""
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

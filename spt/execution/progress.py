@@ -66,7 +66,7 @@ class StudyProgress:
             self._most[job.name] = update.left
         self._board.show(who, update)
         if self._board.has_bars:
-            self._board.note_runs(self._facts())
+            self._board.note_runs(self._facts(self.seconds_left()))
 
     def remove(self, who: object) -> None:
         self._board.remove(who)
@@ -78,8 +78,9 @@ class StudyProgress:
         if not failed:
             self._observe(job)
         self._estimate()
-        self._board.count_run(self._facts())
-        self._keep_estimate()
+        left = self.seconds_left()
+        self._board.count_run(self._facts(left))
+        self._keep_estimate(left)
 
     def look(self, jobs: Sequence[Job]) -> None:
         """Runs that others make: their files tell how many are at work and how far those are."""
@@ -116,21 +117,24 @@ class StudyProgress:
         seconds, operations = self._observed
         self._seconds = {}
         if operations:
+            known: dict[tuple[str, float], float | None] = {}  # of a configuration: its seeds are alike
             for name, job in self._left.items():
                 flops = self._flops[name]
                 if flops is not None:
-                    known = self._forecast.seconds(job, flops)
-                    self._seconds[name] = seconds / operations * flops if known is None else known
+                    key = (job.configuration, flops)
+                    if key not in known:
+                        known[key] = self._forecast.seconds(job, flops)
+                    estimate = known[key]
+                    self._seconds[name] = seconds / operations * flops if estimate is None else estimate
 
-    def _facts(self) -> str:
-        left = self.seconds_left()
+    def _facts(self, left: float | None) -> str:
         failed = f"{self._failed} of them failed" if self._failed else ""
         return ", ".join(filter(None, [failed, "" if left is None else f"{about(left)} left"]))
 
-    def _keep_estimate(self) -> None:
+    def _keep_estimate(self, left: float | None) -> None:
         if self._folder is not None:
             with contextlib.suppress(OutputError):  # the runs themselves will say that the disk is full
-                write_json(self._folder / PROGRESS, {"time": time.time(), "left": self.seconds_left()})
+                write_json(self._folder / PROGRESS, {"time": time.time(), "left": left})
 
     def _forget_estimate(self) -> None:
         if self._folder is not None:
