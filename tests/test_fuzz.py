@@ -58,6 +58,30 @@ def test_changed_runs_checkpoints_and_reports_end_in_results_or_sentences(target
     assert fuzz(["--target", target, "--count", "20"]) == (["20 cases, 0 failures"], [0])
 
 
+UNCHANGED = """
+import pathlib, sys
+from tests.fuzz.__main__ import judge, mutations, process, targets
+state = pathlib.Path(sys.argv[1])
+process.prepare(state / "home")
+targets.run_base(state / "base")
+work = state / "base/work"
+run, scratch = str(targets.spt_run(work)), str(targets.scratch_run(work))
+(study,) = (str(path.relative_to(work)) for path in (work / "runs").glob("compare-*"))
+for words, *writes in targets.readers(run, run, scratch, study, str(targets.parent(work))):
+    ended = process.run(process.Step(words, *writes), state / "base", 60)
+    if words[1] != "kernels":  # which this model has none of
+        assert ended.code == 0 and not judge.problems_of(ended, [], []), (words, ended)
+"""
+
+
+@pytest.mark.slow
+def test_on_unchanged_inputs_every_command_succeeds_under_the_guard(tmp_path):
+    """Else the guard itself would be what cases end with."""
+    command = [sys.executable, "-c", UNCHANGED, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("code", "err", "problem"),
     [

@@ -198,6 +198,8 @@ def overrides(chance: random.Random, work: Path) -> list[Step]:
         ["compare", recipe, *given, "--dry-run", "--out", "out"],
         ["data", "check", "custom", "path=rows.csv", *(text.removeprefix("task.") for text in given)],
     ]
+    if any(text.startswith("task.name=") for text in given):
+        commands = commands[:1]  # some tasks generate their rows for minutes
     return [Step(tuple(chance.choice(commands)), ("out",))]
 
 
