@@ -217,6 +217,18 @@ def test_no_locks_are_noticed(run, monkeypatch, error):
     assert run.is_available()
 
 
+def test_a_file_that_stands_for_a_lock_is_none(run, monkeypatch):
+    """It would outlive a killed process."""
+
+    def flock(*_):
+        raise OSError(errno.ENOSYS, "no flock here")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with run.locked():
+        assert not RunFolder(run.path.parent, run.name).is_available()
+    assert run.is_available() and not run._lock.path.exists()
+
+
 def test_a_claim_that_cannot_be_made_leaves_no_lock(run, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "no space")
