@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pickle
 import re
 import shutil
@@ -618,6 +619,26 @@ def test_a_node_that_fails_gets_no_more_jobs(tmp_path, two_nodes, messages, requ
     assert len(again) == (0 if requeued else 1)
     assert make_here(jobs, tmp_path / "here", SETTINGS, tmp_path) == []
     same_runs(tmp_path / "here", root)
+
+
+@pytest.mark.slurm
+def test_a_process_that_is_killed_ends_its_run(tmp_path, two_nodes):
+    """Nobody waits for it, and what the run had saved is used by the next command."""
+    jobs = requests(spt_job(own_task(tmp_path, **LONG)))
+    root, study = tmp_path / "runs", tmp_path / "study"
+    ids = submit(jobs, root, study, WIDE)
+    run = RunFolder(root, jobs[0].job.parent.name)
+    until(lambda: saved(run) > 20)
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words, variables = ((path / name).read_bytes().split(b"\0") for name in ("cmdline", "environ"))
+            if os.fsencode(study / "slurm") in words and b"SLURM_PROCID=1" in variables and b"srun" not in words:
+                os.kill(int(path.name), signal.SIGKILL)
+    failed = reasons(run_on_slurm(jobs, root, SETTINGS, WIDE, study))
+    assert re.search(rf"(another process of its run ended|was killed); see .*{ids[run.name]}_", failed[run.name])
+    assert failed[jobs[0].job.name] == f"{PARENT_FAILED} {failed[run.name]}", logs(study)
+    step = saved(run)
+    assert run_on_slurm(jobs, root, SETTINGS, WIDE, study) == [] and step > 20, logs(study)
 
 
 @pytest.mark.slurm

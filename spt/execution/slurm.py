@@ -474,7 +474,8 @@ class _JobWatch:
             return
         names = ", ".join(sorted(failed))
         which, whose = (f"node {names}", "its") if len(failed) == 1 else (f"nodes {names}", "their")
-        usable = {name for name, state in node_states(partition=self.slurm.partition).items() if not is_down(state)}
+        states = node_states(partition=self.slurm.partition)
+        usable = {name for name, state in states.items() if not is_down(state) and not state.startswith("drain")}
         if not usable - self.failed_nodes:
             logger.warning(f"{which} failed; {whose} jobs wait until Slurm has another node")
             return
@@ -605,8 +606,8 @@ def node_states(nodes: str | None = None, partition: str | None = None) -> dict[
 
 
 def is_down(state: str) -> bool:
-    """Does a node in this state take no jobs because something is wrong with it? `*`: it does not answer."""
-    return state.startswith(("down", "drain", "fail")) or state.endswith("*")
+    """Has a node in this state failed? `*`: it does not answer. A drained one has not: it ends what it does."""
+    return state.startswith(("down", "fail")) or state.endswith("*")
 
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")
