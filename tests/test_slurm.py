@@ -37,6 +37,7 @@ from spt.execution.slurm import (
     unfinished_jobs,
 )
 from spt.runs.folder import RunFolder
+from spt.runtime import signals
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
 
@@ -477,6 +478,14 @@ def test_signals_save_the_state_and_then_mean_what_slurm_means(tmp_path, monkeyp
         assert signal.getsignal(signal.SIGTERM) is before[1]
     finally:
         signal.signal(signal.SIGUSR2, before[0])
+
+
+def test_the_signal_of_a_time_limit_ends_no_worker():
+    """Slurm sends it to every process of a job; a pack's own process answers, and has its workers save."""
+    with signals.withhold_usr2():
+        child = subprocess.Popen(["sleep", "0.2"])
+    child.send_signal(signal.SIGUSR2)
+    assert child.wait() == 0 and signal.SIGUSR2 not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_of_several_processes_the_first_queues_the_job_again(monkeypatch):
