@@ -211,6 +211,19 @@ def test_a_failure_is_listed_and_the_rest_is_made(tmp_path, monkeypatch):
     assert all(isinstance(baseline_outcome(root, job.folder), BaselineResult) for job in jobs)
 
 
+def test_what_is_not_begun_by_the_deadline_is_left_out_with_words(tmp_path, caplog):
+    caplog.set_level("INFO")
+    jobs, root = jobs_of(tmp_path, ["boosting", "linear_probe", "majority"]), tmp_path / "runs"
+    assert make_baselines(jobs, root, deadline=0.0) == {}
+    done = [isinstance(baseline_outcome(root, job.folder), BaselineResult) for job in jobs]
+    assert done == [False, False, True]
+    assert (
+        "left out, since the time is up: linear_probe, boosting; the same command makes what is missing" in caplog.text
+    )
+    make_baselines(jobs, root)
+    assert all(isinstance(baseline_outcome(root, job.folder), BaselineResult) for job in jobs)
+
+
 def test_an_interrupted_baseline_leaves_no_result_and_is_made_again(tmp_path, monkeypatch):
     def interrupted(data, metric, seed):
         raise KeyboardInterrupt

@@ -127,16 +127,15 @@ def plan(
     for models, seeds, enough in tries:
         if (found := fitting(models, seeds, enough)) is not None:
             return found
+    left = f"{budget_text(seconds)} of the budget are left for training"
     needed = cost(order[-1], 1, least) / SHARE
     wanted = cost(order[-2] if order[1:] else order[-1], fewest, least) / SHARE
     if splits > 1:
         raise UsageError(
-            f"--budget {budget_text(seconds)}: one model ({order[-1][0].name}) on {splits} splits takes about "
-            f"{budget_text(needed)}, and two models {budget_text(wanted)}; --budget {budget_text(wanted)}, or fewer "
-            "--splits"
+            f"{left}: one model ({order[-1][0].name}) on {splits} splits takes about {budget_text(needed)}, and two models "
+            f"{budget_text(wanted)}; --budget {budget_text(wanted)}, or fewer --splits"
         )
     raise UsageError(
-        f"--budget {budget_text(seconds)}: one model with one seed ({order[-1][0].name}) takes about "
-        f"{budget_text(needed)}, and two models with three seeds, which could decide something, {budget_text(wanted)}; "
-        f"--budget {budget_text(wanted)}"
+        f"{left}: one model with one seed ({order[-1][0].name}) takes about {budget_text(needed)}, and two models "
+        f"with three seeds, which could decide something, {budget_text(wanted)}; --budget {budget_text(wanted)}"
     )

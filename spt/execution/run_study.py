@@ -121,7 +121,7 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
     without = 0
     if grid.baselines and (target.part is None or target.part[0] == 1):  # of several parts one makes them
         jobs = [each.job for each in grid.baselines]
-        without = runtime.on_main(lambda: len(make_baselines(jobs, root, restart)))
+        without = runtime.on_main(lambda: len(make_baselines(jobs, root, restart, target.deadline)))
     return folder, len({run.job.name for run in failed}) + without
 
 
