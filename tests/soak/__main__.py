@@ -10,6 +10,7 @@ line that says how they grow.
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def main() -> int:
             command.add_argument("--jobs", type=int, default=1)
             command.add_argument("--every", type=float, default=2.0, help="seconds between two samples")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))  # the command that is sampled ends too
     return options.run(options)
 
 
