@@ -8,20 +8,47 @@ from spt.runtime import signals
 if __name__ == "__main__":
     signals.install()  # here, since already the imports take a moment
 
+import contextlib
 import io
 import os
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from spt import __version__
 from spt.cli import baselines, bench, data, inference, inspect, recipes, report, results, study, system, train, try_data
-from spt.errors import UsageError, printable
+from spt.errors import UsageError, displayable
 from spt.runtime import launch
+
+
+class Commands(TyperGroup):
+    """The commands; complaints about arguments repeat them as they can be shown."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _displayable_complaints():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, context: Any) -> Any:
+        with _displayable_complaints():
+            return super().invoke(context)
+
+
+@contextlib.contextmanager
+def _displayable_complaints() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a class of typer's that only newer versions export
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = displayable(message)  # type: ignore[attr-defined]
+        raise
+
 
 app = typer.Typer(
     name="spt",
+    cls=Commands,
     help="Compare sequence models fairly: self-pretrain on the task's own training inputs, finetune, report the gain.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -69,7 +96,7 @@ def main() -> None:
         launch.join_slurm()
         launch.check_group()
     except UsageError as error:
-        print(f"spt: {printable(str(error))}", file=sys.stderr)
+        print(f"spt: {displayable(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     if launch.rank() > 0:  # of several processes the first one speaks
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -36,11 +36,39 @@ _SECRET_NAME = re.compile(
 _ASSIGNMENT = re.compile(r"(?<![\w.])(\w{1,99})=(?!['\"]?\$)('[^']*'|\"[^\"]*\"|[^\s'\"]+)")
 _IN_URL = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")  # user:password, or a token alone
 
+LONGEST_WORD, LONGEST_LINE = 400, 4000  # characters that are displayed whole: paths and lists of names are shorter
+# Of control characters all but tab and new line, with what turns the direction of a line or ends it, and what UTF-8 has
+# no bytes for (file names may hold it).
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
+_LONG_LINE = re.compile(rf".{{{LONGEST_LINE + 1},}}")
+
+
+def visible(text: str) -> str:
+    """Text of unknown origin without characters that act on a terminal or break a file: they are written as escapes."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+def displayable(text: str) -> str:
+    """Visible text of unknown origin, what is very long without its middle."""
+    text = visible(text)
+    if len(text) <= LONGEST_WORD:
+        return text
+    return _LONG_LINE.sub(_ends, _LONG_WORD.sub(_ends, text))
+
+
+def _ends(found: re.Match[str]) -> str:
+    long = found[0]
+    return f"{long[:100]}…{long[-40:]} ({len(long):,} characters)"
+
 
 class SptError(Exception):
     """Something the user can act on: the message is one sentence, no traceback is shown."""
 
     exit_code = 1
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(displayable(str(message)))
 
     def __str__(self) -> str:
         return hide_secrets(super().__str__())
@@ -130,7 +158,7 @@ class Interrupted(Stopped, KeyboardInterrupt):
 def one_line(error: BaseException) -> str:
     """Kind and first line of somebody else's error, for a sentence of ours."""
     first = hide_secrets(str(error).strip()).partition("\n")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return displayable(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
 def hide_secrets(text: str) -> str:
@@ -165,15 +193,6 @@ def _secrets() -> list[str]:
             continue
         found |= values | {unquote(each) for each in values}
     return sorted((each for each in found if len(each) >= SHORTEST), key=len, reverse=True)
-
-
-# What a terminal acts on rather than shows, and what makes text read in another order than it is written.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-
-def printable(text: str) -> str:
-    """Text from a user's file or argument, for a terminal: control characters are written out, as `\\x1b`."""
-    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

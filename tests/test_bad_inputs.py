@@ -461,6 +461,28 @@ def test_commands_that_make_no_sense(folder, arguments, code, words):
     refused(folder, code, words, *arguments)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("show", "NAME"),
+        ("show", "r.yaml", "NAME=1"),
+        ("show", "r.yaml", "task.name=NAME"),
+        ("show", "r.yaml", "model.norm=NAME"),
+        ("NAME",),
+        ("show", "--NAME"),
+        ("compare", "r.yaml", "--seeds", "NAME"),
+        ("compare", "r.yaml", "--num-processes", "NAME"),
+        ("report", "NAME"),
+    ],
+)
+def test_long_names_and_control_characters_are_not_echoed(folder, arguments):
+    recipe(folder, task=TOY)
+    code, output, errors = call(folder, *(part.replace("NAME", "x" * 100_000) for part in arguments))
+    assert code in (2, 7) and len(output + errors) < 6000 and "Traceback" not in errors, errors[:500]
+    code, output, errors = call(folder, *(part.replace("NAME", "x\x1b[31m") for part in arguments))
+    assert code in (2, 3) and "\x1b" not in output + errors, errors
+
+
 def test_a_network_that_memory_cannot_hold(folder, monkeypatch):
     monkeypatch.setattr(build, "machine_memory", lambda: 10_000)
     refused(folder, 2, "weights, gradients and AdamW's state take more than", "show", recipe(folder, task=TOY))

@@ -8,7 +8,7 @@ import records
 from test_bad_inputs import call
 
 from spt.cli import output
-from spt.errors import printable
+from spt.errors import visible
 from spt.report import collect
 from spt.report.format import csv_text
 from spt.report.write import write_report
@@ -26,7 +26,7 @@ ESCAPE = "\x1b]0;owned\x07"
     ],
 )
 def test_control_characters_are_written_out(text, shown):
-    assert printable(text) == shown
+    assert visible(text) == shown
 
 
 def test_errors_and_tables_hold_no_control_characters(tmp_path, capsys):

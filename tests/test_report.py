@@ -1,10 +1,12 @@
 """Reports over hand-made runs: exact differences, honest verdicts, and no run that goes missing."""
 
+import contextlib
 import csv
 import io
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +15,14 @@ from typing import Any, get_args
 import pytest
 from records import FINETUNING, MIB, SPLITS, compared, finish, plan, row_of, shown, start
 
+from spt.cli.output import console
 from spt.config.recipe import LOWER_IS_BETTER, Metric
 from spt.errors import DataError, OutputError, UsageError
-from spt.report import collect, curves, machine, markdown, published, write
+from spt.report import collect, curves, format, machine, markdown, published, terminal, write
 from spt.report.collect import Report
 from spt.runs.files import write_json
 from spt.runs.folder import RunFolder
-from spt.runs.result import LARGEST, Ledger, check_scores
+from spt.runs.result import LARGEST, GroupScore, Ledger, check_scores
 
 
 @pytest.fixture(autouse=True)
@@ -320,6 +323,42 @@ def test_a_planned_seed_without_any_cell_is_missed(tmp_path: Path) -> None:
     ]
 
 
+def test_names_end_harmless_in_every_file(tmp_path: Path) -> None:
+    """Control characters, markup, formulas and very long names, from files that somebody else may have written."""
+    name = "=1+2\x1b[31m<script>x</script>[x](http://e.x)`$\\input{x}\u202e\x00\udcff[red]"
+    long = "m" * 100_000
+    strange = {"recipe": name, "task": name, "model": long, "notes": (name,), "classes": (name, "b")}
+    strange |= {"confusion": ((1, 2), (3, 4)), "groups": (GroupScore(name=name, rows=3, score=0.5),)}
+    cells = [finish(tmp_path, arm, seed, 0.7, **strange) for arm in ("scratch", "spt") for seed in range(3)]
+    named = {"name": name.replace("\udcff", ""), "task": "digits", "model": long}
+    report = collect.read_report([plan(tmp_path, cells, rows=[named], command=f"spt {long}")])
+    paths = write.write_report(report, tmp_path / "out", with_figures=True)
+    texts = {path.name: path.read_text(encoding="utf-8") for path in paths if path.suffix != ".png"}
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        console().print(terminal.terminal(report))
+    texts["terminal"] = output.getvalue()
+    for file, text in texts.items():
+        assert not set("\x1b\u202e\x00") & set(text), file
+        assert "m" * 1000 not in text, file
+    assert "<script>x" not in texts["report.html"] + texts["forest.svg"]
+    prose = re.sub(r"(?<!\\)`[^`]*`", "", texts["report.md"])  # without code, in which nothing is a link
+    assert not re.search(r"(?<!\\)\]\(http", prose)
+    assert "\\input{" not in texts["report.tex"]
+    for file in (name for name in texts if name.endswith(".csv")):
+        assert not any(cell.startswith("=") for line in csv.reader(io.StringIO(texts[file])) for cell in line), file
+    assert "[red]" in texts["terminal"]
+
+
+@pytest.mark.parametrize("cell", ["-", "-1.5", "+1.20", "-1.20 to +3.00", "+3.1 %", "a=b", 3, None, "1e-3", "-1e-05"])
+def test_cells_that_are_no_formula_stay(cell: Any) -> None:
+    assert format.csv_cell(cell) == cell
+
+
+@pytest.mark.parametrize("cell", ["=1+2", "@sum(1)", "+cmd|x", "-2+3", "-1 to A1", "\t=1", "\r=1", "-(1)"])
+def test_cells_that_begin_like_a_formula_are_text(cell: str) -> None:
+    assert format.csv_cell(cell) == f"'{cell}"
+
+
 @pytest.mark.parametrize("score", [7, -0.1, float("inf"), -1e308])
 @pytest.mark.parametrize("place", ["test", "val"])
 def test_a_score_that_the_metric_cannot_have_is_refused(tmp_path: Path, place: str, score: float) -> None:
@@ -543,7 +582,7 @@ def test_terminal_fits_80_columns_and_puts_the_verdict_first(tmp_path: Path) -> 
 def test_markdown_tables_hold_every_column(tmp_path: Path) -> None:
     text = markdown.markdown(several(tmp_path))
     tables = [line for line in text.splitlines() if line.startswith("|")]
-    assert "loss \\| nan [red]" in text
+    assert "loss \\| nan \\[red\\]" in text
     columns = 0
     for line, after in zip(tables, [*tables[1:], ""], strict=True):
         columns = line.count("|") if after.startswith("|---") else columns

@@ -132,8 +132,8 @@ def plan(
     wanted = cost(order[-2] if order[1:] else order[-1], fewest, least) / SHARE
     if splits > 1:
         raise UsageError(
-            f"{left}: one model ({order[-1][0].name}) on {splits} splits takes about {budget_text(needed)}, and two models "
-            f"{budget_text(wanted)}; --budget {budget_text(wanted)}, or fewer --splits"
+            f"{left}: one model ({order[-1][0].name}) on {splits} splits takes about {budget_text(needed)}, and "
+            f"two models {budget_text(wanted)}; --budget {budget_text(wanted)}, or fewer --splits"
         )
     raise UsageError(
         f"{left}: one model with one seed ({order[-1][0].name}) takes about {budget_text(needed)}, and two models "

@@ -18,7 +18,7 @@ from spt.config.overrides import flatten
 from spt.config.recipe import ResolvedRecipe, Section
 from spt.data.batching import collate
 from spt.data.fingerprints import overlap
-from spt.errors import UsageError, one_line
+from spt.errors import UsageError, displayable, one_line
 from spt.report.published_settings import published_settings
 from spt.rng import Draw
 from spt.training.budget import mean_flops, plan_steps
@@ -234,7 +234,7 @@ def render(overview: dict[str, Any]) -> Any:
     values = table(f"recipe {overview['recipe']}", "key", "value", "origin")
     for row in overview["values"]:
         origin = Text(row["origin"], style="dim" if row["origin"] == "default" else "")
-        values.add_row(row["key"], json.dumps(row["value"]).strip('"'), origin)
+        values.add_row(row["key"], displayable(json.dumps(row["value"]).strip('"')), origin)
     network = f"\nparameters  {overview['parameters']['total']:,} of the finetuned network"
     if published := overview["published parameters"]:
         network += f"; {published['ours']:,} without the vector of hidden steps, the published {published['printed']}"

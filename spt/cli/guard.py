@@ -21,9 +21,9 @@ from spt.errors import (
     SptError,
     Stopped,
     UsageError,
+    displayable,
     hide_secrets,
     one_line,
-    printable,
 )
 from spt.runtime import launch
 from spt.runtime.progress import forward_messages
@@ -157,7 +157,7 @@ def _fail(message: str, code: int, debug: bool = False, alone: bool = False, qui
     if debug:
         print(hide_secrets(traceback.format_exc()), end="", file=sys.stderr)
     if first and not (launch.is_child() and code in (Stopped.exit_code, Interrupted.exit_code)):  # its parent says it
-        print(f"spt: {printable(hide_secrets(message))}", file=sys.stderr, flush=True)
+        print(f"spt: {displayable(hide_secrets(message))}", file=sys.stderr, flush=True)
     if several and launch.rank() > 0:
         launch.wait_for_code(1.0)  # the launcher ends all processes with the first: let process 0 say what happened
     raise typer.Exit(code)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from spt.errors import printable
+from spt.errors import displayable, visible
 from spt.runtime import launch
 
 _results: TextIO | None = None  # standard output, while it is kept for results
@@ -40,12 +40,12 @@ def results_only() -> Iterator[None]:
 def notify(text: str) -> None:
     """A message for people, on standard error; of several processes the first alone shows it."""
     if launch.rank() == 0:
-        print(printable(text), file=sys.stderr, flush=True)
+        print(displayable(text), file=sys.stderr, flush=True)
 
 
 def show(text: str) -> None:
     """A result, as text."""
-    print(printable(text))
+    print(visible(text))
 
 
 def print_json(value: Any) -> None:
@@ -63,10 +63,11 @@ def console() -> Any:
             raise BrokenPipeError
 
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            """Whatever is printed: nothing that a name or a cell holds acts on the terminal."""
             for segment in super().render(renderable, options):
-                yield segment if segment.control else Segment(printable(segment.text), segment.style)
+                yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
-    return Terminal(width=max(Console().width, 80))
+    return Terminal(width=max(Console().width, 80), markup=False, emoji=False)
 
 
 def print_table(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:

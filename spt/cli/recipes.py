@@ -112,7 +112,7 @@ def list_models(as_json: JsonOption = False, debug: DebugOption = False) -> None
     shown = console()
     shown.print(line({key: key for key in facts}), style="bold", soft_wrap=True)
     for row, cell in zip(rows, cells, strict=True):
-        shown.print(line(cell), highlight=False, markup=False, soft_wrap=True)
+        shown.print(line(cell), highlight=False, soft_wrap=True)
         shown.print(Padding(Text(row["description"], style="dim"), (0, 0, 0, widths["name"] + 2)))
 
 

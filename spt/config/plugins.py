@@ -74,7 +74,7 @@ def _ours(kind: Kind) -> list[Listing]:
 
 def _is_ours(kind: Kind, name: str) -> bool:
     files = (_folder(kind) / f"{name}.py", _folder(kind) / name / "__init__.py") if name.isidentifier() else ()
-    return any(path.is_file() and _described(kind, path) for path in files)
+    return any(os.path.isfile(path) and _described(kind, path) for path in files)  # false for a name too long
 
 
 def _folder(kind: Kind) -> Path:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spt.errors import OutputError, UsageError
+from spt.report.format import csv_cell
 from spt.runs.files import check_writable, replacing
 from spt.runtime.signals import cleanup
 
@@ -87,9 +88,10 @@ class CsvWriter:
 
     def write(self, columns: Columns) -> None:
         if not self.begun:
-            self.table.writerow(columns)
+            self.table.writerow(map(csv_cell, columns))
             self.begun = True
-        self.table.writerows(zip(*map(_texts, columns.values()), strict=True))
+        rows = zip(*map(_texts, columns.values()), strict=True)
+        self.table.writerows(map(csv_cell, row) for row in rows)
 
     def close(self) -> None:
         pass

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from spt.runs.plan import factors_text, setting_text
 
-# Anything after the first sign but a number, or a sign alone.
-_FORMULA = re.compile(r"[=+@\t\r-](?!$|[\d.,]+([eE][+-]?\d+)?\s*%?$)")
 ARM = {"scratch": "scratch", "spt": "SPT"}  # as displayed
 
 
@@ -48,12 +46,17 @@ def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
     if lines:
         writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows({key: _cell(value) for key, value in line.items()} for line in lines)
+        writer.writerows({name: csv_cell(value) for name, value in line.items()} for line in lines)
     return file.getvalue()
 
 
-def _cell(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+FORMULA = re.compile(r"[=@\t\r]|[+-](?!(?:[\d.,]+(?:e[+-]?\d+)?(?: %| to [+-]?[\d.,]+(?:e[+-]?\d+)?)?)?$)")
+
+
+def csv_cell(value: Any) -> Any:
+    """A value as a cell of a CSV file: a spreadsheet would compute a text that begins like a formula, so it gets an
+    apostrophe before it; numbers and intervals stay as they are."""
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 def abbreviate(names: Sequence[str], most: int = 3) -> str:

@@ -1,5 +1,6 @@
 """A report as Markdown."""
 
+import re
 from collections.abc import Sequence
 
 from spt.report.collect import Report
@@ -16,7 +17,7 @@ def markdown(report: Report, pictures: Sequence[tuple[str, str]] = ()) -> str:
         lines += [f"**{_plain(row.label)}**: {_plain(row.verdict)}.", ""]
         lines += [f"- **WARNING: {_plain(remark)}**" for remark in row.warnings]
         lines += [f"- {_plain(remark)}" for remark in remarks(row)]
-        lines += [f"- recipe `{row.recipe}`" + (f", command `{row.command}`" if row.command else ""), ""]
+        lines += [f"- recipe {_code(row.recipe)}" + (f", command {_code(row.command)}" if row.command else ""), ""]
     lines += _statement_lines(conclusions(report))
     lines += [line for remark in report.warnings for line in (f"**WARNING: {_plain(remark)}**", "")]
     lines += [line for remark in report.notes for line in (_plain(remark), "")]
@@ -39,12 +40,17 @@ def _statement_lines(statements: Sequence[Statement]) -> list[str]:
 
 
 def _markdown_table(table: ReportTable) -> list[str]:
-    lines = [f"## {table.title}", "", "| " + " | ".join(map(_plain, table.header)) + " |"]
+    lines = [f"## {_plain(table.title)}", "", "| " + " | ".join(map(_plain, table.header)) + " |"]
     lines.append("|" + "|".join("---" if i < table.text_columns else "---:" for i in range(len(table.header))) + "|")
     lines += ["| " + " | ".join(map(_plain, line)) + " |" for line in table.body]
     return [*lines, "", *([_plain(table.caption), ""] if table.caption else [])]
 
 
 def _plain(text: str) -> str:
-    """Text that cannot break a Markdown table or start a tag."""
-    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    """Text that cannot break a Markdown table, start a tag, or become a link or a picture."""
+    return re.sub(r"[\\|`\[\]]", r"\\\g<0>", " ".join(text.split())).replace("<", "&lt;")
+
+
+def _code(text: str) -> str:
+    """Text as code, which a backtick in it would end."""
+    return f"`{' '.join(text.split()).replace('`', chr(39))}`"

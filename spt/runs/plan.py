@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from spt.errors import DataError
+from spt.errors import DataError, displayable
 
 ArmName = Literal["scratch", "spt"]
 ARMS: tuple[ArmName, ...] = get_args(ArmName)
@@ -23,8 +23,22 @@ PLAN = "study.json"
 PROGRESS = "progress.json"  # while a study is carried out: the time that is left, and when that was estimated
 
 
+def displayable_text(value: Any) -> Any:
+    """A text, or a tuple that holds some, as it can be shown to people; anything else as it is."""
+    if type(value) is tuple:
+        return tuple(displayable(part) if isinstance(part, str) else part for part in value)
+    return displayable(value) if isinstance(value, str) else value
+
+
 class Record(BaseModel):
+    """What a plan or a report says, with texts that are read from files made fit for people."""
+
     model_config = ConfigDict(frozen=True)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _displayable(cls, value: Any) -> Any:
+        return displayable_text(value)
 
 
 class Total(Record):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -15,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from spt.errors import one_line
+from spt.errors import displayable, one_line
 
 SCHEMA = 1  # of result.json; raised when a field changes its meaning
 LARGEST = 1e100  # no score or cost is larger: squares of float32 numbers are not, and squares of this still are floats
@@ -112,7 +113,7 @@ class GroupScore(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    name: str
+    name: Annotated[str, AfterValidator(displayable)]
     rows: Count
     score: float | None  # None where it is not defined, as an area of rows that have one class
 
@@ -198,6 +199,11 @@ class Result(BaseModel):
     precision: str
     environment: dict[str, Any]  # versions, device: the short form of env.json
     split: str | None = Field(None, exclude=True)  # of the study that it is read for; no part of the file
+
+    @field_validator("recipe", "task", "model", "metric", "selected_by", "classes", "notes")
+    @classmethod
+    def _displayable(cls, value: Any) -> Any:
+        return tuple(map(displayable, value)) if isinstance(value, tuple) else displayable(value)
 
     @field_validator("environment")
     @classmethod

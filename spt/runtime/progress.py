@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID,
 from rich.table import Column
 from rich.text import Text
 
-from spt.errors import hide_secrets, printable
+from spt.errors import displayable, hide_secrets
 
 EVERY = 15.0  # seconds between plain lines
 OFTEN = 0.25  # seconds between two looks at a bar
@@ -140,7 +140,7 @@ class Board:
                 return
             self._shown[who] = now
             where = f"step {update.step:,} of {update.total:,}, {update.left:,.0f} s left"
-            print(printable(f"{update.label}: {where}, {update.facts}"), file=sys.stderr, flush=True)
+            print(displayable(f"{update.label}: {where}, {update.facts}"), file=sys.stderr, flush=True)
 
     def remove(self, who: object) -> None:
         """A stage has ended."""
