@@ -171,6 +171,7 @@ def overrides(chance: random.Random, work: Path) -> list[Step]:
         *keys_of(RECIPE),
         *(f"model.{name}" for name in ("d_model", "dropout", "d_state", "norm")),
     ]
+    typed = [key for key in known if key.rpartition(".")[2] in EXAMPLES]
     given = []
     for _ in range(chance.choice((1, 1, 2, 3))):
         kind = chance.random()
@@ -178,13 +179,13 @@ def overrides(chance: random.Random, work: Path) -> list[Step]:
             key = chance.choice(sorted(names))
             given.append(f"{key}={chance.choice(names[key])}")
             continue
-        key = chance.choice(known)
+        key = chance.choice(typed if chance.random() < 0.6 else known)
         if kind < 0.3:
             key = mutations.change_bytes(chance, key.encode()).decode(errors="replace")
         elif kind < 0.35:
             key += "." + chance.choice(known)
         example = EXAMPLES.get(key.rpartition(".")[2], 8)
-        value = mutations.draw_alike(chance, example, "", ()) if chance.random() < 0.6 else mutations.draw(chance)
+        value = mutations.draw_alike(chance, example, "", ()) if chance.random() < 0.8 else mutations.draw(chance)
         text = value if isinstance(value, str) else json.dumps(value) if chance.random() < 0.8 else str(value)
         given.append(f"{key}={text}")
     given = [
@@ -195,6 +196,7 @@ def overrides(chance: random.Random, work: Path) -> list[Step]:
     commands = [
         ["show", recipe, *given, "--no-data"],
         ["show", recipe, *given],
+        ["show", recipe, *given, "--smoke"],
         ["compare", recipe, *given, "--dry-run", "--out", "out"],
         ["data", "check", "custom", "path=rows.csv", *(text.removeprefix("task.") for text in given)],
     ]
