@@ -644,8 +644,8 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     here = platform.node()
-    kept = [folder / f".report.html.{here}-{os.getppid()}.tmp", folder / f".report.html.{here}x-{gone.pid}.tmp"]
-    left = folder / f".report.html.{here}-{gone.pid}.tmp"
+    kept = [folder / f".report.html.{here}-{os.getppid()}-0a.tmp", folder / f".report.html.{here}x-{gone.pid}-0a.tmp"]
+    left = folder / f".report.html.{here}-{gone.pid}-0a.tmp"
     for path in (*kept, left):
         path.touch()
     write.write_report(collect.read_report([folder]), folder)
