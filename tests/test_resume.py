@@ -20,7 +20,9 @@ import pytest
 import yaml
 from tiny import RECIPE, TASK, changed, environment, loaded, run, spt_job, weights
 
+from spt.execution import run_study
 from spt.runs.plan import StudyPlan
+from spt.studies.grid import StudyGrid
 
 SAVING = ("--save-every", "0")  # a checkpoint after every step
 COMPARE = ("compare", "small.yaml", "--seeds", "2", "--json")
@@ -180,6 +182,18 @@ def test_a_full_disk_ends_in_words_and_loses_nothing(quiet_day, kilobytes, tmp_p
     again = finish(quiet_day, out)  # the same folder with room
     assert again.returncode == 0, again.stderr
     same_day(quiet_day / "whole", quiet_day / out)
+
+
+def test_a_study_whose_file_is_missing_gets_it_again(tmp_path, monkeypatch):
+    """A process may be killed between the plan and the study's file."""
+    for name, value in (("to_yaml", lambda study, comment: "kind: compare\n"), ("_same", lambda one, two: True)):
+        monkeypatch.setattr(run_study, name, value)
+    monkeypatch.setattr(run_study, "read_plan", lambda folder: None)
+    (tmp_path / "study.json").write_text("{}")
+    grid = object.__new__(StudyGrid)
+    object.__setattr__(grid, "study", None)
+    run_study._write(tmp_path, grid, StudyPlan.model_construct())
+    assert (tmp_path / "study.yaml").is_file()
 
 
 def test_a_finished_run_is_on_the_disk_whole(tmp_path, monkeypatch):

@@ -369,16 +369,17 @@ def make_plan(grid: StudyGrid) -> StudyPlan:
 
 def write_plan(folder: Path, grid: StudyGrid, plan: StudyPlan) -> None:
     """The plan, and the study's file. A plan that says the same is left as it is: when and how it was made stays."""
-    path = folder / PLAN
+    path, file = folder / PLAN, folder / "study.yaml"
     try:
-        if path.is_file() and _same(read_plan(folder), plan):
+        if path.is_file() and file.is_file() and _same(read_plan(folder), plan):
             return
     except SptError:
         logger.info(f"{path} was unreadable and has been rewritten")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    # The plan last: a process killed in between leaves nothing that looks whole.
+    write_text(file, to_yaml(grid.study, comment=f"spt study run {folder.name} repeats this study"))
     write_json(path, plan.model_dump(mode="json"))
-    write_text(folder / "study.yaml", to_yaml(grid.study, comment=f"spt study run {folder.name} repeats this study"))
 
 
 def _same(written: StudyPlan, plan: StudyPlan) -> bool:
