@@ -5,6 +5,7 @@
 #   make gpu          what a GPU is asked that has not run this code before, in gpu/ (25 minutes)
 #   make lint types   ruff; mypy on the wheel
 #   make docs         the pages of docs/ that are made from the code
+#   make site         docs/ as a site that works offline, in build/site/
 #   make lock         requirements.lock and requirements-cuda.lock, from constraints.txt; needs uv
 #   make wheel        wheel and source archive, in dist/
 #   make clean        remove everything made here but runs/
@@ -18,7 +19,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -u -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: quickstart test slow gpu lint types docs lock wheel clean
+.PHONY: quickstart test slow gpu lint types docs site lock wheel clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.installed
@@ -47,6 +48,9 @@ types: wheel
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/build.py
+
+site: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --quiet
 
 lock:
 	$(PYTHON) .ci/lock.py $(ARGS)
@@ -78,3 +82,7 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing into $(VENV), with what development needs: a few minutes the first time."
 	$(PIP_INSTALL) --editable ".[dev]"
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
+
+$(VENV)/.installed-docs: pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP_INSTALL) --editable ".[docs]"
+	@touch $@ $(VENV)/.installed
