@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from architecture_figure import architecture_figure
 from costs import all_operations, to_text
 from hugging_face_page import hugging_face_page
 from performance_page import performance_page, write_figures
@@ -27,6 +28,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "performance.md": performance_page,
         "hugging-face.md": hugging_face_page,
         "export.md": export_page,
+        "figures/architecture.svg": architecture_figure,
         "scaling.md": scaling_page,
     }
 

@@ -31,8 +31,8 @@ _spec.loader.exec_module(docs)
 pages = docs.pages
 
 SOURCES = [*(path for name in ("spt", "models", "tasks") for path in (ROOT / name).rglob("*.py")), ROOT / "spt_cli.py"]
-CONSTANTS = {  # states of Slurm's jobs, an export, constants of Triton's kernels, what torch is told by its launcher
-    "TORCHELASTIC_USE_AGENT_STORE",
+CONSTANTS = {  # states of Slurm's jobs, an export, constants of Triton's kernels, what torch and the system are asked
+    *("TORCHELASTIC_USE_AGENT_STORE", "SC_PAGE_SIZE", "SC_PHYS_PAGES"),
     *("BOOT_FAIL", "NODE_FAIL", "OUT_OF_MEMORY", "FEED_FORWARD_OPTIONS", "IS_COMPLEX", "PER_STEP"),
 }
 
