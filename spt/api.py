@@ -182,13 +182,15 @@ def run_study(
     jobs: int | Literal["auto"] = 1,
     slurm: Sequence[str] = (),
     shard: tuple[int, int] | None = None,
+    arm: str | None = None,
     settings: Settings | None = None,
 ) -> FinishedStudy:
     """Run a study or continue it, and report it: a packaged study's name, its file, its folder, or its keys.
 
     `seeds` (how many, or which) stand above the study's own. `jobs` runs are made at once on this machine (`"auto"`: on
     a CPU one for each core, if one thread is enough for each of them), or on Slurm with options such as
-    `["partition=gpu", "time=600"]`. `shard=(i, n)` makes the i-th of n parts.
+    `["partition=gpu", "time=600"]`. `shard=(i, n)` makes the i-th of n parts,
+    `arm="scratch"` only the runs of that arm.
 
         spt.run_study({"kind": "data", "recipes": ["quickstart"], "fractions": [0.1, 0.3]}, seeds=3)
 
@@ -196,7 +198,7 @@ def run_study(
     RecipeError for what cannot be run, DataError, OutputError, and Stopped on SIGTERM; the same call continues.
     """
     return plan_study(
-        study, seeds=seeds, smoke=smoke, out=out, jobs=jobs, slurm=slurm, shard=shard, settings=settings
+        study, seeds=seeds, smoke=smoke, out=out, jobs=jobs, slurm=slurm, shard=shard, arm=arm, settings=settings
     ).run()
 
 
@@ -297,6 +299,7 @@ def plan_study(
     jobs: int | Literal["auto"] = 1,
     slurm: Sequence[str] = (),
     shard: tuple[int, int] | None = None,
+    arm: str | None = None,
     settings: Settings | None = None,
 ) -> PlannedStudy:
     """A study's runs and where they will be made. Arguments and errors as of `run_study`; trains nothing, but measures
@@ -313,7 +316,7 @@ def plan_study(
     root = _root(out)
     if source.folder is not None:  # goes on where it lies, as it was run
         root, smoke = source.folder.parent, smoke or read_plan(source.folder).smoke
-    target = ExecutionTarget(jobs, Slurm.parse(slurm) if slurm else None, shard)
+    target = ExecutionTarget(jobs, Slurm.parse(slurm) if slurm else None, shard, arm)
     runtime = start_runtime(replace(settings or Settings(), wait=True))
     costs = MeasuredCosts(root, runtime)
     grid = expand(source.study, smoke, costs)

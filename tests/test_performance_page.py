@@ -72,6 +72,7 @@ def test_every_measurement_is_on_the_page():
         "architectures",
         "programs",
         "preparing",
+        "scaling",
     }  # but the first for pages of their own
     files = {path.stem for path in performance_page.MEASUREMENTS.glob("*.json")} - others
     together = {name for kind, names in asked if kind == "models" for name in names.split(",")}

@@ -233,3 +233,17 @@ def test_one_failed_run_does_not_stop_a_study(tmp_path):
     assert {failure["state"] for failure in found["failures"]} == {"diverged"} and len(found["failures"]) == 2
     done = call("study", "compare", "bad.yaml", "finetune.train.learning_rate=1e38", "--seeds", "1", "--json", code=8)
     assert "2 of the runs failed" in done.stderr and len(json.loads(done.stdout)["failures"]) == 2
+
+
+def test_the_runs_of_one_arm(tmp_path):
+    asked = ("compare", "quickstart", "--smoke", "--seeds", "2", "--dry-run", "--json", "--out", tmp_path)
+    both, scratch, spt = (
+        json.loads(call(*asked, *more).stdout) for more in ((), ("--arm", "scratch"), ("--arm", "spt"))
+    )
+    assert {run["stage"] for run in scratch["runs"]} == {"finetune"} and len(scratch["runs"]) == 2
+    names = [{run["run"] for run in each["runs"]} for each in (both, scratch, spt)]
+    assert names[0] == names[1] | names[2] and not names[1] & names[2]
+    assert both["study"] == scratch["study"] == spt["study"]
+    assert "this study has spt, scratch" in call(*asked, "--arm", "frozen", code=2).stderr
+    search = ("study", "tune", "quickstart-dlr", "--space", "learning_rate=0.003,0.01", "--dry-run", "--out", tmp_path)
+    assert "a search tries its settings in both arms" in call(*search, "--arm", "scratch", code=2).stderr

@@ -170,6 +170,12 @@ class StudyOptions(NamedTuple):
             help="Only the I-th of N parts; auto: of an indexed job of Kubernetes, an array or a step of Slurm.",
         ),
     ] = None
+    arm: Annotated[
+        str | None,
+        typer.Option(
+            "--arm", metavar="ARM", help="Only the runs of this arm (scratch: as papers that never pretrain)."
+        ),
+    ] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show every run, its cost and its state; run nothing.")] = (
         False
     )

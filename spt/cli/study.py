@@ -113,12 +113,13 @@ def _run(source: "StudySource", study: StudyOptions, runtime: RuntimeOptions) ->
         jobs=jobs(study.jobs),
         slurm=study.slurm or (),
         shard=_part(study.shard) if study.shard else None,
+        arm=study.arm,
         settings=settings(study.resume, runtime),
     )
     if study.dry_run:
         from spt.execution.dry_run import dry_run, render
 
-        preview = dry_run(planned.grid, planned.folder, planned.costs, planned.target.part)
+        preview = dry_run(planned.grid, planned.folder, planned.costs, planned.target.part, planned.target.arm)
         print_json(preview) if study.as_json else console().print(render(preview))
         return
     finished = planned.run()

@@ -9,7 +9,7 @@ from rich.text import Text
 from spt.execution.baselines import baseline_text
 from spt.execution.estimate import MeasuredCosts, RuntimeForecast
 from spt.execution.queue import in_order, shard
-from spt.execution.run_study import apply_selection, cell_requests, trial_requests
+from spt.execution.run_study import apply_selection, cell_requests, check_arm, trial_requests
 from spt.report.format import flops_text, time_text
 from spt.runs.baseline import BaselineResult, baseline_outcome
 from spt.runs.plan import factors_text
@@ -18,14 +18,17 @@ from spt.studies.grid import StudyGrid
 from spt.studies.status import needed_runs, plain_table, row_text
 
 
-def dry_run(grid: StudyGrid, folder: Path, costs: MeasuredCosts, part: tuple[int, int] | None = None) -> dict[str, Any]:
+def dry_run(
+    grid: StudyGrid, folder: Path, costs: MeasuredCosts, part: tuple[int, int] | None = None, arm: str | None = None
+) -> dict[str, Any]:
     """Every run in the order in which they are made, its state and cost; costs are of whole budgets."""
     root = folder.parent
+    check_arm(grid, arm)
     grid, plan, messages = apply_selection(grid, root)
     states = needed_runs(root, plan)
     forecast = RuntimeForecast(root)
     runs = []
-    for kind, requests in (("trial", in_order(trial_requests(grid))), ("run", in_order(cell_requests(grid)))):
+    for kind, requests in (("trial", in_order(trial_requests(grid))), ("run", in_order(cell_requests(grid, arm)))):
         for job, label, *_ in shard(requests, *part) if part else requests:
             if job.name in states:
                 with grid.telling_row(job):

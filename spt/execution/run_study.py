@@ -59,6 +59,7 @@ class ExecutionTarget:
     jobs: int | Literal["auto"] = 1  # at once
     slurm: Slurm | None = None
     part: tuple[int, int] | None = None  # i of n
+    arm: str | None = None  # only its runs, and those they start from
     deadline: float | None = None  # of time.monotonic(): no run is started after it; those at work end
 
     def __post_init__(self) -> None:
@@ -92,6 +93,7 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
     request to stop ends the study at once, and the same command goes on.
     """
     runtime.check_libraries()
+    check_arm(grid, target.arm)
     built = check_recipes_build(grid, root, runtime)
     if target.jobs == "auto" and not _may_share_cores(grid, target, runtime.settings):
         target = replace(target, jobs=1)
@@ -117,12 +119,21 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
             runtime.on_main(lambda: _move_aside(later, root))
         failed = without_settled(failed, plan, root)
     progress.what = "runs"
-    failed += _execute(cell_requests(grid), folder, target, runtime, built, progress)
+    failed += _execute(cell_requests(grid, target.arm), folder, target, runtime, built, progress)
     without = 0
     if grid.baselines and (target.part is None or target.part[0] == 1):  # of several parts one makes them
         jobs = [each.job for each in grid.baselines]
         without = runtime.on_main(lambda: len(make_baselines(jobs, root, restart, target.deadline)))
     return folder, len({run.job.name for run in failed}) + without
+
+
+def check_arm(grid: StudyGrid, arm: str | None) -> None:
+    """Raise UsageError where a study cannot be asked for the runs of this arm alone."""
+    if arm is not None and grid.searches:
+        raise UsageError(f"--arm {arm}: a search tries its settings in both arms; leave --arm out")
+    arms = dict.fromkeys(cell.arm for cell in grid.cells)
+    if arm is not None and arm not in arms:
+        raise UsageError(f"--arm {arm}: this study has {', '.join(arms)}")
 
 
 def without_settled(failed: Iterable[FailedRun], plan: StudyPlan, root: Path) -> list[FailedRun]:
@@ -261,10 +272,13 @@ def trial_requests(grid: StudyGrid) -> list[RunRequest]:
     return requests
 
 
-def cell_requests(grid: StudyGrid) -> list[RunRequest]:
+def cell_requests(grid: StudyGrid, arm: str | None = None) -> list[RunRequest]:
+    """The runs of all arms, or of one; a label counts all."""
     shared = _shared_levels([(cell.job, grid.rows[cell.row].factors) for cell in grid.cells])
     requests = []
     for i, cell in enumerate(grid.cells, 1):
+        if arm not in (None, cell.arm):
+            continue
         factors, name = factors_text(grid.rows[cell.row].factors), cell.job.resolved.name
         words = " ".join(filter(None, [name, factors, f"seed {cell.job.seed}", cell.split, cell.arm]))
         requests.append(_request(cell, f"[{i}/{len(grid.cells)}] {words}:", name, shared))
