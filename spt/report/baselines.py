@@ -367,8 +367,8 @@ def _distance(contrast: BaselineContrast, metric: str, short: bool = False) -> s
     beside = f"{gap} {'ahead' if ahead else 'behind'}" if contrast.difference else "level"
     if short:
         return f"the best, {contrast.first}, is {beside}"
-    relation = "of" if ahead and contrast.difference else "with" if not contrast.difference else "of"
-    return f"{contrast.first} is {beside} {relation} the best of them, {contrast.second} " + (
+    relation = "with " if not contrast.difference else "of " if ahead else ""
+    return f"{contrast.first} is {beside} {relation}the best of them, {contrast.second} " + (
         f"({score_text(contrast.baseline_score, metric)})"
     )
 
