@@ -448,7 +448,7 @@ def test_lower_can_be_better(tmp_path):
 def test_failures_are_listed_and_the_rest_compared(tmp_path):
     report = read_report([held(tmp_path, SCRATCH, SPT, {"tfidf": 0.7, "majority": None})])
     (comparison,) = report.baselines
-    assert comparison.verdict.startswith("transformer beats every baseline")
+    assert comparison.verdict.startswith("transformer beats every baseline that was made: ")
     assert [(label, failure.arm, failure.state) for label, failure in report.failures] == [
         ("digits", "baseline majority", "missing")
     ]

@@ -326,6 +326,7 @@ def _verdict(comparison: BaselineComparison) -> str:
     if not finished:
         return "no baseline has finished"
     metric, strongest = comparison.metric, finished[0]
+    made = "" if len(finished) == len(comparison.scores) else " that was made"
     if not shown:
         return f"no network has finished; the best baseline is {_named(strongest)}"
     if doubt := next((c for c in shown if c.decision in ("smoke", "different data")), None):
@@ -339,13 +340,13 @@ def _verdict(comparison: BaselineComparison) -> str:
         if len(winners) == len(networks):
             count = f"each of the {len(networks)} networks beats" if len(networks) > 1 else f"{networks[0]} beats"
         nearest = _of(shown, winners[0], strongest)
-        return f"{count} every baseline: {_distance(nearest, metric)}{_support(nearest)}"
+        return f"{count} every baseline{made}: {_distance(nearest, metric)}{_support(nearest)}"
     unbeaten = [each for each in finished if not comparison.beaten_by[each.baseline]]
     target = (unbeaten or finished)[0]
     against = [c for c in shown if c.baseline == target.baseline]
     ahead = any(c.difference and (c.difference > 0) == comparison.higher_is_better for c in against)
     said = f"no network here {'is shown to beat' if ahead else 'beats'} "
-    said += _named(target) if unbeaten else f"every baseline; the best of them is {_named(target)}"
+    said += _named(target) if unbeaten else f"every baseline{made}; the best of them is {_named(target)}"
     nearest = _of(shown, networks[0], target)
     return f"{said}: {_distance(nearest, metric, short=True)}{_support(nearest)}"
 
