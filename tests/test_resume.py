@@ -192,7 +192,7 @@ def test_a_study_whose_file_is_missing_gets_it_again(tmp_path, monkeypatch):
     (tmp_path / "study.json").write_text("{}")
     grid = object.__new__(StudyGrid)
     object.__setattr__(grid, "study", None)
-    run_study._write(tmp_path, grid, StudyPlan.model_construct())
+    run_study.write_plan(tmp_path, grid, StudyPlan.model_construct())
     assert (tmp_path / "study.yaml").is_file()
 
 

@@ -279,7 +279,7 @@ def test_what_tuning_goes_on_with_is_looked_at_too(tmp_path, monkeypatch, made):
     """All trials are done, none of the runs at what they choose."""
     options = {"kind": "tune", "space": {"learning_rate": [0.01, 0.02]}}
     with monkeypatch.context() as patch:
-        patch.setattr(run_study, "cell_requests", lambda _: [])
+        patch.setattr(run_study, "cell_requests", lambda *_: [])
         grid = study(tmp_path, **options)
     for job in run_study._all_runs(grid.jobs).values():
         run(job, tmp_path / "runs")
