@@ -298,7 +298,7 @@ Path("pid").write_text(str(os.getpid()))
 jobs, settings, workers = pickle.loads(Path("jobs.pkl").read_bytes())
 try:
     failed = run_locally(jobs, Path("runs"), settings, workers, Path("study"))
-except SptError as error:
+except (SptError, Stopped) as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)
 for failure in failed:
