@@ -599,7 +599,7 @@ def test_a_model_in_shards_is_trained_saved_and_resumed_as_a_whole_one(folder):
     (status,) = (folder / "two").glob("*/status.json")
     assert json.loads(status.read_text())["exit_code"] == 75, errors
     whole = spt(*command, cwd=folder, env=QUIET)  # what was saved in parts is not for one process
-    assert whole.returncode == 6 and "continue as it was begun" in whole.stderr
+    assert whole.returncode == 6 and "continue as it was begun" in whole.stderr, whole.stderr
     child = sharded(folder, *command)
     _, errors = child.communicate(timeout=300)
     assert child.returncode == 0, errors

@@ -363,17 +363,17 @@ def _short(input: dict[str, Any]) -> str:
 
 
 def verify(folder: Path) -> str | None:
-    """Why a checkpoint cannot be trusted, or None: every file must have the checksum it was written with. Hidden files,
-    which file systems and desktops add, are left out."""
+    """Why a checkpoint cannot be trusted, or None: every file must have the checksum it was written with. Of hidden
+    files, which file systems and desktops add, those that are not listed are left out."""
     path = folder / MANIFEST
     if not folder.is_dir():
         return "it is not there"
     try:
         sums = json.loads(path.read_text(encoding="utf-8"))
-        files = {file.relative_to(folder).as_posix() for file in folder.rglob("[!.]*") if file.is_file()} - {MANIFEST}
+        files = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()} - {MANIFEST}
         if missing := sorted(sums.keys() - files):
             return f"{missing[0]} is missing"
-        if unlisted := sorted(files - sums.keys()):
+        if unlisted := sorted(name for name in files - sums.keys() if not Path(name).name.startswith(".")):
             return f"{MANIFEST} does not list {unlisted[0]}"
         for name, checksum in sums.items():
             if _checksum(folder / name) != checksum:
