@@ -285,9 +285,9 @@ class PlannedStudy:
 
     def work(self, most: int | None = None, wait: bool = True) -> "WorkDone":
         """Make missing runs beside other processes that do the same, at most so many; `wait` for those of others."""
-        from spt.execution.work import WorkOptions, work_on_study
+        from spt.execution.work import WorkLimits, work_on_study
 
-        return work_on_study(self.grid, self.folder.parent, WorkOptions(most, wait), self.runtime)
+        return work_on_study(self.grid, self.folder.parent, WorkLimits(most, wait), self.runtime)
 
 
 def plan_study(

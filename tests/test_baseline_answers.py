@@ -330,13 +330,13 @@ def test_features_of_the_same_rows_are_computed_once(monkeypatch):
     rows = [rng.normal(size=(length, 2)) for length in (6, 9, 6, 4)]
     monkeypatch.setattr(catch22, "_remembered", {})
     monkeypatch.setattr(catch22, "catch22", lambda values: computed.append(values.shape) or compute(values))
-    first = [catch22.remembered(row) for row in rows]
-    again = [catch22.remembered(row.copy()) for row in reversed(rows)][::-1]
+    first = [catch22.cached_catch22(row) for row in rows]
+    again = [catch22.cached_catch22(row.copy()) for row in reversed(rows)][::-1]
     assert len(computed) == 4 and all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert all(np.array_equal(a, compute(row)) for a, row in zip(first, rows, strict=True))
-    catch22.remembered(rows[0].reshape(4, 3))  # the same numbers, another sequence
+    catch22.cached_catch22(rows[0].reshape(4, 3))  # the same numbers, another sequence
     monkeypatch.setattr(catch22, "REMEMBERED", 5)
-    catch22.remembered(rows[1] + 1)
+    catch22.cached_catch22(rows[1] + 1)
     assert len(computed) == 6 and len(catch22._remembered) == 1
 
 

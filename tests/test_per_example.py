@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from spt.report.across_tasks import TaskAggregate, aggregate, interquartile_mean, normalised
 from spt.report.per_example import compare_examples
 from spt.report.stats import bootstrap_examples, mcnemar
-from spt.runs.predictions import FILE, NotComparable, named
+from spt.runs.predictions import FILE, NotComparable, mark_run
 
 TASK = tuple[list[float], list[float]]
 
@@ -132,12 +132,12 @@ def test_answers_of_another_run(tmp_path: Path) -> None:
     """The file names its run; an older one, which does not, is taken as it is."""
     good, other = classes(tmp_path / "good", [0, 1], [0, 1]), classes(tmp_path / "finetune-b", [1, 1], [0, 1])
     table = pq.ParquetFile(other / FILE).read()
-    pq.write_table(named(table, "finetune-a"), other / FILE)
+    pq.write_table(mark_run(table, "finetune-a"), other / FILE)
     reason = "finetune-b/predictions.parquet holds the answers of another run, finetune-a; remove it"
     assert refused(good, other, 0).startswith(reason)
     for folder in ("finetune-b", "finetune-b.old2"):
         (tmp_path / folder).mkdir(exist_ok=True)
-        pq.write_table(named(table, "finetune-b"), tmp_path / folder / FILE)
+        pq.write_table(mark_run(table, "finetune-b"), tmp_path / folder / FILE)
         assert compare_examples(good, tmp_path / folder, 0).n == 2
 
 

@@ -10,7 +10,7 @@ from test_cli import call
 from spt.config.load import load
 from spt.errors import DataError, UsageError
 from spt.report import collect, results
-from spt.report.results import StoredResult, add_results, collect_results, matching, read_results
+from spt.report.results import StoredResult, add_results, collect_results, read_results, select_results
 from spt.runs.files import write_json
 
 ENVIRONMENT = {
@@ -107,6 +107,17 @@ def test_nothing_to_take_is_said(tmp_path):
         collect_results(tmp_path / "nowhere")
 
 
+def test_names_that_no_file_could_have_are_refused(tmp_path):
+    folder = finished(tmp_path, [0.003])
+    done = call("results", "--add", folder, "--folder", tmp_path / "results", "--table", "x" * 300, code=2)
+    assert "cannot be stored: table: string should have at most 200" in done.stderr
+
+
+def test_a_cell_whose_runs_all_failed_says_so(stored):
+    run = stored[0].runs[0].model_copy(update={"score": None, "state": "diverged"})
+    assert stored[0].model_copy(update={"runs": (run,)}).sentence() == "scratch: none of 1 runs with spt came to an end"
+
+
 def test_a_run_without_its_environment_is_not_taken(tmp_path):
     folder = finished(tmp_path, [0.003])
     (tmp_path / "finetune-ascratch0" / "env.json").write_text("{}")
@@ -171,4 +182,4 @@ def test_the_command(tmp_path, stored):
 
 
 def test_words_choose(stored):
-    assert matching(stored, ["PENDULUM", "table 3"]) == stored and not matching(stored, ["listops"])
+    assert select_results(stored, ["PENDULUM", "table 3"]) == stored and not select_results(stored, ["listops"])

@@ -14,9 +14,9 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 FREE = {"COLUMNS", "NO_COLOR", "LINES"}  # besides SPT_…: variables that nothing reads while it is imported
 
@@ -101,20 +101,26 @@ def become(order: dict[str, Any]) -> None:
     sys.stdin = os.fdopen(0)
     sys.argv = ["spt", *order["arguments"]]
     sys.path[0] = order["cwd"]
+    import spt_cli
+
+    run_to_exit(spt_cli.main)
+
+
+def run_to_exit(main: Callable[[], object], on_error: Callable[[], object] = lambda: None) -> NoReturn:
+    """Run a program's main function and end this forked process as Python would end."""
     code: int | str | None = 1
     try:
-        import spt_cli
-
-        spt_cli.main()
+        main()
         code = 0
     except SystemExit as ended:
         code = ended.code
     except BaseException:
+        on_error()
         traceback.print_exc()
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 

@@ -264,7 +264,7 @@ def catch22(values: Floats) -> Floats:
 _remembered: dict[tuple[tuple[int, ...], bytes], Floats] = {}
 
 
-def remembered(values: Floats) -> Floats:
+def cached_catch22(values: Floats) -> Floats:
     """As `catch22`, computed once for each sequence: folds of the same rows ask again, and so do other baselines."""
     key = values.shape, hashlib.blake2b(np.ascontiguousarray(values), digest_size=16).digest()
     if key not in _remembered:
@@ -276,7 +276,7 @@ def remembered(values: Floats) -> Floats:
 
 def features(input: Tokens | Values, asked: Query) -> Floats:
     """(m, F) Of pairs, of both sequences, with their distance."""
-    return joined([of_series(input, remembered, asked.split, *ends) for ends in spans(asked.split, asked.rows)])
+    return joined([of_series(input, cached_catch22, asked.split, *ends) for ends in spans(asked.split, asked.rows)])
 
 
 def applies(data: TaskData) -> str | None:

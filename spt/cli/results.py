@@ -39,7 +39,7 @@ def results(
     debug: DebugOption = False,
 ) -> None:
     """Published and obtained numbers: means over seeds, 95 % intervals, and whether the paper's runs are complete."""
-    from spt.report.results import add_results, matching, read_results
+    from spt.report.results import add_results, read_results, select_results
 
     if table is not None and (add is None or not table.strip()):
         raise UsageError("--table names your own table of the results that --add takes")
@@ -49,7 +49,7 @@ def results(
         notify(f"wrote {len(found)} files in {to}; spt results --folder {to} shows them all")
     else:
         found = read_results(folder)
-    shown = matching(found, words or ())
+    shown = select_results(found, words or ())
     if words and not shown:
         raise UsageError(f"no result has {' and '.join(map(repr, words))} in its table, row, column or recipe")
     if as_json:

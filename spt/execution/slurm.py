@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -124,7 +125,7 @@ class Slurm(BaseModel):
             raise UsageError("; ".join(f"Slurm option {message}" for message in messages)) from None
 
 
-class _Element:
+class _Element(ABC):
     """What submitit calls on a machine of the cluster, pickled."""
 
     def __call__(self) -> Mapping[str, str]:
@@ -138,9 +139,9 @@ class _Element:
                     return {}
                 sys.exit(Stopped.exit_code)  # no exception: submitit would note a failure for good
 
+    @abstractmethod
     def make_runs(self) -> Mapping[str, str]:
         """Returns why runs failed, by their names."""
-        raise NotImplementedError
 
     def checkpoint(self) -> "DelayedSubmission":
         """What submitit queues again: the folders of runs hold their states."""

@@ -45,7 +45,7 @@ FIRST_POLL, LAST_POLL = 0.2, 5.0  # seconds between two looks at the runs that o
 
 
 @dataclass(frozen=True)
-class WorkOptions:
+class WorkLimits:
     """How much a worker does."""
 
     most: int | None = None  # runs that it makes; None: as long as there are any
@@ -65,7 +65,7 @@ class WorkDone(NamedTuple):
     left: int  # not made yet; the report is written where there are none
 
 
-def work_on_study(grid: StudyGrid, root: Path, options: WorkOptions, runtime: Runtime) -> WorkDone:
+def work_on_study(grid: StudyGrid, root: Path, options: WorkLimits, runtime: Runtime) -> WorkDone:
     """Make runs that nobody else makes, until none is left; then one worker makes the baselines and the report.
 
     A run that failed before is tried again, by one worker. Raises Stopped on request; other workers go on.
@@ -143,7 +143,7 @@ class _Worker:
     root: Path
     study: str
     runtime: Runtime
-    options: WorkOptions
+    options: WorkLimits
     made: int = 0
     failures: Failures = field(default_factory=Failures)
     _before: dict[str, dict[str, Any]] = field(default_factory=dict)  # statuses at first: who failed then may try again

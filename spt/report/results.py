@@ -160,6 +160,8 @@ class StoredResult(Stored):
     def sentence(self) -> str:
         """For a remark beside a published number."""
         found = self.summary()
+        if not found["n"]:
+            return f"{arm_text(self.arm)}: none of {len(self.runs)} runs with spt came to an end"
         score = score_text(found["ours"], self.metric)
         if found["low"] is not None:
             score += f" ({score_text(found['low'], self.metric)} to {score_text(found['high'], self.metric)})"
@@ -253,7 +255,11 @@ def _results(comparison: Comparison, table: str | None) -> list[StoredResult]:
         else:
             column = ", ".join(filter(None, [row.task, factors_text(row.factors)]))
             place = {"table": table, "row": row.recipe, "column": column, "planned": row.planned}
-        results.append(StoredResult(**place, **shared, arm=arm, runs=tuple(runs)))
+        try:
+            results.append(StoredResult(**place, **shared, arm=arm, runs=tuple(runs)))
+        except ValidationError as error:
+            message = validation_messages(StoredResult, error)[0]
+            raise UsageError(f"the results of {row.label or row.recipe} cannot be stored: {message}") from None
     return results
 
 
@@ -325,7 +331,7 @@ def add_results(folder: Path, to: Path, table: str | None = None) -> list[Stored
     return results
 
 
-def matching(results: Sequence[StoredResult], words: Sequence[str]) -> list[StoredResult]:
+def select_results(results: Sequence[StoredResult], words: Sequence[str]) -> list[StoredResult]:
     """Those with all of these words in their source, row, column or recipe."""
     lowered = [word.lower() for word in words]
 

@@ -21,7 +21,7 @@ class NotComparable(DataError):
     """Why two runs cannot be compared example by example."""
 
 
-def named(table: "pyarrow.Table", run: str) -> "pyarrow.Table":
+def mark_run(table: "pyarrow.Table", run: str) -> "pyarrow.Table":
     """The table with the name of the run whose answers it holds."""
     return table.replace_schema_metadata({RUN: run})
 

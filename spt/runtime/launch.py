@@ -320,7 +320,7 @@ def read_failure(folder: Path) -> Failure:
 
 
 def dead_process() -> int | None:
-    """The number of a process of this group that has died without a word; None where all are well, or nobody knows."""
+    """The number of a process of this group that has died and left no exit code, or None."""
     path = os.environ.get(CODE_FILE)
     if not path or os.path.exists(path):
         return None

@@ -27,7 +27,7 @@ from spt.errors import (
 )
 from spt.runs.files import replacing
 from spt.runs.folder import RunFolder
-from spt.runs.predictions import FILE, named
+from spt.runs.predictions import FILE, mark_run
 from spt.runs.result import NOT_SELF_PRETRAINING, Ledger, Result
 from spt.runtime import launch
 from spt.runtime.distributed import Runtime, is_lost_peer
@@ -393,7 +393,7 @@ def _write_predictions(run: RunFolder, data: TaskData, predictions: Predictions)
         for k in range(predictions.values.shape[1]):
             columns |= {f"target_{k}": truth[:, k], f"prediction_{k}": predictions.values[:, k]}
     with replacing(run.path / FILE) as beside:
-        pq.write_table(named(pa.table(columns), run.name), beside)
+        pq.write_table(mark_run(pa.table(columns), run.name), beside)
 
 
 def _record_stop(run: RunFolder, error: Stopped, rank: int) -> None:

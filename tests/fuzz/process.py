@@ -1,6 +1,5 @@
 """A command in a process of its own, forked from one that has imported what commands need, watched and limited."""
 
-import atexit
 import contextlib
 import gc
 import json
@@ -10,7 +9,6 @@ import select
 import shutil
 import signal
 import sys
-import threading
 import time
 import traceback
 import weakref
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.fuzz.guards import Guard, plant
+from tests.warm import run_to_exit
 
 ROOM = 3 * 2**30  # bytes of addresses that a command may ask for beyond what it begins with
 PRIVATE = ("cache", "home", "tmp")  # folders beside the inputs that every command may write to
@@ -139,20 +138,7 @@ def _become(step: Step, case: Path, fault: str | None, watched: bool) -> None:
         plant(fault)
     if watched:
         guard.install()
-    code: Any = 1
-    try:
-        spt_cli.main()
-        code = 0
-    except SystemExit as ended:
-        code = ended.code
-    except BaseException:
-        _note(notes / "trace", guard)
-        traceback.print_exc()
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+    run_to_exit(spt_cli.main, lambda: _note(notes / "trace", guard))
 
 
 def _note(path: Path, guard: Guard) -> None:
