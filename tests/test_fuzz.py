@@ -27,6 +27,7 @@ def fuzz(*commands: list[str]) -> tuple[list[str], list[int]]:
         [sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    sys.stdout.write(done.stdout)  # which cases failed and why, where a test fails
     lines = done.stdout.splitlines()
     ends = [index for index, line in enumerate(lines) if line.startswith("code ")]
     assert len(ends) == len(commands), done.stdout

@@ -93,21 +93,24 @@ def test_a_run_that_others_have_is_left_to_them_until_they_are_gone(tmp_path, mo
 
 
 class Thief:
-    """Takes over the first run that is about to log something."""
+    """Takes over the first run that is about to call a method of its folder: to log something, if no other is named."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, before: str = "log") -> None:
         self.run: RunFolder | None = None
-        log = RunFolder.log
+        method = getattr(RunFolder, before)
 
         def take_over_first(run: RunFolder, *arguments: Any, **numbers: Any) -> None:
             if self.run is None:
-                self.run, number = run, run._claims.newest().number
-                self.claim = Claim(run._claims, number + 1, 60.0, locked=False)
-                assert self.claim.take()
-                self.status = (run.path / "status.json").read_bytes()
-            log(run, *arguments, **numbers)
+                self.take(run)
+            method(run, *arguments, **numbers)
 
-        monkeypatch.setattr(RunFolder, "log", take_over_first)
+        monkeypatch.setattr(RunFolder, before, take_over_first)
+
+    def take(self, run: RunFolder) -> None:
+        self.run, number = run, run._claims.newest().number
+        self.claim = Claim(run._claims, number + 1, 60.0, locked=False)
+        assert self.claim.take()
+        self.status = (run.path / "status.json").read_bytes()
 
 
 def test_whoever_loses_a_run_leaves_it_as_it_is(tmp_path, monkeypatch, messages):
@@ -122,6 +125,24 @@ def test_whoever_loses_a_run_leaves_it_as_it_is(tmp_path, monkeypatch, messages)
     assert any("was taken over by another process" in text for text in messages)
     thief.claim.release()
     assert study.work()[1:] == (3 - done.made, 0, 0)
+
+
+def test_a_checkpoint_that_cannot_be_written_since_the_run_is_anothers_is_no_failure(tmp_path, monkeypatch, messages):
+    """Whoever takes a run over removes what the other, stopped in the middle of saving, goes on writing."""
+    recipe_file(tmp_path, **SHORT)
+    study = planned(tmp_path / "runs")
+
+    class Sweeping(Thief):
+        def take(self, run: RunFolder) -> None:
+            super().take(run)
+            (half,) = run.checkpoints.glob(".*.tmp")
+            shutil.rmtree(half)
+
+    thief = Sweeping(monkeypatch, before="sync_metrics")
+    done = study.work(wait=False)
+    assert done.failed == 0 and done.left >= 1
+    assert (thief.run.path / "status.json").read_bytes() == thief.status
+    assert any("was taken over by another process" in text for text in messages)
 
 
 def test_a_study_that_loses_a_run_waits_for_the_other(tmp_path, monkeypatch, messages):
@@ -315,7 +336,9 @@ def test_workers_take_over_from_those_that_are_killed_or_stopped(tmp_path):
             time.sleep(0.05)
         stopped.send_signal(signal.SIGCONT)
         answers = [each.communicate(timeout=max(1, end - time.monotonic())) for each in (stopped, going)]
-        assert [stopped.returncode, going.returncode] == [0, 0], answers
+        for said in answers:
+            sys.stdout.write("".join(said))
+        assert [stopped.returncode, going.returncode] == [0, 0]
     assert f"{run.name} was taken over by another process" in answers[0][1]
     assert sum(json.loads(answer)["made"] for answer, _ in answers) == 6  # of which every one was made once
     shutil.rmtree(tmp_path / "shared/.locks")

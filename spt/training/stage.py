@@ -221,6 +221,8 @@ def _work(
             fitted = fit(setup, run, runtime, meta, f"{label} {job.stage}")
             result = _finish(setup, run, parent, fitted, records, repeated, described, runtime)
     except BaseException as raised:
+        if isinstance(raised, Exception) and (runtime.world == 1 or getattr(raised, "known_to_all", False)):
+            runtime.on_main(run.check)  # files that go missing are no failure where another process has the run
         error = _named(job, raised)
         _record_failure(run, error, runtime.rank)
         if error is raised:

@@ -21,6 +21,8 @@ from tests.warm import run_to_exit
 
 ROOM = 3 * 2**30  # bytes of addresses that a command may ask for beyond what it begins with
 PRIVATE = ("cache", "home", "tmp")  # folders beside the inputs that every command may write to
+FOLDERS = {"SPT_CACHE_DIR": "cache", "HOME": "home", "TMPDIR": "tmp"}
+FOLDERS |= {"TORCHINDUCTOR_CACHE_DIR": "cache", "TRITON_CACHE_DIR": "cache"}  # which a process that compiled passes on
 
 
 class Step(NamedTuple):
@@ -106,8 +108,7 @@ def _become(step: Step, case: Path, fault: str | None, watched: bool) -> None:
     notes, work = case / "notes", case / "work"
     for name in (*PRIVATE, *step.writes):
         (work / name).mkdir(exist_ok=True)
-    private = {"SPT_CACHE_DIR": "cache", "HOME": "home", "TMPDIR": "tmp"}
-    os.environ.update({name: str(work / folder) for name, folder in private.items()})
+    os.environ.update({name: str(work / folder) for name, folder in FOLDERS.items()})
     import tempfile
 
     tempfile.tempdir = None
