@@ -47,6 +47,17 @@ def test_every_folder_of_recipes_is_a_package() -> None:
     assert [str(r) for r in recipes if not (r.parent / "__init__.py").is_file()] == []
 
 
+def test_no_file_holds_an_unfinished_merge() -> None:
+    """In Markdown or YAML nothing else would notice."""
+    texts = [
+        *ROOT.glob("*.*"),
+        *(path for name in (*FOLDERS.values(), "tests", "docs") for path in (ROOT / name).rglob("*.*")),
+    ]
+    marked = re.compile(rb"^(<{7} |>{7} )", re.MULTILINE)
+    kinds = {".md", ".yaml", ".yml", ".toml", ".txt", ".py", ".json", ".html", ".css"}
+    assert [str(path) for path in texts if path.suffix in kinds and marked.search(path.read_bytes())] == []
+
+
 def test_pins_lie_within_the_ranges() -> None:
     pinned = pins()
     for requirement in requirements("test", "dev"):

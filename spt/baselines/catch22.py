@@ -266,7 +266,7 @@ _remembered: dict[tuple[tuple[int, ...], bytes], Floats] = {}
 
 def cached_catch22(values: Floats) -> Floats:
     """As `catch22`, computed once for each sequence: folds of the same rows ask again, and so do other baselines."""
-    key = values.shape, hashlib.blake2b(np.ascontiguousarray(values), digest_size=16).digest()
+    key = values.shape, hashlib.blake2b(values.tobytes(), digest_size=16).digest()
     if key not in _remembered:
         if len(_remembered) >= REMEMBERED:
             _remembered.clear()
