@@ -166,8 +166,9 @@ def test_single_precision_errors_of_products_do_not_grow_with_the_length(L):
         leaves = [each.clone().requires_grad_() for each in (u.to(kind), a, *matrices, D.to(kind))]
         y = scan_products.recurrence_by_products(*leaves)
         found.append([y, *torch.autograd.grad(y, leaves, g.to(kind))])
-    for single, double in zip(*found, strict=True):
-        assert (single - double).abs().max() < 5e-6 * double.abs().max()
+    # Gradients of the matrices are a library's sums over all steps, in an order that depends on the processor.
+    for single, double, error in zip(*found, (5e-6, 5e-6, 5e-6, 2e-5, 2e-5, 5e-6), strict=True):
+        assert (single - double).abs().max() < error * double.abs().max()
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,10 @@ def build(config):
 """
 
 # A cluster that takes every job and forgets it.
-SLURM = {"sbatch": "#!/bin/sh\necho Submitted batch job 7\n", "squeue": "#!/bin/sh\n", "scancel": "#!/bin/sh\n"}
+SLURM = {
+    "sbatch": "#!/bin/sh\necho Submitted batch job 7\n",
+    **dict.fromkeys(("srun", "squeue", "scancel"), "#!/bin/sh\n"),
+}
 
 
 @pytest.fixture

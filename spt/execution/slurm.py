@@ -299,8 +299,9 @@ def run_on_slurm(
     """
     if launch.world_size() > 1:
         raise UsageError(f"a launcher has formed {launch.world_size()} processes, but Slurm starts the runs; run alone")
-    if shutil.which("sbatch") is None:
-        raise BackendError("there is no sbatch here; run this on a machine of the cluster, or without Slurm")
+    for program in ("sbatch", "srun"):  # of submitit's: a job is a step of srun
+        if shutil.which(program) is None:
+            raise BackendError(f"there is no {program} here; run this on a machine of the cluster, or without Slurm")
     watch = _JobWatch(root, settings, slurm, folder)
     queued = watch.queued()
     unfinished, failures = unfinished_requests(requests, root)
