@@ -89,9 +89,10 @@ def test_an_option_is_given_once():
         Slurm.parse(["qos=a", "qos=b"])
 
 
-def test_a_machine_without_slurm_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(BackendError, match="there is no sbatch here"):
+@pytest.mark.parametrize("missing", ["sbatch", "srun"])
+def test_a_machine_without_slurm_is_refused(tmp_path, monkeypatch, missing):
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else f"/usr/bin/{name}")
+    with pytest.raises(BackendError, match=f"there is no {missing} here"):
         run_on_slurm([], tmp_path, SETTINGS, Slurm(), tmp_path)
 
 
