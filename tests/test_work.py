@@ -29,6 +29,7 @@ from spt.runs import claim, folder
 from spt.runs.claim import Claim
 from spt.runs.folder import RunFolder
 from spt.runtime.settings import Settings
+from spt.training import checkpoint
 from spt_cli import app
 
 STEPS = {"steps": 4, "batch_size": 8, "learning_rate": 0.01, "evaluate_every": 2}
@@ -41,10 +42,10 @@ def quick(monkeypatch):
     monkeypatch.setattr(folder, "POLL", 0.05)
 
 
-def planned(root: Path, kind: str = "compare", lease: float = 60.0, **keys: Any) -> PlannedStudy:
+def planned(root: Path, kind: str = "compare", settings: Settings | None = None, **keys: Any) -> PlannedStudy:
     """A study of the recipe beside its folder of runs."""
     study = {"kind": kind, "recipes": [str(root.parent / "tiny.yaml")], "seeds": 1, **keys}
-    return plan_study(study, out=root, settings=Settings(quiet=True, cpu=True, lease=lease))
+    return plan_study(study, out=root, settings=settings or Settings(quiet=True, cpu=True))
 
 
 STUDIES = {
@@ -130,16 +131,18 @@ def test_whoever_loses_a_run_leaves_it_as_it_is(tmp_path, monkeypatch, messages)
 def test_a_checkpoint_that_cannot_be_written_since_the_run_is_anothers_is_no_failure(tmp_path, monkeypatch, messages):
     """Whoever takes a run over removes what the other, stopped in the middle of saving, goes on writing."""
     recipe_file(tmp_path, **SHORT)
-    study = planned(tmp_path / "runs")
+    study = planned(tmp_path / "runs", settings=Settings(quiet=True, cpu=True, save_every=0.0))
+    swept = []
 
     class Sweeping(Thief):
         def take(self, run: RunFolder) -> None:
             super().take(run)
-            (half,) = run.checkpoints.glob(".*.tmp")
-            shutil.rmtree(half)
+            swept.extend(run.checkpoints.glob(".step-*.tmp"))
+            checkpoint._sweep(run)
 
     thief = Sweeping(monkeypatch, before="sync_metrics")
     done = study.work(wait=False)
+    assert len(swept) == 1
     assert done.failed == 0 and done.left >= 1
     assert (thief.run.path / "status.json").read_bytes() == thief.status
     assert any("was taken over by another process" in text for text in messages)

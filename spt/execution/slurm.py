@@ -299,7 +299,7 @@ def run_on_slurm(
     """
     if launch.world_size() > 1:
         raise UsageError(f"a launcher has formed {launch.world_size()} processes, but Slurm starts the runs; run alone")
-    for program in ("sbatch", "srun"):  # of submitit's: a job is a step of srun
+    for program in ("sbatch", "srun"):  # by which submitit queues a job, and starts what it runs
         if shutil.which(program) is None:
             raise BackendError(f"there is no {program} here; run this on a machine of the cluster, or without Slurm")
     watch = _JobWatch(root, settings, slurm, folder)
