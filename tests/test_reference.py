@@ -452,7 +452,11 @@ def ten_words(folder: Path) -> None:
     pq.write_table(pa.table(columns), folder / "speech_commands" / "train.parquet")
 
 
-STAND_INS = {"lra/retrieval": papers, "speech/sc10": ten_words}  # by how recipes begin: what makes their data in small
+STAND_INS = {  # by how recipes begin: what makes their data in small
+    "lra/retrieval": papers,
+    "reference/retrieval": papers,
+    "speech/sc10": ten_words,
+}
 
 
 def data_of(name: str, folder: Path, data_dir: Path) -> Path:
