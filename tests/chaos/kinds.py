@@ -100,8 +100,7 @@ def lose_unsynced_writes(case: "Case", command: Command, chance: random.Random) 
 
 def fill_disk(case: "Case", command: Command, chance: random.Random) -> None:
     """The file system has room for a few more pages, until the command has ended."""
-    used = case.used_bytes()
-    case.limit_room(used + 4096 * chance.choice([0, 0, 1, 2, 4, 8, 16, 32]))
+    case.limit_room_beyond(4096 * chance.choice([0, 0, 1, 2, 4, 8, 16, 32]))
     case.resume()
     command.wait(PATIENCE)
     send(command.family(), signal.SIGKILL)
