@@ -95,6 +95,11 @@ def problems(tmp_path, **changes):
         ({"finetune": {}}, "finetune.train", "missing"),
         ({"scratch": {"train": {"steps": 2}}}, "scratch.train.batch_size", "missing"),
         ({"scratch": {"head": {}}}, "scratch.head", "unknown key"),
+        ({"[x]": 1}, "[x]", "unknown key"),  # keys that look like a branch of one of our own unions
+        ({"int": 1}, "int", "unknown key"),
+        ({"": 1}, '""', "unknown key"),
+        ({"pretrain__train__[x]": 1}, "pretrain.train.[x]", "unknown key"),
+        ({"pretrain__train__str": 1}, "pretrain.train.str", "unknown key"),
     ],
 )
 def test_each_mistake_has_its_place_and_words(tmp_path, changes, place, words):

@@ -18,12 +18,16 @@ def validation_messages(model: type[BaseModel], error: ValidationError, place: s
     """Every problem pydantic found, in our words, with its dotted place."""
     messages = dict[str, list[str]]()
     for problem in error.errors():
-        location = [str(part) for part in problem["loc"] if "[" not in str(part)]  # not which branch of a union
-        if location and location[-1] in _SCALARS:
-            location.pop()
+        unknown = problem["type"] == "extra_forbidden"  # then the last part is a key of the user's, whatever it looks like
+        *path, last = [str(part) for part in problem["loc"]] or [""]
+        location = [part for part in path if "[" not in part]  # not which branch of a union
+        if unknown:
+            location.append(last or '""')
+        elif last and "[" not in last and last not in _SCALARS:
+            location.append(last)
         dotted = ".".join([place, *location] if place else location)
         message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
+        if unknown:
             message = f"unknown key{did_you_mean(location[-1], known_fields(model, location[:-1]))}"
         elif problem["type"] == "missing":
             message = "missing"
