@@ -33,6 +33,7 @@ from spt.models.ops.device import run_on_gpu
 from spt.models.ops.precision import float32_products
 from spt.runtime import launch
 from spt.runtime.environment import compiler_problem
+from spt.runtime.memory import keep_freed_memory
 from spt.runtime.settings import TRACKERS, Settings
 from spt.runtime.signals import cleanup
 from spt.runtime.trackers import TrackedRun, project, start_options
@@ -84,6 +85,8 @@ class Runtime:
             raise BackendError(
                 f"the launcher announced {launch.world_size()} processes, but {accelerator.num_processes} came together"
             )
+        if accelerator.device.type == "cpu":
+            keep_freed_memory()
         return accelerator
 
     @property

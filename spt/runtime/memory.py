@@ -1,18 +1,57 @@
 """Device and resident memory: peaks, running out of it, giving it back."""
 
+import ctypes
 import os
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+BLOCK = 1 << 27  # bytes; larger ones would break up what is kept
+KEPT = (1 << 31) - 1  # bytes, as many as mallopt's int can say
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Have malloc keep freed blocks of up to 128 MiB for the next step, as a GPU's allocator does.
+
+    By itself glibc maps every block of more than 32 MiB anew and unmaps it when it is freed, so that the system fills
+    the same pages with zeros at each step. With other libraries nothing happens, and whoever has set GLIBC_TUNABLES or
+    a variable MALLOC_… keeps what that says.
+    """
+    if any(name == "GLIBC_TUNABLES" or name.startswith("MALLOC_") for name in os.environ):
+        return
+    if (libc := _glibc()) is not None:
+        libc.mallopt(M_MMAP_THRESHOLD, BLOCK)
+        libc.mallopt(M_TRIM_THRESHOLD, KEPT)
+
+
+@cache
+def _glibc() -> ctypes.CDLL | None:
+    """Other libraries know mallopt, too, and mean something else by it."""
+    with suppress(OSError, TypeError):
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "gnu_get_libc_version"):
+            return libc
+    return None
+
+
+def _give_back() -> None:
+    """What malloc keeps."""
+    if (libc := _glibc()) is not None:
+        libc.malloc_trim(0)
+
+
 def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
+        _give_back()  # an earlier run's
         with suppress(OSError):  # Linux: lets the process's high-water mark start again
             Path("/proc/self/clear_refs").write_text("5")
 
@@ -49,5 +88,6 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def free_memory() -> None:
-    """Give back what the device's allocator keeps for later."""
+    """Give back what the allocators keep for later."""
     clear_device_cache(garbage_collection=True)  # an error's traceback may hold tensors in a cycle
+    _give_back()
