@@ -1,12 +1,15 @@
 """From a run and a file to predictions and embeddings: what the run itself answered, whatever the file looks like."""
 
 import csv
+import hashlib
 import json
+import math
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_bad_inputs import call
 from test_custom import reviews, wav, write
 from test_predictions import asking
@@ -397,6 +400,33 @@ def test_a_head_that_pools_reads_its_answer_from_the_embedding(tmp_path):
         logits = model.network.head.out(torch.from_numpy(found["embedding"]))
     wanted = [[row["p_no"], row["p_yes"]] for row in table(tmp_path / "p.parquet")]
     assert np.allclose(logits.softmax(-1).numpy(), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "told"),
+    [(math.nan, 6, "the weights encoder."), (3e38, 3, "no finite numbers for row ")],
+)
+@pytest.mark.parametrize("ask", ["predict", "embed"])
+def test_what_is_no_finite_number_is_not_written(ask, value, code, told, tmp_path):
+    """Of weights that are none, or whose products are none."""
+    test = folder_of(tmp_path / "d", channels, "csv")
+    path = trained(tmp_path, task={"name": "custom", "path": "d", "list_columns": ["a", "b"], "label_column": "y"})
+    spoil_weights(path, value)
+    ended, _, errors = call(tmp_path, ask, path, test, "--cpu", "--out", "out.npz" if ask == "embed" else "out.csv")
+    assert ended == code and told in errors and not list(tmp_path.glob("out.*"))
+
+
+def spoil_weights(path, value):
+    """Other weights of the encoder, and a manifest that says that they are as they should be."""
+    best = path / "checkpoints" / "best"
+    weights = load_file(best / "model.safetensors")
+    for name, tensor in weights.items():
+        if name.startswith("encoder."):
+            tensor.fill_(value)
+    save_file(weights, best / "model.safetensors")
+    manifest = json.loads((best / "manifest.json").read_text())
+    manifest["model.safetensors"] = hashlib.sha256((best / "model.safetensors").read_bytes()).hexdigest()
+    (best / "manifest.json").write_text(json.dumps(manifest))
 
 
 # --------------------------------------------------------------------------------------------------------- the commands

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from spt.data.batching import collate
-from spt.errors import BackendError
+from spt.errors import BackendError, CheckpointError, DataError
 from spt.models.base import Context
 from spt.models.longconv import cached_kernels
 from spt.runtime.distributed import Runtime
@@ -72,7 +72,10 @@ def network_outputs(
     features: bool = False,
 ) -> Iterator[BatchOutputs]:
     """The network's answers to all rows of a split, or the features that its head is given; the longest rows first,
-    unless batches are those of the split's order. Where memory runs out, batches become smaller."""
+    unless batches are those of the split's order. Where memory runs out, batches become smaller.
+
+    Raises CheckpointError and DataError where what the network gives is no finite number.
+    """
     if not len(rows):
         return
     rows, network = rows.unlabelled(), network.to(runtime.device).eval()
@@ -96,7 +99,21 @@ def network_outputs(
                 waiting[:0] = np.array_split(part, 2)
                 free_memory()
                 continue
+            _check_finite(network, rows, outputs)
             yield outputs
+
+
+def _check_finite(network: SequenceModel, rows: Split, outputs: BatchOutputs) -> None:
+    bad = ~outputs.values.isfinite().all(-1)
+    if bad.ndim == 2:
+        bad = (bad & outputs.context.valid).any(-1)
+    if not bad.any():
+        return
+    for name, tensor in network.state_dict().items():
+        if not tensor.isfinite().all():
+            raise CheckpointError(f"the weights {name} hold numbers that are not finite; train the run again")
+    first = rows.ids[outputs.rows[int(bad.nonzero()[0]) % len(outputs.rows)]]
+    raise DataError(f"the network gives no finite numbers for row {first}: its values, or the weights, are too large")
 
 
 def _outputs(
