@@ -2,12 +2,14 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import yaml
 from tiny import RECIPE, changed, recipe_file
 from typer.testing import CliRunner
 
+from spt.errors import visible
 from spt_cli import app
 
 
@@ -222,6 +224,14 @@ def test_listing_and_showing_studies():
         shown = yaml.safe_load(call("study", "show", name).stdout)
         assert shown["recipes"] and shown["kind"]
     assert "did you mean spt-table-8" in call("study", "show", "spt-table8", code=2).stderr
+
+
+def test_a_shown_study_reads_back_and_does_nothing_to_a_terminal(tmp_path):
+    name = "tïny\u202e.yaml"
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump({"kind": "compare", "recipes": [name, "tïny.yaml"]}), "utf-8")
+    shown = call("study", "show", "s.yaml").stdout
+    read = [Path(recipe).name for recipe in yaml.safe_load(shown)["recipes"]]
+    assert visible(shown) == shown and read == [name, "tïny.yaml"]
 
 
 def test_one_failed_run_does_not_stop_a_study(tmp_path):

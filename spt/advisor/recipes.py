@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from spt.advisor.backbones import Candidate
 from spt.advisor.classes import ClassOptions
+from spt.config.yaml import dump_yaml
 
 PRETRAINING = 2 / 3  # of SPT's budget; finetuning has the rest, and scratch all of it
 EVALUATIONS = 10  # of a stage; fewer, of many validation rows, so that training is not kept waiting
@@ -104,7 +103,7 @@ def study_text(template: Template, names: Sequence[str], seeds: int, splits: int
         f"# Does self-pretraining help on {template.source}, and with which model? Both arms of every recipe.\n"
         f"# Run: spt study run {STUDY}     More seeds: spt study run {STUDY} --seeds 10\n"
     )
-    return head + yaml.safe_dump(study, sort_keys=False, allow_unicode=True)
+    return head + dump_yaml(study)
 
 
 def _masks(template: Template) -> dict[str, Any]:
@@ -144,9 +143,9 @@ def _train(
 
 
 def _section(name: str, values: dict[str, Any]) -> str:
-    return str(yaml.safe_dump({name: values}, sort_keys=False, allow_unicode=True, width=110))
+    return dump_yaml({name: values}, width=110)
 
 
 def _indented(values: dict[str, Any]) -> str:
-    text = str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    text = dump_yaml(values)
     return "\n".join(f"  {line}" for line in text.splitlines())

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from spt.errors import UsageError, one_line
+from spt.errors import UsageError, one_line, visible
 
 MAX_BYTES = 1_000_000  # a recipe is a page of text
 DEEPEST = 32  # levels of sections and lists; a recipe has a handful
@@ -95,3 +95,9 @@ def parse_yaml(text: str, source: str) -> Any:
         raise UsageError(f"{source}{where}: {error.problem or error}") from None
     except (yaml.YAMLError, RecursionError, ValueError, KeyError) as error:
         raise UsageError(f"{source} is not readable as YAML: {one_line(error)}") from None
+
+
+def dump_yaml(values: dict[str, Any], width: int = 80) -> str:
+    """As a file that reads back the same, in the order given. Characters that would act on a terminal are escaped."""
+    text = str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=width))
+    return text if visible(text) == text else str(yaml.safe_dump(values, sort_keys=False, width=width))

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import yaml
 
+from spt.config.yaml import dump_yaml
 from spt.inference.trained_model import TrainedModel
 from spt.tasks.base import Classes, Labels, Tokens, Values
 
@@ -15,7 +15,7 @@ SHOWN = 20  # classes by name
 def model_card(model: TrainedModel, name: str) -> str:
     """README.md of the folder `name`."""
     about = model.about
-    front = yaml.safe_dump(_front_matter(model), sort_keys=False, allow_unicode=True)
+    front = dump_yaml(_front_matter(model))
     smoke = ["**From a smoke run: a few steps to show that it runs. Its scores and its answers mean nothing.**", ""]
     lines = [
         f"# {about['model']}, {'pretrained' if model.target is None else 'trained'} on {about['task']}",

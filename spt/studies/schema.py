@@ -17,7 +17,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
@@ -30,7 +29,7 @@ from spt.config.overrides import flatten
 from spt.config.plugins import is_path
 from spt.config.recipe import BUDGETS, StrictModel, Train
 from spt.config.validation import validate_values, validation_messages
-from spt.config.yaml import is_file_name, parse_yaml, read_text
+from spt.config.yaml import dump_yaml, is_file_name, parse_yaml, read_text
 from spt.errors import RecipeError, UsageError, did_you_mean
 from spt.runs.plan import ARMS, Axis, SearchProtocol
 from spt.studies.arms import absolute, canonical, renamed_arm
@@ -843,7 +842,7 @@ def to_yaml(study: Study, folder: Path | None = None, comment: str = "") -> str:
     if folder is not None:
         names = {name: _relative(name, folder) for name in study.recipes}
         values = _with_names(values, names, lambda name: _relative(name, folder))
-    text = yaml.safe_dump({"kind": values.pop("kind"), **values}, sort_keys=False, allow_unicode=True)
+    text = dump_yaml({"kind": values.pop("kind"), **values})
     return f"# {comment}\n{text}" if comment else text
 
 
