@@ -5,7 +5,8 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from spt.training.calibration import BINS, LEAST, calibrate, fit_temperature, reliability
+from spt.runs.result import BINS
+from spt.training.calibration import LEAST, calibrate, fit_temperature, reliability
 from spt.training.metrics import ScoredAnswers, probabilities
 
 RNG = np.random.default_rng(0)

@@ -371,6 +371,23 @@ def test_a_score_that_the_metric_cannot_have_is_refused(tmp_path: Path, place: s
     assert f"result.json cannot be read as a result (accuracy is {score:g}, which no accuracy can be)" in failure.reason
 
 
+GOOD_BIN = {"count": 1, "confidence": 0.5, "accuracy": 1.0}
+GOOD = {"log_loss": 0.1, "brier": 0.2, "ece": 0.3, "bins": [GOOD_BIN] * 15}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"ece": float("inf")}, {"bins": [GOOD_BIN] * 14}, {"bins": [GOOD_BIN | {"accuracy": 7.0}] * 15}, {"brier": 1e300}],
+)
+def test_a_calibration_that_cannot_be_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    folder = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
+    path = tmp_path / "finetune-spt2" / "result.json"
+    whole = json.loads(path.read_text())
+    for end, n in ((GOOD, 3), (GOOD | wrong, 2)):
+        path.write_text(json.dumps(whole | {"calibration": {"temperature": 1.0, "fitted": 9, "before": end, "after": end}}))
+        assert row_of(folder).n == n
+
+
 def test_every_metric_of_a_recipe_has_bounds_but_the_loss() -> None:
     for name in set(get_args(Metric)) - {"auto", "loss"}:
         with pytest.raises(ValueError, match=f"no {name} can be"):

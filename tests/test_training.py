@@ -38,7 +38,7 @@ from spt.runs.folder import RunFolder
 from spt.runs.result import Ledger
 from spt.runtime.distributed import Runtime
 from spt.tasks.base import Tokens, Values
-from spt.training import stage
+from spt.training import checkpoint, stage
 from spt.training.build import build_stage
 from spt.training.checkpoint import TrainingState
 from spt.training.evaluate import is_better
@@ -919,19 +919,46 @@ def test_a_copy_of_a_checkpoint_is_left_alone(tmp_path):
     assert list(folder.glob("*.bak"))
 
 
-def test_a_position_of_another_step_is_damage(tmp_path, messages):
+@pytest.mark.parametrize("change", [{"step": 2}, {"best": {"accuracy": 23809.5}}])
+def test_a_position_of_another_step_or_with_impossible_scores_is_damage(change, tmp_path, messages):
     job = Job(loaded(tmp_path, pretrain__train__steps=8), "pretrain", 0)
     whole = run(job, tmp_path / "whole")
     with stopping_after(5), pytest.raises(Stopped):
         run(job, tmp_path / "runs")
     (step,) = (tmp_path / "runs" / job.name / "checkpoints").glob("step-*")
     position = json.loads((step / "position.json").read_text())
-    (step / "position.json").write_text(json.dumps({**position, "step": 2}))
-    sums = json.loads((step / "manifest.json").read_text())
-    sums["position.json"] = hashlib.sha256((step / "position.json").read_bytes()).hexdigest()
-    (step / "manifest.json").write_text(json.dumps(sums))
+    (step / "position.json").write_text(json.dumps(position | change))
+    vouch_for(step, "position.json")
     same_result(whole, run(job, tmp_path / "runs"))
     assert any("position.json is damaged" in text for text in messages)
+
+
+def vouch_for(checkpoint: Path, file: str) -> None:
+    """Have the manifest say that a changed file is as it should be."""
+    sums = json.loads((checkpoint / "manifest.json").read_text())
+    sums[file] = hashlib.sha256((checkpoint / file).read_bytes()).hexdigest()
+    (checkpoint / "manifest.json").write_text(json.dumps(sums))
+
+
+@pytest.mark.parametrize("content", ["a word", {"state": 3, "param_groups": None}, [1, 2]])
+def test_a_state_that_is_something_else_is_refused(content, tmp_path):
+    """Readable, and its checksum is right."""
+    job = Job(loaded(tmp_path, pretrain__train__steps=8), "pretrain", 0)
+    with stopping_after(5), pytest.raises(Stopped):
+        run(job, tmp_path / "runs")
+    (step,) = (tmp_path / "runs" / job.name / "checkpoints").glob("step-*")
+    torch.save(content, step / "optimizer.bin")
+    vouch_for(step, "optimizer.bin")
+    with pytest.raises(CheckpointError, match=r"cannot be loaded .*; --resume never starts over"):
+        run(job, tmp_path / "runs")
+
+
+def test_torch_says_in_several_ways_that_the_disk_is_full(tmp_path):
+    for text in ("[enforce fail at inline_container.cc:815] .", "basic_ios::clear: iostream error"):
+        with pytest.raises(OutputError, match="cannot write"), checkpoint._disk(tmp_path / "best"):
+            raise RuntimeError(text)
+    with pytest.raises(RuntimeError, match="something else"), checkpoint._disk(tmp_path / "best"):
+        raise RuntimeError("something else")
 
 
 def test_a_validation_split_that_nothing_is_scored_on_is_refused_at_once(tmp_path):

@@ -22,6 +22,10 @@ SCHEMA = 1  # of result.json; raised when a field changes its meaning
 LARGEST = 1e100  # no score or cost is larger: squares of float32 numbers are not, and squares of this still are floats
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Amount = Annotated[float, Field(ge=0, le=LARGEST)]
+ROUNDING = 1e-6
+Share = Annotated[float, Field(ge=-ROUNDING, le=1 + ROUNDING)]
+Loss = Annotated[float, Field(ge=-ROUNDING, le=LARGEST)]
+BINS = 15  # of probabilities, in a reliability diagram
 
 
 Stop = Literal["budget", "patience", "time"]  # what ended a training
@@ -81,8 +85,8 @@ class ReliabilityBin(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     count: Count
-    confidence: float  # mean probability of the answer given
-    accuracy: float  # share of right ones
+    confidence: Share  # mean probability of the answer given
+    accuracy: Share  # of right ones
 
 
 class ReliabilityScores(BaseModel):
@@ -90,10 +94,10 @@ class ReliabilityScores(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    log_loss: float
-    brier: float  # sum of squares over all classes, mean over answers
-    ece: float  # expected calibration error of the answer given
-    bins: tuple[ReliabilityBin, ...]  # 15 of equal width
+    log_loss: Loss
+    brier: Loss  # sum of squares over all classes, mean over answers
+    ece: Share  # expected calibration error of the answer given
+    bins: Annotated[tuple[ReliabilityBin, ...], Field(min_length=BINS, max_length=BINS)]  # of equal width
 
 
 class Calibration(BaseModel):
@@ -115,7 +119,7 @@ class GroupScore(BaseModel):
 
     name: Annotated[str, AfterValidator(displayable)]
     rows: Count
-    score: float | None  # None where it is not defined, as an area of rows that have one class
+    score: Annotated[float, Field(ge=-LARGEST, le=LARGEST)] | None  # None: not defined, as areas of rows of one class
 
 
 _BOUNDS = {  # of metrics: what no score of that name can be beyond
@@ -125,14 +129,13 @@ _BOUNDS = {  # of metrics: what no score of that name can be beyond
     **dict.fromkeys(("mae", "mse", "mape", "log_loss", "perplexity", "bits_per_byte"), (0.0, math.inf)),
     "r2": (-math.inf, 1.0),
 }
-_ROUNDING = 1e-6
 
 
 def check_scores(scores: Mapping[str, float | None]) -> None:
     """Raise ValueError for a score that its metric cannot have."""
     for name, score in scores.items():
         low, high = _BOUNDS.get(name, (-math.inf, math.inf))
-        if score is not None and not low - _ROUNDING <= score <= high + _ROUNDING:
+        if score is not None and not low - ROUNDING <= score <= high + ROUNDING:
             raise ValueError(f"{name} is {score:g}, which no {name} can be")
 
 

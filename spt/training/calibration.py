@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spt.runs.result import Calibration, ReliabilityBin, ReliabilityScores
+from spt.runs.result import BINS, Calibration, ReliabilityBin, ReliabilityScores
 from spt.training.metrics import ScoredAnswers, probabilities
 
-BINS = 15
 LEAST, MOST = 0.05, 20.0  # temperatures; where all validation answers are right, the best one would be 0
 
 

@@ -33,7 +33,7 @@ from spt.config.recipe import MOVED
 from spt.errors import CheckpointError, one_line
 from spt.runs.files import output_error, sync, write_json, writing
 from spt.runs.folder import RunFolder
-from spt.runs.result import Ledger, SplitRecord
+from spt.runs.result import Ledger, SplitRecord, check_scores
 from spt.runtime.distributed import Runtime
 from spt.tasks.base import Tokens, Values, describe
 from spt.tasks.files import read_npy
@@ -42,7 +42,10 @@ from spt.training.transfer import unlike
 
 logger = logging.getLogger(__name__)
 
-UNREADABLE = (RuntimeError, ValueError, KeyError, EOFError, OSError, SafetensorError, pickle.UnpicklingError)
+UNREADABLE = (
+    *(RuntimeError, ValueError, KeyError, EOFError, OSError, SafetensorError, pickle.UnpicklingError),
+    *(AttributeError, TypeError),  # of contents that are readable, and something else than a state
+)
 KEEP = 2  # resumable checkpoints
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
@@ -420,7 +423,7 @@ def _disk(folder: Path) -> Iterator[None]:
             yield
     except (RuntimeError, SafetensorError) as error:
         text = str(error)
-        if isinstance(error, RuntimeError) and "No space left" not in text and "inline_container" not in text:
+        if isinstance(error, RuntimeError) and not any(sign in text for sign in ("No space left", "inline_container", "iostream")):
             raise
         # Their libraries do not say why a write failed: a file much smaller than the free space met another limit.
         size = sum(path.stat().st_size for path in _beside(folder).rglob("*") if path.is_file())
@@ -445,6 +448,7 @@ def _position(folder: Path) -> TrainingState:
     state = TrainingState.model_validate_json((folder / "position.json").read_text(encoding="utf-8"))
     if folder.name != f"step-{state.step:08d}":
         raise ValueError(f"position.json is of step {state.step}")
+    check_scores(state.best)
     return state
 
 

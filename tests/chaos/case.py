@@ -134,15 +134,15 @@ class Case:
             when = f"{phase} {count}"
         command = self.start(words, kind.name.replace(" ", "-"), **hooks)
         if not self._reached(command, bool(hooks.get("watch")), hooks.get("stops", False)):
-            self.judge(command, ())
+            self.judge(command, self._refusals())
             return False
         time.sleep(delay)
         if command.code() is not None:
-            self.judge(command, ())
+            self.judge(command, self._refusals())
             return False
         self.say(f"{kind.name} at {when}")
         kind.strike(self, command, chance)
-        self.judge(command, kind.codes)
+        self.judge(command, (*kind.codes, *self._refusals()))
         return True
 
     def _reached(self, command: Command, watched: bool, stops: bool) -> bool:
@@ -196,14 +196,17 @@ class Case:
                 words = (*words[:-2], *ALONE)
             for attempt in range(1, ATTEMPTS + 1):
                 command = self.start(self.words(words), "finish", warm=True)
-                allowed = (3, 6, 7, 8) if self.spoiled or self._has_damage else ()
-                code = self.judge(command, allowed)
+                code = self.judge(command, self._refusals())
                 if code == OK:
                     break
                 if not self._follow_advice(command.text()) and attempt == ATTEMPTS:
                     self.problems.append(f"not done after {ATTEMPTS} attempts: {_last_line(command.text())}")
 
     _has_damage = False
+
+    def _refusals(self) -> tuple[int, ...]:
+        """Codes with which any command may end once files were damaged."""
+        return (3, 6, 7, 8) if self.spoiled or self._has_damage else ()
 
     def damaged(self, path: Path, how: str) -> None:
         """Take note of what we have damaged: a file of a finished run is not made again."""
