@@ -384,7 +384,8 @@ def test_a_calibration_that_cannot_be_is_refused(tmp_path: Path, wrong: dict[str
     path = tmp_path / "finetune-spt2" / "result.json"
     whole = json.loads(path.read_text())
     for end, n in ((GOOD, 3), (GOOD | wrong, 2)):
-        path.write_text(json.dumps(whole | {"calibration": {"temperature": 1.0, "fitted": 9, "before": end, "after": end}}))
+        calibration = {"temperature": 1.0, "fitted": 9, "before": end, "after": end}
+        path.write_text(json.dumps(whole | {"calibration": calibration}))
         assert row_of(folder).n == n
 
 

@@ -18,7 +18,7 @@ def validation_messages(model: type[BaseModel], error: ValidationError, place: s
     """Every problem pydantic found, in our words, with its dotted place."""
     messages = dict[str, list[str]]()
     for problem in error.errors():
-        unknown = problem["type"] == "extra_forbidden"  # then the last part is a key of the user's, whatever it looks like
+        unknown = problem["type"] == "extra_forbidden"  # the last part then is the user's key, whatever it looks like
         *path, last = [str(part) for part in problem["loc"]] or [""]
         location = [part for part in path if "[" not in part]  # not which branch of a union
         if unknown:

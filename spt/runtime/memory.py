@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
-
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 BLOCK = 1 << 27  # bytes; larger ones would break up what is kept
 KEPT = (1 << 31) - 1  # bytes, as many as mallopt's int can say

@@ -415,6 +415,9 @@ def _settle(beside: Path, folder: Path) -> None:
     beside.rename(folder)
 
 
+_FULL = ("No space left", "inline_container", "iostream")  # in torch's words for a write that failed
+
+
 @contextlib.contextmanager
 def _disk(folder: Path) -> Iterator[None]:
     """torch and safetensors report a full disk in their own ways."""
@@ -423,7 +426,7 @@ def _disk(folder: Path) -> Iterator[None]:
             yield
     except (RuntimeError, SafetensorError) as error:
         text = str(error)
-        if isinstance(error, RuntimeError) and not any(sign in text for sign in ("No space left", "inline_container", "iostream")):
+        if isinstance(error, RuntimeError) and not any(sign in text for sign in _FULL):
             raise
         # Their libraries do not say why a write failed: a file much smaller than the free space met another limit.
         size = sum(path.stat().st_size for path in _beside(folder).rglob("*") if path.is_file())
