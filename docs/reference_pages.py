@@ -77,6 +77,7 @@ VARIABLES = (
     Variable("SPT_EXIT_CODE_FILE", "", "set by spt for processes it starts: where the first to end leaves its code"),
     Variable("PYTHONPATH", "", "set by spt for processes it starts, so that they import the same spt"),
     Variable("GIT_OPTIONAL_LOCKS", "", "set by spt for the git that names the commit of a checkout"),
+    Variable("GLIBC_TUNABLES", "", "set, or any `MALLOC_…`: malloc on a CPU stays as these say (performance.md)"),
     Variable("KEOPS_VERBOSE", "0", "KeOps says what it compiles"),
     Variable("PYKEOPS_VERBOSE", "0", "the same of its Python part"),
     Variable("TRITON_INTERPRET", "", "1: Triton computes on the CPU by its interpreter, slowly, for tests"),

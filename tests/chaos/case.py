@@ -109,7 +109,7 @@ class Case:
         for position, words in enumerate(order):
             if position < first:
                 command = self.start(self.words(words))
-                if self.judge(command, ()) != OK:
+                if self.judge(command, self._refusals()) != OK:
                     return False
                 continue
             return self._disturb(self.words(words), kind, quiet, chance)
