@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from tiny import MODEL, RECIPE, TASK, changed, environment
+from tiny import MODEL, RECIPE, TASK, changed, environment, reseal
 from typer.testing import CliRunner
 
 from spt.errors import CheckpointError, UsageError
@@ -274,20 +274,9 @@ def edit(path: Path, change) -> None:
     path.write_bytes(change(path.read_bytes()))
 
 
-def reseal(parent: Path) -> None:
-    """As somebody who edits a checkpoint and its checksums."""
-    best = parent / "checkpoints/best"
-    sums = {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in best.iterdir()
-        if path.name != "manifest.json"
-    }
-    (best / "manifest.json").write_text(json.dumps(sums))
-
-
 def nonsense_weights(parent: Path) -> None:
     edit(parent / "checkpoints/best/model.safetensors", lambda b: b[:40])
-    reseal(parent)
+    reseal(parent / "checkpoints/best")
 
 
 def other_names(parent: Path) -> None:
@@ -296,13 +285,13 @@ def other_names(parent: Path) -> None:
     path = parent / "checkpoints/best/model.safetensors"
     tensors = {name.replace("qkv", "qvk"): tensor for name, tensor in load_file(path).items()}
     save_file(tensors, path)
-    reseal(parent)
+    reseal(parent / "checkpoints/best")
 
 
 def of_another_run(parent: Path) -> None:
     path = parent / "checkpoints/best/about.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"key": "0123456789ab"}))
-    reseal(parent)
+    reseal(parent / "checkpoints/best")
 
 
 CHECKPOINTS = {

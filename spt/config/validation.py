@@ -19,12 +19,13 @@ def validation_messages(model: type[BaseModel], error: ValidationError, place: s
     messages = dict[str, list[str]]()
     for problem in error.errors():
         unknown = problem["type"] == "extra_forbidden"  # the last part then is the user's key, whatever it looks like
-        *path, last = [str(part) for part in problem["loc"]] or [""]
-        location = [part for part in path if "[" not in part]  # not which branch of a union
+        parts = [str(part) for part in problem["loc"]]
+        key = parts.pop() if unknown else ""
+        location = [part for part in parts if "[" not in part]  # not which branch of a union
         if unknown:
-            location.append(last or '""')
-        elif last and "[" not in last and last not in _SCALARS:
-            location.append(last)
+            location.append(key or '""')
+        elif location and location[-1] in _SCALARS:
+            location.pop()
         dotted = ".".join([place, *location] if place else location)
         message = problem["msg"].removeprefix("Value error, ")
         if unknown:

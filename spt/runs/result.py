@@ -22,7 +22,7 @@ SCHEMA = 1  # of result.json; raised when a field changes its meaning
 LARGEST = 1e100  # no score or cost is larger: squares of float32 numbers are not, and squares of this still are floats
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Amount = Annotated[float, Field(ge=0, le=LARGEST)]
-ROUNDING = 1e-6
+ROUNDING = 1e-6  # by which a computed score may pass its bounds
 Share = Annotated[float, Field(ge=-ROUNDING, le=1 + ROUNDING)]
 Loss = Annotated[float, Field(ge=-ROUNDING, le=LARGEST)]
 BINS = 15  # of probabilities, in a reliability diagram

@@ -206,7 +206,7 @@ class Case:
 
     def _refusals(self) -> tuple[int, ...]:
         """Codes with which any command may end once files were damaged."""
-        return (3, 6, 7, 8) if self.spoiled or self._has_damage else ()
+        return (3, 6, 7, 8) if self._has_damage else ()
 
     def damaged(self, path: Path, how: str) -> None:
         """Take note of what we have damaged: a file of a finished run is not made again."""
