@@ -133,8 +133,8 @@ def row_of(folder: Path) -> Row:
     return row
 
 
-def shown(made: Report, width: int = 80) -> str:
+def shown(made: Report, width: int = 80, full: bool = True) -> str:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(terminal.terminal(made))
+    console.print(terminal.terminal(made, full))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

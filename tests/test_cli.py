@@ -209,7 +209,9 @@ def test_show_trains_nothing(tmp_path):
         assert stage["memory estimate"]["total"] > 16 * stage["parameters"]["total"]
     assert found["budgets"].startswith("scratch trains for ") and found["published parameters"] is None
     for title in ("optimiser groups", "stages", "command line", "MiB", "scratch trains for"):
-        assert title in call("show", recipe, "model.d_ff=32").stdout
+        assert title in call("show", recipe, "model.d_ff=32", "--all").stdout
+    brief = call("show", recipe, "model.d_ff=32").stdout
+    assert "d_ff=32 (command line)" in brief and "schedule" not in brief and "optimiser groups (--all)" in brief
 
 
 MODEL = '''"""Gated recurrent unit: h_t = GRU(x_t, h_{t-1})."""

@@ -21,7 +21,7 @@ from simulations import SIMULATIONS, Simulation, comparison, false_change, naive
 from spt.report import collect, html, latex, machine, markdown, model_figures, write
 from spt.report.collect import Report
 from spt.report.models import compare_models
-from spt.report.ranking import ModelComparison, changes_ranking, pairs_of, rank, winner_loser
+from spt.report.ranking import ModelComparison, brief_ranking, changes_ranking, pairs_of, rank, winner_loser
 from spt.report.stats import average, friedman, holm, wilcoxon
 from spt.runs.result import SplitRecord
 
@@ -88,6 +88,14 @@ def test_the_verdict_says_who_leads_and_whether_that_changes(tmp_path: Path) -> 
     ]
 
 
+def test_the_verdict_in_brief_has_both_rankings_and_who_changes_places(tmp_path: Path) -> None:
+    comparison = only(collect.read_report([compared(tmp_path, {"transformer": A, "dlr": B})]))
+    orders = "from scratch transformer > dlr; after self-pretraining dlr, transformer"
+    assert brief_ranking(comparison) == f"{orders}; changed: transformer and dlr"
+    same = only(collect.read_report([compared(tmp_path / "same", {"transformer": A, "dlr": A})]))
+    assert brief_ranking(same).endswith("; no change of places is shown")
+
+
 def test_the_verdict_comes_first_everywhere(tmp_path: Path) -> None:
     folder = compared(tmp_path, {"transformer": A, "dlr": B})
     report = collect.read_report([folder])
@@ -101,7 +109,7 @@ def test_the_verdict_comes_first_everywhere(tmp_path: Path) -> None:
         json.dumps(machine.to_json(report)["verdicts"]),
     ):
         assert 0 <= text.index(said) < text.index(row)
-    assert "transformer beats dlr" in " ".join(shown(report, 200)[-900:].split())  # and last on a terminal
+    assert "from scratch transformer > dlr" in shown(report, 200)[-300:]  # and in brief last on a terminal
     write.write_report(report, folder)
     assert (folder / "models.csv").read_text().startswith("label,task,arm,first,second,")
 

@@ -597,6 +597,20 @@ def test_terminal_fits_80_columns_and_puts_the_verdict_first(tmp_path: Path) -> 
         assert cell in text
 
 
+def test_a_terminal_has_the_verdicts_the_scores_and_the_verdicts_in_brief(tmp_path: Path) -> None:
+    made = several(tmp_path)
+    text = shown(made, full=False)
+    assert len(text) < len(shown(made)) / 2 and max(map(len, text.splitlines())) <= 80
+    order = [text.index(part) for part in ("SPT beats scratch", "Test accuracy", "Runs without", "SPT is better\n")]
+    assert order == sorted(order)
+    assert "Seed by seed" not in text and "= SPT" not in text and "more tables, all columns and remarks: --full" in text
+
+
+def test_a_verdict_in_brief_says_what_is_not_decided(tmp_path: Path) -> None:
+    text = shown(collect.read_report([compared(tmp_path, [0.7, 0.72, 0.7], [0.71, 0.70, 0.72])]), full=False)
+    assert text.rstrip().endswith("): not decided") or "): not decided\n" in text
+
+
 def test_markdown_tables_hold_every_column(tmp_path: Path) -> None:
     text = markdown.markdown(several(tmp_path))
     tables = [line for line in text.splitlines() if line.startswith("|")]

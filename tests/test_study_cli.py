@@ -41,8 +41,11 @@ def test_a_dry_run_names_every_run_and_runs_nothing(tmp_path):
     assert steps == {"pretrain": [6, 6], "finetune": [6, 12, 6, 12]}
     assert all(run["flops"] > 0 and run["seconds"] is None for run in found["runs"])
     assert found["left"]["runs"] == 6 and found["left"]["steps"] == 48
-    shown = call("study", "compute", "tiny.yaml", "--shares", "0,0.5", "--seeds", "2", "--dry-run").stdout
-    assert "left: 6 of 6 runs" in shown and "seed 1 scratch" in shown
+    command = ("study", "compute", "tiny.yaml", "--shares", "0,0.5", "--seeds", "2", "--dry-run")
+    shown = call(*command).stdout
+    assert "left: 6 of 6 runs" in shown and shown.count("seeds 0 to 1") == 3 and "seed 1" not in shown
+    every = call(*command, "--full").stdout
+    assert "seed 1 scratch" in every and "seeds 0" not in every
 
 
 def test_a_dry_run_knows_what_is_done(tmp_path):

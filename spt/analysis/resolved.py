@@ -216,8 +216,8 @@ def _kinds(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(re.sub(r"^backbone\.(mixers\.\d+\.)?|\.\d+(?=\.)", "", name) for name in names))
 
 
-def render(overview: dict[str, Any]) -> Any:
-    """The same for a terminal."""
+def render(overview: dict[str, Any], everything: bool = False) -> Any:
+    """The same for a terminal: one screen, without the values that are defaults, or all of it."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -231,17 +231,24 @@ def render(overview: dict[str, Any]) -> Any:
             empty.add_column(column, justify="left" if text else "right")
         return empty
 
-    values = table(f"recipe {overview['recipe']}", "key", "value", "origin")
-    for row in overview["values"]:
-        origin = Text(row["origin"], style="dim" if row["origin"] == "default" else "")
-        values.add_row(row["key"], displayable(json.dumps(row["value"]).strip('"')), origin)
+    if everything:
+        values = table(f"recipe {overview['recipe']}", "key", "value", "origin")
+        for row in overview["values"]:
+            origin = Text(row["origin"], style="dim" if row["origin"] == "default" else "")
+            values.add_row(row["key"], _value_text(row["value"]), origin)
+    else:
+        values = table(f"recipe {overview['recipe']}", "", "")
+        values.show_header = False
+        for section, texts in _given(overview["values"]).items():
+            values.add_row(section, Text("  ".join(texts)))
     network = f"\nparameters  {overview['parameters']['total']:,} of the finetuned network"
     if published := overview["published parameters"]:
         network += f"; {published['ours']:,} without the vector of hidden steps, the published {published['printed']}"
     budgets = Text(f"{network}\nbudgets     {overview['budgets']}")
     data = overview["data"]
+    rest = [] if everything else [Text(f"\n{_left_out(overview)} (--all)", style="dim")]
     if data is None:
-        return Group(values, budgets)
+        return Group(values, budgets, *rest)
     rows = ", ".join(f"{name} {count:,}" for name, count in data["rows"].items())
     of = f"{data['examples']} of up to {data['length']:,} steps"
     data_text = Text(f"\ndata  {rows} {of}; {data['input']} -> {data['target']}\n")
@@ -253,7 +260,10 @@ def render(overview: dict[str, Any]) -> Any:
     kinds = list(dict.fromkeys(kind for stage in overview["stages"] for kind in stage["FLOPs by kind"]))
     columns = [_stage_cells(stage, kinds) for stage in overview["stages"]]
     for name in max(columns, key=len):  # a joint loss has a head of its own in one stage
-        stages.add_row(name, *(cells.get(name, "") for cells in columns))
+        if everything or name in BRIEFLY:
+            stages.add_row(name, *(cells.get(name, "") for cells in columns))
+    if not everything:
+        return Group(values, data_text, stages, budgets, *rest)
 
     optimiser = table("\noptimiser groups", "stage", "numbers", "tensors", "rate", "decay", "of")
     for stage in overview["stages"]:
@@ -262,6 +272,30 @@ def render(overview: dict[str, Any]) -> Any:
             optimiser.add_row(stage["stage"], *(_number(value) for value in numbers), ", ".join(kinds))
     runs = Text("\nruns  " + ", ".join(f"{name} {run}" for name, run in overview["runs"].items()) + " (seed 0)")
     return Group(values, data_text, stages, budgets, optimiser, runs)
+
+
+BRIEFLY = ("objective", "steps", "examples", "epochs", "training FLOPs", "parameters", "memory, estimated")
+
+
+def _value_text(value: Any) -> str:
+    return displayable(json.dumps(value).strip('"'))
+
+
+def _given(values: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """What is not a default, by section, as it is written on the command line; where it is not the recipe's own, with
+    its origin."""
+    sections: dict[str, list[str]] = {}
+    for row in values:
+        section, _, key = row["key"].partition(".")
+        if row["origin"] != "default":
+            origin = "" if row["origin"] == "recipe" else f" ({row['origin']})"
+            sections.setdefault(section, []).append(f"{key}={_value_text(row['value'])}{origin}")
+    return sections
+
+
+def _left_out(overview: dict[str, Any]) -> str:
+    defaults = sum(row["origin"] == "default" for row in overview["values"])
+    return f"left out: {defaults} defaults" + (", operations by kind, optimiser groups" if overview["stages"] else "")
 
 
 def _stage_cells(stage: dict[str, Any], kinds: Sequence[str]) -> dict[str, str]:

@@ -38,10 +38,13 @@ def show(
             help="Of a paper's recipe what needs no data: values, parameters, how long each arm trains.",
         ),
     ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Defaults too, operations by kind, and the optimiser's groups.")
+    ] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """What a recipe would do: every value and its origin, parameters, steps, operations, memory. Trains nothing."""
+    """What a recipe would do: its values and their origin, parameters, steps, operations, memory. Trains nothing."""
     recipe = one_recipe(arguments, smoke_size(smoke, smoke_full), data=not no_data)
     from spt.analysis.resolved import overview_without_data, render, resolve_overview
 
@@ -49,7 +52,7 @@ def show(
     if as_json:
         print_json(result)
     else:
-        console().print(render(result))
+        console().print(render(result, everything))
 
 
 FiguresOption = Annotated[

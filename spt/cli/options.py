@@ -50,6 +50,8 @@ SmokeFullOption = Annotated[
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON value on standard output, nothing else there.")]
 
+FullOption = Annotated[bool, typer.Option("--full", help="Every table and column, every run; else the short form.")]
+
 MicroOption = Annotated[
     int | None, typer.Option("--micro-batch", min=1, help="Sequences in memory at once; the batch size stays as it is.")
 ]
@@ -182,6 +184,7 @@ class StudyOptions(NamedTuple):
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Write the study as a file to run later; run nothing.")
     ] = None
+    full: FullOption = False
     as_json: JsonOption = False
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spt.cli.guard import command
-from spt.cli.options import DebugOption, JsonOption
+from spt.cli.options import DebugOption, FullOption, JsonOption
 from spt.cli.output import console, notify, print_json
 from spt.errors import UsageError
 
@@ -25,6 +25,7 @@ def report(
         Path | None,
         typer.Option("--out", metavar="FOLDER", help="Where its files go.", show_default="the study, if it is one"),
     ] = None,
+    full: FullOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -45,19 +46,19 @@ def report(
         from spt.report.write import write_report
 
         paths = write_report(built, out, with_figures=True)
-    show_report(built, as_json)
+    show_report(built, as_json, full)
     if out is not None:
         notify_written(out, figures=any(path.parent != out for path in paths))
 
 
-def show_report(report: "Report", as_json: bool) -> None:
+def show_report(report: "Report", as_json: bool, full: bool) -> None:
     from spt.report.machine import to_json
     from spt.report.terminal import terminal
 
     if as_json:
         print_json(to_json(report))
     else:
-        console().print(terminal(report))
+        console().print(terminal(report, full))
 
 
 def notify_written(folder: Path, figures: bool = False) -> None:

@@ -50,7 +50,7 @@ def results(
     else:
         found = read_results(folder)
     shown = select_results(found, words or ())
-    if words and not shown:
+    if words and found and not shown:
         raise UsageError(f"no result has {' and '.join(map(repr, words))} in its table, row, column or recipe")
     if as_json:
         print_json([result.summary() for result in shown])

@@ -120,11 +120,11 @@ def _run(source: "StudySource", study: StudyOptions, runtime: RuntimeOptions) ->
         from spt.execution.dry_run import dry_run, render
 
         preview = dry_run(planned.grid, planned.folder, planned.costs, planned.target.part, planned.target.arm)
-        print_json(preview) if study.as_json else console().print(render(preview))
+        print_json(preview) if study.as_json else console().print(render(preview, study.full))
         return
     finished = planned.run()
     if planned.runtime.main:
-        show_report(finished.report, study.as_json)
+        show_report(finished.report, study.as_json, study.full)
         notify_written(finished.path)
     if finished.failed:
         raise _failed_runs(finished.failed)

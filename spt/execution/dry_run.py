@@ -1,5 +1,6 @@
 """What a study would do: every run, its state and what it will cost. Runs nothing."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,8 @@ def dry_run(
     }
 
 
-def render(plan: dict[str, Any]) -> RenderableType:
+def render(plan: dict[str, Any], full: bool = False) -> RenderableType:
+    """For a terminal: runs that differ in nothing but their seed or split are one line, or have one each."""
     rows = [
         (
             row_text(row),
@@ -101,11 +103,8 @@ def render(plan: dict[str, Any]) -> RenderableType:
         )
         for row in plan["rows"]
     ]
-    runs = [
-        (run["label"], run["stage"], run["state"], f"{run['steps']:,}", flops_text(run["flops"]), _time(run["seconds"]))
-        for run in plan["runs"]
-    ]
-    runs += [(each["label"], "baseline", each["state"], "-", "-", "-") for each in plan["baselines"]]
+    baselines = [{**each, "stage": "baseline", "steps": None} for each in plan["baselines"]]
+    groups = _alike([*plan["runs"], *baselines], full)
     left = plan["left"]
     known = "" if left["seconds"] is None else f", about {time_text(left['seconds'])} one after the other"
     lines = [f"left: {left['runs']} of {len(plan['runs'])} runs, {flops_text(left['flops'])} FLOPs{known}"]
@@ -118,11 +117,35 @@ def render(plan: dict[str, Any]) -> RenderableType:
         Text(plan["folder"], style="bold"),
         plain_table(("row", "changed", "parameters", "FLOPs per example", "total"), rows, text_columns=2),
         Text(),
-        plain_table(("run", "stage", "state", "steps", "FLOPs", "time"), runs, text_columns=3),
+        plain_table(("what", "stage", "state", "runs", "steps each", "FLOPs", "time"), groups, text_columns=3),
         Text(),
         *map(Text, [*lines, *plan["notes"]]),
     )
 
 
-def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else time_text(seconds)
+def _alike(runs: Sequence[dict[str, Any]], full: bool) -> list[tuple[str, ...]]:
+    """Lines of runs whose label but for the seed, stage, state and steps are the same; costs are of all of them."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for number, run in enumerate(runs):
+        label = str(run["label"]).replace(f"seed {run['seed']}", "seeds {}", 1)
+        groups.setdefault((label, run["stage"], run["state"], run["steps"], number if full else 0), []).append(run)
+    lines: list[tuple[str, ...]] = []
+    for (label, stage, state, steps, _), members in groups.items():
+        seeds = _seeds_text([run["seed"] for run in members])
+        cost = ("-", "-", "-")
+        if steps is not None:
+            seconds = [run["seconds"] for run in members]
+            known = "-" if None in seconds else time_text(sum(seconds))
+            cost = (f"{steps:,}", flops_text(sum(run["flops"] for run in members)), known)
+        lines.append((label.replace("seeds {}", seeds), stage, state, str(len(members)), *cost))
+    return lines
+
+
+def _seeds_text(seeds: Sequence[int | None]) -> str:
+    """`seed 3`, `seeds 0 to 19`, `seeds 1, 4`."""
+    known = sorted({seed for seed in seeds if seed is not None})
+    if len(known) < 2:
+        return "".join(f"seed {seed}" for seed in known)
+    if known == list(range(known[0], known[-1] + 1)):
+        return f"seeds {known[0]} to {known[-1]}"
+    return f"seeds {', '.join(map(str, known))}"

@@ -77,7 +77,7 @@ TOTAL_COST = TableSpec(
         "runs": lambda cost, _: str(cost.runs) + (f" + {cost.unknown} ?" if cost.unknown else ""),
     },
     text_columns=2,
-    narrow=((0, 1, 2, 3, 6, 7, 8),),
+    narrow=((0, 1, 2, 3, 6, 8),),
     caption="All runs of a study; a run that several rows or arms share counts once. Not included: interrupted "
     "attempts that were not continued, and the cost of runs without a result (?).",
 )

@@ -189,7 +189,21 @@ def model_verdict(comparison: ModelComparison) -> str:
     return ". ".join([*sentences, *_cost_sentence(comparison)])
 
 
+def brief_ranking(comparison: ModelComparison) -> str:
+    """Both rankings, and the pairs that are shown to change places."""
+    pairs = pairs_of(comparison)
+    if all(contrast.decision == "smoke" for contrast in comparison.contrasts):
+        return pairs[0].scratch.verdict
+    orders = [f"{LEAD[each.arm].lower()} {_order(each)}" for each in comparison.rankings]
+    changed = [f"{pair.scratch.first} and {pair.scratch.second}" for pair in pairs if changes_ranking(pair)]
+    return "; ".join([*orders, f"changed: {', '.join(changed)}" if changed else "no change of places is shown"])
+
+
 LEAD = {"scratch": "From scratch", "spt": "After self-pretraining"}
+
+
+def _order(ranking: Ranking) -> str:
+    return " > ".join(map(", ".join, ranking.order)) or "no model has a score"
 
 
 def _arm_sentence(contrast: ModelContrast) -> str:
@@ -258,7 +272,7 @@ def _change(pair: Pair) -> str:
 def _ranking_sentence(comparison: ModelComparison, arm: ArmName) -> str:
     ranking = next(each for each in comparison.rankings if each.arm == arm)
     contrasts = [contrast for contrast in comparison.contrasts if contrast.arm == arm]
-    sentence = f"{LEAD[arm]}: " + (" > ".join(map(", ".join, ranking.order)) or "no model has a score")
+    sentence = f"{LEAD[arm]}: {_order(ranking)}"
     if opened := [contrast for contrast in contrasts if contrast.decision in UNDECIDED]:
         largest = max(opened, key=lambda contrast: max(abs(contrast.low or 0), abs(contrast.high or 0)))
         possible = f"differences of up to {_at_most(largest)}{_unit(largest)} are possible"

@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 from spt.report.arms import Row
 from spt.report.collect import Report
-from spt.report.format import abbreviate
+from spt.report.format import abbreviate, delta_text, interval_text, is_percent
 from spt.report.levels import Contrast
+from spt.report.ranking import brief_ranking
 from spt.report.search import SearchResult
 from spt.runs.plan import ARMS, setting_text
 
@@ -74,6 +75,30 @@ def model_statements(report: Report) -> list[Statement]:
         )
         for comparison in report.models
     ]
+
+
+def brief_verdicts(report: Report) -> list[tuple[str, str]]:
+    """A line for each row, for the models of each task, and for baselines: label and verdict."""
+    return [
+        *((row.label, _brief(row)) for row in report.rows),
+        *((comparison.label, brief_ranking(comparison)) for comparison in report.models),
+        *((each.label, each.verdict) for each in baseline_statements(report)),
+    ]
+
+
+DECIDED = {"spt": "SPT is better", "scratch": "scratch is better", "open": "not decided"}
+
+
+def _brief(row: Row) -> str:
+    """The difference, its interval, and what that decides."""
+    decided = DECIDED.get(row.decision.removesuffix(" alone"))
+    if decided is None or row.delta is None:
+        return row.verdict
+    if row.decision.endswith("alone"):
+        decided += f" on its own, not among {row.tests} comparisons"
+    unit = " points" if is_percent(row.metric) else f" in {row.metric}"
+    interval = interval_text(row.low, row.high, row.metric)
+    return f"{delta_text(row.delta, row.metric)}{unit} ({interval}): {decided}"
 
 
 def baseline_statements(report: Report) -> list[Statement]:

@@ -3,7 +3,7 @@
 Fractions such as accuracy are shown in percent, their differences in points.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
 from types import SimpleNamespace
@@ -374,6 +374,12 @@ CONFUSIONS = TableSpec(
     "whole matrix is in report.json.",
 )
 
+
+def _temperatures(values: Sequence[float]) -> str:
+    texts = [f"{each:.3g}" for each in (sorted(values) if len(values) > 3 else values)]
+    return f"{texts[0]} to {texts[-1]}" if len(texts) > 3 else ", ".join(texts)
+
+
 CALIBRATIONS = TableSpec(
     "Probabilities before and after calibration",
     "task / model | arm | runs | temperature | log loss: log_loss | after: log_loss_after | Brier score: brier | "
@@ -381,15 +387,15 @@ CALIBRATIONS = TableSpec(
     lambda report: [Group(label, list(arms)) for label, arms in groupby(report.calibrations, key=attrgetter("label"))],
     cells={
         "temperature": lambda arm, _: (
-            (", ".join(f"{each:.3g}" for each in arm.temperatures[:5]) + (", …" if len(arm.temperatures) > 5 else ""))
-            + (f" ({arm.at_limit} at the end of the range)" if arm.at_limit else "")
+            _temperatures(arm.temperatures) + (f" ({arm.at_limit} at the end)" if arm.at_limit else "")
         ),
     },
     text_columns=2,
     narrow=((0, 1, 3, 4, 5, 8, 9),),
     caption="Of test answers, mean over an arm's finished runs. One temperature a run, chosen on validation by log "
-    "loss, divides the logits: no answer changes. ECE: expected calibration error of the answer given, in 15 bins of "
-    "equal width. Brier score: sum of squares over all classes, from 0 to 2.",
+    "loss, divides the logits: no answer changes; at the end: of the range that was searched. ECE: expected "
+    "calibration error of the answer given, in 15 bins of equal width. Brier score: sum of squares over all classes, "
+    "from 0 to 2.",
 )
 
 

@@ -11,35 +11,39 @@ from rich.text import Text
 
 from spt.report.collect import Report
 from spt.report.format import ReportTable
-from spt.report.statements import baseline_statements, model_statements, statements
-from spt.report.tables import all_tables
+from spt.report.statements import brief_verdicts, statements
+from spt.report.tables import by_section
+
+BRIEFLY = ("differences", "levels", "published", "failures", "runs")  # sections, of each table its first columns
 
 
-def terminal(report: Report) -> RenderableType:
-    """For `rich.console.Console.print`: verdicts, then tables. Nothing is conveyed by colour alone."""
+def terminal(report: Report, full: bool = False) -> RenderableType:
+    """For `rich.console.Console.print`: verdicts, the scores, and the verdicts in brief; with `full` all remarks and
+    tables. Nothing is conveyed by colour alone."""
     parts: list[RenderableType] = []
     for statement in statements(report):
         lines = [Text(statement.verdict, style="bold")]
         lines += [Text(f"WARNING: {warning}", style="bold red") for warning in statement.warnings]
-        lines += [Text(remark, style="dim") for remark in statement.remarks]
+        lines += [Text(remark, style="dim") for remark in (statement.remarks if full else statement.remarks[:1])]
         parts += [Text(statement.label, style="bold"), Padding(Group(*lines), (0, 0, 1, 2), expand=False)]
     for warning in report.warnings:
         parts += [Text(f"WARNING: {warning}", style="bold red"), Text()]
     for note in report.notes:
         parts += [Text(note, style="dim"), Text()]
-    for table in all_tables(report):
+    tables = [(section.name, table) for section, found in by_section(report) for table in found]
+    for _, table in [each for each in tables if full or each[0] in BRIEFLY]:
         every = tuple(range(len(table.header)))
-        for number, columns in enumerate((every,) if table.narrow is None else table.narrow):
+        groups = (every,) if table.narrow is None else table.narrow
+        for number, columns in enumerate(groups if full else groups[:1]):
             parts += [Text(table.title + (", continued" if number else ""), style="bold"), _rich_table(table, columns)]
             parts.append(Text())
-        if table.caption and table.narrow != ():
+        if full and table.caption and table.narrow != ():
             parts[-1] = Text(table.caption, style="dim")
             parts.append(Text())
     if any(row.seeds for row in report.rows):  # the tables have scrolled the verdicts out of sight
-        last = [(row.label, row.verdict) for row in report.rows]
-        others = [*model_statements(report), *baseline_statements(report)]
-        last += [(statement.label, statement.verdict) for statement in others]
-        parts += [Text.assemble((f"{label}: ", "dim"), (verdict, "bold")) for label, verdict in last]
+        parts += [Text.assemble((f"{label}: ", "dim"), (verdict, "bold")) for label, verdict in brief_verdicts(report)]
+    if not full and (left_out := sum(name not in BRIEFLY for name, _ in tables)):
+        parts.append(Text(f"{left_out} more tables, all columns and remarks: --full", style="dim"))
     return Group(*parts)
 
 
