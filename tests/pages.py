@@ -1,7 +1,8 @@
 """The pages of the documentation: their code blocks, and running them as a reader would, in one folder, in order.
 
 A console block's lines that begin with `$ ` are commands, its other lines what they print (which is not compared). A
-block with `file=NAME` is written to that file before the first command runs; Python without one is a program.
+block with `file=NAME` is written to that file before the first command runs; Python without one is a program, or on
+some pages a part of one.
 """
 
 import contextlib
@@ -50,6 +51,8 @@ EVERYWHERE = (
 )  # may be unused
 # Files of the reader's own that a page speaks of: the page, the file, and the packaged recipe that stands in for it.
 OWN = {("docs/running.md", "mine.yaml"): "quickstart"}
+# Pages whose blocks of Python are one program in parts; on others each is a program.
+ONE_PROGRAM = {"docs/first-comparison.md", "docs/looking-inside.md"}
 # What a fragment of Python on a page presumes, by its first line.
 PRESUMED = {
     "backbone.eval()": (
@@ -180,6 +183,8 @@ def run_page(
     where, count = folder, 0
     for block in blocks(page):
         if block.language == "python" and block.file is None and not real:
+            if page in ONE_PROGRAM:
+                continue
             text = PRESUMED.get(block.text.partition("\n")[0], "") + block.text
             _succeeds(block, [sys.executable, "-c", text], where, env)
             count += 1
@@ -189,6 +194,10 @@ def run_page(
             elif exception(command) is None and (real is None or command.real == real):
                 _run(command, where, env, small)
                 count += 1
+    if page in ONE_PROGRAM and not real:
+        parts = [block for block in blocks(page) if block.language == "python" and block.file is None]
+        _succeeds(parts[0], [sys.executable, "-c", "\n".join(block.text for block in parts)], where, env)
+        count += len(parts)
     return count
 
 

@@ -103,11 +103,13 @@ def test_every_exception_has_a_use():
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.file], ids=str)
 def test_every_file_is_used(block):
-    """By a command of the page that runs, or by another of its files."""
+    """By a command or a program of the page that runs, or by another of its files."""
     stem = block.file.rpartition("/")[2]
     names = {block.file, stem, block.file.partition("/")[0]}
     said = [word for c in COMMANDS if c.page == block.page and exception(c) is None for word in c.words]
-    others = " ".join(other.text for other in blocks(block.page) if other.file not in (None, block.file))
+    others = " ".join(
+        other.text for other in blocks(block.page) if other in PROGRAMS or other.file not in (None, block.file)
+    )
     assert names & set(said) or any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", others) for name in names), block
 
 

@@ -63,7 +63,8 @@ def test_a_reach_beyond_the_longest_sequence_costs_nothing(name, reach, more):
 
 def test_every_model_is_described():
     assert MODELS
-    assert all(row.description for row in listing("models"))
+    assert all(row.description.endswith(".") for row in listing("models"))
+    assert not [row.name for row in listing("models") if row.description.endswith("et al.")]
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,9 @@ def side_by_side(header: Sequence[str], lines: Iterable[Sequence[str]]) -> Table
     numeric = {"A", "B", "B - A", "B : A"} if {"B - A", "B : A"} & set(header) else set()
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 2, 0, 0))
     for name in header:
-        table.add_column(Text(name), justify="right" if name in numeric else "left", overflow="fold")
+        table.add_column(
+            Text(name), justify="right" if name in numeric else "left", no_wrap=name == "key", overflow="fold"
+        )
     for line in lines:
         table.add_row(*map(Text, line))
     return table

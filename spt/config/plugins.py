@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ class Component(NamedTuple):
 
 class Listing(NamedTuple):
     name: str
-    description: str  # the first line of the module's docstring
+    description: str  # the first sentence of the module's docstring
     source: str
     parameters: int | None = None  # of a model's backbone with its default options, for 1,024 steps
     cost: str | None = None  # operations of one of its blocks on one sequence, leading terms
@@ -110,7 +111,17 @@ def _describe(kind: Kind, path: Path, changed: int, size: int) -> Listing | None
     }
     known: list[Any] = [constants.get(name) for name in ("PARAMETERS", "COST", "PAPER")]
     name = path.parent.name if path.stem == "__init__" else path.stem
-    return Listing(name, (ast.get_docstring(tree) or "").partition("\n")[0], "spt", *known)
+    return Listing(name, _first_sentence(ast.get_docstring(tree) or ""), "spt", *known)
+
+
+def _first_sentence(text: str) -> str:
+    """A docstring's first line, or what goes on behind it to the sentence's end; without the titles of papers."""
+    line, _, _ = text.partition("\n")
+    if line.endswith(".") and not line.endswith("et al."):
+        return line
+    paragraph = re.sub(r"\s+", " ", text.partition("\n\n")[0])
+    paragraph = re.sub(r',? "[^"]+"(, [^()]*)?(?=\))', "", paragraph)
+    return re.split(r"(?<=\.)(?<!et al\.) (?=[A-Z])", paragraph, maxsplit=1)[0]
 
 
 def _from_package(kind: Kind, name: str) -> ModuleType:
