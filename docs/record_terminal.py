@@ -24,10 +24,14 @@ COLUMNS, ROWS = 80, 40
 THEME = TerminalTheme(  # dark, each colour with a contrast of 4.5 and more
     (13, 17, 23),
     (230, 237, 243),
-    [(72, 79, 88), (255, 123, 114), (86, 211, 100), (227, 179, 65), (121, 192, 255), (210, 168, 255), (86, 212, 221)]
-    + [(177, 186, 196)],
-    [(139, 148, 158), (255, 161, 152), (126, 231, 135), (242, 204, 96), (165, 214, 255), (226, 197, 255)]
-    + [(179, 240, 255), (240, 246, 252)],
+    [
+        *((72, 79, 88), (255, 123, 114), (86, 211, 100), (227, 179, 65)),
+        *((121, 192, 255), (210, 168, 255), (86, 212, 221), (177, 186, 196)),
+    ],
+    [
+        *((139, 148, 158), (255, 161, 152), (126, 231, 135), (242, 204, 96)),
+        *((165, 214, 255), (226, 197, 255), (179, 240, 255), (240, 246, 252)),
+    ],
 )
 FORMAT = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
 <title>A session in a terminal</title>
@@ -37,12 +41,11 @@ FORMAT = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height
 {styles}
 </style>
 <defs>
-<clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/></clipPath>
 {lines}
 </defs>
 <rect width="{width}" height="{height}" rx="8" fill="#0d1117"/>
 <g fill="#484f58"><circle cx="20" cy="20" r="6"/><circle cx="40" cy="20" r="6"/><circle cx="60" cy="20" r="6"/></g>
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+<g transform="translate({terminal_x}, {terminal_y})">
 {backgrounds}
 <g class="{unique_id}-matrix">
 {matrix}

@@ -91,9 +91,9 @@ def test_the_verdict_says_who_leads_and_whether_that_changes(tmp_path: Path) -> 
 def test_the_verdict_in_brief_has_both_rankings_and_who_changes_places(tmp_path: Path) -> None:
     comparison = only(collect.read_report([compared(tmp_path, {"transformer": A, "dlr": B})]))
     orders = "from scratch transformer > dlr; after self-pretraining dlr, transformer"
-    assert brief_ranking(comparison) == f"{orders}; changed: transformer and dlr"
+    assert brief_ranking(comparison) == f"{orders}; order changes: transformer and dlr"
     same = only(collect.read_report([compared(tmp_path / "same", {"transformer": A, "dlr": A})]))
-    assert brief_ranking(same).endswith("; no change of places is shown")
+    assert brief_ranking(same).endswith("; no order is shown to change")
 
 
 def test_the_verdict_comes_first_everywhere(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def brief_ranking(comparison: ModelComparison) -> str:
         return pairs[0].scratch.verdict
     orders = [f"{LEAD[each.arm].lower()} {_order(each)}" for each in comparison.rankings]
     changed = [f"{pair.scratch.first} and {pair.scratch.second}" for pair in pairs if changes_ranking(pair)]
-    return "; ".join([*orders, f"changed: {', '.join(changed)}" if changed else "no change of places is shown"])
+    return "; ".join([*orders, f"order changes: {', '.join(changed)}" if changed else "no order is shown to change"])
 
 
 LEAD = {"scratch": "From scratch", "spt": "After self-pretraining"}
