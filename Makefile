@@ -8,6 +8,7 @@
 #   make site         docs/ as a site that works offline, in build/site/
 #   make lock         requirements.lock and requirements-cuda.lock, from constraints.txt; needs uv
 #   make wheel        wheel and source archive, in dist/
+#   make release      the same, checked by twine; needs uv
 #   make clean        remove everything made here but runs/
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -u -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: quickstart test slow gpu lint types docs site lock wheel clean
+.PHONY: quickstart test slow gpu lint types docs site lock wheel release clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.installed
@@ -58,6 +59,9 @@ lock:
 wheel: $(VENV)/.installed-dev
 	rm -rf build dist
 	$(BIN)/python -m build --quiet --outdir dist .
+
+release: wheel
+	uv tool run twine check --strict dist/*
 
 clean:
 	rm -rf $(VENV) build dist __pycache__ *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,29 @@ def test_packages_are_the_folders_with_an_init() -> None:
         for init in (ROOT / folder).rglob("__init__.py"):
             found.add(".".join([package, *init.parent.relative_to(ROOT / folder).parts]))
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == found
+
+
+def test_no_dependency_is_under_a_licence_that_binds_its_users() -> None:
+    """Of a plain installation, as docs/licences.md says."""
+    seen: dict[str, str] = {}
+    waiting = ["selfpretrain"]
+    while waiting:
+        try:
+            package = metadata.distribution(waiting.pop())
+        except metadata.PackageNotFoundError:  # of another platform
+            continue
+        if (name := package.name.lower()) in seen:
+            continue
+        about = package.metadata
+        classifiers = [each for each in about.get_all("Classifier") or [] if each.startswith("License")]
+        seen[name] = "; ".join(filter(None, [about.get("License-Expression"), *classifiers])) or about["License"] or ""
+        wanted = [Requirement(each) for each in package.requires or []]
+        waiting += [each.name for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})]
+    assert len(seen) > 40 and {"torch", "tqdm", "numpy"} <= seen.keys()
+    assert [name for name, licence in seen.items() if not licence] == []
+    binding = re.compile(r"\b[AL]?GPL|Affero|GNU|proprietary", re.I)
+    nvidia = re.compile(r"nvidia|cuda")
+    assert {n: text for n, text in seen.items() if binding.search(text) and not nvidia.match(n)} == {}
 
 
 def test_every_folder_of_recipes_is_a_package() -> None:
