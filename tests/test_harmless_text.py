@@ -2,12 +2,18 @@
 
 import csv
 import io
+import os
+import pty
+import struct
+from fcntl import ioctl
+from termios import TIOCSWINSZ
 
 import pytest
 import records
 from test_bad_inputs import call
 
 from spt.cli import output
+from spt.cli.output import wrapped
 from spt.errors import visible
 from spt.report import collect
 from spt.report.format import csv_text
@@ -57,3 +63,18 @@ def test_half_a_surrogate_pair_in_a_runs_file_does_not_stop_a_report(tmp_path):
 def test_a_folder_that_cannot_be_named_in_utf_8_is_refused_before_training(tmp_path):
     code, _, errors = call(tmp_path, "compare", "quickstart", "--seeds", "1", "--out", "runs\udcff")
     assert code == 2 and "is not a name in UTF-8" in errors and list(tmp_path.iterdir()) == []
+
+
+def test_a_message_is_broken_between_words_on_a_terminal_alone() -> None:
+    text = f"splits: {'equal shares ' * 10}of /a/path/{'x' * 60}\n  a second line"
+    ours, theirs = pty.openpty()
+    try:
+        ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
+        with os.fdopen(theirs, "w") as terminal:
+            lines = wrapped(text, terminal).split("\n")
+    finally:
+        os.close(ours)
+    assert " ".join(line.strip() for line in lines) == " ".join(text.split())
+    assert max(len(line) for line in lines if "xx" not in line) <= 50 < len(text)
+    assert lines[1].startswith("  equal") or lines[1].startswith("  shares")
+    assert wrapped(text, io.StringIO()) == text and wrapped(text, None) == text

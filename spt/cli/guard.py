@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import typer
 
 from spt.cli.options import RuntimeOptions, smoke_size
-from spt.cli.output import notify, results_only
+from spt.cli.output import notify, results_only, wrapped
 from spt.errors import (
     BackendError,
     Interrupted,
@@ -157,7 +157,7 @@ def _fail(message: str, code: int, debug: bool = False, alone: bool = False, qui
     if debug:
         print(hide_secrets(traceback.format_exc()), end="", file=sys.stderr)
     if first and not (launch.is_child() and code in (Stopped.exit_code, Interrupted.exit_code)):  # its parent says it
-        print(f"spt: {displayable(hide_secrets(message))}", file=sys.stderr, flush=True)
+        print(wrapped(f"spt: {displayable(hide_secrets(message))}", sys.stderr), file=sys.stderr, flush=True)
     if several and launch.rank() > 0:
         launch.wait_for_code(1.0)  # the launcher ends all processes with the first: let process 0 say what happened
     raise typer.Exit(code)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -40,7 +41,24 @@ def results_only() -> Iterator[None]:
 def notify(text: str) -> None:
     """A message for people, on standard error; of several processes the first alone shows it."""
     if launch.rank() == 0:
-        print(displayable(text), file=sys.stderr, flush=True)
+        print(wrapped(displayable(text), sys.stderr), file=sys.stderr, flush=True)
+
+
+def wrapped(text: str, stream: TextIO | None) -> str:
+    """Broken between words where a terminal would break within them; a pipe or a file gets lines as they are."""
+    try:
+        width = os.get_terminal_size(stream.fileno()).columns if stream is not None else 0
+    except (OSError, ValueError):  # no terminal
+        width = 0
+    if width < 40:
+        return text
+    return "\n".join(line if len(line) <= width else _folded(line, width) for line in text.split("\n"))
+
+
+def _folded(line: str, width: int) -> str:
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    whole = {"break_long_words": False, "break_on_hyphens": False}  # a path that is too long stays one to copy
+    return textwrap.fill(line, width, subsequent_indent=indent, **whole)
 
 
 def show(text: str) -> None:
