@@ -44,7 +44,7 @@ def notify(text: str) -> None:
         print(wrapped(displayable(text), sys.stderr), file=sys.stderr, flush=True)
 
 
-def wrapped(text: str, stream: TextIO | None) -> str:
+def wrapped(text: str, stream: Any) -> str:
     """Broken between words where a terminal would break within them; a pipe or a file gets lines as they are."""
     try:
         width = os.get_terminal_size(stream.fileno()).columns if stream is not None else 0
