@@ -359,7 +359,11 @@ def models_page() -> str:
         "(d_model 128, n_layers 4, 1,024 steps), the cost is that of one block on one sequence, in leading terms: L "
         "steps, D width, N state size, c chunk, E inner width. Directions, whether it can go step by step, irregular "
         "times and back ends were found by building the model with its default options. [../models.md](../models.md) "
-        "says how models are put together.",
+        "says how models are put together.\n\n"
+        "The pictures show what an untrained block sees: each pixel how much one step's output (downwards, 64 of them) "
+        "moves with one step's input (to the right), two-sided on the left, causal on the right, over three decades "
+        "from the largest value off the diagonal (yellow) down; the diagonal holds the residual connection. They are drawn "
+        "by docs/mixing_figures.py from the code itself. An empty half is a direction that the model does not have.",
         f"## Options of every model\n\n{_prose(BackboneConfig.__doc__)}\n\n{_fields(BackboneConfig.model_fields)}",
         *cards,
     )
@@ -382,7 +386,8 @@ def _model_card(row: Any, module: ModuleType) -> str:
         ("recipes", _recipes("model", row.name)),
     ]
     options = f"Options that are its own, or have another default here:\n\n{_fields(own)}" if own else ""
-    return _card(row.name, module, facts, options)
+    picture = f"![Which steps an untrained block of {row.name} mixes](../figures/mixing/{row.name}.png)"
+    return _card(row.name, module, facts, picture, options)
 
 
 def _built(name: str) -> list[tuple[str, str]]:
