@@ -57,8 +57,13 @@ def wrapped(text: str, stream: Any) -> str:
 
 def _folded(line: str, width: int) -> str:
     indent = " " * (len(line) - len(line.lstrip()) + 2)
-    whole = {"break_long_words": False, "break_on_hyphens": False}  # a path that is too long stays one to copy
-    return textwrap.fill(line, width, subsequent_indent=indent, **whole)
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,  # a path that is too long stays one to copy
+        break_on_hyphens=False,
+    )
 
 
 def show(text: str) -> None:
