@@ -434,7 +434,7 @@ def test_chunks_cost_less():
 
 @pytest.mark.slow
 def test_show_and_the_quick_start(tmp_path):
-    done = spt("show", "quickstart", "model.name=mega", "model.d_ff=null", cwd=tmp_path)
+    done = spt("show", "quickstart", "model.name=mega", "model.d_ff=null", "--all", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "mega" in done.stdout and "ema.kernel.delta" in done.stdout
 

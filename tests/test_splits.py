@@ -494,7 +494,7 @@ def test_a_comparison_over_folds_is_planned_made_and_resumed(tmp_path, monkeypat
     before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("result.json")}
     call("study", "run", folder)
     assert before == {path: path.stat().st_mtime_ns for path in Path("runs").rglob("result.json")}
-    assert "0, fold 1" in call("report", folder).stdout
+    assert "0, fold 1" in call("report", folder, "--full").stdout
     wrong = call("compare", source, "--splits", "folds=3,random=4", "--dry-run", code=2).stderr
     assert "give folds or random" in wrong
 
