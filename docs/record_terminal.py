@@ -7,6 +7,7 @@ docs/figures/terminal.svg:
     python docs/record_terminal.py docs/figures/terminal.svg 'spt compare quickstart quickstart-dlr'
 """
 
+import io
 import os
 import pty
 import struct
@@ -21,7 +22,7 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 COLUMNS, ROWS = 80, 40
-THEME = TerminalTheme(  # dark, each colour with a contrast of 4.5 and more
+THEME = TerminalTheme(  # dark
     (13, 17, 23),
     (230, 237, 243),
     [
@@ -37,7 +38,7 @@ FORMAT = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height
 <title>A session in a terminal</title>
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
-  font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asian: full-width }}
+  font-size: {char_height}px; line-height: {line_height}px }}
 {styles}
 </style>
 <defs>
@@ -79,7 +80,7 @@ def run(command: str) -> str:
 
 
 def main(path: Path, *commands: str) -> None:
-    console = Console(record=True, width=COLUMNS, file=Path(os.devnull).open("w"), force_terminal=True)  # noqa: SIM115
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     for command in commands:
         console.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
         console.print(Text.from_ansi(run(command)))

@@ -364,7 +364,7 @@ def models_page() -> str:
         "moves with one step's input (to the right), two-sided on the left, causal on the right, over three decades "
         "from the largest value off the diagonal (yellow) down; the diagonal holds the residual connection. They are "
         "drawn by docs/mixing_figures.py from the code itself. An empty half is a direction that the model "
-        "does not have.",
+        "does not have; the one of `hf` is GPT-NeoX.",
         f"## Options of every model\n\n{_prose(BackboneConfig.__doc__)}\n\n{_fields(BackboneConfig.model_fields)}",
         *cards,
     )

@@ -20,6 +20,18 @@ def test_no_picture_is_of_a_model_that_is_gone() -> None:
     assert sorted(path.stem for path in FOLDER.glob("*.png")) == sorted(OURS)
 
 
+def test_only_models_of_one_direction_have_an_empty_half() -> None:
+    def empty(name: str) -> list[bool]:
+        with Image.open(FOLDER / f"{name}.png") as found:
+            seen = np.asarray(found.convert("RGBA"))[:, :, 3]
+        return [not seen[:, :192].any(), not seen[:, -192:].any()]
+
+    assert {name: empty(name) for name in OURS if any(empty(name))} == {
+        "linformer": [False, True],
+        "time_mixer": [False, True],
+    }
+
+
 def test_a_block_without_mixing_moves_its_own_step_alone() -> None:
     sizes = derivatives("bag_of_steps", causal=False)
     assert sizes is not None and (np.diag(sizes) > 0.1).all()

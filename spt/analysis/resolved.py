@@ -30,6 +30,7 @@ from spt.training.optimizer import optimizer_groups, warmup_steps
 from spt.training.step import MicroBatch
 from spt.training.threads import thread_count
 
+BRIEFLY = ("objective", "steps", "examples", "epochs", "training FLOPs", "parameters", "memory, estimated")  # lines
 RUN_FLOPS = 2e10  # a forward pass of so many operations takes less time than importing what avoids it
 
 
@@ -272,9 +273,6 @@ def render(overview: dict[str, Any], everything: bool = False) -> Any:
             optimiser.add_row(stage["stage"], *(_number(value) for value in numbers), ", ".join(kinds))
     runs = Text("\nruns  " + ", ".join(f"{name} {run}" for name, run in overview["runs"].items()) + " (seed 0)")
     return Group(values, data_text, stages, budgets, optimiser, runs)
-
-
-BRIEFLY = ("objective", "steps", "examples", "epochs", "training FLOPs", "parameters", "memory, estimated")
 
 
 def _value_text(value: Any) -> str:

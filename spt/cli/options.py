@@ -178,9 +178,9 @@ class StudyOptions(NamedTuple):
             "--arm", metavar="ARM", help="Only the runs of this arm (scratch: as papers that never pretrain)."
         ),
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show every run, its cost and its state; run nothing.")] = (
-        False
-    )
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the runs, their costs and states (one by one: --full); run nothing.")
+    ] = False
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Write the study as a file to run later; run nothing.")
     ] = None

@@ -47,8 +47,8 @@ def notify(text: str) -> None:
 def wrapped(text: str, stream: Any) -> str:
     """Broken between words where a terminal would break within them; a pipe or a file gets lines as they are."""
     try:
-        width = os.get_terminal_size(stream.fileno()).columns if stream is not None else 0
-    except (OSError, ValueError):  # no terminal
+        width = os.get_terminal_size(stream.fileno()).columns
+    except (AttributeError, OSError, ValueError):  # no terminal, or no stream
         width = 0
     if width < 40:
         return text

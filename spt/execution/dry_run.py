@@ -92,7 +92,7 @@ def dry_run(
 
 
 def render(plan: dict[str, Any], full: bool = False) -> RenderableType:
-    """For a terminal: runs that differ in nothing but their seed or split are one line, or have one each."""
+    """For a terminal: runs that differ in nothing but their seed are one line, or have one each."""
     rows = [
         (
             row_text(row),

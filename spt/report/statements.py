@@ -78,10 +78,11 @@ def model_statements(report: Report) -> list[Statement]:
 
 
 def brief_verdicts(report: Report) -> list[tuple[str, str]]:
-    """A line for each row, for the models of each task, and for baselines: label and verdict."""
+    """For each row, the models of each task and of several, and baselines: label and verdict."""
     return [
         *((row.label, _brief(row)) for row in report.rows),
         *((comparison.label, brief_ranking(comparison)) for comparison in report.models),
+        *((across.label, across.verdict) for across in report.models_across_tasks),
         *((each.label, each.verdict) for each in baseline_statements(report)),
     ]
 

@@ -42,7 +42,7 @@ def terminal(report: Report, full: bool = False) -> RenderableType:
             parts.append(Text())
     if any(row.seeds for row in report.rows):  # the tables have scrolled the verdicts out of sight
         parts += [Text.assemble((f"{label}: ", "dim"), (verdict, "bold")) for label, verdict in brief_verdicts(report)]
-    if not full and (left_out := sum(name not in BRIEFLY for name, _ in tables)):
+    if not full and (left_out := sum(name not in BRIEFLY and table.narrow != () for name, table in tables)):
         parts.append(Text(f"{left_out} more tables, all columns and remarks: --full", style="dim"))
     return Group(*parts)
 
