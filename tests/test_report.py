@@ -598,14 +598,19 @@ def test_terminal_fits_80_columns_and_puts_the_verdict_first(tmp_path: Path) -> 
         assert cell in text
 
 
-def test_a_terminal_has_the_verdicts_the_scores_and_the_verdicts_in_brief(tmp_path: Path) -> None:
+def test_a_terminal_has_the_verdicts_the_scores_and_the_verdicts_in_brief(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = several(tmp_path)
+    page_only = format.ReportTable("Page only", ("a",), [("b",)], 1, narrow=())
+    sections = by_section(made)
+    monkeypatch.setattr(terminal, "by_section", lambda _: [*sections, (sections[-2][0], [page_only])])
     text = shown(made, full=False)
     assert len(text) < len(shown(made)) / 2 and max(map(len, text.splitlines())) <= 80
     order = [text.index(part) for part in ("SPT beats scratch", "Test accuracy", "Runs without", "SPT is better\n")]
     assert order == sorted(order)
     assert "Seed by seed" not in text and "= SPT" not in text
-    every = [table.title for _, tables in by_section(made) for table in tables if table.narrow != ()]
+    every = [table.title for _, tables in sections for table in tables if table.narrow != ()]
     hidden = sum(f"\n{title}\n" not in text for title in every)
     assert f"\n{hidden} more tables, all columns and remarks: --full" in text
 
