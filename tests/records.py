@@ -18,6 +18,14 @@ MIB = 2**20
 PRETRAINING = Ledger(steps=60, examples=600, positions=38400, flops=6e9, seconds=6.0, peak_bytes=3 * MIB)
 FINETUNING = Ledger(steps=40, examples=400, positions=25600, flops=4e9, seconds=4.0, peak_bytes=2 * MIB)
 SCRATCH = Ledger(steps=100, examples=1000, positions=64000, flops=1e10, seconds=8.0, peak_bytes=2 * MIB)
+ENVIRONMENT = {
+    "spt": "0.1.0",
+    "commit": "0123456789ab",
+    "packages": {"torch": "2.13.0"},
+    "cpu": "a processor",
+    "cores": 2,
+    "device": "cpu",
+}
 SPLITS = {
     "train": SplitRecord(rows=400, inputs="aa", targets="bb"),
     "test": SplitRecord(rows=360, inputs="cc", targets="dd"),

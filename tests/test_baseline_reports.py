@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from records import SPLITS, arms, compared, shown, study
+from records import ENVIRONMENT, SPLITS, arms, compared, shown, study
 from tiny import RECIPE, changed, load, own_task, recipe_file, spt
 
 from spt.advisor.answer import Answer, answer
@@ -27,6 +27,7 @@ from spt.execution.run_study import ExecutionTarget, make_plan, run_study, study
 from spt.report import html, latex, machine, markdown
 from spt.report.collect import read_report
 from spt.report.per_example import compare_examples, example_scores
+from spt.report.results import collect_results, merge
 from spt.report.statements import statements
 from spt.runs.baseline import BaselineResult, baseline_outcome, read_baseline
 from spt.runs.files import write_json, write_text
@@ -453,6 +454,18 @@ def test_failures_are_listed_and_the_rest_compared(tmp_path):
         ("digits", "baseline majority", "missing")
     ]
     assert verdict(held(tmp_path / "b", SCRATCH, SPT, {"majority": None})) == "no baseline has finished"
+
+
+def test_stored_results_hold_the_mean_score_of_each(tmp_path):
+    folder = held(tmp_path, SCRATCH, SPT, {"tfidf": 0.7, "boosting": [0.5, 0.6, None], "majority": None})
+    for path in tmp_path.glob("finetune-*"):
+        write_json(path / "env.json", ENVIRONMENT)
+    scratch, spt = collect_results(folder, "mine")
+    assert scratch.baselines == spt.baselines == {"tfidf": 0.7, "boosting": pytest.approx(0.55)}
+    assert merge(scratch.model_copy(update={"baselines": {"majority": 0.1, "tfidf": 0.2}}), scratch).baselines == {
+        "majority": 0.1, "tfidf": 0.7, "boosting": pytest.approx(0.55)
+    }  # fmt: skip
+    assert scratch.summary()["baselines"] == scratch.baselines
 
 
 def test_several_networks_on_one_data_set(tmp_path):

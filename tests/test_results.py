@@ -4,7 +4,7 @@ import json
 from importlib.resources import files
 
 import pytest
-from records import arms, shown, start, study
+from records import ENVIRONMENT, arms, shown, start, study
 from test_cli import call
 
 from spt.config.load import load
@@ -13,14 +13,6 @@ from spt.report import collect, results
 from spt.report.results import StoredResult, add_results, collect_results, read_results, select_results
 from spt.runs.files import write_json
 
-ENVIRONMENT = {
-    "spt": "0.1.0",
-    "commit": "0123456789ab",
-    "packages": {"torch": "2.13.0"},
-    "cpu": "a processor",
-    "cores": 2,
-    "device": "cpu",
-}
 PENDULUM = {"name": "pendulum/s5", "task": "pendulum", "model": "s5"}
 S5 = {**PENDULUM, "factors": {"variant": "S5"}}
 
@@ -97,6 +89,15 @@ def test_a_table_of_ones_own_has_both_arms(tmp_path):
         ("scratch", 2, None), ("spt", 1, None)
     ]  # fmt: skip
     assert found[0].source == "gentle pendulum" and found[0].column == "pendulum, variant S5"
+    assert found[0].complete and not found[0].departures and not found[0].baselines
+
+
+def test_a_table_of_ones_own_says_in_what_it_departs_from_the_packaged_recipe(tmp_path):
+    folder = finished(tmp_path, [0.003], overrides=["finetune.train.epochs=3", "model.ssm_lr=0.1"])
+    scratch, spt = collect_results(folder, "gentle pendulum")
+    assert [text.partition(" ")[0] for text in scratch.departures] == ["model.ssm_lr", "scratch.train.epochs"]
+    assert [text.partition(" ")[0] for text in spt.departures] == ["finetune.train.epochs", "model.ssm_lr"]
+    assert not scratch.complete and not spt.complete  # shortened
 
 
 def test_nothing_to_take_is_said(tmp_path):

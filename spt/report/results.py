@@ -12,6 +12,7 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -22,7 +23,8 @@ from spt.errors import DataError, OutputError, UsageError, one_line
 from spt.report import stats
 from spt.report.arms import Comparison, compare_arms
 from spt.report.format import score_text, slug
-from spt.report.published_numbers import PublishedCell, changed, published_pair, table_cells
+from spt.report.published_numbers import PublishedCell, PublishedPair, changed, published_pair, table_cells
+from spt.runs.baseline import BaselineResult, baseline_outcome
 from spt.runs.files import parse_json, write_json, writing
 from spt.runs.index import Failure, all_runs, comparisons_of
 from spt.runs.plan import ARMS, PLAN, ArmName, Factor, Place, arm_text, factors_text, read_plan
@@ -80,6 +82,7 @@ class StoredResult(Stored):
     factors: dict[str, Factor] = {}
     planned: Annotated[int, Field(ge=1)]  # runs: the seeds of the paper, or of the study
     remarks: tuple[str, ...] = ()
+    baselines: dict[Name, float] = {}  # answers without a network on the same data: mean score over their seeds
     runs: Annotated[tuple[StoredRun, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -154,6 +157,7 @@ class StoredResult(Stored):
             "complete": self.complete,
             "failed": len(self.runs) - len(self.scores),
             "departures": list(self.departures),
+            "baselines": self.baselines,
             "hours": sum(run.device_seconds for run in self.runs) / 3600,
         }
 
@@ -238,29 +242,41 @@ def _results(comparison: Comparison, table: str | None) -> list[StoredResult]:
     row = comparison.row
     shared = {"metric": row.metric, "recipe": row.recipe, "factors": row.factors}
     pair = None if table else published_pair(row.recipe, row.factors, row.metric)
+    reference = pair or PublishedPair(row.recipe, dict.fromkeys(row.factors, ""), "", "", None, None)  # else the recipe
     results = []
     for arm in ARMS:
         cell = pair and (pair.scratch if arm == "scratch" else pair.spt)
         if (cell is None and table is None) or not (runs := _stored_runs(comparison, arm)):
             continue
         place: dict[str, Any]
-        if cell is not None and pair is not None:
+        if cell is not None:
             place = {"paper": cell.paper, "table": cell.table, "row": cell.row, "column": cell.column}
             place |= {"planned": cell.seeds, "remarks": tuple(filter(None, [cell.note, cell.doubt]))}
-            folders = [comparison.runs.root / run.run for run in runs]
-            runs = [
-                run.model_copy(update={"departures": _of_arm(changed(folder, pair), arm)})
-                for run, folder in zip(runs, folders, strict=True)
-            ]
         else:
             column = ", ".join(filter(None, [row.task, factors_text(row.factors)]))
             place = {"table": table, "row": row.recipe, "column": column, "planned": row.planned}
+        place["baselines"] = _baselines(comparison)
+        folders = [comparison.runs.root / run.run for run in runs]
+        runs = [
+            run.model_copy(update={"departures": _of_arm(changed(folder, reference), arm)})
+            for run, folder in zip(runs, folders, strict=True)
+        ]
         try:
             results.append(StoredResult(**place, **shared, arm=arm, runs=tuple(runs)))
         except ValidationError as error:
             message = validation_messages(StoredResult, error)[0]
             raise UsageError(f"the results of {row.label or row.recipe} cannot be stored: {message}") from None
     return results
+
+
+def _baselines(comparison: Comparison) -> dict[str, float]:
+    """Name -> mean test score of each baseline of the row that has one."""
+    scores: dict[str, list[float]] = {}
+    for planned in comparison.runs.baselines:
+        outcome = baseline_outcome(comparison.runs.root, planned.run)
+        if isinstance(outcome, BaselineResult) and comparison.row.metric in outcome.test:
+            scores.setdefault(planned.name, []).append(outcome.test[comparison.row.metric])
+    return {name: fmean(each) for name, each in scores.items()}
 
 
 def _of_arm(departures: Iterable[str], arm: ArmName) -> tuple[str, ...]:
@@ -314,7 +330,8 @@ def merge(old: StoredResult, new: StoredResult) -> StoredResult:
     again = {(run.seed, run.split) for run in new.runs}
     runs = [*(run for run in old.runs if (run.seed, run.split) not in again), *new.runs]
     ordered = sorted(runs, key=lambda run: (run.split or "", run.seed))
-    return new.model_copy(update={"runs": tuple(ordered), "planned": max(old.planned, new.planned)})
+    update = {"runs": tuple(ordered), "planned": max(old.planned, new.planned)}
+    return new.model_copy(update=update | {"baselines": old.baselines | new.baselines})
 
 
 def add_results(folder: Path, to: Path, table: str | None = None) -> list[StoredResult]:
