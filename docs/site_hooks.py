@@ -1,4 +1,5 @@
-"""What mkdocs is told of this repository: README, CONTRIBUTING and CHANGELOG are pages, code is named without a link.
+"""What mkdocs is told of this repository: README, CONTRIBUTING and CHANGELOG are pages, code is named without a link,
+and a block that is a file has its name above it.
 
 Links in the files are those of a checkout, so that they work where the files are read without the site, too.
 """
@@ -48,8 +49,13 @@ def relink(text: str, folder: Path, page: str) -> str:
         bracketed = words if match[3] else f"[{words}]"
         return f"{bracketed}({'../' * depth}{inside}{hash_sign}{anchor})"
 
-    parts = re.split(r"(^```.*?^```\n?)", text, flags=re.M | re.S)  # code stays as it is
-    return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in parts)
+    parts = re.split(r"(^```.*?^```\n?)", text, flags=re.M | re.S)  # code stays as it is, but for the name of its file
+    return "".join(titled(part) if part.startswith("```") else LINK.sub(link, part) for part in parts)
+
+
+def titled(block: str) -> str:
+    """`file=NAME` behind the language, which the tests read, as the title that the site shows."""
+    return re.sub(r"\A(```\w*) +file=(\S+)", r'\1 title="\2"', block)
 
 
 def _place(path: Path) -> str | None:

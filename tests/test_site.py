@@ -1,5 +1,6 @@
 """The documentation as a site: every page is in its navigation, and it builds without a warning."""
 
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -36,3 +37,8 @@ def test_it_builds_without_a_warning_and_works_offline(tmp_path):
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "Compare sequence models fairly" in text and "README.md" not in text
     assert 'src="http' not in text and 'rel="stylesheet" href="http' not in text
+    for page in tmp_path.rglob("*.html"):  # a block that Markdown did not understand stays in the text
+        assert "```" not in re.sub(r"<code>.*?</code>", "", page.read_text(encoding="utf-8"), flags=re.S), page.name
+    assert '<span class="filename">waves.yaml</span>' in (tmp_path / "first-comparison.html").read_text(
+        encoding="utf-8"
+    )
