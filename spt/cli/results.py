@@ -67,7 +67,7 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("source", "row", "column"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for name in ("published", "ours", "95 % interval", "runs"):
         table.add_column(name, justify="right")
     table.add_column("complete")

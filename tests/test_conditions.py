@@ -1,0 +1,26 @@
+"""tests/conditions.py: a run of the suite under a condition says how it ended, once, and fails where a test does."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tiny import ROOT, environment
+
+FAILING = "import os\n\ndef test_time_zone():\n    assert os.environ.get('TZ') != 'Nowhere/At_all'\n"
+
+
+@pytest.mark.timeout(120)
+def test_a_condition_reaches_the_tests_and_their_end_is_kept(tmp_path):
+    (tmp_path / "test_zone.py").write_text(FAILING)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "tests.conditions", "--out", out, "--only", "quiet", "--only", "no-time-zone"]
+    command += ["--workers", "0", "--", tmp_path / "test_zone.py"]
+    for _ in range(2):  # the second time from what is kept
+        done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 1 and done.stdout.splitlines()[-1] == "2 runs, 1 with failures", (
+            done.stdout + done.stderr
+        )
+    quiet, zone = map(json.loads, (out / "runs.jsonl").read_text().splitlines())
+    assert (quiet["condition"], quiet["code"], quiet["said"]) == ("quiet", 0, "1 passed")
+    assert (zone["code"], zone["said"]) == (1, "1 failed") and zone["failed"][0].endswith("::test_time_zone")
