@@ -12,6 +12,7 @@ from programs_page import export_page
 from python_page import python_page
 from recipes_page import recipes_page
 from reference_pages import commands_page, models_page, recipe_page, study_page, tasks_page
+from results_page import results_pages, write_results_figure
 from scaling_page import scaling_page
 
 
@@ -30,6 +31,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "export.md": export_page,
         "figures/architecture.svg": architecture_figure,
         "scaling.md": scaling_page,
+        **results_pages(),
     }
 
 
@@ -48,5 +50,6 @@ def write(folder: Path, pages: dict[str, Callable[[], str]]) -> list[Path]:
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
     write(here, {"measurements/operations.json": lambda: to_text(all_operations())})  # which recipes.md reads
-    for path in [*write(here, pages()), *write_figures(here / "figures")]:
+    figures = here / "figures"
+    for path in [*write(here, pages()), *write_figures(figures), *write_results_figure(figures)]:
         sys.stdout.write(f"wrote {path}\n")
