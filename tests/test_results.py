@@ -180,6 +180,11 @@ def test_the_command(tmp_path, stored):
     call("results", "--table", "x", code=2)
     done = call("results", "--add", tmp_path / "runs", "--folder", tmp_path / "more", "--table", "x")
     assert "wrote 2 files" in done.stderr
+    assert "published" in text and "published" not in done.stdout and "S5: MSE" in text  # nothing is, of one's own
+    whole = finished(
+        tmp_path / "whole", [0.003 + seed / 1e5 for seed in range(20)], overrides=["finetune.train.epochs=3"]
+    )
+    assert "20 of 20, shortened" in call("results", "--add", whole, *folder).stdout
 
 
 def test_words_choose(stored):

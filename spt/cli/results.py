@@ -1,5 +1,6 @@
 """`spt results`: what was really obtained, beside what the papers print."""
 
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,31 +58,31 @@ def results(
     elif not shown:
         notify("no results are stored here yet; spt results --add RUNS takes those of finished runs")
     else:
-        console().print(_table([result.summary() for result in shown]))
+        for source, rows in groupby([result.summary() for result in shown], key=lambda row: row["source"]):
+            console().print(source, style="bold", highlight=False, markup=False)
+            console().print(_table(list(rows)))
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:
+    """Of one source. No column for published numbers where nothing is published."""
     from rich.table import Table
+    from rich.text import Text
 
     from spt.report.format import score_text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("source", "row", "column"):
-        table.add_column(name, overflow="fold")
-    for name in ("published", "ours", "95 % interval", "runs"):
-        table.add_column(name, justify="right")
-    table.add_column("complete")
+    printed = any(row["published"] is not None for row in rows)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("row and column", overflow="fold")
+    for name in (*(["published"] if printed else []), "ours", "95 % interval", "runs"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        metric = row["metric"]
+        metric, missing = row["metric"], row["n"] < row["planned"]
         interval = f"{score_text(row['low'], metric)} to {score_text(row['high'], metric)}"
         table.add_row(
-            row["source"],
-            row["row"],
-            row["column"] if row["arm"] == "scratch" else f"{row['column']}, SPT",
-            score_text(row["published"], metric),
+            Text(f"{row['row']}: {row['column']}{'' if row['arm'] == 'scratch' else ', SPT'}"),
+            *([score_text(row["published"], metric)] if printed else []),
             score_text(row["ours"], metric),
             "-" if row["low"] is None else interval,
-            f"{row['n']} of {row['planned']}",
-            "yes" if row["complete"] else "no",
+            f"{row['n']} of {row['planned']}{'' if missing or row['complete'] else ', shortened'}",
         )
     return table
