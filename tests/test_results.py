@@ -1,6 +1,7 @@
 """Stored results: what comes with spt is consistent, and finished runs are taken into files of one cell each."""
 
 import json
+import os
 from importlib.resources import files
 
 import pytest
@@ -185,6 +186,12 @@ def test_the_command(tmp_path, stored):
         tmp_path / "whole", [0.003 + seed / 1e5 for seed in range(20)], overrides=["finetune.train.epochs=3"]
     )
     assert "20 of 20, shortened" in call("results", "--add", whole, *folder).stdout
+
+
+def test_whether_a_folder_can_be_read_is_found_by_reading_it(tmp_path, stored, monkeypatch):
+    """Typer would ask first, whom root and access lists deceive, and answer in a box with its own code."""
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    assert "0.003200" in call("results", "--folder", tmp_path / "results").stdout
 
 
 def test_words_choose(stored):

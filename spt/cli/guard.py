@@ -100,6 +100,10 @@ def _signature(function: Callable[..., None]) -> tuple[inspect.Signature, dict[s
             inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=known[field])
             for field, default in group._field_defaults.items()
         ]
+    for parameter in parameters:
+        for info in getattr(parameter.annotation, "__metadata__", ()):
+            if hasattr(info, "readable"):  # what cannot be read is our sentence and code, not click's
+                info.readable = False
     ordered = sorted(parameters, key=lambda p: p.kind)
     return given.replace(parameters=ordered), groups
 
