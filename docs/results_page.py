@@ -1,22 +1,23 @@
 """docs/results/*.md: the prose of *.md.in, with tables and a figure made from the stored results (`results/`).
 
 `{{ published }}` is a table of everything obtained for a paper's cell. Of the declared study on real data,
-`{{ scores }}` is a table of all scores and gains, `{{ rankings }}` who is best in which arm, `{{ baselines }}` what
-needs no network, `{{ rates }}` the learning rates that were chosen, and `{{ first }}` the scores of the first look.
+`{{ missing }}` names the data sets that are not there, `{{ scores }}` is a table of all scores and gains,
+`{{ rankings }}` has the order of means in each arm, `{{ baselines }}` what needs no network, `{{ rates }}` the learning
+rates that were chosen, and `{{ first }}` the scores of the first look. What reports say is in `docs/results/reports/`.
 """
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from spt.config.load import load
-from spt.report.format import score_text
+from spt.report.format import delta_text, interval_text, is_percent, score_text
 from spt.report.plotting import Palette, Plot, new_figure, png, svg
 from spt.report.results import StoredResult, read_results
-from spt.report.stats import Paired, paired, widened
+from spt.report.stats import Paired, paired
 from spt.studies.schema import read as read_study
 
 HERE = Path(__file__).resolve().parent / "results"
@@ -26,7 +27,7 @@ FIRST = ("real-tune, four rates", "real-labels, four rates")  # the same with a 
 SETS = ("digits", "image", "heart", "speech")  # in recipes' names
 MODELS = {"transformer": "Transformer", "s4": "S4", "dlr": "DLR"}
 BUDGETS = {1.0: "all", 0.1: "a tenth"}
-TESTS = 18  # contrasts of three models in a report: 3 pairs, each in both arms and in their difference, at 2 budgets
+HIGHER_IS_BETTER = ("accuracy", "r2")  # the plan's metrics
 
 
 class Cell(NamedTuple):
@@ -46,7 +47,8 @@ class Cell(NamedTuple):
         return {run.seed: run.score for run in getattr(self, arm).runs if run.score is not None}
 
     def mean(self, arm: str) -> float:
-        return paired(list(self.scores(arm).values())).mean
+        """Over the seeds that both arms have, so that the gain is the difference of the means."""
+        return fmean(self.scores(arm)[seed] for seed in self.gains())
 
     def gains(self) -> dict[int, float]:
         """Self-pretraining minus scratch, of the seeds that both arms have."""
@@ -56,6 +58,12 @@ class Cell(NamedTuple):
     @property
     def gain(self) -> Paired:
         return paired(list(self.gains().values()))
+
+    @property
+    def lost(self) -> list[str]:
+        """Runs that have no score, in words."""
+        arms = {"scratch": self.scratch, "SPT": self.spt}
+        return [f"{name} {run.seed} {run.state}" for name, arm in arms.items() for run in arm.runs if run.score is None]
 
 
 def results_pages() -> dict[str, Callable[[], str]]:
@@ -69,6 +77,7 @@ def _page(path: Path) -> str:
     cells, first = study_cells(found), study_cells(found, FIRST)
     tables = {
         "published": lambda: published(found),
+        "missing": lambda: missing(cells),
         "scores": lambda: scores(cells),
         "rankings": lambda: rankings(cells),
         "baselines": lambda: baselines(cells),
@@ -86,14 +95,16 @@ def published(found: Iterable[StoredResult]) -> str:
     """Met: the 95 % interval over seeds has the printed number in it (docs/results/plan.md)."""
     lines = []
     for row in (result.summary() for result in found if result.paper is not None):
-        numbers = [score_text(row[name], row["metric"]) for name in ("published", "ours", "low", "high")]
-        interval = "" if row["low"] is None else f"{numbers[2]} to {numbers[3]}"
-        met = "" if row["low"] is None else "yes" if row["low"] <= row["published"] <= row["high"] else "no"
-        runs = f"{row['n']} of {row['planned']}"
+        known = [score_text(row[name], row["metric"]) for name in ("published", "ours", "low", "high")]
+        interval = "" if row["low"] is None else f"{known[2]} to {known[3]}"
+        compared = row["low"] is not None and row["published"] is not None
+        met = ("yes" if row["low"] <= row["published"] <= row["high"] else "no") if compared else ""
+        failed = f", {row['failed']} failed" if row["failed"] else ""
         state = met if row["complete"] else "not complete"
         departs = "; ".join(f"`{text}`" for text in row["departures"]) or "none"
         place = f"{row['source']}: {row['row']}, {row['column']}"
-        lines.append([place, numbers[0], numbers[1], interval, runs, state, f"{row['hours']:.1f}", departs])
+        runs = f"{row['n']} of {row['planned']}{failed}"
+        lines.append([place, known[0], known[1], interval, runs, state, f"{row['hours']:.1f}", departs])
     heads = ["cell", "published", "ours", "95 % interval", "runs", "met", "hours of one core", "departures"]
     return _markdown(heads, lines, "lrrrrlrl")
 
@@ -102,20 +113,32 @@ def published(found: Iterable[StoredResult]) -> str:
 
 
 def study_cells(found: Iterable[StoredResult], tables: Sequence[str] = STUDY) -> list[Cell]:
-    """Both arms of every model, data set and budget that has runs, in the order of the plan.
+    """Every model, data set and budget with a seed that both arms have scored, in the order of the plan.
 
-    All labels are in both tables, as the same runs; they are taken from the first.
+    Both arms are from one table. All labels are in both tables, as the same runs; they are taken from the first.
     """
-    arms: dict[tuple[str, float, str], dict[str, StoredResult]] = {}
-    for result in sorted(found, key=lambda result: result.table != tables[0]):
+    arms: dict[tuple[str, float, str], dict[str, dict[str, StoredResult]]] = {}
+    for result in found:
         match = re.fullmatch(r"small/real-(\w+)-(\w+)", result.recipe)
         if result.table in tables and match:
             place = (match[1], float(result.factors.get("fraction", 1)), match[2])
-            arms.setdefault(place, {}).setdefault(result.arm, result)
-    order = [(data, budget, model) for data in SETS for budget in BUDGETS for model in MODELS]
-    return [
-        Cell(*place, arms[place]["scratch"], arms[place]["spt"]) for place in order if len(arms.get(place, {})) == 2
-    ]
+            arms.setdefault(place, {}).setdefault(result.table, {})[result.arm] = result
+    if unknown := [
+        place for place in arms if place[0] not in SETS or place[1] not in BUDGETS or place[2] not in MODELS
+    ]:
+        raise ValueError(f"the plan has no {unknown[0]}")
+    cells = []
+    for place in ((data, budget, model) for data in SETS for budget in BUDGETS for model in MODELS):
+        both = [arms[place][table] for table in tables if len(arms.get(place, {}).get(table, {})) == 2]
+        if both and (cell := Cell(*place, both[0]["scratch"], both[0]["spt"])).gains():
+            assert cell.metric in HIGHER_IS_BETTER, cell.metric
+            cells.append(cell)
+    return cells
+
+
+def missing(cells: Sequence[Cell]) -> str:
+    names = [data for data in SETS if data not in {cell.data for cell in cells}]
+    return f"Not run yet: {', '.join(names)}." if names else "All four data sets were run."
 
 
 def verdict(gain: Paired) -> str:
@@ -127,47 +150,25 @@ def scores(cells: Sequence[Cell]) -> str:
     lines = []
     for cell in cells:
         gain, metric = cell.gain, cell.metric
-        interval = "" if gain.low is None else f"{difference(gain.low, metric)} to {difference(gain.high, metric)}"
         means = [score_text(cell.mean(arm), metric) for arm in ("scratch", "spt")]
         place = [cell.data, BUDGETS[cell.budget], MODELS[cell.model]]
-        lines.append([*place, *means, difference(gain.mean, metric), interval, verdict(gain), str(gain.n)])
+        interval = "" if gain.low is None else interval_text(gain.low, gain.high, metric)
+        seeds = "; ".join([str(gain.n), *cell.lost])
+        lines.append([*place, *means, delta_text(gain.mean, metric), interval, verdict(gain), seeds])
     heads = ["data set", "labels", "model", "scratch", "SPT", "gain", "95 % interval", "verdict", "seeds"]
     return _markdown(heads, lines, "lllrrrrlr")
 
 
-def difference(value: float | None, metric: str) -> str:
-    """With a sign; of an accuracy in points."""
-    if value is None:
-        return ""
-    return f"{100 * value:+.2f}" if metric == "accuracy" else f"{value:+.3f}"
-
-
 def rankings(cells: Sequence[Cell]) -> str:
-    """Both orders, and the pairs whose gains differ so that they change places."""
+    """The order of means in each arm, whether decided or not: reports say which pairs are told apart."""
     lines = []
     for (data, budget), group in _groups(cells).items():
         orders = [
-            " > ".join(MODELS[cell.model] for cell in sorted(group, key=lambda cell, arm=arm: -cell.mean(arm)))
+            ", ".join(MODELS[cell.model] for cell in sorted(group, key=lambda cell, arm=arm: -cell.mean(arm)))
             for arm in ("scratch", "spt")
         ]
-        swaps = [_swap(*pair) for pair in combinations(group, 2)]
-        told = "; ".join(filter(None, swaps)) or "none"
-        lines.append([data, BUDGETS[budget], *orders, told])
-    heads = ["data set", "labels", "from scratch", "after SPT", "pairs that change places"]
-    return _markdown(heads, lines, "lllll")
-
-
-def _swap(first: Cell, second: Cell) -> str:
-    """In words, where the means of two models stand in another order after self-pretraining; decided where the
-    adjusted interval of the difference of their gains excludes zero."""
-    before, after = (first.mean(arm) - second.mean(arm) for arm in ("scratch", "spt"))
-    if before * after >= 0:
-        return ""
-    gains = first.gains(), second.gains()
-    test = paired([gains[0][seed] - gains[1][seed] for seed in gains[0] if seed in gains[1]])
-    low, high = widened(test, TESTS)
-    decided = test.sign != 0 and low is not None and high is not None and (low > 0 or high < 0)
-    return f"{MODELS[first.model]} and {MODELS[second.model]} ({'decided' if decided else 'open'})"
+        lines.append([data, BUDGETS[budget], *orders])
+    return _markdown(["data set", "labels", "from scratch", "after SPT"], lines, "llll")
 
 
 def baselines(cells: Sequence[Cell]) -> str:
@@ -201,11 +202,17 @@ def _rate(result: StoredResult, stage: str) -> str:
 
 
 def chosen_rate(result: StoredResult, stage: str) -> float:
-    """Of all runs of a cell: the packaged recipe's, unless they depart from it."""
+    """Of all runs of a cell: the packaged recipe's, unless they depart from it. Raises ValueError for several."""
+    recipe = load(result.recipe).recipe
+    training = recipe.scratch.train if stage == "scratch" and recipe.scratch else recipe.finetune.train
     pattern = rf"{stage}\.train\.learning_rate \((\S+), "
-    found = {float(match[1]) for text in result.departures if (match := re.match(pattern, text))}
-    (rate,) = found or {load(result.recipe).recipe.finetune.train.learning_rate}
-    return rate
+    found = set()
+    for run in result.runs:
+        departing = [float(match[1]) for text in run.departures if (match := re.match(pattern, text))]
+        found.update(departing or [training.learning_rate])
+    if len(found) > 1:
+        raise ValueError(f"the runs of {result.name} have several learning rates: {sorted(found)}")
+    return found.pop()
 
 
 def _groups(cells: Iterable[Cell]) -> dict[tuple[str, float], list[Cell]]:
@@ -229,28 +236,32 @@ def gains_figure(cells: Sequence[Cell]) -> Plot:
     sets = list(dict.fromkeys(cell.data for cell in cells))
 
     def draw(palette: Palette) -> Any:
+        from matplotlib.lines import Line2D
+
+        style = {
+            budget: {"color": palette.series[number], "marker": "os"[number], "linestyle": ""}
+            for number, budget in enumerate(BUDGETS)
+        }
         figure = new_figure(2.4 + 2.4 * len(sets), 3.0)
         for axes, data in zip(figure.subplots(1, len(sets), squeeze=False)[0], sets, strict=True):
-            budgets = [budget for budget in BUDGETS if (data, budget) in groups]
-            metric = groups[data, budgets[0]][0].metric
-            factor = 100 if metric == "accuracy" else 1
             axes.axhline(0, color=palette.faint, linewidth=1)
-            for side, budget in enumerate(budgets):
-                for cell in groups[data, budget]:
-                    number = list(MODELS).index(cell.model)
-                    x, gain = number + 0.3 * (side - (len(budgets) - 1) / 2), cell.gain
-                    style = {"color": palette.series[side], "marker": "os"[side]}
-                    each = [factor * value for value in cell.gains().values()]
-                    axes.plot([x] * len(each), each, "_", color=style["color"], alpha=0.6, markersize=5)
-                    margin = factor * ((gain.high or gain.mean) - gain.mean)
-                    label = f"{BUDGETS[budget]} labels".replace("tenth labels", "tenth of them") if not number else None
-                    axes.errorbar([x], [factor * gain.mean], [margin], linestyle="", label=label, **style)
+            here = [cell for cell in cells if cell.data == data]
+            metric = here[0].metric
+            factor = 100 if is_percent(metric) else 1
+            for cell in here:
+                x = list(MODELS).index(cell.model) + (0.15 if cell.budget < 1 else -0.15)
+                gain, each = cell.gain, [factor * value for value in cell.gains().values()]
+                axes.plot([x] * len(each), each, "_", color=style[cell.budget]["color"], alpha=0.6, markersize=5)
+                margin = 0.0 if gain.high is None else factor * (gain.high - gain.mean)
+                axes.errorbar([x], [factor * gain.mean], [margin], **style[cell.budget])
             axes.set_xticks(range(len(MODELS)), list(MODELS.values()))
             axes.set_xlim(-0.5, len(MODELS) - 0.5)
             axes.grid(visible=False, axis="x")
             axes.set_title(data)
-            axes.set_ylabel("gain, points of accuracy" if metric == "accuracy" else f"gain, {metric.upper()}")
-        handles, labels = axes.get_legend_handles_labels()
+            axes.set_ylabel("gain, points of accuracy" if is_percent(metric) else f"gain, {metric.upper()}")
+        shown = [budget for budget in BUDGETS if any(budget == other for _, other in groups)]
+        handles = [Line2D([], [], **style[budget]) for budget in shown]
+        labels = [{1.0: "all labels", 0.1: "a tenth of the labels"}[budget] for budget in shown]
         figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
         return figure
 
@@ -260,24 +271,30 @@ def gains_figure(cells: Sequence[Cell]) -> Plot:
         for seed, gain in cell.gains().items()
     ]
     caption = "Test score after self-pretraining minus from scratch: mean, 95 % t interval, and each seed as a dash. "
-    caption += "; ".join(
-        f"{cell.data}, {BUDGETS[cell.budget]}, {MODELS[cell.model]} {difference(cell.gain.mean, cell.metric)}"
-        for cell in cells
-    )
+    caption += "; ".join(_told(cell) for cell in cells)
     return Plot("real-gains", "What self-pretraining gains on real data", caption, draw, data)
 
 
-def write_results_figure(folder: Path) -> list[Path]:
-    """docs/figures/real-gains.svg and .png, where they are not of the stored results: their caption has the gains."""
+def _told(cell: Cell) -> str:
+    gain, metric = cell.gain, cell.metric
+    ends = "" if gain.low is None else f" ({interval_text(gain.low, gain.high, metric)})"
+    return f"{cell.data}, {BUDGETS[cell.budget]}, {MODELS[cell.model]} {delta_text(gain.mean, metric)}{ends}"
+
+
+def figure_is_current(folder: Path) -> bool:
+    """Is docs/figures/real-gains.* of the stored results? Its caption has the gains; bytes depend on matplotlib."""
     from html import escape
 
-    cells = study_cells(read_results(HERE.parents[1] / "results"))
-    if not cells:
-        return []
-    plot = gains_figure(cells)
+    plot = gains_figure(study_cells(read_results(HERE.parents[1] / "results")))
     paths = [folder / f"{plot.name}{suffix}" for suffix in (".svg", ".png")]
-    if all(path.is_file() for path in paths) and escape(plot.caption) in paths[0].read_text(encoding="utf-8"):
+    return all(path.is_file() for path in paths) and escape(plot.caption) in paths[0].read_text(encoding="utf-8")
+
+
+def write_results_figure(folder: Path) -> list[Path]:
+    if figure_is_current(folder):
         return []
+    plot = gains_figure(study_cells(read_results(HERE.parents[1] / "results")))
+    paths = [folder / f"{plot.name}{suffix}" for suffix in (".svg", ".png")]
     paths[0].write_text(f"{svg(plot)}\n", encoding="utf-8")
     paths[1].write_bytes(png(plot))
     return paths

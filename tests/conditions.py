@@ -5,8 +5,9 @@ something else, other locales and time zones, a home folder that cannot be writt
 user than root. Each run leaves FOLDER/NAME.log and a line in FOLDER/runs.jsonl; the same command goes on with those
 that are not there.
 
-The last line is `N runs, K with failures`, and the exit code is 0 only if K is 0. A condition that this machine does
-not allow (a locale that is not installed, a user who may not read the interpreter) is named and left out.
+The last line is `N runs, K with failures`, and the exit code is 0 only if K is 0 and N is not. A condition that this
+machine does not allow (a locale that is not installed, a user who may not read the interpreter) is named and left out.
+Another user has a clone of what is committed; SPT_GOLDEN and SPT_DATA_DIR name the folders that lie beside a checkout.
 """
 
 import argparse
@@ -71,7 +72,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "runs.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    done = {run["condition"]: run for run in map(json.loads, lines)}
+    done = {run["condition"]: run for run in map(json.loads, lines) if run["pytest"] == options.pytest}
     for name in options.only or CONDITIONS:
         if name in done:
             continue
@@ -85,7 +86,7 @@ def main() -> int:
     ended = [done[name] for name in options.only or CONDITIONS if name in done]
     failed = [run for run in ended if run["code"] != 0]
     say(f"{len(ended)} runs, {len(failed)} with failures")
-    return 1 if failed else 0
+    return 0 if ended and not failed else 1
 
 
 def run_suite(name: str, out: Path, workers: int, arguments: list[str]) -> dict[str, object]:
@@ -100,6 +101,7 @@ def run_suite(name: str, out: Path, workers: int, arguments: list[str]) -> dict[
     ends = re.findall(r"^=* ?(\d+ (?:passed|failed|error|skipped).*?) in [\d.]+s", text, re.M)
     return {
         "condition": name,
+        "pytest": arguments,
         "code": done.returncode,
         "said": ends[-1] if ends else "nothing",
         "failed": sorted(set(re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.M))),
@@ -139,12 +141,14 @@ def busy(burners: int) -> Iterator[None]:
 
 def impossible(condition: Condition) -> str | None:
     """Why this machine does not allow a condition; None if it does."""
+    if absent := [tool for tool in ("locale", *condition.prefix[:1]) if shutil.which(tool) is None]:
+        return f"there is no program {absent[0]}"
     wanted = condition.environment.get("LC_ALL", "POSIX")
     listed = subprocess.run(["locale", "-a"], capture_output=True, text=True).stdout.lower().split()
     if wanted.lower().replace("-", "") not in [name.replace("-", "") for name in listed]:
         return f"the locale {wanted} is not installed"
     tried = subprocess.run([*condition.prefix, sys.executable, "-c", ""], capture_output=True, text=True)
-    return None if tried.returncode == 0 else f"{' '.join(condition.prefix[:2])}: {tried.stderr.strip()[-200:]}"
+    return None if tried.returncode == 0 else f"{condition.prefix[0]}: {tried.stderr.strip()[-200:]}"
 
 
 def say(text: str) -> None:

@@ -75,7 +75,7 @@ def refused(folder: Path, code: int, words: str, *arguments, busy: bool = False)
 
 
 def rows(folder: Path, header: str, *lines: str) -> None:
-    (folder / "rows.csv").write_text("\n".join([header, *lines, ""]))
+    (folder / "rows.csv").write_text("\n".join([header, *lines, ""]), encoding="utf-8")
 
 
 def table(folder: Path, **columns) -> None:

@@ -151,7 +151,9 @@ wait += "open(sys.argv[1] + '.ready', 'w'); time.sleep(60)"
 gpu.commands = lambda state, folder: [gpu.Command("one", "one", ("-c", wait, str(folder / "one.txt")), 60.0)]
 gpu.bench_gpu(Path({str(tmp_path)!r}), 5.0, ["quickstart"], quick=True, cpu=True)
 """
-    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"}
+    )
     ready = tmp_path / "one.txt.ready"
     deadline = time.monotonic() + 100
     while not ready.exists() and time.monotonic() < deadline and process.poll() is None:

@@ -159,7 +159,7 @@ def tokenizers(tmp_path_factory):
     tokenizer, pieces = trained()
     tokenizer.enable_truncation(5)
     tokenizer.enable_padding(length=50)
-    (place / "tokenizer.json").write_text(tokenizer.to_str())
+    (place / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     (place / "spiece.model").write_bytes(spiece(pieces))

@@ -7,6 +7,10 @@ import sys
 import pytest
 from tiny import ROOT, environment
 
+sys.path.insert(0, str(ROOT))  # tests.conditions is a program, run from the root of a checkout
+
+from tests import conditions
+
 FAILING = "import os\n\ndef test_time_zone():\n    assert os.environ.get('TZ') != 'Nowhere/At_all'\n"
 
 
@@ -24,3 +28,19 @@ def test_a_condition_reaches_the_tests_and_their_end_is_kept(tmp_path):
     quiet, zone = map(json.loads, (out / "runs.jsonl").read_text().splitlines())
     assert (quiet["condition"], quiet["code"], quiet["said"]) == ("quiet", 0, "1 passed")
     assert (zone["code"], zone["said"]) == (1, "1 failed") and zone["failed"][0].endswith("::test_time_zone")
+
+
+def test_what_a_machine_does_not_allow_is_told(monkeypatch):
+    assert conditions.impossible(conditions.Condition()) is None
+    assert conditions.impossible(conditions.Condition(prefix=("no-such-tool",))) == "there is no program no-such-tool"
+    assert "xx_XX is not installed" in conditions.impossible(conditions.Condition({"LC_ALL": "xx_XX"}))
+    assert conditions.impossible(conditions.Condition(prefix=("false",))) == "false: "
+
+
+def test_prefixes_and_burners_are_there_while_the_suite_runs(tmp_path, monkeypatch):
+    text = "import os\n\ndef test_one():\n    assert os.environ['SEEN'] == 'yes'\n"
+    (tmp_path / "test_one.py").write_text(text)
+    condition = conditions.Condition(prefix=("env", "SEEN=yes"), burners=1)
+    monkeypatch.setitem(conditions.CONDITIONS, "quiet", condition)
+    ended = conditions.run_suite("quiet", tmp_path, 0, [str(tmp_path / "test_one.py")])
+    assert (ended["code"], ended["said"]) == (0, "1 passed")

@@ -1,6 +1,7 @@
 """What a model says of itself: what it cannot do, what it costs, where it comes from; what a user's file lacks."""
 
 import json
+import locale
 import os
 import re
 
@@ -34,9 +35,11 @@ def test_listed_parameters_are_the_models(row):
 def test_list_models_shows_what_they_say(tmp_path):
     shown = spt("list", "models", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
+    encoding = locale.getpreferredencoding(False)
     for row in MODELS:
         line = next(line for line in shown.stdout.splitlines() if line.split()[:1] == [row.name])
-        assert f"{row.parameters:,}" in line and row.cost in line and line.endswith(row.paper)
+        cost, paper = (text.encode(encoding, "replace").decode(encoding) for text in (row.cost, row.paper))  # as shown
+        assert f"{row.parameters:,}" in line and cost in line and line.endswith(paper)
     rows = json.loads(spt("list", "models", "--json", cwd=tmp_path).stdout)
     assert {row["name"]: row["parameters"] for row in rows} == {row.name: row.parameters for row in MODELS}
 

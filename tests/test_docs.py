@@ -25,7 +25,7 @@ from pages import (
     smoke,
     write_files,
 )
-from tiny import ROOT
+from tiny import ROOT, names_in_utf8
 from typer.testing import CliRunner
 
 from spt.config.load import anchor_paths, resolve
@@ -79,6 +79,7 @@ def test_every_block_is_accounted_for(page):
             assert commands(block), f"{block}: no line begins with $ and a blank"
 
 
+@names_in_utf8
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_every_command_parses(command):
     """As it stands and as it is run; a command that is not spt's is one of few."""

@@ -57,7 +57,7 @@ def test_half_a_surrogate_pair_in_a_runs_file_does_not_stop_a_report(tmp_path):
     records.start(tmp_path, "finetune-bad", state="failed", reason="\ud800", exit_code=3)
     cells = [{"row": 0, "arm": "spt", "seed": 2, "run": "finetune-bad", "parent": None}]
     write_report(collect.read_report([folder, records.plan(tmp_path, cells, "compare-2")]), tmp_path / "out")
-    assert "\\ud800" in (tmp_path / "out/report.md").read_text()
+    assert "\\ud800" in (tmp_path / "out/report.md").read_text(encoding="utf-8")
 
 
 def test_a_folder_that_cannot_be_named_in_utf_8_is_refused_before_training(tmp_path):

@@ -102,8 +102,11 @@ def test_an_svg_has_variables_for_colours_and_names_of_its_own() -> None:
 def test_a_figure_is_saved_three_times(tmp_path: Path) -> None:
     paths = plotting.save(Plot("one", "t", "c", picture, [{"x": 1, "y": None}, {"x": 2, "y": "a,b"}]), tmp_path)
     assert [path.name for path in paths] == ["one.svg", "one.png", "one.csv"]
-    assert paths[1].read_bytes().startswith(b"\x89PNG") and paths[0].read_text().startswith("<svg")
-    assert list(csv.DictReader(io.StringIO(paths[2].read_text()))) == [{"x": "1", "y": ""}, {"x": "2", "y": "a,b"}]
+    assert paths[1].read_bytes().startswith(b"\x89PNG") and paths[0].read_text(encoding="utf-8").startswith("<svg")
+    assert list(csv.DictReader(io.StringIO(paths[2].read_text(encoding="utf-8")))) == [
+        {"x": "1", "y": ""},
+        {"x": "2", "y": "a,b"},
+    ]
     with pytest.raises(UsageError):
         plotting.save(Plot("../one", "t", "c", picture, []), tmp_path)
 
@@ -178,7 +181,7 @@ def test_learning_curves_follow_each_stage(tmp_path: Path) -> None:
     assert found["pretraining"].shares == (1.0,)
     assert {"learning", "pretraining"} <= drawn(made).keys()
     write.write_report(made, folder)
-    lines = list(csv.DictReader(io.StringIO((folder / "curves.csv").read_text())))
+    lines = list(csv.DictReader(io.StringIO((folder / "curves.csv").read_text(encoding="utf-8"))))
     assert [(line["stage"], line["step"], line["training_loss"]) for line in lines[:2]] == [
         ("pretraining", "60", "1.0"),
         ("finetuning", "20", "1.0"),
@@ -370,13 +373,15 @@ def test_a_report_as_files(tmp_path: Path) -> None:
     folder = by_share(tmp_path)
     paths = write.write_report(collect.read_report([folder]), tmp_path / "out", with_figures=True)
     names = {path.relative_to(tmp_path / "out").as_posix() for path in paths}
-    assert "![What self-pretraining gains](figures/forest.svg)" in (tmp_path / "out" / "report.md").read_text()
+    assert "![What self-pretraining gains](figures/forest.svg)" in (tmp_path / "out" / "report.md").read_text(
+        encoding="utf-8"
+    )
     assert {"report.html", "report.tex", "report.md", "figures/forest.svg", "figures/forest.png"} <= names
     before = [path.read_bytes() for path in paths]
     assert [
         path.read_bytes() for path in write.write_report(collect.read_report([folder]), tmp_path / "out", True)
     ] == before
-    value = json.loads((tmp_path / "out" / "report.json").read_text())
+    value = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     assert value["provenance"]["checklist"] and value["precedents"] == []
 
 
@@ -498,17 +503,17 @@ def test_figures_of_an_earlier_report_do_not_stay(tmp_path: Path) -> None:
     write.write_report(collect.read_report([folder]), folder, with_figures=True)
     assert (folder / "figures" / "levels-compute.svg").exists()
     (folder / "figures" / "mine.svg").touch()
-    value = json.loads((folder / "study.json").read_text())
+    value = json.loads((folder / "study.json").read_text(encoding="utf-8"))
     (folder / "study.json").write_text(json.dumps(value | {"cells": [c for c in value["cells"] if c["row"] == 0]}))
     write.write_report(collect.read_report([folder]), folder)
     assert not (folder / "figures" / "levels-compute.svg").exists() and (folder / "figures" / "mine.svg").exists()
-    assert len((folder / "figures" / "forest.csv").read_text().splitlines()) == 2
+    assert len((folder / "figures" / "forest.csv").read_text(encoding="utf-8").splitlines()) == 2
 
 
 def test_the_checklist_sees_a_pretraining_on_other_data(tmp_path: Path) -> None:
     folder = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
     for path in tmp_path.glob("pretrain-*/result.json"):
-        path.write_text(path.read_text().replace('"aa"', '"other"'))
+        path.write_text(path.read_text(encoding="utf-8").replace('"aa"', '"other"'))
     made = collect.read_report([folder])
     assert about(made, "same data") == "no"
     assert {(use.inputs, use.pretraining, use.finetuning) for use in made.provenance.data if use.split == "train"} == {

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
 SOURCES = ["pyproject.toml", "README.md", "LICENSE", "spt_cli.py", *FOLDERS.values()]
 
@@ -31,7 +31,9 @@ def requirements(*extras: str) -> list[Requirement]:
 
 
 def pins() -> dict[str, str]:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
+    lines = [
+        line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if line and line[0] != "#"
+    ]
     return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
 
 
@@ -100,7 +102,7 @@ LOCKS = ("requirements.lock", "requirements-cuda.lock")
 
 def locked(name: str) -> dict[str, tuple[Requirement, list[str]]]:
     """What a lock pins, by canonical name, with the hashes."""
-    lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
+    lines = [line for line in (ROOT / name).read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     found = {}
     for entry in re.split(r"\n(?=\S)", "\n".join(lines)):
         first, *hashes = (line.removesuffix("\\").strip() for line in entry.splitlines())
@@ -128,13 +130,13 @@ def test_a_lock_has_hashes_and_names_no_index(name: str) -> None:
     for requirement, hashes in entries.values():
         assert re.fullmatch(r"==[0-9a-z.]+", str(requirement.specifier)) and not requirement.url
         assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", line) for line in hashes), requirement
-    assert not re.search(r"://|index|find-links|trusted-host|@", (ROOT / name).read_text())
+    assert not re.search(r"://|index|find-links|trusted-host|@", (ROOT / name).read_text(encoding="utf-8"))
 
 
 def test_one_version_everywhere() -> None:
     import spt
 
-    citation = (ROOT / "CITATION.cff").read_text()
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {spt.__version__}\n" in citation
 
 

@@ -11,7 +11,7 @@ from test_cli import call
 from spt.config.load import load
 from spt.errors import DataError, UsageError
 from spt.report import collect, results
-from spt.report.results import StoredResult, add_results, collect_results, read_results, select_results
+from spt.report.results import StoredResult, add_results, collect_results, merge, read_results, select_results
 from spt.runs.files import write_json
 
 PENDULUM = {"name": "pendulum/s5", "task": "pendulum", "model": "s5"}
@@ -57,6 +57,32 @@ def test_a_later_run_of_a_seed_replaces_it_and_others_stay(tmp_path, stored):
     again = finished(tmp_path / "later", [0.0040], name="b")
     (result,) = add_results(again, tmp_path / "results")
     assert [run.score for run in result.runs] == [0.0040, 0.0032, 0.0034]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"metric": "mae"}, "has the metric mse, and these runs mae"),
+        ({"recipe": "another"}, "has the recipe pendulum/s5"),
+        ({"factors": {"variant": "S5-drop"}}, "has the factors"),
+    ],
+)
+def test_what_is_not_the_same_cell_is_not_added_to_it(stored, changes, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        merge(stored[0], stored[0].model_copy(update=changes))
+
+
+def test_runs_with_other_settings_are_not_added_to_those_that_stay(tmp_path, stored):
+    before = (tmp_path / "results" / f"{stored[0].name}.json").read_text()
+    other = finished(tmp_path / "other", [0.004], name="b", overrides=["model.ssm_lr=0.1"])
+    with pytest.raises(
+        UsageError, match=r"has seed 1 with other settings \(the recipe's\) than these runs \(model.ssm_lr"
+    ):
+        add_results(other, tmp_path / "results")
+    assert (tmp_path / "results" / f"{stored[0].name}.json").read_text() == before
+    all_of_them = finished(tmp_path / "all", [0.004] * 3, name="c", overrides=["model.ssm_lr=0.1"])
+    (result,) = add_results(all_of_them, tmp_path / "results")
+    assert len(result.departures) == 1 and result.scores == [0.004] * 3
 
 
 def test_complete_with_all_seeds_and_only_unshortened(tmp_path):

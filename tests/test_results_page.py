@@ -61,16 +61,37 @@ def test_budgets_and_studies_are_kept_apart():
     assert [(cell.budget, cell.mean("scratch")) for cell in cells] == [(1.0, 0.5), (0.1, 0.3)]
 
 
-@pytest.mark.parametrize(("spread", "word"), [(0.001, "decided"), (0.09, "open")])
-def test_models_change_places(spread, word):
-    one = [0.80 + spread * sign for sign in (-1, 1, 0, 0.5, -0.5)]
-    cells = page.study_cells(
-        [*both("s4", [0.80] * 5, [0.95] * 5), *both("dlr", [0.90] * 5, [each + 0.1 for each in one])]
-    )
-    ((_, _, scratch, spt, told),) = lines(page.rankings(cells))
-    assert (scratch, spt, told) == ("DLR > S4", "S4 > DLR", f"S4 and DLR ({word})")
-    still = page.study_cells([*both("s4", [0.80] * 5, [0.95] * 5), *both("dlr", [0.70] * 5, one)])
-    assert lines(page.rankings(still))[0][4] == "none"
+def test_means_are_of_the_seeds_that_both_arms_have_and_lost_runs_are_named():
+    scratch, spt = both("s4", [0.5, 0.9], [0.6, 0.7])
+    lost = scratch.runs[1].model_copy(update={"score": None, "state": "diverged"})
+    (cell,) = page.study_cells([scratch.model_copy(update={"runs": (scratch.runs[0], lost)}), spt])
+    assert lines(page.scores([cell]))[0][3:] == ["50.00", "60.00", "+10.00", "", "open", "1; scratch 1 diverged"]
+    assert not page.study_cells([scratch.model_copy(update={"runs": (lost,)}), spt])  # nothing to compare
+
+
+def test_both_arms_are_from_one_table():
+    first, second = both("s4", [0.5], [0.6]), both("s4", [0.7], [0.9], table="real-labels")
+    (cell,) = page.study_cells([first[0], *second])
+    assert cell.mean("scratch") == 0.7
+    assert not page.study_cells([first[0], second[1]])
+
+
+def test_what_the_plan_does_not_know_is_refused():
+    with pytest.raises(ValueError, match="the plan has no"):
+        page.study_cells(both("s4", [0.5], [0.6], 0.3))
+    with pytest.raises(AssertionError, match="mse"):
+        page.study_cells(both("s4", [0.5], [0.6], metric="mse"))
+
+
+def test_orders_are_of_means_and_missing_data_sets_are_named():
+    cells = page.study_cells([*both("s4", [0.8, 0.8], [0.95, 0.9]), *both("dlr", [0.9, 0.9], [0.8, 0.8])])
+    assert lines(page.rankings(cells)) == [["digits", "all", "DLR, S4", "S4, DLR"]]
+    assert page.missing(cells) == "Not run yet: image, heart, speech."
+
+
+def test_other_metrics_have_other_units():
+    heart = [result.model_copy(update={"recipe": "small/real-heart-s4"}) for result in both("s4", *UP, metric="r2")]
+    assert lines(page.scores(page.study_cells(heart)))[0][3:6] == ["0.8100", "0.9167", "+0.107"]
 
 
 def test_the_best_network_stands_beside_the_baselines():
@@ -82,11 +103,11 @@ def test_the_best_network_stands_beside_the_baselines():
 def test_chosen_rates_and_edges():
     cells = page.study_cells(both("s4", *UP))
     assert lines(page.rates(cells)) == [["digits", "S4", "0.15 (edge)", "0.15 (edge)"]]
-    plain = [
-        result.model_copy(update={"runs": (result.runs[0].model_copy(update={"departures": ()}),)})
-        for result in both("s4", *UP)
-    ]
-    assert lines(page.rates(page.study_cells(plain))) == [["digits", "S4", "0.0015", "0.0015"]]
+    scratch, _ = both("s4", *UP)
+    first = scratch.runs[0].model_copy(update={"departures": ()})
+    assert page.chosen_rate(scratch.model_copy(update={"runs": (first,)}), "scratch") == 0.0015  # the recipe's
+    with pytest.raises(ValueError, match="several learning rates"):
+        page.chosen_rate(scratch.model_copy(update={"runs": (first, *scratch.runs[1:])}), "scratch")
 
 
 def test_a_published_cell_is_met_only_where_it_is_complete():
@@ -98,12 +119,23 @@ def test_a_published_cell_is_met_only_where_it_is_complete():
         update={"runs": tuple(run.model_copy(update={"score": run.score + 0.001}) for run in whole.runs)}
     )
     assert [lines(page.published([each]))[0][5] for each in (whole, part, far)] == ["yes", "not complete", "no"]
+    place = {"paper": "spt", "table": "1", "row": "Transformer", "column": "PathX"}  # printed: no better than chance
+    (line,) = lines(page.published([stored("s4", "scratch", [0.5], planned=1, **place)]))
+    assert line[1:3] == ["-", "50.00"] and line[5] == ""
 
 
 def test_the_figure_has_every_seed_and_its_caption_every_gain():
     plot = page.gains_figure(page.study_cells([*both("transformer", *UP), *both("s4", *DOWN, 0.1)]))
-    assert len(plot.data) == 6 and "digits, all, Transformer +10.67; digits, a tenth, S4 -10.67" in plot.caption
+    assert (
+        len(plot.data) == 6
+        and "digits, all, Transformer +10.67 (" in plot.caption
+        and "digits, a tenth, S4 -10.67" in plot.caption
+    )
     assert "<svg" in page.svg(plot)
+
+
+def test_the_figure_in_the_documentation_is_of_the_stored_results():
+    assert page.figure_is_current(ROOT / "docs" / "figures"), "run make docs"
 
 
 def test_the_second_study_has_the_rates_that_the_first_one_chose():

@@ -418,8 +418,10 @@ def test_every_score_has_its_split_and_the_report_shows_them(tmp_path):
     (figure,) = [each for each in all_figures(report) if each.name == "splits"]
     assert len(figure.data) == 6 and {line["split"] for line in figure.data} == set(NAMES[:3])
     write_report(report, folder)
-    assert "Split by split" in (folder / "report.html").read_text() and "fold 2" in (folder / "seeds.csv").read_text()
-    saved = json.loads((folder / "report.json").read_text())
+    assert "Split by split" in (folder / "report.html").read_text(encoding="utf-8") and "fold 2" in (
+        folder / "seeds.csv"
+    ).read_text(encoding="utf-8")
+    saved = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     assert {seed["split"] for seed in saved["rows"][0]["seeds"]} == set(NAMES[:3])
     checks = {check.question: check for check in report.provenance.checklist}
     told = " ".join(check.evidence for check in checks.values())
@@ -549,7 +551,7 @@ def test_an_answer_over_folds_says_what_its_intervals_are_over(one_model, tmp_pa
     assert (told["rows"][0]["n"], told["rows"][0]["splits"]) == (3, 3)
     assert "3 splits" in told["answer"] and "seeds)" not in told["answer"]
     assert (told["leading"]["splits"], told["leading"]["seeds"]) == (3, 1)
-    assert "splits: 3" in (tmp_path / "waves-try" / "study.yaml").read_text()
+    assert "splits: 3" in (tmp_path / "waves-try" / "study.yaml").read_text(encoding="utf-8")
 
 
 # ------------------------------------------------------------------------------------------------------------ coverage

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiny import RECIPE, changed, recipe_file
+from tiny import RECIPE, changed, names_in_utf8, recipe_file, spt
 from typer.testing import CliRunner
 
 from spt.errors import visible
@@ -229,12 +229,20 @@ def test_listing_and_showing_studies():
     assert "did you mean spt-table-8" in call("study", "show", "spt-table8", code=2).stderr
 
 
+@names_in_utf8
 def test_a_shown_study_reads_back_and_does_nothing_to_a_terminal(tmp_path):
     name = "tïny\u202e.yaml"
     (tmp_path / "s.yaml").write_text(yaml.safe_dump({"kind": "compare", "recipes": [name, "tïny.yaml"]}), "utf-8")
     shown = call("study", "show", "s.yaml").stdout
     read = [Path(recipe).name for recipe in yaml.safe_load(shown)["recipes"]]
     assert visible(shown) == shown and read == [name, "tïny.yaml"]
+
+
+def test_a_name_that_the_locale_cannot_have_is_told(tmp_path):
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump({"kind": "compare", "recipes": ["tïny.yaml"]}), "utf-8")
+    ascii_alone = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = spt("study", "show", "s.yaml", cwd=tmp_path, env=ascii_alone)
+    assert done.returncode == 2 and "not in this locale's encoding, ascii; set PYTHONUTF8=1" in done.stderr, done.stderr
 
 
 def test_one_failed_run_does_not_stop_a_study(tmp_path):

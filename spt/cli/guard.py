@@ -68,6 +68,13 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
                 raise typer.Exit(0) from None
             except (typer.Exit, typer.Abort):
                 raise
+            except UnicodeEncodeError as error:  # before OSError: a name that the locale's file system cannot have
+                _fail(
+                    f"{displayable(str(error.object)[:200])!r} has characters that are not in this locale's encoding, "
+                    f"{error.encoding}; set PYTHONUTF8=1, or a locale with UTF-8",
+                    UsageError.exit_code,
+                    debug,
+                )
             except OSError as error:
                 where = f" {error.filename}" if error.filename else ""
                 _fail(f"cannot use{where or ' a file'}: {error.strerror or error}", OutputError.exit_code, debug)

@@ -58,7 +58,8 @@ def results(
     elif not shown:
         notify("no results are stored here yet; spt results --add RUNS takes those of finished runs")
     else:
-        for source, rows in groupby([result.summary() for result in shown], key=lambda row: row["source"]):
+        by_source = sorted((result.summary() for result in shown), key=lambda row: row["source"])
+        for source, rows in groupby(by_source, key=lambda row: row["source"]):
             console().print(source, style="bold", highlight=False, markup=False)
             console().print(_table(list(rows)))
 
@@ -76,13 +77,15 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     for name in (*(["published"] if printed else []), "ours", "95 % interval", "runs"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        metric, missing = row["metric"], row["n"] < row["planned"]
+        metric = row["metric"]
+        runs = [f"{row['n']} of {row['planned']}"]
+        runs += [f"{row['failed']} failed"] * bool(row["failed"]) + ["shortened"] * row["shortened"]
         interval = f"{score_text(row['low'], metric)} to {score_text(row['high'], metric)}"
         table.add_row(
             Text(f"{row['row']}: {row['column']}{'' if row['arm'] == 'scratch' else ', SPT'}"),
             *([score_text(row["published"], metric)] if printed else []),
             score_text(row["ours"], metric),
             "-" if row["low"] is None else interval,
-            f"{row['n']} of {row['planned']}{'' if missing or row['complete'] else ', shortened'}",
+            ", ".join(runs),
         )
     return table

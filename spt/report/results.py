@@ -156,6 +156,7 @@ class StoredResult(Stored):
             "planned": self.planned,
             "complete": self.complete,
             "failed": len(self.runs) - len(self.scores),
+            "shortened": any(run.shortened for run in self.runs),
             "departures": list(self.departures),
             "baselines": self.baselines,
             "hours": sum(run.device_seconds for run in self.runs) / 3600,
@@ -299,7 +300,8 @@ def _stored_runs(comparison: Comparison, arm: ArmName) -> list[StoredRun]:
         if isinstance(outcome, Result):
             total = outcome.total
             cost = {"steps": total.steps, "device_seconds": round(total.device_seconds, 1)}
-            runs.append(StoredRun(**shared, **cost, score=(outcome.test or {}).get(comparison.row.metric)))
+            score = (outcome.test or {}).get(comparison.row.metric)
+            runs.append(StoredRun(**shared, **cost, score=score, state="failed" if score is None else "done"))
         else:
             runs.append(StoredRun(**shared, steps=0, device_seconds=0, score=None, state=outcome.state))
     return runs
@@ -326,26 +328,38 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 
 def merge(old: StoredResult, new: StoredResult) -> StoredResult:
-    """Both results of one cell as one; a seed that both have is the new one's."""
+    """Both results of one cell as one; a seed that both have is the new one's.
+
+    Raises UsageError where they are not: of another metric or recipe, or with other settings in runs that stay.
+    """
     again = {(run.seed, run.split) for run in new.runs}
-    runs = [*(run for run in old.runs if (run.seed, run.split) not in again), *new.runs]
-    ordered = sorted(runs, key=lambda run: (run.split or "", run.seed))
+    staying = [run for run in old.runs if (run.seed, run.split) not in again]
+    for name in ("metric", "recipe", "factors"):
+        if getattr(old, name) != getattr(new, name):
+            raise UsageError(
+                f"{new.name}.json has the {name} {getattr(old, name)}, and these runs {getattr(new, name)}: keep them "
+                "under another --table, or remove the file"
+            )
+    if other := next((run for run in staying if set(run.departures) != set(new.runs[0].departures)), None):
+        ours, theirs = (", ".join(run.departures) or "the recipe's" for run in (new.runs[0], other))
+        raise UsageError(
+            f"{new.name}.json has seed {other.seed} with other settings ({theirs}) than these runs ({ours}): keep them "
+            "under another --table, or remove the file"
+        )
+    ordered = sorted([*staying, *new.runs], key=lambda run: (run.split or "", run.seed))
     update = {"runs": tuple(ordered), "planned": max(old.planned, new.planned)}
     return new.model_copy(update=update | {"baselines": old.baselines | new.baselines})
 
 
 def add_results(folder: Path, to: Path, table: str | None = None) -> list[StoredResult]:
     """Take the results of finished runs into a folder of results; returns those cells as they are now."""
-    results = []
-    collected = collect_results(folder, table)
+    collected = [(to / f"{result.name}.json", result) for result in collect_results(folder, table)]
+    merged = [(path, merge(_read(path), result) if path.exists() else result) for path, result in collected]
     with writing(to):
         to.mkdir(parents=True, exist_ok=True)
-    for result in collected:
-        path = to / f"{result.name}.json"
-        merged = merge(_read(path), result) if path.exists() else result
-        write_json(path, merged.model_dump(mode="json"))
-        results.append(merged)
-    return results
+    for path, result in merged:
+        write_json(path, result.model_dump(mode="json"))
+    return [result for _, result in merged]
 
 
 def select_results(results: Sequence[StoredResult], words: Sequence[str]) -> list[StoredResult]:
