@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spt.config.load import describe
+from spt.report.format import score_text
 from spt.report.published_numbers import PublishedCell, PublishedPair, all_pairs, load_published, table_cells
+from spt.report.results import results_of
 from spt.runs.plan import factors_text
 from spt.studies import schema
 
@@ -366,8 +368,14 @@ def _reading() -> str:
 
 
 def ours(cell: PublishedCell, run: Run) -> str:
-    """What we have measured for a cell. Nothing yet."""
-    return ""
+    """The stored results of a cell: mean, and of how many of its runs unless all were done and none shortened."""
+    texts = []
+    for result in results_of(cell):
+        row = result.summary()
+        if result.recipe == run.recipe and row["ours"] is not None:
+            text = score_text(row["ours"], row["metric"])
+            texts.append(text if row["complete"] else f"{text} ({row['n']} of {row['planned']} runs)")
+    return ", ".join(texts)
 
 
 def departures(run: Run) -> list[str]:

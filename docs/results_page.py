@@ -105,7 +105,16 @@ def published(found: Iterable[StoredResult]) -> str:
         place = f"{row['source']}: {row['row']}, {row['column']}"
         runs = f"{row['n']} of {row['planned']}{failed}"
         lines.append([place, known[0], known[1], interval, runs, state, f"{row['hours']:.1f}", departs])
-    heads = ["cell", "published", "ours", "95 % interval", "runs", "met", "hours of one core", "departures"]
+    heads = [
+        "cell",
+        "published",
+        "ours",
+        "95 % interval",
+        "runs",
+        "met",
+        "hours of one core",
+        "departs from the recipe in",
+    ]
     return _markdown(heads, lines, "lrrrrlrl")
 
 

@@ -25,6 +25,7 @@ from recipes_page import (
     Run,
     coverage,
     duration,
+    ours,
     printed,
     recipes_page,
     row_operations,
@@ -35,6 +36,7 @@ from test_reference import resolved
 from spt.config.load import packaged
 from spt.report.published_numbers import all_pairs, load_published, table_cells
 from spt.report.published_settings import PublishedSettings
+from spt.report.results import read_results
 from spt.studies import schema
 from spt.studies.costs import CostModel
 
@@ -49,6 +51,14 @@ SAMPLE = ("lra/listops-transformer", "lra/retrieval-transformer", "skills/revers
 def test_the_page_of_recipes_is_the_one_that_is_made():
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     assert page == recipes_page(), "run make docs"
+
+
+def test_what_is_stored_stands_beside_its_cell(monkeypatch):
+    (stored,) = (result for result in read_results() if (result.paper, result.row) == ("dlr", "DLR-R"))
+    cell, run = stored.published_cell, Run("skills/shift-long-dlr", "DLR-R 2^8", "dlr-table-2")
+    assert ours(cell, run) == "0.1311" and ours(cell, run._replace(recipe="another")) == ""
+    monkeypatch.setattr("recipes_page.results_of", lambda _: [stored.model_copy(update={"planned": 5})])
+    assert ours(cell, run) == "0.1311 (1 of 5 runs)"
 
 
 def test_the_page_has_every_recipe_and_every_footnote():
