@@ -27,6 +27,7 @@ FIRST = ("real-tune, four rates", "real-labels, four rates")  # the same with a 
 SETS = ("digits", "image", "heart", "speech")  # in recipes' names
 MODELS = {"transformer": "Transformer", "s4": "S4", "dlr": "DLR"}
 BUDGETS = {1.0: "all", 0.1: "a tenth"}
+SEEDS = 5
 HIGHER_IS_BETTER = ("accuracy", "r2")  # the plan's metrics
 
 
@@ -96,26 +97,15 @@ def published(found: Iterable[StoredResult]) -> str:
     lines = []
     for row in (result.summary() for result in found if result.paper is not None):
         known = [score_text(row[name], row["metric"]) for name in ("published", "ours", "low", "high")]
-        interval = "" if row["low"] is None else f"{known[2]} to {known[3]}"
+        ours = known[1] if row["low"] is None else f"{known[1]} ({known[2]} to {known[3]})"
         compared = row["low"] is not None and row["published"] is not None
         met = ("yes" if row["low"] <= row["published"] <= row["high"] else "no") if compared else ""
-        failed = f", {row['failed']} failed" if row["failed"] else ""
-        state = met if row["complete"] else "not complete"
-        departs = "; ".join(f"`{text}`" for text in row["departures"]) or "none"
+        state = [f"{row['n']} of {row['planned']}", *([f"{row['failed']} failed"] if row["failed"] else [])]
+        departs = "; ".join(f"`{text}`" for text in row["departures"]) or "–"
         place = f"{row['source']}: {row['row']}, {row['column']}"
-        runs = f"{row['n']} of {row['planned']}{failed}"
-        lines.append([place, known[0], known[1], interval, runs, state, f"{row['hours']:.1f}", departs])
-    heads = [
-        "cell",
-        "published",
-        "ours",
-        "95 % interval",
-        "runs",
-        "met",
-        "hours of one core",
-        "departs from the recipe in",
-    ]
-    return _markdown(heads, lines, "lrrrrlrl")
+        lines.append([place, known[0], ours, ", ".join(state), met if row["complete"] else "not complete", departs])
+    heads = ["cell", "published", "ours (95 % interval)", "runs", "met", "departs from the recipe in"]
+    return _markdown(heads, lines, "lrrlll")
 
 
 # -------------------------------------------------------------------------------------------------- the declared study
@@ -156,16 +146,17 @@ def verdict(gain: Paired) -> str:
 
 
 def scores(cells: Sequence[Cell]) -> str:
+    """Few columns, so that the verdict is on the page; seeds are named where they are not the five of the plan."""
     lines = []
     for cell in cells:
         gain, metric = cell.gain, cell.metric
         means = [score_text(cell.mean(arm), metric) for arm in ("scratch", "spt")]
-        place = [cell.data, BUDGETS[cell.budget], MODELS[cell.model]]
-        interval = "" if gain.low is None else interval_text(gain.low, gain.high, metric)
-        seeds = "; ".join([str(gain.n), *cell.lost])
-        lines.append([*place, *means, delta_text(gain.mean, metric), interval, verdict(gain), seeds])
-    heads = ["data set", "labels", "model", "scratch", "SPT", "gain", "95 % interval", "verdict", "seeds"]
-    return _markdown(heads, lines, "lllrrrrlr")
+        told = delta_text(gain.mean, metric)
+        told += "" if gain.low is None else f" ({interval_text(gain.low, gain.high, metric)})"
+        remarks = [verdict(gain), *([] if gain.n == SEEDS else [f"{gain.n} seeds"]), *cell.lost]
+        lines.append([f"{cell.data}, {BUDGETS[cell.budget]}", MODELS[cell.model], *means, told, "; ".join(remarks)])
+    heads = ["data set, labels", "model", "scratch", "SPT", "gain (95 % interval)", "verdict"]
+    return _markdown(heads, lines, "llrrrl")
 
 
 def rankings(cells: Sequence[Cell]) -> str:

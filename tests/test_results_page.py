@@ -43,11 +43,12 @@ def lines(table):
 
 def test_a_gain_is_decided_by_its_interval_alone():
     cells = page.study_cells([*both("transformer", *UP), *both("s4", *DOWN), *both("dlr", *OPEN)])
-    found = {line[2]: line for line in lines(page.scores(cells))}
-    assert [found[model][7] for model in ("Transformer", "S4", "DLR")] == ["helps", "hurts", "open"]
-    assert found["Transformer"][:6] == ["digits", "all", "Transformer", "81.00", "91.67", "+10.67"]
-    low, high = found["Transformer"][6].split(" to ")
-    assert float(low) < 10.67 < float(high) and found["Transformer"][8] == "3"
+    found = {line[1]: line for line in lines(page.scores(cells))}
+    verdicts = [found[model][5] for model in ("Transformer", "S4", "DLR")]
+    assert verdicts == ["helps; 3 seeds", "hurts; 3 seeds", "open; 2 seeds"]
+    assert found["Transformer"][:4] == ["digits, all", "Transformer", "81.00", "91.67"]
+    gain, low, _, high = found["Transformer"][4].replace("(", "").replace(")", "").split()
+    assert float(low) < float(gain) == 10.67 < float(high)
 
 
 def test_only_seeds_of_both_arms_are_paired_and_arms_alone_are_no_cell():
@@ -65,7 +66,7 @@ def test_means_are_of_the_seeds_that_both_arms_have_and_lost_runs_are_named():
     scratch, spt = both("s4", [0.5, 0.9], [0.6, 0.7])
     lost = scratch.runs[1].model_copy(update={"score": None, "state": "diverged"})
     (cell,) = page.study_cells([scratch.model_copy(update={"runs": (scratch.runs[0], lost)}), spt])
-    assert lines(page.scores([cell]))[0][3:] == ["50.00", "60.00", "+10.00", "", "open", "1; scratch 1 diverged"]
+    assert lines(page.scores([cell]))[0][2:] == ["50.00", "60.00", "+10.00", "open; 1 seeds; scratch 1 diverged"]
     assert not page.study_cells([scratch.model_copy(update={"runs": (lost,)}), spt])  # nothing to compare
 
 
@@ -91,7 +92,7 @@ def test_orders_are_of_means_and_missing_data_sets_are_named():
 
 def test_other_metrics_have_other_units():
     heart = [result.model_copy(update={"recipe": "small/real-heart-s4"}) for result in both("s4", *UP, metric="r2")]
-    assert lines(page.scores(page.study_cells(heart)))[0][3:6] == ["0.8100", "0.9167", "+0.107"]
+    assert [cell[:6] for cell in lines(page.scores(page.study_cells(heart)))[0][2:5]] == ["0.8100", "0.9167", "+0.107"]
 
 
 def test_the_best_network_stands_beside_the_baselines():
@@ -118,10 +119,10 @@ def test_a_published_cell_is_met_only_where_it_is_complete():
     far = whole.model_copy(
         update={"runs": tuple(run.model_copy(update={"score": run.score + 0.001}) for run in whole.runs)}
     )
-    assert [lines(page.published([each]))[0][5] for each in (whole, part, far)] == ["yes", "not complete", "no"]
+    assert [lines(page.published([each]))[0][4] for each in (whole, part, far)] == ["yes", "not complete", "no"]
     place = {"paper": "spt", "table": "1", "row": "Transformer", "column": "PathX"}  # printed: no better than chance
     (line,) = lines(page.published([stored("s4", "scratch", [0.5], planned=1, **place)]))
-    assert line[1:3] == ["-", "50.00"] and line[5] == ""
+    assert line[1:] == ["-", "50.00", "1 of 1", "", f"`{RATE.format('scratch')}`"]
 
 
 def test_the_figure_has_every_seed_and_its_caption_every_gain():
