@@ -1,5 +1,6 @@
 """What README and docs tell a reader to do is done here: every block of every page is run, checked, or excepted."""
 
+import os
 import re
 
 import pytest
@@ -25,7 +26,7 @@ from pages import (
     smoke,
     write_files,
 )
-from tiny import ROOT, names_in_utf8
+from tiny import ROOT
 from typer.testing import CliRunner
 
 from spt.config.load import anchor_paths, resolve
@@ -79,11 +80,14 @@ def test_every_block_is_accounted_for(page):
             assert commands(block), f"{block}: no line begins with $ and a blank"
 
 
-@names_in_utf8
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_every_command_parses(command):
     """As it stands and as it is run; a command that is not spt's is one of few."""
     first, *rest = command.words
+    try:
+        os.fsencode(" ".join(rest))
+    except UnicodeEncodeError:
+        pytest.skip("this locale has no such names")
     if first == "spt":
         parse(tuple(rest))
         parse(tuple(smoke(tuple(rest)))) if rest and not rest[0].startswith("-") else None
