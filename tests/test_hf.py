@@ -873,8 +873,9 @@ def test_what_can_go_wrong_is_said_in_words(error, words, cache, monkeypatch):
         hf.fetch(config(checkpoint="somebody/pythia", revision="first", causal=True))
 
 
-def test_without_a_network_it_says_so(cache, tmp_path):
+def test_without_a_network_it_says_so(cache, tmp_path, monkeypatch):
     """The real client, offline; and the command that fetches, in one sentence."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))  # wherever home is
     with pytest.raises(ValueError, match="the Hugging Face hub cannot be reached"):
         hf.fetch(config(checkpoint="somebody/pythia", causal=True))
     recipe = recipe_file(tmp_path, model={"name": "hf", "checkpoint": "somebody/pythia", "causal": True})
