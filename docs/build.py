@@ -7,12 +7,12 @@ from pathlib import Path
 from architecture_figure import architecture_figure
 from costs import all_operations, to_text
 from hugging_face_page import hugging_face_page
-from performance_page import performance_page, write_figures
+from performance_page import performance_page, write_figure, write_figures
 from programs_page import export_page
 from python_page import python_page
 from recipes_page import recipes_page
 from reference_pages import commands_page, models_page, recipe_page, study_page, tasks_page
-from results_page import results_pages, write_results_figure
+from results_page import results_pages, stored_gains
 from scaling_page import scaling_page
 
 
@@ -51,5 +51,5 @@ if __name__ == "__main__":
     here = Path(__file__).resolve().parent
     write(here, {"measurements/operations.json": lambda: to_text(all_operations())})  # which recipes.md reads
     figures = here / "figures"
-    for path in [*write(here, pages()), *write_figures(figures), *write_results_figure(figures)]:
+    for path in [*write(here, pages()), *write_figures(figures), *write_figure(figures, stored_gains())]:
         sys.stdout.write(f"wrote {path}\n")

@@ -117,7 +117,7 @@ def comparison(table: Table) -> str:
         table.date or "date not recorded",
     ]
     words = [field.annotation is str for _, field in shown]
-    return f"{_markdown([str(field.title) for _, field in shown], lines, words)}\n\n*{'; '.join(facts)}.*"
+    return f"{markdown_table([str(field.title) for _, field in shown], lines, words)}\n\n*{'; '.join(facts)}.*"
 
 
 def measured(found: dict[str, Any]) -> str:
@@ -131,7 +131,7 @@ def measured(found: dict[str, Any]) -> str:
         if isinstance(part, Printed):
             heads = [str(column.header) for column in part.columns]
             lines = zip(*(map(str, column.cells) for column in part.columns), strict=True)
-            parts += [f"{str(part.title).strip()}:", _markdown(heads, [list(line) for line in lines], [True])]
+            parts += [f"{str(part.title).strip()}:", markdown_table(heads, [list(line) for line in lines], [True])]
         else:
             parts.append(f"*{str(part).strip()}. {origin(found)}.*")
     return "\n\n".join(parts)
@@ -158,7 +158,7 @@ def of_models(results: Iterable[dict[str, Any]]) -> str:
             else:
                 cells += [_number(1e3 * row["seconds"]["step"]), _number(row["peak_bytes"] / 2**20)]
         lines.append(cells)
-    return "\n\n".join([_markdown(heads, lines, [True]), *(f"*{origin(found)}.*" for found in results)])
+    return "\n\n".join([markdown_table(heads, lines, [True]), *(f"*{origin(found)}.*" for found in results)])
 
 
 def rounding_errors(found: dict[str, Any]) -> str:
@@ -172,7 +172,7 @@ def rounding_errors(found: dict[str, Any]) -> str:
         for model, row in found["rows"].items()
     ]
     heads = ["model", *names[:-1], "step by step, float32"]
-    return f"{_markdown(heads, lines, [True])}\n\n*{origin(found)}.*"
+    return f"{markdown_table(heads, lines, [True])}\n\n*{origin(found)}.*"
 
 
 def _seconds(row: dict[str, Any] | None) -> float:
@@ -190,7 +190,7 @@ def origin(found: dict[str, Any]) -> str:
     )
 
 
-def _markdown(heads: list[str], lines: list[list[str]], words: list[bool]) -> str:
+def markdown_table(heads: list[str], lines: list[list[str]], words: list[bool]) -> str:
     """A table; columns of words are aligned left, the others, and those that are not spoken of, right."""
     rule = ["---" if left else "---:" for left, _ in zip_longest(words, heads)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [heads, rule, *lines])
@@ -261,14 +261,27 @@ def name(row: dict[str, Any]) -> str:
 
 
 def write_figures(folder: Path) -> list[Path]:
-    """docs/figures/slopes.svg and .png, where they are not of the result in measurements/: an SVG says which it is of.
-    Another matplotlib draws the same numbers with other bytes, so bytes are not compared."""
+    return write_figure(folder, slopes_figure(result("slopes")))
+
+
+def figure_paths(folder: Path, plot: Plot) -> tuple[Path, Path]:
+    return folder / f"{plot.name}.svg", folder / f"{plot.name}.png"
+
+
+def is_current(folder: Path, plot: Plot) -> bool:
+    """Are the files of a figure there, and has its SVG this caption? Another matplotlib draws the same numbers with
+    other bytes, so bytes are not compared."""
     from html import escape
 
-    plot = slopes_figure(result("slopes"))
-    paths = [folder / f"{plot.name}{suffix}" for suffix in (".svg", ".png")]
-    if all(path.is_file() for path in paths) and escape(plot.caption) in paths[0].read_text(encoding="utf-8"):
+    paths = figure_paths(folder, plot)
+    return all(path.is_file() for path in paths) and escape(plot.caption) in paths[0].read_text(encoding="utf-8")
+
+
+def write_figure(folder: Path, plot: Plot) -> list[Path]:
+    """The SVG and the PNG of a figure, where they are not current; returns what was written."""
+    if is_current(folder, plot):
         return []
+    paths = figure_paths(folder, plot)
     paths[0].write_text(f"{svg(plot)}\n", encoding="utf-8")
     paths[1].write_bytes(png(plot))
-    return paths
+    return list(paths)

@@ -13,9 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from performance_page import markdown_table
+
 from spt.config.load import load
 from spt.report.format import delta_text, interval_text, is_percent, score_text
-from spt.report.plotting import Palette, Plot, new_figure, png, svg
+from spt.report.plotting import Palette, Plot, new_figure
 from spt.report.results import StoredResult, read_results
 from spt.report.stats import Paired, paired
 from spt.studies.schema import read as read_study
@@ -105,7 +107,7 @@ def published(found: Iterable[StoredResult]) -> str:
         place = f"{row['source']}: {row['row']}, {row['column']}"
         lines.append([place, known[0], ours, ", ".join(state), met if row["complete"] else "not complete", departs])
     heads = ["cell", "published", "ours (95 % interval)", "runs", "met", "departs from the recipe in"]
-    return _markdown(heads, lines, "lrrlll")
+    return markdown_table(heads, lines, [True, False, False, True, True, True])
 
 
 # -------------------------------------------------------------------------------------------------- the declared study
@@ -156,7 +158,7 @@ def scores(cells: Sequence[Cell]) -> str:
         remarks = [verdict(gain), *([] if gain.n == SEEDS else [f"{gain.n} seeds"]), *cell.lost]
         lines.append([f"{cell.data}, {BUDGETS[cell.budget]}", MODELS[cell.model], *means, told, "; ".join(remarks)])
     heads = ["data set, labels", "model", "scratch", "SPT", "gain (95 % interval)", "verdict"]
-    return _markdown(heads, lines, "llrrrl")
+    return markdown_table(heads, lines, [True, True, False, False, False, True])
 
 
 def rankings(cells: Sequence[Cell]) -> str:
@@ -168,7 +170,7 @@ def rankings(cells: Sequence[Cell]) -> str:
             for arm in ("scratch", "spt")
         ]
         lines.append([data, BUDGETS[budget], *orders])
-    return _markdown(["data set", "labels", "from scratch", "after SPT"], lines, "llll")
+    return markdown_table(["data set", "labels", "from scratch", "after SPT"], lines, [True, True, True, True])
 
 
 def baselines(cells: Sequence[Cell]) -> str:
@@ -182,7 +184,7 @@ def baselines(cells: Sequence[Cell]) -> str:
         ]
         network = f"{best[1]}, {'SPT' if best[2] == 'spt' else 'scratch'} {score_text(best[0], metric)}"
         lines.append([data, BUDGETS[budget], network, "; ".join(texts)])
-    return _markdown(["data set", "labels", "best network", "without a network"], lines, "llll")
+    return markdown_table(["data set", "labels", "best network", "without a network"], lines, [True, True, True, True])
 
 
 def rates(cells: Sequence[Cell]) -> str:
@@ -192,7 +194,7 @@ def rates(cells: Sequence[Cell]) -> str:
         if cell.budget == 1:
             chosen = [_rate(cell.scratch, "scratch"), _rate(cell.spt, "finetune")]
             lines.append([cell.data, MODELS[cell.model], *chosen])
-    return _markdown(["data set", "model", "scratch", "SPT"], lines, "llrr")
+    return markdown_table(["data set", "model", "scratch", "SPT"], lines, [True, True, False, False])
 
 
 def _rate(result: StoredResult, stage: str) -> str:
@@ -220,11 +222,6 @@ def _groups(cells: Iterable[Cell]) -> dict[tuple[str, float], list[Cell]]:
     for cell in cells:
         groups.setdefault((cell.data, cell.budget), []).append(cell)
     return groups
-
-
-def _markdown(heads: list[str], lines: list[list[str]], sides: str) -> str:
-    rule = ["---:" if side == "r" else "---" for side in sides]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [heads, rule, *lines])
 
 
 # ----------------------------------------------------------------------------------------------------------- the figure
@@ -281,20 +278,5 @@ def _told(cell: Cell) -> str:
     return f"{cell.data}, {BUDGETS[cell.budget]}, {MODELS[cell.model]} {delta_text(gain.mean, metric)}{ends}"
 
 
-def figure_is_current(folder: Path) -> bool:
-    """Is docs/figures/real-gains.* of the stored results? Its caption has the gains; bytes depend on matplotlib."""
-    from html import escape
-
-    plot = gains_figure(study_cells(read_results(HERE.parents[1] / "results")))
-    paths = [folder / f"{plot.name}{suffix}" for suffix in (".svg", ".png")]
-    return all(path.is_file() for path in paths) and escape(plot.caption) in paths[0].read_text(encoding="utf-8")
-
-
-def write_results_figure(folder: Path) -> list[Path]:
-    if figure_is_current(folder):
-        return []
-    plot = gains_figure(study_cells(read_results(HERE.parents[1] / "results")))
-    paths = [folder / f"{plot.name}{suffix}" for suffix in (".svg", ".png")]
-    paths[0].write_text(f"{svg(plot)}\n", encoding="utf-8")
-    paths[1].write_bytes(png(plot))
-    return paths
+def stored_gains() -> Plot:
+    return gains_figure(study_cells(read_results(HERE.parents[1] / "results")))

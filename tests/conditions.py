@@ -129,10 +129,10 @@ def place(condition: Condition) -> Iterator[tuple[Path, dict[str, str]]]:
 
 
 @contextmanager
-def busy(burners: int) -> Iterator[None]:
+def busy(burners: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(burners)]
     try:
-        yield
+        yield started
     finally:
         for burner in started:
             burner.kill()

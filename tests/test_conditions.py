@@ -30,17 +30,23 @@ def test_a_condition_reaches_the_tests_and_their_end_is_kept(tmp_path):
     assert (zone["code"], zone["said"]) == (1, "1 failed") and zone["failed"][0].endswith("::test_time_zone")
 
 
-def test_what_a_machine_does_not_allow_is_told(monkeypatch):
+def test_what_a_machine_does_not_allow_is_told():
     assert conditions.impossible(conditions.Condition()) is None
     assert conditions.impossible(conditions.Condition(prefix=("no-such-tool",))) == "there is no program no-such-tool"
     assert "xx_XX is not installed" in conditions.impossible(conditions.Condition({"LC_ALL": "xx_XX"}))
     assert conditions.impossible(conditions.Condition(prefix=("false",))) == "false: "
 
 
-def test_prefixes_and_burners_are_there_while_the_suite_runs(tmp_path, monkeypatch):
+def test_a_prefix_is_before_the_suite(tmp_path, monkeypatch):
     text = "import os\n\ndef test_one():\n    assert os.environ['SEEN'] == 'yes'\n"
     (tmp_path / "test_one.py").write_text(text)
-    condition = conditions.Condition(prefix=("env", "SEEN=yes"), burners=1)
+    condition = conditions.Condition(prefix=("env", "SEEN=yes"))
     monkeypatch.setitem(conditions.CONDITIONS, "quiet", condition)
     ended = conditions.run_suite("quiet", tmp_path, 0, [str(tmp_path / "test_one.py")])
     assert (ended["code"], ended["said"]) == (0, "1 passed")
+
+
+def test_burners_work_as_long_as_they_are_wanted():
+    with conditions.busy(2) as burners:
+        assert [burner.poll() for burner in burners] == [None, None]
+    assert all(burner.returncode for burner in burners)

@@ -2,8 +2,11 @@
 
 import pytest
 import results_page as page
+from keep_report import kept
+from performance_page import is_current
 from tiny import ROOT
 
+from spt.report.plotting import svg
 from spt.report.results import StoredResult, StoredRun, read_results
 from spt.studies.schema import read
 
@@ -132,11 +135,11 @@ def test_the_figure_has_every_seed_and_its_caption_every_gain():
         and "digits, all, Transformer +10.67 (" in plot.caption
         and "digits, a tenth, S4 -10.67" in plot.caption
     )
-    assert "<svg" in page.svg(plot)
+    assert "<svg" in svg(plot)
 
 
 def test_the_figure_in_the_documentation_is_of_the_stored_results():
-    assert page.figure_is_current(ROOT / "docs" / "figures"), "run make docs"
+    assert is_current(ROOT / "docs" / "figures", page.stored_gains()), "run make docs"
 
 
 def test_the_second_study_has_the_rates_that_the_first_one_chose():
@@ -159,3 +162,13 @@ def test_an_unknown_place_in_a_source_is_an_error(tmp_path):
     path.write_text("# A\n\n{{ nothing }}\n")
     with pytest.raises(KeyError):
         page._page(path)
+
+
+def test_a_kept_report_has_its_title_and_no_folder_of_this_machine(tmp_path):
+    study = tmp_path / "runs" / "tune-1"
+    study.mkdir(parents=True)
+    text = (
+        f"# Self-pretraining\n\ncommand `spt study run x --out {study.parent}`\n| {study.parent}/finetune-1 | # b |\n"
+    )
+    (study / "report.md").write_text(text, encoding="utf-8")
+    assert kept(study, "Digits") == "# Digits\n\ncommand `spt study run x`\n| runs/finetune-1 | # b |\n"

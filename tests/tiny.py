@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import yaml
 from warm import Server
 
@@ -172,10 +171,6 @@ def spt(
 @cache
 def server() -> Server:
     return Server(environment())
-
-
-# Names with other letters than ASCII's are no names in every locale.
-names_in_utf8 = pytest.mark.skipif(sys.getfilesystemencoding() != "utf-8", reason="this locale names files otherwise")
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:

@@ -68,13 +68,6 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
                 raise typer.Exit(0) from None
             except (typer.Exit, typer.Abort):
                 raise
-            except UnicodeEncodeError as error:  # before OSError: a name that the locale's file system cannot have
-                _fail(
-                    f"{displayable(str(error.object)[:200])!r} has characters that are not in this locale's encoding, "
-                    f"{error.encoding}; set PYTHONUTF8=1, or a locale with UTF-8",
-                    UsageError.exit_code,
-                    debug,
-                )
             except OSError as error:
                 where = f" {error.filename}" if error.filename else ""
                 _fail(f"cannot use{where or ' a file'}: {error.strerror or error}", OutputError.exit_code, debug)
@@ -85,6 +78,10 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
                     _fail(
                         "another process of this run has ended", BackendError.exit_code, debug, quiet=launch.is_child()
                     )
+                if isinstance(error, UnicodeEncodeError) and error.encoding == sys.getfilesystemencoding() != "utf-8":
+                    name = displayable(str(error.object)[:200])  # of a file, which this locale cannot name
+                    why = f"{name!r} has characters that are not in this locale's encoding, {error.encoding}"
+                    _fail(f"{why}; set PYTHONUTF8=1, or a locale with UTF-8", UsageError.exit_code, debug)
                 who = f" (process {launch.rank()} of {launch.world_size()})" if launch.world_size() > 1 else ""
                 text = f"a bug in spt{who}: {one_line(error)} (repeat with --debug for the traceback)"
                 _fail(text, 1, debug, alone=True)
