@@ -9,7 +9,6 @@ if __name__ == "__main__":
     signals.install()  # here, since already the imports take a moment
 
 import contextlib
-import io
 import os
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,21 @@ import typer
 from typer.core import TyperGroup
 
 from spt import __version__
-from spt.cli import baselines, bench, data, inference, inspect, recipes, report, results, study, system, train, try_data
+from spt.cli import (
+    baselines,
+    bench,
+    data,
+    inference,
+    inspect,
+    recipes,
+    report,
+    results,
+    streams,
+    study,
+    system,
+    train,
+    try_data,
+)
 from spt.errors import UsageError, displayable
 from spt.runtime import launch
 
@@ -40,6 +53,12 @@ class Commands(TyperGroup):
 def _displayable_complaints() -> Iterator[None]:
     try:
         yield
+    except (
+        SystemExit,
+        BrokenPipeError,
+    ):  # rich's, of help that nobody reads any more: all that ends a command is caught
+        streams.discard()
+        raise typer.Exit(0) from None
     except Exception as error:  # a class of typer's that only newer versions export
         if isinstance(message := getattr(error, "message", None), str):
             error.message = displayable(message)  # type: ignore[attr-defined]
@@ -88,24 +107,28 @@ def root(
 def main() -> None:
     """Entry point: typer's own complaints exit with 2, ours with the code of their kind."""
     signals.install()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a × must not end a run on a terminal that knows ASCII alone
+    streams.prepare()
     try:
         launch.end_with_parent()
-        launch.join_slurm()
+        launch.join_slurm(arguments=sys.argv[1:])
         launch.check_group()
     except UsageError as error:
         print(f"spt: {displayable(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     if launch.rank() > 0:  # of several processes the first one speaks
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    code: object = 0
     try:
         app(prog_name="spt")
     except SystemExit as ended:
-        if launch.world_size() > 1 and isinstance(ended.code, int | None):
-            launch.exit_process(ended.code or 0)
-        raise
+        code = ended.code
+    except OSError as error:  # of help, which is printed before a command begins
+        code = streams.problem(error)
+    code = streams.finish(code)
+    signals.ignore()
+    if launch.world_size() > 1 and isinstance(code, int | None):
+        launch.exit_process(code or 0)
+    sys.exit(code)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -496,3 +496,47 @@ def test_a_file_that_is_no_config_of_accelerate(folder):
     (folder / "rows.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UsageError, match=r"accelerate launch cannot use .*rows\.csv: "):
         launch.relaunch(None, folder / "rows.csv", ["pretrain", "r.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("variable", "complaint"),
+    [
+        ("TORCH_LOGS=junk", "the variable TORCH_LOGS is 'junk', which a library refuses (ValueError: Invalid log"),
+        ("ACCELERATE_LOG_LEVEL=junk", "the variable ACCELERATE_LOG_LEVEL is 'junk', which a library refuses"),
+        ("ACCELERATE_TORCH_DEVICE=junk", "Accelerate cannot start as its variables say (ACCELERATE_TORCH_DEVICE)"),
+        ("ACCELERATE_USE_CPU=maybe", "Accelerate cannot start as its variables say (ACCELERATE_USE_CPU)"),
+        ("SOURCE_DATE_EPOCH=junk", "the variable SOURCE_DATE_EPOCH is 'junk', which a library refuses"),
+    ],
+)
+@pytest.mark.slow  # each needs a process of its own, which imports everything
+def test_variables_that_libraries_refuse(folder, variable, complaint):
+    name, _, value = variable.partition("=")
+    command = [sys.executable, "-m", "spt_cli", "finetune", str(recipe(folder, task=TOY)), "--scratch", "--cpu"]
+    done = subprocess.run(command, cwd=folder, env=environment({name: value}), capture_output=True, text=True)
+    assert done.returncode == 2 and complaint in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("file", ["result.json", "predictions.parquet", "study.json"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder, file):
+    path = recipe(folder, task=TOY)
+    assert call(folder, "compare", path, "--seeds", "1", "--cpu")[0] == 0
+    places = folder.glob(f"runs/*/{file}")
+    for place in places:
+        place.unlink()
+        os.mkfifo(place)
+    code, said, errors = call(folder, "report", next((folder / "runs").glob("compare-*")))
+    assert code == (3 if file == "study.json" else 0), errors
+    assert file != "result.json" or "is not a file" in " ".join(said.split())
+
+
+def test_a_working_folder_that_is_gone(folder, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    before = Path.cwd()
+    os.chdir(gone)
+    try:
+        gone.rmdir()
+        result = CliRunner().invoke(app, ["show", "quickstart"])
+    finally:
+        os.chdir(before)
+    assert result.exit_code == 2 and "the folder in which this command was started does not exist" in result.stderr

@@ -1,6 +1,7 @@
 """How a command starts and ends: option groups, several processes, and errors as one sentence with an exit code."""
 
 import contextlib
+import errno
 import inspect
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from spt.cli import streams
 from spt.cli.options import RuntimeOptions, smoke_size
 from spt.cli.output import notify, results_only, wrapped
 from spt.errors import (
@@ -51,7 +53,7 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
             for name, group in groups.items():
                 options[name] = group(**{field: options.pop(field) for field in group._fields})
             try:
-                _check_name(out)
+                _check_places(out)
                 with forward_messages(notify):
                     if runs and _hand_over(options):
                         return
@@ -62,15 +64,17 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
                 _fail(str(error), error.exit_code, debug, alone=not getattr(error, "known_to_all", False))
             except KeyboardInterrupt:
                 _fail(str(stop_error(signal.SIGINT)), Interrupted.exit_code, debug)
-            except BrokenPipeError:  # the reader of our output has left, e.g. `spt … | head`
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-                launch.leave_group(patience=10)
-                raise typer.Exit(0) from None
             except (typer.Exit, typer.Abort):
                 raise
             except OSError as error:
-                where = f" {error.filename}" if error.filename else ""
-                _fail(f"cannot use{where or ' a file'}: {error.strerror or error}", OutputError.exit_code, debug)
+                if isinstance(error, BrokenPipeError) and streams.reader_has_left():  # `spt … | head`
+                    streams.discard()
+                    launch.leave_group(patience=10)
+                    raise typer.Exit(0) from None
+                if error.errno == errno.ENAMETOOLONG:
+                    _fail(f"the name {error.filename} is too long for this system", UsageError.exit_code, debug)
+                where = error.filename or "standard output or a file"
+                _fail(f"cannot use {where}: {error.strerror or error}", OutputError.exit_code, debug)
             except SystemExit as error:
                 _fail(f"the code of a task or a model called sys.exit({error.code!r})", UsageError.exit_code, debug)
             except Exception as error:
@@ -82,6 +86,9 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
                     name = displayable(str(error.object)[:200])  # of a file, which this locale cannot name
                     why = f"{name!r} has characters that are not in this locale's encoding, {error.encoding}"
                     _fail(f"{why}; set PYTHONUTF8=1, or a locale with UTF-8", UsageError.exit_code, debug)
+                if (name := _refused_variable(error)) is not None:
+                    why = f"the variable {name} is {displayable(os.environ[name])!r}, which a library refuses"
+                    _fail(f"{why} ({one_line(error)}); correct it, or unset it", UsageError.exit_code, debug)
                 who = f" (process {launch.rank()} of {launch.world_size()})" if launch.world_size() > 1 else ""
                 text = f"a bug in spt{who}: {one_line(error)} (repeat with --debug for the traceback)"
                 _fail(text, 1, debug, alone=True)
@@ -112,8 +119,15 @@ def _signature(function: Callable[..., None]) -> tuple[inspect.Signature, dict[s
     return given.replace(parameters=ordered), groups
 
 
-def _check_name(out: object) -> None:
-    """Refuse a folder that neither JSON nor safetensors could name, before anything is trained for it."""
+def _check_places(out: object) -> None:
+    """Refuse a folder that neither JSON nor safetensors could name, before anything is trained for it, and to work in
+    one that is gone."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "the folder in which this command was started does not exist any more; change to another"
+        ) from None
     try:
         str(out).encode()
     except UnicodeEncodeError:
@@ -148,6 +162,13 @@ def _option(options: dict[str, Any], name: str) -> Any:
 def _is_lost_peer(error: BaseException) -> bool:
     runtime = sys.modules.get("spt.runtime.distributed")  # without it, no process has met another
     return runtime is not None and bool(runtime.is_lost_peer(error))
+
+
+def _refused_variable(error: Exception) -> str | None:
+    """The variable that a library reads while it is imported or starts, and whose value its complaint quotes."""
+    told = str(error).lower() if isinstance(error, ValueError) else ""
+    read = [name for name in os.environ if name.startswith(("ACCELERATE_", "TORCH")) or name == "SOURCE_DATE_EPOCH"]
+    return next((name for name in read if len(os.environ[name]) > 2 and os.environ[name].lower() in told), None)
 
 
 def _fail(message: str, code: int, debug: bool = False, alone: bool = False, quiet: bool = False) -> NoReturn:

@@ -6,7 +6,6 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TextIO
 
 from spt.errors import displayable, visible
@@ -19,8 +18,6 @@ _results: TextIO | None = None  # standard output, while it is kept for results
 def results_only() -> Iterator[None]:
     """Keep standard output for `print_json`: a user's model, or a program it starts, prints to stderr."""
     global _results
-    if sys.stdout is None:  # closed by the caller
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     sys.stdout.flush()
     stdout = None
     with contextlib.suppress(OSError, ValueError):  # a stream without a file, as in tests

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from spt.errors import OutputError
+from spt.runs.files import check_regular
 from spt.runs.folder import RunFolder
 from spt.runs.index import Failure
 from spt.runs.plan import Factor
@@ -59,6 +60,7 @@ def read_baseline(root: Path, name: str) -> BaselineResult | None:
     path = root / name / "result.json"
     if not os.path.exists(path):
         return None
+    check_regular(path)
     try:
         result = BaselineResult.model_validate_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:

@@ -63,6 +63,12 @@ def output_error(path: Path, error: OSError) -> OutputError:
     return OutputError(f"cannot write {path}: {reason}", hopeless=full)
 
 
+def check_regular(path: Path) -> None:
+    """Raise OutputError for what stands where a file is expected, and would be waited for: a pipe, a device."""
+    if path.exists() and not path.is_file():
+        raise OutputError(f"{path} is not a file; remove it")
+
+
 def check_writable(path: Path) -> None:
     """Raise OutputError unless a file can be written there, before hours are spent on what it is to hold."""
     with writing(path):

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from spt.errors import OutputError, RunInUse, RunTakenOver, hide_secrets
 from spt.runs.claim import LEASE, Claim, Claims, Holder, SystemLock, is_silent, machine
-from spt.runs.files import is_out_of_range, sync, write_json, write_text, writing
+from spt.runs.files import check_regular, is_out_of_range, sync, write_json, write_text, writing
 from spt.runs.result import SCHEMA, Result, Stop, read_problem
 
 logger = logging.getLogger(__name__)
@@ -106,6 +106,7 @@ class RunFolder:
         path = self.path / "result.json"
         if not os.path.exists(path):
             return None
+        check_regular(path)
         try:
             result = Result.model_validate_json(path.read_text(encoding="utf-8"))
         except (ValueError, OSError) as error:
@@ -125,8 +126,14 @@ class RunFolder:
 
         When another process has it, raise RunInUse; with `wait`, call it and then wait for the run.
         """
-        with writing(self.path):
-            self._acquire(wait, lease)
+        folder = self._lock.path.parent
+        try:
+            with writing(folder):
+                self._acquire(wait, lease)
+        except OutputError as error:
+            place = folder if os.path.lexists(folder) else folder.parent
+            error.hopeless |= not (place.is_dir() and os.access(place, os.W_OK | os.X_OK))  # no run can be had here
+            raise
         try:
             yield
         finally:
@@ -195,7 +202,11 @@ class RunFolder:
 
     def check(self) -> None:
         """Raise RunTakenOver if this process had the run, and another has taken it over."""
-        if self._claim is not None and (holder := self._claim.taken_by()) is not None:
+        if self._claim is None:
+            return
+        with writing(self._lock.path.parent):
+            holder = self._claim.taken_by()
+        if holder is not None:
             raise RunTakenOver(
                 f"{self.path} was taken over by another process{self._name(holder)}, since this one had given no sign "
                 f"of life for {self._claim.lease:g} s; nothing more is written here"

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from spt.errors import DataError, displayable
+from spt.runs.files import check_regular
 
 ArmName = Literal["scratch", "spt"]
 ARMS: tuple[ArmName, ...] = get_args(ArmName)
@@ -168,8 +169,9 @@ class StudyPlan(Record):
 
 
 def read_plan(folder: Path) -> StudyPlan:
-    """The plan of the study in this folder. Raises DataError."""
+    """The plan of the study in this folder. Raises DataError, OutputError."""
     path = folder / PLAN
+    check_regular(path)
     try:
         return StudyPlan.model_validate_json(path.read_text(encoding="utf-8"))
     except ValidationError as error:

@@ -35,8 +35,8 @@ def read_columns(path: Path) -> Columns:
     import pyarrow.parquet as pq
 
     where = f"{path.parent.name}/{path.name}"
-    if not path.exists():
-        raise NotComparable(f"{where} is missing")
+    if not path.is_file():
+        raise NotComparable(f"{where} is {'not a file' if path.exists() else 'missing'}")
     try:
         with pq.ParquetFile(path) as file:  # read_table would take a folder named `lr=0.1` for a column
             table = file.read()

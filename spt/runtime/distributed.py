@@ -33,6 +33,7 @@ from spt.models.ops.device import run_on_gpu
 from spt.models.ops.precision import float32_products
 from spt.runtime import launch
 from spt.runtime.environment import compiler_problem
+from spt.runtime.meeting import meeting
 from spt.runtime.memory import keep_freed_memory
 from spt.runtime.settings import TRACKERS, Settings
 from spt.runtime.signals import cleanup
@@ -62,7 +63,7 @@ class Runtime:
     def accelerator(self) -> Accelerator:
         # Precision is ours (`autocast`): it belongs to a stage, Accelerate's belongs to the process.
         # So is accumulation: a launcher's setting must not divide our losses. Compilation is --compile's.
-        with _environment_errors():
+        with _environment_errors(), meeting():
             accelerator = Accelerator(
                 cpu=self.settings.cpu or (launch.world_size() > 1 and not _has_distributed_device()),
                 mixed_precision="no",
@@ -365,11 +366,13 @@ class Runtime:
 def _environment_errors() -> Iterator[None]:
     """What Accelerate cannot make of its variables, as a sentence: a value that is none, a plug-in without its library.
 
-    FileNotFoundError is of a DeepSpeed config; the others are what its own parsing raises.
+    FileNotFoundError is of a DeepSpeed config, RuntimeError of a device; the others are what its own parsing raises.
     """
     try:
         yield
-    except (ImportError, ValueError, KeyError, AssertionError, NotImplementedError, FileNotFoundError) as error:
+    except torch.distributed.DistError:  # of a group that does not come together
+        raise
+    except (ImportError, ValueError, KeyError, AssertionError, RuntimeError, FileNotFoundError) as error:
         names = sorted(name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")))
         if not names:
             raise

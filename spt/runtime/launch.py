@@ -17,14 +17,13 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from spt.errors import BackendError, Interrupted, Stopped, UsageError, one_line
 from spt.runtime import signals
 from spt.runtime.scratch import scratch_folder
-from spt.runtime.signals import CODE_FILE
+from spt.runtime.signals import CODE_FILE, STEP_TASKS
 
 PATIENCE = 300  # seconds that processes asked to stop have for finishing their step and saving
 MAX_PROCESSES = 256  # processes on one machine
@@ -62,13 +61,16 @@ def is_child(environ: Mapping[str, str] = os.environ) -> bool:
     return CODE_FILE in environ
 
 
-def join_slurm(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Give the variables of a Slurm job step the names that torch reads; nothing outside `srun` with several tasks.
+def join_slurm(environ: MutableMapping[str, str] = os.environ, arguments: Sequence[str] = ()) -> None:
+    """Give the variables of a Slurm job step the names that torch reads; nothing outside `srun` with several tasks, nor
+    where each task makes a part of its own (`--shard auto`).
 
     SLURM_NTASKS alone says what a job may use, also in its batch script, which is one process: only a step has
     SLURM_STEP_NUM_TASKS.
     """
-    tasks = _number(environ, "SLURM_STEP_NUM_TASKS", 1)
+    if re.search(r"(^| )--shard[ =]auto\b", " ".join(arguments)):
+        environ.pop(STEP_TASKS, None)  # so that nobody takes them for one group
+    tasks = _number(environ, STEP_TASKS, 1)
     if tasks < 2 or "WORLD_SIZE" in environ or "SLURM_PROCID" not in environ:
         return
     nodes = _number(environ, "SLURM_STEP_NUM_NODES", 1)
@@ -393,20 +395,27 @@ def leave_group(patience: float | None = None) -> None:
         store.set("spt/over", "1")
         others = [f"spt/left/{other}" for other in range(1, world_size())]
         if patience is not None:
-            with contextlib.suppress(RuntimeError):  # also of time that is up
-                store.wait(others, timedelta(seconds=patience))
+            with contextlib.suppress(RuntimeError):
+                _await(store, others, patience)
             return
-        store.wait(others)
+        _await(store, others, PATIENCE)  # they have nothing left to do
     else:
-        store.wait(["spt/over"])
+        _await(store, ["spt/over"])
         store.set(f"spt/left/{rank()}", "1")
     distributed.destroy_process_group()
+
+
+def _await(store: Any, keys: list[str], seconds: float = math.inf) -> None:
+    """Until the keys are there: in steps, since no signal reaches the store's own waiting."""
+    end = time.monotonic() + seconds
+    while keys and not store.check(keys) and time.monotonic() < end:
+        time.sleep(0.02)
 
 
 def exit_process(code: int) -> NoReturn:
     """End one of several processes when all is said: threads of the communication library have been seen to abort the
     process while Python tears itself down, which made a finished run a failed one."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)

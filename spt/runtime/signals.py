@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from spt.errors import Interrupted, Stopped
 
 CODE_FILE = "SPT_EXIT_CODE_FILE"  # set in processes that spt starts: where the first that ends leaves its exit code
+STEP_TASKS = "SLURM_STEP_NUM_TASKS"  # set in a step of Slurm: its tasks are the processes of one run
 
 Cleanup = Callable[[Stopped], object]
 
@@ -88,6 +89,13 @@ def end_process(error: Stopped) -> NoReturn:
         os._exit(error.exit_code)
 
 
+def ignore() -> None:
+    """The command has ended, and its code stands: what Python still takes apart is not worth a signal's answer."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(number, signal.SIG_IGN)
+
+
 def _end_at_once(number: int, frame: FrameType | None) -> None:
     error = stop_error(number)
     try:
@@ -113,12 +121,12 @@ def _end_pools() -> None:
 
 
 def _has_launcher() -> bool:
-    return any(name in os.environ for name in (CODE_FILE, "RANK", "SLURM_PROCID"))
+    return any(name in os.environ for name in (CODE_FILE, "RANK", STEP_TASKS))
 
 
 def _speaks() -> bool:
     """Of several processes the first one speaks; for those that spt has started, the process that started them."""
-    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    rank = os.environ.get("RANK") or (os.environ.get("SLURM_PROCID") if STEP_TASKS in os.environ else None) or "0"
     return CODE_FILE not in os.environ and rank == "0"
 
 

@@ -371,6 +371,8 @@ def verify(folder: Path) -> str | None:
     path = folder / MANIFEST
     if not folder.is_dir():
         return "it is not there"
+    if path.exists() and not path.is_file():
+        return f"{MANIFEST} is not a file"
     try:
         sums = json.loads(path.read_text(encoding="utf-8"))
         files = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()} - {MANIFEST}
