@@ -27,14 +27,15 @@ from urllib.parse import unquote
 
 HIDDEN = "***"
 SHORTEST = 6  # characters of a secret: what is shorter stands in many texts by chance
-# In names of variables, as a part between underscores; not TOKENS, TOKENIZERS_…, KEYBOARD or AUTHOR.
+# In names of variables, as a part between underscores; not TOKENS, TOKENIZERS_…, KEYBOARD, AUTHOR or PATH.
 _SECRET_NAME = re.compile(
-    r"(?:^|_)([A-Z0-9]*(TOKEN|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY)|KEY|AUTH|PASS|PWD|COOKIE)(?:_|$)"
+    r"(?:^|_)([A-Z0-9]*(TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|(API|SECRET|ACCESS|ACCOUNT|PRIVATE)KEYS?)"
+    r"|KEYS?|AUTH|PASS|PAT|PWD|COOKIE)\d*(?:_|$)"
     r"|(^|_)(token|secret|password|passwd|api_?key)$"
 )
 # NAME=VALUE, but not NAME=$OTHER, which tells nothing.
 _ASSIGNMENT = re.compile(r"(?<![\w.])(\w{1,99})=(?!['\"]?\$)('[^']*'|\"[^\"]*\"|[^\s'\"]+)")
-_IN_URL = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")  # user:password, or a token alone
+_IN_URL = re.compile(r"(?<=://)[^/\s'\"]+(?=@)")  # user:password, or a token alone; a password may hold an @ itself
 
 LONGEST_WORD, LONGEST_LINE = 400, 4000  # characters that are displayed whole: paths and lists of names are shorter
 # Of control characters all but tab and new line, with what turns the direction of a line or ends it, and what UTF-8 has
@@ -182,17 +183,21 @@ def hide_assigned_secrets(text: str) -> str:
 
 
 def _secrets() -> list[str]:
-    """The secrets of the environment, the longest first: one may contain another."""
-    found: set[str] = set()
+    """The secrets of the environment, also as a quotation escapes them; the longest first: one may contain another."""
+    from json import dumps  # not at once: a command can answer a signal only when this is loaded
+
+    secrets: set[str] = set()
     for name, value in os.environ.items():
-        if "://" in value:  # a proxy, an index
-            values = {part for match in _IN_URL.findall(value) for part in (match.partition(":")[2] or match,)}
-        elif _SECRET_NAME.search(name.upper()) and not (os.path.isabs(value) and os.path.exists(value)):
-            values = {value, *value.splitlines()}
-        else:
-            continue
-        found |= values | {unquote(each) for each in values}
-    return sorted((each for each in found if len(each) >= SHORTEST), key=len, reverse=True)
+        values = {found.partition(":")[2] or found for found in _IN_URL.findall(value)}  # of a proxy, an index
+        if _SECRET_NAME.search(name.upper()) and not (os.path.isabs(value) and os.path.exists(value)):
+            values |= {value, *value.splitlines()}
+        for part in value.split(";"):  # of a connection string: AccountKey=…
+            key, _, assigned = part.partition("=")
+            if assigned and _SECRET_NAME.search(key.strip().upper()):
+                values.add(assigned.strip())
+        values |= {unquote(each) for each in values}
+        secrets |= values | {written for each in values for written in (repr(each)[1:-1], dumps(each)[1:-1])}
+    return sorted((each for each in secrets if len(each) >= SHORTEST), key=len, reverse=True)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

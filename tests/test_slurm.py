@@ -67,6 +67,7 @@ def test_options_are_read():
         ("cpus=0", "Slurm option cpus: input should be greater than or equal to 1"),
         ("pack=0", "Slurm option pack: input should be greater than or equal to 1"),
         ("nodes=0", "Slurm option nodes: input should be greater than or equal to 1"),
+        ("additional.export=ALL,HF_TOKEN=hf_secret", r"additional.export=ALL,HF_TOKEN=\*\*\*: a secret would stand"),
         ("poll=nan", "Slurm option poll: input should be a finite number"),
         ("additional.=3", "unknown Slurm option additional."),
         ("additional=3", "unknown Slurm option additional"),

@@ -82,11 +82,13 @@ class Slurm(BaseModel):
                 f"pack={self.pack}: runs that share a job have one node and one GPU each at most; leave pack out, or "
                 "nodes and gpus"
             )
-        for line in self.setup:  # which stands in the scripts that submitit writes
-            if hide_assigned_secrets(line) != line:
+        options = [("setup", line) for line in self.setup]
+        options += [(f"additional.{name}", value) for name, value in self.additional.items()]
+        for name, text in options:  # which stand in the scripts that submitit writes
+            if (hidden := hide_assigned_secrets(text)) != text:
                 raise ValueError(
-                    f"setup={hide_assigned_secrets(line)}: a secret would stand in the jobs' scripts; export it before "
-                    "this command, and Slurm passes it on"
+                    f"{name}={hidden}: a secret would stand in the jobs' scripts; export it before this command, and "
+                    "Slurm passes it on"
                 )
         if self.time < 10:
             raise ValueError(
