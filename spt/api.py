@@ -315,6 +315,8 @@ def plan_study(
 
     root = _root(out)
     if source.folder is not None:  # goes on where it lies, as it was run
+        if out not in (None, Path("runs")) and root.resolve() != source.folder.parent:
+            logger.info(f"note: the study goes on where it lies, in {source.folder.parent}, not in {root}")
         root, smoke = source.folder.parent, smoke or read_plan(source.folder).smoke
     target = ExecutionTarget(jobs, Slurm.parse(slurm) if slurm else None, shard, arm)
     runtime = start_runtime(replace(settings or Settings(), wait=True))

@@ -16,6 +16,7 @@ import tarfile
 import time
 import tokenize
 import warnings
+import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,11 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 from numpy.typing import NDArray
+
+try:
+    from lzma import LZMAError
+except ImportError:  # a Python that was built without it, which reads no such archive
+    LZMAError = zlib.error  # type: ignore[misc,assignment]
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +44,8 @@ MAX_NOTE = 2**20  # bytes of a long name, or of another note about a member of a
 # what reading damaged archives raises; tarfile recurses over notes about notes
 DAMAGES = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, RecursionError)
 NPY_ERRORS = (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError, tokenize.TokenError)
+# and damaged archives of arrays; OSError is also that of a file that cannot be read
+ZIP_ERRORS = (zipfile.BadZipFile, EOFError, zlib.error, LZMAError, NotImplementedError, RuntimeError)
 MAX_HEADER = 10_000  # characters of an array's description
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -179,7 +180,17 @@ def test_a_gap_between_two_looks_says_little(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"lease": 1e300, "token": 3}', b'{"lease": "x"}', b"\xff" * 600]
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"lease": 1e300, "token": 3}',
+        b'{"lease": "x"}',
+        b"\xff" * 600,
+        b"[" * 100_000,
+        b'{"pid": 1e400}',
+    ],
 )
 def test_a_claim_that_cannot_be_read_expires_too(run, monkeypatch, content):
     (run.path.parent / ".locks").mkdir()
@@ -200,6 +211,30 @@ def test_deleted_claims_are_made_again(run):
             path.unlink()
         run.set_status("running")
         assert RunFolder(run.path.parent, run.name).held()
+
+
+def test_a_deleted_folder_of_claims_is_made_again(run):
+    with run.locked():
+        shutil.rmtree(run.path.parent / ".locks")
+        run.set_status("running")
+        assert RunFolder(run.path.parent, run.name).held()
+
+
+def test_a_file_in_the_place_of_that_folder_is_named_and_ends_all(run):
+    """What happens before a run begins, and while it is had."""
+    place = run.path.parent / ".locks"
+    with run.locked():
+        shutil.rmtree(place)
+        place.touch()
+        with pytest.raises(OutputError, match=r"cannot write \S*\.locks: a "):
+            run.set_status("running")
+    for _ in range(2):
+        with pytest.raises(OutputError, match=r"cannot write \S*\.locks: a file of this name") as refused, run.locked():
+            pass
+        assert refused.value.hopeless
+    place.unlink()
+    with run.locked():
+        run.set_status("running")
 
 
 @pytest.mark.parametrize(

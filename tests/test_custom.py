@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import wave
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -383,6 +384,17 @@ def npz(**arrays):
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
     return file.getvalue()
+
+
+def lzma_npz(**arrays):
+    """Compressed as numpy never does, and damaged."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+        for name, array in arrays.items():
+            archive.writestr(f"{name}.npy", npy(array))
+    content = bytearray(file.getvalue())
+    content[60:160] = bytes(100)
+    return bytes(content)
 
 
 def wav(seed=0, rate=8000, samples=400):
@@ -806,6 +818,11 @@ WRONG = {  # files or one file's content, options, what is said
         sounds(("a.npz", npz(a=np.arange(999))[:500])),
         FILES,
         "a.npz cannot be read as an archive: File is not a zip file",
+    ),
+    "damaged LZMA npz": (
+        sounds(("a.npz", lzma_npz(a=np.arange(999)))),
+        FILES,
+        "a.npz cannot be read as an archive: Corrupt input data",
     ),
     "zip bomb": (
         sounds(("a.npz", npz(a=np.zeros(2**23)))),

@@ -123,7 +123,7 @@ def test_there_is_no_such_shard(one, index):
         shard(requests(*family(one)), index, 3)
 
 
-ARRAY = {"SLURM_ARRAY_TASK_ID": "14", "SLURM_ARRAY_TASK_MIN": "10", "SLURM_ARRAY_TASK_STEP": "2"}
+ARRAY = {f"SLURM_ARRAY_TASK_{name}": n for name, n in (("ID", "14"), ("MIN", "10"), ("MAX", "18"), ("STEP", "2"))}
 
 
 @pytest.mark.parametrize(
@@ -138,6 +138,7 @@ ARRAY = {"SLURM_ARRAY_TASK_ID": "14", "SLURM_ARRAY_TASK_MIN": "10", "SLURM_ARRAY
         ({"JOB_COMPLETION_INDEX": "8"}, "auto/8", "is 9/8 here"),
         ({"JOB_COMPLETION_INDEX": "-1"}, "auto/8", "JOB_COMPLETION_INDEX is '-1'"),
         (ARRAY, "auto", "SLURM_ARRAY_TASK_COUNT is ''"),
+        ({**ARRAY, "SLURM_ARRAY_TASK_COUNT": "4"}, "auto", "4 tasks from 10 to 18, with gaps"),  # --array=10,12,14,18
         ({}, "auto", "no variable"),
         ({}, "0/3", "with I from 1 to N"),
     ],

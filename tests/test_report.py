@@ -357,7 +357,24 @@ def test_cells_that_are_no_formula_stay(cell: Any) -> None:
 
 @pytest.mark.parametrize("cell", ["=1+2", "@sum(1)", "+cmd|x", "-2+3", "-1 to A1", "\t=1", "\r=1", "-(1)"])
 def test_cells_that_begin_like_a_formula_are_text(cell: str) -> None:
-    assert format.csv_cell(cell) == f"'{cell}"
+    assert format.csv_cell(cell) == f"'{cell}".replace("\r", "\\r")
+
+
+def test_what_acts_on_a_terminal_is_escaped_in_cells() -> None:
+    assert format.csv_cell("b\x1b[31m\u202e=\x07") == r"b\x1b[31m\u202e=\x07"
+    assert format.csv_cell("\x1b=1+2") == r"\x1b=1+2" and format.csv_cell("=\x1b") == r"'=\x1b"
+    assert format.csv_cell("a\nb\tc") == "a\nb\tc"
+
+
+@pytest.mark.parametrize("score", [1e308, -1e308, 1e101])
+def test_a_loss_that_no_number_of_32_bits_comes_near_is_refused(tmp_path: Path, score: float) -> None:
+    """Differences and squares of such would be infinite."""
+    folder = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
+    path = tmp_path / "finetune-spt2" / "result.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps(whole | {"test": {**whole["test"], "loss": score}}))
+    (failure,) = row_of(folder).failures
+    assert f"(loss is {score:g}, which no loss can be)" in failure.reason
 
 
 @pytest.mark.parametrize("score", [7, -0.1, float("inf"), -1e308])

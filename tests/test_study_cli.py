@@ -172,6 +172,7 @@ def test_models_of_equal_size_are_found_once(tmp_path):
         (("tune", "tiny.yaml", "--space", "batch_size=8", "--space", "batch_size=4"), 2, "each name once"),
         (("tune", "tiny.yaml", "--protocol", "time"), 2, "--protocol"),
         (("run", "nosuch"), 2, "unknown study"),
+        (("run", ""), 2, "unknown study ''"),
         (("compute", "tiny.yaml", "--shares", ""), 2, "--shares"),
         (("compare", "tiny.yaml", "./tiny.yaml"), 2, "is listed twice"),
         (("compare", "tiny.yaml", "--shard", "²/2"), 2, "--shard"),
@@ -210,6 +211,14 @@ def test_values_of_variants_may_be_lists(tmp_path):
     }
 
 
+def test_a_study_goes_on_where_it_lies(tmp_path):
+    call("study", "init", "tiny.yaml", "--seeds", "1", "--smoke")
+    (folder,) = (tmp_path / "runs").glob("init-*")
+    done = call("study", "run", folder, "--out", "elsewhere")
+    assert f"note: the study goes on where it lies, in {tmp_path / 'runs'}, not in elsewhere" in done.stderr
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_study_that_is_damaged_or_in_part(tmp_path):
     call("study", "init", "tiny.yaml", "--seeds", "1", "--smoke")
     (folder,) = (tmp_path / "runs").glob("init-*")
@@ -217,6 +226,8 @@ def test_a_study_that_is_damaged_or_in_part(tmp_path):
     assert "is not a study" in call("study", "status", folder, code=3).stderr
     call("study", "init", "tiny.yaml", "--seeds", "1", "--smoke")
     assert json.loads((folder / "study.json").read_text())["kind"] == "init"
+    (folder / "study.json").unlink()
+    assert "has no study.json; name the file" in call("study", "work", folder, code=2).stderr
     (folder / "study.yaml").unlink()
     assert "holds no study.yaml" in call("study", "run", folder, code=2).stderr
 

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import zipfile
 
 import numpy as np
 import pytest
@@ -29,6 +30,21 @@ def good(n=N, label=lambda i: i % 2):
 def arrays(**given):
     def write(path):
         np.savez(path, **given)
+
+    return write
+
+
+def damaged(method):
+    """An archive whose compressed bytes have changed."""
+
+    def write(path):
+        with zipfile.ZipFile(path, "w", method) as archive:
+            for name, array in (("X", X), ("y", Y)):
+                with archive.open(f"{name}.npy", "w") as member:
+                    np.save(member, array)
+        content = bytearray(path.read_bytes())
+        content[60:160] = bytes(100)
+        path.write_bytes(content)
 
     return write
 
@@ -215,6 +231,9 @@ CASES = {
     ),
     "pickled array": ({"a.npz": arrays(X=RAGGED, y=Y[:2])}, ["a.npz"], 3, "cannot be read as an array"),
     "archive that is none": ({"a.npz": "no zip"}, ["a.npz"], 3, "archive"),
+    "damaged deflated archive": ({"a.npz": damaged(zipfile.ZIP_DEFLATED)}, ["a.npz"], 3, "archive of arrays: "),
+    "damaged LZMA archive": ({"a.npz": damaged(zipfile.ZIP_LZMA)}, ["a.npz"], 3, "archive of arrays: "),
+    "damaged bzip2 archive": ({"a.npz": damaged(zipfile.ZIP_BZIP2)}, ["a.npz"], 3, "cannot be read"),
     "odd budget": ({"a.csv": good()}, ["a.csv", "--budget", "soon"], 2, "30m"),
     "no budget": ({"a.csv": good()}, ["a.csv", "--budget", "0s"], 2, "30m"),
     "odd jobs": ({"a.csv": good()}, ["a.csv", "--jobs", "many"], 2, "--jobs"),

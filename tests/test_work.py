@@ -23,7 +23,7 @@ from tiny import environment, recipe_file, spt
 from typer.testing import CliRunner
 
 from spt.api import PlannedStudy, plan_study
-from spt.errors import CheckpointError, DataError, FailedRuns, Interrupted, Stopped, UsageError
+from spt.errors import CheckpointError, DataError, FailedRuns, Interrupted, OutputError, Stopped, UsageError
 from spt.execution import work
 from spt.runs import claim, folder
 from spt.runs.claim import Claim
@@ -214,6 +214,33 @@ def test_what_was_chosen_stands(tmp_path, monkeypatch):
     assert study.work().failed == 1 and tried.count(failing) == 1
     done = study.work()
     assert (done.made, done.failed, done.left) == (0, 1, 0) and tried.count(failing) == 1
+
+
+def test_who_does_not_wait_leaves_the_report_to_the_one_that_makes_it(tmp_path, messages):
+    recipe_file(tmp_path, **SHORT)
+    study = planned(tmp_path / "runs")
+    (study.work().folder / "report.json").unlink()
+    with holder(study.folder.parent, name=study.folder.name):
+        done = study.work(wait=False)
+    assert (done.made, done.left) == (0, 0) and not (done.folder / "report.json").exists()
+    assert "another worker makes the report" in messages
+
+
+def test_a_folder_that_is_removed_meanwhile_is_no_fault_of_the_command(tmp_path, monkeypatch):
+    recipe_file(tmp_path, **SHORT)
+    study = planned(tmp_path / "runs")
+    attempt = work.attempt_run
+
+    def remove(*arguments: Any) -> str | None:
+        shutil.rmtree(study.folder, ignore_errors=True)
+        return attempt(*arguments)
+
+    monkeypatch.setattr(work, "attempt_run", remove)
+    with pytest.raises(OutputError, match="was removed while it was worked on"):
+        study.work()
+    monkeypatch.undo()
+    done = study.work()
+    assert (done.made, done.left) == (0, 0) and (done.folder / "report.json").exists()
 
 
 def test_the_command_says_what_it_made_and_what_is_left(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from spt.errors import DataError
 from spt.runs.files import writing
-from spt.tasks.files import read_npy
+from spt.tasks.files import ZIP_ERRORS, read_npy
 from spt.tasks.own.limits import MAX_FILE, MAX_RATIO, SMALL
 
 ENDINGS = (".npy", ".npz")
@@ -66,7 +66,7 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
                 member.filename.removesuffix(".npy"): _numbers(archive.read(member), f"{path.name}, {member.filename}")
                 for member in members
             }
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+    except ZIP_ERRORS as error:
         raise DataError(f"{path.name} cannot be read as an archive of arrays: {error}") from None
     except ValueError as error:
         advice = "; lists of different lengths go into .jsonl or .parquet" if "llow_pickle" in str(error) else ""

@@ -112,7 +112,7 @@ def _run(source: "StudySource", study: StudyOptions, runtime: RuntimeOptions) ->
         out=study.out,
         jobs=jobs(study.jobs),
         slurm=study.slurm or (),
-        shard=_part(study.shard) if study.shard else None,
+        shard=_part(study.shard) if study.shard is not None else None,
         arm=study.arm,
         settings=settings(study.resume, runtime),
     )

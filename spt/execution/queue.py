@@ -134,9 +134,15 @@ def numbered_task(environ: Mapping[str, str] = os.environ) -> tuple[int, int | N
     if "JOB_COMPLETION_INDEX" in environ:  # of an indexed job of Kubernetes
         return _whole(environ, "JOB_COMPLETION_INDEX"), None
     if "SLURM_ARRAY_TASK_ID" in environ:
-        names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP", "SLURM_ARRAY_TASK_COUNT")
-        number, first, step, count = (_whole(environ, name) for name in names)
-        return (number - first) // max(1, step), count
+        names = [f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "STEP", "COUNT")]
+        number, first, last, step, count = (_whole(environ, name) for name in names)
+        step = max(1, step)
+        if (last - first) // step + 1 != count:
+            raise UsageError(
+                f"the array has {count} tasks from {first} to {last}, with gaps, and does not say which part this is: "
+                "submit one such as --array=1-8, or name the part, such as 1/4"
+            )
+        return (number - first) // step, count
     if "SLURM_PROCID" in environ:
         return _whole(environ, "SLURM_PROCID"), _whole(environ, "SLURM_NTASKS")
     raise UsageError(

@@ -93,7 +93,7 @@ def work_on_study(grid: StudyGrid, root: Path, options: WorkLimits, runtime: Run
         failed += failed_cells
     count = len({run.job.name for run in failed})
     if left == 0:
-        count += runtime.on_main(lambda: _finish(grid, plan, folder, baselines, runtime.settings.lease))
+        count += runtime.on_main(lambda: _finish(grid, plan, folder, baselines, runtime.settings.lease, options.wait))
     return WorkDone(folder, worker.made, count, left)
 
 
@@ -110,7 +110,9 @@ def _status(root: Path, name: str) -> dict[str, Any]:
     return RunFolder(root, name).status() or {}
 
 
-def _finish(grid: StudyGrid, plan: StudyPlan, folder: Path, before: dict[str, dict[str, Any]], lease: float) -> int:
+def _finish(
+    grid: StudyGrid, plan: StudyPlan, folder: Path, before: dict[str, dict[str, Any]], lease: float, wait: bool
+) -> int:
     """Baselines, then the report, by the first worker that has nothing left to do. `before`: the statuses of baselines
     when this worker began. Returns how many failed."""
     root = folder.parent
@@ -120,10 +122,17 @@ def _finish(grid: StudyGrid, plan: StudyPlan, folder: Path, before: dict[str, di
         return status.get("state") != "failed" or status == before[job.folder]
 
     waiting = partial(logger.info, "another worker makes the report; waiting for it")
-    with RunFolder(root, folder.name).locked(waiting, lease):
-        make_baselines([each.job for each in grid.baselines if may_succeed(each.job)], root)
-        if not _is_current(folder, plan):
-            write_report(read_report([folder]), folder)
+    try:
+        with RunFolder(root, folder.name).locked(waiting if wait else None, lease):
+            if not (folder / PLAN).exists():
+                raise OutputError(
+                    f"{folder} was removed while it was worked on; the same command makes what is missing"
+                )
+            make_baselines([each.job for each in grid.baselines if may_succeed(each.job)], root)
+            if not _is_current(folder, plan):
+                write_report(read_report([folder]), folder)
+    except RunInUse:
+        logger.info("another worker makes the report")
     return sum(not isinstance(baseline_outcome(root, name), BaselineResult) for name in before)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from spt.errors import visible
 from spt.runs.plan import factors_text, setting_text
 
 ARM = {"scratch": "scratch", "spt": "SPT"}  # as displayed
@@ -55,8 +56,10 @@ FORMULA = re.compile(r"[=@\t\r]|[+-](?!(?:[\d.,]+(?:e[+-]?\d+)?(?: %| to [+-]?[\
 
 def csv_cell(value: Any) -> Any:
     """A value as a cell of a CSV file: a spreadsheet would compute a text that begins like a formula, so it gets an
-    apostrophe before it; numbers and intervals stay as they are."""
-    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+    apostrophe before it, and what acts on a terminal is escaped; numbers and intervals stay as they are."""
+    if not isinstance(value, str):
+        return value
+    return visible(f"'{value}" if FORMULA.match(value) else value)
 
 
 def abbreviate(names: Sequence[str], most: int = 3) -> str:

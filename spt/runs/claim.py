@@ -81,7 +81,11 @@ class Claims:
         """Make the claim of this number; False where another process was first."""
         target, beside = self.file(number), self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
         try:
-            beside.write_bytes(content)
+            try:
+                beside.write_bytes(content)
+            except FileNotFoundError:  # somebody has removed the folder
+                beside.parent.mkdir(parents=True, exist_ok=True)
+                beside.write_bytes(content)
             try:
                 os.link(beside, target)
             except OSError as error:
@@ -236,13 +240,13 @@ class SystemLock:
 
 
 def _holder(number: int, content: bytes) -> Holder:
-    """A claim from its file; one that was cut off by a crash has nobody's name."""
+    """A claim from its file; one that was cut off by a crash, or holds anything else, has nobody's name."""
     try:
         facts = json.loads(content)
         known = {name: kind(facts[name]) for name, kind in Holder.__annotations__.items() if name in facts}
         holder = Holder(number, content, **known)
         return holder if 0 < holder.lease <= LONGEST else holder._replace(lease=LEASE)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return Holder(number, content)
 
 

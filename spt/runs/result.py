@@ -135,7 +135,9 @@ def check_scores(scores: Mapping[str, float | None]) -> None:
     """Raise ValueError for a score that its metric cannot have."""
     for name, score in scores.items():
         low, high = _BOUNDS.get(name, (-math.inf, math.inf))
-        if score is not None and not low - ROUNDING <= score <= high + ROUNDING:
+        if score is None:
+            continue
+        if not low - ROUNDING <= score <= high + ROUNDING or LARGEST < abs(score) < math.inf:
             raise ValueError(f"{name} is {score:g}, which no {name} can be")
 
 

@@ -31,7 +31,7 @@ from spt.config.recipe import BUDGETS, StrictModel, Train
 from spt.config.validation import validate_values, validation_messages
 from spt.config.yaml import dump_yaml, is_file_name, parse_yaml, read_text
 from spt.errors import RecipeError, UsageError, did_you_mean
-from spt.runs.plan import ARMS, Axis, SearchProtocol
+from spt.runs.plan import ARMS, PLAN, Axis, SearchProtocol
 from spt.studies.arms import absolute, canonical, renamed_arm
 
 MOST_SEEDS = 1000
@@ -696,11 +696,15 @@ def from_mapping(raw: Mapping[str, Any], source: str) -> StudySource:
 def read(source: str) -> StudySource:
     """A packaged study, a YAML file, or the folder of a study that was run. Raises UsageError, RecipeError."""
     path, folder = Path(source), None
-    if path.is_dir():
+    if source.strip() and path.is_dir():
         folder = path.resolve()
         path = path / "study.yaml"
         if not path.is_file():
             raise UsageError(f"{source} holds no study.yaml; name a study file, a study folder or a packaged study")
+        if not (folder / PLAN).is_file():
+            raise UsageError(
+                f"{source} is not the folder of a study that was run: it has no {PLAN}; name the file {path}"
+            )
     if is_file_name(path):
         study = validate(_mapping(read_text(path, "study"), source), source)
         return StudySource(path.stem, with_absolute_paths(study, path.resolve().parent), folder)

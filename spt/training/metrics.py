@@ -246,7 +246,7 @@ def unasked(output: Output, size: int) -> set[str]:
 
 def text_scores(loss: float, answers: int, text_bytes: int) -> dict[str, float]:
     """Of a language model whose mean loss over so many tokens is this, in nats."""
-    return {"perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": loss * answers / (text_bytes * math.log(2))}
+    return {"perplexity": math.exp(min(loss, 230.0)), "bits_per_byte": loss * answers / (text_bytes * math.log(2))}
 
 
 def batch_means(output: Output, whole: Mapping[str, Tensor], size: int) -> dict[str, float]:

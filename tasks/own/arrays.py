@@ -7,7 +7,6 @@ import io
 import os
 import stat
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, Any
@@ -15,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.tasks.files import MAX_HEADER, NPY_ERRORS, read_npy
+from spt.tasks.files import MAX_HEADER, NPY_ERRORS, ZIP_ERRORS, read_npy
 from spt.tasks.own import recordings
 from spt.tasks.own.limits import MAX_CHANNELS, MAX_FILE, MAX_RATIO, MAX_STEPS, SMALL
 from spt.tasks.own.parsing import (
@@ -176,7 +175,7 @@ def from_archive(file: io.BufferedReader, size: int, array: str | None, place: s
     try:
         with zipfile.ZipFile(file) as archive, archive.open(_member(archive, size, array, place)) as member:
             return _array(member, place)
-    except (EOFError, OSError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+    except (OSError, *ZIP_ERRORS) as error:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise ValueError(f"{place} cannot be read as an archive: {reason}") from error
 
