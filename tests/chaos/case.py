@@ -122,7 +122,11 @@ class Case:
         self._moment.unlink(missing_ok=True)
         phases = sorted(phase for phase in quiet.events if phase != "import" or self.scenario.cold)
         delay = 0.0
-        if chance.random() < 0.25 or kind.name == "clock":
+        if self.plant:  # within the first training, which then goes on without its optimizer's state
+            count = chance.randint(3, 6)
+            hooks |= {"watch": ["training", count, str(self._moment)], "stops": True}
+            when = f"training {count}"
+        elif chance.random() < 0.25 or kind.name == "clock":
             delay = chance.uniform(0, quiet.seconds)
             when = f"after {delay:.2f} s"
         else:

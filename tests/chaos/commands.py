@@ -36,6 +36,7 @@ ALONE = ("--jobs", "1")  # networks this small are trained by workers, unless to
 WORKERS = ("--jobs", "2")
 COMPARE = ("compare", "small.yaml", "--seeds", "2")
 GRID = ("study", "run", "study.yaml")
+WORK = ("study", "work", "study.yaml", "--lease", "5")
 TUNE = ("study", "tune", "small.yaml", "--seeds", "1", "--space", "learning_rate=0.001,0.01")
 STAGES = (("pretrain", "small.yaml"), ("finetune", "small.yaml"))
 
@@ -48,6 +49,7 @@ SCENARIOS = {
         Scenario("compare, 2 processes", ((*COMPARE, "--num-processes", "2"),), 3, exact=False),
         Scenario("study run", ((*GRID, *ALONE),), 10),
         Scenario("study run, 2 jobs", ((*GRID, *WORKERS),), 3, same_as="study run"),
+        Scenario("study work", (WORK,), 5, same_as="study run"),
         Scenario("study tune", ((*TUNE, *ALONE),), 8),
         Scenario("pretrain, finetune", STAGES, 44),
         Scenario("pretrain, finetune, cold", STAGES, 4, same_as="pretrain, finetune", cold=True),
