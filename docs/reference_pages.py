@@ -69,11 +69,13 @@ VARIABLES = (
     *(
         Variable(name, "", "of Slurm: which part `--shard auto` makes, of how many")
         for name in (
-            *("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP", "SLURM_ARRAY_TASK_COUNT"),
-            "SLURM_NTASKS",
+            *("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX"),
+            *("SLURM_ARRAY_TASK_STEP", "SLURM_ARRAY_TASK_COUNT", "SLURM_NTASKS"),
         )
     ),
     Variable("JOB_COMPLETION_INDEX", "", "of Kubernetes: which part `--shard auto/N` makes, from 0"),
+    Variable("TORCHELASTIC_RESTART_COUNT", "", "of torchrun: how often it has started the processes again"),
+    Variable("SOURCE_DATE_EPOCH", "", "read by libraries; named where it is no number"),
     Variable("SPT_EXIT_CODE_FILE", "", "set by spt for processes it starts: where the first to end leaves its code"),
     Variable("PYTHONPATH", "", "set by spt for processes it starts, so that they import the same spt"),
     Variable("GIT_OPTIONAL_LOCKS", "", "set by spt for the git that names the commit of a checkout"),

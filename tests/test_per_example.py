@@ -120,7 +120,7 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     assert refused(good, tmp_path / "empty", 0) == "empty/predictions.parquet is missing"
     assert refused(tmp_path / "nowhere", good, 0) == "nowhere/predictions.parquet is missing"
     (tmp_path / "folder" / "predictions.parquet").mkdir(parents=True)
-    assert "folder/predictions.parquet cannot be read" in refused(good, tmp_path / "folder", 0)
+    assert refused(good, tmp_path / "folder", 0) == "folder/predictions.parquet is not a file"
     content = (good / "predictions.parquet").read_bytes()
     bad = classes(tmp_path / "bad", [0, 1], [0, 1]) / "predictions.parquet"
     for damage in (b"", b"PAR1", b"not parquet at all", content[: len(content) // 2], content[:-1]):

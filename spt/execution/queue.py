@@ -134,9 +134,9 @@ def numbered_task(environ: Mapping[str, str] = os.environ) -> tuple[int, int | N
     if "JOB_COMPLETION_INDEX" in environ:  # of an indexed job of Kubernetes
         return _whole(environ, "JOB_COMPLETION_INDEX"), None
     if "SLURM_ARRAY_TASK_ID" in environ:
-        names = [f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "STEP", "COUNT")]
-        number, first, last, step, count = (_whole(environ, name) for name in names)
-        step = max(1, step)
+        number, first = _whole(environ, "SLURM_ARRAY_TASK_ID"), _whole(environ, "SLURM_ARRAY_TASK_MIN")
+        last, count = _whole(environ, "SLURM_ARRAY_TASK_MAX"), _whole(environ, "SLURM_ARRAY_TASK_COUNT")
+        step = max(1, _whole(environ, "SLURM_ARRAY_TASK_STEP"))
         if (last - first) // step + 1 != count:
             raise UsageError(
                 f"the array has {count} tasks from {first} to {last}, with gaps, and does not say which part this is: "

@@ -697,14 +697,10 @@ def read(source: str) -> StudySource:
     """A packaged study, a YAML file, or the folder of a study that was run. Raises UsageError, RecipeError."""
     path, folder = Path(source), None
     if source.strip() and path.is_dir():
-        folder = path.resolve()
+        folder = path.resolve() if (path / PLAN).is_file() else None  # else a folder with a study's file
         path = path / "study.yaml"
         if not path.is_file():
             raise UsageError(f"{source} holds no study.yaml; name a study file, a study folder or a packaged study")
-        if not (folder / PLAN).is_file():
-            raise UsageError(
-                f"{source} is not the folder of a study that was run: it has no {PLAN}; name the file {path}"
-            )
     if is_file_name(path):
         study = validate(_mapping(read_text(path, "study"), source), source)
         return StudySource(path.stem, with_absolute_paths(study, path.resolve().parent), folder)
