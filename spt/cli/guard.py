@@ -86,8 +86,8 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
                     name = displayable(str(error.object)[:200])  # of a file, which this locale cannot name
                     why = f"{name!r} has characters that are not in this locale's encoding, {error.encoding}"
                     _fail(f"{why}; set PYTHONUTF8=1, or a locale with UTF-8", UsageError.exit_code, debug)
-                if (name := _refused_variable(error)) is not None:
-                    why = f"the variable {name} is {displayable(os.environ[name])!r}, which a library refuses"
+                if (refused := _refused_variable(error)) is not None:
+                    why = f"the variable {refused} is {displayable(os.environ[refused])!r}, which a library refuses"
                     _fail(f"{why} ({one_line(error)}); correct it, or unset it", UsageError.exit_code, debug)
                 who = f" (process {launch.rank()} of {launch.world_size()})" if launch.world_size() > 1 else ""
                 text = f"a bug in spt{who}: {one_line(error)} (repeat with --debug for the traceback)"

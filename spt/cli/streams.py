@@ -41,7 +41,7 @@ def prepare() -> None:
         sys.stdout.reconfigure(errors="replace")
     if sys.stderr is None or isinstance(sys.stderr, io.TextIOWrapper):
         encoding = sys.stderr.encoding if sys.stderr is not None else "utf-8"
-        raw = io.BufferedWriter(_Forgiving(2, "w", closefd=False))
+        raw = io.BufferedWriter(_Forgiving(2, "w", closefd=False))  # type: ignore[type-var]
         sys.stderr = io.TextIOWrapper(raw, encoding, errors="replace", line_buffering=True)
 
 
