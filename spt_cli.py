@@ -53,10 +53,7 @@ class Commands(TyperGroup):
 def _displayable_complaints() -> Iterator[None]:
     try:
         yield
-    except (
-        SystemExit,
-        BrokenPipeError,
-    ):  # rich's, of help that nobody reads any more: all that ends a command is caught
+    except (SystemExit, BrokenPipeError):  # rich's, of help whose reader has left; guard catches all others
         streams.discard()
         raise typer.Exit(0) from None
     except Exception as error:  # a class of typer's that only newer versions export

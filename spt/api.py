@@ -55,6 +55,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+RUNS = Path("runs")  # where runs are kept when nothing else is said
+
 
 class TrainedRun(NamedTuple):
     """A finished run of `pretrain` or `finetune`. `spt.load_run(run.path)` opens it."""
@@ -315,7 +317,7 @@ def plan_study(
 
     root = _root(out)
     if source.folder is not None:  # goes on where it lies, as it was run
-        if out not in (None, Path("runs")) and root.resolve() != source.folder.parent:
+        if out not in (None, RUNS) and root.resolve() != source.folder.parent:
             logger.info(f"note: the study goes on where it lies, in {source.folder.parent}, not in {root}")
         root, smoke = source.folder.parent, smoke or read_plan(source.folder).smoke
     target = ExecutionTarget(jobs, Slurm.parse(slurm) if slurm else None, shard, arm)
@@ -381,4 +383,4 @@ def _resolve(recipe: str | Path | ResolvedRecipe) -> ResolvedRecipe:
 
 
 def _root(out: str | Path | None) -> Path:
-    return Path(os.environ.get("SPT_RUNS_DIR") or "runs") if out is None else Path(out)
+    return Path(os.environ.get("SPT_RUNS_DIR") or RUNS) if out is None else Path(out)

@@ -1,5 +1,6 @@
 """What goes wrong on bad days, through the command: one sentence, one exit code, no traceback, nothing half-written."""
 
+import errno
 import gzip
 import hashlib
 import json
@@ -20,11 +21,13 @@ import yaml
 from tiny import MODEL, RECIPE, TASK, changed, environment, reseal
 from typer.testing import CliRunner
 
-from spt.errors import CheckpointError, UsageError
+from spt.errors import CheckpointError, SptError, UsageError
+from spt.runs.baseline import read_baseline
 from spt.runs.folder import RunFolder
+from spt.runs.plan import read_plan
 from spt.runtime import launch
 from spt.training import build
-from spt.training.checkpoint import _newest
+from spt.training.checkpoint import _newest, verify
 from spt_cli import app
 
 TEXT = {"name": "custom", "path": "rows.csv", "text_column": "body", "label_column": "stars"}
@@ -527,6 +530,37 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder, file):
     code, said, errors = call(folder, "report", next((folder / "runs").glob("compare-*")))
     assert code == (3 if file == "study.json" else 0), errors
     assert file != "result.json" or "is not a file" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("file", "read"),
+    [
+        ("manifest.json", verify),
+        ("study.json", read_plan),
+        ("result.json", lambda folder: read_baseline(folder.parent, folder.name)),
+    ],
+)
+def test_readers_do_not_wait_for_a_pipe(tmp_path, file, read):
+    os.mkfifo(tmp_path / file)
+    try:
+        problem = read(tmp_path)
+    except SptError as error:
+        problem = str(error)
+    assert f"{file} is not a file" in problem
+
+
+def test_a_broken_pipe_that_is_not_standard_output_is_no_success(folder, monkeypatch):
+    def write(*_, **__):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr("spt.api.plan_study", write)
+    monkeypatch.setattr("spt.cli.streams.reader_has_left", lambda: False)
+    code, _, errors = call(folder, "study", "compare", recipe(folder, task=TOY), "--dry-run")
+    assert code == 7 and "standard output or a file: Broken pipe" in errors
+
+
+def test_a_name_that_is_too_long_for_the_system(folder):
+    refused(folder, 2, "too long for this system", "report", "r" * 300)
 
 
 def test_a_working_folder_that_is_gone(folder, tmp_path):

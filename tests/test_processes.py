@@ -544,6 +544,10 @@ def test_slurm_variables_outside_a_step_are_no_group():
         "2",
     )
     assert 20000 <= int(step["MASTER_PORT"]) < 40000
+    for shard, size in [("auto", 1), ("1/2", 4)]:  # a part for each task, or one part for the group
+        alone = {**batch, "SLURM_STEP_NUM_TASKS": "4"}
+        launch.join_slurm(alone, ["study", "run", "x.yaml", "--shard", shard])
+        assert launch.world_size(alone) == size
 
 
 def test_importing_the_launcher_needs_no_torch():

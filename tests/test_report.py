@@ -24,6 +24,7 @@ from spt.report.tables import by_section
 from spt.runs.files import write_json
 from spt.runs.folder import RunFolder
 from spt.runs.result import LARGEST, GroupScore, Ledger, check_scores
+from spt.training.metrics import text_scores
 
 
 @pytest.fixture(autouse=True)
@@ -412,6 +413,10 @@ def test_every_metric_of_a_recipe_has_bounds_but_the_loss() -> None:
         with pytest.raises(ValueError, match=f"no {name} can be"):
             check_scores({name: 7.0 if not LOWER_IS_BETTER[name] else -7.0})
         check_scores({name: 1.0, "loss": -7.0})
+
+
+def test_the_scores_of_a_language_model_that_diverges_are_scores() -> None:
+    check_scores(text_scores(loss=1e6, answers=10, text_bytes=10))
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ SECRETS = {
     "https_proxy": "http://planter:PLANTED%21eeee@127.0.0.1:9",
     "CHAT_TOKEN": "https://chat.example/services/PLANTEDgggg",  # an address that is itself the secret
     "all_proxy": "http://planter:PLAN@TEDhhhh@127.0.0.1:9",
-    "SIGNING_KEYS": 'PLANTED"iiii\\',  # which a quotation writes otherwise
+    "SIGNING_KEYS": 'PLANTED\\iiii"x',  # which a quotation writes otherwise
     "STORAGE": "Endpoint=https://x.example;AccountKey=PLANTEDjjjj==;Version=2",
     # the remote's address, as git tells it
     "GIT_CONFIG_COUNT": "1",

@@ -12,6 +12,8 @@ import pytest
 import yaml
 from tiny import RECIPE, TASK, changed, environment
 
+from spt.runtime import signals
+
 CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
 SENTENCES = {
     signal.SIGTERM: "spt: stopped; the same command continues\n",
@@ -196,6 +198,25 @@ if __name__ == "__main__":
     signals.install()
     list(map_chunks(make, 2, 1, "rows", "processes"))
 """
+
+
+@pytest.mark.parametrize(
+    ("variables", "speaks"),
+    [
+        ({}, True),
+        ({"RANK": "0"}, True),
+        ({"RANK": "1"}, False),
+        ({"SLURM_PROCID": "1"}, True),  # a batch script, or a step of one task of its own
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, False),
+        ({"SPT_EXIT_CODE_FILE": "code"}, False),
+    ],
+)
+def test_one_of_several_processes_tells_of_the_signal(monkeypatch, variables, speaks):
+    for name in ("RANK", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SPT_EXIT_CODE_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert signals._speaks() is speaks
 
 
 @both_signals

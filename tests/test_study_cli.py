@@ -2,12 +2,13 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from tiny import RECIPE, changed, recipe_file, spt
+from tiny import RECIPE, ROOT, changed, environment, recipe_file, spt
 from typer.testing import CliRunner
 
 from spt.errors import visible
@@ -115,6 +116,18 @@ def test_every_kind_has_its_command(tmp_path):
     assert changed_recipe["rows"][0]["parameters"] < sizes["rows"][1]["parameters"]
 
 
+@pytest.mark.parametrize("task", [0, 1])
+def test_the_tasks_of_a_step_make_a_part_each(task, tmp_path, monkeypatch):
+    command = ("compare", "tiny.yaml", "--seeds", "2")
+    part = planned(*command, "--shard", f"{task + 1}/2")["runs"]
+    for name, value in {"SLURM_NTASKS": 2, "SLURM_STEP_NUM_TASKS": 2, "SLURM_PROCID": task, "SLURM_JOB_ID": 7}.items():
+        monkeypatch.setenv(name, str(value))
+    arguments = ["study", *command, "--shard", "auto", "--dry-run", "--json"]
+    program = [sys.executable, str(ROOT / "spt_cli.py"), *arguments]
+    done = subprocess.run(program, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout)["runs"] == part and part
+
+
 @pytest.mark.slow
 def test_models_of_equal_size_are_found_once(tmp_path):
     """Query for again, by its folder or by the same command, the study has the same runs."""
@@ -176,6 +189,7 @@ def test_models_of_equal_size_are_found_once(tmp_path):
         (("compute", "tiny.yaml", "--shares", ""), 2, "--shares"),
         (("compare", "tiny.yaml", "./tiny.yaml"), 2, "is listed twice"),
         (("compare", "tiny.yaml", "--shard", "²/2"), 2, "--shard"),
+        (("compare", "tiny.yaml", "--shard", ""), 2, "--shard"),
         (("compare", "tiny.yaml", "--shard", "1/1000000"), 2, "--shard"),
         (("run", "nosuch.yaml"), 2, "no study file"),
         (("run", "tiny.yaml"), 2, "is not a study: no kind"),

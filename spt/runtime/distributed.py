@@ -33,8 +33,8 @@ from spt.models.ops.device import run_on_gpu
 from spt.models.ops.precision import float32_products
 from spt.runtime import launch
 from spt.runtime.environment import compiler_problem
-from spt.runtime.meeting import meeting
 from spt.runtime.memory import keep_freed_memory
+from spt.runtime.rendezvous import rendezvous
 from spt.runtime.settings import TRACKERS, Settings
 from spt.runtime.signals import cleanup
 from spt.runtime.trackers import TrackedRun, project, start_options
@@ -63,7 +63,7 @@ class Runtime:
     def accelerator(self) -> Accelerator:
         # Precision is ours (`autocast`): it belongs to a stage, Accelerate's belongs to the process.
         # So is accumulation: a launcher's setting must not divide our losses. Compilation is --compile's.
-        with _environment_errors(), meeting():
+        with _environment_errors(), rendezvous():
             accelerator = Accelerator(
                 cpu=self.settings.cpu or (launch.world_size() > 1 and not _has_distributed_device()),
                 mixed_precision="no",

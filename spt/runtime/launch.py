@@ -416,6 +416,6 @@ def exit_process(code: int) -> NoReturn:
     """End one of several processes when all is said: threads of the communication library have been seen to abort the
     process while Python tears itself down, which made a finished run a failed one."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)

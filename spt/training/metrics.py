@@ -245,7 +245,7 @@ def unasked(output: Output, size: int) -> set[str]:
 
 
 def text_scores(loss: float, answers: int, text_bytes: int) -> dict[str, float]:
-    """Of a language model whose mean loss over so many tokens is this, in nats."""
+    """Of a language model whose mean loss over so many tokens is this, in nats. No score is larger than 1e100."""
     return {"perplexity": math.exp(min(loss, 230.0)), "bits_per_byte": loss * answers / (text_bytes * math.log(2))}
 
 

@@ -1,4 +1,4 @@
-"""How the processes of a group come together.
+"""The rendezvous of a group: its processes come together.
 
 torch would wait for those that are missing in code that no signal reaches, and for as long as one process may work
 while the others wait, which is a day here. So they are counted first.
@@ -25,7 +25,7 @@ ANSWER = 30.0  # seconds for an answer to one question
 
 
 @contextlib.contextmanager
-def meeting() -> Iterator[None]:
+def rendezvous() -> Iterator[None]:
     """Begins when every process of this group has come; within it they can be connected.
 
     Raises BackendError where some have not come in `LIMIT` seconds.
@@ -41,7 +41,7 @@ def meeting() -> Iterator[None]:
     while not serves and (problem := _connection_problem(host, port)) is not None:
         patience.wait(f"process 0 does not answer at {place} ({problem})")
     try:
-        timeout = timedelta(seconds=ANSWER if not serves else LIMIT)
+        timeout = timedelta(seconds=ANSWER)
         store = TCPStore(host, port, count, serves, timeout, wait_for_workers=False, multi_tenant=True)
         here = [f"spt/here/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{n}" for n in range(count)]
         store.set(here[number], "1")

@@ -13,7 +13,7 @@ from test_processes import QUIET, folder
 from tiny import environment
 
 from spt.errors import BackendError, UsageError
-from spt.runtime import meeting
+from spt.runtime import rendezvous
 
 __all__ = ["folder"]  # a fixture
 
@@ -25,8 +25,8 @@ def group(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-    monkeypatch.setattr(meeting, "LIMIT", 0.5)
-    monkeypatch.setattr(meeting, "NOTICE", 0.1)
+    monkeypatch.setattr(rendezvous, "LIMIT", 0.5)
+    monkeypatch.setattr(rendezvous, "NOTICE", 0.1)
     return variables
 
 
@@ -36,7 +36,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 )
 def test_who_does_not_come_is_named(group, monkeypatch, messages, rank, complaint):
     monkeypatch.setenv("RANK", rank)
-    with pytest.raises(BackendError, match=f"{complaint}.* within . s; start all of them"), meeting.meeting():
+    with pytest.raises(BackendError, match=f"{complaint}.* within . s; start all of them"), rendezvous.rendezvous():
         pass
     assert [text.endswith("yet; waiting up to 0 s") for text in messages] == [True]
 
@@ -47,7 +47,7 @@ def test_a_port_that_another_program_has_is_named(group):
         other.listen()
         with (
             pytest.raises(BackendError, match=r"process 0 of 2 cannot meet the others.*MASTER_PORT"),
-            meeting.meeting(),
+            rendezvous.rendezvous(),
         ):
             pass
 
@@ -55,7 +55,7 @@ def test_a_port_that_another_program_has_is_named(group):
 @pytest.mark.parametrize("port", ["many", "0", "65536"])
 def test_a_port_that_is_none(group, monkeypatch, port):
     monkeypatch.setenv("MASTER_PORT", port)
-    with pytest.raises(UsageError, match=f"MASTER_PORT is '{port}'"), meeting.meeting():
+    with pytest.raises(UsageError, match=f"MASTER_PORT is '{port}'"), rendezvous.rendezvous():
         pass
 
 
@@ -65,7 +65,7 @@ def test_a_port_that_is_none(group, monkeypatch, port):
 def test_a_process_that_waits_for_others_answers_signals(folder: Path, rank: int, number: int, code: int) -> None:
     """It waits where torch would, in the middle of a command."""
     group = {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
-    program = "import spt_cli, spt.runtime.meeting as m; m.NOTICE = 0.2; spt_cli.main()"
+    program = "import spt_cli, spt.runtime.rendezvous as m; m.NOTICE = 0.2; spt_cli.main()"
     waiting = subprocess.Popen(
         [sys.executable, "-c", program, "finetune", "small.yaml", "--scratch", "--cpu"],
         cwd=folder,
