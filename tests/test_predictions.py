@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.metrics import balanced_accuracy_score, f1_score
 from tiny import environment, loaded, recipe_file, run, spt, weights
 
@@ -254,7 +255,7 @@ def test_a_gaussian_answer_is_scored_by_its_density():
     assert output.width == 4
     logits = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
     y = torch.randn(3, 5, 2, generator=torch.Generator().manual_seed(1))
-    variance = torch.nn.functional.elu(logits[..., 2:]) + 1 + LEAST_VARIANCE
+    variance = F.elu(logits[..., 2:]) + 1 + LEAST_VARIANCE
     law = torch.distributions.Normal(logits[..., :2], variance.sqrt())
     assert torch.allclose(per_answer(output, logits, y), -law.log_prob(y).mean(-1), atol=1e-5)
     assert torch.equal(answers(output, logits), logits[..., :2])
@@ -285,7 +286,7 @@ def test_a_pair_is_two_sequences_and_one_answer(tmp_path):
         u, v = x.mean(1)[:2], x.mean(1)[2:]
         features = torch.cat([u, v, u - v, u * v], -1)
         if mlp:
-            features = torch.nn.functional.gelu(head.inner(features))
+            features = F.gelu(head.inner(features))
         assert torch.allclose(head(x, context), head.out(features), atol=1e-6)
         assert head(x, context).shape == (2, 2)
 
@@ -385,6 +386,27 @@ def test_encoder_knows_where_a_step_lies():
             base = encoder.hidden if hidden[row, i] else encoder.map.weight[0]
             assert torch.allclose(y[row, i], base + at, atol=1e-5)
     assert encoder.flops(8).forward == 2 * 8 * 2 * 6
+
+
+@pytest.mark.parametrize("together", [1, 3, 100])
+def test_frames_in_parts_are_the_plain_network(monkeypatch, together):
+    monkeypatch.setattr(Frames, "PART", together * 12 * 10)
+    frames = Frames(Values(120, frame=(12, 10)), 4, 5)
+
+    def plain(x):
+        y = x.reshape(-1, 1, 12, 10)
+        for layer in (frames.first, frames.second):
+            y = F.max_pool2d(F.relu(layer(y)), 2)
+        return frames.out(F.relu(frames.dense(y.flatten(1)))).reshape(1, 7, 4)
+
+    def gradients(network):
+        frames.zero_grad()
+        y = network(x)
+        y.square().sum().backward()
+        return [y.detach(), *(p.grad.clone() for p in frames.parameters())]
+
+    x = torch.randn(1, 7, 120, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(gradients(frames), gradients(plain), rtol=1e-4, atol=1e-5)
 
 
 def test_frames_go_through_the_published_convolutions():

@@ -193,6 +193,7 @@ class Frames(nn.Module):
     12 features of 5x5, then 12 of 3x3 at every second pixel; a dense layer with ReLU, and a linear map to D."""
 
     FEATURES = 12
+    PART = 2**16  # pixels; on a CPU the features of so many stay in its caches, those of a batch of sequences do not
 
     def __init__(self, input: Values, d_model: int, features: int) -> None:
         super().__init__()
@@ -209,11 +210,17 @@ class Frames(nn.Module):
         self.out = nn.Linear(features, d_model)
 
     def forward(self, x: Float[Tensor, "B L C"]) -> Float[Tensor, "B L D"]:
-        y = x.reshape(-1, 1, *self.frame)
+        frames = x.reshape(-1, 1, *self.frame)
+        together = max(1, self.PART // math.prod(self.frame)) if x.device.type == "cpu" else len(frames)
+        y = torch.cat([self._features(part) for part in frames.split(together)])
+        return self.out(F.relu(self.dense(y))).unflatten(0, x.shape[:2])
+
+    def _features(self, y: Float[Tensor, "N 1 H W"]) -> Float[Tensor, "N F"]:
         for layer in (self.first, self.second):
-            y = F.max_pool2d(F.relu(layer(y)), 2)
-        y = self.out(F.relu(self.dense(y.flatten(1))))
-        return y.unflatten(0, x.shape[:2])
+            weight = layer.weight.to(memory_format=torch.channels_last)  # a fifth faster than channels first
+            y = F.conv2d(y, weight, layer.bias, layer.stride, layer.padding)
+            y = F.max_pool2d(F.relu(y), 2)
+        return y.flatten(1)
 
     def flops(self, length: int) -> Counts:
         """A convolution of pixels is a linear map at every one of them; the first one's input are data."""
