@@ -253,6 +253,16 @@ def test_what_is_ambiguous_is_asked_with_its_choices(case, tmp_path):
         )  # each of them settles it
 
 
+def test_names_of_files_that_are_not_there_are_no_choice(tmp_path):
+    rows = [[s, f"cat/{i}.wav", i % 2] for i, s in enumerate(series())]
+    table = read_table(write(tmp_path / "rows.csv", ["signal", "file", "label"], rows))
+    assert decide(table, ColumnRoles()).options["list_column"] == "signal"
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "0.wav").touch()
+    with pytest.raises(AmbiguousError):
+        decide(table, ColumnRoles())
+
+
 def test_a_group_on_both_sides_of_the_files_is_told(tmp_path):
     for name, rows in (("train", 40), ("test", 20)):
         write(

@@ -10,7 +10,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import RidgeClassifier
 from sklearn.metrics import average_precision_score, f1_score, log_loss, r2_score, recall_score, roc_auc_score
 
-from spt.baselines import boosting, catch22, tfidf
+from spt.baselines import boosting, catch22, logistic, tfidf
 from spt.baselines.base import Query, drawn
 from spt.baselines.registry import BASELINES, why_not
 from spt.baselines.ridge import fit_ridge
@@ -114,6 +114,51 @@ def test_boosting_sees_places_where_all_rows_are_equally_long():
     assert "place" not in fitted("boosting", longer).sees
 
 
+def places(label, vocab=4) -> TaskData:
+    rows = RNG.integers(0, vocab, (N, 9)).astype(np.uint8)
+    return task(rows, label(rows).astype(np.int64), Tokens(vocab), Classes(2))
+
+
+def of_places() -> TaskData:
+    return places(lambda rows: rows[:, 2] > 1)
+
+
+def test_logistic_regression_has_a_weight_for_every_place():
+    levels = places(lambda rows: rows[:, 2] + rows[:, 6] > 16, vocab=17)
+    found = fitted("logistic", levels)
+    assert found.sees == "every step by its place" and found.settings["tokens as"] == "numbers"
+    assert score_of("logistic", levels) > 0.9 and score_of("linear_probe", levels) < 0.75
+    names = places(lambda rows: np.isin(rows[:, 2], (1, 3)))
+    assert fitted("logistic", names).settings["tokens as"] == "names" and score_of("logistic", names) > 0.95
+    waves = RNG.normal(size=(N, 5, 2)).astype(np.float32) * (1.0, 1000.0) + (0.0, 5e4)
+    data = task(waves, (waves[:, 3, 0] > 0).astype(np.int64), Values(2, (0.0, 5e4), (1.0, 1e3)), Classes(2))
+    assert score_of("logistic", data) > 0.9 and "tokens as" not in fitted("logistic", data).settings
+
+
+def test_logistic_regression_answers_with_probabilities_also_of_classes_it_never_saw():
+    data = places(lambda rows: (rows[:, 2] + rows[:, 6]) // 2)
+    data = replace(data, target=Classes(5))
+    answers = fitted("logistic", data).answer(Query(data.test.unlabelled(), np.arange(len(data.test))))
+    assert answers.shape == (len(data.test), 5) and np.allclose(answers.sum(1), 1) and not answers[:, 4].any()
+    assert score_of_log_loss("logistic", data) < 0.8 * score_of_log_loss("majority", data)
+
+
+def test_logistic_regression_says_where_it_cannot_be(monkeypatch):
+    data = of_places()
+    longer = replace(data, val=replace(data.val, stops=data.val.stops - 1))
+    numbers = replace(data, target=Reals(1))
+    steps = replace(data, target=Classes(2, per_step=True))
+    assert "not equally long" in why_not("logistic", longer, "accuracy")
+    assert "targets are numbers" in why_not("logistic", numbers, "mse")
+    assert "every step has a target" in why_not("logistic", steps, "accuracy")
+    monkeypatch.setattr(logistic, "WIDE", 8)
+    assert why_not("logistic", data, "accuracy").endswith("9 numbers a sequence are more than 8")
+    monkeypatch.setattr(logistic, "WIDE", 9)  # too few for a vocabulary at every place
+    assert score_of("logistic", data) > 0.9 and fitted("logistic", data).tried == len(logistic.STRENGTHS)
+    monkeypatch.setattr(logistic, "NUMBERS", 900)
+    assert fitted("logistic", data).notes == ("fitted to 100 of 120 training rows",)
+
+
 def test_numbers_are_answered_too():
     rows = [RNG.normal(scale=RNG.uniform(1, 3), size=(int(n), 1)).astype(np.float32) for n in RNG.integers(40, 60, N)]
     loud = np.array([[row.std(), -row.std()] for row in rows])
@@ -140,6 +185,11 @@ def test_pairs_are_two_sequences():
     for name in ("linear_probe", "tfidf", "boosting"):
         found = fitted(name, data)
         assert "both sequences" in found.sees and _scored(found, data, data.test)[0]["accuracy"] > 0.8, name
+    first = RNG.integers(0, 4, (N, 9)).astype(np.uint8)
+    second = np.where(np.arange(9) == 2, np.where(shares[:, :1] == 1, first, 3 - first), RNG.integers(0, 4, (N, 9)))
+    same = list(zip(first, second.astype(np.uint8), strict=True))
+    data = task(same, shares[:, 0], Tokens(4), Classes(2), make=Split.from_pairs)
+    assert score_of("logistic", data) > 0.9 and "both sequences" in fitted("logistic", data).sees
     waves = [
         tuple(np.cumsum(RNG.normal(size=(20, 1)) if s else RNG.normal(size=(20, 1)) * 0, 0) for s in two)
         for two in shares
@@ -181,7 +231,7 @@ def test_what_does_not_apply_is_said():
 @pytest.mark.parametrize("name", BASELINES)
 def test_test_labels_and_test_rows_decide_nothing(name):
     """With other test labels the answers are the same, and the score is that of these answers."""
-    data = periods() if name == "catch22" else counted()
+    data = {"catch22": periods, "logistic": of_places}.get(name, counted)()
     flipped = replace(data, test=replace(data.test, targets=1 - data.test.targets))
     (first, columns), (second, other) = (_scored(fitted(name, each), each, each.test) for each in (data, flipped))
     assert np.array_equal(columns["prediction"], other["prediction"])

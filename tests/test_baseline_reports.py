@@ -99,9 +99,10 @@ def test_each_data_set_has_its_own(tmp_path):
         paths.append(str(recipe_file(tmp_path / name, recipe).rename(tmp_path / f"{name}.yaml")))
     grid = grid_of(tmp_path, paths, baselines="auto")
     found = [(job.name, job.seed, rows) for job, rows, _ in grid.baselines]
-    one = [("majority", None), ("linear_probe", None), ("tfidf", None), ("boosting", 0), ("boosting", 1)]
+    one = [("majority", None), ("linear_probe", None), ("logistic", None), ("tfidf", None)]
+    one += [("boosting", 0), ("boosting", 1)]
     assert found == [(*each, rows) for rows in ([0, 1], [2]) for each in one]
-    assert len({job.key for job, *_ in grid.baselines}) == 10
+    assert len({job.key for job, *_ in grid.baselines}) == 12
     written = make_plan(grid)
     assert StudyPlan.model_validate(written.model_dump(mode="json")) == written
     plain = grid_of(tmp_path, paths)
@@ -292,12 +293,13 @@ def test_the_command_makes_them_and_reports(tmp_path):
     words = ("compare", "tiny.yaml", "--baselines", "auto", "--seeds", "1", "--cpu", "--out", "runs")
     dry = spt(*words, "--dry-run", "--json", cwd=tmp_path)
     planned = json.loads(dry.stdout)["baselines"]
-    assert [each["state"] for each in planned] == ["missing"] * 4 and not list((tmp_path / "runs").glob("baseline-*"))
+    assert [each["state"] for each in planned] == ["missing"] * 5 and not list((tmp_path / "runs").glob("baseline-*"))
     done = spt(*words, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     (comparison,) = found["baselines"]
-    assert {each["baseline"] for each in comparison["scores"]} == {"majority", "linear_probe", "tfidf", "boosting"}
+    names = {"majority", "linear_probe", "logistic", "tfidf", "boosting"}
+    assert {each["baseline"] for each in comparison["scores"]} == names
     assert comparison["verdict"].startswith("cannot be decided with 1 seed: transformer ")
     results = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("runs/baseline-*/result.json")}
     assert set(results) == {each["run"] for each in planned}

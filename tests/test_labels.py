@@ -541,12 +541,12 @@ def test_baselines_answer_several_labels_each_from_the_rows_in_which_it_is_known
     unknown = np.where(np.arange(len(data.train))[:, None] % 3 == np.arange(3), IGNORED, data.train.targets)
     unknown[:, 2] = np.where(unknown[:, 2] == 0, IGNORED, unknown[:, 2])  # a label that is alike where it is known
     gaps = replace(data, train=replace(data.train, targets=unknown))
-    for name in ("linear_probe", "catch22", "boosting"):
+    for name in ("linear_probe", "logistic", "catch22", "boosting"):
         found = BASELINES[name].fit(gaps, metric, 0)
         scores, columns = _scored(found, gaps, gaps.test, {"auroc", "mcc"})
         answers = found.answer(Query(gaps.test.unlabelled(), np.arange(len(gaps.test))))
         assert set(columns["prediction_2"].tolist()) == {1}, "nothing else is known"
-        if name == "linear_probe":  # the others know no places, or ask for more rows
+        if name in ("linear_probe", "logistic"):  # the others know no places, or ask for more rows
             assert scores["f1_macro"] > 0.5 and 0 < scores["mcc"] <= 1, name
         areas = [roc_auc_score(gaps.test.targets[:, k], answers[:, k]) for k in range(3)]
         assert scores["auroc"] == pytest.approx(np.mean(areas))
@@ -566,7 +566,7 @@ def test_texts_and_steps_of_several_labels_have_baselines(monkeypatch):
     parts = [slice(0, 120), slice(120, 180), slice(180, 240)]
     splits = [Split.from_rows(rows[part], held[part]) for part in parts]
     data = TaskData(Tokens(6), Labels(3), *splits)
-    for name in ("tfidf", "boosting", "linear_probe"):
+    for name in ("tfidf", "boosting", "linear_probe", "logistic"):
         found = BASELINES[name].fit(data, ComparedMetric("accuracy"), 0)
         assert _scored(found, data, data.test)[0]["accuracy"] > 0.85, name
     tags = [np.stack([row == 1, np.concatenate([[0], row[:-1]]) == 3], 1).astype(np.int64) for row in rows]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_custom import npy, write
 from tiny import loaded, run, spt_job
 
-from spt.baselines import boosting, catch22, linear_probe
+from spt.baselines import boosting, catch22, linear_probe, logistic
 from spt.baselines.scores import ComparedMetric
 from spt.config.job import without_paths
 from spt.config.recipe import EncoderConfig, Part
@@ -381,7 +381,7 @@ def test_baselines_and_the_probe_take_missing_values():
     split = with_fingerprints(Split(values, data.train.starts, data.train.stops, targets, np.arange(60)))
     data = TaskData(data.input, data.target, split, split, split)
     assert probe(data)["test"]["accuracy"] == 1
-    for baseline in (linear_probe, catch22, boosting):
+    for baseline in (linear_probe, logistic, catch22, boosting):
         fitted = baseline.BASELINE.fit(data, ComparedMetric("accuracy"), 0)
         from spt.baselines.base import Query
 

@@ -393,6 +393,12 @@ def test_findings_of_real_targets_and_inputs(tmp_path):
     assert not any("'v2'" in one for one in found) and found[-1] == "not used: column 'w'"
 
 
+def test_a_class_that_may_be_no_label_is_told(tmp_path):
+    rows = [{"v1": i * 7919 % 101, "v2": i * 31 % 17, "y": "?" if i in (3, 9) else "ab"[i % 2]} for i in range(60)]
+    found = custom.findings(config(write(tmp_path / "a.csv", rows), value_prefix="v", label_column="y"), tmp_path)
+    assert found == ["'?' in column 'y' is a class (rows: 2); if it means that no label is known, leave such rows out"]
+
+
 def test_findings_where_rows_have_other_columns(tmp_path):
     rows = [{"v1": i * 7919 % 101, "y": i % 2, **({"note": "x"} if i % 3 else {})} for i in range(60)]
     found = custom.findings(config(write(tmp_path / "a.jsonl", rows), value_prefix="v", label_column="y"), tmp_path)

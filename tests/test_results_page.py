@@ -6,6 +6,11 @@ from keep_report import kept
 from performance_page import is_current
 from tiny import ROOT
 
+from spt.baselines.registry import BASELINES
+from spt.baselines.run import _scored
+from spt.baselines.scores import ComparedMetric
+from spt.config.load import load
+from spt.data.dataset import open_task
 from spt.report.plotting import svg
 from spt.report.results import StoredResult, StoredRun, read_results
 from spt.studies.schema import read
@@ -155,6 +160,21 @@ def test_the_second_study_has_the_rates_that_the_first_one_chose():
         if cell.budget == 1
     }
     assert given == chosen and set(study.recipes) == set(chosen)
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.1])
+def test_the_stored_baselines_of_digits_are_what_is_computed(fraction):
+    (known,) = {
+        tuple(cell.scratch.baselines.items())
+        for cell in page.study_cells(read_results(ROOT / "results"))
+        if cell.data == "digits" and cell.budget == fraction
+    }
+    recipe = load("small/real-digits-s4").recipe
+    data = open_task(recipe.task.model_copy(update={"subset_fraction": fraction, "subset_seed": 42}))
+    for name, score in known:
+        if name != "boosting":  # whose trees differ between versions of scikit-learn by more than a row or two
+            fitted = BASELINES[name].fit(data, ComparedMetric("accuracy"), 0)
+            assert _scored(fitted, data, data.test)[0]["accuracy"] == pytest.approx(score, abs=0.005), name
 
 
 def test_an_unknown_place_in_a_source_is_an_error(tmp_path):

@@ -12,7 +12,7 @@ from test_missing_values import CPU, TINY, opened
 from tiny import loaded, run, spt_job
 
 import spt
-from spt.baselines import boosting, catch22, linear_probe, tfidf
+from spt.baselines import boosting, catch22, linear_probe, logistic, tfidf
 from spt.baselines.base import Query
 from spt.baselines.scores import ComparedMetric
 from spt.config.recipe import EncoderConfig
@@ -224,7 +224,8 @@ def test_baselines_see_them(tmp_path):
     text = [{**row, "body": "ab"[i % 3 // 2] * 5, "stars": i % 2} for i, row in enumerate(people(120))]
     options = {**LIST, "list_column": None, "text_column": "body", "label_column": "stars"}
     texts = opened(write(tmp_path / "b.jsonl", text), **{k: v for k, v in options.items() if v})
-    for baseline, task in ((linear_probe, data), (catch22, data), (boosting, data), (tfidf, texts), (boosting, texts)):
+    of_numbers, of_text = (linear_probe, logistic, catch22, boosting), (logistic, tfidf, boosting)
+    for baseline, task in (*((each, data) for each in of_numbers), *((each, texts) for each in of_text)):
         fitted = baseline.BASELINE.fit(task, ComparedMetric("accuracy"), 0)
         test = task.test.unlabelled()
         found = fitted.answer(Query(test, np.arange(len(test)))).argmax(1)

@@ -523,10 +523,14 @@ def _timed(
         timing = Timing(candidate.name, seconds[0], seconds[1], candidate.control, parameters)
         timings.append(timing)
         tell(
-            f"timed: {candidate.name}, {parameters:,} parameters, {1000 * timing.pretraining:.3g} ms a step of "
-            f"pretraining, {1000 * timing.finetuning:.3g} of finetuning"
+            f"timed: {candidate.name}, {parameters:,} parameters, {_time(timing.pretraining)} a step of "
+            f"pretraining, {_time(timing.finetuning)} of finetuning"
         )
     return timings, small
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
 
 
 def _step_seconds(setup: StageSetup, runtime: Runtime) -> float:

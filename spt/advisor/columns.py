@@ -266,6 +266,8 @@ class _Search:
         candidates = given or self._whole()
         lists = [column for column in candidates if column.kind == "list"]
         files = [column for column in candidates if column.kind == "file"]
+        if lists and not given and kind is None:  # names of files that are not here tell where lists came from
+            files = [column for column in files if self.table.names_files(column)]
         texts = [column for column in candidates if column.kind == "text"]
         named = [column for column in texts if _tier(column, TEXTS) < 9]
         texts = texts if given or len(named) != 1 else named

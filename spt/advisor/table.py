@@ -161,6 +161,12 @@ class Table:
                     return True
         return False
 
+    def names_files(self, column: Column) -> bool:
+        """Is the first file that this column names there?"""
+        first = str(next(iter(column.values), ""))
+        folders = {path.parent for _, path in self.files}
+        return any((folder / arrays.with_ending(folder, first)).is_file() for folder in folders)
+
 
 def find_files(path: Path) -> list[tuple[str, Path]]:
     """The tables that DATA names, with their splits. Raises DataError."""

@@ -24,7 +24,7 @@ from spt.baselines.base import (
     drawn,
     two_classes,
 )
-from spt.baselines.labels import LabelClassifiers
+from spt.baselines.classifiers import LabelClassifiers
 from spt.baselines.scores import ComparedMetric, is_better, score
 from spt.data.features import (
     OF_STEPS,
@@ -33,6 +33,7 @@ from spt.data.features import (
     joined,
     joined_name,
     spans,
+    stacked,
     step_features,
     summaries,
     token_shares,
@@ -168,8 +169,7 @@ def _by_place(data: TaskData, asked: Query) -> NDArray[np.float64]:
     """(m, F) All tokens or numbers of the sequences, which are equally long."""
     parts = []
     for starts, stops in spans(asked.split, asked.rows):
-        rows = [np.asarray(asked.split.values[a:b]) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
-        values = np.stack(rows)
+        values = stacked(asked.split, starts, stops)
         values = data.input.ids(values) if isinstance(data.input, Tokens) else values
         parts.append(values.reshape(len(values), -1).astype(np.float64))
     return joined(parts)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spt.baselines import boosting, catch22, linear_probe, majority, tfidf
+from spt.baselines import boosting, catch22, linear_probe, logistic, majority, tfidf
 from spt.baselines.base import Baseline
 from spt.baselines.scores import KNOWN, OF_POSITIVE, ComparedMetric
 from spt.config.objectives import SupervisedOptions, usual_metric
@@ -13,7 +13,7 @@ from spt.config.validation import validate_values
 from spt.tasks.base import Classes, Labels, Reals, TaskData
 
 BASELINES: dict[str, Baseline] = {
-    each.BASELINE.name: each.BASELINE for each in (majority, linear_probe, tfidf, catch22, boosting)
+    each.BASELINE.name: each.BASELINE for each in (majority, linear_probe, logistic, tfidf, catch22, boosting)
 }
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spt.baselines.base import CHOOSING, Baseline, Examples, Fitted, Query, cap_note, drawn, only_rows, two_classes
-from spt.baselines.labels import LabelClassifiers
+from spt.baselines.classifiers import LabelClassifiers, answers_of_classes
 from spt.baselines.scores import ComparedMetric, is_better, score
 from spt.data.features import CUT, joined_name, spans
 from spt.rng import GOLDEN, mixed
@@ -146,23 +146,13 @@ def _fitted(data: TaskData, x: Any, targets: NDArray[Any], strength: float) -> t
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always", ConvergenceWarning)
         if isinstance(data.target, Classes):
-            decide = _of_classes(logistic(x, targets), data.target.count)
+            decide = answers_of_classes(logistic(x, targets), data.target.count)
         elif isinstance(data.target, Labels):
             decide = LabelClassifiers(logistic, x, targets).answers
         else:
             ridge = Ridge(alpha=1 / strength, solver="sparse_cg").fit(x, targets)
             decide = _of_numbers(ridge)
     return decide, not raised
-
-
-def _of_classes(model: Any, count: int) -> Callable[[Any], NDArray[np.float64]]:
-    def decide(rows: Any) -> NDArray[np.float64]:
-        found = model.predict_proba(rows).astype(np.float64)
-        whole = np.zeros((len(found), count))
-        whole[:, model.classes_] = found / found.sum(axis=1, keepdims=True)  # which single precision leaves near 1
-        return whole
-
-    return decide
 
 
 def _of_numbers(model: Any) -> Callable[[Any], NDArray[np.float64]]:

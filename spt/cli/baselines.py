@@ -34,7 +34,7 @@ def baselines(
         typer.Option(
             "--only",
             metavar="NAME,…",
-            help="These alone: majority, linear_probe, tfidf, catch22, boosting.",
+            help="These alone: majority, linear_probe, logistic, tfidf, catch22, boosting.",
             show_default="all that fit",
         ),
     ] = None,

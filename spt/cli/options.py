@@ -137,7 +137,7 @@ class StudyOptions(NamedTuple):
             "--baselines",
             metavar="auto|NAME,…",
             help="Answers without a network that rows are held against: all that fit (auto), or majority, "
-            "linear_probe, tfidf, catch22, boosting.",
+            "linear_probe, logistic, tfidf, catch22, boosting.",
             show_default="none",
         ),
     ] = None

@@ -37,6 +37,11 @@ def spans(split: Split, rows: NDArray[np.int64]) -> list[tuple[NDArray[np.int64]
     return [(starts, middle), (middle, stops)]
 
 
+def stacked(split: Split, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[Any]:
+    """(m, L) or (m, L, C) What equally long sequences hold."""
+    return np.stack([np.asarray(split.values[a:b]) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)])
+
+
 def joined(parts: Sequence[Features]) -> Features:
     """Features of a sequence as they are; of a pair those of both, and how far they are from each other."""
     if len(parts) == 1:
@@ -114,8 +119,7 @@ def _of_sequences(
             data.input, split, starts, stops
         ), "how often each token stands in a row, and the row's length"
     if data.train.steps is None and data.length * data.input.channels <= WIDE and even(data):
-        rows = np.stack([np.asarray(split.values[a:b]) for a, b in zip(starts, stops, strict=True)])
-        return with_flags(data.input, rows), "all numbers of a row"
+        return with_flags(data.input, stacked(split, starts, stops)), "all numbers of a row"
     return summaries(data.input, split, starts, stops), "moments and quantiles of each channel, and of its changes"
 
 

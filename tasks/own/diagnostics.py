@@ -60,6 +60,7 @@ def diagnose(config: Options, files: Sequence[Path]) -> list[str]:
     labels: list[str | None] = []
     exempt = {*config.labels, *config.whole_columns, *config.others}  # may determine the label
     exempt -= {config.split_column, *config.static_columns}
+    doubtful: Counter[str] = Counter()  # classes that may stand for no label
     in_time = config.label_at is not None and config.kind != "long"  # lists of labels, of which no value tells anything
     for path in files:
         with read_batches(path, _unique) as batches:
@@ -72,6 +73,8 @@ def diagnose(config: Options, files: Sequence[Path]) -> list[str]:
                     column.pad(len(labels))
                     column.add(cells[name], truth, batch.place(None))
                 labels += truth
+                if config.target == "classes" and not in_time:
+                    doubtful.update(cell for cell in cells[config.labels[0]] if _is_blank(cell) and not is_empty(cell))
     for column in columns.values():
         column.pad(len(labels))
     inputs = {name for name in columns if name in config.inputs or config.has_prefix(name)}
@@ -83,6 +86,13 @@ def diagnose(config: Options, files: Sequence[Path]) -> list[str]:
     numbers = {name: int(np.isfinite(np.frombuffer(column.numbers)).sum()) for name, column in columns.items()}
     for name, column in columns.items():
         missing = len(column.numbers) - numbers[name] - column.texts
+        if name == config.labels[0]:
+            missing -= doubtful.total()
+            findings += [
+                f"{text!r} in column {name!r} is a class (rows: {count:,}); if it means that no label is known, leave "
+                "such rows out"
+                for text, count in doubtful.items()
+            ]
         if missing:
             share = missing / len(labels)
             findings.append(f"column {name!r}: {missing:,} of {len(labels):,} cells are empty ({share:.1%})")

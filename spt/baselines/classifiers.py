@@ -1,6 +1,7 @@
-"""One classifier for each of several labels, fitted to the rows in which the label is known.
+"""What scikit-learn's classifiers answer: of classes, or one of them for each of several labels, fitted to the rows in
+which the label is known.
 
-Letters: m rows or steps, F features, K labels.
+Letters: m rows or steps, F features, K classes or labels.
 """
 
 import itertools
@@ -11,6 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spt.tasks.base import known_targets
+
+
+def answers_of_classes(model: Any, count: int) -> Callable[[Any], NDArray[np.float64]]:
+    """(m, F) -> (m, K) probabilities, with a column for classes that training does not have."""
+
+    def decide(rows: Any) -> NDArray[np.float64]:
+        found = model.predict_proba(rows).astype(np.float64)
+        whole = np.zeros((len(found), count))
+        whole[:, model.classes_] = found / found.sum(axis=1, keepdims=True)  # which single precision leaves near 1
+        return whole
+
+    return decide
 
 
 class LabelClassifiers:
