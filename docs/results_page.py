@@ -3,7 +3,8 @@
 `{{ published }}` is a table of everything obtained for a paper's cell. Of the declared study on real data,
 `{{ missing }}` names the data sets that are not there, `{{ scores }}` is a table of all scores and gains,
 `{{ rankings }}` has the order of means in each arm, `{{ baselines }}` what needs no network, `{{ rates }}` the learning
-rates that were chosen, and `{{ first }}` the scores of the first look. What reports say is in `docs/results/reports/`.
+rates that were chosen, `{{ first }}` the scores of the first look; `{{ spent }}` says what all stored runs took. What
+reports say is in `docs/results/reports/`.
 """
 
 import re
@@ -86,6 +87,7 @@ def _page(path: Path) -> str:
         "baselines": lambda: baselines(cells),
         "rates": lambda: rates(cells),
         "first": lambda: scores(first),
+        "spent": lambda: spent(found),
     }
     text = re.sub(r"{{ (\w+) }}", lambda match: tables[match[1]](), rest)
     return f"{title}\n\n{NOTICE.format(name=path.stem)}\n{text}"
@@ -135,6 +137,12 @@ def study_cells(found: Iterable[StoredResult], tables: Sequence[str] = STUDY) ->
             assert cell.metric in HIGHER_IS_BETTER, cell.metric
             cells.append(cell)
     return cells
+
+
+def spent(found: Iterable[StoredResult]) -> str:
+    """Of all that is stored, a run that several tables hold counted once."""
+    seconds = {run.run: run.device_seconds for result in found for run in result.runs}
+    return f"{len(seconds):,} runs in {sum(seconds.values()) / 3600:.1f} hours of one core"
 
 
 def missing(cells: Sequence[Cell]) -> str:

@@ -409,6 +409,13 @@ def test_frames_in_parts_are_the_plain_network(monkeypatch, together):
     torch.testing.assert_close(gradients(frames), gradients(plain), rtol=1e-4, atol=1e-5)
 
 
+def test_frames_are_exported_for_any_number_of_sequences():
+    frames = Frames(Values(120, frame=(12, 10)), 4, 5)
+    x = torch.randn(40, 60, 120, generator=torch.Generator().manual_seed(0))  # several parts
+    program = torch.export.export(frames, (x[:3],), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    torch.testing.assert_close(program.module()(x), frames(x), rtol=1e-4, atol=1e-5)
+
+
 def test_frames_go_through_the_published_convolutions():
     input = Values(576, (0.0,) * 576, (1.0,) * 576, frame=(24, 24))
     encoder = Encoder(input, 16, EncoderConfig(frame_encoder="cnn"))

@@ -177,6 +177,11 @@ def test_the_stored_baselines_of_digits_are_what_is_computed(fraction):
             assert _scored(fitted, data, data.test)[0]["accuracy"] == pytest.approx(score, abs=0.005), name
 
 
+def test_time_is_counted_once_for_a_run_that_stands_in_two_tables():
+    twice = [*both("s4", *UP), *both("s4", *UP, table="real-labels")]  # six runs of a minute
+    assert page.spent(twice) == "6 runs in 0.1 hours of one core"
+
+
 def test_an_unknown_place_in_a_source_is_an_error(tmp_path):
     path = tmp_path / "a.md.in"
     path.write_text("# A\n\n{{ nothing }}\n")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from spt.baselines.base import (
     CHOOSING,
     ROWS,
+    ROWS_AT_ONCE,
     Answer,
     Baseline,
     Fitted,
@@ -57,8 +58,9 @@ def fit(data: TaskData, metric: ComparedMetric, seed: int) -> Fitted:
     assert not isinstance(data.target, Reals)
     views = _views(data)
     wide = max(features(drawn(data.train, 1, "train").asked).shape[1] for features in views.values())
-    most = NUMBERS // (wide * max(1, data.target.count // 10))
-    train, val = drawn(data.train, max(1, min(ROWS, most)), "train"), drawn(data.val, CHOOSING, "val")
+    most = max(1, NUMBERS // wide)
+    train = drawn(data.train, min(ROWS, max(1, most // max(1, data.target.count // 10))), "train")
+    val = drawn(data.val, min(CHOOSING, most), "val")
     best, chosen, decide, notes = None, dict[str, Factor](), None, list[str]()
     for view, features in views.items():
         x, x_val = answers(features, train.asked), answers(features, val.asked)
@@ -88,7 +90,7 @@ def _views(data: TaskData) -> dict[str, Answer]:
     input = data.input
     if isinstance(input, Values):
         return {"numbers": view(lambda values: _standard(input, values))}
-    asked = drawn(data.train, ROWS, "train").asked
+    asked = drawn(data.train, ROWS_AT_ONCE, "train").asked
     sample = np.concatenate([input.ids(stacked(asked.split, *ends)) for ends in spans(asked.split, asked.rows)])
     mean, std = sample.mean(), sample.std() or 1.0
     views = {"numbers": view(lambda values: (input.ids(values) - mean) / std)}

@@ -211,8 +211,11 @@ class Frames(nn.Module):
 
     def forward(self, x: Float[Tensor, "B L C"]) -> Float[Tensor, "B L D"]:
         frames = x.reshape(-1, 1, *self.frame)
-        together = max(1, self.PART // math.prod(self.frame)) if x.device.type == "cpu" else len(frames)
-        y = torch.cat([self._features(part) for part in frames.split(together)])
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            parts = frames.split(max(1, self.PART // math.prod(self.frame)))
+            y = torch.cat([self._features(part) for part in parts])
+        else:
+            y = self._features(frames)
         return self.out(F.relu(self.dense(y))).unflatten(0, x.shape[:2])
 
     def _features(self, y: Float[Tensor, "N 1 H W"]) -> Float[Tensor, "N F"]:
