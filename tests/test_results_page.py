@@ -1,5 +1,7 @@
 """docs/results_page.py: what the stored results of the declared study are said to show."""
 
+from collections import Counter
+
 import pytest
 import results_page as page
 from keep_report import kept
@@ -175,6 +177,24 @@ def test_the_stored_baselines_of_digits_are_what_is_computed(fraction):
         if name != "boosting":  # whose trees differ between versions of scikit-learn by more than a row or two
             fitted = BASELINES[name].fit(data, ComparedMetric("accuracy"), 0)
             assert _scored(fitted, data, data.test)[0]["accuracy"] == pytest.approx(score, abs=0.005), name
+
+
+COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+@pytest.mark.parametrize("file", ["README.md", "docs/choosing.md"])
+def test_what_is_told_first_is_what_is_stored(file):
+    text = " ".join((ROOT / file).read_text(encoding="utf-8").replace("−", "-").split())
+    cells = page.study_cells(read_results(ROOT / "results"))
+    verdicts = Counter(page.verdict(cell.gain) for cell in cells)
+    assert len(cells) == verdicts.total() and set(verdicts) <= {"helps", "hurts", "open"}
+    told = f"Of {COUNTS[len(cells)]} gains {COUNTS[verdicts['helps']]} is shown to be positive"
+    assert told in text and f"{COUNTS[verdicts['hurts']]} negative" in text
+    assert f"{COUNTS[verdicts['open']]} are open" in text.lower()
+    for cell in cells:
+        if page.verdict(cell.gain) != "open":
+            shown = [f"{100 * number:.1f}" for number in (cell.mean("scratch"), cell.mean("spt"))]
+            assert all(number in text for number in shown), shown
 
 
 def test_time_is_counted_once_for_a_run_that_stands_in_two_tables():
