@@ -146,7 +146,9 @@ def spent(found: Iterable[StoredResult]) -> str:
 
 
 def missing(cells: Sequence[Cell]) -> str:
-    names = [data for data in SETS if data not in {cell.data for cell in cells}]
+    there = {(cell.data, cell.budget) for cell in cells}
+    names = [data for data in SETS if (data, 1.0) not in there]
+    names += [f"{data} with a tenth of the labels" for data in SETS if data not in names and (data, 0.1) not in there]
     return f"Not run yet: {', '.join(names)}." if names else "All four data sets were run."
 
 

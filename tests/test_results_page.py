@@ -97,7 +97,11 @@ def test_what_the_plan_does_not_know_is_refused():
 def test_orders_are_of_means_and_missing_data_sets_are_named():
     cells = page.study_cells([*both("s4", [0.8, 0.8], [0.95, 0.9]), *both("dlr", [0.9, 0.9], [0.8, 0.8])])
     assert lines(page.rankings(cells)) == [["digits", "all", "DLR, S4", "S4, DLR"]]
-    assert page.missing(cells) == "Not run yet: image, heart, speech."
+    assert page.missing(cells) == "Not run yet: image, heart, speech, digits with a tenth of the labels."
+    both_budgets = [
+        cell._replace(data=data, budget=budget) for cell in cells for data in page.SETS for budget in (1, 0.1)
+    ]
+    assert page.missing(both_budgets) == "All four data sets were run."
 
 
 def test_other_metrics_have_other_units():
@@ -179,7 +183,33 @@ def test_the_stored_baselines_of_digits_are_what_is_computed(fraction):
             assert _scored(fitted, data, data.test)[0]["accuracy"] == pytest.approx(score, abs=0.005), name
 
 
-COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+COUNTS = (
+    "no",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+    "twenty",
+    "twenty-one",
+    "twenty-two",
+    "twenty-three",
+    "twenty-four",
+)
 
 
 @pytest.mark.parametrize("file", ["README.md", "docs/choosing.md"])
