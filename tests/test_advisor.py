@@ -23,7 +23,7 @@ from records import plan as made_plan
 from tiny import environment
 from typer.testing import CliRunner
 
-from spt.advisor.advise import Request, _better_metric, advise
+from spt.advisor.advise import Request, _better_metric, _time, advise
 from spt.advisor.answer import ARM, answer, seeds_needed
 from spt.advisor.arrays import convert
 from spt.advisor.backbones import choose, width
@@ -251,6 +251,13 @@ def test_what_is_ambiguous_is_asked_with_its_choices(case, tmp_path):
         decide(
             table, ColumnRoles(**given, **{field: (value,) if field == "inputs" else value})
         )  # each of them settles it
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0.0123, "12.3 ms"), (0.9994, "999 ms"), (0.9996, "1 s"), (1.84, "1.84 s")]
+)
+def test_long_steps_are_told_in_seconds(seconds, told):
+    assert _time(seconds) == told
 
 
 def test_names_of_files_that_are_not_there_are_no_choice(tmp_path):

@@ -10,7 +10,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import RidgeClassifier
 from sklearn.metrics import average_precision_score, f1_score, log_loss, r2_score, recall_score, roc_auc_score
 
-from spt.baselines import boosting, catch22, logistic, tfidf
+from spt.baselines import boosting, catch22, classifiers, logistic, tfidf
 from spt.baselines.base import Query, drawn
 from spt.baselines.registry import BASELINES, why_not
 from spt.baselines.ridge import fit_ridge
@@ -157,6 +157,10 @@ def test_logistic_regression_says_where_it_cannot_be(monkeypatch):
     assert score_of("logistic", data) > 0.9 and fitted("logistic", data).tried == len(logistic.STRENGTHS)
     monkeypatch.setattr(logistic, "NUMBERS", 900)
     assert fitted("logistic", data).notes == ("fitted to 100 of 120 training rows",)
+    many = fitted("logistic", replace(data, target=Classes(40)))
+    assert many.notes == ("fitted to 25 of 120 training rows",), "a weight for every class"
+    monkeypatch.setattr(classifiers, "STEPS", 1)
+    assert classifiers.UNFINISHED in fitted("logistic", data).notes
 
 
 def test_numbers_are_answered_too():

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import json
+import math
 import os
 import platform
 import re
@@ -416,7 +417,9 @@ def test_every_metric_of_a_recipe_has_bounds_but_the_loss() -> None:
 
 
 def test_the_scores_of_a_language_model_that_diverges_are_scores() -> None:
-    check_scores(text_scores(loss=1e6, answers=10, text_bytes=10))
+    scores = text_scores(loss=1e6, answers=10, text_bytes=10)
+    check_scores(scores)  # raises, else
+    assert 1e99 < scores["perplexity"] < LARGEST and scores["bits_per_byte"] == pytest.approx(1e6 / math.log(2))
 
 
 @pytest.mark.parametrize(

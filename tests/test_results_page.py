@@ -183,44 +183,14 @@ def test_the_stored_baselines_of_digits_are_what_is_computed(fraction):
             assert _scored(fitted, data, data.test)[0]["accuracy"] == pytest.approx(score, abs=0.005), name
 
 
-COUNTS = (
-    "no",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-    "twenty",
-    "twenty-one",
-    "twenty-two",
-    "twenty-three",
-    "twenty-four",
-)
-
-
 @pytest.mark.parametrize("file", ["README.md", "docs/choosing.md"])
 def test_what_is_told_first_is_what_is_stored(file):
     text = " ".join((ROOT / file).read_text(encoding="utf-8").replace("−", "-").split())
     cells = page.study_cells(read_results(ROOT / "results"))
     verdicts = Counter(page.verdict(cell.gain) for cell in cells)
     assert len(cells) == verdicts.total() and set(verdicts) <= {"helps", "hurts", "open"}
-    told = f"Of {COUNTS[len(cells)]} gains {COUNTS[verdicts['helps']]} is shown to be positive"
-    assert told in text and f"{COUNTS[verdicts['hurts']]} negative" in text
-    assert f"{COUNTS[verdicts['open']]} are open" in text.lower()
+    assert f"Of {len(cells)} gains {verdicts['helps']} is shown to be positive" in text
+    assert f"{verdicts['hurts']} negative" in text and f"{verdicts['open']} are open" in text
     for cell in cells:
         if page.verdict(cell.gain) != "open":
             shown = [f"{100 * number:.1f}" for number in (cell.mean("scratch"), cell.mean("spt"))]

@@ -530,7 +530,7 @@ def _timed(
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
+    return time_text(seconds) if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
 
 
 def _step_seconds(setup: StageSetup, runtime: Runtime) -> float:

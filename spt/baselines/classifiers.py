@@ -5,16 +5,37 @@ Letters: m rows or steps, F features, K classes or labels.
 """
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.tasks.base import known_targets
+from spt.tasks.base import Classes, Labels, known_targets
+
+STEPS = 300  # of the optimiser of logistic regression
+UNFINISHED = f"the optimiser was ended after {STEPS} steps"
+
+Answers = Callable[[Any], NDArray[np.float64]]  # (m, F) -> (m, K)
 
 
-def answers_of_classes(model: Any, count: int) -> Callable[[Any], NDArray[np.float64]]:
+def fit_logistic(target: Classes | Labels, x: Any, targets: NDArray[Any], strength: float) -> tuple[Answers, bool]:
+    """Logistic regression of (n, F) features, dense or sparse; and whether its training came to an end."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    def fit(x: Any, targets: NDArray[Any]) -> Any:
+        return LogisticRegression(C=strength, max_iter=STEPS).fit(x, targets)
+
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always", ConvergenceWarning)
+        if isinstance(target, Classes):
+            return _answers_of_classes(fit(x, targets), target.count), not raised
+        return LabelClassifiers(fit, x, targets).answers, not raised
+
+
+def _answers_of_classes(model: Any, count: int) -> Answers:
     """(m, F) -> (m, K) probabilities, with a column for classes that training does not have."""
 
     def decide(rows: Any) -> NDArray[np.float64]:

@@ -4,7 +4,6 @@ pixels. Tokens are seen as what they are, one of a vocabulary, and as numbers, s
 Letters: m rows, n training rows, L steps, C channels, V entries of a vocabulary, F features, K classes or labels.
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -26,18 +25,15 @@ from spt.baselines.base import (
     only_rows,
     two_classes,
 )
-from spt.baselines.classifiers import LabelClassifiers, answers_of_classes
+from spt.baselines.classifiers import UNFINISHED, Answers, fit_logistic
 from spt.baselines.scores import ComparedMetric, is_better, score
 from spt.data.features import even, joined, joined_name, spans, stacked, with_flags, with_static
 from spt.runs.plan import Factor
-from spt.tasks.base import Classes, Reals, TaskData, Tokens, Values
+from spt.tasks.base import Reals, TaskData, Tokens, Values
 
 WIDE = 4_096  # features of a sequence, at most
 NUMBERS = 2**25  # of the training matrix, for ten classes: a few minutes of one core at most
 STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)  # C of scikit-learn; the smallest first, which wins ties
-STEPS = 300  # of the optimiser
-
-Map = Callable[[NDArray[np.float64]], NDArray[np.float64]]  # (m, F) -> (m, K)
 
 
 def applies(data: TaskData) -> str | None:
@@ -65,12 +61,12 @@ def fit(data: TaskData, metric: ComparedMetric, seed: int) -> Fitted:
     for view, features in views.items():
         x, x_val = answers(features, train.asked), answers(features, val.asked)
         for strength in STRENGTHS:
-            tried, finished = _fitted(data, x, train.targets, strength)
+            tried, finished = fit_logistic(data.target, x, train.targets, strength)
             reached = score(data.target, val.targets, tried(x_val), metric)
             if is_better(reached, best, metric):
                 best, decide = reached, _after(features, tried)
                 chosen = {"C": strength, **({"tokens as": view} if isinstance(data.input, Tokens) else {})}
-                notes = [] if finished else [f"the optimiser was ended after {STEPS} steps"]
+                notes = [] if finished else [UNFINISHED]
     assert decide is not None
     rows = len(train.asked.rows)
     sees = joined_name("every step by its place", data.train)
@@ -105,24 +101,7 @@ def _standard(input: Values, values: NDArray[Any]) -> NDArray[np.float64]:
     return with_flags(replace(input, mean=(), std=()), (values - input.mean) / input.std)
 
 
-def _fitted(data: TaskData, x: NDArray[np.float64], targets: NDArray[Any], strength: float) -> tuple[Map, bool]:
-    """What gives (m, K) probabilities to (m, F) features, and whether its training came to an end."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
-    def regression(x: Any, targets: NDArray[Any]) -> Any:
-        return LogisticRegression(C=strength, max_iter=STEPS).fit(x, targets)
-
-    with warnings.catch_warnings(record=True) as raised:
-        warnings.simplefilter("always", ConvergenceWarning)
-        if isinstance(data.target, Classes):
-            decide = answers_of_classes(regression(x, targets), data.target.count)
-        else:
-            decide = LabelClassifiers(regression, x, targets).answers
-    return decide, not raised
-
-
-def _after(features: Answer, decide: Map) -> Answer:
+def _after(features: Answer, decide: Answers) -> Answer:
     return lambda asked: decide(features(asked))
 
 

@@ -8,25 +8,22 @@ in scikit-learn's TfidfVectorizer(sublinear_tf=True, min_df=2).
 Letters: n training rows, m others, L steps, F features, K classes or target values.
 """
 
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spt.baselines.base import CHOOSING, Baseline, Examples, Fitted, Query, cap_note, drawn, only_rows, two_classes
-from spt.baselines.classifiers import LabelClassifiers, answers_of_classes
+from spt.baselines.classifiers import UNFINISHED, Answers, fit_logistic
 from spt.baselines.scores import ComparedMetric, is_better, score
 from spt.data.features import CUT, joined_name, spans
 from spt.rng import GOLDEN, mixed
-from spt.tasks.base import Classes, Labels, Reals, Split, TaskData, Tokens
+from spt.tasks.base import Classes, Reals, Split, TaskData, Tokens
 
 CHARACTERS = 1_024  # entries of a vocabulary up to which tokens are taken for characters
 GRAMS = 2**27  # n-grams of training rows that are counted
 WEIGHTS = 2**21  # of logistic regression, at most: its optimiser keeps twenty such arrays
 STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1_000.0)  # C of logistic regression, 1 / penalty of ridge regression
-STEPS = 300  # of the optimiser
 
 
 def applies(data: TaskData) -> str | None:
@@ -48,7 +45,7 @@ def fit(data: TaskData, metric: ComparedMetric, seed: int) -> Fitted:
         reached = score(data.target, val.targets, tried(x_val), metric)
         if is_better(reached, best, metric):
             best, chosen, decide = reached, strength, tried
-            notes = [] if finished else [f"the optimiser was ended after {STEPS} steps"]
+            notes = [] if finished else [UNFINISHED]
     assert decide is not None
 
     def answer(asked: Query) -> NDArray[np.float64]:
@@ -135,27 +132,16 @@ def _beside(x: Any, asked: Query) -> Any:
     return x if static is None else hstack([x, csr_matrix(np.asarray(static[asked.rows], x.dtype))], format="csr")
 
 
-def _fitted(data: TaskData, x: Any, targets: NDArray[Any], strength: float) -> tuple[Any, bool]:
+def _fitted(data: TaskData, x: Any, targets: NDArray[Any], strength: float) -> tuple[Answers, bool]:
     """What gives (m, K) answers to (m, F) features, and whether its training came to an end."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.linear_model import Ridge
 
-    def logistic(x: Any, targets: NDArray[Any]) -> Any:
-        return LogisticRegression(C=strength, max_iter=STEPS).fit(x, targets)
-
-    with warnings.catch_warnings(record=True) as raised:
-        warnings.simplefilter("always", ConvergenceWarning)
-        if isinstance(data.target, Classes):
-            decide = answers_of_classes(logistic(x, targets), data.target.count)
-        elif isinstance(data.target, Labels):
-            decide = LabelClassifiers(logistic, x, targets).answers
-        else:
-            ridge = Ridge(alpha=1 / strength, solver="sparse_cg").fit(x, targets)
-            decide = _of_numbers(ridge)
-    return decide, not raised
+    if isinstance(data.target, Reals):
+        return _of_numbers(Ridge(alpha=1 / strength, solver="sparse_cg").fit(x, targets)), True
+    return fit_logistic(data.target, x, targets, strength)
 
 
-def _of_numbers(model: Any) -> Callable[[Any], NDArray[np.float64]]:
+def _of_numbers(model: Any) -> Answers:
     def decide(rows: Any) -> NDArray[np.float64]:
         found: NDArray[np.float64] = model.predict(rows).reshape(rows.shape[0], -1).astype(np.float64)
         return found
