@@ -254,7 +254,7 @@ def test_what_is_ambiguous_is_asked_with_its_choices(case, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(0.0123, "12.3 ms"), (0.9994, "999 ms"), (0.9996, "1 s"), (1.84, "1.84 s")]
+    ("seconds", "told"), [(0.0123, "12.3 ms"), (0.9994, "999 ms"), (0.9996, "1.0 s"), (1.84, "1.8 s")]
 )
 def test_long_steps_are_told_in_seconds(seconds, told):
     assert _time(seconds) == told
