@@ -397,6 +397,9 @@ def test_a_class_that_may_be_no_label_is_told(tmp_path):
     rows = [{"v1": i * 7919 % 101, "v2": i * 31 % 17, "y": "?" if i in (3, 9) else "ab"[i % 2]} for i in range(60)]
     found = custom.findings(config(write(tmp_path / "a.csv", rows), value_prefix="v", label_column="y"), tmp_path)
     assert found == ["'?' in column 'y' is a class (rows: 2); if it means that no label is known, leave such rows out"]
+    numbers = [{**row, "y": "n/a" if row["y"] == "?" else i * 37 % 11} for i, row in enumerate(rows)]
+    options = config(write(tmp_path / "b.csv", numbers), value_prefix="v", label_column="y", target="real")
+    assert custom.findings(options, tmp_path) == ["column 'y': 2 of 60 cells are empty (3.3%)"]
 
 
 def test_findings_where_rows_have_other_columns(tmp_path):

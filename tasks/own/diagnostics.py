@@ -73,7 +73,7 @@ def diagnose(config: Options, files: Sequence[Path]) -> list[str]:
                     column.pad(len(labels))
                     column.add(cells[name], truth, batch.place(None))
                 labels += truth
-                if config.target == "classes" and not in_time:
+                if config.target == "classes":
                     doubtful.update(cell for cell in cells[config.labels[0]] if _is_blank(cell) and not is_empty(cell))
     for column in columns.values():
         column.pad(len(labels))
