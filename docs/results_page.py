@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from performance_page import markdown_table
 
 from spt.config.load import load
-from spt.report.format import delta_text, interval_text, is_percent, score_text
+from spt.report.format import delta_text, interval_text, is_percent, score_interval_text, score_text
 from spt.report.plotting import Palette, Plot, new_figure
 from spt.report.results import StoredResult, read_results
 from spt.report.stats import Paired, paired
@@ -100,14 +100,15 @@ def published(found: Iterable[StoredResult]) -> str:
     """Met: the 95 % interval over seeds has the printed number in it (docs/results/plan.md)."""
     lines = []
     for row in (result.summary() for result in found if result.paper is not None):
-        known = [score_text(row[name], row["metric"]) for name in ("published", "ours", "low", "high")]
-        ours = known[1] if row["low"] is None else f"{known[1]} ({known[2]} to {known[3]})"
+        printed, ours = (score_text(row[name], row["metric"]) for name in ("published", "ours"))
+        if row["low"] is not None:
+            ours += f" ({score_interval_text(row['low'], row['high'], row['metric'])})"
         compared = row["low"] is not None and row["published"] is not None
         met = ("yes" if row["low"] <= row["published"] <= row["high"] else "no") if compared else ""
         state = [f"{row['n']} of {row['planned']}", *([f"{row['failed']} failed"] if row["failed"] else [])]
         departs = "; ".join(f"`{text}`" for text in row["departures"]) or "–"
         place = f"{row['source']}: {row['row']}, {row['column']}"
-        lines.append([place, known[0], ours, ", ".join(state), met if row["complete"] else "not complete", departs])
+        lines.append([place, printed, ours, ", ".join(state), met if row["complete"] else "not complete", departs])
     heads = ["cell", "published", "ours (95 % interval)", "runs", "met", "departs from the recipe in"]
     return markdown_table(heads, lines, [True, False, False, True, True, True])
 

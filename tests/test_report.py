@@ -37,6 +37,13 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 # Statistics and verdicts
 
 
+def test_no_interval_of_a_fraction_passes_what_a_fraction_can_be() -> None:
+    assert format.score_interval_text(0.9046, 1.0287, "accuracy") == "90.46 to 100.00"
+    assert format.score_interval_text(-0.01, 0.2, "f1_macro") == "0.00 to 20.00"
+    assert format.score_interval_text(-0.5, 1.25, "r2") == "-0.5000 to 1.250"
+    assert format.score_interval_text(None, None, "accuracy") == "-"
+
+
 def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
     row = row_of(compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86]))
     assert [seed.delta for seed in row.seeds] == pytest.approx([0.05, 0.04, 0.06])

@@ -15,7 +15,15 @@ from spt.report import stats
 from spt.report.arms import MORE_DATA, Row
 from spt.report.baselines import BaselineScore
 from spt.report.collect import Report
-from spt.report.format import delta_text, interval_text, is_percent, score_text, size_interval_text, size_text
+from spt.report.format import (
+    delta_text,
+    interval_text,
+    is_percent,
+    score_interval_text,
+    score_text,
+    size_interval_text,
+    size_text,
+)
 from spt.report.ranking import winner_loser
 from spt.report.verdict import final_score, paired
 from spt.runs.folder import RunFolder
@@ -205,7 +213,7 @@ def _metric_text(scored: Scored) -> str:
     percent = " %" if is_percent(scored.metric) else ""
     interval = ""
     if test.low is not None and test.high is not None and test.deviation:
-        interval = f", 95 % interval {score_text(test.low, scored.metric)} to {score_text(test.high, scored.metric)}"
+        interval = f", 95 % interval {score_interval_text(test.low, test.high, scored.metric)}"
     seeds = f"{test.n} {'split' if test.test_share else 'seed'}{'s' if test.n > 1 else ''}"
     return f"{scored.metric} {score_text(test.mean, scored.metric)}{percent} ({seeds}{interval})"
 

@@ -17,11 +17,14 @@ app = typer.Typer()
 @command(app)
 def results(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD…]", help="Only those with all of these words: pendulum s5.")
+        list[str] | None,
+        typer.Argument(metavar="[WORD…]", help="Only those that contain all of these words: pendulum s5."),
     ] = None,
     add: Annotated[
         Path | None,
-        typer.Option("--add", metavar="RUNS", help="Take the finished runs of a study's folder, or a folder of runs."),
+        typer.Option(
+            "--add", metavar="RUNS", help="Add the finished runs of a study's folder, or of a folder of runs."
+        ),
     ] = None,
     folder: Annotated[
         Path | None,
@@ -34,12 +37,16 @@ def results(
     ] = None,
     table: Annotated[
         str | None,
-        typer.Option("--table", metavar="NAME", help="With --add: not cells of a paper, but a table of your own."),
+        typer.Option(
+            "--table",
+            metavar="NAME",
+            help="With --add: the name of a table of your own, for runs that are not a paper's cells.",
+        ),
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Published and obtained numbers: means over seeds, 95 % intervals, and whether the paper's runs are complete."""
+    """Show published numbers beside those obtained: means over seeds, 95 % intervals, and whether runs are complete."""
     from spt.report.results import add_results, read_results, select_results
 
     if table is not None and (add is None or not table.strip()):
@@ -69,7 +76,7 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from spt.report.format import score_text
+    from spt.report.format import score_interval_text, score_text
 
     printed = any(row["published"] is not None for row in rows)
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -80,12 +87,11 @@ def _table(rows: list[dict[str, Any]]) -> Any:
         metric = row["metric"]
         runs = [f"{row['n']} of {row['planned']}"]
         runs += [f"{row['failed']} failed"] * bool(row["failed"]) + ["shortened"] * row["shortened"]
-        interval = f"{score_text(row['low'], metric)} to {score_text(row['high'], metric)}"
         table.add_row(
             Text(f"{row['row']}: {row['column']}{'' if row['arm'] == 'scratch' else ', SPT'}"),
             *([score_text(row["published"], metric)] if printed else []),
             score_text(row["ours"], metric),
-            "-" if row["low"] is None else interval,
+            score_interval_text(row["low"], row["high"], metric),
             ", ".join(runs),
         )
     return table

@@ -97,6 +97,14 @@ def score_text(score: float | None, metric: str) -> str:
     return f"{100 * score:.2f}" if is_percent(metric) else f"{score:#.4g}".removesuffix(".")
 
 
+def score_interval_text(low: float | None, high: float | None, metric: str) -> str:
+    """Of a fraction only what lies between 0 and 1: a t interval of a score near an end reaches beyond it."""
+    if low is None or high is None:
+        return "-"
+    ends = (min(max(end, 0.0), 1.0) for end in (low, high)) if is_percent(metric) else (low, high)
+    return " to ".join(score_text(end, metric) for end in ends)
+
+
 def delta_text(delta: float | None, metric: str) -> str:
     if delta is None:
         return "-"

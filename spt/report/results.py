@@ -22,7 +22,7 @@ from spt.config.validation import validation_messages
 from spt.errors import DataError, OutputError, UsageError, one_line
 from spt.report import stats
 from spt.report.arms import Comparison, compare_arms
-from spt.report.format import score_text, slug
+from spt.report.format import score_interval_text, score_text, slug
 from spt.report.published_numbers import PublishedCell, PublishedPair, changed, published_pair, table_cells
 from spt.runs.baseline import BaselineResult, baseline_outcome
 from spt.runs.files import parse_json, write_json, writing
@@ -169,7 +169,7 @@ class StoredResult(Stored):
             return f"{arm_text(self.arm)}: none of {len(self.runs)} runs with spt came to an end"
         score = score_text(found["ours"], self.metric)
         if found["low"] is not None:
-            score += f" ({score_text(found['low'], self.metric)} to {score_text(found['high'], self.metric)})"
+            score += f" ({score_interval_text(found['low'], found['high'], self.metric)})"
         state = "" if self.complete else ", not complete"
         return f"{arm_text(self.arm)}: obtained with spt {score}, {len(self.scores)} of {self.planned} runs{state}"
 

@@ -25,6 +25,7 @@ from spt.report.format import (
     metric_text,
     part_text,
     ratio_text,
+    score_interval_text,
     score_text,
     time_text,
 )
@@ -196,9 +197,7 @@ MODELS_ACROSS_TASKS = TableSpec(
     ],
     cells={
         "average": lambda average, metric: score_text(average.average, metric),
-        "95 % interval": lambda average, metric: (
-            "-" if average.low is None else f"{score_text(average.low, metric)} to {score_text(average.high, metric)}"
-        ),
+        "95 % interval": lambda average, metric: score_interval_text(average.low, average.high, metric),
         "mean rank": lambda average, _: f"{average.mean_rank:.2f}",
     },
     text_columns=3,
