@@ -69,7 +69,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="A recipe is a packaged name (spt recipes list) or a YAML file. Values are changed by a.b=c behind it.",
+    epilog="A recipe is a packaged name (spt recipes list) or a YAML file; a.b=c after it changes a value.",
 )
 for group in (
     train.app,

@@ -34,12 +34,12 @@ def baselines(
         typer.Option(
             "--only",
             metavar="NAME,…",
-            help="These alone: majority, linear_probe, logistic, tfidf, catch22, boosting.",
+            help="Only these: majority, linear_probe, logistic, tfidf, catch22, boosting.",
             show_default="all that fit",
         ),
     ] = None,
     seed_text: Annotated[
-        str, typer.Option("--seeds", help="How many (5: seeds 0 to 4), or which, where chance is in one.")
+        str, typer.Option("--seeds", help="For random baselines: how many seeds (5: 0 to 4), or which.")
     ] = "1",
     smoke: SmokeOption = False,
     out: OutOption = RUNS,
@@ -48,9 +48,9 @@ def baselines(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """What a recipe's task can be answered with without a network: a score of each baseline. Finished ones are reused.
+    """Score non-neural baselines on a recipe's task. Finished ones are reused.
 
-    The same as spt compare --baselines makes; that also holds networks against them.
+    spt compare --baselines makes the same scores and compares networks with them.
     """
     from spt.baselines.job import baseline_jobs
     from spt.baselines.registry import BASELINES, compared_metric

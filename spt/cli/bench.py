@@ -12,16 +12,18 @@ from spt.cli.options import DataOption, DebugOption, JsonOption
 from spt.cli.output import console, print_json
 from spt.errors import FailedRuns
 
-bench_app = typer.Typer(help="Time and memory of models, operations and data on this machine.", no_args_is_help=True)
+bench_app = typer.Typer(
+    help="Time models, operations and data on this machine, and their memory.", no_args_is_help=True
+)
 
 RoundsOption = Annotated[
-    int | None, typer.Option("--rounds", min=1, help="Times that everything is measured, in turn.", show_default="7")
+    int | None, typer.Option("--rounds", min=1, help="How often everything is measured, in turn.", show_default="7")
 ]
 
-QuickOption = Annotated[bool, typer.Option("--quick", help="Small sizes and 2 rounds, where none are given.")]
-CpuOption = Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="Small sizes and 2 rounds, unless others are given.")]
+CpuOption = Annotated[bool, typer.Option("--cpu", help="Use the CPU even if there is a GPU.")]
 SaveOption = Annotated[
-    Path | None, typer.Option("--save", metavar="FILE", help="Also write to this file what --json prints.")
+    Path | None, typer.Option("--save", metavar="FILE", help="Also write what --json prints to this file.")
 ]
 
 
@@ -44,26 +46,35 @@ def bench_model(
         list[str],
         typer.Argument(
             metavar="[key=value …] MODEL [key=value …] …",
-            help="Models or .py files of yours, each with options behind it; those before the first are for all.",
+            help="Models or your own .py files, each followed by its options; options before the first apply to all.",
         ),
     ],
-    length: Annotated[str | None, typer.Option("--length", help="Steps of a sequence: 1024, or 1024,4096.")] = None,
-    batch: Annotated[str | None, typer.Option("--batch", help="Sequences: 8, or 1,8.")] = None,
+    length: Annotated[str | None, typer.Option("--length", help="Sequence lengths: 1024, or 1024,4096.")] = None,
+    batch: Annotated[str | None, typer.Option("--batch", help="Batch sizes: 8, or 1,8.")] = None,
     layers: Annotated[int | None, typer.Option("--layers", min=1, help="Short for n_layers=…")] = None,
     width: Annotated[int | None, typer.Option("--width", min=1, help="Short for d_model=…")] = None,
     precision: Annotated[
-        str, typer.Option("--precision", help="fp32, tf32 (of GPUs), bf16, or several: fp32,bf16.")
+        str, typer.Option("--precision", help="fp32, tf32 (on GPUs), bf16, or several: fp32,bf16.")
     ] = "fp32",
-    backend: Annotated[str, typer.Option("--backend", help="Of kernels: some of auto, torch, triton, keops.")] = "auto",
-    attention: Annotated[
-        str, typer.Option("--attention", help="Some of auto, sdpa, varlen (PyTorch's), flash (flash-attn), math.")
+    backend: Annotated[
+        str, typer.Option("--backend", help="Back ends for kernels: some of auto, torch, triton, keops.")
     ] = "auto",
-    compile: Annotated[bool, typer.Option("--compile", help="Everything a second time under torch.compile.")] = False,
+    attention: Annotated[
+        str,
+        typer.Option(
+            "--attention",
+            help="Back ends for attention: some of auto, sdpa, varlen (PyTorch's), flash (flash-attn), math.",
+        ),
+    ] = "auto",
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Measure everything a second time, under torch.compile.")
+    ] = False,
     cuda_graphs: Annotated[
-        bool, typer.Option("--cuda-graphs", help="Everything a second time with kernels recorded, on a GPU.")
+        bool,
+        typer.Option("--cuda-graphs", help="Measure everything a second time, with kernels recorded as CUDA graphs."),
     ] = False,
     gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing", help="Compute activations again: less memory, slower.")
+        bool, typer.Option("--gradient-checkpointing", help="Recompute activations: less memory, slower.")
     ] = False,
     match_parameters: Annotated[
         bool, typer.Option("--match-parameters", help="Scale d_model until all have as many parameters as the first.")
@@ -75,7 +86,7 @@ def bench_model(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """A training step of models: forward, backward, optimiser, peak memory, and what takes the time."""
+    """Time a training step of models: forward, backward, optimiser, peak memory, and where the time goes."""
     from spt.bench.models import bench_models, parse_models
 
     variants = parse_models(
@@ -103,20 +114,22 @@ def bench_slopes(
         list[str] | None,
         typer.Argument(
             metavar="[key=value …] [MODEL [key=value …] …]",
-            help="As of bench model; without a model: dlr, s4, s4d, s5, lru, and a transformer with window=512.",
+            help="As for bench model. Without a model: dlr, s4, s4d, s5, lru, and a transformer with window=512.",
         ),
     ] = None,
     longest: Annotated[
         int | None,
-        typer.Option("--longest", min=1, help="Lengths are powers of two from 1,024 to this.", show_default="262144"),
+        typer.Option(
+            "--longest", min=1, help="Lengths are the powers of two from 1,024 to this.", show_default="262144"
+        ),
     ] = None,
     limit: Annotated[
-        float, typer.Option("--limit", min=1.0, help="Seconds for a row; one that takes more is left out.")
+        float, typer.Option("--limit", min=1.0, help="Seconds allowed for a row; one that takes longer is left out.")
     ] = 600.0,
     layers: Annotated[int | None, typer.Option("--layers", min=1, help="Short for n_layers=…")] = None,
     width: Annotated[int | None, typer.Option("--width", min=1, help="Short for d_model=…")] = None,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", min=1, help="Times that every step is measured.", show_default="3")
+        int | None, typer.Option("--rounds", min=1, help="How often every step is measured.", show_default="3")
     ] = None,
     quick: QuickOption = False,
     cpu: CpuOption = False,
@@ -124,9 +137,9 @@ def bench_slopes(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """How time and peak memory of a training step grow with length, on one sequence: fitted exponents.
+    """Fit how time and peak memory of a training step grow with length, on one sequence.
 
-    Exponents are least squares of logarithms, over the upper half of the lengths.
+    Exponents are least-squares fits of logarithms, over the upper half of the lengths.
     """
     from spt.bench.slopes import bench_slopes as measure
     from spt.bench.slopes import parse_slopes
@@ -139,10 +152,10 @@ def bench_slopes(
 def bench_study(
     study: Annotated[str, typer.Argument(metavar="STUDY", help="A packaged study, a YAML file, or a study's folder.")],
     recipes: Annotated[
-        list[str] | None, typer.Argument(metavar="[RECIPE …]", help="Some of its recipes; default: all.")
+        list[str] | None, typer.Argument(metavar="[RECIPE …]", help="Only these of its recipes (default: all).")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option("--batch", min=1, help="Sequences in a batch.", show_default="each recipe's own")
+        int | None, typer.Option("--batch", min=1, help="Batch size, in sequences.", show_default="each recipe's own")
     ] = None,
     rounds: RoundsOption = None,
     quick: QuickOption = False,
@@ -152,9 +165,9 @@ def bench_study(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """An optimiser step of a study's rows, as training makes it, beside what papers print of their times.
+    """Time an optimiser step of each of a study's rows, as in training, beside the times that papers print.
 
-    Ratios are to the first row of the same recipe and length. A few rows of each task are made or read.
+    Ratios are to the first row of the same recipe and length. A few rows of each task are generated or read.
     """
     from spt.bench.study import bench_study as measure
     from spt.bench.study import parse_study
@@ -167,10 +180,10 @@ def bench_study(
 def bench_op(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME …] [size=value …]", help="Operations (all, if none is named), and their sizes."),
+        typer.Argument(metavar="[NAME …] [size=value …]", help="Operations (default: all), and their sizes."),
     ] = None,
     backend: Annotated[
-        str, typer.Option("--backend", help="Some of plain (the formula as it is written), torch, triton, keops.")
+        str, typer.Option("--backend", help="Some of plain (the equation as written), torch, triton, keops.")
     ] = "plain,torch",
     rounds: RoundsOption = None,
     quick: QuickOption = False,
@@ -179,7 +192,7 @@ def bench_op(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Single operations: time, memory, and error against double precision, one back end beside the other."""
+    """Time single operations on each back end: time, memory, and error against double precision."""
     from spt.bench.operations import bench_operations, parse_operations
 
     cases = parse_operations(arguments or [], backend=backend, quick=quick, cpu=cpu)
@@ -195,7 +208,7 @@ def bench_device(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """What the device reaches, and no step can exceed: matrix products in each precision, and copies."""
+    """Measure the limits of this device, which no step can exceed: matrix products in each precision, and copies."""
     from spt.bench.device import bench_device as measure
 
     _show(lambda: measure(rounds or (2 if quick else 7), cpu, quick), as_json, save)
@@ -207,19 +220,27 @@ def bench_gpu(
         list[str] | None,
         typer.Argument(
             metavar="[RECIPE …]",
-            help="Compared at the end, their data prepared (spt data prepare); default: LRA Image.",
+            help="Recipes to compare at the end, their data already prepared (spt data prepare). Default: LRA Image.",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where all output goes.")] = Path("gpu"),
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for all output.")] = Path("gpu"),
     minutes: Annotated[
-        float, typer.Option("--minutes", min=1, help="For all sittings together; recipes get what remains.")
+        float,
+        typer.Option(
+            "--minutes",
+            min=1,
+            help="Minutes for everything, however often it is stopped and continued; the comparison gets what remains.",
+        ),
     ] = 25,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes, to see that everything runs.")] = False,
-    cpu: Annotated[bool, typer.Option("--cpu", help="The CPU instead, without the tests that need a GPU.")] = False,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU instead, without the tests that need a GPU.")] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Everything to ask of a GPU that has not run this code before: its tests, agreement of every model with the CPU,
-    step times, operations, and a first comparison. The same command goes on where it was stopped; no network."""
+    """Check a GPU on which this code has not run before: its tests, agreement of every model with the CPU, step times,
+    operations, and a first comparison.
+
+    The same command continues where it was stopped. It needs no network.
+    """
     from spt.bench.gpu import RECIPES, SUMMARY
     from spt.bench.gpu import bench_gpu as carry_out
     from spt.cli.output import notify
@@ -234,7 +255,7 @@ def bench_gpu(
 @command(bench_app, "task")
 def bench_task(
     arguments: TaskArgument,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences in a batch.")] = 64,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size, in sequences.")] = 64,
     rounds: RoundsOption = None,
     quick: QuickOption = False,
     data_dir: DataOption = None,
@@ -242,7 +263,7 @@ def bench_task(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """A task's data: opening what is prepared, making batches, and generating, where nothing is read."""
+    """Time a task's data: opening prepared data, making batches, and generating rows that are not read from files."""
     from spt.bench.tasks import bench_task as measure
     from spt.data.prepare import task_from_arguments
 

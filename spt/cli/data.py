@@ -9,7 +9,7 @@ from spt.cli.guard import command
 from spt.cli.options import DataOption, DebugOption, JsonOption, WorkersOption
 from spt.cli.output import notify, print_json, show
 
-data_app = typer.Typer(help="The data of a recipe's task.", no_args_is_help=True)
+data_app = typer.Typer(help="Prepare and check the data of a recipe's task.", no_args_is_help=True)
 
 TaskArgument = Annotated[
     list[str], typer.Argument(metavar="RECIPE|TASK [a.b=c …]", help="A recipe or a task, and values to change.")
@@ -20,16 +20,18 @@ TaskArgument = Annotated[
 def data_prepare(
     arguments: TaskArgument,
     from_hub: Annotated[
-        bool, typer.Option("--from-hub", help="Copy from the Hugging Face hub instead of the official address.")
+        bool, typer.Option("--from-hub", help="Download from the Hugging Face hub instead of the official address.")
     ] = False,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", envvar="SPT_DATA_DIR", help="Folder with raw data sets; filled here.")
+        Path | None,
+        typer.Option("--data-dir", envvar="SPT_DATA_DIR", help="Folder for raw data sets; downloads go here."),
     ] = None,
     workers: WorkersOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Get a task's files if they are not there, and prepare its splits; of a recipe, get its model's weights too.
+    """Download a task's files if they are missing, and prepare its splits; for a recipe, download its model's weights
+    too.
 
     No other command downloads anything.
     """
@@ -56,9 +58,9 @@ def data_check(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """What a task's data are: files, rows, classes, lengths, duplicates, trivial scores, and what is odd about them.
+    """Check a task's data: files, rows, classes, lengths, duplicates, trivial scores, and anything odd.
 
-    Every prepared row is read.
+    Reads every prepared row.
     """
     from spt.data.prepare import task_from_arguments
     from spt.data.summary import render, summarise

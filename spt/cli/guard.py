@@ -95,6 +95,7 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
 
         guarded.__signature__ = signature  # type: ignore[attr-defined]
         guarded.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+        guarded.__doc__ = _in_paragraphs(function.__doc__ or "")
         return group.command(name)(guarded)
 
     return decorate
@@ -117,6 +118,11 @@ def _signature(function: Callable[..., None]) -> tuple[inspect.Signature, dict[s
                 info.readable = False
     ordered = sorted(parameters, key=lambda p: p.kind)
     return given.replace(parameters=ordered), groups
+
+
+def _in_paragraphs(text: str) -> str:
+    """The docstring with one line for each paragraph: Typer keeps the line breaks of all but the first."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
 
 
 def _check_places(out: object) -> None:

@@ -20,29 +20,30 @@ RowsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[DATA [option=value …]]",
-        help="A table, a folder of tables or an array; and how it is read, where that is not as in training.",
+        help="A table, a folder of tables or an array, and how to read it where that differs from training.",
         show_default=False,
     ),
 ]
 
 SplitOption = Annotated[
     Literal["test", "val", "train"] | None,
-    typer.Option("--split", help="Instead of DATA: rows of the run's own task.", show_default=False),
+    typer.Option("--split", help="Rows of the run's own task, instead of DATA.", show_default=False),
 ]
 
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the file that is there.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 
 TrustOption = Annotated[
-    bool, typer.Option("--trust-code", help="Let the model file in an exported folder run: it is its author's code.")
+    bool,
+    typer.Option("--trust-code", help="Allow the model file in an exported folder to run: it is its author's code."),
 ]
 
-CpuOption = Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")]
+CpuOption = Annotated[bool, typer.Option("--cpu", help="Use the CPU even if there is a GPU.")]
 
 
 @command(app)
 def predict(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a finished finetuning run, or an exported one.")
+        Path, typer.Argument(metavar="RUN", help="The folder of a finished finetuning run, or an exported folder.")
     ],
     rows: RowsArgument = None,
     split: SplitOption = None,
@@ -51,12 +52,12 @@ def predict(
         typer.Option(
             "--out",
             metavar="FILE",
-            help=".csv, .jsonl or .parquet; by default CSV on standard output.",
+            help="File to write: .csv, .jsonl or .parquet. Default: CSV on standard output.",
             show_default=False,
         ),
     ] = None,
     calibrated: Annotated[
-        bool, typer.Option("--calibrated", help="Probabilities with the temperature that validation chose.")
+        bool, typer.Option("--calibrated", help="Calibrate probabilities, with the temperature fitted on validation.")
     ] = False,
     overwrite: OverwriteOption = False,
     trust_code: TrustOption = False,
@@ -65,10 +66,10 @@ def predict(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Predict rows of a file: a class and its probabilities, or numbers, for each row or step.
+    """Predict the rows of a file: a class and its probabilities, or numbers, for each row or step.
 
-    DATA is read by the options of the run's own task; label_column= reads it without labels. Where rows have labels,
-    their scores are printed.
+    DATA is read with the options of the run's own task; label_column= reads it without labels. If rows have labels,
+    scores are printed.
     """
     if as_json and out is None:
         raise UsageError("--json prints the scores and notes; name a file for the predictions by --out")
@@ -92,17 +93,19 @@ def predict(
 @command(app)
 def embed(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a finished run of either stage, or an exported one.")
+        Path, typer.Argument(metavar="RUN", help="The folder of a finished run of either stage, or an exported folder.")
     ],
     rows: RowsArgument = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help=".npz or .parquet (needed).", show_default=False)
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="File to write: .npz or .parquet (required).", show_default=False),
     ] = None,
     split: SplitOption = None,
     pool: Annotated[
-        Literal["mean", "last", "max"], typer.Option("--pool", help="How the steps of a row become one vector.")
+        Literal["mean", "last", "max"],
+        typer.Option("--pool", help="How the steps of a row are pooled into one vector."),
     ] = "mean",
-    per_step: Annotated[bool, typer.Option("--per-step", help="A vector for each step, none pooled.")] = False,
+    per_step: Annotated[bool, typer.Option("--per-step", help="One vector for each step, without pooling.")] = False,
     overwrite: OverwriteOption = False,
     trust_code: TrustOption = False,
     data_dir: DataOption = None,
@@ -110,7 +113,7 @@ def embed(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Embed rows of a file: the features that the network's head is given, as one vector for each row, or each step."""
+    """Embed the rows of a file: the features that the network's head receives, as one vector for each row or step."""
     if out is None:
         raise UsageError("--out FILE is needed: embeddings are written as .npz or .parquet")
     source = _source(rows, split)
@@ -131,19 +134,20 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run of either stage.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FOLDER", help="A folder that is not there yet.", show_default="RUN/exported"),
+        typer.Option("--out", metavar="FOLDER", help="A folder that does not exist yet.", show_default="RUN/exported"),
     ] = None,
     program: Annotated[
-        bool, typer.Option("--program", help="Also the network as a torch.export program, where its outputs are equal.")
+        bool,
+        typer.Option("--program", help="Also write the network as a torch.export program, if its outputs are equal."),
     ] = False,
     data_dir: DataOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """A run's model as a folder of its own: weights, config and model card, which spt.load_model opens.
+    """Export a run's model as a folder of its own: weights, config and model card, which spt.load_model opens.
 
-    It answers new rows without the training data, the run and the recipe. That it does so as the run does is checked
-    before the folder is there.
+    It answers new rows without the training data, the run or the recipe. Before the folder appears, its answers are
+    checked to equal the run's.
     """
     from spt.inference.export import export as export_run
 

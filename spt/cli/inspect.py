@@ -21,7 +21,7 @@ from spt.cli.output import console, notify, print_json
 from spt.errors import UsageError
 
 app = typer.Typer()
-inspect_app = typer.Typer(help="A look inside finished runs.", no_args_is_help=True)
+inspect_app = typer.Typer(help="Look inside finished runs: kernels, attention, errors.", no_args_is_help=True)
 
 
 @command(app)
@@ -35,16 +35,19 @@ def show(
         bool,
         typer.Option(
             "--no-data",
-            help="Of a paper's recipe what needs no data: values, parameters, how long each arm trains.",
+            help="Only what needs no data, for a paper's recipe: values, parameters, how long each arm trains.",
         ),
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Defaults too, operations by kind, and the optimiser's groups.")
+        bool,
+        typer.Option("--all", help="Also show defaults, operations by kind, and the optimiser's parameter groups."),
     ] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """What a recipe would do: its values and their origin, parameters, steps, operations, memory. Trains nothing."""
+    """Show what a recipe would do: its values and where they come from, parameters, steps, operations, memory. Trains
+    nothing.
+    """
     recipe = one_recipe(arguments, smoke_size(smoke, smoke_full), data=not no_data)
     from spt.analysis.resolved import overview_without_data, render, resolve_overview
 
@@ -64,17 +67,18 @@ FiguresOption = Annotated[
 def kernels(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run of either stage.")],
     lags: Annotated[
-        int | None, typer.Option("--lags", min=1, help="The first lags alone.", show_default="the longest sequence")
+        int | None, typer.Option("--lags", min=1, help="Only the first lags.", show_default="the longest sequence")
     ] = None,
-    log: Annotated[bool, typer.Option("--log", help="The figure's values on a logarithmic axis.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Plot values on a logarithmic axis.")] = False,
     out: FiguresOption = None,
     data_dir: DataOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Convolution kernels a run has learned, layer by layer: the largest value at each lag, before and after training.
+    """Plot the convolution kernels a run has learned, layer by layer: the largest value at each lag, before and after
+    training.
 
-    Written as kernels.svg, .png and .csv.
+    Writes kernels.svg, .png and .csv.
     """
     from spt.analysis import kernels as module
     from spt.report.plotting import save
@@ -93,16 +97,18 @@ def kernels(
 @command(inspect_app)
 def attention(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run of either stage.")],
-    rows: Annotated[int, typer.Option("--rows", min=1, help="So many first rows of the split.")] = 64,
-    split: Annotated[Literal["test", "val", "train"], typer.Option("--split", help="Whose rows are shown.")] = "test",
+    rows: Annotated[int, typer.Option("--rows", min=1, help="How many rows, the first of the split.")] = 64,
+    split: Annotated[
+        Literal["test", "val", "train"], typer.Option("--split", help="The split whose rows are shown.")
+    ] = "test",
     out: FiguresOption = None,
     data_dir: DataOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """How far each attention head of a run looks, in steps, before and after training.
+    """Plot how far each attention head of a run looks, in steps, before and after training.
 
-    Written as attention.svg, .png and .csv.
+    Writes attention.svg, .png and .csv.
     """
     from spt.analysis import attention
     from spt.report.plotting import save
@@ -120,24 +126,25 @@ def attention(
 def errors(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished finetuning run.")],
     other: Annotated[
-        Path | None, typer.Argument(metavar="[RUN2]", help="Another one over the same rows, set beside it.")
+        Path | None, typer.Argument(metavar="[RUN2]", help="Another run on the same rows, shown beside it.")
     ] = None,
-    split: Annotated[Literal["test", "val"], typer.Option("--split", help="Which rows are looked at.")] = "test",
+    split: Annotated[Literal["test", "val"], typer.Option("--split", help="The split that is examined.")] = "test",
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="Where it is written.", show_default="RUN/errors")
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Folder to write to.", show_default="RUN/errors")
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="How many of the hardest rows and confusions.")] = 16,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many of the hardest rows and confusions to show.")] = 16,
     samples: Annotated[
-        bool, typer.Option("--samples/--no-samples", help="Show rows of the data set, whose licence applies to them.")
+        bool,
+        typer.Option("--samples/--no-samples", help="Also show rows of the data set; its licence applies to them."),
     ] = True,
     data_dir: DataOption = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")] = False,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even if there is a GPU.")] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Where a finished run is wrong: confusions, hardest rows, accuracy or error by length, position and the like.
+    """Show where a finished run is wrong: confusions, hardest rows, accuracy or error by length, position and the like.
 
-    Written to RUN/errors: errors.json, a CSV of every table, figures. With RUN2, tables stand side by side.
+    Writes to RUN/errors: errors.json, a CSV of every table, figures. With RUN2, tables stand side by side.
     """
     from spt.analysis.error_figures import draw_all
     from spt.analysis.errors import analyse_errors, render, to_json, write_analysis
@@ -164,12 +171,12 @@ def diff(
     first: Annotated[Path, typer.Argument(metavar="A", help="A run's folder, a report's folder, or a report.json.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="Another one of the same kind.")],
     everything: Annotated[
-        bool, typer.Option("--all", help="Of runs: also keys that differ and that neither run was computed from.")
+        bool, typer.Option("--all", help="For runs: also keys that differ but that neither run was computed from.")
     ] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """What differs between two runs (recipe, data, code, machine, scores, costs) or two reports, by their files.
+    """Show what differs between two runs (recipe, data, code, machine, scores, costs) or two reports, from their files.
 
     The exit code is 0 whether they differ or not.
     """

@@ -16,24 +16,27 @@ if TYPE_CHECKING:
 
 
 RecipeArgument = Annotated[
-    list[str], typer.Argument(metavar="RECIPE [a.b=c …]", help="A recipe, and values to change.")
+    list[str], typer.Argument(metavar="RECIPE [a.b=c …]", help="A recipe, and values to change in it.")
 ]
 
 RecipesArgument = Annotated[
-    list[str], typer.Argument(metavar="RECIPE… [a.b=c …]", help="Recipes, and values to change.")
+    list[str], typer.Argument(metavar="RECIPE… [a.b=c …]", help="Recipes, and values to change in them.")
 ]
 
-SeedOption = Annotated[str, typer.Option("--seed", help="One seed: initialisation, order, masks follow from it.")]
+SeedOption = Annotated[
+    str, typer.Option("--seed", help="Seed of the initialisation, the order of the data and the masks.")
+]
 
 OutOption = Annotated[
-    Path, typer.Option("--out", envvar="SPT_RUNS_DIR", help="Folder for run folders.", show_default=True)
+    Path, typer.Option("--out", envvar="SPT_RUNS_DIR", help="Folder that holds the run folders.", show_default=True)
 ]
 
 ResumeOption = Annotated[
     Literal["auto", "must", "never"],
     typer.Option(
         "--resume",
-        help="An interrupted run: continue it (auto), insist on one (must), or start everything over (never).",
+        help="Continue an interrupted run if there is one (auto), insist on one (must), or start everything over "
+        "(never).",
     ),
 ]
 
@@ -48,24 +51,28 @@ SmokeFullOption = Annotated[
     bool, typer.Option("--smoke-full", help="A few steps of the recipe's own sizes; the scores mean nothing.")
 ]
 
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON value on standard output, nothing else there.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON value on standard output, and nothing else there.")
+]
 
-FullOption = Annotated[bool, typer.Option("--full", help="Every table and column, every run; else the short form.")]
+FullOption = Annotated[bool, typer.Option("--full", help="Show every table, column and run, not the short form.")]
 
 MicroOption = Annotated[
-    int | None, typer.Option("--micro-batch", min=1, help="Sequences in memory at once; the batch size stays as it is.")
+    int | None, typer.Option("--micro-batch", min=1, help="Sequences in memory at once; the batch size is unchanged.")
 ]
 
 DataOption = Annotated[
-    Path | None, typer.Option("--data-dir", envvar="SPT_DATA_DIR", help="Folder with raw data sets; only ever read.")
+    Path | None, typer.Option("--data-dir", envvar="SPT_DATA_DIR", help="Folder with raw data sets; it is only read.")
 ]
 
 WorkersOption = Annotated[
     int | None,
-    typer.Option("--workers", min=1, envvar="SPT_WORKERS", help="Generating rows: how many work at once (all cores)."),
+    typer.Option(
+        "--workers", min=1, envvar="SPT_WORKERS", help="Processes that generate rows at once (default: all cores)."
+    ),
 ]
 
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of whatever goes wrong.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
 class RuntimeOptions(NamedTuple):
@@ -75,48 +82,51 @@ class RuntimeOptions(NamedTuple):
     gradient_checkpointing: Annotated[
         bool,
         typer.Option(
-            "--gradient-checkpointing", help="Keep fewer activations, compute them again: less memory, slower."
+            "--gradient-checkpointing", help="Keep fewer activations and recompute them: less memory, slower."
         ),
     ] = False
-    compile: Annotated[bool, typer.Option("--compile", help="Use torch.compile, where there is a compiler.")] = False
+    compile: Annotated[bool, typer.Option("--compile", help="Use torch.compile, if there is a compiler.")] = False
     backend: Annotated[
         Literal["auto", "torch", "triton", "keops"],
         typer.Option(
             "--backend",
-            help="What computes the kernels of state-space models; auto: torch, or on a GPU Triton where it is faster.",
+            help="Back end for the kernels of state-space models. auto: torch, or Triton on a GPU where it is faster.",
         ),
     ] = "auto"
     cuda_graphs: Annotated[
         bool,
         typer.Option(
-            "--cuda-graphs", help="Record the kernels of state-space models once, on a GPU: fewer launches a step."
+            "--cuda-graphs",
+            help="On a GPU, record the kernels of state-space models once, as CUDA graphs: fewer launches per step.",
         ),
     ] = False
     attention: Annotated[
         Literal["auto", "sdpa", "varlen", "flash", "math"],
         typer.Option(
-            "--attention", help="What computes attention: PyTorch (auto, sdpa, varlen), flash-attn, or the formula."
+            "--attention",
+            help="Back end for attention: PyTorch (auto, sdpa, varlen), flash-attn (flash), or the equation itself "
+            "(math).",
         ),
     ] = "auto"
     num_processes: Annotated[
-        int | None, typer.Option("--num-processes", min=1, help="Run as so many processes on this machine.")
+        int | None, typer.Option("--num-processes", min=1, help="Run as this many processes on this machine.")
     ] = None
     accelerate_config: Annotated[
         Path | None,
-        typer.Option("--accelerate-config", metavar="FILE", help="Run under accelerate launch with this file."),
+        typer.Option("--accelerate-config", metavar="FILE", help="Run under accelerate launch with this config file."),
     ] = None
     data_dir: DataOption = None
     save_every: Annotated[
         float, typer.Option("--save-every", min=0.0, help="Seconds between resumable checkpoints.")
     ] = 60.0
-    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")] = False
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even if there is a GPU.")] = False
     threads: Annotated[
         int | None,
         typer.Option(
             "--threads",
             min=1,
             max=1024,
-            help="Threads of a process. By default on a CPU: 1 for a small network, else torch's number.",
+            help="Threads of each process. Default on a CPU: 1 for a small network, else torch's number.",
             show_default=False,
         ),
     ] = None
@@ -130,14 +140,14 @@ class RuntimeOptions(NamedTuple):
 class StudyOptions(NamedTuple):
     """The options of every command that has many runs made: which of them, where, and what is done beforehand."""
 
-    seeds: Annotated[str | None, typer.Option("--seeds", help="How many (5: seeds 0 to 4), or which (0,1,2).")] = None
+    seeds: Annotated[str | None, typer.Option("--seeds", help="How many seeds (5: 0 to 4), or which (0,1,2).")] = None
     baselines: Annotated[
         str | None,
         typer.Option(
             "--baselines",
             metavar="auto|NAME,…",
-            help="Answers without a network that rows are held against: all that fit (auto), or majority, "
-            "linear_probe, logistic, tfidf, catch22, boosting.",
+            help="Non-neural baselines to compare with: all that fit (auto), or majority, linear_probe, logistic, "
+            "tfidf, catch22, boosting.",
             show_default="none",
         ),
     ] = None
@@ -154,14 +164,14 @@ class StudyOptions(NamedTuple):
             "--jobs",
             metavar="N|auto",
             envvar="SPT_JOBS",
-            help="Runs at once, each in a process of its own with a GPU if any. auto: on a CPU one for each core, if "
-            "one thread is enough for each of them; else 1.",
+            help="Runs at once, each in a process of its own, with its own GPU if there is one. auto: on a CPU one per "
+            "core, if one thread is enough for each; else 1.",
         ),
     ] = "auto"
     slurm: Annotated[
         list[str] | None,
         typer.Option(
-            "--slurm", metavar="KEY=VALUE", help="Run on Slurm: partition=gpu, time=600, gpus=1, pack=4 … (repeat)."
+            "--slurm", metavar="KEY=VALUE", help="Run on Slurm: partition=gpu, time=600, gpus=1, pack=4 … (repeatable)."
         ),
     ] = None
     shard: Annotated[
@@ -169,20 +179,23 @@ class StudyOptions(NamedTuple):
         typer.Option(
             "--shard",
             metavar="I/N|auto[/N]",
-            help="Only the I-th of N parts; auto: of an indexed job of Kubernetes, an array or a step of Slurm.",
+            help="Only the I-th of N parts. auto: the part of this indexed Kubernetes job, Slurm array task or Slurm "
+            "step.",
         ),
     ] = None
     arm: Annotated[
         str | None,
         typer.Option(
-            "--arm", metavar="ARM", help="Only the runs of this arm (scratch: as papers that never pretrain)."
+            "--arm", metavar="ARM", help="Only the runs of this arm (scratch: for papers that never pretrain)."
         ),
     ] = None
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the runs, their costs and states (one by one: --full); run nothing.")
+        bool,
+        typer.Option("--dry-run", help="Show the runs, their costs and states (one by one with --full); run nothing."),
     ] = False
     save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Write the study as a file to run later; run nothing.")
+        Path | None,
+        typer.Option("--save", metavar="FILE", help="Write the study to a file, to run later; run nothing."),
     ] = None
     full: FullOption = False
     as_json: JsonOption = False
@@ -191,7 +204,9 @@ class StudyOptions(NamedTuple):
 class WorkOptions(NamedTuple):
     """The options of a worker: which study it works on, and how much it does."""
 
-    seeds: Annotated[str | None, typer.Option("--seeds", help="As in the command that began the study, if any.")] = None
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", help="As in the command that began the study, if given there.")
+    ] = None
     out: OutOption = Path("runs")
     smoke: SmokeOption = False
     smoke_full: SmokeFullOption = False
@@ -201,17 +216,17 @@ class WorkOptions(NamedTuple):
             "--lease",
             min=1.0,
             max=86400.0,
-            help="Seconds without a sign of life after which others take over a run of this worker.",
+            help="Seconds without a sign of life after which other workers take over this worker's run.",
         ),
     ] = 60.0
     max_runs: Annotated[
         int | None,
-        typer.Option("--max-runs", min=1, help="End after so many runs.", show_default="until none is left"),
+        typer.Option("--max-runs", min=1, help="Stop after this many runs.", show_default="until none is left"),
     ] = None
     wait: Annotated[
         bool,
         typer.Option(
-            "--wait/--no-wait", help="While others make the runs that are left: wait, since they may fail to; or end."
+            "--wait/--no-wait", help="While other workers make the last runs: wait in case one fails, or end."
         ),
     ] = True
     as_json: JsonOption = False

@@ -10,19 +10,19 @@ from spt.cli.options import DebugOption, JsonOption
 from spt.cli.output import console, notify, print_groups, print_json, print_table
 from spt.errors import UsageError
 
-recipes_app = typer.Typer(help="The recipes that come with spt.", no_args_is_help=True)
-list_app = typer.Typer(help="What recipes can name.", no_args_is_help=True)
+recipes_app = typer.Typer(help="List, print and copy the recipes that come with spt.", no_args_is_help=True)
+list_app = typer.Typer(help="List the models and tasks that recipes can name.", no_args_is_help=True)
 
 
 @command(recipes_app, "list")
 def recipes_list(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD…]", help="Only those with all of these words: lra s4.")
+        list[str] | None, typer.Argument(metavar="[WORD…]", help="Only those that contain all of these words: lra s4.")
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """The recipes that come with spt, folder by folder. What each costs: docs/recipes.md."""
+    """List the recipes that come with spt, folder by folder. Their costs: docs/recipes.md."""
     from spt.config.load import describe, folders, packaged
 
     rows = [{"name": name, "description": describe(text)} for name, text in packaged().items()]
@@ -43,7 +43,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A packaged re
 
 @command(recipes_app, "show")
 def recipes_show(name: NameArgument, as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """A recipe's file as it is (spt show gives it with every default filled in)."""
+    """Print a recipe's file as it is (spt show fills in every default)."""
     from spt.config.load import read
 
     stem, text, _ = read(name)
@@ -57,7 +57,7 @@ def recipes_show(name: NameArgument, as_json: JsonOption = False, debug: DebugOp
 def recipes_copy(
     name: NameArgument,
     to: Annotated[
-        Path | None, typer.Argument(help="A file or a folder; by default a file of the same name here.")
+        Path | None, typer.Argument(help="A file or a folder. Default: a file of the same name here.")
     ] = None,
     debug: DebugOption = False,
 ) -> None:
@@ -78,7 +78,7 @@ def recipes_copy(
 
 @command(recipes_app, "schema")
 def recipes_schema(debug: DebugOption = False) -> None:
-    """JSON schema of a recipe, for editors that check YAML."""
+    """Print the JSON schema of recipes, for editors that check YAML."""
     from spt.config.load import schema
 
     print_json(schema())
@@ -86,10 +86,10 @@ def recipes_schema(debug: DebugOption = False) -> None:
 
 @command(list_app, "models")
 def list_models(as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """Models: ours and installed plug-ins; a recipe can also name a .py file.
+    """List models, built in and from installed plug-ins; a recipe can also name a .py file.
 
-    Parameters are those of the backbone with its default options (d_model 128, n_layers 4, 1,024 steps); the cost is
-    that of one block on one sequence, in leading terms: L steps, D width, N state size, c chunk.
+    Parameters are those of the backbone with its default options (d_model 128, n_layers 4, 1,024 steps); the cost
+    is that of one block on one sequence, in leading terms: L steps, D width, N state size, c chunk.
     """
     from rich.padding import Padding
     from rich.text import Text
@@ -118,7 +118,7 @@ def list_models(as_json: JsonOption = False, debug: DebugOption = False) -> None
 
 @command(list_app, "tasks")
 def list_tasks(as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """Tasks: ours and installed plug-ins; a recipe can also name a .py file."""
+    """List tasks, built in and from installed plug-ins; a recipe can also name a .py file."""
     from spt.config.plugins import listing
 
     rows = [{key: getattr(row, key) for key in ("name", "description", "source")} for row in listing("tasks")]

@@ -23,13 +23,15 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FOLDER", help="Where its files go.", show_default="the study, if it is one"),
+        typer.Option(
+            "--out", metavar="FOLDER", help="Folder for the report's files.", show_default="the study, if it is one"
+        ),
     ] = None,
     full: FullOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """The report of finished runs, from their files alone: HTML, Markdown, LaTeX, CSV, JSON, and every figure.
+    """Write the report of finished runs, from their files alone: HTML, Markdown, LaTeX, CSV, JSON, and every figure.
 
     Figures are SVG and PNG, with their numbers as CSV.
     """

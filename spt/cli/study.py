@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 compare_app = typer.Typer()
 study_app = typer.Typer(
-    help="Studies: what is varied, in both arms, over seeds; continued by the same command.", no_args_is_help=True
+    help="Vary one thing, in both arms, over seeds. The same command continues a study.", no_args_is_help=True
 )
 
 
@@ -43,7 +43,7 @@ ArmsOption = Annotated[
     typer.Option(
         "--arms",
         metavar="ARM,…",
-        help="With controls: scratch,spt and frozen, encoder, parts=A+B, shuffled, other=RECIPE, joint=WEIGHT.",
+        help="Arms, with controls: scratch, spt, frozen, encoder, parts=A+B, shuffled, other=RECIPE, joint=WEIGHT.",
         show_default="scratch,spt",
     ),
 ]
@@ -54,7 +54,7 @@ SplitsOption = Annotated[
     typer.Option(
         "--splits",
         metavar="K|folds=K,repeats=R|random=N",
-        help="Splits of your own data, every arm and seed on each: K folds, repeated, or N random splits.",
+        help="Splits of your own data, with every arm and seed on each: K folds, repeated folds, or N random splits.",
         show_default="the recipe's one",
     ),
 ]
@@ -224,10 +224,10 @@ def study_compare(
 
 MatchOption = Annotated[
     Literal["parameters", "flops", "time", "none"],
-    typer.Option("--match", help="What is made equal: parameters, FLOPs or seconds per example, nothing."),
+    typer.Option("--match", help="What to make equal: parameters, FLOPs or seconds per example, or nothing."),
 ]
 ScaleOption = Annotated[
-    Literal["width", "depth"], typer.Option("--scale", help="What is changed for that: d_model, or n_layers.")
+    Literal["width", "depth"], typer.Option("--scale", help="What to scale for that: d_model or n_layers.")
 ]
 
 
@@ -241,7 +241,7 @@ def study_models(
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """Both arms of several models, each one after the first scaled until it costs as much."""
+    """Compare several models in both arms, each after the first scaled until it costs as much."""
     options = {"match": match, "scale": scale, "arms": _list(arms, "--arms", str), "splits": _splits(splits)}
     _study("models", arguments, options, study, runtime)
 
@@ -250,20 +250,24 @@ def study_models(
 def study_compute(
     arguments: RecipesArgument,
     shares: Annotated[
-        str | None, typer.Option("--shares", help="Of the budget, to pretraining.", show_default="0,0.2,0.4,0.6")
+        str | None, typer.Option("--shares", help="Shares of the budget for pretraining.", show_default="0,0.2,0.4,0.6")
     ] = None,
     match: Annotated[
         Literal["epochs", "examples", "flops", "time"] | None,
-        typer.Option("--match", help="What is held equal.", show_default="the recipe's own unit"),
+        typer.Option(
+            "--match", help="The unit of the budget, which all shares have equal.", show_default="the recipe's own unit"
+        ),
     ] = None,
     total: Annotated[
         float | None,
-        typer.Option("--total", help="The whole budget, in that unit.", show_default="the recipe's two stages"),
+        typer.Option(
+            "--total", help="The whole budget, in the unit of --match.", show_default="the recipe's two stages"
+        ),
     ] = None,
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """Shares of one budget to pretraining; scratch has all of it."""
+    """Vary the share of one budget that goes to pretraining; scratch gets all of it."""
     _study("compute", arguments, {"shares": _list(shares, "--shares"), "match": match, "total": total}, study, runtime)
 
 
@@ -272,20 +276,21 @@ def study_data(
     arguments: RecipesArgument,
     fractions: Annotated[
         str | None,
-        typer.Option("--fractions", help="Of the training split.", show_default="0.005,0.01,0.05,0.1,0.5,1"),
+        typer.Option("--fractions", help="Fractions of the training split.", show_default="0.005,0.01,0.05,0.1,0.5,1"),
     ] = None,
     rows: Annotated[str | None, typer.Option("--rows", help="Numbers of rows, instead of fractions.")] = None,
-    stratified: Annotated[bool, typer.Option("--stratified", help="Each class in its share.")] = False,
+    stratified: Annotated[bool, typer.Option("--stratified", help="Keep the proportions of classes.")] = False,
     pretrain_on: Annotated[
-        Literal["subset", "all"], typer.Option("--pretrain-on", help="The same subset, or all inputs without labels.")
+        Literal["subset", "all"],
+        typer.Option("--pretrain-on", help="Pretrain on the same subset, or on all inputs, without labels."),
     ] = "subset",
     hold: Annotated[
-        Literal["steps", "epochs"], typer.Option("--hold", help="What smaller subsets keep of the budget.")
+        Literal["steps", "epochs"], typer.Option("--hold", help="What stays the same with smaller subsets.")
     ] = "steps",
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """Nested subsets of the training split, in both stages."""
+    """Vary the amount of data: nested subsets of the training split, in both stages."""
     options = {"stratified": stratified, "pretrain_on": pretrain_on, "hold": hold}
     sizes = {"fractions": _list(fractions, "--fractions"), "rows": _list(rows, "--rows", int)}
     _study("data", arguments, {**sizes, **options}, study, runtime)
@@ -296,12 +301,12 @@ def study_size(
     arguments: RecipesArgument,
     size: Annotated[
         list[str],
-        typer.Option("--size", metavar="NAME:a=1,b=2", help="A size and its changes (repeat): 1M:d_model=144"),
+        typer.Option("--size", metavar="NAME:a=1,b=2", help="A size and its changes (repeatable): 1M:d_model=144"),
     ],
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """Model sizes, each a set of changes to the recipe."""
+    """Vary the model's size; each size is a set of changes to the recipe."""
     _study("size", arguments, {"sizes": _levels(size, "--size")}, study, runtime)
 
 
@@ -324,7 +329,7 @@ def study_variants(
         typer.Option(
             "--variant",
             metavar="NAME:a.b=1,c=2",
-            help="A variant and its changes (repeat), none for the recipe itself: DSS:model.name=dss",
+            help="A variant and its changes (repeatable), none for the recipe itself: DSS:model.name=dss",
         ),
     ],
     match: MatchOption = "none",
@@ -333,7 +338,7 @@ def study_variants(
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """Named variants of a recipe, each a set of changes; they are compared with each other."""
+    """Compare named variants of a recipe with each other; each is a set of changes."""
     options = {"variants": _levels(variant, "--variant"), "match": match, "scale": scale, "splits": _splits(splits)}
     _study("variants", arguments, options, study, runtime)
 
@@ -342,12 +347,13 @@ def study_variants(
 def study_init(
     arguments: RecipesArgument,
     initialisations: Annotated[
-        str | None, typer.Option("--initialisations", help="Of the model.", show_default="structured,random")
+        str | None,
+        typer.Option("--initialisations", help="Initialisations of the model.", show_default="structured,random"),
     ] = None,
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """Structured and random initial parameters, crossed with both arms."""
+    """Compare structured with random initial parameters, in both arms."""
     _study("init", arguments, {"initialisations": _list(initialisations, "--initialisations", str)}, study, runtime)
 
 
@@ -357,13 +363,13 @@ def study_reach(
     reaches: Annotated[
         str | None,
         typer.Option(
-            "--reaches", help="Steps that a layer sees; full is always among them.", show_default="1,4,16,64,256,1024"
+            "--reaches", help="Steps that a layer sees; full is always included.", show_default="1,4,16,64,256,1024"
         ),
     ] = None,
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """Kernels and attention cut to so many steps, against the whole: how much of a sequence a task needs."""
+    """Cut kernels and attention to a number of steps: how much of a sequence does a task need?"""
     _study("reach", arguments, {"reaches": _list(reaches, "--reaches", _steps_or_full)}, study, runtime)
 
 
@@ -376,14 +382,18 @@ def study_objective(
     arguments: RecipesArgument,
     objective: Annotated[
         list[str] | None,
-        typer.Option("--objective", metavar="NAME[:a=1,b=2]", help="masked, masked:ratio=0.5,span=8, next (repeat)."),
+        typer.Option(
+            "--objective",
+            metavar="NAME[:a=1,b=2]",
+            help="An objective (repeatable): masked, masked:ratio=0.5,span=8, next.",
+        ),
     ] = None,
-    ratios: Annotated[str | None, typer.Option("--ratios", help="Of hidden steps: masked with each of them.")] = None,
-    spans: Annotated[str | None, typer.Option("--spans", help="Steps hidden together, with each ratio.")] = None,
+    ratios: Annotated[str | None, typer.Option("--ratios", help="Ratios of masked steps, each an objective.")] = None,
+    spans: Annotated[str | None, typer.Option("--spans", help="Spans: steps masked together, with each ratio.")] = None,
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """What pretraining asks for: masked, with which ratio and span, or the next step."""
+    """Vary the pretraining objective: masked, with which ratio and span, or next-step prediction."""
     objectives: list[dict[str, Any]] = []
     for text in objective or []:
         name, _, rest = text.partition(":")
@@ -405,26 +415,28 @@ def study_tune(
         typer.Option(
             "--space",
             metavar="NAME=A,B,C",
-            help="A setting and its values (x3: three times the recipe's own), or A..B for a random search; of "
-            "pretraining as pretrain.NAME; or a packaged space (repeat).",
+            help="A setting and its values (x3: three times the recipe's own), or A..B for a random search; "
+            "pretraining's are pretrain.NAME; or a packaged space (repeatable).",
             show_default="default",
         ),
     ] = None,
     protocol: Annotated[
         Literal["trials", "compute"],
-        typer.Option("--protocol", help="As many trials in both arms, or as much compute, pretraining included."),
+        typer.Option("--protocol", help="Give both arms as many trials, or as much compute, pretraining included."),
     ] = "trials",
     trials: Annotated[
-        int | None, typer.Option("--trials", min=1, help="A random search of so many settings; without it the grid.")
+        int | None,
+        typer.Option("--trials", min=1, help="Search this many random settings; without it, the whole grid."),
     ] = None,
-    search_seed: Annotated[int, typer.Option("--search-seed", min=0, help="Which random settings.")] = 0,
+    search_seed: Annotated[int, typer.Option("--search-seed", min=0, help="Seed of the random search.")] = 0,
     trial_seeds: Annotated[
-        str | None, typer.Option("--trial-seeds", help="For every setting: how many, or which (0,).", show_default="0,")
+        str | None,
+        typer.Option("--trial-seeds", help="Seeds of every trial: how many, or which (0,).", show_default="0,"),
     ] = None,
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """Settings tried in both arms, chosen on validation; then both arms over seeds at what was chosen."""
+    """Tune both arms equally, on validation; then run both over seeds with the settings chosen."""
     options = {"space": _space(space) if space else None, "protocol": protocol, "trials": trials}
     tried = seeds(trial_seeds, "--trial-seeds") if trial_seeds is not None else None
     _study("tune", arguments, {**options, "search_seed": search_seed, "trial_seeds": tried}, study, runtime)
@@ -457,7 +469,7 @@ def _values(text: str, given: str) -> Any:
 
 
 SourceArgument = Annotated[
-    str, typer.Argument(metavar="FILE|FOLDER|NAME", help="A study's file or folder, or one of ours.")
+    str, typer.Argument(metavar="FILE|FOLDER|NAME", help="A study's file or folder, or a packaged study.")
 ]
 PartArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[RECIPE…]", help="Only these of its recipes.", show_default=False)
@@ -465,7 +477,7 @@ PartArgument = Annotated[
 LevelOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--level", help="Only these variants, sizes, initialisations or reaches (repeat).", show_default="all"
+        "--level", help="Only these variants, sizes, initialisations or reaches (repeatable).", show_default="all"
     ),
 ]
 
@@ -478,7 +490,7 @@ def study_run(
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """Run a study's file or a part of it, or go on with it: finished runs are taken as they are."""
+    """Run a study's file, or a part of it, or continue it: finished runs are reused."""
     from spt.studies.schema import part_of, read
 
     _run(part_of(read(source), recipes or (), level or ()), study, runtime)
@@ -492,8 +504,9 @@ def study_work(
     work: WorkOptions = WORK,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """Make runs of a study that nobody else makes, until none is left: any number of these commands at once, on any
-    machines that share the folder of runs."""
+    """Work on a study's remaining runs until none is left: start any number of workers, on any machines that share the
+    folder of runs.
+    """
     from spt.api import plan_study
     from spt.studies.schema import part_of, read
 
@@ -525,7 +538,7 @@ def study_status(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """How far studies are, from their files alone: runs done, running, failed, missing."""
+    """Show how far studies are, from their files alone: runs done, running, failed, missing."""
     from spt.studies.status import render, study_status
 
     status = study_status(folder or out)
@@ -534,7 +547,7 @@ def study_status(
 
 @command(study_app, "list")
 def study_list(as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """The studies that come with spt. What one costs: spt study run NAME --dry-run, or docs/recipes.md."""
+    """List the studies that come with spt. Their costs: spt study run NAME --dry-run, or docs/recipes.md."""
     from spt.config.load import describe
     from spt.studies.schema import packaged
 
@@ -544,11 +557,11 @@ def study_list(as_json: JsonOption = False, debug: DebugOption = False) -> None:
 
 @command(study_app, "show")
 def study_show(
-    source: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A study of ours, or a file.")],
+    source: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A packaged study, or a file.")],
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """A study's file, every default filled in."""
+    """Print a study's file with every default filled in."""
     from spt.studies.schema import read, to_yaml
 
     opened = read(source)

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from spt.checks.model_contract import CheckResult
 
 app = typer.Typer()
-check_app = typer.Typer(help="Checks of what you have written yourself.", no_args_is_help=True)
+check_app = typer.Typer(help="Check models, your own included.", no_args_is_help=True)
 
 
 @command(app)
 def env(as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """What runs depend on: versions, devices, folders. Made for pasting into an issue."""
+    """Show what runs depend on: versions, devices, folders. Made for pasting into an issue."""
     from spt.checks.installation import environment_report
 
     facts = environment_report()
@@ -31,7 +31,7 @@ def env(as_json: JsonOption = False, debug: DebugOption = False) -> None:
 
 @command(app)
 def doctor(as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """Check this installation, end to end on generated data, and say what is slow here, in about 20 seconds."""
+    """Check this installation end to end on generated data, and say what is slow here, in about 20 seconds."""
     from spt.checks.installation import check_installation
 
     _show_checks(check_installation(), as_json)
@@ -39,11 +39,11 @@ def doctor(as_json: JsonOption = False, debug: DebugOption = False) -> None:
 
 @command(check_app, "model")
 def check_model(
-    model: Annotated[str, typer.Argument(metavar="NAME", help="A model's name, or a .py file of yours.")],
+    model: Annotated[str, typer.Argument(metavar="NAME", help="A model's name, or your own .py file.")],
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Hold a model to the contract that every backbone keeps: shapes, padding, causality, gradients, operations."""
+    """Check that a model keeps the contract of every backbone: shapes, padding, causality, gradients, operations."""
     from spt.checks.model_contract import check_contract
     from spt.config.plugins import find_plugin
 
@@ -54,17 +54,20 @@ def check_model(
 def check_rounding(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MODEL …]", help="Names, or your .py files; default: all of ours."),
+        typer.Argument(
+            metavar="[MODEL …]", help="Names of models, or your own .py files. Default: all built-in models."
+        ),
     ] = None,
-    length: Annotated[int, typer.Option("--length", min=1, help="Steps of the two sequences.")] = 1024,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")] = False,
+    length: Annotated[int, typer.Option("--length", min=1, help="Lengths of the two sequences.")] = 1024,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even if there is a GPU.")] = False,
     save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Also write to this file what --json prints.")
+        Path | None, typer.Option("--save", metavar="FILE", help="Also write what --json prints to this file.")
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """What models lose to rounding on this device: float32 and bfloat16 against the same model in float64 on the CPU.
+    """Measure what models lose to rounding on this device: float32 and bfloat16 against the same model in float64 on
+    the CPU.
 
     Relative errors of outputs and gradients, and of a recurrent model's steps against the whole sequence.
     """

@@ -42,7 +42,7 @@ def pretrain(
     as_json: JsonOption = False,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """Self-pretrain: the recipe's first stage, on the training split's inputs, without labels."""
+    """Self-pretrain on the training split's inputs, without labels: the recipe's first stage."""
     recipe, number = one_recipe(arguments, smoke_size(smoke, smoke_full)), one_seed(seed)
     from spt.api import pretrain
 
@@ -64,7 +64,9 @@ def finetune(
     as_json: JsonOption = False,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """Train the task itself; without --scratch or --from, after the recipe's own pretraining, made if missing."""
+    """Train on the task itself; without --scratch or --from, after the recipe's own pretraining, which is run if
+    missing.
+    """
     recipe, number = one_recipe(arguments, smoke_size(smoke, smoke_full)), one_seed(seed)
     from spt.api import finetune
 
@@ -79,15 +81,15 @@ def evaluate(
         list[str] | None, typer.Argument(metavar="[task.a=c …]", help="Changes to its task: other data, same weights.")
     ] = None,
     split: Annotated[
-        Literal["test", "val", "train"], typer.Option("--split", help="Which rows of the task are answered.")
+        Literal["test", "val", "train"], typer.Option("--split", help="The split that is scored.")
     ] = "test",
     as_json: JsonOption = False,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
     """Score a finished run's weights once more, on its task or on a changed one, without training.
 
-    Where steps of the changed task lie further apart in time (speech at half the sampling rate), models in continuous
-    time rescale their step size.
+    If the changed task's steps lie further apart in time (speech at half the sampling rate), continuous-time models
+    rescale their step size.
     """
     from spt.analysis.reevaluate import reevaluate
     from spt.api import start_runtime

@@ -23,68 +23,80 @@ app = typer.Typer()
 def try_data(
     data: Annotated[
         str,
-        typer.Argument(metavar="DATA", help="A table, a folder of tables or sounds, an .npz of X and y, owner/name."),
+        typer.Argument(
+            metavar="DATA",
+            help="A table, a folder of tables or sounds, an .npz of X and y, or owner/name of a hub data set.",
+        ),
     ],
     label: Annotated[
-        str | None, typer.Option("--label", metavar="COL,…", help="The label's column; several are labels, or numbers.")
+        str | None,
+        typer.Option("--label", metavar="COL,…", help="Column of the label. Several: labels of a row, or numbers."),
     ] = None,
     separator: Annotated[
-        str | None, typer.Option("--separator", metavar="TEXT|none", help="Between several labels in a cell: ';'.")
+        str | None,
+        typer.Option("--separator", metavar="TEXT|none", help="What separates several labels in a cell: ';'."),
     ] = None,
     inputs: Annotated[
-        str | None, typer.Option("--inputs", metavar="COL,…", help="The columns of the input; several are channels.")
+        str | None, typer.Option("--inputs", metavar="COL,…", help="Columns of the input. Several: channels.")
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option("--group", metavar="COL|none", help="Rows of one value, such as a patient, are not split apart."),
+        typer.Option(
+            "--group", metavar="COL|none", help="Column whose rows of one value, such as a patient, stay in one split."
+        ),
     ] = None,
     ids: Annotated[
-        str | None, typer.Option("--id", metavar="COL|none", help="Names the sequence of which a row is a step.")
+        str | None, typer.Option("--id", metavar="COL|none", help="Column that names the sequence a row is a step of.")
     ] = None,
     at: Annotated[
-        str | None, typer.Option("--time", metavar="COL|none", help="Orders the steps of a sequence.")
+        str | None, typer.Option("--time", metavar="COL|none", help="Column that orders the steps of a sequence.")
     ] = None,
     static: Annotated[
         str | None,
-        typer.Option("--static", metavar="COL,…", help="Numbers or categories beside a sequence: age,sex."),
+        typer.Option("--static", metavar="COL,…", help="Columns of numbers or categories beside a sequence: age,sex."),
     ] = None,
     kind: Annotated[
-        str | None, typer.Option("--kind", metavar="KIND", help="text, list, wide, long (a row a step) or files.")
+        str | None, typer.Option("--kind", metavar="KIND", help="text, list, wide, long (one row per step) or files.")
     ] = None,
     metric: Annotated[
         str | None,
         typer.Option(
-            "--metric", metavar="NAME", help="What is compared, as auroc, mcc, f1_macro, spearman.", show_default=False
+            "--metric",
+            metavar="NAME",
+            help="Metric to compare, such as auroc, mcc, f1_macro, spearman.",
+            show_default=False,
         ),
     ] = None,
     positive: Annotated[
         str | None,
-        typer.Option("--positive", metavar="LABEL", help="The class that f1, auroc and auprc are of."),
+        typer.Option("--positive", metavar="LABEL", help="Positive class of f1, auroc and auprc."),
     ] = None,
     class_weights: Annotated[
         str | None,
         typer.Option(
             "--class-weights",
             metavar="LABEL=W,…",
-            help="What an answer counts in training, by its class: rare=5, or balanced.",
+            help="Class weights in training: rare=5, or balanced.",
         ),
     ] = None,
     balanced_sampling: Annotated[
-        bool, typer.Option("--balanced-sampling", help="Draw rows of every class equally often in finetuning.")
+        bool, typer.Option("--balanced-sampling", help="Sample every class equally often in finetuning.")
     ] = False,
     channels: Annotated[
         str | None,
-        typer.Option("--channels", metavar="NAME,…", help="The signals of WFDB and EDF files that are read."),
+        typer.Option("--channels", metavar="NAME,…", help="Signals to read from WFDB and EDF files."),
     ] = None,
     unlabelled: Annotated[
         Path | None,
         typer.Option(
             "--unlabelled",
             metavar="DATA",
-            help="More rows without labels for pretraining, which then is no self-pretraining.",
+            help="More unlabelled rows for pretraining, which is then no longer self-pretraining.",
         ),
     ] = None,
-    budget: Annotated[str, typer.Option("--budget", metavar="TIME", help="For all of it: 20m, 2h, 900s.")] = "30m",
+    budget: Annotated[
+        str, typer.Option("--budget", metavar="TIME", help="Time for everything: 20m, 2h, 900s.")
+    ] = "30m",
     splits: Annotated[
         int | None,
         typer.Option(
@@ -92,17 +104,18 @@ def try_data(
             metavar="K",
             min=1,
             max=100,
-            help="K folds of the rows, each the test split once; 1: a single split.",
+            help="K folds of the rows, each the test split once. 1: a single split.",
             show_default="5 of few rows, if the budget has them",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="Where recipes and runs go.", show_default="NAME-try")
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="Folder for recipes and runs.", show_default="NAME-try"),
     ] = None,
     jobs_: Annotated[
         str, typer.Option("--jobs", metavar="N|auto", envvar="SPT_JOBS", help="Runs at once; auto as in spt compare.")
     ] = "auto",
-    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even where there is a GPU.")] = False,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even if there is a GPU.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what was found, the plan and its times; write and train nothing.")
     ] = False,
@@ -110,24 +123,29 @@ def try_data(
         str | None, typer.Option("--window", metavar="STEPS|32s", help="Cut recordings into windows of this length.")
     ] = None,
     stride: Annotated[
-        str | None, typer.Option("--stride", metavar="STEPS|8s", help="From one window's start to the next one's.")
+        str | None,
+        typer.Option("--stride", metavar="STEPS|8s", help="Distance from one window's start to the next one's."),
     ] = None,
     resample: Annotated[
-        str | None, typer.Option("--resample", metavar="HZ|1/4", help="Another rate, or a ratio, without aliasing.")
+        str | None,
+        typer.Option("--resample", metavar="HZ|1/4", help="Resample to this rate, or by this ratio, without aliasing."),
     ] = None,
-    patch: Annotated[int | None, typer.Option("--patch", metavar="K", help="So many steps are one token.")] = None,
+    patch: Annotated[int | None, typer.Option("--patch", metavar="K", help="Steps that make one token.")] = None,
     spectrogram: Annotated[
-        str | None, typer.Option("--spectrogram", metavar="STEPS,HOP", help="Frames of log power instead of steps.")
+        str | None, typer.Option("--spectrogram", metavar="STEPS,HOP", help="Use frames of log power as steps.")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", metavar="HZ", help="Steps a second, where the data do not say.")
+        float | None, typer.Option("--rate", metavar="HZ", help="Steps per second, if the data do not say.")
     ] = None,
     data_dir: DataOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Does self-pretraining help on these data, and which model? Finds the columns, plans within a time budget, trains
-    a few models in both arms and says what came of it. The recipes remain, to run and to edit."""
+    """Does self-pretraining help on these data, and which model?
+
+    Finds the columns, plans within a time budget, trains a few models in both arms and says what came of it. The
+    recipes are kept, to run and to edit.
+    """
     from spt.advisor.classes import ClassOptions, given_weights
     from spt.advisor.recordings import given_transforms
 
