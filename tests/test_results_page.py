@@ -13,6 +13,7 @@ from spt.baselines.run import _scored
 from spt.baselines.scores import ComparedMetric
 from spt.config.load import load
 from spt.data.dataset import open_task
+from spt.report.format import is_percent
 from spt.report.plotting import svg
 from spt.report.results import StoredResult, StoredRun, read_results
 from spt.studies.schema import read
@@ -193,7 +194,8 @@ def test_what_is_told_first_is_what_is_stored(file):
     assert f"{verdicts['hurts']} negative" in text and f"{verdicts['open']} are open" in text
     for cell in cells:
         if page.verdict(cell.gain) != "open":
-            shown = [f"{100 * number:.1f}" for number in (cell.mean("scratch"), cell.mean("spt"))]
+            means = cell.mean("scratch"), cell.mean("spt")
+            shown = [f"{100 * mean:.1f}" if is_percent(cell.metric) else f"{mean:.2f}" for mean in means]
             assert all(number in text for number in shown), shown
 
 
