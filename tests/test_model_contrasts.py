@@ -79,7 +79,7 @@ def test_the_verdict_says_who_leads_and_whether_that_changes(tmp_path: Path) -> 
     assert comparison.verdict == (
         "From scratch transformer beats dlr by 10.50 points (95 % interval 8.98 to 12.02, n=5). "
         "After self-pretraining they differ by at most 0.62 points (transformer - dlr is -0.10, 95 % interval -0.62 to "
-        "+0.42, n=5). Self-pretraining gains dlr 10.60 points more than transformer (95 % interval 8.67 to 12.53, "
+        "+0.42, n=5). dlr gains 10.60 points more from self-pretraining than transformer (95 % interval 8.67 to 12.53, "
         "n=5): training from scratch misjudges their ranking"
     )
     assert [ranking.order for ranking in comparison.rankings] == [
@@ -202,7 +202,7 @@ def test_lower_can_be_better(tmp_path: Path) -> None:
     assert "From scratch b beats a by 0.500 in mse (lower is better" in comparison.verdict
     assert (
         "self-pretraining reverses it" in comparison.verdict
-        and "gains a 0.900 in mse more than b" in comparison.verdict
+        and "a gains 0.900 in mse more from self-pretraining than b" in comparison.verdict
     )
 
 
@@ -255,8 +255,14 @@ def test_a_ranking_says_what_is_decided_within_a_tie_and_what_has_no_spread(tmp_
         "c": ([0.8, 0.81, 0.805, 0.8], [0.9] * 4),
     }
     verdict = only(collect.read_report([compared(tmp_path, models)])).verdict
-    assert "From scratch: a, b, c (not decided between commas;" in verdict and "; of these a beats c" in verdict
-    assert "After self-pretraining: a, b, c; 3 of 3 pairs differ by the same at every seed: no spread" in verdict
+    assert (
+        "From scratch, best first: a, b, c (models between commas are not told apart;" in verdict
+        and "; of these a beats c" in verdict
+    )
+    assert (
+        "After self-pretraining, best first: a, b, c; 3 of 3 pairs differ by the same at every seed: no spread"
+        in verdict
+    )
 
 
 def test_many_decided_pairs_within_a_tie_are_counted(tmp_path: Path) -> None:
@@ -363,7 +369,7 @@ def test_costs_that_differ_are_in_the_verdict(tmp_path: Path) -> None:
     cells += arms(tmp_path, 1, "b", *B, model="b", recipe="b", parameters={"total": 100}, own=FINETUNING)
     rows = [{"name": name, "task": "digits", "model": name} for name in "ab"]
     comparison = only(collect.read_report([plan(tmp_path, cells, rows=rows)]))
-    assert comparison.verdict.endswith("They are not equally large: parameters ×1.20 (a : b)")
+    assert comparison.verdict.endswith("They differ in size or cost: parameters ×1.20 (a : b)")
     assert comparison.contrasts[0].ratios["parameters"] == pytest.approx(1.2)
     assert comparison.contrasts[0].ratios["flops_per_example"] == 1
 

@@ -265,7 +265,7 @@ def _average_sentences(across: ModelsAcrossTasks) -> Iterator[str]:
         if decided:
             yield f"{lead}, averaged over these tasks, {'; '.join(decided)}"
         elif arm == "difference":
-            yield "That self-pretraining gains one more than another on average is not shown"
+            yield "No model is shown to gain more from self-pretraining than another, on average"
 
 
 def _limits(across: ModelsAcrossTasks) -> Iterator[str]:

@@ -161,7 +161,9 @@ def interaction_fields(contrast: ModelContrast) -> dict[str, Any]:
         return {}
     decision = contrast.decision.removesuffix(" alone")
     better, other = winner
-    gain = f"self-pretraining gains {better} {size_text(contrast.difference, contrast.metric)}{_unit(contrast)} more "
+    gain = (
+        f"{better} gains {size_text(contrast.difference, contrast.metric)}{_unit(contrast)} more from self-pretraining "
+    )
     if low <= 0 <= high:
         own = interval_text(contrast.low, contrast.high, contrast.metric)
         sentence = f"{gain}than {other} (95 % interval {own}, {_number(contrast)}) on its own; not decided among the "
@@ -230,7 +232,7 @@ def _unit(contrast: ModelContrast) -> str:
 def _change_sentence(pair: Pair) -> str:
     """What the interaction says of two models."""
     if winner_loser(pair.interaction) is not None:
-        return f"{pair.interaction.verdict[0].upper()}{pair.interaction.verdict[1:]}: {_change(pair)}"
+        return f"{pair.interaction.verdict}: {_change(pair)}"
     one_sided = (winner_loser(pair.scratch) is None) != (winner_loser(pair.spt) is None)
     hint = "; that one arm is decided and the other is not does not show it" if one_sided else ""
     return f"Whether self-pretraining changes how they compare: {pair.interaction.verdict}{hint}"
@@ -272,11 +274,12 @@ def _change(pair: Pair) -> str:
 def _ranking_sentence(comparison: ModelComparison, arm: ArmName) -> str:
     ranking = next(each for each in comparison.rankings if each.arm == arm)
     contrasts = [contrast for contrast in comparison.contrasts if contrast.arm == arm]
-    sentence = f"{LEAD[arm]}: {_order(ranking)}"
+    best_first = ", best first" if ranking.order else ""
+    sentence = f"{LEAD[arm]}{best_first}: {_order(ranking)}"
     if opened := [contrast for contrast in contrasts if contrast.decision in UNDECIDED]:
         largest = max(opened, key=lambda contrast: max(abs(contrast.low or 0), abs(contrast.high or 0)))
         possible = f"differences of up to {_at_most(largest)}{_unit(largest)} are possible"
-        sentence += f" (not decided between commas; {possible})"
+        sentence += f" (models between commas are not told apart; {possible})"
     groups = {name: group for group in ranking.order for name in group}
     if inside := [pair for each in contrasts if (pair := winner_loser(each)) and groups[pair[0]] is groups[pair[1]]]:
         sentence += f"; {_within_ties(inside, contrasts)}"
@@ -303,11 +306,10 @@ def _change_sentences(pairs: Sequence[Pair]) -> Iterator[str]:
         held = f"95 % intervals for all {pairs[0].interaction.tests} interactions"
         yield f"Training from scratch misjudges the ranking of {'; '.join(changed)} ({held})"
     else:
-        yield "That self-pretraining changes the ranking of any two is not shown"
+        yield "Self-pretraining is not shown to change the ranking of any two"
     opened = sum(winner_loser(pair.interaction) is None for pair in pairs)
     if opened:
-        which = "whether self-pretraining gains one of them more"
-        yield f"For {opened} of {len(pairs)} pairs it is not decided {which}"
+        yield f"Which of two models gains more from self-pretraining is not decided for {opened} of {len(pairs)} pairs"
 
 
 def _gain_text(contrast: ModelContrast) -> str:
@@ -315,7 +317,7 @@ def _gain_text(contrast: ModelContrast) -> str:
     better = (winner_loser(contrast) or ("",))[0]
     interval = size_interval_text(contrast.adjusted_low, contrast.adjusted_high, contrast.metric)
     size = f"{size_text(contrast.difference, contrast.metric)}{_unit(contrast)}"
-    return f"{contrast.first} and {contrast.second} (self-pretraining gains {better} {size} more, {interval})"
+    return f"{contrast.first} and {contrast.second} ({better} gains {size} more, {interval})"
 
 
 def _cost_sentence(comparison: ModelComparison) -> list[str]:
@@ -325,4 +327,4 @@ def _cost_sentence(comparison: ModelComparison) -> list[str]:
         known = [(cost, model.name) for model in comparison.models if (cost := getattr(model, axis))]
         if known and (most := max(known))[0] > UNEQUAL * (least := min(known))[0]:
             parts.append(f"{what} {ratio_text(most[0] / least[0])} ({most[1]} : {least[1]})")
-    return [f"They are not equally large: {', '.join(parts)}"] if parts else []
+    return [f"They differ in size or cost: {', '.join(parts)}"] if parts else []
