@@ -124,7 +124,7 @@ def recipe_page() -> str:
 
 def study_page() -> str:
     """Every key of a study's file, kind by kind."""
-    from spt.studies.schema import KINDS, PRETRAIN_TUNABLE, TUNABLE, Range, packaged_spaces
+    from spt.studies.schema import KINDS, PRETRAIN_TUNABLE, TUNABLE, Range, Rule, Splits, packaged_spaces
 
     fields = [kind.model_fields for kind in KINDS.values()]
     common = [name for name in fields[0] if all(name in one for one in fields)]
@@ -141,7 +141,7 @@ def study_page() -> str:
     tunable = ", ".join(f"`{name}`" for name in TUNABLE)
     others = ", ".join(f"`{name}`" for name in PRETRAIN_TUNABLE if name.removeprefix("pretrain.") not in TUNABLE)
     parts.append(
-        f"Settings that can be tuned, see [recipe.md](recipe.md): {tunable}. Of pretraining: each of these behind "
+        f"Settings that can be tuned, see [recipe.md](recipe.md): {tunable}. Of pretraining: each of these after "
         f"`pretrain.`, and {others}."
     )
     spaces = [
@@ -154,6 +154,7 @@ def study_page() -> str:
     ]
     parts.append(f"## Packaged spaces of tune\n\n{_table(('space', 'settings', 'meaning'), spaces)}")
     parts.append(_section("A range in the space of tune", Range, ""))
+    parts += [_section("An entry of where", Rule, ""), _section("splits", Splits, "")]
     return _page("Studies, key by key", *parts)
 
 

@@ -35,8 +35,8 @@ Position = Literal["rotary", "learned", "sinusoidal"]
 
 
 def chunk_within(reach: int | None) -> int | None:
-    """Steps of a chunk for attention to steps up to `reach` away, which lie in a chunk and its neighbours; no fewer
-    than 32, since many small products are slow. None: no chunks."""
+    """Chunk length for attention to steps up to `reach` away, which then lie in a step's chunk and its neighbours; at
+    least 32, since many small products are slow. None: no chunks."""
     return None if reach is None else max(reach, 32)
 
 
@@ -72,7 +72,7 @@ class Attention(Mixer):
     `shared_qk`: one map for queries and keys; keys have length 1, and a step attends to itself only if it sees nothing
     else (Kitaev et al. 2020). `temperature`: the factor of the scores is trained, starting at E^(-1/2), as in the DLR
     repository. `tied`: the four projections start as copies of one linear map. Without `mask_padding`, steps attend to
-    padding. `bias`: of the linear maps. A subclass may add another bias to the scores.
+    padding. `bias`: whether the linear maps have biases. A subclass may add another bias to the scores.
     """
 
     distance_bias: Callable[[Int[Tensor, "R M"]], Float[Tensor, "H R M"]] | None = None  # the bias of the scores
@@ -139,7 +139,7 @@ class Attention(Mixer):
         return self.out(y.transpose(1, 2).flatten(2))
 
     def score_bias(self, q: Float[Tensor, "B H L E"]) -> Float[Tensor, "#H w K"] | None:
-        """What is added to the scores, as `attend` or, with a window, `local_attend` has it."""
+        """What is added to the scores, in the form that `attend` or, with a window, `local_attend` takes."""
         if not self.shared_qk:
             return None
         return self_mask(q, q.shape[2]) if self.window is None else self_mask(q, self.window, self.back, self.ahead)
@@ -176,7 +176,7 @@ class Attention(Mixer):
         return maps + attention(self.pairs(length), width, width)
 
     def pairs(self, length: int) -> int:
-        """Pairs of a query and a key, in one head."""
+        """Number of query-key pairs in one head."""
         if self.window is None:
             return length**2
         w, pairs = self.window, 0

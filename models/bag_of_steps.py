@@ -1,7 +1,7 @@
-"""No mixing at all: every step through feed-forward layers of its own, so that only the head's pooling sees several.
+"""No mixing at all: feed-forward layers see one step at a time, so that only the head's pooling sees several.
 
-A control, not a competitor: what it reaches needs no order of steps, nor any two of them together. Each block is the
-Transformer's feed-forward layer (Vaswani et al. 2017, section 3.3). Letters: L steps, D width, F inner width.
+A control, not a competitor: what it achieves needs neither the order of steps nor any two of them together. Each block
+is the Transformer's feed-forward layer (Vaswani et al. 2017, section 3.3). Letters: L steps, D width, F inner width.
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ PARAMETERS = 528_128
 
 
 class Config(BackboneConfig):
-    feed_forward: Literal["mlp", "switch"] = Field("mlp", description="what a block is: mlp or switch")
+    feed_forward: Literal["mlp", "switch"] = Field("mlp", description="what every block is: mlp or switch")
 
 
 def build(config: Config) -> Backbone:

@@ -1,7 +1,7 @@
 """What a model is: a stack of residual sub-layers between encoder and head, which are the same for all models.
 
 A model file holds `class Config(BackboneConfig)` and `build(config) -> Backbone`; `spt list models` shows the first
-line of its docstring. What such a file needs of mixer.py and options.py can be imported from here.
+line of its docstring. What such a file needs from mixer.py and options.py can be imported from here.
 
 Letters: B sequences in a batch, L steps, D width (`d_model`).
 """
@@ -112,7 +112,7 @@ class Backbone(nn.Module):
         return _normalise(self.last_norm, x, context)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As any module, in place: but not the kernels that are computed for all layers before the first."""
+        """Compile in place, like any module, except the kernels that are computed for all layers before the first."""
         if type(self).forward is Backbone.forward:
             self._stack = torch.compile(self._stack, *args, **kwargs)  # type: ignore[method-assign]
         else:
@@ -173,12 +173,12 @@ class Backbone(nn.Module):
         return self.last_norm(x), next_state
 
     def flops(self, length: int) -> Counts:
-        """Operations on one sequence; norms, skips and dropout (a few operations an element) are left out."""
+        """Operations on one sequence; norms, skips and dropout (a few operations per element) are left out."""
         mixers = [*self._layers, *([] if self.positions is None else [self.positions])]
         return sum((as_counts(mixer.flops(length)) for mixer in mixers), Counts())
 
     def shared_flops(self, length: int) -> Counts:
-        """Operations on one batch that do not depend on the number of its sequences."""
+        """Operations on one batch that do not depend on its number of sequences."""
         return sum((as_counts(mixer.shared_flops(length)) for mixer in self._layers), Counts())
 
     def _decay_all(self) -> dict[str, ParamGroup]:

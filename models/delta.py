@@ -1,6 +1,6 @@
-"""Layers of the delta rule, and what DeltaNet and Gated DeltaNet share: what enters the rule, and what is made of it.
+"""Layers of the delta rule, and what DeltaNet and Gated DeltaNet share: the rule's inputs and the use of its outputs.
 
-Two-sided, a second rule with maps and a convolution of its own runs backwards, and the outputs of both are added; both
+If two-sided, a second rule with its own maps and convolution runs backwards, and the outputs of both are added; both
 see the present. Letters: B sequences, L steps, D width, N heads of K keys and V values, W steps of the convolution.
 """
 
@@ -23,7 +23,7 @@ from spt.models.options import BackboneConfig, FeedForwardKind, NormKind
 
 
 class Heads(NamedTuple):
-    """How many, and the features of the keys and values of each."""
+    """The number of heads, and the features of each one's keys and values."""
 
     number: int
     keys: int
@@ -36,14 +36,14 @@ class DeltaConfig(BackboneConfig):
     keys_ratio: ClassVar[float]  # features of all keys over d_model
     values_ratio: ClassVar[int]  # features of values over those of keys
 
-    norm: NormKind = Field("rms", description="normalisation: rms in the paper; layer, batch, scalar, scale, none")
+    norm: NormKind = Field("rms", description="normalisation: rms (as in the paper), layer, batch, scalar, scale, none")
     feed_forward: FeedForwardKind = Field("mlp", description="second sub-layer of every block: mlp, switch or none")
     d_head: int = Field(
         32,
         ge=1,
-        description="features of a head's keys, about: heads share those of all evenly (128 and 256 in the papers)",
+        description="approximate key features per head; heads share them evenly (128 and 256 in the papers)",
     )
-    convolution: int = Field(4, ge=1, description="steps of the short convolutions")
+    convolution: int = Field(4, ge=1, description="length of the short convolutions, in steps")
     negative_eigenvalues: bool = Field(
         False, description="beta in (0, 2), so that a step can reverse what its key reads (Grazzi et al. 2024)"
     )

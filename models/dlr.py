@@ -6,9 +6,9 @@ modes shared by all features and both directions (eqs. 2 and 4),
     x_t = lambda x_{t-1} + u_t,  y_t = cast <w, x_t>,      kappa[l] = sum_n W_n lambda_n^l,  K = cast kappa
     lambda_n = exp(-log_Lambda_re_n² + i log_Lambda_im_n)
 
-and the cast Re, Im, Re + Im, or Re Im: DLR-prod, whose kernel is that of a DLR with up to 4 N² modes, and which has no
-recurrent form here. `real-prod` is Re for the first half of the features and Re Im for the others. There is no factor
-two.
+where the cast is Re, Im, Re + Im, or Re Im (DLR-prod, whose kernel is that of a DLR with up to 4 N² modes, and which
+has no recurrent form here). `real-prod` is Re for the first half of the features and Re Im for the others. There is no
+factor of two.
 
 The initial angles are evenly spaced on the circle, so that with little decay the modes are a Fourier basis and can
 express any kernel of length N; |lambda| = exp(-decay / 2) with a log-uniform decay. The published code calls its range
@@ -42,28 +42,30 @@ PARAMETERS = 2_239_232
 
 class Config(LongConvolutionConfig):
     d_state: int = Field(1024, ge=1, description="modes N; 4096 in the paper's synthetic tasks")
-    cast: Cast = Field("real", description="from the complex kernel to a real one; prod is DLR-prod")
+    cast: Cast = Field("real", description="how the complex kernel becomes a real one; prod is DLR-prod")
     version: Literal["complex", "imag", "imag_W_real", "real_W_real"] = Field(
         "complex", description="imag: |lambda| = 1; W_real: real weights; real_W_real is the paper's DLR-R"
     )
-    decay_min: float = Field(1e-4, ge=0, description="initial decay per step is drawn log-uniformly, from here")
-    decay_max: float = Field(0.1, ge=0, description="to here; not a step size, though published as dt_max")
-    angle_init: Literal["omega", "randn"] = Field("omega", description="angles evenly spaced, or from N(0, 1)")
+    decay_min: float = Field(1e-4, ge=0, description="smallest initial decay per step; drawn log-uniformly")
+    decay_max: float = Field(
+        0.1, ge=0, description="largest initial decay per step; not a step size, though published as dt_max"
+    )
+    angle_init: Literal["omega", "randn"] = Field("omega", description="initial angles: evenly spaced, or from N(0, 1)")
     W_scale: float | None = Field(
-        None, gt=0, description="standard deviation of the real and imaginary weights; default: 1/N"
+        None, gt=0, description="initial standard deviation of the weights' real and imaginary parts; default: 1/N"
     )
     output: Kind = Field(
         "glu",
-        description="after the convolution and its GELU; the paper: linear in synthetic tasks, identity (no GELU "
-        "either) in language models",
+        description="what follows the convolution and its GELU; in the paper: linear in synthetic tasks, identity "
+        "(without the GELU too) in language models",
     )
     ssm_lr: float | None = Field(1e-4, gt=0, description="learning rate of lambda and W; null: the recipe's")
     decay_uses_ssm_lr: bool = Field(
-        True, description="false: log_Lambda_re trains at the recipe's learning rate, as in the published code"
+        True, description="false: train log_Lambda_re at the recipe's learning rate, as in the published code"
     )
 
     mask_padding: bool = Field(
-        True, description="false: a layer sees what the stream holds on padding, not zeros, as in the published code"
+        True, description="false: layers see the stream's values on padding instead of zeros, as in the published code"
     )
 
     @model_validator(mode="after")

@@ -1,13 +1,13 @@
-"""The DLR paper's attention layer: softmax attention in place of a linear recurrence, full or among chunks.
+"""The DLR paper's attention layer: softmax attention in place of a linear recurrence, full or in chunks.
 
 The baseline of Gupta, Mehta, Berant 2022, "Simplifying and understanding state space models with diagonal linear RNNs".
 Their layer has attention in place of the convolution and its own input u in place of D u:
 
-    y = W (u + drop(gelu(attention(u)))) + b, or glu of twice as many numbers
+    y = W (u + drop(gelu(attention(u)))) + b, or the glu of an output twice as wide
 
-The attention has rotary positions and a trained temperature that starts at E^(-1/2). With a `window`, chunks of that
-many steps see themselves and both neighbours, or only the one before if causal. In the paper's Table 6, the layer has
-two feed-forward layers after the attention: a <- a + W2 gelu(W1 norm(a)).
+The attention has rotary positions and a trained temperature that starts at E^(-1/2). With a `window`, each chunk of
+that many steps sees itself and both neighbours, or only the one before it if causal. In the paper's Table 6, two
+feed-forward layers follow the attention within the layer: a <- a + W2 gelu(W1 norm(a)).
 
 Letters: B sequences, L steps, D width, E width of a head, c steps of a chunk (`window`; L without one).
 """
@@ -31,16 +31,17 @@ PARAMETERS = 331_524
 
 
 class Config(LocalConfig):
-    n_heads: int = Field(4, ge=1, description="attention heads; divides d_model")
+    n_heads: int = Field(4, ge=1, description="number of attention heads; must divide d_model")
     window: int | None = Field(
         None,
         ge=1,
-        description="steps in a chunk, which attends to itself and its neighbours; 1024 in the paper's longer tasks",
+        description="steps per chunk, which attends to itself and its neighbours; 1024 in the paper's longer tasks",
     )
     extra_feed_forward: int = Field(
         0,
         ge=0,
-        description="inner width over d_model of two more feed-forward layers after the attention; Table 6: 16",
+        description="inner width, as a multiple of d_model, of two more feed-forward layers after the attention; 16 in "
+        "the paper's Table 6",
     )
     output: Literal["linear", "glu"] = Field("linear", description="output map; glu in the paper's Table 3")
 

@@ -1,16 +1,16 @@
 """DSS: diagonal state spaces without conjugate pairs, input vectors or an explicit discretisation of B.
 
 Gupta, Gu, Berant 2022, "Diagonal state spaces are as effective as structured state spaces". N modes Lambda, shared by
-all features and both directions, a step Delta_h per feature and weights W:
+all features and both directions, a step size Delta_h per feature and weights W:
 
     exp           K[l] = Re sum_n W_n (e^z - 1) / Lambda_n e^(l z),  z = Delta_h Lambda_n        (DSS-EXP)
     exp-re-im     the same, with Im Lambda an exponential and so positive
     exp-no-scale  K[l] = Re sum_n W_n e^(l z)
     softmax       exp, divided by the sum of e^(l z) over a whole length                         (DSS-SOFTMAX)
 
-There is no factor two. A softmax kernel depends on the length it is normalised over. Here that is `softmax_length`, by
-default the longest sequence, so that padding never changes an output; positions beyond it have weight zero. Its modes
-may also grow, and it has no recurrent form here.
+There is no factor of two. A softmax kernel depends on the length it is normalised over: here `softmax_length`, by
+default the longest sequence, so that padding never changes an output; positions beyond it have weight zero. The modes
+of a softmax kernel may also grow, and it has no recurrent form here.
 
 Letters: H features, K directions, N modes.
 """
@@ -42,16 +42,21 @@ class Config(LongConvolutionConfig):
     version: Literal["exp", "exp-re-im", "exp-no-scale", "softmax"] = Field("exp", description="form of the kernel")
     Lambda_init: Literal["hippo", "lin", "randn"] = Field(
         "hippo",
-        description="-1/2 + i w, where w are the positive frequencies of HiPPO-LegS of size 2N, pi n, or from N(0, 1)",
+        description="initial Lambda, -1/2 + i w: w are the positive frequencies of HiPPO-LegS of size 2N (hippo), pi n "
+        "(lin), or from N(0, 1) (randn)",
     )
-    dt_min: float = Field(1e-3, gt=0, description="steps Delta are drawn log-uniformly, from here")
-    dt_max: float = Field(0.1, gt=0, description="to here")
-    softmax_length: int | None = Field(None, ge=1, description="length of the softmax; default: the longest kernel")
-    output: Kind = Field("linear", description="after the convolution and its GELU; glu in larger published runs")
+    dt_min: float = Field(1e-3, gt=0, description="smallest initial step size Delta; drawn log-uniformly")
+    dt_max: float = Field(0.1, gt=0, description="largest initial step size Delta")
+    softmax_length: int | None = Field(
+        None, ge=1, description="length the softmax is taken over; default: the longest kernel"
+    )
+    output: Kind = Field(
+        "linear", description="what follows the convolution and its GELU; glu in larger published runs"
+    )
     ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of Delta, Lambda and W; null: the recipe's")
 
     Lambda_lr: float | None = Field(
-        None, gt=0, description="learning rate of Lambda alone; null: ssm_lr (the DLR paper's longest pictures: 1e-4)"
+        None, gt=0, description="learning rate of Lambda alone; null: ssm_lr (1e-4 for the DLR paper's longest images)"
     )
 
     @model_validator(mode="after")

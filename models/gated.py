@@ -2,7 +2,7 @@
 
     h_t = a_t h_{t-1} + b_t,   a_t and b_t from the input of step t alone
 
-Two-sided, a second recurrence with parameters of its own runs backwards, and the output reads the states of both; both
+If two-sided, a second recurrence with its own parameters runs backwards, and the output reads the states of both; both
 see the present. Letters: B sequences, L steps, D width, P states, K directions, W steps of a short convolution.
 """
 
@@ -26,14 +26,14 @@ Candidate = Literal["positive", "linear"]
 
 
 class Coefficients(NamedTuple):
-    """Of every step: what remains of the state, and what is added to it."""
+    """For every step: what the state is multiplied by, and what is added to it."""
 
     a: Inexact[Tensor, "B *L P"]
     b: Inexact[Tensor, "B *L P"]
 
 
 class GatedRecurrence(Mixer):
-    """The subclass says what enters, what the coefficients are and how the states are read, all step by step."""
+    """A subclass defines what the coefficients are and how the states are read, all step by step."""
 
     uncompiled = ("mix_states",)
 
@@ -77,8 +77,10 @@ def run(coefficients: Coefficients, direction: int, valid: Bool[Tensor, "B L"] |
 class MinimalConfig(BackboneConfig):
     """Options of minGRU and minLSTM."""
 
-    expansion: int = Field(1, ge=1, description="states per direction over d_model (the paper's alpha)")
-    candidate: Candidate = Field("positive", description="what enters the state: g(x), which is positive, or x itself")
+    expansion: int = Field(1, ge=1, description="states per direction, as a multiple of d_model (the paper's alpha)")
+    candidate: Candidate = Field(
+        "positive", description="what enters the state: g(x), which is positive, or x itself (linear)"
+    )
 
 
 class MinimalRecurrence(GatedRecurrence):
@@ -125,7 +127,7 @@ class ShortConvolution(nn.Module):
         self.bias = nn.Parameter(torch.zeros(features)) if bias else None
 
     def forward(self, u: Float[Tensor, "B L P"], reverse: bool = False) -> Float[Tensor, "B L P"]:
-        """What stands before the first step, or beyond the last, is zero."""
+        """Values before the first step, or after the last, are zero."""
         y = short_convolve(u, self.weight, reverse=reverse)
         return y if self.bias is None else y + self.bias
 

@@ -1,4 +1,4 @@
-"""Gated DeltaNet: the delta rule with a state that also decays, by as much as the input says (Yang et al. 2024).
+"""Gated DeltaNet: the delta rule with a state that also decays, at a rate set by the input (Yang et al. 2024).
 
     [q_t, k_t, v_t] = silu(convolution of W_qkv x)_t,   beta_t = sigmoid(W_b x_t)
     q_t <- q_t / (|q_t| sqrt(K)),   k_t <- k_t / |k_t|
@@ -6,11 +6,11 @@
     S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,   o_t = S_t^T q_t
     y_t = W_o (rms_norm(o_t) silu(W_g x_t))
 
-Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule", sections 3.1 and 3.4, for every head
-by itself; the decay is Mamba2's. The state here is the transpose of the paper's, and q is scaled as in the authors'
-code. Keys have 3/4 D features in all, values twice as many, so that a layer has 6 D² parameters. In the paper a gated
-feed-forward layer follows (here `feed_forward: mlp`). Two-sided, a second rule with parameters of its own runs
-backwards; their outputs are added before the norm. Letters: L steps, D width, K features of a head's keys.
+Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule", sections 3.1 and 3.4, in each
+head; the decay is Mamba2's. The state here is the transpose of the paper's, and q is scaled as in the authors' code.
+Keys have 3/4 D features in all, values twice as many, so that a layer has 6 D² parameters. In the paper, a gated
+feed-forward layer follows (here `feed_forward: mlp`). If two-sided, a second rule with its own parameters runs
+backwards; the two outputs are added before the norm. Letters: L steps, D width, K features of a head's keys.
 """
 
 import torch

@@ -1,13 +1,13 @@
-"""GLA, gated linear attention: a state that forgets each feature of the keys at a rate of its own (Yang et al. 2024,
+"""GLA, gated linear attention: a state that forgets each feature of the keys at its own rate (Yang et al. 2024,
 "Gated linear attention transformers with hardware-efficient training", section 4).
 
     S_t = diag(a_t) S_{t-1} + k_t v_t^T,   a_t = sigmoid(W_2 W_1 x_t + b)^(1/16),   o_t = S_t^T q_t / sqrt(N)
     y_t = W_o (silu(W_g x_t + b_g) norm(o_t))
 
 q, k and v are linear maps of x, q and k of half its width; W_1 has 16 rows. norm divides a head by its root mean square
-and multiplies it by a trained vector (in the paper a layer norm). The factor 1 / sqrt(N) is the authors' code's. The
-paper's feed-forward layer is gated and has 8/3 of the width; here it is `feed_forward: mlp`, which has as many
-parameters. Two-sided, a second recurrence with maps, gates and norm of its own runs backwards, and the normalised
+and multiplies it by a trained vector (in the paper, it is a layer norm). The factor 1 / sqrt(N) is from the authors'
+code. The paper's feed-forward layer is gated and has 8/3 of the width; here it is `feed_forward: mlp`, which has as
+many parameters. If two-sided, a second recurrence with its own maps, gates and norm runs backwards, and the normalised
 outputs are added. Letters: B sequences, L steps, D width, H heads, N width of keys, P of values, K directions.
 """
 
@@ -30,8 +30,8 @@ TEMPERATURE = 16.0  # the larger, the slower a gate that is neither open nor shu
 
 
 class Config(HeadsConfig):
-    norm: NormKind = Field("rms", description="normalisation: rms in the code; layer, batch, scalar, scale, none")
-    gate_rank: int = Field(16, ge=1, description="rows of W_1, between the input and the gates of what is kept")
+    norm: NormKind = Field("rms", description="normalisation: rms (as in the code), layer, batch, scalar, scale, none")
+    gate_rank: int = Field(16, ge=1, description="rows of W_1, the rank of the map from the input to the gates a_t")
 
 
 class GatedLinearAttention(GatedHeads):

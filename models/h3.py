@@ -2,12 +2,12 @@
 
     Q, K, V = W x + b,   y = W_o (Q SSM_diag(SSM_shift(K) V)) + b_o                                     (algorithm 1)
 
-Every state space adds its input times a skip weight. The shift's state at first holds the last N inputs (B is trained),
-and its kernel is short: sum_n B_n C_{n+l} for lags l < N. The diagonal one is S4D-Lin by the bilinear rule, one for
-each head of width d; in a head, K V^T is an outer product of d × d numbers, each of which it convolves, and Q weighs
-its rows. In the authors' language models a feed-forward layer follows (here `feed_forward: mlp`), two layers have
-attention instead, and all is causal; their GPT-2 initialisation is not used here. The two-sided form is ours: both
-state spaces have a second C, of a kernel that runs backwards from the next step.
+Each state space adds its input times a skip weight. The shift's state initially holds the last N inputs (B is trained),
+and its kernel is short: sum_n B_n C_{n+l} for lags l < N. The diagonal state space is S4D-Lin with the bilinear rule,
+one for each head of width d; in a head, it convolves each of the d × d numbers of the outer product K V^T, and Q
+weighs the rows. In the authors' language models, a feed-forward layer follows (here `feed_forward: mlp`), two layers
+have attention instead, and everything is causal; their GPT-2 initialisation is not used here. The two-sided form is
+ours: both state spaces have a second C, whose kernel runs backwards from the next step.
 
 Letters: B sequences, L steps, D width, H heads, N state size. In kernels: B and C of a state space, K directions, M
 kernel length.
@@ -40,7 +40,7 @@ class Config(ConjugatePairConfig):
     mixings: ClassVar[int] = 2  # the diagonal state space reads the shift
 
     feed_forward: FeedForwardKind = Field("mlp", description="second sub-layer of every block: mlp, switch or none")
-    head_dim: int = Field(1, ge=1, description="width d of a head; divides d_model")
+    head_dim: int = Field(1, ge=1, description="width d of a head; must divide d_model")
 
     @model_validator(mode="after")
     def _heads_fit(self) -> "Config":
@@ -55,7 +55,7 @@ class ShiftSystem(NamedTuple):
 
 
 class ShiftKernel(Kernel):
-    """Parameters: B (D, N), at first what enters the first place alone; C (K, D, N), as a convolution's in torch."""
+    """Parameters: B (D, N), initially one in the first place, else zero; C (K, D, N), drawn as torch's convolutions."""
 
     recurrent = True
 

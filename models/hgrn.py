@@ -4,11 +4,11 @@
     lambda_t = gamma + (1 - gamma) mu_t,   h_t = lambda_t exp(i theta) h_{t-1} + (1 - lambda_t) c_t
     y_t = W_o layer_norm(silu(W_g x_t + b_g) [Re h_t, Im h_t]) + b_o
 
-gamma, the least that is kept, grows with the layers: that of layer k = 0, 1, ... is sum_{j<k} softmax(Gamma)_j, the
-softmax taken over layers. theta is trained, and starts as the frequencies of rotary positions; the authors' code
-squares them, and has the norm before the gate. In the paper a gated feed-forward layer follows (here `feed_forward:
-mlp`). Two-sided, a second recurrence with maps of its own runs backwards (the authors share the maps and add the
-states). Letters: L steps, D width, P states (`expansion` D), K directions.
+gamma, the least share of the state that is kept, grows with depth: in layer k = 0, 1, ... it is
+sum_{j<k} softmax(Gamma)_j, with the softmax over layers. theta is trained and starts as the frequencies of rotary
+positions; the authors' code squares them and applies the norm before the gate. In the paper, a gated feed-forward layer
+follows (here `feed_forward: mlp`). If two-sided, a second recurrence with its own maps runs backwards (the authors
+share the maps and add the states). Letters: L steps, D width, P states (`expansion` D), K directions.
 """
 
 import torch
@@ -31,11 +31,11 @@ PARAMETERS = 1_458_432
 
 class Config(BackboneConfig):
     feed_forward: FeedForwardKind = Field("mlp", description="second sub-layer of every block: mlp, switch or none")
-    expansion: int = Field(1, ge=1, description="complex states per direction over d_model")
+    expansion: int = Field(1, ge=1, description="complex states per direction, as a multiple of d_model")
 
 
 class LowerBounds(nn.Module):
-    """Of all layers. Parameter: Gamma (N layers, K, P), zero, so that layer k keeps at least k/N at the start."""
+    """gamma of all layers. Parameter: Gamma (N layers, K, P), zero, so that layer k initially keeps at least k/N."""
 
     def __init__(self, layers: int, directions: int, states: int) -> None:
         super().__init__()

@@ -4,14 +4,15 @@
     v <- h^n * (x^{N-1-n} v) + D^n x^{N-1-n} v,   n = 0, ..., N - 2,   y = W_o (x^0 v) + b_o   (definition 3.1)
     h_t = window(t) MLP(z_t),   window(t) = exp(-decay t / (L - 1))                                      (section 3.3)
 
-* is a convolution over the sequence, products go element by element. Of definition 3.1 the first convolution is left
-out; the order of products and the skip weights D^n are those of the authors' code (standalone_hyena.py). The order is N
-as it counts it: 2 has one long convolution between two gates. The filters' features are in its order too, so that with
-N > 2 the first convolution has the slowest windows. z_t holds t / (L - 1) and waves of `bands` frequencies, starts as
-such and is trained; the MLP's activations are sin(frequency x), trained too. Layers start as in the authors' layer
-alone, not as in their language models, but for the short convolution: normal, of the same variance, its bias zero. In
-the language models a feed-forward layer follows (here `feed_forward: mlp`), and all is causal. The two-sided form is
-ours: the MLP gives a second filter, which runs backwards from the next step, and the short convolution is centred.
+* is a convolution over the sequence; products are element-wise. The first convolution of definition 3.1 is left out;
+the order of products and the skip weights D^n are those of the authors' code (standalone_hyena.py). N is the order as
+that code counts it: order 2 has one long convolution between two gates. The filters' features are in the code's order
+too, so that with N > 2 the first convolution has the slowest windows. z_t is initially t / (L - 1) and waves of `bands`
+frequencies, and is trained; the MLP's activations are sin(frequency x), with the frequency trained too. Layers are
+initialised as in the authors' stand-alone layer, not as in their language models, except the short convolution, which
+is normal with the same variance, and its bias zero. In the language models, a feed-forward layer follows (here
+`feed_forward: mlp`), and everything is causal. The two-sided form is ours: the MLP outputs a second filter, which runs
+backwards from the next step, and the short convolution is centred.
 
 Letters: B sequences, L longest sequence, D width (D^n: skip weights), N order, K directions, M kernel length.
 """
@@ -41,12 +42,12 @@ SLOWEST, FASTEST, TARGET = 1.5, 0.3, 0.01  # windows fall to 1% at these times, 
 
 class Config(LocalConfig):
     feed_forward: FeedForwardKind = Field("mlp", description="second sub-layer of every block: mlp, switch or none")
-    order: int = Field(2, ge=2, description="gates N; there is one long convolution fewer")
-    convolution: int = Field(3, ge=1, description="steps of the short convolution")
-    d_filter: int = Field(64, ge=1, description="width of the MLP that makes the filters")
-    filter_layers: int = Field(4, ge=2, description="linear maps of that MLP")
-    bands: int = Field(16, ge=1, description="frequencies among its positional features")
-    frequency: float = Field(14.0, gt=0, description="initial frequency of its sines")
+    order: int = Field(2, ge=2, description="number of gates N, one more than there are long convolutions")
+    convolution: int = Field(3, ge=1, description="length of the short convolution, in steps")
+    d_filter: int = Field(64, ge=1, description="width of the MLP that produces the filters")
+    filter_layers: int = Field(4, ge=2, description="number of linear maps in that MLP")
+    bands: int = Field(16, ge=1, description="number of frequencies in its positional features")
+    frequency: float = Field(14.0, gt=0, description="initial frequency of its sine activations")
 
     def _nearby(self) -> int:
         """How far the short convolution sees."""
@@ -64,7 +65,7 @@ class Config(LocalConfig):
 
 class HyenaFilter(Kernel):
     """Parameters: z (L, 1 + 2 bands); the maps of the MLP, the last without bias; frequency (d_filter,), of all sines.
-    The second direction has outputs of its own, and the same windows."""
+    The second direction has its own outputs, and the same windows."""
 
     t: Tensor
     decay: Tensor

@@ -37,7 +37,7 @@ class HeadsConfig(BackboneConfig):
     """Options of heads that divide the width."""
 
     feed_forward: FeedForwardKind = Field("mlp", description="second sub-layer of every block: mlp, switch or none")
-    n_heads: int = Field(4, ge=1, description="heads; divides d_model")
+    n_heads: int = Field(4, ge=1, description="number of heads; must divide d_model")
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> "HeadsConfig":
@@ -50,10 +50,10 @@ class HeadsConfig(BackboneConfig):
 
 
 class KernelAttentionConfig(HeadsConfig):
-    """Options of attention that finds its positions in the stream."""
+    """Options of attention whose positions are added to the stream."""
 
     positions: tuple[AbsolutePosition, ...] = Field(
-        ("sinusoidal",), description="any of learned, sinusoidal; [] for none"
+        ("sinusoidal",), description="absolute positions: any of learned, sinusoidal; [] for none"
     )
     position_std: float = Field(0.02, gt=0, description="initial standard deviation of learned positions")
 
@@ -79,8 +79,8 @@ def make_positions(config: KernelAttentionConfig) -> Positions | None:
 
 
 class Features(NamedTuple):
-    """Of queries and keys. In a causal Performer the keys of step t are scaled by exp(-c_t); where c grows, log_decay =
-    c_{t-1} - c_t brings the sums so far to the new scale, and log_scale is the last c."""
+    """The features of queries and keys. In a causal Performer, the keys of step t are scaled by exp(-c_t); where c
+    grows, log_decay = c_{t-1} - c_t brings the sums so far to the new scale, and log_scale is the last c."""
 
     queries: Float[Tensor, "B L H M"]
     keys: Float[Tensor, "B L H M"]
@@ -89,9 +89,10 @@ class Features(NamedTuple):
 
 
 class KernelAttention(Mixer):
-    """y_t = W_o sum_s phi(q_t) phi(k_s) v_s / (eps + sum_s phi(q_t) phi(k_s)); the subclass says what phi is.
+    """y_t = W_o sum_s phi(q_t) phi(k_s) v_s / (eps + sum_s phi(q_t) phi(k_s)); a subclass defines phi.
 
-    Two-sided, s is every step, causal, every one up to t. Parameters: the map D -> 3 D, the map D -> D of the output.
+    If two-sided, s runs over all steps; if causal, over those up to t. Parameters: the map D -> 3 D, the map D -> D of
+    the output.
     """
 
     uncompiled = ("attend",)
@@ -156,7 +157,7 @@ class KernelAttention(Mixer):
 
 
 class Heads(NamedTuple):
-    """Of every step: queries, keys, values, and the log decays of the state before it."""
+    """For every step: queries, keys, values, and the log decays of the state before it."""
 
     q: Float[Tensor, "B L H N"]
     k: Float[Tensor, "B L H N"]
@@ -167,9 +168,9 @@ class Heads(NamedTuple):
 class GatedHeads(Mixer):
     """S_t = diag(a_t) S_{t-1} + k_t v_t^T, o_t = S_t^T q_t / sqrt(N), y_t = W_o (silu(W_g x_t + b_g) norm(o_t)).
 
-    norm divides each head by its root mean square; two-sided, both directions' normalised outputs are added before the
-    gate. The subclass says what decays. Parameters: for each direction one map D -> H (2 N + P) without bias, so that
-    nothing enters on padding, which backwards comes first; the gate's map D -> H P; the output's H P -> D.
+    norm divides each head by its root mean square; if two-sided, both directions' normalised outputs are added before
+    the gate. A subclass defines the decay. Parameters: for each direction one map D -> H (2 N + P) without bias, so
+    that nothing enters on padding, which backwards comes first; the gate's map D -> H P; the output's H P -> D.
     """
 
     uncompiled = ("mix_states",)
@@ -233,6 +234,6 @@ class GatedHeads(Mixer):
 
 @torch.no_grad()
 def start_as_xavier(weights: Iterable[Tensor]) -> None:
-    """Maps into the heads as in the published code; those of one layer are drawn as if they were apart."""
+    """Initialise maps into the heads as in the published code; those of one layer are drawn as if separate."""
     for weight in weights:
         nn.init.xavier_uniform_(weight, gain=INITIAL_GAIN)

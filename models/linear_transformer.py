@@ -2,10 +2,10 @@
 
     y_t = W_o [sum_s phi(q_t) phi(k_s) v_s / (eps + sum_s phi(q_t) phi(k_s))],   phi(a) = elu(a) + 1
 
-of every head, with q, k and v affine maps of the input, and eps = 1e-6. Both sums are products of phi(q_t) with a
-matrix and a vector that do not depend on t: two-sided, with those of the whole sequence (eq. 5), causal, with running
-ones (eqs. 9 to 12). A feed-forward layer follows, as in the Transformer (`feed_forward: mlp`), and so do its absolute
-positions; rotary ones would make weights negative. Letters: L steps, D width, H heads, P = D / H.
+in every head, where q, k and v are affine maps of the input and eps = 1e-6. Both sums are products of phi(q_t) with a
+matrix and a vector: if two-sided, sums over the whole sequence, which do not depend on t (eq. 5); if causal, running
+sums (eqs. 9 to 12). The feed-forward layer that follows (`feed_forward: mlp`) and the absolute positions are the
+Transformer's; rotary positions would make weights negative. Letters: L steps, D width, H heads, P = D / H.
 """
 
 import torch.nn.functional as F

@@ -2,9 +2,9 @@
 
     head_i = softmax(X W_i^Q (E' X W_i^K)^T / sqrt(D / H)) F' X W_i^V   (section 4, eq. 7)
 
-where E' = E[:, :L] and F' = F[:, :L] for E and F of shape (k, M); then the output map, and a feed-forward layer. As in
-the authors' code, all heads of a layer share E and F, X is projected before it is mapped, and maps have biases. Places
-have weights of their own in E and F, so there are only sequences up to `max_length` steps. Two-sided by nature: each of
+where E' = E[:, :L] and F' = F[:, :L] for E and F of shape (k, M); the output map and a feed-forward layer follow. As in
+the authors' code, all heads of a layer share E and F, X is projected before it is mapped, and maps have biases. Each
+position has its own weights in E and F, so sequences are limited to `max_length` steps. Two-sided by nature: each of
 the k summaries reads all steps. Letters: B sequences, L steps, M longest sequence, D width, H heads, k projected steps.
 """
 
@@ -27,14 +27,18 @@ PARAMETERS = 1_972_992
 
 
 class Config(KernelAttentionConfig):
-    projected_length: int = Field(128, ge=1, description="steps k that keys and values are projected to")
+    projected_length: int = Field(128, ge=1, description="number of steps k that keys and values are projected to")
     sharing: Literal["headwise", "key_value", "layerwise"] = Field(
         "headwise",
-        description="projections along time: two a layer, for all its heads (headwise); one for keys and values alike "
-        "(key_value); one for all layers (layerwise)",
+        description="projections along time: two per layer, shared by its heads (headwise); one per layer, for keys "
+        "and values alike (key_value); one for all layers (layerwise)",
     )
-    positions: tuple[AbsolutePosition, ...] = Field(("learned",), description="learned, sinusoidal; [] for none")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the attention weights, in training only")
+    positions: tuple[AbsolutePosition, ...] = Field(
+        ("learned",), description="absolute positions: any of learned, sinusoidal; [] for none"
+    )
+    attention_dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout rate on the attention weights, in training only"
+    )
 
 
 class Projection(nn.Module):

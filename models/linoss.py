@@ -3,16 +3,16 @@
     y'' = -A y + B u,   x = Re(C y) + D u                                                           (equation 1)
     z_t = z_{t-1} + dt (-A y_* + B u_t),   y_t = y_{t-1} + dt z_t                                         (section 2)
 
-A is diagonal and not negative. `disc: im` takes y_* = y_t, which damps; `imex` takes y_{t-1}, which conserves energy:
-its eigenvalues lie on the unit circle while dt² A < 4. Every oscillator is a recurrence of second order in y alone,
+A is diagonal and non-negative. `disc: im` takes y_* = y_t, which damps; `imex` takes y_{t-1}, which conserves energy:
+its eigenvalues lie on the unit circle while dt² A < 4. Each oscillator is a second-order recurrence in y alone,
 
     y_t = trace M y_{t-1} - det M y_{t-2} + S dt² B u_t,   M = [[S, -S dt A], [S dt, 1 - S dt² A]],
 
-with S = 1 / (1 + dt² A) for im and 1 for imex. The paper's model is causal; two directions are as in S5: a second C
+with S = 1 / (1 + dt² A) for im and 1 for imex. The paper's model is causal; the two-sided form is S5's: a second C
 reads the same oscillators run backwards, and both see the present. The authors' batch norm has no trained scale and
-shift, and uses running statistics in training too; ours has both, and uses the batch's. A slow oscillator (A near 0)
-sums its input over hundreds of steps, rounding included: in bfloat16 outputs are off by a tenth and more. Letters: B
-sequences, L steps, H features, P oscillators, K directions.
+shift and uses running statistics in training too; ours has both and uses the batch's statistics. A slow oscillator (A
+near 0) sums its input over hundreds of steps, rounding errors included: in bfloat16, outputs are off by a tenth or
+more. Letters: B sequences, L steps, H features, P oscillators, K directions.
 """
 
 import math
@@ -36,14 +36,18 @@ PARAMETERS = 330_752
 
 
 class Config(BackboneConfig):
-    norm: NormKind = Field("batch", description="normalisation: batch in the paper; layer, rms, scalar, none")
-    norm_momentum: float = Field(0.01, gt=0, le=1, description="batch norm: weight of the new batch (1 - equinox's)")
+    norm: NormKind = Field("batch", description="normalisation: batch (as in the paper), layer, rms, scalar, none")
+    norm_momentum: float = Field(
+        0.01, gt=0, le=1, description="batch norm: weight of the new batch (1 - equinox's momentum)"
+    )
     norm_unbiased: bool = Field(
-        False, description="batch norm: running variance divided by n - 1 (torch), not n (equinox)"
+        False, description="batch norm: divide the running variance by n - 1 (torch), not n (equinox)"
     )
     last_norm: bool | None = Field(False, description="a norm after the last block")
-    d_state: int = Field(64, ge=1, description="oscillators P")
-    disc: Literal["im", "imex"] = Field("im", description="discretisation: implicit (damped) or implicit-explicit")
+    d_state: int = Field(64, ge=1, description="number of oscillators P")
+    disc: Literal["im", "imex"] = Field(
+        "im", description="discretisation: implicit (im, damped) or implicit-explicit (imex)"
+    )
 
 
 class Oscillators(NamedTuple):

@@ -2,17 +2,17 @@
 
     x_t = (Abar + Bbar 1^T u_t) x_{t-1} + Bbar u_t,   y_t = C x_t + D u_t                          (section 3, discrete)
 
-In y_t a product of p inputs has the factor C Abar^a Bbar, with a steps since, times one 1^T Abar^m Bbar for each gap of
-m steps between them, which for neighbours is s = 1^T Bbar. Here are S4's own terms, p = 1, and those without a power of
-Abar, products of p neighbours that end now, up to the degree P:
+In y_t, a product of p inputs, the last of them a steps ago, has the factor C Abar^a Bbar, times one 1^T Abar^m Bbar for
+each gap of m steps between inputs; for neighbours this is s = 1^T Bbar. This model has S4's own terms, p = 1, and those
+without a power of Abar, which are products of p neighbouring inputs that end at the present, up to degree P:
 
     y = K * u + D u + sum_p <C, Bbar> s^{p-1} u_t u_{t-1} ... u_{t-p+1},   p = 2, ..., P
 
 This is the paper's PB kernel (Abar replaced by 1), read with B^p = B (1^T B)^{p-1}, as its code does for p = 2. The
-published code is another model: its factors are those of the initial A, B, C and dt, untrained, without the low-rank
-part of A, with C conjugated and with s^(2^{p-1} - 1) in the place of s^{p-1}; the products are added in reverse order
-of time, by default those of sets of p steps near the sequence's end. It is not causal, as its authors say (issue 17 of
-its repository). Here, two-sided, S4's second kernel has products of its own, which begin at the next step.
+published code is another model: its factors come from the initial, untrained A, B, C and dt, without the low-rank part
+of A, with C conjugated and with s^(2^{p-1} - 1) in place of s^{p-1}; the products are added in reverse time order, by
+default those of sets of p steps near the end of the sequence. It is not causal, as its authors say (issue 17 of its
+repository). Here, if two-sided, S4's second kernel has its own products, which begin at the next step.
 
 Letters: B sequences, L steps, H features, K directions, P degree, J = P - 1.
 """
@@ -40,11 +40,11 @@ PARAMETERS = 200_704
 
 class Config(S4Config):
     degree: int = Field(2, ge=2, description="largest number P of inputs in a product (2 to 6 in the paper)")
-    output: Kind = Field("glu", description="after the convolution and its GELU; identity: neither GELU nor map")
+    output: Kind = Field("glu", description="what follows the convolution and its GELU; identity: neither GELU nor map")
     pre_activation_dropout: EarlyDropout = Field(
         False,
-        description="dropout before the GELU too; untied, as in the S4 repository: with a mask for each step under "
-        "tie_dropout as well",
+        description="dropout before the GELU too; untied, as in the S4 repository: with a separate mask for each step "
+        "even under tie_dropout",
     )
 
     @model_validator(mode="after")

@@ -1,6 +1,6 @@
 """LRU, the linear recurrent unit: a diagonal recurrence trained in discrete time (Orvieto et al. 2023).
 
-The output's maps and the norms start as in flax, with which the public code (minimal-LRU) is written.
+The output maps and the norms are initialised as in flax, in which the public code (minimal-LRU) is written.
 
 Letters: B sequences, L steps, H features, N states, K directions. x_t = lambda x_{t-1} + gamma B u_t and
 y_t = Re(C x_t) + D u_t, with lambda = exp(-exp(nu) + i exp(theta)) (section 3 of the paper).
@@ -24,19 +24,23 @@ PARAMETERS = 528_384
 
 
 class Config(BackboneConfig):
-    norm: NormKind = Field("batch", description="normalisation: batch or layer in the paper; rms, scalar, none")
-    norm_momentum: float = Field(0.01, gt=0, le=1, description="batch norm: weight of the new batch (1 - flax's)")
+    norm: NormKind = Field("batch", description="normalisation: batch or layer (as in the paper), rms, scalar, none")
+    norm_momentum: float = Field(
+        0.01, gt=0, le=1, description="batch norm: weight of the new batch (1 - flax's momentum)"
+    )
     norm_unbiased: bool = Field(
-        False, description="batch norm: running variance divided by n - 1 (torch), not n (flax)"
+        False, description="batch norm: divide the running variance by n - 1 (torch), not n (flax)"
     )
     last_norm: bool | None = Field(False, description="a norm after the last block")
     tie_dropout: bool = Field(True, description="one dropout mask for all steps of a sequence")
-    d_state: int = Field(128, ge=1, description="states N")
+    d_state: int = Field(128, ge=1, description="number of states N")
     r_min: float = Field(0.0, ge=0, lt=1, description="smallest initial modulus of an eigenvalue")
     r_max: float = Field(1.0, gt=0, le=1, description="largest initial modulus of an eigenvalue")
     max_phase: float = Field(6.28, gt=0, description="largest initial angle of an eigenvalue; 2 pi / 10 for Path-X")
     ssm_lr_factor: float = Field(
-        0.5, gt=0, description="learning rate of nu, theta, gamma and B over the recipe's; these have no weight decay"
+        0.5,
+        gt=0,
+        description="learning rate of nu, theta, gamma and B, relative to the recipe's; these have no weight decay",
     )
 
     @model_validator(mode="after")
@@ -47,10 +51,10 @@ class Config(BackboneConfig):
 
 
 class LRU(DiagonalRecurrence):
-    """The recurrence, then GELU and GLU; without norm and skip.
+    """The recurrence, then GELU and GLU, without norm and skip connection.
 
-    Parameters: nu, theta, gamma (N,), logarithms; B (N, H, 2); C (K, H, N, 2); D (H,). The paper's model is causal; two
-    directions are as in S5.
+    Parameters: nu, theta, gamma (N,), logarithms; B (N, H, 2); C (K, H, N, 2); D (H,). The paper's model is causal; the
+    two-sided form is S5's.
     """
 
     state_space = ("nu", "theta", "gamma", "B", "C")

@@ -3,9 +3,9 @@
     u, z = W_in x,   u' = silu(convolution(u)),   p_t, B_t, C_t = W_x u'_t,   dt_t = softplus(W_dt p_t + b_dt)
     h_t = exp(dt_t A) h_{t-1} + dt_t u'_t B_t,   y_t = h_t C_t + D u'_t,   out = W_out (y silu(z))
 
-feature by feature of u, each with N states; A = -exp(A_log). The block has no feed-forward layer. Two-sided, as in
-Vision Mamba (Zhu et al. 2024, section 3.3): W_in and W_out are shared, and a second set of everything between them
-(convolution, W_x, W_dt, A, D) runs backwards; both y are added. Both directions see the present.
+for each feature of u, with N states each; A = -exp(A_log). The block has no feed-forward layer. The two-sided form is
+Vision Mamba's (Zhu et al. 2024, section 3.3): W_in and W_out are shared, and a second set of everything between them
+(convolution, W_x, W_dt, A, D) runs backwards; the two y are added. Both directions see the present.
 
 Initial values are those of the authors' code: A = -1, ..., -N; dt log-uniform in [dt_min, dt_max]; W_out divided by
 sqrt(number of layers). A, D and b_dt have no weight decay. Letters: B sequences, L steps, D width, E features
@@ -36,9 +36,9 @@ PARAMETERS = 539_264
 class Config(SelectiveConfig):
     inner_widths = ("d_ff", "dt_rank")
 
-    d_state: int = Field(16, ge=1, description="states N of every feature")
+    d_state: int = Field(16, ge=1, description="number of states N per feature")
     dt_rank: int | None = Field(
-        None, ge=1, description="width R of what step sizes are computed from; default: D / 16, rounded up"
+        None, ge=1, description="width R of p, which step sizes are computed from; default: D / 16, rounded up"
     )
 
 

@@ -3,10 +3,10 @@
     z, u = W_in x,   B_t, C_t, p_t = W_s x_t,   u', B', C' = silu(convolution([u, B, C])),   dt_t = softplus(p_t + b_dt)
     S_t = exp(dt_t A) S_{t-1} + B'_t (dt_t u'_t)^T,   y_t = S_t^T C'_t + D u'_t,   out = W_out rms_norm(y silu(z))
 
-head by head: of the E features of u each head has P, a number A = -exp(A_log) and a step size; B and C are the same for
-all heads. In chunks (section 6) most of it is matrix products: C are queries, B keys, dt u values. W_in and W_s are one
-matrix in the paper. Two-sided, W_in and W_out are shared, and a second set of everything between them (W_s,
-convolution, A, D) runs backwards; both y are added, and both directions see the present.
+in each head, which has P of the E features of u, one number A = -exp(A_log) and a step size; all heads share B and C.
+In chunks (section 6), most of it is matrix products, with C as queries, B as keys and dt u as values. W_in and W_s are
+one matrix in the paper. If two-sided, W_in and W_out are shared, and a second set of everything between them (W_s,
+convolution, A, D) runs backwards; the two y are added, and both directions see the present.
 
 Initial values are those of the authors' code: A uniform in [1, 16]; the rest as in Mamba. A, D and b_dt have no weight
 decay. Letters: B sequences, L steps, D width, E = H P features (about `expansion` D), H heads, P features of a head, N
@@ -37,9 +37,11 @@ CHUNK = 64  # steps; shorter ones have more states between them, of N P numbers 
 
 
 class Config(SelectiveConfig):
-    d_state: int = Field(128, ge=1, description="states N of every feature")
+    d_state: int = Field(128, ge=1, description="number of states N per feature")
     d_head: int | None = Field(
-        None, ge=1, description="features P of a head; default: about 64, but less where heads would be fewer than 4"
+        None,
+        ge=1,
+        description="features P per head; default: about 64, but fewer if that would give fewer than 4 heads",
     )
 
     @property

@@ -10,13 +10,13 @@ X and its normalised form x (X itself if the norm comes after the block), a bloc
     S = f(a b^T / tau + bias)                     one head, bias by distance alone
     X <- X + u (drop silu(h + W_h (r S v)) - X)
 
-and a feed-forward layer. Two-sided, each direction has a kernel, and both see the present. f is one of
+followed by a feed-forward layer. If two-sided, each direction has a kernel, and both see the present. f is one of
 
     softmax    tau = sqrt(Z)
     laplace    (1 + erf((s - mu) / (sigma sqrt 2))) / 2;  tau is the number of keys that a query sees
     relu2      max(s, 0)²;  tau as for laplace
 
-Mega-chunk: attention within chunks of c steps, so that the cost is linear in L; the moving average still spans all.
+Mega-chunk: attention within chunks of c steps, at a cost linear in L; the moving average still spans all steps.
 
 Letters: B sequences, L steps, D width, K directions, N averages per feature (n above), E hidden width, Z width of
 queries and keys, C = c chunk length or L, G chunks of all sequences, R queries at a time, M kernel length.
@@ -57,15 +57,17 @@ class Config(LongConvolutionConfig):
     mixings: ClassVar[int] = 2  # attention reads the moving average
     inner_widths: ClassVar[tuple[str, ...]] = ("d_ff", "d_attention", "d_hidden")
 
-    d_state: int = Field(16, ge=1, description="moving averages per feature, each with its own decay rate")
+    d_state: int = Field(16, ge=1, description="number of moving averages per feature, each with its own decay rate")
     d_attention: int = Field(64, ge=1, description="width of queries and keys")
     d_hidden: int | None = Field(None, ge=1, description="width of the values; default: 2 d_model")
     attention: AttentionKind = Field(
-        "softmax", description="from scores to weights: softmax (the paper's text tasks), laplace (its images), relu2"
+        "softmax",
+        description="maps scores to weights: softmax (the paper's text tasks), laplace (its image tasks), relu2",
     )
     relative_bias: Literal["simple", "rotary"] = Field(
         "simple",
-        description="bias by distance: a table, or two rotated vectors (any length; needs an even d_attention)",
+        description="bias by distance: a table (simple), or two rotated vectors (rotary; any length, needs an even "
+        "d_attention)",
     )
     chunk: int | None = Field(
         None, ge=1, description="attention within chunks of this many steps; default: over all steps"
@@ -73,9 +75,13 @@ class Config(LongConvolutionConfig):
     max_kernel_length: int | None = Field(
         None, ge=1, description="longest reach of the moving average, in steps (published: 1024 or 4096)"
     )
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the attention weights, in training only")
-    hidden_dropout: float = Field(0.0, ge=0, lt=1, description="on the values")
-    feed_forward: FeedForwardKind = Field("mlp", description="none, mlp, or switch (a mixture of mlps, one per step)")
+    attention_dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout rate on the attention weights, in training only"
+    )
+    hidden_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate on the values")
+    feed_forward: FeedForwardKind = Field(
+        "mlp", description="last sub-layer of every block: none, mlp, or switch (a mixture of mlps)"
+    )
     d_ff: int | None = Field(None, ge=1, description="inner width of the feed-forward layer; default: d_hidden")
     ff_activation: Activation = Field("silu", description="activation of the feed-forward layer")
 

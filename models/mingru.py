@@ -3,8 +3,8 @@
     z_t = sigmoid(W_z x_t + b_z),   h_t = (1 - z_t) h_{t-1} + z_t g(W_h x_t + b_h),   y_t = W_o h_t + b_o
 
 g keeps states positive: x + 1/2 above 0, sigmoid(x) below, as in the paper's log-space form (appendix B.3, version 1);
-the scan here needs no logarithms. `candidate: linear` is section 3.1 as it stands. Two-sided, a second recurrence runs
-backwards. Letters: L steps, D width, P states (`expansion` D), K directions.
+the scan here needs no logarithms. `candidate: linear` is section 3.1 as written. If two-sided, a second recurrence
+runs backwards. Letters: L steps, D width, P states (`expansion` D), K directions.
 """
 
 import torch

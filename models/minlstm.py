@@ -4,9 +4,9 @@
     f' = f / (f + i),   i' = i / (f + i)
     h_t = f'_t h_{t-1} + i'_t g(W_h x_t + b_h),   y_t = W_o h_t + b_o
 
-The gates are divided by their sum, so that the scale of the state does not depend on the length. g as in minGRU. The
-two gates are sigmoid(d) and sigmoid(-d) with d = softplus(-I) - softplus(-F), without a division. Two-sided,
-a second recurrence runs backwards. Letters: L steps, D width, P states (`expansion` D), K directions.
+The gates are divided by their sum, so that the scale of the state does not depend on the length. g is as in minGRU. The
+two gates are computed without a division, as sigmoid(d) and sigmoid(-d) with d = softplus(-I) - softplus(-F). If
+two-sided, a second recurrence runs backwards. Letters: L steps, D width, P states (`expansion` D), K directions.
 """
 
 import torch
@@ -25,7 +25,7 @@ PARAMETERS = 529_152
 
 
 class Config(MinimalConfig):
-    forget_bias: float = Field(0.0, description="added to b_f at the start; larger ones remember for longer")
+    forget_bias: float = Field(0.0, description="added to the initial b_f; larger values remember for longer")
 
 
 class MinLSTM(MinimalRecurrence):

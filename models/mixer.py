@@ -30,7 +30,7 @@ class Context(NamedTuple):
 
 
 def turn(x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-    """Each sequence's steps in reverse order, padding still behind them."""
+    """Reverse the steps of each sequence; padding stays behind them."""
     if not context.padded:
         return x.flip(1)
     steps, lengths = torch.arange(x.shape[1], device=x.device), context.valid.sum(1, keepdim=True)
@@ -47,7 +47,7 @@ class ParamGroup(NamedTuple):
 
 
 class State(NamedTuple):
-    """Of a recurrence: the discretised system, which is computed once for a sequence, and what it remembers."""
+    """The state of a recurrence: its discretised system, computed once for a sequence, and what it remembers."""
 
     system: Any
     hidden: Tensor
@@ -85,8 +85,8 @@ class Mixer(nn.Module):
         return x + dropout(y)
 
     def flops(self, length: int) -> Counts | float:
-        """Operations on one sequence of `length` steps, both passes by kind; a plain number is the forward pass, and
-        backward then counts twice as much. A multiply-add counts as two."""
+        """Operations on one sequence of `length` steps, in both passes and by kind; a plain number is the forward pass,
+        and the backward pass then counts twice as much. A multiply-add counts as two."""
         raise NotImplementedError(f"{type(self).__name__} does not state its operations")
 
     def shared_flops(self, length: int) -> Counts | float:
@@ -130,7 +130,7 @@ class PointwiseMixer(Mixer):
 
 
 def alike(layers: Iterable[Layer], form: Callable[[Layer], Any]) -> list[list[Layer]]:
-    """Layers of the same form, in their order, together."""
+    """Group layers of the same form, in their order."""
     groups: list[tuple[Any, list[Layer]]] = []
     for layer in layers:
         own = form(layer)

@@ -35,63 +35,69 @@ class BackboneConfig(BaseModel):
 
     d_model: int = Field(128, ge=1, description="width D of the residual stream")
     n_layers: int = Field(4, ge=1, le=MOST_LAYERS, description="number of blocks; the model decides what a block holds")
-    causal: bool = Field(False, description="step t sees only steps up to t; the same in both stages")
-    dropout: float = Field(0.0, ge=0, lt=1, description="on the output of every sub-layer")
+    causal: bool = Field(False, description="step t sees only steps up to t, in both stages")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate on the output of every sub-layer")
     tie_dropout: bool = Field(False, description="one dropout mask for all steps of a sequence")
     norm: NormKind = Field(
         "layer",
         description="normalisation: layer, rms, batch (over the valid steps of all processes), batch_padded (over "
-        "padding too, as in the published code of S4 and S5), scalar (a layer norm with two trained numbers, as in the "
-        "published DLR and DSS runs), scale (root mean square, one trained number), none",
+        "padding too, as in the published code of S4 and S5), scalar (layer norm with two trained numbers, as in the "
+        "published DLR and DSS runs), scale (root-mean-square norm with one trained number), none",
     )
-    norm_eps: float | None = Field(None, gt=0, description="added to the variance; default: the norm's usual value")
+    norm_eps: float | None = Field(
+        None, gt=0, description="epsilon added to the variance; default: the norm's usual value"
+    )
     norm_momentum: float = Field(
         0.1, gt=0, le=1, description="batch norm: weight of the new batch in the running statistics"
     )
-    norm_unbiased: bool = Field(True, description="batch norm: running variance divided by n - 1 (torch), not n (flax)")
+    norm_unbiased: bool = Field(
+        True, description="batch norm: divide the running variance by n - 1 (torch), not n (flax)"
+    )
     prenorm: bool = Field(True, description="x + layer(norm(x)); false: norm(x + layer(x))")
     last_norm: bool | None = Field(None, description="a norm after the last block; default: only with prenorm")
     feed_forward: FeedForwardKind = Field(
-        "none", description="last sub-layer of every block: mlp, or switch (a mixture of mlps, one per step)"
+        "none", description="last sub-layer of every block: none, mlp, or switch (a mixture of mlps)"
     )
     d_ff: int | None = Field(None, ge=1, description="inner width of the feed-forward layer; default: 4 d_model")
     ff_activation: Activation = Field("gelu", description="activation of the feed-forward layer")
-    ff_dropout: float = Field(0.0, ge=0, lt=1, description="inside the feed-forward layer, after its activation")
-    n_experts: int = Field(16, ge=1, description="switch: number of mlps")
+    ff_dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout rate inside the feed-forward layer, after its activation"
+    )
+    n_experts: int = Field(16, ge=1, description="switch: number of experts, each an mlp")
     routing: Routing = Field(
         "token",
-        description="switch: every step goes to its best expert (token), or every expert takes its best steps of a "
+        description="switch: each step goes to its best expert (token), or each expert takes its best steps of a "
         "sequence (expert; as in the DLR paper, not causal)",
     )
     noncausal_routing: bool = Field(
         False,
-        description="allow routing: expert in a causal model, as in the DLR paper's language models: which steps an "
-        "expert takes then depends on later steps, so a next-step loss is computed with knowledge of the future",
+        description="allow routing: expert in a causal model, as in the DLR paper's language models; which steps an "
+        "expert takes then depends on later steps, so the next-step loss is computed with knowledge of the future",
     )
     initialisation: Initialisation = Field(
         "structured",
-        description="structured: as in the model's paper; random: every parameter of the network, encoder and head "
-        "included, from N(0, 0.1²); random_ssm: only those of the state-space layers",
+        description="structured: as in the model's paper; random: every parameter of the network, including encoder "
+        "and head, from N(0, 0.1²); random_ssm: only those of the state-space layers",
     )
     max_length: int | None = Field(None, ge=1, description="longest sequence, in steps; default: the task's")
 
     def smoke_sizes(self) -> dict[str, int]:
-        """The sizes of a smoke run: each option at its number or, where others forbid that, at the next that they
-        allow. An option that is smaller already stays, and so do those that a model of yours adds to ours."""
+        """The sizes of a smoke run: each option's small value or, where other options forbid it, the next one that
+        they allow. Options that are smaller already are kept, and so are those that your own model adds to ours."""
         ours = [base for base in type(self).__mro__ if base.__module__.startswith("spt.models.")]
         known = {name for base in ours if issubclass(base, BackboneConfig) for name in base.model_fields}
         return {name: size for name, size in SMOKE_SIZES.items() if name in known and getattr(self, name) is not None}
 
     def at_scale(self, option: Literal["d_model", "n_layers"], value: int) -> dict[str, int]:
-        """The options that change with this one: of another width, inner widths too, which keep their ratio to it.
-        Even ones stay even, since half a head may be rotated. Raises ValueError where the model has one size."""
+        """The options that change with this one: with the width, the inner widths too, which keep their ratio to it.
+        Even ones stay even, since half a head may be rotated. Raises ValueError if the model has only one size."""
         if option == "n_layers":
             return {option: value}
         inner = {name: width for name in self.inner_widths if (width := getattr(self, name)) is not None}
         return {option: value, **{name: rescaled(width, value / self.d_model) for name, width in inner.items()}}
 
     def refuse_changed(self, names: Iterable[str], why: str) -> None:
-        """Refuse other values of these options than their defaults, since they would have no effect."""
+        """Refuse values of these options other than their defaults, since they would have no effect."""
         fields = type(self).model_fields
         for name in names:
             if getattr(self, name) != fields[name].default:
@@ -112,19 +118,19 @@ class BackboneConfig(BaseModel):
 
 
 class LocalConfig(BackboneConfig):
-    """Options of models whose layers can be made to see near steps only."""
+    """Options of models whose layers can be limited to nearby steps."""
 
     mixings: ClassVar[int] = 1  # parts of a layer, one behind the other, that look across steps
 
     reach: int | None = Field(
         None,
         ge=1,
-        description="every kernel and every attention sees at most so many steps to each side (before it, if causal); "
-        "default: no such limit",
+        description="largest distance in steps that any kernel or attention sees, to each side (only back, if causal); "
+        "default: no limit",
     )
 
     def own_reach(self) -> int | None:
-        """How far a layer sees at most without this option; None: as far as the sequence goes."""
+        """How far a layer can see without this option; None: over the whole sequence."""
         return None
 
     def seen(self) -> int | None:
@@ -142,7 +148,7 @@ class LocalConfig(BackboneConfig):
 
 
 class LongConvolutionConfig(LocalConfig):
-    """Options of long convolutions whose kernels can end."""
+    """Options of long convolutions whose kernels can be cut off."""
 
     max_kernel_length: int | None = Field(
         None, ge=1, description="longest kernel, in steps; default: as long as the sequence"
@@ -157,15 +163,17 @@ class ConjugatePairConfig(LongConvolutionConfig):
     """Options of continuous-time state spaces whose modes come in conjugate pairs: S4, S4D and the S4 in SPADE."""
 
     d_state: int = Field(64, ge=2, description="state size N; N/2 modes are stored, one of each conjugate pair")
-    dt_min: float = Field(1e-3, gt=0, description="steps dt are drawn log-uniformly, from here")
-    dt_max: float = Field(0.1, gt=0, description="to here")
-    ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of dt, A, B and S4's P; null: the recipe's")
-    dt_uses_ssm_lr: bool = Field(True, description="false: dt trains at the recipe's learning rate, without decay")
+    dt_min: float = Field(1e-3, gt=0, description="smallest initial step size dt; drawn log-uniformly")
+    dt_max: float = Field(0.1, gt=0, description="largest initial step size dt")
+    ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of dt, A, B and, in S4, P; null: the recipe's")
+    dt_uses_ssm_lr: bool = Field(
+        True, description="false: train dt at the recipe's learning rate, without weight decay"
+    )
     c_lr: float | None = Field(
         None,
         gt=0,
         description="learning rate of C, which has weight decay; null: the recipe's (the S4 repository, given a single "
-        "number, uses it for C too)",
+        "learning rate, uses it for C too)",
     )
 
     @model_validator(mode="after")
@@ -183,5 +191,5 @@ class ConjugatePairConfig(LongConvolutionConfig):
 class S4Config(ConjugatePairConfig):
     """Options of the state space of S4, which SPADE shares."""
 
-    n_ssm: int = Field(1, ge=1, description="independent copies of (A, P, B); divides d_model")
-    dt_transform: Literal["exp", "softplus"] = Field("exp", description="from the trained number to dt")
+    n_ssm: int = Field(1, ge=1, description="number of independent copies of (A, P, B); must divide d_model")
+    dt_transform: Literal["exp", "softplus"] = Field("exp", description="maps the trained number to dt")

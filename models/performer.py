@@ -3,14 +3,14 @@
     y_t = W_o [sum_s phi(q_t) phi(k_s) v_s / sum_s phi(q_t) phi(k_s)],   u = a / N^(1/4)
     phi(a) = M^(-1/2) [exp(w_m u - |u|² / 2 - c) + eps],   m = 1, ..., M
 
-of every head, with q, k and v linear maps of the input. Without c and eps, phi(q) phi(k) is exp(q k / sqrt(N)) in the
-mean over the w_m. These are orthogonal within blocks of N and as long as Gaussian vectors (section 2.4). They are drawn
-when the model is made, one set for each layer, and stored with it; they are not drawn again in training. c keeps the
-exponentials at or below 1 and cancels, but for eps: for queries it is the largest w_m u of the step, for keys that of
-the sequence, as in the authors' code. Causal, it is the largest so far, so that nothing looks ahead; where it grows,
-the sums over earlier keys shrink. `kernel: relu` is generalised attention, phi(a) = relu(M^(-1/2) w_m a) + eps and,
-with `features: null`, relu(a) + eps, as in LRA's code. Absolute positions and a feed-forward layer (`feed_forward:
-mlp`) are the Transformer's. Letters: L steps, D width, H heads, N = D / H.
+in every head, where q, k and v are linear maps of the input. Without c and eps, phi(q) phi(k) averages to
+exp(q k / sqrt(N)) over the w_m. The w_m are orthogonal within blocks of N and as long as Gaussian vectors (section
+2.4). They are drawn when the model is built, one set per layer, and stored with it; they are not redrawn in training. c
+keeps the exponentials at or below 1 and cancels, except for eps: for queries it is the largest w_m u of the step, for
+keys that of the sequence, as in the authors' code. If causal, that of the keys is the largest so far, so that nothing
+looks ahead; where it grows, the sums over earlier keys shrink. `kernel: relu` is generalised attention, phi(a) =
+relu(M^(-1/2) w_m a) + eps and, with `features: null`, relu(a) + eps, as in LRA's code. The absolute positions and the
+feed-forward layer (`feed_forward: mlp`) are the Transformer's. Letters: L steps, D width, H heads, N = D / H.
 """
 
 import math
@@ -35,9 +35,9 @@ EPS = {"softmax": 1e-6, "relu": 1e-3}  # as in the authors' code
 
 
 class Config(KernelAttentionConfig):
-    kernel: Literal["softmax", "relu"] = Field("softmax", description="what the features stand for")
+    kernel: Literal["softmax", "relu"] = Field("softmax", description="kernel that the features stand for")
     features: int | None = Field(
-        256, ge=1, description="random features of a head; null: relu of queries and keys themselves"
+        256, ge=1, description="number of random features per head; null: the relu of queries and keys themselves"
     )
 
     def smoke_sizes(self) -> dict[str, int]:

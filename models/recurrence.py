@@ -2,8 +2,8 @@
 
     x_t = a x_{t-1} + B u_t,   y_t = Re(C x_t) + D u_t,   then `Output`
 
-Two-sided, a second C reads the same recurrence run backwards; both directions see the present. Letters: B sequences, L
-steps, H features, P states, K directions.
+If two-sided, a second C reads the same recurrence run backwards; both directions see the present. Letters: B
+sequences, L steps, H features, P states, K directions.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def with_flax_norms(config: BackboneConfig) -> BackboneConfig:
 
 
 class DiagonalRecurrence(Mixer):
-    """The subclass has the parameters C (K, H, P, 2), D (H,) and those of its `system`."""
+    """A subclass has the parameters C (K, H, P, 2), D (H,) and those of its `system`."""
 
     uncompiled = ("mix_sequence",)
     C: nn.Parameter

@@ -3,12 +3,12 @@
     S_t = gamma S_{t-1} + k_t v_t^T,   o_t = S_t^T q_t / sqrt(N),   gamma_h = 1 - 2^(-5-h),   h = 0, ..., H - 1
     y_t = W_o (silu(W_g x_t) norm(o_t))
 
-q and k are rotated by their position, as by rotary positions (the paper's exp(i n theta)); none of the maps has a bias.
-norm divides a head by its root mean square, as in the authors' code (in the paper, a GroupNorm). Of the factors that
-section 2.2 gives the scores, only 1 / sqrt(N) is here: the others are one positive number for each step and head, so
-that the norm cancels them but for its epsilon. A feed-forward layer of twice the width follows (`feed_forward: mlp`;
-the authors' is gated, in the paper it is not). Two-sided, a second retention with maps of its own runs backwards, and
-the normalised outputs are added. Letters: L steps, D width, H heads, N width of keys, P of values (`expansion` N).
+q and k are rotated by their position, as with rotary positions (the paper's exp(i n theta)); no map has a bias. norm
+divides a head by its root mean square, as in the authors' code (in the paper, it is a GroupNorm). Of the factors that
+section 2.2 applies to the scores, only 1 / sqrt(N) is used here: the others are one positive number per step and head,
+which the norm cancels except for its epsilon. A feed-forward layer of twice the width follows (`feed_forward: mlp`; it
+is gated in the authors' code, but not in the paper). If two-sided, a second retention with its own maps runs backwards,
+and the normalised outputs are added. Letters: L steps, D width, H heads, N width of keys, P of values (`expansion` N).
 """
 
 import torch
@@ -27,9 +27,9 @@ PARAMETERS = 1_051_264
 
 
 class Config(HeadsConfig):
-    norm: NormKind = Field("rms", description="normalisation: rms in the code; layer, batch, scalar, scale, none")
+    norm: NormKind = Field("rms", description="normalisation: rms (as in the code), layer, batch, scalar, scale, none")
     d_ff: int | None = Field(None, ge=1, description="inner width of the feed-forward layer; default: 2 d_model")
-    expansion: int = Field(2, ge=1, description="width of values over that of queries and keys")
+    expansion: int = Field(2, ge=1, description="width of values, as a multiple of that of queries and keys")
 
     @model_validator(mode="after")
     def _heads_are_pairs(self) -> "Config":

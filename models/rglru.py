@@ -3,10 +3,10 @@
     r_t = sigmoid(W_r u_t + b_r),   i_t = sigmoid(W_i u_t + b_i),   log a_t = -8 softplus(Lambda) r_t
     h_t = a_t h_{t-1} + sqrt(1 - a_t²) i_t u_t,   y_t = W_o (gelu(W_g x_t + b_g) h_t) + b_o
 
-u is W_u x + b_u after a convolution over W steps, feature by feature. Both gates have block-diagonal matrices. Before
-the first step nothing can be forgotten: there the factor of the input is 1, as in the authors' code. In the paper a
-gated feed-forward layer of three times the width follows (here `feed_forward: mlp`). Two-sided, a second convolution
-and recurrence run backwards; their states are added. Letters: L steps, D width, P states, K directions, N blocks.
+u is W_u x + b_u after a convolution of each feature over W steps. Both gates have block-diagonal matrices. The first
+step has nothing to forget: there, the factor of the input is 1, as in the authors' code. In the paper, a gated
+feed-forward layer of three times the width follows (here `feed_forward: mlp`). If two-sided, a second convolution and
+recurrence run backwards; the states are added. Letters: L steps, D width, P states, K directions, N blocks.
 """
 
 import math
@@ -35,11 +35,15 @@ R_MIN, R_MAX = 0.9, 0.999  # of exp(-softplus(Lambda)) at the start: the 8th roo
 class Config(BackboneConfig):
     inner_widths = ("d_ff", "d_hidden")
 
-    norm: NormKind = Field("rms", description="normalisation: rms in the paper; layer, batch, scalar, scale, none")
+    norm: NormKind = Field("rms", description="normalisation: rms (as in the paper), layer, batch, scalar, scale, none")
     feed_forward: FeedForwardKind = Field("mlp", description="second sub-layer of every block: mlp, switch or none")
-    d_hidden: int | None = Field(None, ge=1, description="states P; default: 4/3 d_model, a multiple of blocks")
-    blocks: int = Field(8, ge=1, description="blocks of the gates' matrices; divides d_hidden (16 in the paper)")
-    convolution: int = Field(4, ge=1, description="steps of the short convolution")
+    d_hidden: int | None = Field(
+        None, ge=1, description="number of states P; default: 4/3 d_model, rounded to a multiple of blocks"
+    )
+    blocks: int = Field(
+        8, ge=1, description="number of blocks in the gates' matrices; must divide d_hidden (16 in the paper)"
+    )
+    convolution: int = Field(4, ge=1, description="length of the short convolution, in steps")
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":

@@ -1,8 +1,9 @@
-"""GRU and LSTM, the recurrent networks whose gates see the state, one step after the other (Cho et al. 2014; Hochreiter
-and Schmidhuber 1997), in the residual stack.
+"""GRU and LSTM in the residual stack: recurrent networks whose gates see the state, computed one step after the other
+(Cho et al. 2014; Hochreiter and Schmidhuber 1997).
 
-Two-sided, a second network runs backwards; the output map reads both. torch's own kernels, and its initial values:
-U(-1/sqrt(P), 1/sqrt(P)). Letters: B sequences, L steps, D width, P states (`expansion` D), K directions.
+If two-sided, a second network runs backwards; the output map reads both. The kernels are torch's own, and so are the
+initial values, U(-1/sqrt(P), 1/sqrt(P)). Letters: B sequences, L steps, D width, P states (`expansion` D), K
+directions.
 """
 
 from typing import Any, Literal
@@ -24,7 +25,7 @@ PARAMETERS = 925_440
 
 class Config(BackboneConfig):
     cell: Literal["gru", "lstm"] = Field("gru", description="gated recurrent unit, or long short-term memory")
-    expansion: int = Field(1, ge=1, description="states per direction over d_model")
+    expansion: int = Field(1, ge=1, description="states per direction, as a multiple of d_model")
 
 
 class RNN(Mixer):

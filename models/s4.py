@@ -4,7 +4,7 @@ Gu, Goel, Ré 2022, "Efficiently modeling long sequences with structured state s
 
     x' = (A - P P*) x + B u,  y = 2 Re(C x) + D u,      K[l] = 2 Re sum_n C_n (Abar^l Bbar)_n
 
-with N/2 stored modes n, one of each conjugate pair, discretised by the bilinear rule with a step dt. The convolution
+with N/2 stored modes n, one of each conjugate pair, discretised by the bilinear rule with step size dt. The convolution
 y = K u + D u is followed by GELU and an output map. Both directions of a two-sided layer share everything but C.
 
 C is trained; the published code trains C~ = C (1 - Abar^L) for the first length L it has seen. `s4_kernel.py` has the
@@ -27,11 +27,11 @@ PARAMETERS = 200_704
 
 
 class Config(S4Config):
-    output: Kind = Field("glu", description="after the convolution and its GELU; identity: neither GELU nor map")
+    output: Kind = Field("glu", description="what follows the convolution and its GELU; identity: neither GELU nor map")
     pre_activation_dropout: EarlyDropout = Field(
         False,
-        description="dropout before the GELU too; untied, as in the S4 repository: with a mask for each step under "
-        "tie_dropout as well",
+        description="dropout before the GELU too; untied, as in the S4 repository: with a separate mask for each step "
+        "even under tie_dropout",
     )
 
 

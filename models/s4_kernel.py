@@ -1,7 +1,7 @@
 """The kernel of S4 (Gu, Goel, Ré 2022), which Liquid-S4 shares.
 
 Letters: H features, K directions, N state size, M = N/2 modes, S copies of (A, P, B) that the features take in turn
-(feature h the copy h mod S).
+(feature h takes copy h mod S).
 """
 
 from jaxtyping import Complex, Float

@@ -1,11 +1,11 @@
-"""S4D: a diagonal state-space model per feature, in continuous time with a trained step.
+"""S4D: a diagonal state-space model per feature, in continuous time with a trained step size.
 
 Gu, Gupta, Goel, Ré 2022, "On the parameterization and initialization of diagonal state space models". Per feature
 
     x' = A x + B u,  y = 2 Re(C x) + D u,      K[l] = 2 Re sum_n C_n Bbar_n Abar_n^l
 
-with N/2 complex modes n, one of each conjugate pair, and a step dt. Letters: H features, K directions, S copies of
-(A, B) that the features take in turn (feature h the copy h mod S), z = dt A.
+with N/2 complex modes n, one of each conjugate pair, and a step size dt. Letters: H features, K directions, S copies of
+(A, B) that the features take in turn (feature h takes copy h mod S), z = dt A.
 
 Parameters are those of the S4 repository: A = -exp(A_real) - i A_imag, and complex numbers as pairs. The minimal S4D
 of the same repository writes A with + i A_imag and has no B; its C is the conjugate of ours.
@@ -48,19 +48,21 @@ class Config(ConjugatePairConfig):
     disc: Literal["zoh", "bilinear", "dss"] = Field(
         "zoh", description="discretisation; dss: softmax over max_length as in DSS-SOFTMAX, without a recurrent form"
     )
-    n_ssm: int | None = Field(None, ge=1, description="independent copies of (A, B); divides d_model; default: d_model")
+    n_ssm: int | None = Field(
+        None, ge=1, description="number of independent copies of (A, B); must divide d_model; default: d_model"
+    )
     is_real: bool = Field(False, description="N real modes instead of N/2 complex ones; needs A_init: real")
-    dt_transform: Transform = Field("exp", description="from the trained number to dt")
+    dt_transform: Transform = Field("exp", description="maps the trained number to dt")
     dt_tie: bool = Field(True, description="one dt per feature; false: one per mode")
-    real_transform: Transform = Field("exp", description="from the trained number to -Re A")
+    real_transform: Transform = Field("exp", description="maps the trained number to -Re A")
     bandlimit: float | None = Field(
         None, gt=0, description="modes at or above this fraction of the Nyquist frequency are removed"
     )
-    output: Kind = Field("glu", description="after the convolution and its GELU")
+    output: Kind = Field("glu", description="what follows the convolution and its GELU")
     pre_activation_dropout: EarlyDropout = Field(
         False,
-        description="dropout before the GELU too; untied, as in the S4 repository: with a mask for each step under "
-        "tie_dropout as well",
+        description="dropout before the GELU too; untied, as in the S4 repository: with a separate mask for each step "
+        "even under tie_dropout",
     )
 
     @model_validator(mode="after")

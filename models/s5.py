@@ -41,29 +41,35 @@ PARAMETERS = 462_336
 
 
 class Config(BackboneConfig):
-    norm: NormKind = Field("batch", description="normalisation: batch or layer in the paper; rms, scalar, none")
-    norm_momentum: float = Field(0.05, gt=0, le=1, description="batch norm: weight of the new batch (1 - flax's)")
+    norm: NormKind = Field("batch", description="normalisation: batch or layer (as in the paper), rms, scalar, none")
+    norm_momentum: float = Field(
+        0.05, gt=0, le=1, description="batch norm: weight of the new batch (1 - flax's momentum)"
+    )
     norm_unbiased: bool = Field(
-        False, description="batch norm: running variance divided by n - 1 (torch), not n (flax)"
+        False, description="batch norm: divide the running variance by n - 1 (torch), not n (flax)"
     )
     last_norm: bool | None = Field(False, description="a norm after the last block")
     tie_dropout: bool = Field(True, description="one dropout mask for all steps of a sequence")
     d_state: int = Field(256, ge=1, description="state size P, shared by all features")
-    blocks: int = Field(8, ge=1, description="equal blocks J of the initial state matrix; divides d_state")
+    blocks: int = Field(
+        8, ge=1, description="number of equal blocks J in the initial state matrix; must divide d_state"
+    )
     conj_sym: bool = Field(True, description="store one state of each conjugate pair")
     disc: Discretisation = Field("zoh", description="discretisation: zero-order hold or bilinear")
     c_init: Literal["trunc_standard_normal", "lecun_normal", "complex_normal"] = Field(
         "trunc_standard_normal",
-        description="output matrix: variance 1/P or 1/(H P) before the change to the eigenbasis, or 1/2 in it",
+        description="initial output matrix: variance 1/P or 1/(H P) before the change to the eigenbasis, or 1/2 in it",
     )
     dt_min: float = Field(0.001, gt=0, description="smallest initial step size")
     dt_max: float = Field(0.1, gt=0, description="largest initial step size")
     shared_dt: bool = Field(False, description="one step size for all states instead of one each (ablation)")
-    step_rescale: float = Field(1.0, gt=0, description="factor of step sizes: 2 for data at half the sampling rate")
+    step_rescale: float = Field(
+        1.0, gt=0, description="factor applied to step sizes: 2 for data at half the sampling rate"
+    )
     clip_eigs: bool = Field(False, description="clip the real parts of the eigenvalues at -1e-4")
-    activation: Activation = Field("half_glu1", description="after the state space: gelu, or one of three gates")
+    activation: Activation = Field("half_glu1", description="what follows the state space: gelu, or one of three gates")
     state_matrix: StateMatrix = Field(
-        "hippo_n", description="initial state matrix: HiPPO-N, or for ablations a random one or one of S4D's"
+        "hippo_n", description="initial state matrix: HiPPO-N or, for ablations, a random one or one of S4D's"
     )
     parameterisation: Literal["continuous", "discrete"] = Field(
         "continuous", description="discrete: train the discretised system, without step sizes (ablation)"
@@ -76,7 +82,7 @@ class Config(BackboneConfig):
         description="standard: eigenvalues, B and step sizes train at ssm_lr; BandCdecay: B also with weight decay; "
         "BfastandCdecay: B at the recipe's learning rate; noBCdecay: C and D at ssm_lr too",
     )
-    dt_global: bool = Field(False, description="step sizes train at the recipe's learning rate, with weight decay")
+    dt_global: bool = Field(False, description="train step sizes at the recipe's learning rate, with weight decay")
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
@@ -101,7 +107,7 @@ Gaps = tuple[Float[Tensor, "B L"], Float[Tensor, "B L"]]  # the time from each s
 
 
 class S5(DiagonalRecurrence):
-    """The S5 layer without norm and skip: state space, then GELU or gate.
+    """The S5 layer without norm and skip connection: state space, then GELU or gate.
 
     Parameters: Lambda_re, Lambda_im (P',); B (P', H, 2); C (K, H, P', 2); D (H,); log_step (P',), or (1,) if shared. In
     discrete time, Lambda and B are those of the recurrence. Both directions share Lambda and B and see the present.

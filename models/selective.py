@@ -8,11 +8,11 @@ from spt.models.options import BackboneConfig, NormKind
 
 
 class SelectiveConfig(BackboneConfig):
-    norm: NormKind = Field("rms", description="normalisation: rms in the paper; layer, batch, scalar, scale, none")
-    expansion: int = Field(2, ge=1, description="features E over d_model")
-    convolution: int = Field(4, ge=1, description="steps of the short convolution")
-    dt_min: float = Field(1e-3, gt=0, description="step sizes start log-uniformly, from here")
-    dt_max: float = Field(0.1, gt=0, description="to here")
+    norm: NormKind = Field("rms", description="normalisation: rms (as in the paper), layer, batch, scalar, scale, none")
+    expansion: int = Field(2, ge=1, description="features E, as a multiple of d_model")
+    convolution: int = Field(4, ge=1, description="length of the short convolution, in steps")
+    dt_min: float = Field(1e-3, gt=0, description="smallest initial step size; drawn log-uniformly")
+    dt_max: float = Field(0.1, gt=0, description="largest initial step size")
 
     @model_validator(mode="after")
     def _step_sizes_fit(self) -> "SelectiveConfig":
@@ -22,7 +22,7 @@ class SelectiveConfig(BackboneConfig):
 
 
 def short_convolution(features: int, width: int) -> ShortConvolution:
-    """As torch starts a convolution: weight and bias from U(-1/sqrt(W), 1/sqrt(W))."""
+    """Initialised like torch's convolutions: weight and bias from U(-1/sqrt(W), 1/sqrt(W))."""
     layer = ShortConvolution(features, width, std=0.0)
     for parameter in layer.parameters():
         nn.init.uniform_(parameter, -(width**-0.5), width**-0.5)

@@ -30,15 +30,17 @@ PARAMETERS = 395_520
 
 
 class Config(LocalConfig):
-    variant: Literal["gconv", "dlr"] = Field("gconv", description="the authors' kernel, or the DLR repository's")
-    kernel_dim: int = Field(64, ge=1, description="weights d per piece")
-    factor_min: float = Field(
-        2.0, gt=0, description="gconv: each piece is smaller than the one before by a factor, from here"
+    variant: Literal["gconv", "dlr"] = Field(
+        "gconv", description="the authors' kernel (gconv), or the DLR repository's (dlr)"
     )
-    factor_max: float = Field(2.0, gt=0, description="(first feature) to here (last feature)")
-    alpha_min: float = Field(1.0, ge=0, description="dlr: alpha is drawn uniformly, from here (published: 1)")
-    alpha_max: float = Field(1.0, ge=0, description="to here")
-    output: Kind = Field("linear", description="after the convolution and its GELU")
+    kernel_dim: int = Field(64, ge=1, description="number of weights d per piece")
+    factor_min: float = Field(
+        2.0, gt=0, description="gconv: factor by which each piece is smaller than the one before, for the first feature"
+    )
+    factor_max: float = Field(2.0, gt=0, description="gconv: the same factor for the last feature; linear in between")
+    alpha_min: float = Field(1.0, ge=0, description="dlr: smallest initial alpha; drawn uniformly (published: 1)")
+    alpha_max: float = Field(1.0, ge=0, description="dlr: largest initial alpha")
+    output: Kind = Field("linear", description="what follows the convolution and its GELU")
     ssm_lr: float | None = Field(1e-3, gt=0, description="learning rate of the kernel's weights; null: the recipe's")
 
     @model_validator(mode="after")

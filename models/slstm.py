@@ -7,9 +7,9 @@ z_t and o_t are such maps of the input x_t, with biases; u = silu(conv(x)). W an
 paper has a bias in i too, which cancels in c / n. Both of these are kept divided by exp(m_t), m_t = max(log f_t +
 m_{t-1}, log i_t); h does not depend on m, which therefore needs no gradient. The block's output is h, normalised in
 each head (appendix, figure 9). Gates that see h make this a loop over the steps: on one thread of a CPU, both
-passes over 4 sequences of 1,024 steps at D = 64 take 0.24 s, those of a block of mLSTM 0.07 s. Two-sided, a second one
-runs backwards; both are summed. Initial values are the authors' code's. Letters: B sequences, L steps, D width, H
-heads, P width of a head, G = 4 P.
+passes over 4 sequences of 1,024 steps at D = 64 take 0.24 s, those of an mLSTM block 0.07 s. If two-sided, a second one
+runs backwards; the two are summed. Initial values are those of the authors' code. Letters: B sequences, L steps, D
+width, H heads, P width of a head, G = 4 P.
 """
 
 import math

@@ -40,19 +40,25 @@ PARAMETERS = 841_664
 
 
 class Config(S4Config):
-    n_heads: int = Field(4, ge=1, description="attention heads; divides d_model")
+    n_heads: int = Field(4, ge=1, description="number of attention heads; must divide d_model")
     window: int = Field(128, ge=1, description="a step attends to steps less than this far away; 512 in the paper")
     combine: Literal["concat", "weighted", "stack"] = Field(
         "concat",
         description="state space and local attention in the first block: concat (both normalised, then one linear "
         "map), weighted (weighted mean of both, normalised), stack (attention on the output of the state space)",
     )
-    ssm_weight: float = Field(0.5, ge=0, le=1, description="combine: weighted: weight of the state space in the mean")
-    freeze_ssm: bool = Field(
-        False, description="dt, A, P and B keep their initial values; C and D are trained, as in the published code"
+    ssm_weight: float = Field(
+        0.5, ge=0, le=1, description="with combine: weighted, weight of the state space in the mean"
     )
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the attention weights, in training only")
-    feed_forward: FeedForwardKind = Field("mlp", description="none, mlp, or switch (a mixture of mlps, one per step)")
+    freeze_ssm: bool = Field(
+        False, description="keep dt, A, P and B at their initial values; C and D are trained, as in the published code"
+    )
+    attention_dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout rate on the attention weights, in training only"
+    )
+    feed_forward: FeedForwardKind = Field(
+        "mlp", description="last sub-layer of every block: none, mlp, or switch (a mixture of mlps)"
+    )
 
     def seen(self) -> int | None:
         """Stacked, the first block has two parts that look across steps."""
@@ -93,7 +99,7 @@ class S4Kernel(ConjugatePairKernel):
 def buckets(distance: Int[Tensor, "*n"], causal: bool) -> Int[Tensor, "*n"]:
     """T5's bucket of a key that comes `distance` steps after its query (negative: before it).
 
-    Two-sided, half of the buckets are for keys after the query. Of the 32 (or 16) buckets of one side, half hold one
+    If two-sided, half of the buckets are for keys after the query. Of the 32 (or 16) buckets of one side, half hold one
     distance each, the others ranges of distances that grow geometrically; the last one holds all from 128 on.
     """
     count = BUCKETS if causal else BUCKETS // 2
@@ -130,7 +136,7 @@ class RelativeBias(nn.Module):
 
 
 class LocalAttention(Attention):
-    """Softmax attention to the steps less than w away, by blocks of w; its linear maps have no biases.
+    """Softmax attention to the steps less than w away, in blocks of w; its linear maps have no biases.
 
     All layers use the same relative position biases, which are registered in the first one (`owns`).
     """

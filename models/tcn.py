@@ -2,9 +2,9 @@
 
     y = drop(relu(conv(drop(relu(conv(x)))))),   both convolutions over W steps that lie 2^l apart in block l
 
-A local model: block by block it sees (W - 1) 2^(l+1) steps more, of the past if causal, half of them on each side if
-not (ByteNet's encoder, Kalchbrenner et al. 2016; W odd). `cycle`: after so many blocks the distance is 1 again. The
-residual sum and the norm are the stack's, in place of the paper's weight normalisation. Letters: B sequences, L steps,
+A local model: block l adds (W - 1) 2^(l+1) steps to what it sees, all in the past if causal, else half on each side (as
+in ByteNet's encoder, Kalchbrenner et al. 2016; W odd). After `cycle` blocks, the distance is 1 again. The residual sum
+and the norm are the stack's, in place of the paper's weight normalisation. Letters: B sequences, L steps,
 D width, W steps of a convolution, P inner width.
 """
 
@@ -24,14 +24,14 @@ PARAMETERS = 395_520
 
 
 class Config(LocalConfig):
-    kernel_size: int = Field(3, ge=1, description="steps W of a convolution; odd unless causal")
-    cycle: int = Field(10, ge=1, description="blocks after which the distance of steps begins at 1 again")
+    kernel_size: int = Field(3, ge=1, description="steps W per convolution; odd unless causal")
+    cycle: int = Field(10, ge=1, description="number of blocks after which the dilation starts at 1 again")
     d_hidden: int | None = Field(None, ge=1, description="width P between the two convolutions; default: d_model")
 
     inner_widths = ("d_ff", "d_hidden")
 
     def distance(self, block: int) -> int:
-        """Of the steps of a convolution, in this block: smaller where it would see beyond the reach."""
+        """Distance of a convolution's steps in this block, smaller if it would otherwise see beyond the reach."""
         own: int = 2 ** (block % self.cycle)
         return own if self.reach is None else min(own, self.reach // self._nearest())
 

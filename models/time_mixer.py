@@ -1,10 +1,10 @@
-"""An MLP over time: every feature's steps through two linear maps (Tolstikhin et al. 2021, MLP-Mixer, section 2).
+"""An MLP over time: two linear maps over each feature's steps (Tolstikhin et al. 2021, MLP-Mixer, section 2).
 
     y_d = W2 gelu(W1 x_d + b1) + b2 for every feature d, x_d its L steps;   then a feed-forward layer over features
 
-Each place has weights of its own, so it knows positions, and only sequences up to `max_length` steps. Two-sided by
-nature: a causal one would need triangular maps, which is another model. Letters: B sequences, L steps, M longest
-sequence, D width, T inner width over time.
+Each position has its own weights, so the model knows positions and takes sequences of up to `max_length` steps only.
+Two-sided by nature: a causal version would need triangular maps, which is another model. Letters: B sequences, L steps,
+M longest sequence, D width, T inner width over time.
 """
 
 import torch.nn.functional as F
@@ -37,13 +37,13 @@ class TimeMixer(Mixer):
         self.mix, self.spread = Linear(config.max_length, config.d_time), Linear(config.d_time, config.max_length)
 
     def forward(self, x: Float[Tensor, "B L D"], context: Context) -> Float[Tensor, "B L D"]:
-        """Steps beyond a sequence's end count as zero, as padding does, which arrives so."""
+        """Steps beyond the end of a sequence count as zero, like padding, which arrives as zeros."""
         L, M = x.shape[1], self.mix.in_features
         mixed = F.gelu(self.mix(F.pad(x.transpose(1, 2), (0, M - L))))
         return self.spread(mixed)[..., :L].transpose(1, 2)
 
     def flops(self, length: int) -> Counts:
-        """Of the longest sequence, whatever the length: shorter ones are filled up."""
+        """Those of the longest sequence, whatever the length: shorter ones are padded to it."""
         return 2 * linear(self.width, self.mix.in_features, self.mix.out_features)
 
 

@@ -3,7 +3,7 @@
 Vaswani et al. 2017 with rotary positions (Su et al. 2021), as in section 3 and appendix C of the SPT paper (Amos,
 Berant, Gupta 2024): bias on every projection, exact GELU, LayerNorm before every sub-layer and after the last.
 Positions can be combined: `[rotary, learned]`. `window` makes attention local, as in the SPT paper's runs on 16,000
-steps and more, where steps attend to their own window and its neighbours. Letters: L steps, D width; with a window w,
+or more steps, where steps attend to their own window and its neighbours. Letters: L steps, D width; with a window w,
 L² D becomes L w D.
 """
 
@@ -28,35 +28,40 @@ PARAMETERS = 793_344
 class Config(LocalConfig):
     inner_widths: ClassVar[tuple[str, ...]] = ("d_ff", "d_head")
 
-    n_heads: int = Field(4, ge=1, description="attention heads; divides d_model, unless d_head is given")
+    n_heads: int = Field(4, ge=1, description="number of attention heads; must divide d_model unless d_head is given")
     d_head: int | None = Field(None, ge=1, description="width of a head; default: d_model / n_heads")
     n_kv_heads: int | None = Field(
-        None, ge=1, description="heads of keys and values, each shared by a group of query heads; default: n_heads"
+        None, ge=1, description="number of key and value heads, each shared by a group of query heads; default: n_heads"
     )
-    feed_forward: FeedForwardKind = Field("mlp", description="none, mlp, or switch (a mixture of mlps, one per step)")
+    feed_forward: FeedForwardKind = Field(
+        "mlp", description="last sub-layer of every block: none, mlp, or switch (a mixture of mlps)"
+    )
     window: int | None = Field(
-        None, ge=1, description="local attention: a step sees its own window of this many steps and its neighbours"
+        None,
+        ge=1,
+        description="local attention: a step sees its own window of this many steps and neighbouring windows",
     )
-    look_back: int = Field(1, ge=0, description="with window: number of windows before its own")
+    look_back: int = Field(1, ge=0, description="with window: number of windows seen before a step's own")
     look_ahead: int | None = Field(
-        None, ge=0, description="with window: number of windows after its own; default: 1, or 0 if causal"
+        None, ge=0, description="with window: number of windows seen after a step's own; default: 1, or 0 if causal"
     )
     exact_window: bool = Field(
         False,
-        description="with window: every step sees exactly look_back windows' lengths back and look_ahead windows' "
-        "lengths ahead, wherever in its window it is",
+        description="with window: every step sees exactly look_back window lengths back and look_ahead window lengths "
+        "ahead, wherever it lies in its window",
     )
     positions: tuple[Position, ...] = Field(("rotary",), description="any of rotary, learned, sinusoidal; [] for none")
     position_std: float = Field(0.02, gt=0, description="initial standard deviation of learned positions")
     rotary_pairs: Pairs = Field(
-        "interleaved", description="features of a head that are rotated together: neighbours, or one of each half"
+        "interleaved",
+        description="features of a head that are rotated together: neighbours (interleaved) or one from each half",
     )
     rotary_base: float = Field(10000.0, gt=1, description="the slowest pair rotates by about 1 / rotary_base per step")
     xpos: float | None = Field(
         None,
         gt=0,
-        description="rotary positions whose scores also shrink with distance (xPos); the number is its base: 512 in "
-        "its paper, half a window in the SPT repository",
+        description="rotary positions whose scores also shrink with distance (xPos), with this base: 512 in the xPos "
+        "paper, half a window in the SPT repository",
     )
     shared_qk: bool = Field(
         False,
@@ -64,9 +69,11 @@ class Config(LocalConfig):
         "nothing else (memory grows with the square of the length, or of the window)",
     )
     temperature: bool = Field(
-        False, description="train the factor of the scores, one per layer, as in the DLR repository"
+        False, description="train the scaling factor of the scores, one per layer, as in the DLR repository"
     )
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="on the attention weights, in training only")
+    attention_dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout rate on the attention weights, in training only"
+    )
     mask_padding: bool = Field(
         True,
         description="false: steps attend to padding, as in the published code, so that an output depends on the "

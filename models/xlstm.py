@@ -1,17 +1,17 @@
-"""xLSTM: blocks of mLSTM, whose memory is a matrix, and, if asked for, of sLSTM (Beck et al. 2024, section 2).
+"""xLSTM: blocks of mLSTM, whose memory is a matrix, and optionally of sLSTM (Beck et al. 2024, section 2).
 
     [u, z] = W_up x,   a = silu(conv(u)),   q = W_q a,   k = W_k a / sqrt(P),   v = W_v u   (appendix, figure 10)
     C_t = f_t C_{t-1} + i_t v_t k_t^T,   n_t = f_t n_{t-1} + i_t k_t,   h_t = C_t q_t / max(|n_t^T q_t|, 1)
     i_t = exp(w_i^T g_t + b_i),   f_t = sigmoid or exp of w_f^T g_t + b_f,   for every head   (section 2.3)
     y = W_down (silu(z) (norm(h) + skip a))
 
-W_q, W_k and W_v have blocks of four features. g = [W_q a, W_k a, W_v u], of all heads, as in the authors' code; norm is
-one of each head. Initial values are that code's, too.
+W_q, W_k and W_v are block-diagonal, in blocks of four features. g = [W_q a, W_k a, W_v u], of all heads, as in the
+authors' code; norm acts on each head. Initial values are those of that code, too.
 
-C and n are kept divided by exp(m_t), m_t = max(log f_t + m_{t-1}, log i_t, 0), and so 1 becomes exp(-m_t). h does not
+C and n are stored divided by exp(m_t), m_t = max(log f_t + m_{t-1}, log i_t, 0), and so 1 becomes exp(-m_t). h does not
 depend on m, which therefore needs no gradient. (The paper's m has no 0; exp(-m) could overflow.) As m is known before
-C, this is linear attention whose inputs and decays are at most 1, with n^T q as one more value. Two-sided, a second
-branch from u to norm(h) + skip a runs backwards, with parameters of its own; both are summed. sLSTM: slstm.py.
+C, this is linear attention whose inputs and decays are at most 1, with n^T q as one more value. If two-sided, a second
+branch from u to norm(h) + skip a runs backwards, with its own parameters; the two are summed. sLSTM is in slstm.py.
 Letters: B sequences, L steps, D width, S inner width (`expansion` D), H heads, P width of a head, Q = P + 1.
 """
 
@@ -41,12 +41,14 @@ LEAST = 1e-12  # of exp(-m), so that the normaliser is never zero
 
 
 class Config(BackboneConfig):
-    n_heads: int = Field(4, ge=1, description="heads, each with a memory and gates of its own")
-    expansion: int = Field(2, ge=1, description="inner width over d_model")
-    convolution: int = Field(4, ge=1, description="steps of the short convolution")
+    n_heads: int = Field(4, ge=1, description="number of heads, each with its own memory and gates")
+    expansion: int = Field(2, ge=1, description="inner width, as a multiple of d_model")
+    convolution: int = Field(4, ge=1, description="length of the short convolution, in steps")
     forget_gate: ForgetGate = Field("sigmoid", description="activation of the forget gate")
     slstm_every: int | None = Field(
-        None, ge=1, description="every so many blocks one of sLSTM: 8 is the paper's xLSTM[7:1]; default: none, [1:0]"
+        None,
+        ge=1,
+        description="one in so many blocks is an sLSTM: 8 is the paper's xLSTM[7:1]; default: none, xLSTM[1:0]",
     )
 
     @model_validator(mode="after")

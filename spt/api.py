@@ -1,6 +1,7 @@
 """The Python API: what the commands do, as functions. `import spt` offers these names and loads each on first use.
 
-Errors are subclasses of `spt.SptError`, each one sentence. Data sets are read from the folder that SPT_DATA_DIR names.
+Errors are subclasses of `spt.SptError`, whose message is one sentence. Data sets are read from the folder that
+SPT_DATA_DIR names.
 """
 
 import logging
@@ -76,17 +77,17 @@ class FinishedStudy(NamedTuple):
 def load_recipe(
     source: str | Path, overrides: Sequence[str] | Mapping[str, Any] = (), *, smoke: Smoke = False
 ) -> ResolvedRecipe:
-    """A packaged recipe or a YAML file, checked, with every default filled in; its data are prepared if they are not.
+    """Load and check a packaged recipe or a YAML file, fill in every default, and prepare its data if needed.
 
-    Overrides are `["model.d_model=64"]`, as on the command line, or `{"model.d_model": 64}`. A smoke recipe has the
-    same code path in seconds: a few steps of a small network on short sequences (smoke=True), or of the recipe's own
-    sizes (smoke="full").
+    Overrides are `["model.d_model=64"]`, as on the command line, or `{"model.d_model": 64}`. A smoke recipe takes the
+    same code path in seconds: a few training steps of a small network on short sequences (smoke=True), or of a network
+    of the recipe's own sizes (smoke="full").
 
         recipe = spt.load_recipe("quickstart", {"model.n_heads": 2})
         print(recipe.to_yaml())
 
-    Raises UsageError for a source that is no recipe, RecipeError with everything that is wrong with it, and DataError
-    for data that are missing or wrong.
+    Raises UsageError if the source is not a recipe, RecipeError with everything that is wrong with it, and DataError
+    if its data are missing or wrong.
     """
     from spt.data.dataset import identify_data
 
@@ -101,15 +102,15 @@ def pretrain(
     out: str | Path | None = None,
     settings: Settings | None = None,
 ) -> TrainedRun:
-    """Self-pretrain: the recipe's first stage. A finished run is read, an interrupted one continues.
+    """Self-pretrain: run the recipe's first stage, reusing a finished run and continuing an interrupted one.
 
-    `out` holds the run folders, by default SPT_RUNS_DIR or `runs`.
+    `out` is the folder that holds the run folders, by default SPT_RUNS_DIR or `runs`.
 
         run = spt.pretrain("quickstart", seed=0)
         print(run.path, run.result.val)
 
-    Raises what `load_recipe` raises, DivergedError where the loss stops being finite, CheckpointError and OutputError
-    where a run folder cannot be used.
+    Raises what `load_recipe` raises, DivergedError if the loss stops being finite, and CheckpointError or OutputError
+    if a run folder cannot be used.
     """
     return _train(Job(_resolve(recipe), "pretrain", seed), out, settings)
 
@@ -123,13 +124,13 @@ def finetune(
     out: str | Path | None = None,
     settings: Settings | None = None,
 ) -> TrainedRun:
-    """Train the task itself: after the recipe's own pretraining, which is made if it is missing; after that of the
-    folder `from_run`; or from random weights (`scratch`, the baseline).
+    """Train on the task itself: after the recipe's own pretraining, which is run if missing; after the pretraining run
+    in the folder `from_run`; or from random weights (`scratch`, the baseline).
 
         spt.finetune("quickstart").result.test["accuracy"]
         spt.finetune("quickstart", scratch=True).result.test["accuracy"]
 
-    Raises what `pretrain` raises, and DataError where `from_run` was pretrained on this task's test rows.
+    Raises what `pretrain` raises, and DataError if `from_run` was pretrained on this task's test rows.
     """
     if scratch and from_run is not None:
         raise UsageError("scratch and a run to start from contradict each other: one means random weights, one a run's")
@@ -156,10 +157,11 @@ def compare(
     jobs: int | Literal["auto"] = 1,
     settings: Settings | None = None,
 ) -> FinishedStudy:
-    """Train both arms of every recipe, scratch and SPT, over seeds, and report the paired differences. With more `arms`
-    the report has controls: `frozen`, `encoder` (or `parts=A+B`), `shuffled`, `other=RECIPE`, `joint=WEIGHT`. With
-    `baselines` both are held against answers without a network: "auto", or names such as `tfidf` and `boosting`.
-    `splits` has every seed run on several splits of your own data: 5 folds, `{"folds": 5, "repeats": 2}`, or
+    """Train both arms of every recipe, scratch and SPT, over seeds, and report the paired differences.
+
+    More `arms` add controls to the report: `frozen`, `encoder` (or `parts=A+B`), `shuffled`, `other=RECIPE`,
+    `joint=WEIGHT`. `baselines` compares both arms with non-neural baselines: "auto", or names such as `tfidf` and
+    `boosting`. `splits` runs every seed on several splits of your own data: 5 (folds), `{"folds": 5, "repeats": 2}`, or
     `{"random": 10}`.
 
         study = spt.compare("quickstart", seeds=3, jobs=2)
@@ -187,17 +189,17 @@ def run_study(
     arm: str | None = None,
     settings: Settings | None = None,
 ) -> FinishedStudy:
-    """Run a study or continue it, and report it: a packaged study's name, its file, its folder, or its keys.
+    """Run or continue a study and report it; `study` is a packaged study's name, a file, a study's folder, or its keys.
 
-    `seeds` (how many, or which) stand above the study's own. `jobs` runs are made at once on this machine (`"auto"`: on
-    a CPU one for each core, if one thread is enough for each of them), or on Slurm with options such as
-    `["partition=gpu", "time=600"]`. `shard=(i, n)` makes the i-th of n parts,
-    `arm="scratch"` only the runs of that arm.
+    `seeds` (how many, or which) override the study's own. `jobs` is the number of runs at once on this machine
+    (`"auto"`: on a CPU one per core, if one thread is enough for each); `slurm` makes them on Slurm, with options such
+    as `["partition=gpu", "time=600"]`. `shard=(i, n)` makes only the i-th of n parts, `arm="scratch"` only the runs of
+    that arm.
 
         spt.run_study({"kind": "data", "recipes": ["quickstart"], "fractions": [0.1, 0.3]}, seeds=3)
 
-    A run that fails or diverges raises nothing: it is counted, and the report lists it. Raises UsageError and
-    RecipeError for what cannot be run, DataError, OutputError, and Stopped on SIGTERM; the same call continues.
+    A run that fails or diverges raises nothing: it is counted, and the report lists it. Raises UsageError or
+    RecipeError for what cannot be run, DataError, OutputError, and Stopped on SIGTERM; the same call then continues.
     """
     return plan_study(
         study, seeds=seeds, smoke=smoke, out=out, jobs=jobs, slurm=slurm, shard=shard, arm=arm, settings=settings
@@ -205,13 +207,13 @@ def run_study(
 
 
 def load_run(path: str | Path) -> "FinishedRun":
-    """A finished run of either stage: its `network` with the selected weights, `data`, `result` and `job`.
+    """Load a finished run of either stage: its `network` with the selected weights, `data`, `result` and `job`.
 
         run = spt.load_run("runs/finetune-0123456789ab")
         print(run.network.parameter_counts(), len(run.data.test), run.result.test)
 
-    Raises UsageError where there is no such folder, CheckpointError where it is no finished run or its weights cannot
-    be used, and DataError where its data are missing or have changed since.
+    Raises UsageError if there is no such folder, CheckpointError if it is not a finished run or its weights cannot be
+    used, and DataError if its data are missing or have changed since.
     """
     from spt.training.load_run import load_run
 
@@ -219,14 +221,14 @@ def load_run(path: str | Path) -> "FinishedRun":
 
 
 def load_model(path: str | Path, *, trust_code: bool = False) -> "TrainedModel":
-    """A trained model that answers new rows: from a finished run's folder, or from one that `spt export` has written.
+    """Load a trained model that answers new rows, from a finished run's folder or one that `spt export` has written.
 
         model = spt.load_model("exported")
         labels = model.predict(rows)
 
-    A network of your own in an exported folder is code, which only runs with `trust_code`. Raises UsageError where
-    there is no such folder or its code is not trusted, CheckpointError where it is damaged or of another version, and
-    DataError where a run's data are missing.
+    Your own network in an exported folder is code, which runs only with `trust_code`. Raises UsageError if there is no
+    such folder or its code is not trusted, CheckpointError if it is damaged or of another version, and DataError if a
+    run's data are missing.
     """
     from spt.inference.trained_model import TrainedModel
 
@@ -234,13 +236,13 @@ def load_model(path: str | Path, *, trust_code: bool = False) -> "TrainedModel":
 
 
 def read_report(*paths: str | Path) -> Report:
-    """The report over studies, run folders and folders of them, from their files alone; nothing is trained or written.
+    """Read the report on studies, run folders and folders of them, from their files alone; trains and writes nothing.
 
         report = spt.read_report("runs")
         report.records()  # the rows as dicts
         report.to_pandas()  # the rows as a data frame
 
-    Raises UsageError for a folder that does not exist, DataError for one without finished runs.
+    Raises UsageError if a folder does not exist, DataError if it has no finished runs.
     """
     if not paths:
         raise UsageError("no folder is named; name a study, a run, or the folder that holds them")
@@ -271,7 +273,7 @@ class PlannedStudy:
     runtime: "Runtime"
 
     def run(self) -> FinishedStudy:
-        """Have every run made that is missing; process 0 reads and writes the report."""
+        """Make every missing run; process 0 reads and writes the report."""
         from spt.execution.run_study import run_study as execute
 
         folder, failed = execute(self.grid, self.folder.parent, self.target, self.runtime)
@@ -286,7 +288,7 @@ class PlannedStudy:
         return FinishedStudy(folder, self.runtime.on_main(report), failed)
 
     def work(self, most: int | None = None, wait: bool = True) -> "WorkDone":
-        """Make missing runs beside other processes that do the same, at most so many; `wait` for those of others."""
+        """Make missing runs, at most so many, beside other processes that do the same; `wait` for those of others."""
         from spt.execution.work import WorkLimits, work_on_study
 
         return work_on_study(self.grid, self.folder.parent, WorkLimits(most, wait), self.runtime)
@@ -304,8 +306,8 @@ def plan_study(
     arm: str | None = None,
     settings: Settings | None = None,
 ) -> PlannedStudy:
-    """A study's runs and where they will be made. Arguments and errors as of `run_study`; trains nothing, but measures
-    this machine where a budget is one of time."""
+    """A study's runs and where they will be made. Arguments and errors are those of `run_study`; trains nothing, but
+    measures this machine if a budget is one of time."""
     source = _study_source(study, seeds)
     if jobs not in (1, "auto") and launch.world_size() > 1:
         raise UsageError("jobs and several processes contradict each other: runs at once have one process each")

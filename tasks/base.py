@@ -6,8 +6,8 @@ A task file holds `class Config(TaskConfig)` and `load(config, raw) -> TaskData`
 Optional hooks of a task file: `sources(config, raw)` names the files it reads, so that edited ones are read again;
 `fetch(config, raw)` downloads them, for `spt data prepare` alone; `hub(config)` names a copy on the Hugging Face
 hub; `vocabulary(config, train)` makes the Tokens of the training rows in use, perhaps a subset, where the stored values
-are codes; `prepared(config)` names the folder where the splits lie prepared already. Of generated tasks:
-`INDEXABLE = True` says that a row follows from its number alone, so that `load` makes config.max_rows rows of each
+are codes; `prepared(config)` names a folder that already holds the prepared splits. For generated tasks:
+`INDEXABLE = True` says that a row is determined by its number alone, so that `load` makes config.max_rows rows of each
 split and no more; `resample(config, ids, epoch)` makes the training rows of a later epoch, so that no row is shown
 twice (unless config.resample_each_epoch is false).
 
@@ -29,7 +29,7 @@ from spt.tasks.parallel import PageRelease, allocate, release
 
 
 class TaskConfig(BaseModel):
-    """Options of every task. They choose among a task's rows, so `load` need not look at them."""
+    """Options of every task. They select among a task's rows, so `load` can ignore them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -37,16 +37,18 @@ class TaskConfig(BaseModel):
     subset_rows: int | None = Field(
         None,
         ge=1,
-        description="rows of the training split in use, in both stages, or recordings where rows are windows of them; "
-        "instead of a fraction",
+        description="number of rows of the training split in use, in both stages, or of recordings where rows are "
+        "windows of them; instead of a fraction",
     )
     subset_vocabulary: Literal["subset", "whole"] = Field(
         "subset",
-        description="where tokens are numbered by training rows: by those in use, or by the whole split, as a network "
-        "knows them that was pretrained on all inputs",
+        description="where training rows determine the vocabulary: those in use, or the whole split, as for a network "
+        "that was pretrained on all inputs",
     )
-    subset_seed: int = Field(42, ge=0, description="which permutation of the training split a subset is a prefix of")
-    stratified: bool = Field(False, description="a subset has each class in the share that the whole split has")
+    subset_seed: int = Field(
+        42, ge=0, description="seed of the permutation of the training split of which a subset is a prefix"
+    )
+    stratified: bool = Field(False, description="a subset has the class proportions of the whole split")
     max_rows: int | None = Field(None, ge=1, description="at most this many rows of every split (smoke runs)")
 
     @model_validator(mode="after")
@@ -56,8 +58,8 @@ class TaskConfig(BaseModel):
         return self
 
     def smoke_sizes(self) -> dict[str, int]:
-        """Options that make the sequences of a smoke run short: each at its number or, where others forbid that, at
-        the next that they allow. An option that is smaller already stays."""
+        """Options that keep the sequences of a smoke run short: each gets its number or, where other options forbid
+        that, the next one they allow. An option that is already smaller stays."""
         return {}
 
 
@@ -70,9 +72,9 @@ IGNORED = -1  # the class of a step, or sequence, that is not scored; a real tar
 class Tokens:
     """One integer in [0, vocab) a step.
 
-    With `codes`, a step is stored as a code that no vocabulary changes, such as a character's code point: codes[t] is
-    what token t stands for, -1 for a token that stands for none (padding), and any other code is the token `unknown`.
-    `static` is how many numbers stand beside a sequence (Split.static).
+    With `codes`, a step is stored as a code that does not depend on the vocabulary, such as a character's code point:
+    codes[t] is what token t stands for, -1 for a token that stands for none (padding), and any other code is the token
+    `unknown`. `static` is how many numbers accompany a sequence (Split.static).
     """
 
     vocab: int
@@ -119,10 +121,10 @@ class Tokens:
 class Values:
     """C numbers a step, shown to a model as (value - mean) / std.
 
-    `levels` is the number of distinct values when they are integers in [0, levels) (256 for bytes), as cross-entropy on
+    `levels` is the number of distinct values when they are integers in [0, levels) (256 for bytes); cross-entropy on
     continuous inputs needs it. `frame`: a step's channels are a picture, row by row, with this height and width.
-    `missing`: values may be missing, which are stored as NaN; mean and deviation are those of the others. `static` is
-    how many numbers stand beside a sequence (Split.static).
+    `missing`: values may be missing and are then stored as NaN; mean and deviation are those of the others. `static` is
+    how many numbers accompany a sequence (Split.static).
     """
 
     channels: int
@@ -160,7 +162,7 @@ class Values:
 class Classes:
     """One of `count` classes; of every step, with IGNORED where it is not scored, or of the sequence.
 
-    With `missing`, a sequence may have none too, which is IGNORED then.
+    With `missing`, a sequence may have no class either; it is then IGNORED.
     """
 
     count: int
@@ -176,7 +178,7 @@ class Classes:
 class Reals:
     """`size` real numbers; of every step, with NaN where it is not scored, or of the sequence.
 
-    With `missing`, each of them may be missing, also of a sequence; it is NaN then.
+    With `missing`, each of them may be missing, also for a sequence; it is then NaN.
     """
 
     size: int = 1
@@ -190,7 +192,7 @@ class Reals:
 
 @dataclass(frozen=True)
 class Labels:
-    """`count` labels, of which any number may hold: 1 where one does, 0 where not, IGNORED where nobody knows; of every
+    """`count` labels, of which any number may hold: 1 where one does, 0 where not, IGNORED where unknown; of every
     step, or of the sequence."""
 
     count: int
@@ -209,7 +211,7 @@ Target = Classes | Reals | Labels
 
 
 def describe(part: Tokens | Values | Target) -> dict[str, Any]:
-    """Its kind and fields, for a JSON file; without optional fields that are not set."""
+    """Its kind and fields, for a JSON file, without optional fields that are not set."""
     fields = asdict(part)
     for name, default in (("codes", None), ("unknown", None), ("frame", None), ("per_step", False)):
         if name in fields and fields[name] is default:
@@ -224,8 +226,8 @@ def describe(part: Tokens | Values | Target) -> dict[str, Any]:
 class Split:
     """n examples in one long array; example i is values[starts[i]:stops[i]]. Arrays may be memory maps.
 
-    An example is a sequence, or a pair of sequences one after the other. Arrays of steps (per-step targets, times) have
-    the length and order of `values`. Rows that are windows of one recording may share steps.
+    An example is a sequence, or a pair of sequences one after the other. Per-step arrays (targets, times) have the
+    length and order of `values`. Rows that are windows of one recording may share steps.
     """
 
     values: NDArray[Any]  # (total,) tokens (or codes) or (total, C) values, in storage type (uint8, int16, float32)
@@ -255,7 +257,7 @@ class Split:
 
     @property
     def extents(self) -> NDArray[np.int64]:
-        """(n,) steps of each example's longest sequence: what a batch is padded to."""
+        """(n,) steps of each example's longest sequence, which determine what a batch is padded to."""
         return self.lengths if self.cuts is None else np.maximum(self.cuts, self.lengths - self.cuts)
 
     @property
@@ -292,7 +294,7 @@ class Split:
 
     @property
     def whole(self) -> "Split":
-        """What is scored: the rows; of windows whose answers are averaged, the first of each recording, by its id."""
+        """What is scored: the rows, or, for windows whose answers are averaged, each recording's first, by its id."""
         if self.recordings is None:
             return self
         _, first = np.unique(self.recordings, return_index=True)
@@ -312,8 +314,8 @@ class Split:
         return total
 
     def pieces(self, steps: int = 2**20) -> Iterator[NDArray[Any]]:
-        """The rows' values in order, in chunks of about this many steps, or fewer of many channels; what windows of a
-        recording share comes once."""
+        """The rows' values in order, in chunks of about this many steps, or fewer where channels are many; steps that
+        windows of a recording share come once."""
         width = self.values.size // max(1, len(self.values))
         steps = max(1, min(steps, NUMBERS // max(1, width)))
         if self.contiguous:
@@ -333,7 +335,7 @@ class Split:
                 release(self.values)
 
     def take(self, rows: NDArray[np.int64]) -> "Split":
-        """These rows, in this order; the values, and what belongs to steps, are not copied."""
+        """These rows, in this order; the values and other per-step arrays are not copied."""
 
         names = {"starts", "stops", "targets", "ids", "fingerprints", "cuts", "text_bytes", "halves", "answers"}
         names |= {"groups", "static", "recordings", "sources"}
@@ -342,14 +344,14 @@ class Split:
         return replace(self, **given)
 
     def packed(self, *, in_place: bool = False) -> "Split":
-        """The rows copied, one behind the other. In place, where memory may not hold two copies, they have to be in
-        order and overwrite the values."""
+        """The rows copied end to end. In place, where memory may not hold two copies, they have to be in order and
+        overwrite the values."""
         stops = np.cumsum(self.lengths)
         return self._moved(self.starts, self.stops, stops - self.lengths, in_place)
 
     def trimmed(self, *, in_place: bool = False) -> "Split":
-        """The rows without the values that none of them covers, copied as by `packed`; what they share they go on
-        sharing. Rows in order that share nothing are packed."""
+        """The rows without the values that none of them covers, copied as by `packed`; shared steps stay shared. Rows
+        in order that share nothing are packed."""
         starts, stops = self.spans
         moves = starts - (np.cumsum(stops - starts) - (stops - starts))  # of each span, to the left
         places = self.starts - moves[np.searchsorted(starts, self.starts, side="right") - 1]
@@ -379,13 +381,13 @@ class Split:
         )
 
     def unlabelled(self) -> "Split":
-        """The inputs alone, for pretraining: no label can reach it. A pair stays one example, of two sequences that are
-        drawn together."""
+        """The inputs alone, for pretraining, which no label can reach. A pair stays one example, of two sequences that
+        are drawn together."""
         return replace(self, targets=None, per_step=False, text_bytes=None, answers=None)
 
     @staticmethod
     def joined(parts: Sequence["Split"]) -> "Split":
-        """The rows of several splits, copied, one behind the other. What one of them lacks none has."""
+        """The rows of several splits, copied end to end. A field that one of the splits lacks is left out."""
         parts = [part if part.contiguous else part.packed() for part in parts]
         before = np.cumsum([0, *(len(part.values) for part in parts[:-1])])
         arrays: dict[str, Any] = {}
@@ -440,7 +442,7 @@ class Split:
 
 
 def row_ids(split: str, rows: int | NDArray[np.int64]) -> NDArray[Any]:
-    """train-0, train-1, …: of this number of rows, or of the rows with these numbers."""
+    """train-0, train-1, …: for this number of rows, or for the rows with these numbers."""
     numbers = np.arange(rows) if isinstance(rows, int) else rows
     return np.char.add(f"{split}-", numbers.astype(str))
 
@@ -492,7 +494,7 @@ class TaskData:
         return self.classes or tuple(map(str, range(count)))
 
     def labelled(self) -> "TaskData":
-        """Without the rows that have no target, where a task may have such rows."""
+        """The same task without rows that have no target, where it may have such rows."""
         if not self.target.missing or self.target.per_step:
             return self
         return self.mapped(lambda split: split if (kept := has_target(split)).all() else split.take(kept.nonzero()[0]))
@@ -639,7 +641,7 @@ def class_counts(split: Split, count: int) -> NDArray[np.int64]:
 
 
 def label_counts(split: Split, count: int) -> NDArray[np.int64]:
-    """(2, count) In how many examples, or steps, of these rows each label is known not to hold, and to hold."""
+    """(2, count) In how many examples, or steps, of these rows each label is known not to hold, and known to hold."""
     assert split.targets is not None
     total = np.zeros((2, count), np.int64)
     pieces = replace(split, values=split.targets).pieces() if split.per_step else [split.targets]
@@ -654,7 +656,7 @@ def known_targets(targets: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def has_target(split: Split) -> NDArray[np.bool_]:
-    """(n,) Which rows, each with a target of its own, have one; of several, at least one of them."""
+    """(n,) Which rows of a split with one target a row have it; of several numbers or labels, at least one."""
     assert split.targets is not None and not split.per_step
     known = known_targets(np.asarray(split.targets))
     return known if known.ndim == 1 else np.asarray(known.any(axis=1))

@@ -1,16 +1,16 @@
 """Heart rate, breathing rate or blood oxygen from 32 s of pulse wave and ECG (BIDMC): 4,000 steps.
 
-Windows of `length` samples at 125 Hz, two channels (ppg, ecg lead II), start every `stride` seconds in each of 53
-recordings of 8 minutes; they overlap, and are stored once. The target is the mean of the monitor's numerics, which come
-once a second, at the seconds t with start <= t < start + length / 125; `missing` says what happens to windows where
-some were not measured. The default split is by patient: 53 recordings are 46 people, and windows that overlap never lie
-in two splits. The published numbers refer to an archive of such windows (7,949, split at random: overlapping windows
-lie in training and test, so errors are tiny): `split: windows` does the same to our windows, and `source: archive`
-reads the archive's files themselves.
+Windows of `length` samples at 125 Hz with two channels (ppg, ecg lead II) start every `stride` seconds in each of 53
+recordings of 8 minutes; windows overlap, and the samples they share are stored once. The target is the mean of the
+monitor's numerics, one per second, at the seconds t with start <= t < start + length / 125; `missing` says what happens
+to windows where some were not measured. The default split is by patient: the 53 recordings are of 46 people, and
+overlapping windows are never in two splits. The published numbers refer to an archive of such windows (7,949, split at
+random: overlapping windows are in both training and test, so errors are tiny): `split: windows` does the same to our
+windows, and `source: archive` reads the archive's files themselves.
 
 Sources: Pimentel et al., IEEE TBME 64(8), 2016 (physionet.org/content/bidmc/1.0.0, ODC-BY); Tan et al., "Time series
-extrinsic regression", DMKD 2021 (zenodo.org, records 4001463, 4001456, 4001464). Letters: L steps, C = 2 channels. See
-`sources` for the files.
+extrinsic regression", DMKD 2021 (zenodo.org, records 4001463, 4001456, 4001464). Letters: L steps, C = 2 channels.
+See `sources` for the files.
 """
 
 import csv
@@ -52,28 +52,29 @@ MAX_LINE = 2**22
 
 class Config(TaskConfig):
     target: Literal["hr", "rr", "spo2"] = Field(
-        "hr", description="heart rate or breaths in a minute; oxygen saturation in per cent"
+        "hr", description="heart rate or breaths per minute; oxygen saturation in per cent"
     )
     source: Literal["raw", "archive"] = Field(
-        "raw", description="windows cut from the recordings; the windows of the published archive (BIDMC32…_TRAIN.ts)"
+        "raw", description="windows cut from the recordings, or those of the published archive (BIDMC32…_TRAIN.ts)"
     )
     split: Literal["subjects", "windows"] = Field(
         "subjects",
-        description="15 % of the recordings for validation, 15 % for test, no patient on two sides; 70/15/15 % of the "
-        "windows at random, as published, which overlap (seeds 0 and 1)",
+        description="subjects: 15 % of the recordings for validation, 15 % for test, no patient in two splits; "
+        "windows: 70/15/15 % of the windows, which overlap, at random as published (seeds 0 and 1)",
     )
-    split_seed: int = Field(42, ge=0, description="raw, by subjects: which patients are drawn")
-    length: int = Field(WINDOW, ge=RATE, le=SAMPLES - 1, multiple_of=RATE, description="raw: samples of a window")
+    split_seed: int = Field(42, ge=0, description="raw, by subjects: seed of the draw of patients")
+    length: int = Field(WINDOW, ge=RATE, le=SAMPLES - 1, multiple_of=RATE, description="raw: samples in a window")
     stride: int = Field(3, ge=1, le=SECONDS, description="raw: seconds from one window's start to the next one's")
     missing: Literal["any", "all"] = Field(
         "any",
-        description="raw: a window is left out where any of its numerics is not measured; only where all are, the mean "
-        "is of the others",
+        description="raw: leave out a window if any of its numerics was not measured; or only if none was, the mean "
+        "being over those that were",
     )
     scaling: Literal["unit", "standard", "none"] = Field(
         "unit",
-        description="a channel whose training values leave [-1, 1] is mapped onto it (both do: a few artefacts of ppg "
-        "reach 4, its usual range is 0 to 1); every channel to mean 0 and deviation 1; as it is (as published)",
+        description="unit: a channel whose training values leave [-1, 1] is mapped onto it (both do: a few artefacts "
+        "of ppg reach 4, its usual range is 0 to 1); standard: every channel to mean 0 and standard deviation 1; none: "
+        "as it is (as published)",
     )
 
     def smoke_sizes(self) -> dict[str, int]:
@@ -114,7 +115,7 @@ def sources(config: Config, raw: Path) -> list[Path]:
 
 
 def fetch(config: Config, raw: Path) -> None:
-    """Nothing is downloaded, as no checksums are published: raise ValueError that says where the files are."""
+    """Nothing is downloaded, as no checksums are published: without the files, an error says where to get them."""
     if sources(config, raw):
         return
     if config.source == "archive":

@@ -1,8 +1,9 @@
 """Whole books, as one stream of bytes or T5 tokens: which comes next? PG-19 language modelling in chunks of 4,096.
 
-The texts of a split are joined in order and cut into chunks. A step's target is the next token; that of a chunk's last
-step is the first token of the next chunk. The rest at the end is dropped. The model has to be causal. Bits per byte
-count the UTF-8 bytes of the texts, so they compare models with different tokens. See `sources` for the files.
+The texts of a split are joined in order and cut into chunks. A step's target is the next token; for the last step of a
+chunk, that is the first token of the next chunk. The rest at the end is dropped. The model has to be causal. Bits per
+byte count the UTF-8 bytes of the texts, so that models with different tokens can be compared.
+See `sources` for the files.
 """
 
 import logging
@@ -41,14 +42,15 @@ logger = logging.getLogger(__name__)
 
 
 class Config(TaskConfig):
-    chunk: int = Field(4096, ge=2, le=2**24, description="steps of a row")
-    tokens: Literal["bytes", "t5"] = Field("bytes", description="a token is a UTF-8 byte, or one of a tokenizer's file")
+    chunk: int = Field(4096, ge=2, le=2**24, description="steps in a row")
+    tokens: Literal["bytes", "t5"] = Field("bytes", description="UTF-8 bytes, or the tokens of a T5 tokenizer's file")
     tokenizer: str | None = Field(
-        None, description="t5: its tokenizer.json or spiece.model; a relative path is one in the data folder"
+        None, description="t5: its tokenizer.json or spiece.model; a relative path is relative to the data folder"
     )
-    end_of_text: bool = Field(False, description="a token of its own after every book: 256, or the tokenizer's </s>")
+    end_of_text: bool = Field(False, description="an end token after every book: 256, or the tokenizer's </s>")
     path: str | None = Field(
-        None, description="folder with the splits; null: books or pg19 in the data folder; relative paths likewise"
+        None,
+        description="folder with the splits; a relative path is relative to the data folder; null: books or pg19 there",
     )
 
     @model_validator(mode="after")
@@ -67,8 +69,8 @@ def sources(config: Config, raw: Path) -> list[Path]:
     """The files in use, in the sub-folder books or pg19 of the data folder, or in the folder `path`.
 
     {train,validation,test}/*.txt, as PG-19 is published (any names; numbers in their order); or Parquet files
-    train.parquet, validation.parquet and test.parquet (or the hub's train-00000-of-00023.parquet) with a column text.
-    And the tokenizer's file.
+    train.parquet, validation.parquet and test.parquet (or the hub's train-00000-of-00023.parquet) with a column text;
+    and the tokenizer's file.
     """
     texts = [path for files in _files(config, raw).values() for path in files]
     return texts + ([_tokenizer_path(config, raw)] if texts and config.tokens == "t5" else [])

@@ -1,4 +1,4 @@
-"""What tasks on texts share: a step is a character, stored as its code point; which of them are tokens."""
+"""What text tasks share: a step is a character, stored as its code point; and which characters are tokens."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ def code_points(text: str) -> NDArray[np.uint32]:
 
 
 def character_tokens(train: Split, min_count: int = 1) -> Tokens:
-    """Of the characters that occur in these rows so often: the commonest first, ties by code point."""
+    """Tokens for the characters that occur at least `min_count` times: the commonest first, ties by code point."""
     counts = train.counts()
     counts[END] = 0
     frequent = np.flatnonzero(counts >= min_count)

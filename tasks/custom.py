@@ -1,10 +1,10 @@
 """Your own data, no code: CSV, TSV, JSON lines, Parquet, array and sound files, or a data set on the hub.
 
-A row is one example: a text, a list, one number a column, or an array in a file that the row names; or one step of an
-example (long). A folder's splits are its files (train, validation, test); a single file is split by a column, or by a
-hash of each row's id (without ids, of its input), so that appended rows move no others and rows of one id, or of the
-same input, stay together; or with equal shares of every class. Complaints name file, line (in Parquet: row, from 1) and
-column. How it is done: tasks/own.
+A row is one example: a text, a list, one number per column, or an array in a file that the row names; or one step of an
+example (long). In a folder the files are the splits (train, validation, test); a single file is split by a column, by a
+hash of each row's id (without ids, of its input), so that appended rows move no others and rows with the same id, or
+the same input, stay together, or with equal shares of every class. Errors name file, line (in Parquet: row, from 1) and
+column. The code is in tasks/own.
 """
 
 import logging
@@ -31,7 +31,7 @@ class Config(Options):
 
 
 def sources(config: Config, raw: Path) -> list[Path]:
-    """The tables and, where these name files, all of these in their folders, and what lies beside WFDB headers."""
+    """The tables and, where these name files, all such files in their folders, with those beside WFDB headers."""
     if config.hub is not None and not discovery.hub_folder(config, raw).is_dir():
         return []
     tables = _tables(config, raw)
@@ -45,7 +45,7 @@ def sources(config: Config, raw: Path) -> list[Path]:
 
 
 def fetch(config: Config, raw: Path) -> None:
-    """Copy a data set from the hub into the data folder; files of one's own are where they are."""
+    """Copy a data set from the hub into the data folder; your own files stay where they are."""
     if config.hub is None:
         return
     folder = discovery.hub_folder(config, raw)
@@ -61,8 +61,8 @@ def load(config: Config, raw: Path) -> TaskData:
 
 
 def reading(config: Config, raw: Path, input: Tokens | Values) -> dict[str, Any]:
-    """What new rows are read by, so that a model that was trained on these files is shown them as it was shown these:
-    the label of each class, the word of each token, the columns, the scale of stored numbers."""
+    """What is needed to read new rows, so that a model that was trained on these files sees them in the same way: the
+    label of each class, the word of each token, the columns, the scale of stored numbers."""
     return assembly.reading(config, _read(config, raw), input)
 
 
@@ -72,7 +72,7 @@ def more_rows(config: Config, raw: Path, path: Path, data: TaskData) -> Split:
 
 
 def findings(config: Config, raw: Path) -> list[str]:
-    """What a reader should know of the files, a sentence each: gaps, mixed types, unused columns, leaked labels."""
+    """What a reader should know about the files, a sentence each: gaps, mixed types, unused columns, leaked labels."""
     return diagnostics.diagnose(config, _tables(config, raw))
 
 

@@ -1,8 +1,8 @@
 """Handwritten digits, 8x8 pixels read row by row: 64 steps, 10 classes, 1,797 real images, no download.
 
-The images are those that scikit-learn carries (UCI Optical Recognition of Handwritten Digits, test part: 13 writers).
-A pixel is one of 17 grey levels, 0 to 16. The set has no official split: a seeded permutation is cut into
-1,000 training, 297 validation and 500 test images, the validation images being carved from the 1,297 of training.
+The images are those that come with scikit-learn (UCI Optical Recognition of Handwritten Digits, test part: 13 writers).
+A pixel is one of 17 grey levels, 0 to 16. The set has no official split: a seeded permutation is cut into 1,000
+training, 297 validation and 500 test images; the validation images are carved from the 1,297 for training.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ TEST, VALIDATION = 500, 297  # images
 
 class Config(TaskConfig):
     pixels: Literal["tokens", "values"] = Field("tokens", description="a pixel is one of 17 tokens, or a number")
-    split_seed: int = Field(0, ge=0, description="which permutation of the 1,797 images is cut into splits")
+    split_seed: int = Field(0, ge=0, description="seed of the permutation of the 1,797 images that is cut into splits")
 
 
 def load(config: Config, raw: Path) -> TaskData:

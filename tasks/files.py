@@ -1,7 +1,7 @@
 """What tasks that read files share: finding, downloading, archives, pickles of arrays, Parquet, published splits.
 
 Every error is one sentence, a ValueError or FileNotFoundError. Nothing in a file is trusted: archives are read by name
-and never unpacked, pickles may hold arrays and plain values only.
+and never unpacked, and pickles may hold only arrays and plain values.
 """
 
 import errno
@@ -212,11 +212,11 @@ def part_of(folder: Path) -> Path:
 def copy_from_hub(
     name: str, folder: Path, *, config: str | None = None, revision: str | None = None, own_data: bool = False
 ) -> None:
-    """Copy a data set of the Hugging Face hub: one Parquet file for each split called train, validation, test or alike.
+    """Copy a Hugging Face data set: one Parquet file for each split called train, validation, test or similar.
 
-    With `own_data`, of the user's choice, a single split may have any name and counts as training rows, and numbers
-    that have names (the hub's ClassLabel) become these names. Raises ValueError when the data set cannot be loaded,
-    OSError when it cannot be written.
+    With `own_data`, for data of the user's choice, a single split may have any name and counts as training rows, and
+    numbers that have names (the hub's ClassLabel) become these names. Raises ValueError when the data set cannot be
+    loaded, OSError when it cannot be written.
     """
     import datasets
 
@@ -311,7 +311,7 @@ def read_all_members(
 def open_members(
     path: Path, select: Callable[[str], bool], limit: int | None = None
 ) -> Iterator[tuple[str, IO[bytes], int]]:
-    """Name, open file and size of a tar archive's selected files, for those too large for the memory.
+    """Name, open file and size of a tar archive's selected files, for files too large for memory.
 
     A file can be read until the next one is asked for, under `reading_archive`; all of them have at most `limit` bytes,
     by default MAX_BYTES.
@@ -371,7 +371,7 @@ class _Member(tarfile.TarInfo):
 
 @contextmanager
 def reading_archive(path: Path) -> Iterator[None]:
-    """Turn the errors of a damaged archive into one sentence, as ValueError."""
+    """Turn the errors of a damaged archive into a ValueError of one sentence."""
     try:
         yield
     except DAMAGES as error:
@@ -453,7 +453,7 @@ class _Forbidden(pickle.UnpicklingError):
 
 
 def unpickle(content: bytes, source: str) -> Any:
-    """Plain values and byte arrays (as `bytes_of` takes them) of a pickle of Python 2 or 3; anything else is refused.
+    """Plain values and byte arrays (as `byte_array` takes them) from a Python 2 or 3 pickle; anything else is refused.
 
     No code of the pickle's choosing runs, and NumPy itself never sees it.
     """
@@ -466,7 +466,7 @@ def unpickle(content: bytes, source: str) -> Any:
 
 
 def byte_array(value: Any, shape: tuple[int, ...], source: str) -> NDArray[np.uint8]:
-    """An unpickled array, which has to be of unsigned bytes and of this shape."""
+    """An unpickled array, which must be of unsigned bytes and have this shape."""
     try:
         if value.state is None:  # as NumPy writes it with pickle protocol 5
             raw, kind, actual, order = value.arguments
@@ -495,7 +495,7 @@ def parquet_files(folders: Sequence[Path], split: str) -> list[Path]:
 
 
 def parquet_pair(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The Parquet files of train and of test; none of either, or FileNotFoundError where one of them is missing."""
+    """The Parquet files of train and test; none of either, or FileNotFoundError where only one is missing."""
     train, test = (parquet_files(folders, split) for split in ("train", "test"))
     if bool(train) != bool(test):
         there = (train or test)[0]
@@ -535,8 +535,8 @@ def read_batches(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Columns of Parquet files, as Arrow arrays of some rows at a time, each with its place for messages.
 
-    For columns of lists, which as Python objects would fill the memory. Names are as in `read_columns`. Raises
-    ValueError when a file's row group has more than `numbers` numbers a row on average, before lists are read.
+    For columns of lists, which would fill memory as Python objects. Names are as in `read_columns`. Raises ValueError
+    when a file's row group has more than `numbers` numbers per row on average, before lists are read.
     """
     for path in paths:
         with _open_parquet(path, names, optional) as (file, columns):
@@ -587,7 +587,7 @@ def class_numbers(labels: Sequence[Any], count: int, source: str) -> NDArray[np.
 
 
 def torch_permutations(seed: int) -> Callable[[int], NDArray[np.int64]]:
-    """Draws of one torch generator, one after the other: what the published code permutes with."""
+    """Permutations drawn one after the other from one torch generator, as in the published code."""
     import torch  # its permutations are not NumPy's
 
     generator = torch.Generator().manual_seed(seed)

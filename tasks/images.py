@@ -1,9 +1,9 @@
 """Real images pixel by pixel: CIFAR-10 in grey (LRA Image) or colour (sCIFAR), MNIST in order or permuted.
 
 Pixels are read row by row, 1,024 (CIFAR-10) or 784 (MNIST) steps; a pixel is one of 256 levels. Conventions are those
-of the S4 and SPT code: grey by ITU-R 601 rounded as Pillow does, CIFAR-10 standardised by fixed published means and
-deviations, MNIST divided by 255, a tenth of the training images drawn for validation by torch's random_split with
-seed 42; the permutation of MNIST is the bit reversal. See `sources` for the files.
+of the S4 and SPT code: grey by ITU-R 601 rounded as in Pillow, CIFAR-10 standardised by fixed published means and
+standard deviations, MNIST divided by 255, a tenth of the training images drawn for validation by torch's random_split
+with seed 42; MNIST is permuted by bit reversal. See `sources` for the files.
 """
 
 import math
@@ -96,15 +96,16 @@ COLOUR = Scale(tuple(255 * m for m in (0.4914, 0.4822, 0.4465)), tuple(255 * s f
 
 class Config(TaskConfig):
     dataset: Dataset = Field("cifar10", description="32x32 photographs of 10 kinds, or 28x28 handwritten digits")
-    grey: bool = Field(True, description="cifar10: one grey value a pixel, or red, green and blue")
+    grey: bool = Field(True, description="cifar10: one grey value per pixel, or red, green and blue")
     permuted: bool = Field(False, description="mnist: pixels in bit-reversed order (psMNIST)")
     pixels: Literal["values", "tokens"] = Field("values", description="a grey pixel is a number, or one of 256 tokens")
     size: int | None = Field(
-        None, ge=2, description="pixels a side, averaged over boxes; null: all, as published numbers have it"
+        None, ge=2, description="pixels per side, averaged over boxes; null: all, as in published results"
     )
     validation: Literal["carved", "last", "test"] = Field(
         "carved",
-        description="a tenth of the training images, drawn with seed 42; the last tenth (LRA's code); the test images",
+        description="carved: a tenth of the training images, drawn with seed 42; last: the last tenth (LRA's code); "
+        "test: the test images",
     )
 
     def smoke_sizes(self) -> dict[str, int]:
@@ -137,7 +138,7 @@ class Images(NamedTuple):
 
 
 def sources(config: Config, raw: Path) -> list[Path]:
-    """The files in use, of the first kind that is there, in the data folder or its sub-folder cifar10 or mnist.
+    """The files in use, of the first kind found, in the data folder or its sub-folder cifar10 or mnist.
 
     CIFAR-10: cifar-10-batches-py/, cifar-10-python.tar.gz; MNIST: the four idx files, plain or .gz. Then, for both,
     train.parquet and test.parquet (or the hub's train-00000-of-00001.parquet), with columns image (or img: encoded
@@ -147,7 +148,7 @@ def sources(config: Config, raw: Path) -> list[Path]:
 
 
 def fetch(config: Config, raw: Path) -> None:
-    """Download the official archives, unless there is something to read already."""
+    """Download the official archives, unless there already is something to read."""
     known = KNOWN[config.dataset]
     if any(_parquet(config.dataset, raw)) or (config.dataset == "cifar10" and _official("cifar10", raw)):
         return
@@ -211,7 +212,7 @@ def class_names(config: Config) -> tuple[str, ...]:
 
 
 def picture(config: Config, row: NDArray[Any]) -> NDArray[Any]:
-    """(side, side) or (side, side, 3) of a row's pixels, in their places."""
+    """(side, side) or (side, side, 3) A row's pixels in their places."""
     pixels = row.reshape(len(row), -1)
     side = math.isqrt(len(row))
     placed = np.empty_like(pixels)

@@ -1,17 +1,17 @@
-"""Induction heads (H3, Mamba): a trigger token and one behind it; later the trigger again. What came behind it?
+"""Induction heads (H3, Mamba): a trigger token and the one after it; later the trigger again. What came after it?
 
 Fu, Dao, Saab, Thomas, Rudra, Ré: "Hungry Hungry Hippos" (2023), section 3.1, by the rules of its code (synthetics.py of
 HazyResearch/safari), with the sizes of Gu, Dao: "Mamba" (2023), section 4.1 and appendix E.1: 256 steps, 16 tokens, new
-rows at every step of training, batches of 8. H3 has 31 steps (30 and the trigger), 20 tokens and 5,000 fixed rows.
+rows at every training step, batches of 8. H3 has 31 steps (30 and the trigger), 20 tokens and 5,000 fixed rows.
 
-A row is made of ordinary tokens; at a random place stands the trigger, and the last step is the trigger again, where
-the token behind the first one is asked for. Ordinary tokens are V - 2: token V - 2 is a sign that other tasks of that
-code need, and never stands here; V - 1 is the trigger. With `copied` C > 1 that many tokens are asked for, the next
-while the one before is shown; with `triggers` > 1 half of the rows have up to that many, each followed by the same
-tokens.
+A row consists of ordinary tokens, with the trigger at a random place and again at the last step, where the token after
+the first trigger is asked for. There are V - 2 ordinary tokens: token V - 2 is a special token that other tasks of that
+code need and that never occurs here; V - 1 is the trigger. With `copied` C > 1, that many tokens are asked for, each
+while the one before it is shown; with `triggers` > 1, half of the rows have up to that many triggers, each followed by
+the same tokens.
 
 A network that has learnt the rule answers at any length; the Mamba paper trains on 256 steps and tests on 64 to
-1,048,576: `spt evaluate RUN task.length=1024`.
+1,048,576 (`spt evaluate RUN task.length=1024`).
 
 Letters: V `vocab`, T `length`, C `copied`; B rows, L = T - C steps before the last trigger.
 """
@@ -33,19 +33,22 @@ INDEXABLE = True
 class Config(TaskConfig):
     vocab: int = Field(16, ge=4, le=2**20, description="tokens, two of them special (V); Mamba: 16, H3: 20")
     length: int = Field(256, ge=4, le=2**24, description="steps (T); Mamba: 256, H3: 31")
-    copied: int = Field(1, ge=1, le=1024, description="tokens behind the trigger that are asked for (C)")
+    copied: int = Field(1, ge=1, le=1024, description="tokens after the trigger that are asked for (C)")
     triggers: int = Field(
-        1, ge=1, le=64, description="half of the rows have up to this many before the last; those that overlap are left"
+        1,
+        ge=1,
+        le=64,
+        description="half of the rows have up to this many before the last; overlapping ones are left out",
     )
     trained_on: Literal["answers", "all"] = Field(
         "answers",
-        description="what training rows ask for: the answers, as the others do; or the next token at every step, as in "
-        "H3's code",
+        description="what training rows ask for: the answers, as validation and test rows do; or the next token at "
+        "every step, as in H3's code",
     )
-    train_size: int = Field(65_536, ge=1, le=2**32, description="training rows an epoch; Mamba: 8,192 batches of 8")
-    eval_size: int = Field(1024, ge=1, le=2**24, description="validation rows, and test rows")
-    resample_each_epoch: bool = Field(True, description="other training rows in every epoch, as in Mamba; H3: the same")
-    seed: int = Field(0, ge=0, description="of all rows")
+    train_size: int = Field(65_536, ge=1, le=2**32, description="training rows per epoch; Mamba: 8,192 batches of 8")
+    eval_size: int = Field(1024, ge=1, le=2**24, description="number of validation rows, and of test rows")
+    resample_each_epoch: bool = Field(True, description="new training rows in every epoch, as in Mamba; H3: the same")
+    seed: int = Field(0, ge=0, description="seed of all rows")
 
     def smoke_sizes(self) -> dict[str, int]:
         return {"length": 64}

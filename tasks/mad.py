@@ -1,27 +1,27 @@
-"""MAD: six tasks on tokens that tell what a layer is good at: recall, copying, compression, memory.
+"""MAD: six token tasks that show what a layer is good at: recall, copying, compression, memory.
 
 Poli, Thomas, Nguyen, Ponnusamy, Deiseroth, Kersting, Suzuki, Hie, Ermon, Ré, Zhang, Massaroli: "Mechanistic Design and
 Scaling of Hybrid Architectures" (2024), by the rules of its code (athms/mad-lab, instances.py). What is asked for:
 
-    in_context_recall        the value of every key that has stood before; keys and values alternate
-    noisy_in_context_recall  the same, with pairs of noise tokens between
-    fuzzy_in_context_recall  the same, with keys and values of one to three tokens; those of test have keys of three
-    memorization             the value that a key has in all rows, at the step behind it, which does not show it
-    selective_copying        tokens that blanks stand between, in their order, behind them
+    in_context_recall        the value of every key that has occurred before; keys and values alternate
+    noisy_in_context_recall  the same, with pairs of noise tokens in between
+    fuzzy_in_context_recall  the same, with keys and values of one to three tokens; keys outside training have three
+    memorization             the value that a key has in all rows, at the step after it, which does not show it
+    selective_copying        tokens with blanks in between, in their order, after all of them
     compression              every token of the row from the last step alone: by `finetune.head.pool: last`
 
-The network of compression is told of a row only what its last step holds, and of a step only its place; with another
-head every step holds its own answer, and nothing is learnt. In the three recalls an answer is the next input, so they
-are for causal models, and pretraining on the next token learns them where training is long enough.
+In compression each step is answered from the vector of the last step and its own place alone; with another head every
+step holds its own answer, and nothing is learnt. In the three recall tasks an answer is the next input, so they are for
+causal models, and pretraining on the next token learns them if training is long enough.
 
-The published code asks for the next token at every step of a training row of these three, and for the answers on test
-rows alone; here training rows ask for the answers too, unless `trained_on: all`. It has no validation split, and picks
-the best run of a search by its test rows; here each of them has 1,280. Rows are the same in every epoch, as published.
-Default sizes are the published baselines; harder ones there, one at a time: V 32, 64, 128 (noisy recall 48, 80, 144),
-T 256, 512, 1024 (selective copying from 512, compression 64, 128, 256), `train_size` 6400, 3200, 1600, 800, `noise`
-0.4, 0.6, 0.8, `copied` 32, 64, 96; of memorization V alone, 512 … 8192.
+For these three, the published code asks for the next token at every step of a training row, and for the answers alone
+on test rows; here training rows ask for the answers too, unless `trained_on: all`. It has no validation split, and
+picks the best run of a search by its test rows; here validation and test have 1,280 rows each. Rows are the same in
+every epoch, as published. Default sizes are the published baselines; harder settings there vary one at a time: V 32,
+64, 128 (noisy recall 48, 80, 144), T 256, 512, 1024 (selective copying from 512, compression 64, 128, 256),
+`train_size` 6400, 3200, 1600, 800, `noise` 0.4, 0.6, 0.8, `copied` 32, 64, 96; for memorization V alone, 512 … 8192.
 
-Letters: V `vocab`, T steps (`length`, or one less), N pairs of a row, M `copied`; B rows.
+Letters: V `vocab`, T steps (`length`, or one less), N pairs in a row, M `copied`; B rows.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ ITSELF = "a step's own token is what it asks for: rows are compressed only where
 
 
 class Sizes(NamedTuple):
-    """Of a task; the published baseline where an option is null."""
+    """Sizes of a task; the published baseline where an option is null."""
 
     vocab: int
     length: int
@@ -95,33 +95,34 @@ class Config(TaskConfig):
         None,
         ge=4,
         le=2**20,
-        description="tokens of a row; null: 128, selective_copying 256, memorization and compression 32",
+        description="tokens in a row; null: 128, selective_copying 256, memorization and compression 32",
     )
     noise: float | None = Field(None, ge=0, lt=1, description="noisy recall: share of pairs that are noise; null: 0.2")
     noise_vocab: int | None = Field(
-        None, ge=1, le=2**16, description="noisy recall: tokens of noise, which `vocab` counts too; null: 16"
+        None, ge=1, le=2**16, description="noisy recall: number of noise tokens, which `vocab` includes; null: 16"
     )
     copied: int | None = Field(None, ge=1, le=2**16, description="selective_copying: tokens to copy (M); null: 16")
-    key_tokens: int | None = Field(None, ge=1, le=4, description="fuzzy recall: at most, of a key; null: 3")
-    value_tokens: int | None = Field(None, ge=1, le=4, description="fuzzy recall: at most, of a value; null: 3")
+    key_tokens: int | None = Field(None, ge=1, le=4, description="fuzzy recall: most tokens of a key; null: 3")
+    value_tokens: int | None = Field(None, ge=1, le=4, description="fuzzy recall: most tokens of a value; null: 3")
     queries: Literal["all", "last"] = Field(
         "all",
-        description="recall: every key that has stood before is asked for; or only that of the last pair, after a sign",
+        description="recall: every key that has occurred before is asked for; or only that of the last pair, after a "
+        "special token",
     )
     trained_on: Literal["answers", "all"] = Field(
         "answers",
-        description="recall: training rows ask for the answers, as the others do; or, as in the code, for the next "
-        "token at every step",
+        description="recall: training rows ask for the answers, as validation and test rows do; or, as in the code, "
+        "for the next token at every step",
     )
     rule: Literal["paper", "code"] = Field(
         "paper",
-        description="fuzzy recall: the last key has stood before in every row; or, as in the code, in most of them",
+        description="fuzzy recall: the last key has occurred before in every row; or, as in the code, in most of them",
     )
     train_size: int | None = Field(None, ge=1, le=2**32, description="training rows; null: 12,800, memorization 256")
-    eval_size: int = Field(1280, ge=1, le=2**24, description="validation rows, and test rows")
-    resample_each_epoch: bool = Field(False, description="other training rows in every epoch; published: the same ones")
-    seed: int = Field(0, ge=0, description="of all rows")
-    fixed_seed: int = Field(0, ge=0, description="memorization: of the values that keys have")
+    eval_size: int = Field(1280, ge=1, le=2**24, description="number of validation rows, and of test rows")
+    resample_each_epoch: bool = Field(False, description="new training rows in every epoch; published: the same ones")
+    seed: int = Field(0, ge=0, description="seed of all rows")
+    fixed_seed: int = Field(0, ge=0, description="memorization: seed of the values that keys have")
 
     def smoke_sizes(self) -> dict[str, int]:
         return {"length": min(64, self.sizes.length)}
@@ -133,7 +134,7 @@ class Config(TaskConfig):
 
     @property
     def ordinary(self) -> int:
-        """Tokens that are neither special nor noise: the first ones; where there are keys, those come first of them."""
+        """Tokens that are neither special nor noise: the first ones. Where there are keys, they come first of these."""
         sizes = self.sizes
         special = {"in_context_recall": 0, "noisy_in_context_recall": 0, "selective_copying": 2}.get(self.task, 1)
         return sizes.vocab - sizes.noise_vocab - special - (self.queries == "last")
@@ -237,7 +238,7 @@ def _inputs_and_targets(
 
 
 class Pairs(NamedTuple):
-    """N pairs, more than a row holds, and behind them the one that is asked for at its end; or others of those."""
+    """N pairs, more than a row holds, and after them the one that is asked for at its end; or a selection of these."""
 
     codes: Tokens64  # (B, N + 1) a number for each key
     key_sizes: Tokens64  # (B, N + 1)
@@ -251,7 +252,7 @@ class Pairs(NamedTuple):
 
     @property
     def starts(self) -> Tokens64:
-        """Where each begins, one behind the other."""
+        """Where each begins, when they are laid end to end."""
         return np.cumsum(self.sizes, axis=1) - self.sizes
 
     def taken(self, order: Tokens64) -> "Pairs":
@@ -330,7 +331,7 @@ def _pairs(config: Config, key: Key, training: bool) -> Pairs:
 
 
 def arrangements(u: NDArray[np.float64], n: int) -> Tokens64:
-    """(…, s) distinct numbers of 0 … n-1, all arrangements alike likely, from as many uniforms."""
+    """(…, s) distinct numbers of 0 … n-1, all arrangements equally likely, from as many uniform numbers."""
     chosen = np.empty(u.shape, np.int64)
     for j in range(u.shape[-1]):
         x = (u[..., j] * (n - j)).astype(np.int64)

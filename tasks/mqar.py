@@ -2,19 +2,19 @@
 
 Arora, Eyuboglu, Timalsina, Johnson, Poli, Zou, Rudra, Ré: "Zoology: Measuring and Improving Recall in Efficient
 Language Models" (2023), section 3, by the rules of its code (multiquery_ar.py). A row begins with K pairs (k, v), keys
-and values all different: keys from 1 to V/2 - 1, values from V/2 to V - 1. Behind them each key stands once more, at an
-even step, counted from 0, and there its value is asked for; the value itself does not follow, so that a model may look
-ahead, and pretraining on the inputs alone never sees an answer. For V = 12, T = 16, K = 2 and filler zeros:
+and values all different: keys from 1 to V/2 - 1, values from V/2 to V - 1. After them each key occurs once more, at an
+even step (counted from 0), where its value is asked for; the value itself does not follow, so a model may look ahead,
+and pretraining on the inputs alone never sees an answer. For V = 12, T = 16, K = 2 and filler zeros:
 
     inputs   2  8  4  7  0  0  4  0  0  0  0  0  2  0  0  0
     targets  .  .  .  .  .  .  7  .  .  .  .  .  8  .  .  .
 
-The places of the queries, G = (T - 2 K P) / 2 in number, are drawn without replacement, key after key, the g-th with a
-weight of g^(a - 1): with the code's a = 0.01 near the pairs, as words in a text come back soon; with a = 1 anywhere.
+There are G = (T - 2 K P) / 2 places for queries, drawn without replacement, key after key, the g-th with weight
+g^(a - 1): with the code's a = 0.01 near the pairs, as words in a text soon recur; with a = 1 anywhere.
 
 The published settings (T, K) are (64, 4), (128, 8), (256, 16) and (512, 64), with 100,000 training rows, the same in
-every epoch, and 3,000 others, which choose the checkpoint too: here validation has rows of its own. The code's settings
-of that figure fill with zeros; its default, and the settings of later papers, with tokens of any kind, keys included.
+every epoch, and 3,000 others, which also choose the checkpoint; here validation has rows of its own. For these settings
+the code fills with zeros; by default, and in the settings of later papers, with tokens of any kind, keys included.
 
 Letters: V `vocab`, T `length`, K `pairs`, P `passes`, G places; B rows.
 """
@@ -36,24 +36,24 @@ INDEXABLE = True
 class Config(TaskConfig):
     vocab: int = Field(8192, ge=8, le=2**20, description="tokens, half of them keys and half values (V)")
     length: int = Field(64, ge=4, le=2**16, description="steps (T); the paper has 64, 128, 256 and 512")
-    pairs: int = Field(4, ge=1, le=2**14, description="keys with a value (K); the paper has 4, 8, 16 and 64")
+    pairs: int = Field(4, ge=1, le=2**14, description="pairs of key and value (K); the paper has 4, 8, 16 and 64")
     passes: int = Field(
         1,
         ge=1,
         le=64,
-        description="how often the pairs stand before the queries begin (P); the paper: once, and the code fails on "
-        "more; from two on pretraining on the inputs has recall to learn",
+        description="how often the pairs occur before the queries begin (P); the paper: once, and its code fails on "
+        "more; with two or more, pretraining on the inputs has recall to learn",
     )
     power: float = Field(
-        0.01, gt=0, le=1, description="a: the g-th place for a query has a weight of g^(a - 1); 1: all alike"
+        0.01, gt=0, le=1, description="a: the g-th place for a query has weight g^(a - 1); 1: all equally likely"
     )
     filler: Literal["random", "zeros"] = Field(
-        "random", description="what stands between the queries: tokens of any kind, as by default in the code, or zeros"
+        "random", description="what is between the queries: tokens of any kind, the code's default, or zeros"
     )
-    train_size: int = Field(100_000, ge=1, le=2**32, description="training rows (of an epoch)")
-    eval_size: int = Field(3000, ge=1, le=2**24, description="validation rows, and test rows")
-    resample_each_epoch: bool = Field(False, description="other training rows in every epoch; published: the same ones")
-    seed: int = Field(0, ge=0, description="of all rows")
+    train_size: int = Field(100_000, ge=1, le=2**32, description="training rows (per epoch)")
+    eval_size: int = Field(3000, ge=1, le=2**24, description="number of validation rows, and of test rows")
+    resample_each_epoch: bool = Field(False, description="new training rows in every epoch; published: the same ones")
+    seed: int = Field(0, ge=0, description="seed of all rows")
 
     def smoke_sizes(self) -> dict[str, int]:
         return {"vocab": 64, "pairs": 4, "length": 64}
@@ -92,8 +92,8 @@ def resample(config: Config, ids: NDArray[np.int64], epoch: int) -> Split:
 
 
 def breakdown(config: Config, rows: Split) -> dict[str, NDArray[Any]]:
-    """How many pairs before a query its own pair stands: 1 for the one just before it; queries and filler
-    between count too, two steps as a pair. 0 at steps that are no queries."""
+    """How many pairs before a query its own pair is: 1 for the one just before it; queries and filler in between count
+    too, two steps as a pair. 0 at steps that are not queries."""
     tokens = np.asarray(rows.values).reshape(-1, config.length)
     answers = np.asarray(rows.targets).reshape(tokens.shape)
     row, step = np.nonzero(answers != IGNORED)

@@ -1,7 +1,7 @@
 """Rows made by several workers, and arrays that may be larger than memory.
 
-What a row is follows from a seed and its address alone, never from who makes it. `SPT_WORKERS` says how many work at
-once; by default as many as this process has processors.
+A row is determined by a seed and its address alone, never by the worker that makes it. `SPT_WORKERS` says how many work
+at once; by default as many as this process has processors.
 """
 
 import itertools
@@ -124,8 +124,7 @@ def _folder() -> str:
 
 
 def release(array: NDArray[Any]) -> None:
-    """Of an array that lies in a file, what was read or written leaves this process's memory; it is read again when it
-    is used."""
+    """Free the memory of what was read or written of an array in a file; it is read again when it is used."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -134,7 +133,7 @@ def release(array: NDArray[Any]) -> None:
 
 
 class PageRelease:
-    """Releases files' arrays while rows of them are visited: pages near a row come with it, so what counts is how far
+    """Releases arrays in files while their rows are visited: pages near a row come with it, so what counts is how far
     the visit has come, not how much was used."""
 
     def __init__(self, *arrays: NDArray[Any]) -> None:
@@ -152,7 +151,7 @@ class PageRelease:
 
 
 def allocate(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """An array to be filled; one of more than IN_MEMORY bytes lies in a temporary file, gone with it.
+    """An array to be filled; one of more than IN_MEMORY bytes is in a temporary file, which is deleted with it.
 
     Raises ValueError where the disk is too full for it: writing beyond its end would kill the process.
     """
@@ -194,12 +193,12 @@ class Reel:
         self.ends.append(self.ends[-1] + len(piece))
 
     def whole(self, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:
-        """All that was added, of one step at least; a map of the file, which stays while a view on it does."""
+        """All that was added, at least one step; a map of the file, which lives as long as a view of it."""
         self._file.flush()
         return np.memmap(self._file, self.dtype, mode, shape=(self.ends[-1],))
 
     def pieces(self) -> list[NDArray[Any]]:
-        """The same, as it was added."""
+        """The same, piece by piece as added."""
         # As a plain array, which is cut up ten times as fast as a memmap.
         whole = np.asarray(self.whole()) if self.ends[-1] else np.empty(0, self.dtype)
         return [whole[first:last] for first, last in itertools.pairwise(self.ends)]

@@ -1,11 +1,11 @@
-"""Pathfinder, Path-X (128 pixels) and PathX-256: do two discs lie on the two ends of one dashed path?
+"""Pathfinder, Path-X (128 pixels) and PathX-256: are two discs at the two ends of one dashed path?
 
 Pixels are read row by row, 1,024, 4,096, 16,384 or 65,536 steps of 256 grey levels. Pictures are made by the published
-law (see tasks/generators/pathfinder.py), a row from the seed, its split and its number alone; or they are those of the
-Long Range Arena's archive, or of a folder that the official script has written. See `sources` for the files.
+rules (see tasks/generators/pathfinder.py), each row from the seed, its split and its number alone; or they come from
+the Long Range Arena's archive, or from a folder that the official script has written. See `sources` for the files.
 
-The S4 family (S4, S5, DLR, SPT) shows a model (grey / 255 - 0.5) / 0.5, the Long Range Arena tokens 0 … 255; "hard"
-(paths of 14 dashes) is what both mean by Pathfinder.
+Models of the S4 family (S4, S5, DLR, SPT) see (grey / 255 - 0.5) / 0.5, those of the Long Range Arena see tokens
+0 … 255; both mean "hard" (paths of 14 dashes) by Pathfinder.
 """
 
 import io
@@ -49,30 +49,30 @@ SEED = 42  # of the S4 family's random split
 
 
 class Config(TaskConfig):
-    resolution: Literal[32, 64, 128, 256] = Field(32, description="pixels a side; 128: Path-X, 256: PathX-256")
+    resolution: Literal[32, 64, 128, 256] = Field(32, description="pixels per side; 128: Path-X, 256: PathX-256")
     difficulty: Literal["easy", "intermediate", "hard"] = Field(
         "hard", description="paths of 6, 9 or 14 dashes; published numbers are for hard"
     )
     source: Literal["auto", "generated", "released"] = Field(
         "auto",
-        description="pictures made here by the published law; those of the Long Range Arena's archive, or of a folder "
-        "of the official script; auto: those where they are found",
+        description="generated: pictures made here by the published rules; released: those of the Long Range Arena's "
+        "archive, or of a folder of the official script; auto: released ones if found, else generated",
     )
-    seed: int = Field(0, ge=0, description="generated: of all pictures")
+    seed: int = Field(0, ge=0, description="generated: seed of all pictures")
     distractors: int | None = Field(
         None,
         ge=0,
         le=100,
-        description="generated: short paths tried; null: 20, 22, 35 or 30 (by resolution) over their dashes, which for "
-        "hard gives 5, 5, 8, 7. A public remark has 17 for the released Path-X",
+        description="generated: short paths tried; null: 20, 22, 35 or 30 (by resolution) divided by their number of "
+        "dashes, which for hard gives 5, 5, 8, 7. A public remark has 17 for the released Path-X",
     )
     train_size: int = Field(160_000, ge=1, description="generated: training rows")
     val_size: int = Field(20_000, ge=1, description="generated: validation rows")
     test_size: int = Field(20_000, ge=1, description="generated: test rows")
     split: Literal["s4", "lra"] = Field(
         "s4",
-        description="released: 80, 10 and 10 % at random with seed 42 (S4, S5, DLR, SPT); the first 80, next 10 and "
-        "last 10 % (Long Range Arena). Their test rows are not the same",
+        description="released: s4: 80, 10 and 10 % at random with seed 42 (S4, S5, DLR, SPT); lra: the first 80, next "
+        "10 and last 10 % (Long Range Arena). Their test rows are not the same",
     )
     pixels: Literal["values", "tokens"] = Field("values", description="a pixel is a number, or one of 256 tokens")
 
@@ -106,7 +106,7 @@ def sources(config: Config, raw: Path) -> list[Path]:
 
 
 def fetch(config: Config, raw: Path) -> None:
-    """Nothing is downloaded: no checksum of the archive is published. Raises FileNotFoundError where it is needed."""
+    """Nothing is downloaded: no checksum of the archive is published. Raises FileNotFoundError if it is needed."""
     if config.source == "generated" or (config.source == "auto" and not sources(config, raw)):
         logger.info("pathfinder is generated; nothing to download")
     elif not sources(config, raw):
@@ -236,7 +236,7 @@ def _strings(content: bytes, source: str) -> list[list[str]]:
 
 
 def divided(n: int, split: Literal["s4", "lra"]) -> list[NDArray[np.int64]]:
-    """Rows of train, val and test: a tenth of them, cut to a whole number, for each of the latter two."""
+    """Rows of train, val and test: a tenth, rounded down to a whole number, for each of the latter two."""
     tenth = int(0.1 * n)
     if split == "s4":
         rows, held = published_split(n, 2 * tenth, SEED)

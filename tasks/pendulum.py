@@ -1,14 +1,14 @@
 """The angle of a swinging pendulum in noisy pictures of it, 50 of 100 at irregular times (CRU, S5).
 
 The regression of Becker et al. (2019) and Schirmer et al. (2022), as S5 uses it (Smith et al., 2023, section 6.3): a
-step is a picture of 24x24 grey levels, its target sin and cos of the angle at that moment, scored by the mean squared
-error over all frames in use. The time since the previous frame in use, in frames of 0.01 s and 1 at the first step, is
-given to models that take it (S5); `times: drop` withholds it (the ablation S5-drop). That S5-append puts it behind the
-encoded picture is the encoder's to do (`encoder.step_times: append`), since a step here is the picture alone.
+step is a picture of 24x24 grey levels, and its target is sin and cos of the angle at that moment, scored by the mean
+squared error over all frames in use. The time since the previous frame in use, in frames of 0.01 s and 1 at the first
+step, is given to models that take it (S5); `times: drop` withholds it (the ablation S5-drop). A step here is the
+picture alone; the encoder can append the time to the encoded picture (S5-append; `encoder.step_times: append`).
 
-The simulator follows the published rules: simulation and noise have the published law but not the published numbers, as
-a row here follows from the seed, its split and its number alone, while the official code draws all rows in turn
-(training and test from seed 42, validation from 43). Which frames of row i are kept is as published.
+The simulator follows the published rules: simulation and noise have the published distribution but not the published
+numbers, since a row here is determined by the seed, its split and its number alone, while the official code draws all
+rows in turn (training and test from seed 42, validation from 43). Which frames of row i are kept is as published.
 
 Letters: B rows, F `frames`, K `kept`; angles in radians, 0 where the pendulum hangs (in the pictures, downwards).
 """
@@ -44,22 +44,22 @@ OFFSETS = {"train": 2000, "val": 1000, "test": 0}  # published: frames of row i 
 class Config(TaskConfig):
     frames: int = Field(100, ge=1, le=MOST, description="frames of the simulation, 0.01 s apart")
     kept: int = Field(
-        50, ge=1, le=MOST, description="how many of them, drawn without replacement, make a row; at most all"
+        50, ge=1, le=MOST, description="how many frames, drawn without replacement, make up a row; at most all"
     )
     times: Literal["steps", "drop"] = Field(
         "steps", description="tell the model the time between frames, or withhold it (S5-drop)"
     )
     keeping: Literal["published", "seeded"] = Field(
         "published",
-        description="which frames of row i are kept: NumPy's default_rng(i + 2000) draws them (i + 1000 for "
-        "validation, i for test), or `seed` does",
+        description="which frames of row i are kept: those that NumPy's default_rng(i + 2000) draws (i + 1000 for "
+        "validation, i for test), or those drawn with `seed`",
     )
     validation: Literal["own", "test"] = Field(
-        "own", description="1,000 sequences of their own (S5's code); the test sequences (CRU's code)"
+        "own", description="own: 1,000 further sequences (S5's code); test: the test sequences (CRU's code)"
     )
     train_size: int = Field(2000, ge=1, le=2**24, description="training sequences; 2,000 as published")
     eval_size: int = Field(1000, ge=1, le=2**24, description="validation and test sequences, each; 1,000 as published")
-    seed: int = Field(0, ge=0, description="of the simulation and the noise")
+    seed: int = Field(0, ge=0, description="seed of the simulation and the noise")
 
     def smoke_sizes(self) -> dict[str, int]:
         return {"kept": 20}
@@ -150,7 +150,7 @@ def simulate(config: Config, split: str, rows: NDArray[np.int64]) -> NDArray[np.
 
 
 def clearness(config: Config, split: str, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(B, F) in [0, 1]: 1 where a frame is all picture, 0 where it is all noise; near its neighbour's in time."""
+    """(B, F) in [0, 1]: 1 where a frame is all picture, 0 where it is all noise; close to that of adjacent frames."""
     seed, frames = config.seed, config.frames
     chance = uniforms(keys(seed, "pendulum", "clearness", split, rows=rows), frames + 2)
     low, high = 0.25 * chance[:, :1], 0.75 + 0.25 * chance[:, 1:2]
@@ -164,7 +164,7 @@ def clearness(config: Config, split: str, rows: NDArray[np.int64]) -> NDArray[np
 
 
 def spoil(pictures: NDArray[np.uint8], clear: NDArray[np.float64], key: NDArray[np.uint64]) -> None:
-    """Mix pictures (n, P), in place, with uniform noise: clear (n,) of a picture, the rest of noise on [0, 255)."""
+    """Mix pictures (n, P), in place, with uniform noise on [0, 255): a share clear (n,) of picture, the rest noise."""
     noisy = np.flatnonzero(clear < 1)
     for part in np.array_split(noisy, len(noisy) // 64 + 1):
         mixed = uniforms(key[part], pictures.shape[1])

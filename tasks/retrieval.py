@@ -1,15 +1,15 @@
 """Two documents, character by character (AAN, LRA Retrieval): does one cite the other? Up to 4,000 steps each.
 
-Conventions of the S4 and SPT code: characters as they stand in the file (texts look like byte strings of Python,
-b'...', and are kept so), at most `max_length` - 1 of a document, then `<eos>`; the vocabulary is `<pad>`, `<unk>`,
-`<eos>` and every character of the training documents in use, as they were cut, the commonest first. `units: bytes` is
+Conventions are those of the S4 and SPT code: characters as in the file (texts look like Python byte strings, b'...',
+and are kept that way), at most `max_length` - 1 of a document, then `<eos>`; the vocabulary is `<pad>`, `<unk>`,
+`<eos>` and every character of the training documents in use, after cutting, the commonest first. `units: bytes` is
 LRA's own form: bytes, no `<eos>`. An example is a pair of sequences; label 1: the first paper cites the second.
 
 `dataset: imdb_movies` is a similar task on freely available texts: are two film reviews about the same film? (label 1:
-yes). Films of the three splits are disjoint: test films are those of the official test reviews, a tenth of the training
-films is drawn for validation. A film's reviews, in a seeded order, are paired each with the next, the last with the
-first. For every such pair there is a pair of two films with the same first text, another pair's second text and the
-same two verdicts: so neither a single document nor the two verdicts give the answer away. Repeated texts are used once.
+yes). No film is in two splits: test films are those of the official test reviews, and a tenth of the training films is
+drawn for validation. A film's reviews, in a seeded order, are each paired with the next, the last with the first. For
+every such pair there is a pair from two films with the same first text, another pair's second text and the same two
+verdicts, so that neither a single document nor the two verdicts give the answer away. Repeated texts are used once.
 See `sources` for the files.
 """
 
@@ -52,18 +52,18 @@ SEED = 42  # of films and pairs
 
 class Config(TaskConfig):
     dataset: Literal["aan", "imdb_movies"] = Field(
-        "aan", description="papers of the ACL Anthology Network (LRA's file); film reviews, a stand-in"
+        "aan", description="papers of the ACL Anthology Network (LRA's file), or film reviews, a stand-in"
     )
     units: Literal["characters", "bytes"] = Field(
-        "characters", description="characters, then <eos>; bytes (LRA's code)"
+        "characters", description="characters, then <eos>; or bytes (LRA's code)"
     )
     max_length: int = Field(
-        4000, ge=2, le=2**20, description="steps of a document, <eos> included; longer ones are cut"
+        4000, ge=2, le=2**20, description="most steps of a document, <eos> included; longer ones are cut"
     )
     quoting: Literal["none", "csv"] = Field(
         "none",
-        description='aan: a " is a character like others; it quotes a field that begins with it, as in the S4 and SPT '
-        "code, which merges rows where such quotes are not paired",
+        description='aan: none: a " is a character like any other; csv: it quotes a field that begins with it, as in '
+        "the S4 and SPT code, which merges rows where such quotes are unpaired",
     )
 
     def smoke_sizes(self) -> dict[str, int]:
@@ -80,7 +80,7 @@ class Config(TaskConfig):
 
 
 def sources(config: Config, raw: Path) -> list[Path]:
-    """The files in use, of the first kind that is there, in the data folder or a sub-folder.
+    """The files in use, of the first kind found, in the data folder or a sub-folder.
 
     aan: new_aan_pairs.train.tsv, .eval.tsv and .test.tsv, in aan/, tsv_data/, lra_release/lra_release/tsv_data/ or the
     data folder; lra_release.gz (the inner of its two copies is read). imdb_movies: imdb/train.parquet and test.parquet
@@ -96,7 +96,7 @@ def sources(config: Config, raw: Path) -> list[Path]:
 
 
 def fetch(config: Config, raw: Path) -> None:
-    """Nothing is downloaded, as no checksums are known: unless the files are there, an error says where they are."""
+    """Nothing is downloaded, as no checksums are known: without the files, an error says where to get them."""
     if sources(config, raw):
         return
     if config.dataset == "imdb_movies":

@@ -1,7 +1,7 @@
-"""What the tasks share whose rows follow from seed, split, epoch and number alone, and are made, not read.
+"""What tasks share whose rows are generated, each from seed, split, epoch and number alone.
 
-The training split of such a task is virtual: `train_size` of them an epoch, other ones in every epoch or the same, as
-`resample_each_epoch` says. Validation and test are fixed, so that scores can be compared. Targets are those of steps.
+The training split of such a task is virtual: `train_size` rows per epoch, new ones in every epoch or the same, as
+`resample_each_epoch` says. Validation and test are fixed, so that scores can be compared. Targets are per step.
 
 Letters: B rows, T steps of a row.
 """
@@ -24,7 +24,7 @@ Make = Callable[[Any, str, NDArray[np.int64], int], Made]  # config, split, numb
 
 
 def made_splits(config: TaskConfig, make: Make, train: int, held: int, what: str) -> tuple[Split, Split, Split]:
-    """Training rows of epoch 0, validation and test; `held` rows of each of those. `what` names the work in the log."""
+    """Training rows of epoch 0, and `held` rows each of validation and test. `what` names the work in the log."""
     most = config.max_rows or max(train, held)
     return (
         _split(config, make, "train", min(train, most), what),
@@ -73,7 +73,7 @@ def stored(tokens: NDArray[np.int64], targets: NDArray[np.int64], vocab: int) ->
 
 
 def asked_of_next(whole: NDArray[np.int64], asked: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(B, T + 1) rows to (B, T) inputs and targets: at each step the next token, where that one is `asked` for."""
+    """(B, T + 1) rows to (B, T) inputs and targets: at each step the next token, where it is `asked` for."""
     return whole[:, :-1], np.where(asked, whole, IGNORED)[:, 1:]
 
 
@@ -81,7 +81,7 @@ def asked_of_next(whole: NDArray[np.int64], asked: NDArray[np.bool_]) -> tuple[N
 
 
 def subsets(key: NDArray[np.uint64], size: int, n: int) -> NDArray[np.int64]:
-    """(B, size) distinct numbers of 0 … n-1 in ascending order, all subsets alike likely (Floyd's algorithm)."""
+    """(B, size) distinct numbers of 0 … n-1 in ascending order, all subsets equally likely (Floyd's algorithm)."""
     chosen = np.empty((len(key), size), np.int64)
     draws = uniforms(key, size)
     for k in range(size):

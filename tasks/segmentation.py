@@ -1,11 +1,11 @@
 """Pathfinder-Segmentation of the DLR paper: which pixels are on a long path, and on the one with discs at both ends?
 
-Every pixel has a class: 0 elsewhere, 1 on a long path, 2 on the long path with both discs, where the picture has one.
-Short paths have a disc each, so that discs alone give nothing away. A pixel counts as on a path as soon as drawing the
-path leaves a trace there in 8 bits: a halo of faint ringing belongs to it, gaps and discs do not. Pictures are made by
-the published law (see tasks/generators/pathfinder.py), a row from the seed, its split and its number alone. The
-published pictures themselves were never released. Loss and metrics there: cross-entropy with weights 1 / count in the
-batch; macro F1 and balanced accuracy.
+Every pixel has a class: 1 on a long path, 2 on the long path with both discs, where the picture has one, 0 elsewhere.
+Each short path has a disc, so that discs alone give nothing away. A pixel counts as on a path if drawing the path
+leaves a trace there in 8 bits: a halo of faint ringing belongs to the path, gaps and discs do not. Pictures are made by
+the published rules (see tasks/generators/pathfinder.py), each row from the seed, its split and its number alone. The
+published pictures themselves were never released. The paper's loss and metrics are cross-entropy with weights 1 / count
+in the batch, macro F1 and balanced accuracy.
 """
 
 from pathlib import Path
@@ -23,16 +23,16 @@ SIZES = {"paper": (96_000, 2_000, 2_000), "code": (80_000, 10_000, 10_000)}
 
 
 class Config(TaskConfig):
-    resolution: Literal[128, 256, 512] = Field(128, description="pixels a side")
+    resolution: Literal[128, 256, 512] = Field(128, description="pixels per side")
     sizes: Literal["paper", "code"] = Field(
         "paper", description="of 100,000 pictures, 96, 2 and 2 % (DLR paper), or 80, 10 and 10 % (its code)"
     )
     train_size: int | None = Field(None, ge=1, description="training rows; null: as `sizes` says")
     val_size: int | None = Field(None, ge=1, description="validation rows; null: as `sizes` says")
     test_size: int | None = Field(None, ge=1, description="test rows; null: as `sizes` says")
-    seed: int = Field(0, ge=0, description="of all pictures")
+    seed: int = Field(0, ge=0, description="seed of all pictures")
     distractors: int | None = Field(
-        None, ge=0, le=100, description="short paths tried; null: the published 16, 16 or 18"
+        None, ge=0, le=100, description="short paths tried; null: the published 16, 16 or 18 (by resolution)"
     )
     pixels: Literal["values", "tokens"] = Field("values", description="a pixel is a number, or one of 256 tokens")
 

@@ -1,14 +1,14 @@
 """Selective copying (Mamba): tokens scattered among noise, to be repeated in their order at the end.
 
 Gu, Dao: "Mamba: Linear-Time Sequence Modeling with Selective State Spaces" (2023), sections 3.1 and 4.1, appendix E.1:
-4,096 steps, 16 tokens with the noise among them, 16 to remember; new rows at every step of training. Its code is not
-published; the rules are those of the S4 repository's copying.py, from which the Mamba paper's task came. M tokens of
-1 … A - 2 lie at places drawn from the first T - M steps, all sets of places alike likely, and noise, token 0, at the
-others; the last M steps are the token A - 1, where the M tokens are asked for. A convolution, which is the same for
-every row, cannot know where they were; `places: start` puts them first, which it can.
+4,096 steps, 16 tokens including noise, 16 to remember; new rows at every training step. Its code is not published; the
+rules are those of the S4 repository's copying.py, from which the Mamba paper's task came. M tokens of 1 … A - 2 are at
+places drawn from the first T - M steps, all sets of places equally likely, and noise, token 0, at the others; the last
+M steps are the token A - 1, where the M tokens are asked for. A convolution, which is the same for every row, cannot
+know where they were; `places: start` puts them first, which it can know.
 
-There `l_noise` counts the noise alone: T is l_noise + 2 M. The answers do not stand in the inputs, so a model may look
-ahead, and pretraining on the inputs alone never sees them. MAD's task of this name scatters by another rule:
+In copying.py, `l_noise` counts the noise alone: T is l_noise + 2 M. The answers are not in the inputs, so a model may
+look ahead, and pretraining on the inputs alone never sees them. MAD's task of this name scatters by another rule:
 tasks/mad.py.
 
 Letters: A `vocab`, T `length`, M `copied`; B rows.
@@ -29,16 +29,16 @@ INDEXABLE = True
 
 
 class Config(TaskConfig):
-    vocab: int = Field(16, ge=4, le=2**20, description="tokens, noise and the sign to answer among them (A)")
-    length: int = Field(4096, ge=2, le=2**24, description="steps, the answers' included (T)")
+    vocab: int = Field(16, ge=4, le=2**20, description="tokens, including noise and the signal to answer (A)")
+    length: int = Field(4096, ge=2, le=2**24, description="steps, including those of the answers (T)")
     copied: int = Field(16, ge=1, le=2**16, description="tokens to remember (M)")
     places: Literal["random", "start"] = Field(
-        "random", description="where they lie: among the noise, or before it (the copying task that is not selective)"
+        "random", description="where they are: among the noise, or before it (copying that is not selective)"
     )
-    train_size: int = Field(10_000, ge=1, le=2**32, description="training rows an epoch; S4's code: 10,000")
-    eval_size: int = Field(1000, ge=1, le=2**24, description="validation rows, and test rows")
-    resample_each_epoch: bool = Field(True, description="other training rows in every epoch, as published")
-    seed: int = Field(0, ge=0, description="of all rows")
+    train_size: int = Field(10_000, ge=1, le=2**32, description="training rows per epoch; S4's code: 10,000")
+    eval_size: int = Field(1000, ge=1, le=2**24, description="number of validation rows, and of test rows")
+    resample_each_epoch: bool = Field(True, description="new training rows in every epoch, as published")
+    seed: int = Field(0, ge=0, description="seed of all rows")
 
     def smoke_sizes(self) -> dict[str, int]:
         return {"length": 64}

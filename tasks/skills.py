@@ -2,21 +2,21 @@
 
 Eleven sequence-to-sequence regressions of Gupta, Mehta, Berant: "Simplifying and Understanding State Space Models with
 Diagonal Linear RNNs" (2022), section 3.1, scored by R² (Table 1). Where the paper and its code differ, `rule` chooses.
-An answer stands at the last steps of its row; a step before them has no target (NaN). Answers are
-computed in float64 from the inputs as they are stored (float32); those of solve come first, and b is rounded. Inputs
-are given as published, without further standardisation.
+An answer is at the last steps of its row; the steps before them have no target (NaN). Answers are computed in float64
+from the inputs as stored (float32); in solve the answers are drawn first, and b is rounded. Inputs are given as
+published, without further standardisation.
 
-The two position channels that the paper adds to every input, cos and sin of 2 pi i / T, are the encoder's
-(`encoder: {positions: circle}`); T is the number of steps of a row, zeros behind the data included: 2 L for reverse and
-sort, L + 2 M for select and select_fixed, L for the others. The leading pair of context_shift, which looks alike, is
-data and stored.
+The two position channels that the paper adds to every input, cos and sin of 2 pi i / T, come from the encoder
+(`encoder: {positions: circle}`); T is the number of steps in a row, zeros after the data included: 2 L for reverse and
+sort, L + 2 M for select and select_fixed, L for the others. The leading pair of context_shift looks alike, but is part
+of the stored data.
 
-A row follows from the seed, its split, its epoch and its number alone. The paper draws a new batch for every step, of
-validation too; here the training split is virtual (`rows` of them an epoch, other ones in every epoch), while
+A row is determined by the seed, its split, its epoch and its number alone. The paper draws a new batch for every step,
+in validation too; here the training split is virtual (`train_size` rows per epoch, new ones in every epoch), while
 validation and test are fixed, so that scores can be compared. The numbers are not those of the official code.
 
-Letters, the paper's: L `length`, C `shifts`, M `chosen`, D `width`; B rows, T steps of a row, K numbers of an answer,
-N unknowns of an equation.
+Letters, the paper's: L `length`, C `shifts`, M `chosen`, D `width`; B rows, T steps in a row, K numbers in an answer,
+N unknowns in an equation.
 """
 
 import functools
@@ -55,38 +55,38 @@ OWN |= {"rule": ("context_shift", "solve", "solve_fixed"), "fixed_seed": ("selec
 class Config(TaskConfig):
     skill: Skill = Field(
         "shift",
-        description="the answer: copies shifted right by 0, L/C, …; running sum or maximum; the row backwards; "
-        "sorted by distance from its first value; marked values (marks drawn for each row, or once); the value "
+        description="the answer: copies shifted right by 0, L/C, …; the running sum, or maximum; the row backwards; "
+        "the row sorted by distance from its first value; marked values (marks drawn for each row, or once); the value "
         "of the key nearest to each query; the row shifted by what its first two values say; the solution of A x = b "
         "(A drawn for each row, or once)",
     )
     length: int = Field(
-        512, ge=4, le=2**20, description="L of the paper's Table 1: 512 or 4096 (of Table 2, shift: 256 to 1048576)"
+        512, ge=4, le=2**20, description="L; 512 or 4096 in the paper's Table 1 (shift in Table 2: 256 to 1048576)"
     )
     shifts: int = Field(8, ge=1, le=4096, description="shift: how many shifted copies are asked for (C)")
     chosen: int = Field(32, ge=1, le=2**16, description="select, select_fixed: how many values are chosen (M)")
-    width: int = Field(4, ge=1, le=1024, description="mips: numbers of a query, of a key and of a value (D)")
+    width: int = Field(4, ge=1, le=1024, description="mips: size of a query, a key and a value (D)")
     rule: Literal["paper", "code"] = Field(
         "paper",
-        description="where they differ. solve: the largest N with N² + N <= L, so that answers may stand where data "
-        "are, or with N² + 2N <= L; context_shift: shifts of 0 to L-2, or 0 to L-3",
+        description="where the two differ. solve: the largest N with N² + N <= L, so that answers may overlap the "
+        "data, or with N² + 2N <= L; context_shift: shifts of 0 to L-2, or 0 to L-3",
     )
     train_size: int = Field(
         14_400,
         ge=1,
         le=2**32,
-        description="training rows an epoch; the paper's code says 14,400, but its 4 workers make 57,600 of that. With "
-        "other rows in every epoch this only counts epochs: say how many steps (published: 11,000 at L = 512 with "
-        "batches of 64, 40,000 at 4096 with 16)",
+        description="training rows per epoch; the paper's code says 14,400, but its 4 workers make that 57,600. With "
+        "new rows in every epoch this only defines an epoch: set the budget in steps (published: 11,000 at L = 512 "
+        "with batches of 64, 40,000 at 4096 with 16)",
     )
     eval_size: int = Field(
-        1000, ge=1, le=2**24, description="validation rows, and test rows; the paper does not say how many"
+        1000, ge=1, le=2**24, description="number of validation rows, and of test rows; the paper does not say how many"
     )
     resample_each_epoch: bool = Field(
-        True, description="other training rows in every epoch, as published; or the same ones again"
+        True, description="new training rows in every epoch, as published; or the same ones again"
     )
-    seed: int = Field(0, ge=0, description="of all rows")
-    fixed_seed: int = Field(0, ge=0, description="select_fixed: of the positions; solve_fixed: of the matrix")
+    seed: int = Field(0, ge=0, description="seed of all rows")
+    fixed_seed: int = Field(0, ge=0, description="seed of select_fixed's positions, or of solve_fixed's matrix")
 
     def smoke_sizes(self) -> dict[str, int]:
         return {"length": 64}
@@ -253,7 +253,7 @@ def _mips(config: Config, key: Key) -> Made:
 def nearest(q: NDArray[np.float32], k: NDArray[np.float32]) -> NDArray[np.int64]:
     """(B, L) the first j <= i with the largest q[i] · k[j] in float64, summed from the left; (B, L, D) of norm 1 each.
 
-    By search among keys near the query where numba is installed, else by all products, block by block, with the same
+    Searches keys near the query where numba is installed, else computes all products, block by block, with the same
     result.
     """
     q, k = np.ascontiguousarray(q, np.float64), np.ascontiguousarray(k, np.float64)
@@ -391,8 +391,8 @@ def _solve(config: Config, key: Key) -> Made:
 def orthonormal(key: NDArray[np.uint64], n: int) -> NDArray[np.float64]:
     """(B, n, n) orthonormal matrices from Haar's measure.
 
-    The Q of a Gaussian matrix whose R has a positive diagonal, which has the same law as the matrix's polar factor, the
-    official code's choice, and costs less.
+    The Q of a Gaussian matrix whose R has a positive diagonal; it has the same distribution as the matrix's polar
+    factor, which the official code uses, and costs less.
     """
     q, r = np.linalg.qr(normals(key, n * n).reshape(-1, n, n).astype(np.float64))
     return q * np.where(np.diagonal(r, axis1=1, axis2=2) < 0, -1.0, 1.0)[:, None]

@@ -1,22 +1,22 @@
 """Spoken words as raw sound: Speech Commands (35 words, 10, or yours) or ten digits; 16,000 steps.
 
-Conventions of the S4 and SPT code are options. Default: the official lists of validation and test clips, which keep a
-speaker in one split; clips shorter than a second get zeros at their end, which are data like the rest; samples are
-stored as they are (16 bits) and standardised by one mean and deviation of all training clips, of every word in use and
-added zeros included. `scaling: per_step` is what was published: a sample divided by 2^15 twice, then (x - m_t) /
-(s_t + 1e-5) with mean and deviation (of n - 1) at each time t over the training clips; as s_t is about 2e-6, the result
-spreads by 0.1 to 0.2.
+Conventions of the S4 and SPT code are options. By default, the official lists of validation and test clips are used,
+which keep each speaker in one split; clips shorter than a second get zeros at their end, which are data like the rest;
+samples are stored as they are (16 bits) and standardised by one mean and standard deviation of all training clips, over
+every word in use and including the added zeros. `scaling: per_step` is what was published: a sample is divided by 2^15
+twice, then scaled to (x - m_t) / (s_t + 1e-5) with mean and standard deviation (of n - 1) at each time t over the
+training clips; since s_t is about 2e-6, the result has a spread of 0.1 to 0.2.
 
-`dropped` removes a share of every clip's samples: they are zero after the scaling, whose statistics are of the samples
-that are left, and a second channel is 0 there and 1 elsewhere. As published (for ten words), one torch generator with
-seed 56789 draws them clip by clip; the clips' order is ours, since the published one is the directory's. What a masked
-objective asks for is both channels.
+`dropped` removes a share of every clip's samples: they are zero after scaling, whose statistics are those of the
+remaining samples, and a second channel is 0 there and 1 elsewhere. As published (for ten words), one torch generator
+with seed 56789 draws them clip by clip; the order of clips is ours, since the published one is that of the directory. A
+masked objective asks for both channels.
 
-`decimate: 2` keeps every second sample, without a filter, as the published test at 8 kHz does: statistics are still
-those of full-rate training clips, and the interval between steps, in seconds, is doubled. Classes stand in the order of
-the S4 code. Sources: Warden, "Speech Commands" (arXiv 1804.03209), also for the rule of the hash; Jakobovski's Free
-Spoken Digit Dataset (8 kHz; recordings 0 to 4 of every speaker and digit are test; 5 to 9 are validation here, where no
-rule is published). See `sources` for the files.
+`decimate: 2` keeps every second sample, without a filter, as in the published test at 8 kHz: statistics are still those
+of full-rate training clips, and the interval between steps, in seconds, is doubled. Classes are in the order of the S4
+code. Sources: Warden, "Speech Commands" (arXiv 1804.03209), also for the hash rule; Jakobovski's Free Spoken Digit
+Dataset (8 kHz; recordings 0 to 4 of every speaker and digit are for test; 5 to 9 are for validation here, where no rule
+is published). See `sources` for the files.
 """
 
 import hashlib
@@ -103,43 +103,44 @@ KNOWN = {
 
 class Config(TaskConfig):
     dataset: Literal["commands", "digits"] = Field(
-        "commands", description="Speech Commands at 16 kHz; the Free Spoken Digit Dataset at 8 kHz"
+        "commands", description="Speech Commands at 16 kHz, or the Free Spoken Digit Dataset at 8 kHz"
     )
     words: Literal["all", "ten"] | tuple[str, ...] = Field(
         "all",
-        description="all that are there, in the order of the S4 code (35 when complete; digits: 10); the ten of SC10; "
-        "a list of words, which are classes 0, 1, … in its order",
+        description="all that are found, in the order of the S4 code (35 when complete; digits: 10); the ten of SC10; "
+        "or a list of words, which are classes 0, 1, … in this order",
     )
     split: Literal["official", "hash", "random"] = Field(
         "official",
-        description="the published lists (or files) of validation and test clips; the published rule, by a hash of the "
-        "speaker; 70/15/15 % of the clips of every class at random, speakers shared (published for ten words)",
+        description="official: the published lists (or files) of validation and test clips; hash: the published rule, "
+        "by a hash of the speaker; random: 70/15/15 % of the clips of every class at random, speakers shared "
+        "(published for ten words)",
     )
     short: Literal["pad", "drop", "keep"] | None = Field(
         None,
-        description="clips of another length: zeros at the end (too long ones are cut); left out (published for ten "
-        "words); their own length, padding masked; null: pad for commands, keep for digits",
+        description="clips of another length: pad: zeros at the end (longer ones are cut); drop: left out (published "
+        "for ten words); keep: their own length, padding masked; null: pad for commands, keep for digits",
     )
     length: int | None = Field(
         None,
         ge=16,
         le=MAX_SAMPLES,
-        description="samples of a clip before decimation; null: 16,000 for commands, for digits the longest clip's",
+        description="samples of a clip before decimation; null: 16,000 for commands, the longest clip's for digits",
     )
     scaling: Literal["global", "per_step", "none"] = Field(
         "global",
-        description="one mean and deviation of the training clips; those of every time step, after a division by 2^30 "
-        "(as published); samples in [-1, 1)",
+        description="global: one mean and standard deviation of the training clips; per_step: those of every time "
+        "step, after division by 2^30 (as published); none: samples in [-1, 1)",
     )
     decimate: int = Field(
-        1, ge=1, le=64, description="keep every k-th sample, without a filter; the interval is k-fold"
+        1, ge=1, le=64, description="keep every k-th sample, without a filter; the interval is multiplied by k"
     )
     dropped: float = Field(
         0.0,
         ge=0,
         lt=1,
         description="share of samples removed at random from every clip, the same ones in every epoch; a second "
-        "channel says which are left",
+        "channel says which remain",
     )
 
     def smoke_sizes(self) -> dict[str, int]:
@@ -192,14 +193,14 @@ class Clips(NamedTuple):
 
 
 def sources(config: Config, raw: Path) -> list[Path]:
-    """The files in use, of the first kind that is there, in the data folder or a sub-folder of it.
+    """The files in use, of the first kind found, in the data folder or a sub-folder of it.
 
-    Commands, sub-folder speech_commands: the unpacked archive (or speech_commands_v0.02/, or v0.01/) with a folder a
+    Commands, sub-folder speech_commands: the unpacked archive (or speech_commands_v0.02/, or v0.01/) with a folder per
     word and two lists; speech_commands_v0.02.tar.gz (or v0.01), which is not unpacked. Digits, sub-folder fsdd:
     recordings/ (or free-spoken-digit-dataset/recordings/). Then Parquet files (also in speech_commands_3 and the like):
     train, validation and test, with columns audio (lists of 16-bit samples, or WAV files as bytes, alone or as the
     hub's struct), word, perhaps file (<word>/<name>.wav, which the hash needs) and sampling_rate; or, for digits, train
-    and test with audio, label, speaker, index. Preparing all words takes 7 GB of the folder for temporary files.
+    and test with audio, label, speaker, index. Preparing all words takes 7 GB in the folder for temporary files.
     """
     folder = _folder(config, raw)
     if folder is not None:
@@ -212,7 +213,7 @@ def sources(config: Config, raw: Path) -> list[Path]:
 
 
 def fetch(config: Config, raw: Path) -> None:
-    """Download the official archive, unless there is something to read already."""
+    """Download the official archive, unless there already is something to read."""
     if sources(config, raw):
         return
     if config.dataset == "digits":

@@ -1,10 +1,10 @@
 """Film reviews character by character (IMDb, LRA Text): is a review for the film or against it? Up to 4,096 steps.
 
-Conventions are those of the S4 and SPT code: characters as they stand, case and `<br />` included, at most
+Conventions are those of the S4 and SPT code: characters as they are, case and `<br />` included, at most
 `max_length` - 1 of them, then `<eos>`; the vocabulary is `<pad>`, `<unk>`, `<eos>` and the characters that occur at
-least 15 times in the training texts in use, as they were cut, the commonest first. The data set has no validation
-split: by default a tenth of the training reviews is drawn; `validation: test` is the published protocol. Its
-duplicates (96 within training, 199 within test, 123 texts in both) are left as they are. See `sources` for the files.
+least 15 times in the training texts in use, after cutting, the commonest first. The data set has no validation split:
+by default a tenth of the training reviews is drawn for it; `validation: test` is the published protocol. Duplicates
+(96 within training, 199 within test, 123 texts in both) are left as they are. See `sources` for the files.
 """
 
 import re
@@ -49,10 +49,10 @@ SEED = 42  # of the validation split, and of the order
 
 
 class Config(TaskConfig):
-    max_length: int = Field(4096, ge=2, le=2**20, description="steps, <eos> included; longer reviews are cut")
+    max_length: int = Field(4096, ge=2, le=2**20, description="most steps, <eos> included; longer reviews are cut")
     min_count: int = Field(15, ge=1, description="characters seen less often in the training rows are <unk>")
     validation: Literal["carved", "test"] = Field(
-        "carved", description="a tenth of the training reviews, drawn with seed 42; the test reviews (as published)"
+        "carved", description="a tenth of the training reviews, drawn with seed 42; or the test reviews (as published)"
     )
 
     def smoke_sizes(self) -> dict[str, int]:
@@ -70,7 +70,7 @@ class Reviews(NamedTuple):
 
 
 def sources(config: Config, raw: Path) -> list[Path]:
-    """The files in use, of the first kind that is there, in the data folder or its sub-folder imdb.
+    """The files in use, of the first kind found, in the data folder or its sub-folder imdb.
 
     aclImdb/ (by its four folders), aclImdb_v1.tar.gz; train.parquet and test.parquet (or the hub's
     train-00000-of-00001.parquet) with columns text and label (0 against, 1 for).
@@ -80,7 +80,7 @@ def sources(config: Config, raw: Path) -> list[Path]:
 
 
 def fetch(config: Config, raw: Path) -> None:
-    """Download the official archive, unless there is something to read already."""
+    """Download the official archive, unless there already is something to read."""
     if not sources(config, raw):
         download(ARCHIVE, raw / "imdb")
 

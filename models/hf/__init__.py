@@ -1,14 +1,15 @@
-"""Any language model of Hugging Face transformers: llama, bert, mamba2, longformer, …; random or pretrained weights.
+"""Any language model of Hugging Face transformers (llama, bert, mamba2, longformer, …), random or pretrained.
 
-Wolf et al. 2020. The model replaces the residual stack: it takes embeddings (B, L, D) and gives its last hidden states.
-Encoder and head are ours; its token embeddings are dropped. What a model can do is found by running it on a few steps
-when it is built: whether it looks ahead, whether it keeps examples and padding apart, which of its parameters are used.
-docs/hugging-face.md has the results. What only looks back becomes two-sided by a second copy (`bidirectional`).
+Wolf et al. 2020. The model replaces the residual stack: it takes embeddings (B, L, D) and returns its last hidden
+states. Encoder and head are ours; its token embeddings are dropped. What a model can do is found by running it on a few
+steps when it is built: whether it looks ahead, whether it keeps examples and padding apart, which of its parameters are
+used. docs/hugging-face.md has the results. A model that only looks back becomes two-sided with a second copy
+(`bidirectional`).
 
 Only `fetch` downloads anything, code from the hub is never run, and weights are read from safetensors only.
 
 In reading order: sizes (what architectures need), config (the options), weights (checkpoints), backbone (the model in
-our network), changes (what of it is corrected), bidirectional (two of them), trial (what it can do), unused (parameters
+our network), changes (what is corrected in it), bidirectional (two copies), trial (what it can do), unused (parameters
 it does without), costs (its operations).
 """
 

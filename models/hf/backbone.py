@@ -201,6 +201,6 @@ def _param_groups(backbone: nn.Module) -> dict[str, ParamGroup]:
 def outputs(
     backbone: Backbone, x: Float[Tensor, "B L D"], valid: Bool[Tensor, "B L"] | None = None
 ) -> Float[Tensor, "B L D"]:
-    """What a backbone makes of sequences by themselves; without `valid` they have no padding."""
+    """A backbone's outputs for sequences by themselves; without `valid` they have no padding."""
     everything = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     return backbone(x, Context(everything if valid is None else valid, padded=valid is not None))

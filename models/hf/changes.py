@@ -1,4 +1,4 @@
-"""What is changed of a model of transformers when it is built: errors corrected, its parameters put in order.
+"""What is changed in a transformers model when it is built: errors corrected, its parameters put in order.
 
 Changes are made in place.
 """

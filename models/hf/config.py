@@ -27,18 +27,20 @@ SUPPORTED = {"d_model", "n_layers", "causal", "dropout", "initialisation", "max_
 
 class Config(BackboneConfig):
     architecture: str | None = Field(
-        None, description="a model of transformers with random weights, by its type: llama (default), bert, mamba2, …"
+        None, description="type of a transformers model with random weights: llama (default), bert, mamba2, …"
     )
     checkpoint: str | Path | None = Field(
-        None, description="instead: a model on the Hugging Face hub (owner/name), or a folder (begins with ./, / or ~)"
+        None,
+        description="instead: a model on the Hugging Face hub (owner/name), or a folder (starting with ./, / or ~)",
     )
-    revision: str | None = Field(None, description="of a model on the hub: a branch, tag or commit; default: main")
+    revision: str | None = Field(None, description="branch, tag or commit of a model on the hub; default: main")
     pretrained: bool = Field(
-        False, description="with the checkpoint's weights (its default); false: with its sizes, but random weights"
+        False,
+        description="use the checkpoint's weights (default with a checkpoint); false: its sizes, but random weights",
     )
     bidirectional: bool = Field(
         False,
-        description="make a model two-sided that only looks back: a second copy, with parameters of its own, runs over "
+        description="make a model that only looks back two-sided: a second copy, with its own parameters, runs over "
         "the reversed sequence, and the outputs are added",
     )
     options: dict[str, Any] = Field(
@@ -46,7 +48,7 @@ class Config(BackboneConfig):
     )
 
     def smoke_sizes(self) -> dict[str, int]:
-        """A checkpoint's sizes are fixed. Four layers: architectures have up to four kinds of them, in turn."""
+        """A checkpoint's sizes are fixed. Four layers, since architectures alternate up to four kinds of them."""
         return {"d_model": 64, "n_layers": 4} if self.checkpoint is None else {}
 
     def at_scale(self, option: Literal["d_model", "n_layers"], value: int) -> dict[str, int]:
@@ -92,7 +94,7 @@ class Config(BackboneConfig):
 
     @property
     def one_way(self) -> "Config":
-        """Of a single model: with `bidirectional`, of each of the two copies."""
+        """The options of a single model: with `bidirectional`, those of each of the two copies."""
         return self.model_copy(update={"causal": True, "bidirectional": False}) if self.bidirectional else self
 
     @property

@@ -1,6 +1,6 @@
-"""Options of the objectives, as a recipe has them. What an objective does with a batch stands in training/objectives.
+"""Options of the objectives, as in a recipe. What an objective does with a batch is in training/objectives.
 
-No torch here: reading a recipe needs the options alone.
+No torch here: reading a recipe needs only the options.
 """
 
 from math import inf
@@ -30,34 +30,34 @@ class SupervisedOptions(ObjectiveOptions):
 
     loss: Literal["auto", "cross_entropy", "l1", "l2", "gaussian"] = Field(
         "auto",
-        description="auto: cross_entropy (of labels binary) or l2; gaussian: a mean and a variance (elu + 1) for each "
-        "target, scored by the negative logarithm of the normal density (S5 paper, appendix G.3.8); mae, mse, r2 are "
-        "those of the means",
+        description="auto: cross_entropy (binary for labels) or l2; gaussian: a mean and a variance (elu + 1) for each "
+        "target, scored by the negative logarithm of the normal density (S5 paper, appendix G.3.8), while mae, mse and "
+        "r2 are those of the means",
     )
     class_weights: Literal["none", "batch", "balanced"] | dict[str, float] = Field(
         "none",
-        description="balanced: an answer counts n / (classes * count of its class) by the training rows in use, as in "
-        "scikit-learn, a label that holds as often as it does not; or {label: weight}, 1 where none is said; in "
-        "training alone, an evaluation counts all answers alike. batch: every class that a global batch has counts "
-        "alike, an answer of it 1 / its count there, as in the DLR paper's Pathfinder-Segmentation; an evaluation "
-        "counts so over the whole split",
+        description="balanced: an answer has weight n / (classes * count of its class), counted over the training rows "
+        "in use, as in scikit-learn; with labels, rows where one holds weigh as much in total as the others; or "
+        "{label: weight}, 1 for those not given. Both are for training: an evaluation weights all answers equally. "
+        "batch: every class in a global batch has equal weight, each answer 1 / the count of its class there, as in "
+        "the DLR paper's Pathfinder-Segmentation; an evaluation does the same over the whole split",
     )
     metric: Metric = Field(
         "auto",
-        description="what is compared, and selects under select_by auto: of classes accuracy, balanced_accuracy (the "
-        "same as accuracy_macro), f1 (of the class `positive`), f1_macro, f1_weighted, f1_micro, mcc, auroc, auprc, "
-        "log_loss; of labels f1_macro, f1_micro, accuracy (their mean), exact_match, mcc, auroc, auprc (means over "
-        "labels); of numbers mse (l2, gaussian), mae (l1), mape, r2, spearman; loss; of language models bits_per_byte "
-        "or perplexity; auto: the first that fits",
+        description="what is compared, and selects the checkpoint under select_by auto: for classes accuracy, "
+        "balanced_accuracy (the same as accuracy_macro), f1 (of the class `positive`), f1_macro, f1_weighted, "
+        "f1_micro, mcc, auroc, auprc, log_loss; for labels f1_macro, f1_micro, accuracy (their mean), exact_match, "
+        "mcc, auroc, auprc (means over labels); for numbers mse (l2, gaussian), mae (l1), mape, r2, spearman; loss; "
+        "for language models bits_per_byte or perplexity; auto: the first that fits",
     )
     positive: str | None = Field(
         None,
-        description="the class that f1, auroc and auprc are of: its label where the task names its classes, else its "
-        "number; null: of two classes the second, of more the mean over classes",
+        description="the class that f1, auroc and auprc are computed for: its label where the task names its classes, "
+        "else its number; null: of two classes the second, of more the mean over classes",
     )
     scale: Literal["none", "standard", "range", "reference"] = Field(
         "none",
-        description="real targets y as the loss sees them, each scaled by its own training rows; predictions, mae, "
+        description="how real targets y are scaled for the loss, each by its own training values; predictions, mae, "
         "mse and r2 stay in the task's units. standard: mean 0, variance 1; range: 2 (y - lo) / (hi - lo) - 1 with "
         "lo = min y, hi = max y; reference: the same with lo = min |y|, hi = max |y|, as in the published code (BIDMC)",
     )
@@ -94,9 +94,9 @@ class DenoisingOptions(ObjectiveOptions):
 class MaskedOptions(DenoisingOptions):
     hides: ClassVar[bool] = True
 
-    ratio: float = Field(0.15, gt=0, lt=1, description="probability that a position is hidden")
+    ratio: float = Field(0.15, gt=0, lt=1, description="probability that a position is masked")
     span: int = Field(
-        1, ge=1, description="steps hidden together; where spans overlap they merge, and the ratio stays what it is"
+        1, ge=1, description="steps masked together; overlapping spans merge, and the ratio stays the same"
     )
 
 
@@ -112,7 +112,7 @@ OBJECTIVE_OPTIONS: dict[str, type[ObjectiveOptions]] = {
 
 
 def usual_metric(loss: str, text: bool = False) -> Metric:
-    """What is compared where the objective does not choose: accuracy, of language models bits per byte, or the error
+    """What is compared where the objective does not choose: accuracy, bits per byte for language models, or the error
     that is minimised (SPT paper, appendix C)."""
     if loss == "cross_entropy":
         return "bits_per_byte" if text else "accuracy"

@@ -1,8 +1,8 @@
 """A recipe: one self-contained YAML file that names a task, a model and what to do with them.
 
 Precedence, lowest first: the declared default, the file, `a.b=c` on the command line. There is no inheritance between
-files. All problems of a recipe are reported at once, each with its dotted place. Importing this needs no torch;
-loading a recipe does, because a component's own options are checked by the component.
+files. All problems of a recipe are reported at once, each with its dotted path. Importing this module does not need
+torch; loading a recipe does, because a component's own options are checked by the component.
 """
 
 from collections.abc import Mapping
@@ -72,33 +72,33 @@ class EncoderConfig(StrictModel):
 
     init: Initial = Field(
         "torch",
-        description="how maps start: as torch's, token embeddings from N(0, init_std²); or as flax's, LeCun normal and "
-        "biases zero, where tokens are one-hot vectors through such a map (S5's published code)",
+        description="initialisation of linear maps: as in torch, with token embeddings from N(0, init_std²); or as in "
+        "flax, LeCun normal with zero biases, tokens being one-hot inputs of such a map (S5's published code)",
     )
-    init_std: float = Field(1.0, gt=0, description="standard deviation of token embeddings at the start")
+    init_std: float = Field(1.0, gt=0, description="initial standard deviation of token embeddings")
     hidden_std: float | None = Field(
         None,
         gt=0,
-        description="standard deviation of the hidden vector at the start; null: that of token embeddings, or, of "
-        "values, that of the mask flag's column and the bias together in the published code: sqrt(2 / (3 (C + 1))) for "
-        "C channels, 0.58 for one (init flax: sqrt(1 / (C + 1)))",
+        description="initial standard deviation of the vector that replaces masked steps; null: that of token "
+        "embeddings, or, for values, that of the mask flag's column and the bias together in the published code: "
+        "sqrt(2 / (3 (C + 1))) for C channels, 0.58 for one (init flax: sqrt(1 / (C + 1)))",
     )
     positions: Literal["none", "circle"] = Field(
         "none",
-        description="circle: cos and sin of 2 pi i / T of step i of T are two more inputs, as in the DLR paper's "
-        "atomic tasks; hidden steps have them too",
+        description="circle: two more inputs at step i of T, cos and sin of 2 pi i / T, as in the DLR paper's atomic "
+        "tasks; masked steps have them too",
     )
     step_times: Literal["model", "append"] = Field(
         "model",
-        description="the time since the previous step, where a task has it: given to the model, or, as one input more, "
-        "to the encoder's last map, so that the model takes all steps as equally long (S5-append in the S5 paper)",
+        description="where a task has the time since the previous step, what receives it: the model; or the encoder's "
+        "last map, as one more input, so that to the model all steps are equally long (S5-append in the S5 paper)",
     )
     frame_encoder: Literal["linear", "cnn"] = Field(
         "linear",
-        description="a step that is a picture: one linear map, or two convolutions with pooling, as in the S5 paper "
+        description="for steps that are pictures: one linear map, or two convolutions with pooling, as in the S5 paper "
         "(appendix G.3.8)",
     )
-    frame_features: int = Field(30, ge=1, description="cnn: width of the layer between convolutions and d_model")
+    frame_features: int = Field(30, ge=1, description="cnn: width of the layer between the convolutions and d_model")
 
     @model_validator(mode="after")
     def _consistent(self) -> "EncoderConfig":
@@ -108,14 +108,16 @@ class EncoderConfig(StrictModel):
 
 
 class _AnyHeadConfig(StrictModel):
-    init: Initial = Field("torch", description="how maps start: as torch's, or as flax's (S5's published code)")
+    init: Initial = Field(
+        "torch", description="initialisation of linear maps: as in torch, or as in flax (S5's published code)"
+    )
     mlp: bool = Field(
         False,
-        description="linear, ReLU, linear instead of one linear map; of pairs linear, GELU, linear, from 4 d_model "
-        "numbers to d_model",
+        description="linear, ReLU, linear instead of one linear map; for pairs linear, GELU, linear, where the first "
+        "maps 4 d_model numbers to d_model",
     )
     mlp_activation: Literal["relu", "gelu", "gelu_tanh", "tanh"] | None = Field(
-        None, description="mlp: in place of that ReLU or GELU; gelu_tanh: GELU by its tanh formula, which is flax's"
+        None, description="mlp: replaces that ReLU or GELU; gelu_tanh: GELU by its tanh formula, as in flax"
     )
 
     @model_validator(mode="after")
@@ -130,8 +132,8 @@ class StepHeadConfig(_AnyHeadConfig):
 
     identity: bool = Field(
         False,
-        description="no head: the d_model numbers of the last norm are the scores, those beyond the tokens never "
-        "right; the published code's Text and Retrieval pretraining does so, by a misspelt attribute",
+        description="no head: the d_model outputs of the last norm are the logits, and those beyond the vocabulary are "
+        "never right; Text and Retrieval pretraining in the published code does this, because of a misspelt attribute",
     )
 
     @model_validator(mode="after")
@@ -146,99 +148,105 @@ class HeadConfig(_AnyHeadConfig):
 
     pool: Literal["mean", "max", "last"] = Field(
         "mean",
-        description="over the valid steps; of a task that asks at every step only last has a meaning: each is answered "
-        "from the last step's vector and its own place alone, as in MAD's compression",
+        description="pooling over the valid steps; in a task with an answer at every step, only last has a meaning: "
+        "each step is answered from the last step's vector and its own position alone, as in MAD's compression",
     )
 
 
 class Train(StrictModel):
-    """One stage of training. Exactly one of epochs, steps, examples, flops is its budget, which max_hours may cut."""
+    """One stage of training. Its budget is exactly one of epochs, steps, examples and flops; max_hours may cut it."""
 
     epochs: float | None = Field(None, gt=0, description="budget: passes over the training rows in use")
     steps: int | None = Field(None, gt=0, description="budget: optimiser steps")
     examples: int | None = Field(
         None,
         gt=0,
-        description="budget: training examples shown, repeats counted; a pair of sequences is one, in both stages",
+        description="budget: training examples shown, repeats counted; a pair of sequences is one example, in both "
+        "stages",
     )
-    flops: float | None = Field(None, gt=0, description="budget: analytic training operations")
+    flops: float | None = Field(None, gt=0, description="budget: training operations (FLOPs), counted analytically")
     max_hours: float | None = Field(
         None,
         gt=0,
-        description="a limit beside the budget, not a budget: hours of training after which the next step is the last; "
-        "schedules keep the whole budget's horizon",
+        description="a limit in addition to the budget, not a budget: hours of training after which the next optimiser "
+        "step is the last; schedules keep the horizon of the whole budget",
     )
     batch_size: int = Field(
         gt=0,
         description="examples per optimiser step, over all processes and micro-batches: sequences, or pairs of them",
     )
-    learning_rate: float = Field(gt=0, description="the peak, after warm-up")
+    learning_rate: float = Field(gt=0, description="the peak learning rate, after warm-up")
     drop_last: bool = Field(
         False,
-        description="leave out an epoch's last batch when it is not full, as the published code does; other rows are "
-        "left out in every epoch",
+        description="leave out an epoch's last batch when it is not full, as the published code does; different rows "
+        "are left out in every epoch",
     )
     schedule: Literal["constant", "cosine", "plateau", "steps"] = Field(
         "constant",
-        description="after warm-up; cosine falls to 0, plateau when validation stops improving, steps at milestones",
+        description="of the learning rate after warm-up: cosine falls to 0, plateau falls when validation stops "
+        "improving, steps falls at milestones",
     )
     cosine_steps: int | None = Field(
         None,
         gt=0,
-        description="cosine: the step at which the learning rate is 0, warm-up included; null: the stage's last; later "
-        "than that, and the rate ends above 0, as in some published runs",
+        description="cosine: the optimiser step, warm-up included, at which the learning rate reaches 0; null: the "
+        "stage's last; if later, the rate ends above 0, as in some published runs",
     )
     cosine_from: Literal["start"] | None = Field(
         None,
-        description="cosine: where it begins; null: where the warm-up ends; start: at the first step, so that the rate "
-        "is below its peak after the warm-up, and 0 for as many steps at the end (S5's published code)",
+        description="cosine: where it begins; null: at the end of the warm-up; start: at the first step, so that the "
+        "rate is below its peak after the warm-up and 0 for as many steps at the end (S5's published code)",
     )
     plateau_factor: float = Field(0.2, gt=0, lt=1, description="plateau: what the learning rate is multiplied by")
     plateau_patience: int = Field(
-        10, ge=0, description="plateau: evaluations without improvement before the rate is lowered at the next one"
+        10, ge=0, description="plateau: evaluations without improvement to allow; one more lowers the learning rate"
     )
     milestones: tuple[float, ...] = Field(
-        (), description="steps: where the learning rate falls, as shares of all steps in (0, 1)"
+        (), description="steps: where the learning rate falls, as shares, in (0, 1), of all optimiser steps"
     )
-    step_factor: float = Field(0.5, gt=0, lt=1, description="steps: what the learning rate is multiplied by at each")
+    step_factor: float = Field(
+        0.5, gt=0, lt=1, description="steps: what the learning rate is multiplied by at each milestone"
+    )
     warmup_steps: int = Field(0, ge=0, description="optimiser steps of linear warm-up")
-    warmup_fraction: float | None = Field(None, ge=0, lt=1, description="the same as a share of all steps")
+    warmup_fraction: float | None = Field(None, ge=0, lt=1, description="the same, as a share of all optimiser steps")
     sampling: Literal["balanced"] | None = Field(
         None,
-        description="which rows make an epoch; null: every row once; balanced: as many draws as there are rows, each "
-        "class, or each label and none of them, equally often, so that rows of rare ones repeat and of common ones are "
-        "left out (never in pretraining, which knows no labels)",
+        description="which rows make up an epoch; null: every row once; balanced: as many draws as there are rows, "
+        "each class (of labels: each label, and no label) equally often, so that rows of rare classes repeat and some "
+        "of common classes are left out (never in pretraining, which knows no labels)",
     )
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's, decoupled")
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW, decoupled")
     weight_decay_on: Literal["matrices", "all"] = Field(
         "matrices",
-        description="what decays: weight matrices; or all, also encoder, head, norms and biases, but for those "
-        "of a state space that never decay or have their own learning rate",
+        description="what decays: weight matrices; or all parameters, also encoder, head, norms and biases, except "
+        "those of a state space that never decay or have their own learning rate",
     )
-    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
     max_grad_norm: float | None = Field(1.0, gt=0, description="gradient clipping; null for none")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
         "fp32",
-        description="of matrix products; weights, kernels of state spaces and scans are always float32. fp32: exact "
-        "float32, on GPUs too; tf32: factors rounded to 11 bits by GPUs that can (on a CPU the same as fp32); bf16: "
-        "factors, and results, in bfloat16",
+        description="of matrix products; weights, state-space kernels and scans are always float32. fp32: exact "
+        "float32, on GPUs too; tf32: factors rounded to 11 bits on GPUs that can (on a CPU the same as fp32); bf16: "
+        "factors and results in bfloat16",
     )
-    evaluate_every: int | None = Field(None, gt=0, description="steps between evaluations; null: once an epoch")
+    evaluate_every: int | None = Field(
+        None, gt=0, description="optimiser steps between evaluations; null: once per epoch"
+    )
     patience: int | None = Field(None, gt=0, description="evaluations without improvement before stopping; null: never")
     metric_average: Literal["exact", "per_batch"] = Field(
         "exact",
-        description="exact: every metric from all rows of a split; per_batch: its mean over full batches of batch_size "
-        "rows in the split's order, the last incomplete one left out, r2 by batch too, as in the published code",
+        description="exact: every metric over all rows of a split; per_batch: the mean of its values on full batches "
+        "of batch_size rows in the split's order, without an incomplete last one, r2 too, as in the published code",
     )
     validation_masks: Literal["fixed", "redrawn"] = Field(
         "fixed",
-        description="what an objective hides of validation rows: the same at every evaluation, or, as in the published "
-        "code, something new each time (drawn by seed and step, so that a resumed run draws the same)",
+        description="what an objective masks in validation rows: the same at every evaluation, or, as in the published "
+        "code, something new each time (drawn from seed and training step, so that a resumed run draws the same)",
     )
     select_by: Metric = Field(
         "auto",
-        description="validation metric that picks the checkpoint, ties by loss; auto: the objective's, else accuracy, "
-        "mae (l1), mse (l2, gaussian) or bits_per_byte (language models)",
+        description="validation metric that selects the checkpoint, ties broken by loss; auto: the objective's, else "
+        "accuracy, f1_macro (labels), mae (l1), mse (l2, gaussian) or bits_per_byte (language models)",
     )
 
     @model_validator(mode="after")
@@ -293,16 +301,16 @@ class Pretrain(StrictModel):
     train: Train = Field(description="this stage's training; exactly one budget is needed")
     data: Path | None = Field(
         None,
-        description="more rows without labels, for task custom: files like its own, which pretraining sees beside the "
-        "training split; needs not_self_pretraining",
+        description="more rows without labels, for task custom: files like its own, which pretraining sees in addition "
+        "to the training split; needs not_self_pretraining",
     )
     not_self_pretraining: bool = Field(
-        False, description="says that pretraining sees more than the training split; every report repeats it"
+        False, description="declares that pretraining sees more than the training split; every report repeats this"
     )
     shuffle_steps: bool = Field(
         False,
-        description="a control: the steps of every input change places, each row in an order of its own, the same in "
-        "every epoch; padding, times and what is hidden stay where they are",
+        description="a control: the steps of every input are permuted, each row in an order of its own, the same in "
+        "every epoch; padding, times and masked positions stay where they are",
     )
 
     @model_validator(mode="after")
@@ -326,18 +334,18 @@ class Finetune(StrictModel):
     load: Literal["all"] | tuple[str, ...] = Field(
         "all",
         description="what is taken from the pretrained network: all of encoder and backbone, or a list of parts by "
-        "name, e.g. [encoder, backbone.mixers.0]; the rest starts as from scratch, where this has no effect",
+        "name, e.g. [encoder, backbone.mixers.0]; the rest starts as from scratch; no effect in the scratch arm",
     )
     freeze: bool = Field(
         False,
-        description="only the head is trained: encoder and backbone stay as they start, dropout in them off, the "
-        "statistics of batch norms as they are",
+        description="train only the head: encoder and backbone stay as they start, without dropout, and the statistics "
+        "of their batch norms do not change",
     )
     joint: float = Field(
         0.0,
         ge=0,
-        description="weight of pretraining's loss (its objective, head and masks) on the same batches, added to the "
-        "task's own; 0: none",
+        description="weight of the pretraining loss (with its objective, head and masks) on the same batches, which is "
+        "added to the task's loss; 0: none",
     )
 
     @field_validator("load", mode="before")
@@ -362,22 +370,22 @@ class Finetune(StrictModel):
 
 
 class Scratch(StrictModel):
-    """Training settings of the baseline, where it deserves its own: everything else is finetune's."""
+    """Training settings of the baseline, where it has its own; everything else is as in finetune."""
 
     train: Train = Field(description="the baseline's training; exactly one budget is needed")
 
 
 class Recipe(StrictModel):
-    """One experiment, complete."""
+    """One complete experiment."""
 
     task: Part = Field(description="the data: a task's name or a .py file, and its options")
     model: Part = Field(
         description="the network between encoder and head: a model's name or a .py file, and its options"
     )
     encoder: EncoderConfig = Field(EncoderConfig(), description="how an input becomes a vector")
-    pretrain: Pretrain = Field(description="the first stage of SPT: no labels, the training split's inputs alone")
+    pretrain: Pretrain = Field(description="the first stage of SPT: no labels, only the training split's inputs")
     finetune: Finetune = Field(description="the second stage of SPT, and the only one of scratch: the task itself")
-    scratch: Scratch | None = Field(None, description="the baseline's own training; null: as finetune")
+    scratch: Scratch | None = Field(None, description="the baseline's own training; null: as in finetune")
 
     def train(self, section: Section) -> Train:
         return (getattr(self, section) or self.finetune).train

@@ -22,7 +22,7 @@ WORD = r"\w+|[^\w\s]"  # as of task custom
 
 @dataclass(frozen=True)
 class Encoding:
-    """What the training rows decide of how rows are shown, but for the network's own Tokens or Values."""
+    """What the training rows determine about how rows are shown, besides the network's own Tokens or Values."""
 
     steps: Steps
     channels: int = 1
@@ -40,8 +40,8 @@ class Encoding:
         gaps: bool = False,
         transforms: dict[str, Any] | None = None,
     ) -> "Encoding":
-        """Of these training rows; `transforms` as the task's options have them. Raises ValueError where `tokens` does
-        not fit the rows."""
+        """Learn from these training rows; `transforms` has the form of the task's options. Raises ValueError if
+        `tokens` does not fit the rows."""
         transforms = transforms or {}
         known = OF_TEXTS if rows.kind == "texts" else ("ids",)
         if tokens is not None and tokens not in known:
@@ -61,7 +61,7 @@ class Encoding:
         return Encoding(steps, rows.channels, tuple(words), max_length, gaps, static, transforms)
 
     def split(self, rows: Rows, targets: NDArray[Any] | None = None, ids: NDArray[Any] | None = None) -> Split:
-        """The rows, encoded. Raises ValueError for rows of another kind than those that this was learned from."""
+        """The rows, encoded. Raises ValueError if they are of another kind than those that this was learned from."""
         if (rows.kind == "texts") != (self.steps in OF_TEXTS):
             here, there = ("texts", "numbers") if rows.kind == "texts" else ("numbers", "texts")
             raise ValueError(f"X holds {here}, but the estimator was fitted on {there}")
@@ -108,8 +108,8 @@ class Encoding:
         return {word: i for i, word in enumerate(self.words, 1)}
 
     def input(self, train: Split) -> Tokens | Values:
-        """What the network is told of its inputs, by the encoded training rows. What these do not hold is one unknown
-        token."""
+        """What the network is told about its inputs, from the encoded training rows. What these do not hold is one
+        unknown token."""
         static = sum(column.width for column in self.static)
         if self.steps == "values":
             return replace(self._values(train), static=static)

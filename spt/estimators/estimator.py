@@ -1,7 +1,7 @@
 """The estimators: scikit-learn's interface around the pipeline's own stages. Nothing is trained here.
 
 `fit` makes the runs that `spt.pretrain` and `spt.finetune` would make of the same rows, in a temporary folder or in one
-that is kept. The rows handed over are all there are: a part of them is for validation, none is for test.
+that is kept. There are no rows but those given: some of them are for validation, none for testing.
 """
 
 import contextlib
@@ -67,13 +67,13 @@ class EstimatorError(UsageError, ValueError):
 
 @cache
 def runtime(cpu: bool, quiet: bool) -> Runtime:
-    """One for all fits and predictions of this process: making one takes a tenth of a second."""
+    """One runtime for all fits and predictions of this process, since making one takes a tenth of a second."""
     return Runtime(Settings(cpu=cpu, quiet=quiet, wait=True))
 
 
 @contextlib.contextmanager
 def value_errors() -> Iterator[None]:
-    """What the pipeline says of parameters and data, as the ValueError that scikit-learn's tools expect."""
+    """Turn the pipeline's complaints about parameters and data into the ValueError that scikit-learn's tools expect."""
     try:
         yield
     except (UsageError, DataError) as error:
@@ -145,8 +145,8 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     # -------------------------------------------------------------------------------------------------------- fitting
 
     def fit(self: Fitted, X: Any, y: Any, groups: Any = None, X_val: Any = None, y_val: Any = None) -> Fitted:
-        """Train on X, select on validation rows: X_val and y_val, or a part of X that is drawn by `random_state`, with
-        equal shares of every class and whole `groups`.
+        """Train on X and select the weights on validation rows: X_val and y_val, or a part of X drawn by
+        `random_state`, with equal shares of every class and whole `groups`.
 
         Raises ValueError for parameters and data that cannot be fitted, and what `spt.finetune` raises.
         """
@@ -312,7 +312,7 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     # -------------------------------------------------------------------------------------------------------- answers
 
     def transform(self, X: Any) -> NDArray[np.float32]:
-        """(n, D) The trained network's features of every sequence, pooled as its head is given them."""
+        """(n, D) The trained network's features of each sequence, pooled as for its head."""
         return self._answer("embed", X)
 
     @property
@@ -334,7 +334,7 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         `spt.load_model` opens too, and `estimator.json`. Neither runs nor data are needed to load it; nothing in it is
         pickled.
 
-        Raises OutputError where it cannot be written, and UsageError for parameters that JSON cannot hold.
+        Raises OutputError if it cannot be written, and UsageError for parameters that JSON cannot hold.
         """
         check_is_fitted(self, "model_")
         from spt.inference.export import write_model
@@ -343,9 +343,9 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     @classmethod
     def load(cls: type[Fitted], path: str | Path, *, trust_code: bool = False) -> Fitted:
-        """The fitted estimator that `save` wrote; `trust_code` lets a model file of one's own in the folder run.
+        """Load the fitted estimator that `save` wrote; `trust_code` lets your own model file in the folder run.
 
-        Raises UsageError where there is none or it is one of another class, CheckpointError where it is damaged.
+        Raises UsageError if there is none or it is of another class, CheckpointError if it is damaged.
         """
         folder = Path(path)
         estimator: Any = cls()
@@ -363,20 +363,21 @@ def _check_known(known: NDArray[np.bool_]) -> None:
 
 
 class SequenceClassifier(ClassifierMixin, SequenceEstimator):  # type: ignore[misc]
-    """Classify sequences: self-pretrain a network on the training inputs, finetune it on their labels; or, with
+    """Classify sequences: self-pretrain a network on the training inputs and finetune it on their labels or, with
     `self_pretrain=False`, train it from scratch.
 
         model = spt.SequenceClassifier(epochs=20).fit(X, y)
         model.predict(X_new), model.predict_proba(X_new), model.transform(X_new)
 
     X is an array (n, L) or (n, L, C), a list of arrays of any lengths, texts, or a data frame of numbers or of arrays.
-    y holds a class a row, None or NaN where it is not known; or, (n, K), 1 and 0 for each of K labels, of which any
-    number may hold. `class_weight` is "balanced" or {class: weight}, of labels {column: weight where it holds}; it
-    counts in training alone. `sampling="balanced"` draws training rows so that every class, or label, comes equally
-    often. `positive` is the class that the metrics f1, auroc and auprc are of; None: of two the second in sorted order.
+    y holds one class per row, None or NaN if unknown; or, with shape (n, K), 1 or 0 for each of K labels, any number of
+    which may hold. `class_weight` is "balanced" or {class: weight}, or for labels {column: weight where it holds}; it
+    affects training only. `sampling="balanced"` draws training rows so that every class, or label, occurs equally
+    often. `positive` is the positive class of the metrics f1, auroc and auprc; None: of two the second in sorted order.
 
-    With missing="hidden", NaN is a missing value, which the network is shown as such; `static_columns` name columns of
-    the frame that stand beside the sequence (age, sex).
+    With missing="hidden", NaN is a missing value, which the network is shown as such; `static_columns` names columns of
+    the data frame that stand beside the sequence (age, sex).
+
     Raises ValueError for parameters and data that cannot be fitted.
     """
 
@@ -539,8 +540,8 @@ class SequenceClassifier(ClassifierMixin, SequenceEstimator):  # type: ignore[mi
         return tags
 
     def predict_proba(self, X: Any, *, calibrated: bool = False) -> NDArray[np.float64]:
-        """(n, number of classes) Probabilities, in the order of `classes_`; of labels, that each of them holds.
-        `calibrated`: with the temperature that the validation rows chose, which changes no answer."""
+        """(n, number of classes) Probabilities, in the order of `classes_`; for labels, that each of them holds.
+        `calibrated` applies the temperature fitted on the validation rows, which changes no answer."""
         scores = self._answer("logits", X).astype(np.float64)
         if calibrated:
             with value_errors():
@@ -551,14 +552,14 @@ class SequenceClassifier(ClassifierMixin, SequenceEstimator):  # type: ignore[mi
         return powers / powers.sum(axis=1, keepdims=True)
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """(n,) The likeliest class of every sequence; of several labels (n, K), 1 where one is likelier than not."""
+        """(n,) The most likely class of each sequence; for labels, (n, K), 1 where one is more likely than not."""
         scores = self._answer("logits", X)
         if isinstance(self.model_.target, Labels):
             return (scores > 0).astype(np.int64)
         return self.classes_[scores.argmax(axis=1)]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """scikit-learn's accuracy, over the rows whose label, or whose labels all, are known in y."""
+        """scikit-learn's accuracy, over the rows whose label is, or whose labels all are, known in y."""
         check_is_fitted(self, "model_")
         labels, known = self._labels(y)
         known = (labels != IGNORED).all(axis=1) if labels.ndim == 2 else known
@@ -576,7 +577,7 @@ class SequenceRegressor(RegressorMixin, SequenceEstimator):  # type: ignore[misc
         model = spt.SequenceRegressor(epochs=20).fit(X, y)
         model.predict(X_new), model.transform(X_new)
 
-    y is (n,) or (n, targets), NaN where a number is not known. Raises ValueError for parameters and data that cannot be
+    y is (n,) or (n, targets), NaN where a number is unknown. Raises ValueError for parameters and data that cannot be
     fitted.
     """
 
@@ -617,12 +618,12 @@ class SequenceRegressor(RegressorMixin, SequenceEstimator):  # type: ignore[misc
         return {**super()._more_tags(), "multioutput": True}
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """(n,) or, of several targets, (n, targets)."""
+        """(n,) The predicted numbers or, for several targets, (n, targets)."""
         numbers = self._answer("predict", X).astype(np.float64)
         return numbers[:, 0] if self.n_outputs_ is None else numbers
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """scikit-learn's R2, the mean over targets, each over the rows that have it in y."""
+        """scikit-learn's R2, the mean over targets, each over the rows where y has it."""
         check_is_fitted(self, "model_")
         targets = self._numbers(y)
         known = np.isfinite(targets).reshape(len(targets), -1)

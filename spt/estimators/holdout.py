@@ -1,4 +1,4 @@
-"""Which of the rows that were handed over are for validation: whole groups, and a share of every class."""
+"""Which of the given rows are for validation: whole groups, and a share of every class."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from spt.tasks.own.splits import VALIDATION, hash_key, split_stratified
 
 
 def validation_rows(rows: Rows, targets: NDArray[Any], groups: Any, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """(n,) Which rows are held out. Rows of one group, or without groups of the same input, stay together, and every
-    class keeps a row for training; rows without a target stay there too. The order of rows plays no part.
+    """(n,) Which rows are held out. Rows of one group or, without groups, of the same input stay together, and every
+    class keeps a row for training, where rows without a target stay too. The order of rows has no effect.
 
-    Raises ValueError where nothing can be held out.
+    Raises ValueError if nothing can be held out.
     """
     n = len(rows)
     identities = [rows.identity(i) for i in range(n)] if groups is None else [_name(group) for group in groups]

@@ -1,6 +1,6 @@
-"""What users hand in as X, as rows: arrays, lists of arrays, data frames and texts.
+"""What users pass as X, turned into rows: arrays, lists of arrays, data frames and texts.
 
-Complaints are ValueErrors in scikit-learn's words where it has some. Letters: n rows, L steps, C channels.
+Complaints are ValueErrors, in scikit-learn's words where it has any. Letters: n rows, L steps, C channels.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class StaticCells:
 
 @dataclass(frozen=True)
 class Rows:
-    """n rows as they were handed in, checked: an array (n, L) or (n, L, C), arrays (L,) or (L, C), or texts."""
+    """n rows as they were passed, checked: an array (n, L) or (n, L, C), arrays (L,) or (L, C), or texts."""
 
     kind: Kind
     values: Any  # an array, a list of arrays, or a list of str

@@ -1,6 +1,6 @@
-"""A trained model's answers to rows: of every row, or of every step, in the rows' order, and how right they are.
+"""A trained model's answers to rows: to every row, or to every step, in the rows' order, and how right they are.
 
-n rows, m answers (one a row, or one a step), K numbers of an answer, D width.
+n rows, m answers (one per row, or one per step), K numbers of an answer, D width.
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ class Answers(NamedTuple):
 
 @dataclass
 class Answering:
-    """A model at work on rows of one source, which come piece by piece."""
+    """A model that answers the rows of one source, which come piece by piece."""
 
     model: TrainedModel
     runtime: Runtime
@@ -68,8 +68,8 @@ class Answering:
     confusion: Tensor | None = None  # how often each class was taken for which
 
     def answer(self, rows: Split) -> Answers:
-        """To all of these rows, which stand one behind the other in memory where every step has an answer; to
-        recordings, where those to windows are averaged."""
+        """The answers to all of these rows, which lie one behind the other in memory if every step has an answer; the
+        answers to recordings, if those to windows are averaged."""
         model = self._for(rows)
         per_step = model.output.per_step
         logits = torch.zeros(len(rows.values) if per_step else len(rows), model.output.width)
@@ -100,8 +100,8 @@ class Answering:
         return Answers(logits, found or None)
 
     def embed(self, rows: Split, how: Pool | None) -> NDArray[np.float32]:
-        """(n, D) The features that the head is given, pooled over valid steps; (m, D) of every step without `how`. Of
-        pairs (n, 2 D)."""
+        """(n, D) The features that the head is given, pooled over valid steps; without `how`, (m, D), of every step.
+        For pairs, (n, 2 D)."""
         model = self._for(rows)
         width = int(model.architecture.model.options["d_model"])
         if how is None:
@@ -125,7 +125,7 @@ class Answering:
         return metrics(self.model.output, self.totals) | self.of_all()
 
     def of_all(self) -> dict[str, float]:
-        """Metrics that need all answers at once, of those with a label."""
+        """Metrics that need all answers at once, over those with a label."""
         output = self.model.output
         size = sum(each.logits.numel() for each in self.known)
         scored = None
@@ -194,7 +194,7 @@ class Answering:
 
 
 def pieces(rows: Split, model: TrainedModel, per_step: bool) -> Iterator[Split]:
-    """Rows as an evaluation takes them, all at once; where every step has an answer or a vector, some at a time."""
+    """Rows as an evaluation takes them, all at once; if every step has an answer or a vector, some at a time."""
     if not per_step:
         yield rows
         return
@@ -205,7 +205,7 @@ def pieces(rows: Split, model: TrainedModel, per_step: bool) -> Iterator[Split]:
 
 
 def scores_of_split(model: TrainedModel, rows: Split, found: Sums) -> dict[str, float]:
-    """As the run's evaluation has them, from the sums of all rows of a split."""
+    """The scores as in the run's evaluation, from the sums of all rows of a split."""
     if model.computation.together is not None:
         scores = batch_means(model.output, found, model.computation.together)
     else:
@@ -218,7 +218,7 @@ def scores_of_split(model: TrainedModel, rows: Split, found: Sums) -> dict[str, 
 def answer_columns(
     model: TrainedModel, rows: Split, found: Answers, labelled: bool, calibrated: bool = False
 ) -> Columns:
-    """What is written of these rows: id, step, label, prediction, and a probability for each class."""
+    """What is written about these rows: id, step, label, prediction, and a probability for each class."""
     target, output = model.target, model.output
     rows = rows if output.per_step else rows.whole
     columns = row_columns(rows, output.per_step)

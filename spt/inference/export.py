@@ -141,7 +141,7 @@ def _scores_of_seeds(path: Path, model: TrainedModel) -> dict[str, float]:
 
 
 def random_rows(model: TrainedModel, length: int, rows: int = 2, seed: int = 0) -> Split:
-    """Rows of so many steps, as the model is shown them."""
+    """Random rows of this many steps, as the model is shown them."""
     rng = np.random.default_rng(seed)
     total = rows * length * model.sequences
     values: NDArray[Any]
@@ -166,14 +166,14 @@ def random_rows(model: TrainedModel, length: int, rows: int = 2, seed: int = 0) 
 
 
 def trial_lengths(model: TrainedModel) -> list[int]:
-    """The longest that the network was built for, and about half of it, as far as the model takes them."""
+    """The longest length that the network was built for, and about half of it, as far as the model takes them."""
     unit = model.network.backbone.length_multiple
     longest = max(model.length // unit, 1) * unit
     return list(dict.fromkeys([longest, max(longest // 2 // unit, 1) * unit]))
 
 
 def outputs_of(model: TrainedModel, rows: Split, runtime: Runtime) -> torch.Tensor:
-    """What the network gives for rows of one length, in their order."""
+    """The network's outputs for rows of one length, in their order."""
     parts = list(model.outputs(rows, runtime=runtime))
     order = np.argsort(np.concatenate([part.rows for part in parts]))
     return torch.cat([part.values for part in parts])[torch.from_numpy(order)]

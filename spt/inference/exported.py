@@ -38,7 +38,7 @@ WEIGHTS, CODE, CHECKPOINT, CARD, PROGRAM = "model.safetensors", "model.py", "che
 
 
 class ExportedConfig(BaseModel):
-    """config.json: all of a trained model but its weights."""
+    """config.json: all of a trained model except its weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,7 +68,7 @@ class ExportedConfig(BaseModel):
 
 
 def config_of(model: TrainedModel, part: Part, files: Mapping[str, str]) -> ExportedConfig:
-    """What config.json says of a model whose part of the recipe is written as `part`."""
+    """What config.json says about a model whose part of the recipe is written as `part`."""
     return ExportedConfig(
         files=dict(files),
         architecture=model.architecture.model_copy(update={"model": part}),
@@ -90,8 +90,8 @@ def config_of(model: TrainedModel, part: Part, files: Mapping[str, str]) -> Expo
 
 
 def open_exported(folder: Path, trust_code: bool) -> TrainedModel:
-    """Raises CheckpointError for a folder that is damaged or of another version, UsageError for code that is not
-    trusted."""
+    """The model in an exported folder. Raises CheckpointError if it is damaged or of another version, UsageError for
+    code that is not trusted."""
     config = _read_config(folder / CONFIG)
     try:
         input, target = from_spec(config.input), None if config.target is None else from_spec(config.target)

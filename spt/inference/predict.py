@@ -62,8 +62,8 @@ def predict(
     trust_code: bool = False,
     calibrated: bool = False,
 ) -> Summary:
-    """Answer rows and write them; without a file to write to, as CSV on standard output. `calibrated`: probabilities
-    are those with the temperature that validation chose.
+    """Answer rows and write the answers; without a file to write to, as CSV on standard output. `calibrated` applies
+    the temperature fitted on validation rows to the probabilities.
 
     Raises CheckpointError for a pretraining run, UsageError, DataError or OutputError for the rest; nothing is written
     then.
@@ -122,7 +122,7 @@ def embed(
     overwrite: bool = False,
     trust_code: bool = False,
 ) -> Summary:
-    """Write the features of rows that the model's head is given, pooled over valid steps, or (None) those of each step.
+    """Write the features that the model's head is given, pooled over valid steps or, with `how` None, of each step.
 
     Raises as `predict`.
     """

@@ -1,7 +1,7 @@
 """The network as a torch.export program: a graph that other software than spt runs.
 
 It takes the rows as the network is shown them, `x`, tokens (B, L) or normalised values (B, L, C), NaN where one is
-missing, and `valid` (B, L), which steps are none of padding; after pretraining and where every step is asked it answers
+missing, and `valid` (B, L), which steps are not padding; after pretraining, or if every step has an answer, it answers
 every step. How far its outputs may be from ours, and which sizes of batches and lengths it takes, is found by trying.
 """
 

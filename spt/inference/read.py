@@ -1,4 +1,4 @@
-"""New rows for a trained model, from files: read by the options of its own task, which the command line may change."""
+"""New rows for a trained model, from files: read with its own task's options, which the command line may change."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -47,7 +47,7 @@ OF_TRAINING = {  # options that have no meaning for rows which no split is drawn
 
 @dataclass(frozen=True)
 class NewData:
-    """Rows to be answered, some thousand at a time; their notes are complete when they all have been read."""
+    """Rows to be answered, some thousand at a time; their notes are complete when all have been read."""
 
     reader: NewReader | ArrayReader
     options: NewOptions

@@ -20,8 +20,8 @@ LARGEST = 1e18  # float32 holds the square of what is below
 
 
 def to_split(rows: Any, model: "TrainedModel", static: Any = None) -> Split:
-    """Sequences, each (L,) tokens or (L, C) values, texts, or pairs of either; with what stands beside each, of a model
-    that takes it. Raises DataError."""
+    """Sequences, each (L,) tokens or (L, C) values, texts, or pairs of either; with what stands beside each, for a
+    model that takes it. Raises DataError."""
     if isinstance(rows, str | bytes) or not isinstance(rows, Sequence | np.ndarray):
         raise DataError(f"rows are a list of sequences or an array of them, not a {type(rows).__name__}")
     if model.timed:
@@ -43,7 +43,7 @@ def to_split(rows: Any, model: "TrainedModel", static: Any = None) -> Split:
 
 
 def static_features(static: Any, model: "TrainedModel", n: int) -> NDArray[np.float32] | None:
-    """(n, F) From the cells of a table: a data frame or a dict of columns, or a list of rows. Raises DataError."""
+    """(n, F) From the cells of a table: a data frame, a dict of columns, or a list of rows. Raises DataError."""
     columns = [StaticColumn.of(values) for values in model.reading.get("static", ())]
     if not model.input.static:
         if static is not None:

@@ -1,4 +1,4 @@
-"""A recurrent model one step at a time, in memory that does not grow: its answer so far, after each step.
+"""A recurrent model run one step at a time, in memory that does not grow: after each step, its answer so far.
 
 B streams side by side, C channels, D width, K numbers of an answer.
 """
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """Sequences that come step by step: one, or `batch` of them side by side.
+    """Sequences that arrive step by step: one, or `batch` of them side by side.
 
-    After the last step the answer is that of `predict` for the whole sequence, but for rounding. The model's weights
+    After the last step, the answer is that of `predict` for the whole sequence, up to rounding. The model's weights
     must not change meanwhile.
     """
 
@@ -39,17 +39,17 @@ class Stream:
         self.restart()
 
     def restart(self) -> None:
-        """Begin with new sequences."""
+        """Start over with new sequences."""
         with torch.no_grad():
             self._state = self.model.network.backbone.initial_state(self.batch or 1)
         self.steps = 0
         self._pooled: Tensor | None = None  # what is kept of the steps so far: their sum, their maximum, or the last
 
     def __call__(self, step: Any) -> NDArray[np.float32]:
-        """(K,) The answer after this step, a token or C values; of a batch (B, K), for B of them.
+        """(K,) The answer after this step, a token or C values; for a batch, (B, K) after B of them.
 
-        Of a model that answers every step it is the answer to this one; else that to the steps so far. Raises
-        DataError for what is no step of the model's.
+        If the model answers every step, it is the answer to this one; else, that to the steps so far. Raises DataError
+        for a step that the model cannot take.
         """
         if self.batch is None:
             values = steps_of([step], self.model, "the step")

@@ -1,4 +1,4 @@
-"""A trained network with all that answers to new rows need: opened from a run, or from an exported folder.
+"""A trained network with everything that it takes to answer new rows, opened from a run or an exported folder.
 
 n examples, L steps of a sequence, C channels, D width, K numbers of an answer.
 """
@@ -43,7 +43,7 @@ PREPARED = "spt.tasks.own.prepared"  # the task of rows that an estimator has ha
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A network that answers rows it has not seen."""
+    """A trained network that answers new rows."""
 
     network: SequenceModel  # in evaluation mode, with the selected weights
     architecture: Architecture
@@ -52,11 +52,11 @@ class TrainedModel:
     output: Output
     length: int  # longest sequence in training, in steps
     classes: tuple[str, ...] = ()  # what each class is called; () of numbers, and where the task does not say
-    words: tuple[str, ...] = ()  # of word tokens, the word of each; () otherwise
+    words: tuple[str, ...] = ()  # the word of each token, where tokens are words; () otherwise
     reading: dict[str, Any] = field(default_factory=dict)  # the hook `reading` of its task; {}: files are not read
     task: dict[str, Any] = field(default_factory=dict)  # its name and options, without where files lie
     interval: float = 1.0  # time between steps
-    sequences: int = 1  # of an example: 2 of pairs
+    sequences: int = 1  # sequences in an example: 2 where examples are pairs
     timed: bool = False  # have rows times between their steps?
     computation: Computation = FLOAT32
     about: dict[str, Any] = field(default_factory=dict)  # which run it comes from, its scores
@@ -64,7 +64,7 @@ class TrainedModel:
 
     @classmethod
     def open(cls, path: str | Path, *, trust_code: bool = False) -> "TrainedModel":
-        """From the folder of a finished run, whose data are prepared, or from an exported folder.
+        """Open the folder of a finished run, whose data are prepared if needed, or an exported folder.
 
         `trust_code` lets the model file in an exported folder run. Raises UsageError, DataError or CheckpointError.
         """
@@ -82,8 +82,8 @@ class TrainedModel:
     # ------------------------------------------------------------------------------------------------- whole splits
 
     def outputs(self, rows: Split, *, features: bool = False, runtime: Runtime | None = None) -> Iterator[BatchOutputs]:
-        """Its answers to all rows, batch by batch, as an evaluation computes them (see `network_outputs`); or the
-        features that its head is given. Rows longer than those of training are taken where its weights allow it."""
+        """Its answers to all rows, batch by batch, computed as in evaluation (see `network_outputs`); or the features
+        that its head is given. Rows longer than those of training are accepted if its weights allow it."""
         longest, network = int(rows.extents.max(initial=0)), self.network
         if longest > self.length:
             network = lengthened(network, self.architecture.model, self.length, longest)
@@ -91,18 +91,18 @@ class TrainedModel:
         return network_outputs(network, rows, self.input, self.computation, runtime, features=features)
 
     def answers(self, part: BatchOutputs) -> Tensor:
-        """(b, S) or (b, L, S) The likeliest classes, as numbers, or numbers in the targets' units."""
+        """(b, S) or (b, L, S) The most likely classes, as numbers, or numbers in the targets' units."""
         return answers(self.output, part.values)
 
     # ----------------------------------------------------------------------------------------------- rows in memory
 
     def predict(self, rows: Any, *, static: Any = None, runtime: Runtime | None = None) -> Any:
-        """(n,) The label of each row, its class's number where the task has no labels, or (n, K) numbers, or 1 and 0
-        for each of K labels; where every step has an answer, a list of such arrays, one a row.
+        """(n,) The label of each row (its class's number if the task has no labels), or (n, K) numbers, or 1 and 0 for
+        each of K labels; if every step has an answer, a list of such arrays, one per row.
 
-        Rows are sequences, each (L,) tokens or (L, C) values; texts, of a model of texts; pairs of them, of a model of
-        pairs; or a Split. `static` is what stands beside each, of a model that takes it: a data frame, a dict of
-        columns, or rows of cells in their order.
+        Rows are sequences, each (L,) tokens or (L, C) values; texts, for a model of texts; pairs of these, for a model
+        of pairs; or a Split. `static` is what stands beside each, for a model that takes it: a data frame, a dict of
+        columns, or rows of cells in the columns' order.
         """
         self._check_answers()
         return self._by_row(self.split(rows, static), self._named, runtime)
@@ -110,10 +110,10 @@ class TrainedModel:
     def predict_proba(
         self, rows: Any, *, static: Any = None, calibrated: bool = False, runtime: Runtime | None = None
     ) -> Any:
-        """(n, classes) The probability of each class, or of each label; where every step has an answer, a list of such
+        """(n, classes) The probability of each class, or of each label; if every step has an answer, a list of such
         arrays.
 
-        `calibrated`: with the temperature that validation chose. Raises UsageError where none was fitted.
+        `calibrated` applies the temperature fitted on validation rows. Raises UsageError if none was fitted.
         """
         self._check_answers()
         if not isinstance(self.target, Classes | Labels):
@@ -125,7 +125,7 @@ class TrainedModel:
         return self._by_row(split, lambda logits: (logits / temperature).softmax(-1).numpy(), runtime)
 
     def fitted_temperature(self) -> float:
-        """What logits are divided by, for calibrated probabilities."""
+        """The number that logits are divided by for calibrated probabilities."""
         if self.temperature is None:
             raise UsageError(
                 "this model has no temperature: it predicts no classes, or was trained before spt fitted any; run its "
@@ -134,13 +134,13 @@ class TrainedModel:
         return self.temperature
 
     def logits(self, rows: Any, *, static: Any = None, runtime: Runtime | None = None) -> Any:
-        """(n, K) What the head gives for each row; where every step has an answer, a list of (L, K) arrays."""
+        """(n, K) The head's output for each row; if every step has an answer, a list of (L, K) arrays."""
         return self._by_row(self.split(rows, static), lambda logits: logits.numpy(), runtime)
 
     def embed(self, rows: Any, *, static: Any = None, per_step: bool = False, runtime: Runtime | None = None) -> Any:
-        """(n, D) The features that the head is given, pooled as it pools them (their mean, where it does not); of pairs
-        (n, 2 D). Or, `per_step`, a list of (L, D) arrays, one a sequence: of a pair, the second's behind the first's.
-        """
+        """(n, D) The features that the head is given, pooled as in the head (their mean, if it does not pool); for
+        pairs, (n, 2 D). With `per_step`, a list of (L, D) arrays, one per row: for a pair, the steps of the second
+        sequence follow those of the first."""
         split = self.split(rows, static)
         if per_step:
             return self._features_of_steps(split, runtime)
@@ -161,19 +161,19 @@ class TrainedModel:
         return pool(part.values, part.context, how)
 
     def stream(self, batch: int | None = None, static: Any = None) -> Stream:
-        """Its recurrent form, for steps that come one by one: of one sequence, or of `batch` side by side; with what
-        stands beside each, of a model that takes it (`static`, as in predict).
+        """Its recurrent form, for steps that arrive one by one: of one sequence, or of `batch` sequences side by side;
+        `static` is what stands beside each, as in predict, for a model that takes it.
 
             stream = model.stream()
             for step in signal:
                 answer = stream(step)
 
-        Raises UsageError where the model has none.
+        Raises UsageError if the model has none.
         """
         return Stream(self, batch, static)
 
     def split(self, rows: Any, static: Any = None) -> Split:
-        """Rows in memory as a split without labels. Raises DataError for what is not like the rows of training."""
+        """Rows in memory as a split without labels. Raises DataError for rows unlike those of training."""
         if not isinstance(rows, Split):
             try:
                 return transform_rows(self.transforms, to_split(rows, self, static), self.reading.get("rate"))
@@ -186,7 +186,7 @@ class TrainedModel:
 
     @cached_property
     def transforms(self) -> TransformOptions:
-        """What training's recordings went through before it was shown them, and new ones go through."""
+        """The transforms that recordings went through before training, and that new ones go through."""
         names = TransformOptions.model_fields.keys() - TaskConfig.model_fields.keys()
         options = {name: value for name, value in self.task.items() if name in names} if self._own_data else {}
         return TransformOptions.model_validate_json(json.dumps(options))
@@ -198,7 +198,7 @@ class TrainedModel:
 
     @property
     def channels_read(self) -> int:
-        """Numbers of a step before these."""
+        """Channels of a step before the `transforms`."""
         shown = self.input.channels if isinstance(self.input, Values) else 1
         return shown // plan(self.transforms, None, known=False).channels(1)
 

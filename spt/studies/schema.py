@@ -43,22 +43,22 @@ Value = bool | int | float | str | None
 Match = Literal["parameters", "flops", "time", "none"]
 Scale = Literal["width", "depth"]
 _MATCH = (
-    "what is made equal, within 5 % of the first one's: parameters, operations per example, seconds per example "
+    "what is made equal, to within 5 % of the first model: parameters, operations per example, seconds per example "
     "(measured here, once), or nothing"
 )
-_SCALE = "what is changed: d_model (with inner widths), or n_layers"
+_SCALE = "what is changed to match: d_model (with inner widths), or n_layers"
 
 
 class Rule(StrictModel):
     """Changes to some rows of a study."""
 
-    recipes: tuple[str, ...] | None = Field(None, min_length=1, description="of these recipes; null: of all")
+    recipes: tuple[str, ...] | None = Field(None, min_length=1, description="for these recipes; null: for all")
     levels: tuple[str, ...] | None = Field(
         None,
         min_length=1,
         description="at these variants, sizes, initialisations or reaches, by name; null: at all levels",
     )
-    set: Changes = Field(min_length=1, description="values by dotted place; a mapping replaces a whole section")
+    set: Changes = Field(min_length=1, description="values by dotted path; a mapping replaces a whole section")
 
     @field_validator("levels", mode="before")
     @classmethod
@@ -73,15 +73,15 @@ class _Study(StrictModel):
     """What all kinds have in common."""
 
     recipes: tuple[str, ...] = Field(min_length=1, description="names of packaged recipes, or YAML files")
-    set: Changes = Field({}, description="values changed in every recipe, by dotted place")
+    set: Changes = Field({}, description="values to change in every recipe, by dotted path")
     where: tuple[Rule, ...] = Field(
-        (), description="further changes to some recipes or levels, after all others and in this order"
+        (), description="further changes to some recipes or levels, applied after all others and in this order"
     )
     seeds: int | tuple[int, ...] = Field(5, description="how many (5: seeds 0 to 4), or which")
     baselines: Literal["auto"] | tuple[str, ...] = Field(
         (),
-        description=f"answers without a network on the same data, which rows are held against: {', '.join(BASELINES)}; "
-        "auto: all that a task takes",
+        description="non-neural baselines, on the same data, to compare rows with: "
+        f"{', '.join(BASELINES)}; auto: all that suit a task",
     )
 
     @field_validator("baselines", mode="before")
@@ -153,11 +153,15 @@ class _Study(StrictModel):
 
 
 class Splits(StrictModel):
-    """Several splits of the data, of which every arm and seed is run on each: folds, or random ones."""
+    """Several splits of the data, on each of which every arm and seed is run: folds, or random splits."""
 
-    folds: int | None = Field(None, ge=2, description="so many parts, each the test split once")
-    repeats: int = Field(1, ge=1, description="folds: drawn so many times, with task.split_seed one higher each time")
-    random: int | None = Field(None, ge=2, description="so many random splits, of task.split_seed and the next ones")
+    folds: int | None = Field(None, ge=2, description="number of parts, each the test split once")
+    repeats: int = Field(
+        1, ge=1, description="folds: how many times they are drawn, with task.split_seed one higher each time"
+    )
+    random: int | None = Field(
+        None, ge=2, description="number of random splits, from task.split_seed and the seeds after it"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "Splits":
@@ -195,8 +199,8 @@ class WithSplits(_Study):
 
     splits: Splits | None = Field(
         None,
-        description="splits of the data, on each of which every arm and seed is run; a number means so many folds; "
-        "null: the recipe's one",
+        description="splits of the data, on each of which every arm and seed is run; a number is a number of folds; "
+        "null: the recipe's own split",
     )
 
     @field_validator("splits", mode="before")
@@ -208,7 +212,7 @@ class WithSplits(_Study):
 
 
 class _WithArms(WithSplits):
-    """A study whose rows may have controls beside scratch and SPT."""
+    """A study whose rows may have controls in addition to scratch and SPT."""
 
     arms: tuple[str, ...] = Field(
         ARMS,
@@ -229,24 +233,24 @@ class _WithArms(WithSplits):
 
     @property
     def controls(self) -> tuple[str, ...]:
-        """The arms beside scratch and SPT."""
+        """The arms other than scratch and SPT."""
         return tuple(arm for arm in self.arms if arm not in ARMS)
 
 
 class Compare(_WithArms):
-    """Both arms of every recipe, and controls if they are asked for."""
+    """Both arms of every recipe, and controls if requested."""
 
     kind: Literal["compare"] = Field("compare", description="which kind of study this is")
 
 
 class Models(_WithArms):
-    """Both arms of several models of equal size: each one after the first is scaled until it costs as much."""
+    """Both arms of several models of equal size: each after the first is scaled until it costs as much as the first."""
 
     kind: Literal["models"] = Field("models", description="which kind of study this is")
     match: Match = Field("parameters", description=_MATCH)
     scale: Scale = Field("width", description=_SCALE)
     scaled: dict[str, dict[str, int]] | None = Field(
-        None, description="changes to each recipe's model that make it so; null: they are searched for"
+        None, description="changes to each recipe's model that make it match; null: searched for"
     )
 
     @model_validator(mode="after")
@@ -265,17 +269,19 @@ class Models(_WithArms):
 
 
 class Compute(_Study):
-    """The share of one total budget that goes to pretraining; scratch has all of it (SPT paper, table 8)."""
+    """The share of one total budget that goes to pretraining; scratch has the whole budget (SPT paper, table 8)."""
 
     kind: Literal["compute"] = Field("compute", description="which kind of study this is")
-    shares: tuple[float, ...] = Field((0.0, 0.2, 0.4, 0.6), min_length=1, description="of the budget, to pretraining")
+    shares: tuple[float, ...] = Field(
+        (0.0, 0.2, 0.4, 0.6), min_length=1, description="shares of the budget that go to pretraining"
+    )
     match: Axis | None = Field(
         None,
-        description="what is held equal: epochs, examples, flops or time (device seconds, measured here); by default "
-        "what the recipe's budgets are given in, and examples for steps",
+        description="what is held equal: epochs, examples, flops or time (device seconds, measured here); null: the "
+        "unit of the recipe's budgets, or examples where that is steps",
     )
     total: float | dict[str, float] | None = Field(
-        None, description="the whole budget, in that unit, or one for each recipe; by default both of its stages'"
+        None, description="the whole budget, in that unit, or one for each recipe; null: the sum of its two stages"
     )
 
     @field_validator("shares")
@@ -309,15 +315,15 @@ class Data(_Study):
 
     kind: Literal["data"] = Field("data", description="which kind of study this is")
     fractions: tuple[float, ...] | None = Field(
-        None, description="of the training split; null, without rows: 0.005, 0.01, 0.05, 0.1, 0.5, 1"
+        None, description="fractions of the training split; null, without rows: 0.005, 0.01, 0.05, 0.1, 0.5, 1"
     )
     rows: tuple[int, ...] = Field((), description="numbers of training rows, instead of fractions")
-    stratified: bool = Field(False, description="every subset has each class in the whole split's share")
+    stratified: bool = Field(False, description="every subset has the class proportions of the whole split")
     pretrain_on: Literal["subset", "all"] = Field(
-        "subset", description="subset: the finetuning's rows; all: every training input, without its label"
+        "subset", description="subset: the rows of finetuning; all: every training input, without its label"
     )
     hold: Literal["steps", "epochs"] = Field(
-        "steps", description="what the whole split's budget gives that smaller ones keep: updates, or passes"
+        "steps", description="what subsets keep of the whole split's budget: optimiser steps, or epochs"
     )
 
     @field_validator("fractions")
@@ -351,7 +357,7 @@ class Data(_Study):
 
 
 class Size(_Study):
-    """Model sizes, by name, each a set of changes; exact parameter counts stand in the report (table 9)."""
+    """Model sizes, by name, each a set of changes; exact parameter counts are in the report (SPT paper, table 9)."""
 
     kind: Literal["size"] = Field("size", description="which kind of study this is")
     sizes: dict[str, dict[str, Any]] = Field(
@@ -381,14 +387,15 @@ class Variants(WithSplits):
     kind: Literal["variants"] = Field("variants", description="which kind of study this is")
     variants: dict[str, dict[str, Any]] = Field(
         min_length=1,
-        description="name: changes by dotted place, e.g. {one layer: {model.n_layers: 1}}, {} for the recipe itself; a "
+        description="name: changes by dotted path, e.g. {one layer: {model.n_layers: 1}}, {} for the recipe itself; a "
         "mapping replaces a whole section, e.g. {model: {name: dss, d_model: 64}}; or recipe: {name: changes}",
     )
-    match: Match = Field("none", description=f"{_MATCH}; every variant of a recipe after the first is scaled for it")
+    match: Match = Field("none", description=f"{_MATCH}; every variant of a recipe after the first is scaled to match")
     scale: Scale = Field("width", description=_SCALE)
     scaled: dict[str, dict[str, Any]] | None = Field(
         None,
-        description="changes to each variant's model that make it so, or recipe: {name: changes}; null: searched for",
+        description="changes to each variant's model that make it match, or recipe: {name: changes}; null: searched "
+        "for",
     )
 
     @model_validator(mode="after")
@@ -475,14 +482,14 @@ FULL = "full"
 
 
 class Reach(_Study):
-    """How far a layer sees: every kernel and attention cut to so many steps, against the whole, which is `full`."""
+    """How far a layer sees: every kernel and attention is cut to a number of steps, and compared with `full`, uncut."""
 
     kind: Literal["reach"] = Field("reach", description="which kind of study this is")
     reaches: tuple[int | Literal["full"], ...] = Field(
         (1, 4, 16, 64, 256, 1024),
         min_length=1,
         validate_default=True,
-        description="values of model.reach; full, the recipe without one, is always among them",
+        description="values of model.reach; full, the recipe without a cut, is always among them",
     )
 
     @field_validator("reaches")
@@ -524,7 +531,7 @@ class Range(StrictModel):
 
     low: float = Field(description="the least value, in the setting's own unit")
     high: float = Field(description="the greatest value")
-    scale: Literal["linear", "log"] = Field("log", description="evenly drawn, or evenly in the logarithm")
+    scale: Literal["linear", "log"] = Field("log", description="drawn uniformly, or uniformly in the logarithm")
 
     @model_validator(mode="after")
     def _order(self) -> "Range":
@@ -552,11 +559,11 @@ PRETRAIN_TUNABLE: dict[str, FieldInfo] = {  # and of pretraining, which has a bu
 
 
 class Tune(_Study):
-    """Settings tried in both arms and chosen on validation; then both arms over seeds.
+    """Settings are tried in both arms and chosen on validation; then both arms are run over seeds.
 
-    Settings of supervised training are those of finetuning in one arm, of training from scratch in the other; those of
-    pretraining (`pretrain.learning_rate`) belong to SPT alone and are chosen by the score after finetuning. Without
-    `trials` all combinations of the lists are tried; with it so many random ones, drawn with `search_seed`.
+    Settings of supervised training are those of finetuning in one arm and of training from scratch in the other; those
+    of pretraining (`pretrain.learning_rate`) belong to SPT alone and are chosen by the score after finetuning. Without
+    `trials`, all combinations of the lists are tried; with it, that many random ones, drawn with `search_seed`.
     """
 
     kind: Literal["tune"] = Field("tune", description="which kind of study this is")
@@ -564,18 +571,18 @@ class Tune(_Study):
         "default",
         validate_default=True,
         min_length=1,
-        description="a packaged space, or by setting a list of values, in which x0.3 is 0.3 times the recipe's own, or "
-        "{low, high, scale}",
+        description="a packaged space; or for each setting a list of values, where x0.3 is 0.3 times the recipe's own, "
+        "or {low, high, scale}",
     )
     protocol: SearchProtocol = Field(
         "trials",
-        description="what scratch gets, which has no pretraining to tune: trials: as many settings as SPT, or all that "
+        description="what scratch, with no pretraining to tune, may try. trials: as many settings as SPT, or all that "
         "the space has for it; compute: settings until their operations reach those of SPT's trials and pretrainings",
     )
     trials: int | None = Field(
-        None, ge=1, le=MOST_SETTINGS, description="random search: how many settings of SPT; null: grid"
+        None, ge=1, le=MOST_SETTINGS, description="random search: number of settings for SPT; null: grid search"
     )
-    search_seed: int = Field(0, ge=0, description="random search: which list of settings")
+    search_seed: int = Field(0, ge=0, description="random search: seed of the list of settings")
     trial_seeds: tuple[int, ...] = Field((0,), min_length=1, description="seeds that every setting is tried with")
 
     @field_validator("space", mode="before")

@@ -1,6 +1,6 @@
-"""One sequence a file: arrays (.npy, .npz), sounds, WFDB, EDF and BDF recordings; named by a table beside them.
+"""One sequence per file: arrays (.npy, .npz), sounds, WFDB, EDF and BDF recordings, named by a table beside them.
 
-Nothing is unpickled, unpacked to disk or followed out of the folder. L steps, C channels.
+Nothing is unpickled or unpacked to disk, and no path leads out of the folder. L steps, C channels.
 """
 
 import io
@@ -43,7 +43,7 @@ def kind_of(ending: str) -> str:
 
 
 def find(root: Path, cell: Any, place: str) -> Path:
-    """The file below a folder that a cell names. Raises ValueError for a name that leads outside, or to no file."""
+    """The file in a folder that a cell names. Raises ValueError for a name that leads outside, or to no file."""
     name = parse_text(cell, place)
     if not name.strip():
         raise ValueError(f"{place}: the cell is empty; it names a file")
@@ -65,14 +65,14 @@ def find(root: Path, cell: Any, place: str) -> Path:
 
 
 def with_ending(root: Path, name: str) -> str:
-    """A file's name from the folder on; of a WFDB record, which may be named without it, with its header's ending."""
+    """A file's name relative to the folder; a WFDB record, which may be named without one, gets its header's ending."""
     name = os.path.normpath(name)
     known = os.path.splitext(name)[1].lower() in ENDINGS
     return name if known or not os.path.lexists(f"{root / name}{RECORD}") else f"{name}{RECORD}"
 
 
 def files_in(root: Path, endings: Sequence[str] = ENDINGS) -> Iterator[str]:
-    """Names, from the folder on, of all array files; links to folders are not followed, hidden files left out."""
+    """Names, relative to the folder, of all array files; links to folders are not followed, hidden files left out."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -89,15 +89,15 @@ def files_in(root: Path, endings: Sequence[str] = ENDINGS) -> Iterator[str]:
 
 
 def companions(root: Path, names: Sequence[str]) -> list[Path]:
-    """The files beside WFDB headers, which say what these mean: an edited one is read again."""
+    """The files beside WFDB headers, which say what these mean; an edited file is read again."""
     folders = dict.fromkeys(os.path.dirname(name) for name in names if name.lower().endswith(RECORD))
     files = [file for folder in folders for file in sorted((root / folder).iterdir()) if file.is_file()]
     return [file for file in files if file.suffix.lower() not in ENDINGS and not file.name.startswith(".")]
 
 
 def read(path: Path, array: str | None, place: str, gaps: bool = False, channels: Sequence[str] = ()) -> Recording:
-    """Raises ValueError, in one sentence, for anything but finite numbers in one or two dimensions; with `gaps`, NaN
-    stands for a missing one."""
+    """Read a file; anything but finite numbers in one or two dimensions raises a ValueError of one sentence. With
+    `gaps`, NaN stands for a missing number."""
     place = f"{place}, {path.name}"
     size = path.stat().st_size
     if size > MAX_FILE:

@@ -108,7 +108,7 @@ def assemble(config: Options, files: Sequence[Path], examples: Examples) -> Task
 
 
 def reading(config: Options, reader: Reader, input: Tokens | Values) -> dict[str, Any]:
-    """What new rows are read by, so that they are read as these were; JSON holds it."""
+    """What is needed to read new rows as these were read, in a form that JSON can hold."""
     examples, labels, words = reader.examples(), list[str](), list[str]()
     if config.target != "real":
         splits, _ = _draw_splits(config, examples)
@@ -137,7 +137,7 @@ def reading(config: Options, reader: Reader, input: Tokens | Values) -> dict[str
 
 
 def vocabulary(config: Options, train: Split) -> Tokens:
-    """The unknown token, then the characters or words that these rows hold often enough, or the most frequent."""
+    """The unknown token, then the characters or words that are frequent enough in these rows, or the most frequent."""
     counts = train.counts()
     kept = np.flatnonzero(counts >= min(config.min_count, counts.max()))
     order = kept[np.argsort(-counts[kept], kind="stable")]

@@ -1,4 +1,4 @@
-"""What a user should know of a table before training, beyond errors: gaps, mixed types, columns that give the label
+"""What a user should know about a table before training, beyond errors: gaps, mixed types, columns that give the label
 away, unused columns. Each is one sentence.
 
 The files are read once more, some thousand rows at a time; what stays in memory is a number for each cell.
@@ -28,7 +28,7 @@ FEW = 8  # rows that prove nothing
 
 @dataclass
 class Column:
-    """What is known of a column so far."""
+    """What is known about a column so far."""
 
     label_of: dict[Any, str] | None  # value -> label, while each has one
     numbers: "array[float]" = field(default_factory=lambda: array("d"))  # not finite: no number
@@ -55,7 +55,7 @@ class Column:
 
 
 def diagnose(config: Options, files: Sequence[Path]) -> list[str]:
-    """All findings, the gravest first."""
+    """All findings, the most serious first."""
     columns: dict[str, Column] = {}
     labels: list[str | None] = []
     exempt = {*config.labels, *config.whole_columns, *config.others}  # may determine the label

@@ -1,4 +1,4 @@
-"""What is too large for one sequence, and so a damaged file or a false header."""
+"""What is too large for one sequence, and therefore a damaged file or a false header."""
 
 MAX_FILE = 2**31  # bytes of a file, and of an array
 MAX_STEPS = 2**26

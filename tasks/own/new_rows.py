@@ -1,8 +1,8 @@
 """Rows that a trained model has not seen: read as its training rows were, some thousand at a time.
 
-No split is drawn, no class numbered and no vocabulary or mean computed: what the model knows of its training rows says
-what a label, a word or a number stands for. Labels may be missing. Of tables a part of the rows is in memory; of the
-long layout, whose steps may come in any order, and of arrays in .npz all of them.
+No split is drawn, no class is numbered and no vocabulary or mean is computed: what the model knows about its training
+rows says what a label, a word or a number stands for. Labels may be missing. Part of the rows of a table are in memory
+at a time; all of them in the long layout, whose steps may come in any order, and for arrays in .npz.
 
 n examples, L steps of a sequence, C channels.
 """
@@ -43,7 +43,7 @@ ARRAYS = (".npy", ".npz")
 
 
 class NewOptions(Options):
-    """How new rows are read: as training's, but labels need not be there."""
+    """How new rows are read: like training rows, except that labels may be absent."""
 
     def _check_labels(self, real: bool) -> None:
         if self.label_column is not None and self.label_columns:
@@ -55,7 +55,7 @@ class NewOptions(Options):
 
 @dataclass(frozen=True)
 class Known:
-    """What a model knows of the rows it was trained on."""
+    """What a model knows about the rows it was trained on."""
 
     input: Tokens | Values
     target: Target | None  # None: labels are of no interest
@@ -77,14 +77,14 @@ class Known:
         return isinstance(self.input, Values) and self.input.missing
 
     def channels(self, options: TransformOptions) -> int:
-        """Numbers of a step as it is read."""
+        """Numbers per step as it is read."""
         shown = self.input.channels if isinstance(self.input, Values) else 1
         return shown // plan(options, self.steps_a_second, known=False).channels(1)
 
 
 @dataclass
 class Counts:
-    """Counts of what a reader should know, for the notes at the end."""
+    """Counts of what a user should know, for the notes at the end."""
 
     rows: int = 0
     cut: int = 0
@@ -116,7 +116,7 @@ class Counts:
 
 
 class NewReader(Reader):
-    """Reads some rows at a time and forgets those before."""
+    """Reads some rows at a time and forgets the previous ones."""
 
     advice = "the model was trained without missing values"
 
@@ -137,7 +137,7 @@ class NewReader(Reader):
         self._start()
 
     def chunks(self) -> Iterator[Split]:
-        """(n,) rows in order; without a single label, without targets."""
+        """(n,) rows in order; without targets where there is not a single label."""
         for batches in self._tables():
             for batch in batches:
                 self._add(batch)
@@ -472,7 +472,7 @@ class ArrayReader:
 def open_rows(config: NewOptions, known: Known, needed: Sequence[str] = ()) -> NewReader | ArrayReader:
     """A reader of config.path: a table, a folder of tables, an array, or, where files are rows, sounds and arrays.
 
-    Label columns that are `needed` have to be there. Raises OSError or ValueError, there or while rows are read.
+    Label columns that are `needed` must be present. Raises OSError or ValueError, here or while rows are read.
     """
     path = config.path
     assert path is not None
@@ -497,7 +497,7 @@ def open_rows(config: NewOptions, known: Known, needed: Sequence[str] = ()) -> N
 
 def read_unlabelled(config: Options, reading: Mapping[str, Any], path: Path, data: TaskData) -> Split:
     """All rows of a file or folder, read as those of a task were, without labels and with their groups; `reading` is
-    what the task says of its own. Raises OSError or ValueError."""
+    what the task says about its own rows. Raises OSError or ValueError."""
     left_out = {"path", "hub", "hub_config", "revision", "split_column"}
     left_out |= {"label_column", "label_columns", "label_at", "label_rate", "per_step"}
     if config.kind != "long":

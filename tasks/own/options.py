@@ -1,4 +1,4 @@
-"""What a recipe may say of the user's own data, and what of it does not go together."""
+"""What a recipe may say about the user's own data, and which options do not go together."""
 
 import os
 import re
@@ -19,13 +19,13 @@ PLAIN_NAME = r"^[\w+/-]+(\.[\w+/-]+)*$"  # part of a folder's name: never ..
 class Options(TransformOptions):
     path: Path | None = Field(
         None,
-        description="a .csv, .tsv, .jsonl, .ndjson, .parquet or .ts file (columns series, label), or a folder of them "
-        "named train, validation, test",
+        description="a .csv, .tsv, .jsonl, .ndjson, .parquet or .ts file (columns series, label), or a folder of such "
+        "files named train, validation, test",
     )
     hub: str | None = Field(
         None,
         description="instead of path: a data set on the Hugging Face hub, owner/name; `spt data prepare` copies it "
-        "into the data folder as Parquet files, nothing else downloads",
+        "into the data folder as Parquet files; nothing else downloads",
     )
     hub_config: str | None = Field(
         None, pattern=PLAIN_NAME, description="hub: which of the data set's configurations (null: its only one)"
@@ -35,8 +35,8 @@ class Options(TransformOptions):
     )
     layout: Layout | None = Field(
         None,
-        description="null: as the columns below say; long: a row is one step of the sequence that id_column names, its "
-        "value columns are channels (with time_column, null means this too)",
+        description="null: as the columns below say; long: a row is one step of the sequence that id_column names, and "
+        "its value columns are channels (with time_column, null means this too)",
     )
     text_column: str | None = Field(None, description="the input is the text in this column")
     list_column: str | None = Field(
@@ -45,23 +45,23 @@ class Options(TransformOptions):
     list_columns: tuple[str, ...] = Field(
         (),
         strict=False,
-        description="the input is the lists of numbers in these columns, equally long in a row: its "
-        "channels, in this order",
+        description="the input is the lists of numbers in these columns, equally long within a row: its channels, in "
+        "this order",
     )
     value_columns: tuple[str, ...] = Field(
-        (), strict=False, description="the input is one number a column, in this order; long: the channels of a step"
+        (), strict=False, description="the input is one number per column, in this order; long: the channels of a step"
     )
     value_prefix: str | None = Field(
         None,
-        description="the input is one number a column: all whose name begins so and that have no other role, in the "
-        "first file's order",
+        description="the input is one number per column: all columns whose names begin with this and that have no "
+        "other role, in the first file's order",
     )
     file_column: str | None = Field(
         None,
-        description="the input is the array in the .npy or .npz file that this column names, from the table's folder "
-        "on, (steps,) or (steps, channels); or a sound (.wav, .flac, .ogg, .mp3) or recording (WFDB, .edf, .bdf)",
+        description="the input is the array in the .npy or .npz file that this column names, relative to the table's "
+        "folder, (steps,) or (steps, channels); or a sound (.wav, .flac, .ogg, .mp3) or recording (WFDB, .edf, .bdf)",
     )
-    array: str | None = Field(None, description="file_column: which array of .npz files that hold several")
+    array: str | None = Field(None, description="file_column: which array to read from .npz files that hold several")
     channels: tuple[str, ...] = Field(
         (),
         strict=False,
@@ -71,38 +71,39 @@ class Options(TransformOptions):
         "refuse", description="file_column: what to do when the folder has array files that no row names"
     )
     time_column: str | None = Field(
-        None, description="long: when a step was, a number or a date and time (ISO 8601); rows are sorted by it"
+        None, description="long: time of a step, a number or a date and time (ISO 8601); rows are sorted by it"
     )
     times: Literal["ignore", "steps"] = Field(
-        "ignore", description="time_column: only sorts; or models that take it get the time since the step before"
+        "ignore", description="time_column: only sorts; steps: models that take it get the time since the previous step"
     )
     tokens: Literal["characters", "words", "bytes", "ids"] | None = Field(
-        None, description="what a token of a text is (null: characters); ids: the numbers are tokens (null: values)"
+        None, description="what the tokens of a text are (null: characters); ids: numbers are tokens (null: values)"
     )
     min_count: int = Field(1, ge=1, description="characters or words seen less often in training are one unknown token")
     max_length: int | None = Field(None, ge=1, description="longest sequence allowed, in steps; null: any")
     truncate: bool = Field(False, description="cut longer sequences after max_length steps instead of refusing them")
     normalise: Literal["standard", "none"] = Field(
         "standard",
-        description="values: zero mean, unit variance a channel, by the training rows; none: as they are (of sounds: "
-        "full scale is 1)",
+        description="values: zero mean and unit variance per channel, over the training rows; none: as they are (for "
+        "sounds, full scale is 1)",
     )
     missing: Literal["refuse", "hidden"] = Field(
         "refuse",
-        description="empty cells, NaN and null among values and static features: refused; or shown to the model as "
+        description="empty cells, NaN and null among values and static features: refused, or shown to the model as "
         "missing, in both arms and stages, and never a target of pretraining",
     )
     static_columns: tuple[str, ...] = Field(
         (),
         strict=False,
-        description="one number or category a sequence (age, sex), which the model is shown beside it; long: the same "
-        "in all rows of a sequence",
+        description="one number or category per sequence (age, sex), shown to the model with it; long: the same in all "
+        "rows of a sequence",
     )
     target: Literal["classes", "real", "labels"] = Field(
-        "classes", description="what a label is: one of some, or a number; labels: any number of some, also none"
+        "classes",
+        description="what a label is: one of several classes, or a number; labels: any number of labels, even none",
     )
     label_column: str | None = Field(
-        None, description="the label; target labels: all that hold, as a list or as text with label_separator"
+        None, description="the label; target labels: all that hold, as a list, or as text with label_separator"
     )
     label_columns: tuple[str, ...] = Field(
         (),
@@ -111,16 +112,16 @@ class Options(TransformOptions):
         "with 0 or 1, false or true, no or yes",
     )
     label_separator: str | None = Field(
-        None, description="target labels: what stands between labels in label_column, as in AF;LBBB"
+        None, description="target labels: what separates labels in label_column, as in AF;LBBB"
     )
     missing_labels: Literal["refuse", "ignore", "none"] = Field(
         "refuse",
-        description="what an empty cell of a label is: an error; or not known: such rows are pretrained on, but "
-        "neither finetuned on nor scored, and of several numbers or labels each may be missing by itself; none (of "
-        "label_column with target labels): no label holds",
+        description="what an empty label cell means: refuse: an error; ignore: not known, such rows are pretrained on, "
+        "but neither finetuned on nor scored, and of several numbers or labels each may be missing by itself; none "
+        "(label_column with target labels): no label holds",
     )
     per_step: bool = Field(
-        False, description="long: every step has a label, or none where the cell is empty (such a step is not scored)"
+        False, description="long: every step has a label, or none where the cell is empty (such steps are not scored)"
     )
     id_column: str | None = Field(None, description="names rows in predictions; rows of one id are never split apart")
     group_column: str | None = Field(
@@ -129,25 +130,27 @@ class Options(TransformOptions):
     split_column: str | None = Field(None, description="a single file: train, validation or test, for each row")
     split: Literal["hash", "stratified"] = Field(
         "hash",
-        description="how missing splits are drawn from the training rows: each by a hash of its group, id or input, so "
-        "that added rows move no others; or with equal shares of every class, where added rows may move others",
+        description="how missing splits are drawn from the training rows: each row by a hash of its group, id or "
+        "input, so that added rows move no others; or with equal shares of every class, where added rows may move "
+        "others",
     )
     validation_fraction: float = Field(
-        0.1, gt=0, lt=1, description="share of the training rows that becomes validation where the data have none"
+        0.1, gt=0, lt=1, description="share of the training rows that become validation where the data have none"
     )
     test_fraction: float = Field(
-        0.1, gt=0, lt=1, description="share of the training rows that becomes test where the data have none"
+        0.1, gt=0, lt=1, description="share of the training rows that become test where the data have none"
     )
-    split_seed: int = Field(0, ge=0, description="which rows those are")
+    split_seed: int = Field(0, ge=0, description="seed of the draw of these rows")
     folds: int | None = Field(
         None,
         ge=2,
-        description="k-fold splits: the training rows in so many parts of one size, of whole groups (and, with split: "
-        "stratified, equal shares of every class); one is the test split, and validation is drawn from the rest",
+        description="k-fold splits: number of parts of equal size that the training rows are divided into, by whole "
+        "groups (and, with split: stratified, with equal shares of every class); one is the test split, and validation "
+        "is drawn from the rest",
     )
-    fold: int = Field(0, ge=0, description="folds: which part is the test split, from 0")
+    fold: int = Field(0, ge=0, description="folds: which part is the test split, counted from 0")
     pool_splits: bool = Field(
-        False, description="validation and test rows of the data are training rows, from which all splits are drawn"
+        False, description="treat validation and test rows of the data as training rows, and draw all splits from them"
     )
 
     @field_validator("path", mode="before")  # after it pydantic's strictness takes no list for a tuple: strict=False
@@ -260,7 +263,7 @@ class Options(TransformOptions):
 
     @property
     def input_column(self) -> str | None:
-        """The one that holds a whole sequence, if one does."""
+        """The column that holds a whole sequence, if one does."""
         return self.text_column or self.list_column or self.file_column
 
     @property
@@ -295,7 +298,7 @@ class Options(TransformOptions):
 
     @property
     def unit(self) -> Literal["group", "id"] | None:
-        """What is never split apart; None: rows of the same input."""
+        """What is never split apart; None: rows with the same input."""
         return "group" if self.group_column is not None else "id" if self.id_column is not None else None
 
     @property

@@ -45,7 +45,7 @@ def parse_text(cell: Any, place: str) -> str:
 
 
 def parse_name(cell: Any, place: str) -> str:
-    """A label or an id as text, whatever the file's format: 3, "3", 3.0 and "3.0" are one; "03" is another."""
+    """A label or an id as text, whatever the file's format: 3, "3", 3.0 and "3.0" are the same; "03" is not."""
     if isinstance(cell, bytes | list | dict | np.ndarray):
         raise ValueError(f"{place}: {show(cell)} is neither text nor a number")
     if is_empty(cell):
@@ -63,7 +63,7 @@ def parse_name(cell: Any, place: str) -> str:
 
 
 class NameEncoder:
-    """Integer codes for names, in the order in which the names come."""
+    """Integer codes for names, in order of first appearance."""
 
     def __init__(self, parse: Callable[[Any, str], str] = parse_name, names: Iterable[str] = ()) -> None:
         self.parse = parse
@@ -116,7 +116,7 @@ def parse_flags(cells: Cells, place: Place, gaps: bool = False) -> NDArray[np.in
 
 
 class SetEncoder:
-    """Integer codes for sets of labels, in the order in which the sets come."""
+    """Integer codes for sets of labels, in order of first appearance."""
 
     def __init__(self, separator: str | None, missing: str) -> None:
         self.separator, self.missing = separator, missing
@@ -126,7 +126,7 @@ class SetEncoder:
         self._known: dict[str, int] = {}  # by cell, of texts
 
     def encode(self, cells: Cells, place: Place) -> NDArray[np.int32]:
-        """(n,) The codes of a column; IGNORED where a cell is empty and that means that nothing is known."""
+        """(n,) The codes of a column; IGNORED where a cell is empty and this means that nothing is known."""
         codes = np.empty(len(cells), np.int32)
         for i, cell in enumerate(cells):
             if isinstance(cell, str):
@@ -199,7 +199,7 @@ def sort_labels(labels: list[str]) -> list[str]:
 
 
 def parse_number(cell: Any, place: str) -> float:
-    """Raises MissingValueError for a cell without a value, ValueError for one with another thing than a number."""
+    """A cell's number. Raises MissingValueError for a cell without a value, ValueError for anything but a number."""
     error = MissingValueError if is_missing(cell) else ValueError
     if cell is None or (isinstance(cell, str) and not cell.strip()):
         raise error(f"{place}: the cell is empty; a number is expected")
@@ -217,8 +217,8 @@ def parse_number(cell: Any, place: str) -> float:
 
 
 def parse_numbers(cells: Cells, place: Place, missing: Callable[[Any], bool] | None = None) -> NDArray[np.float64]:
-    """(n,) The numbers of a column, NaN in cells of which `missing` says that they hold no value; None: every cell has
-    to hold one."""
+    """(n,) The numbers of a column, NaN in cells that hold no value according to `missing`; None: every cell must hold
+    one."""
     small = is_small if missing is None else is_small_or_nan
     if isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf" and small(cells):
         return cells.astype(np.float64)
@@ -238,7 +238,7 @@ def parse_numbers(cells: Cells, place: Place, missing: Callable[[Any], bool] | N
 
 
 def is_missing(cell: Any) -> bool:
-    """Does the cell hold no value? More texts say so than `is_empty` knows, of which one may be a label."""
+    """Does the cell hold no value? More texts say so than `is_empty` knows, since one of them may be a label."""
     if isinstance(cell, str):
         return cell.strip().lower() in MISSING
     return cell is None or (isinstance(cell, float | np.floating) and bool(cell != cell))
@@ -287,7 +287,7 @@ def is_small_or_nan(numbers: NDArray[Any]) -> bool:
 
 
 def same_nan(numbers: NDArray[Any]) -> NDArray[Any]:
-    """With the same bits in every NaN, so that equal rows are equal bytes."""
+    """The numbers with the same bits in every NaN, so that equal rows are equal bytes."""
     if numbers.dtype.kind != "f" or not (gaps := np.isnan(numbers)).any():
         return numbers
     return np.where(gaps, numbers.dtype.type(np.nan), numbers)

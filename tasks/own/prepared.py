@@ -1,7 +1,7 @@
-"""Rows that a program has handed over: an estimator's, prepared in a folder of their own. Not for recipes by hand.
+"""Rows handed over by a program, an estimator, and prepared in a folder of their own. Not for recipes written by hand.
 
-The folder holds what the cache of prepared data would; it is opened where it lies, and copied nowhere. There may be no
-test rows: whoever hands rows over keeps those to himself.
+The folder holds what the cache of prepared data would; it is opened in place and not copied. There may be no test rows:
+whoever hands rows over keeps those.
 """
 
 from pathlib import Path

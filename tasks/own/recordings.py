@@ -1,6 +1,7 @@
-"""Recordings that the libraries of their fields read, each an extra: sounds (soundfile), WFDB (wfdb), EDF (edfio).
+"""Recordings read by the libraries of their fields, each an extra: sounds (soundfile), WFDB (wfdb), EDF (edfio).
 
-What a header promises is held against the file before memory is taken for it, and nothing outside the folder is opened.
+What a header promises is checked against the file before memory is taken for it, and nothing outside the folder is
+opened.
 L steps, C channels.
 """
 

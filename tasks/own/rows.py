@@ -1,7 +1,7 @@
 """From the rows of tables to examples.
 
-A row is an example (a text, a list of numbers, one number a column, or an array in a file of its own) or one step of an
-example (the long layout), whose steps are the rows of one id in the order of their times.
+A row is an example (a text, a list of numbers, one number per column, or an array in a file of its own) or one step of
+an example (the long layout), whose steps are the rows of one id in the order of their times.
 
 n examples, L steps of a sequence, C channels, K target values.
 """
@@ -55,7 +55,7 @@ Columns = dict[str, NDArray[Any]]  # of equal length, a row each
 
 @dataclass
 class Examples:
-    """What was read; m is n, or the number of all steps where every step has a label."""
+    """What was read; m is n, or the total number of steps where every step has a label."""
 
     rows: Split  # of all splits; classes are numbers of `labels`, of several labels sets of them
     place: Callable[[int], str]  # where the i-th of the m targets stands
@@ -76,7 +76,7 @@ def place_of(examples: Examples, row: int) -> str:
 
 
 class FirstFile(NamedTuple):
-    """What the files of all rows have alike."""
+    """What the files of all rows have in common."""
 
     ending: str
     rate: int | float | None  # samples a second

@@ -1,8 +1,8 @@
 """The text format .ts of the UEA and UCR archives of time series, strictly.
 
-A header of lines that begin with @, then a line a series: its channels with ":" between them, numbers with "," between
-them, at the end its label. "?" is a missing number. No library is used: aeon's and sktime's readers, the field's own,
-come with dependencies that other packages here rule out.
+A header of lines that begin with @, then one line per series: channels separated by ":", numbers separated by ",", and
+the label at the end. "?" is a missing number. No library is used: aeon's and sktime's readers, the field's own, come
+with dependencies that conflict with those of other packages here.
 """
 
 import re
@@ -28,7 +28,7 @@ MISSING = {"?", "nan", "NaN"}
 
 @dataclass
 class Header:
-    """What a file says of its series."""
+    """What a file says about its series."""
 
     timestamps: bool = False
     missing: bool = True

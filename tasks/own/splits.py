@@ -1,5 +1,5 @@
-"""Which rows are for validation and test where the data do not say: by a hash, with equal shares of every class, or in
-folds."""
+"""Which rows are for validation and test where the data do not say: chosen by a hash, with equal shares of every class,
+or in folds."""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -17,12 +17,12 @@ Shares = tuple[float, float, float]  # of the training rows: what stays, goes to
 
 
 def hash_key(identity: bytes, seed: int) -> int:
-    """A row's place in [0, 2^64): it follows from its id or input alone, whatever other rows there are."""
+    """A row's place in [0, 2^64), determined by its id or input alone, whatever other rows there are."""
     return int.from_bytes(hashlib.blake2b(identity, digest_size=8, key=str(seed).encode()).digest(), "little")
 
 
 def missing_shares(config: Options, present: Collection[str]) -> Shares:
-    """What the splits that the data lack get of the training rows; `present` are those that the data have."""
+    """The shares of the training rows that go to splits that the data lack; `present` are those that they have."""
     validation = 0.0 if "validation" in present else config.validation_fraction
     test = 0.0 if "test" in present else config.test_fraction
     return 1 - test - validation, validation, test
@@ -42,10 +42,10 @@ def split_stratified(
     classes: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """(n,) 0, 1, 2 for train, validation, test, so that each gets its share of each class, as near as it goes.
+    """(n,) 0, 1, 2 for train, validation, test, so that each gets its share of each class, as closely as possible.
 
     keys: (n,), equal for rows that stay together. The k-th triple (rows, classes, counts) says how often a class
-    occurs in a row. The first of a class goes to training. The order of rows plays no part.
+    occurs in a row. The first of a class goes to training. The order of rows does not matter.
     """
     return _place(shares, keys, (rows, classes, counts), first=TRAIN)
 
@@ -57,8 +57,8 @@ def draw_folds(
     classes: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """(n,) Each row's fold, with as much of each class in every fold as in the others, as near as it goes; arguments
-    and guarantees as of `split_stratified`.
+    """(n,) Each row's fold, with each class spread over the folds as evenly as possible; arguments and guarantees are
+    those of `split_stratified`.
 
     Not scikit-learn's: its GroupKFold orders groups of one size by an unstable sort, which differs from machine to
     machine, StratifiedKFold keeps no rows together, and what StratifiedGroupKFold draws depends on its version; a run's

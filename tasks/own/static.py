@@ -1,8 +1,8 @@
-"""Static features: what stands beside a sequence once, such as an age or a device, as the network is shown it.
+"""Static features: what accompanies a whole sequence, such as an age or a device, as the network is shown it.
 
 A number is standardised by the training rows. A category is 1 in the place of its name and 0 elsewhere, 0 throughout
-where training has no such name. Where values may be missing each column ends with a flag, which is 1, and the rest 0,
-where its value is. So a new row's features follow from training's columns alone.
+where training has no such name. Where values may be missing, each column ends with a flag: it is 1, and the rest 0,
+where the value is missing. So a new row's features follow from the training columns alone.
 
 n rows, S columns, F features.
 """
@@ -34,7 +34,7 @@ Codes = NDArray[np.int32]  # (n,) of the names of a column's cells; IGNORED wher
 
 @dataclass(frozen=True)
 class StaticColumn:
-    """What the training rows say of a column."""
+    """What the training rows say about a column."""
 
     name: str
     gaps: bool  # may values be missing?
@@ -92,8 +92,8 @@ def is_nan(text: str) -> bool:
 
 
 def learn(name: str, names: Sequence[str], codes: Codes, gaps: bool, notes: list[str]) -> StaticColumn:
-    """From the training rows: numbers, where all that they hold are. Raises ValueError for what is neither numbers nor
-    some categories."""
+    """The column by the training rows: numbers, where all its values are. Raises ValueError for what is neither numbers
+    nor some categories."""
     present = codes[codes != IGNORED]
     known = [names[code] for code in np.unique(present).tolist()]
     if not known:

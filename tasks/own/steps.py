@@ -22,7 +22,7 @@ class Steps:
         self._bytes = 0
 
     def __len__(self) -> int:
-        """Numbers, of every channel of a step one."""
+        """Numbers, one for every channel of a step."""
         return self._bytes // self.dtype.itemsize
 
     def add(self, steps: NDArray[Any]) -> None:

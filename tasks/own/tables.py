@@ -44,7 +44,7 @@ class Batch(NamedTuple):
     columns: dict[str, Cells]
 
     def place(self, column: str | None) -> Place:
-        """Where the i-th row, or its cell in this column, stands."""
+        """Where the i-th row, or its cell in this column, is."""
         kind, tail = _row_kind(self.path), f", column {column}" if column is not None else ""
         return lambda i: f"{kind} {self.lines[i]}{tail}"
 

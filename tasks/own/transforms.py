@@ -1,7 +1,8 @@
-"""What is made of recordings before a network sees them: resampled, cut into windows, their steps joined into patches
-or replaced by the frames of a spectrogram; in this order, before any statistics are computed.
+"""What is done to recordings before a network sees them: they are resampled, cut into windows, and their steps joined
+into patches or replaced by the frames of a spectrogram, in this order, before any statistics are computed.
 
-Windows may overlap: they are views on values that are stored once. New rows go through the same function as training's.
+Windows may overlap: they are views of values that are stored once. New rows go through the same function as training
+rows.
 
 n recordings, L steps of one, C channels, k steps of a patch, m windows.
 """
@@ -36,9 +37,11 @@ class SpectrogramOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    window: int = Field(256, ge=4, le=2**16, description="steps of a frame")
-    hop: int | None = Field(None, ge=1, description="steps from one frame's start to the next one's (null: half of it)")
-    log: bool = Field(True, description="the logarithm of the power; else the magnitude")
+    window: int = Field(256, ge=4, le=2**16, description="steps in a frame")
+    hop: int | None = Field(
+        None, ge=1, description="steps from one frame's start to the next one's (null: half the window)"
+    )
+    log: bool = Field(True, description="the logarithm of the power; false: the magnitude")
 
     @property
     def apart(self) -> int:
@@ -51,49 +54,50 @@ class SpectrogramOptions(BaseModel):
 
 
 class TransformOptions(TaskConfig):
-    """What is made of every recording, in this order, after it is read and before statistics."""
+    """What is done to every recording, in this order, after it is read and before statistics are computed."""
 
     rate: float | None = Field(
-        None, gt=0, lt=1e12, description="values: steps a second, where neither sound files nor time_column say it"
+        None, gt=0, lt=1e12, description="values: steps per second, where neither sound files nor time_column say it"
     )
     resample: float | str | None = Field(
         None,
-        description="values: another rate, in steps a second, or a ratio of whole numbers such as 1/4, by an "
+        description="values: new rate, in steps per second, or a ratio of whole numbers such as 1/4; uses an "
         "anti-aliasing filter",
     )
     window: int | str | None = Field(
-        None, description="cut into windows of so many steps, or seconds (32s); a shorter recording is one window"
+        None, description="cut into windows of this many steps, or seconds (32s); a shorter recording is one window"
     )
     stride: int | str | None = Field(
         None,
-        description="window: steps, or seconds, from one window's start to the next one's (null: the window's own)",
+        description="window: steps, or seconds, from one window's start to the next one's (null: the window's length)",
     )
     last_window: Literal["drop", "keep"] = Field(
-        "drop", description="window: what to do with the shorter one at the end of a recording"
+        "drop", description="window: what to do with a shorter window at the end of a recording"
     )
     label_at: Literal["last", "mean", "majority"] | None = Field(
         None,
-        description="window: a recording has a list of labels in time (long: one a step), and a window has the last of "
-        "those within it, their mean, or the commonest",
+        description="window: a recording has a list of labels in time (long: one per step), and a window gets the last "
+        "of those within it, their mean, or the commonest",
     )
     label_rate: float | None = Field(
-        None, gt=0, lt=1e12, description="label_at: labels a second (null: a label for a whole number of steps)"
+        None, gt=0, lt=1e12, description="label_at: labels per second (null: one label every so many whole steps)"
     )
     score: Literal["window", "recording"] = Field(
         "window",
-        description="window: every window is answered and scored, or the mean of a recording's windows (of their "
-        "probabilities, or numbers)",
+        description="window: score each window, or the mean over a recording's windows (of their probabilities, or "
+        "numbers)",
     )
     patch: int | None = Field(
-        None, ge=2, le=2**16, description="values: so many steps are one, with all their channels"
+        None, ge=2, le=2**16, description="values: join this many steps into one, with all their channels"
     )
     last_patch: Literal["drop", "pad"] = Field(
-        "drop", description="patch: steps left over at the end are left out, or made a patch by repeating the last one"
+        "drop",
+        description="patch: leave out steps left over at the end, or fill up the patch by repeating the last one",
     )
     spectrogram: SpectrogramOptions | None = Field(
         None,
-        description="values: frames of a short-time Fourier transform instead of steps; the frequencies of one channel "
-        "after another are its channels",
+        description="values: replace steps by frames of a short-time Fourier transform, whose channels are the "
+        "frequencies of one channel after another",
     )
 
     @field_validator("resample")
@@ -216,7 +220,7 @@ class Plan(NamedTuple):
 
     @property
     def ratio(self) -> Fraction:
-        """Steps after resampling of one before."""
+        """Steps after resampling per step before it."""
         return Fraction(self.up, self.down)
 
     @property
@@ -225,12 +229,12 @@ class Plan(NamedTuple):
 
     @property
     def copies(self) -> bool:
-        """Are there other values than were read?"""
+        """Are there values other than those that were read?"""
         return self.resamples or self.patch > 1 or self.spectrogram is not None
 
     @property
     def apart(self) -> Fraction:
-        """Steps that were read from one step's start to the next one's."""
+        """Steps, as read, from one step's start to the next one's."""
         return (self.spectrogram.apart if self.spectrogram else self.patch) / self.ratio
 
     def channels(self, read: int) -> int:
@@ -242,13 +246,13 @@ class Plan(NamedTuple):
         return -(-length * self.up // self.down)
 
     def final(self, length: int) -> int:
-        """Steps of a stretch of so many resampled ones."""
+        """Steps that this many resampled ones become."""
         if self.spectrogram is not None:
             return max(0, 1 + (length - self.spectrogram.window) // self.spectrogram.apart)
         return -(-length // self.patch) if self.pad_patch else length // self.patch
 
     def cut(self, length: int) -> list[tuple[int, int]]:
-        """Where the windows of so many resampled steps begin and end."""
+        """Where the windows of this many resampled steps begin and end."""
         if self.window is None or length <= self.window:
             return [(0, length)]
         starts = range(0, length - self.window + 1, self.stride)
@@ -259,8 +263,8 @@ class Plan(NamedTuple):
 
 
 def plan(options: TransformOptions, rate: float | None, *, known: bool = True) -> Plan:
-    """What the options mean for recordings of this rate, in steps a second; with `known` False, what they mean without
-    knowing it. Raises ValueError where they do not go together."""
+    """What the options mean for recordings of this rate, in steps per second; with `known` False, what they mean
+    whatever the rate is. Raises ValueError where they do not go together."""
     up, down = _resampling(options.resample, rate, known)
     after = None if rate is None else rate * up / down
     window, stride = (_in_steps(name, getattr(options, name), after, known) for name in ("window", "stride"))
@@ -440,8 +444,8 @@ def _values(made: Plan, rows: Split, total: int, place: Callable[[int], str]) ->
 
 
 def resampled(steps: NDArray[Any], up: int, down: int) -> NDArray[np.float32]:
-    """(ceil(L up / down), C) By a low-pass filter against aliasing; beyond its ends a recording goes on as the line
-    between them."""
+    """(ceil(L up / down), C) With a low-pass filter against aliasing; beyond its ends a recording is continued by the
+    line between them."""
     from scipy.signal import resample_poly
 
     padding = "line" if len(steps) > 1 else "edge"
@@ -522,8 +526,8 @@ def _notes(made: Plan, n: int, m: int, short: int, dropped: int, cut: int, left_
 
 
 def transform_examples(config: "Options", examples: "Examples", rate: float | None, drop: bool = True) -> "Examples":
-    """What was read, transformed; splits are drawn of windows by the keys of their recordings. With `drop`, windows
-    without a label are left out. Raises ValueError."""
+    """What was read, transformed; windows are split by the keys of their recordings. With `drop`, windows without a
+    label are left out. Raises ValueError."""
     if not config.transforms:
         return examples
     made = plan(config, rate)
@@ -582,8 +586,8 @@ def transform_rows(
     places: Sequence[str] = (),
     max_length: int | None = None,
 ) -> Split:
-    """Recordings that have no table, transformed, and cut after `max_length`; `recordings` says which row each window
-    is of, since callers want one answer a row. Raises ValueError."""
+    """Recordings without a table, transformed and cut after `max_length`; `recordings` says which row each window is
+    from, since callers want one answer per row. Raises ValueError."""
     if not options.transforms:
         return rows
     made = plan(options, options.rate if rate is None else rate)
@@ -719,8 +723,8 @@ def _label_steps(
 
 
 def steps_a_label(counts: Sequence[int], lengths: Sequence[int]) -> tuple[int, int | None]:
-    """The smallest whole number of steps with which so many labels of every recording reach to its end and not beyond;
-    and the first recording that none fits which the recordings before allow."""
+    """The smallest whole number of steps per label with which the labels of every recording reach its end and not
+    beyond; and the first recording, if any, for which no number fits that the recordings before it allow."""
     least = most = 0
     for i, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         if not count:
