@@ -95,6 +95,25 @@ def test_complete_with_all_seeds_and_only_unshortened(tmp_path):
     assert not shorter.complete
     (departing,) = collect_results(finished(tmp_path / "departing", scores, overrides=other[1:]))
     assert departing.complete and departing.departures
+    longer = ["finetune.train.epochs=99999"]
+    (result,) = collect_results(finished(tmp_path / "longer", scores, overrides=longer))
+    assert result.complete and len(result.departures) == 1 and not result.summary()["shortened"]
+
+
+@pytest.mark.parametrize(
+    ("departure", "shortens"),
+    [
+        ("task.max_rows (100, recipe null)", True),
+        ("finetune.train.epochs (null, recipe 3.0)", True),
+        ("finetune.train.steps (1e2, recipe 300)", True),
+        ("finetune.train.epochs (99999.0, study 100.0)", False),
+        ("task.subset_fraction (1.0, recipe 0.5)", False),
+        ("model.d_model (4, recipe 8)", False),
+    ],
+)
+def test_less_to_train_on_shortens_a_run(stored, departure, shortens):
+    run = stored[0].runs[0].model_copy(update={"departures": (departure,)})
+    assert run.shortened == shortens
 
 
 def test_failed_runs_are_kept_and_running_ones_are_not(tmp_path):

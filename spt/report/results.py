@@ -64,8 +64,19 @@ class StoredRun(Stored):
     @property
     def shortened(self) -> bool:
         """Was it given less to train on, or less time, than what was published?"""
-        keys = (text.partition(" ")[0].rpartition(".")[2] for text in self.departures)
-        return any(key in SHORTER for key in keys)
+        return any(map(_gives_less, self.departures))
+
+
+def _gives_less(departure: str) -> bool:
+    """Whether a departure shortens a run; a budget or a share that was replaced by another kind is taken to."""
+    key, _, values = departure.partition(" ")
+    if key.rpartition(".")[2] not in SHORTER:
+        return False
+    given, _, planned = values.strip("()").partition(", ")  # "recipe 100" or "study 100"
+    try:
+        return float(given) < float(planned.rpartition(" ")[2])
+    except ValueError:  # null
+        return True
 
 
 class StoredResult(Stored):
