@@ -154,11 +154,10 @@ def test_the_figure_in_the_documentation_is_of_the_stored_results():
     assert is_current(ROOT / "docs" / "figures", page.stored_gains()), "run make docs"
 
 
-def test_the_second_study_has_the_rates_that_the_first_one_chose():
-    """Of every data set whose results are stored; and only of those."""
-    study = read("real-labels").study
-    given = {recipe: each.set for each in study.where for recipe in each.recipes}
-    chosen = {
+@pytest.fixture(scope="module")
+def chosen_rates():
+    """By recipe: what real-tune chose for every data set whose results are stored."""
+    return {
         cell.scratch.recipe: {
             f"{stage}.train.learning_rate": page.chosen_rate(result, stage)
             for stage, result in (("finetune", cell.spt), ("scratch", cell.scratch))
@@ -166,7 +165,22 @@ def test_the_second_study_has_the_rates_that_the_first_one_chose():
         for cell in page.study_cells(read_results(ROOT / "results"))
         if cell.budget == 1
     }
-    assert given == chosen and set(study.recipes) == set(chosen)
+
+
+def test_the_second_study_has_the_rates_that_the_first_one_chose(chosen_rates):
+    study = read("real-labels").study
+    given = {recipe: each.set for each in study.where for recipe in each.recipes}
+    assert given == chosen_rates and set(study.recipes) == set(chosen_rates)
+
+
+def test_the_longer_study_has_the_same_rates_and_finetunes_for_as_long_as_scratch_trains(chosen_rates):
+    study = read("real-longer").study
+    given = {name: {} for name in study.recipes}
+    for each in study.where:
+        for recipe in each.recipes:
+            given[recipe] |= each.set
+    as_long = {name: load(name).recipe.scratch.train.epochs for name in study.recipes}
+    assert given == {name: rates | {"finetune.train.epochs": as_long[name]} for name, rates in chosen_rates.items()}
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.1])
@@ -190,7 +204,7 @@ def test_what_is_told_first_is_what_is_stored(file):
     cells = page.study_cells(read_results(ROOT / "results"))
     verdicts = Counter(page.verdict(cell.gain) for cell in cells)
     assert len(cells) == verdicts.total() and set(verdicts) <= {"helps", "hurts", "open"}
-    assert f"Of {len(cells)} gains {verdicts['helps']} is shown to be positive" in text
+    assert f"Of {len(cells)} gains {verdicts['helps']} are shown to be positive" in text
     assert f"{verdicts['hurts']} negative" in text and f"{verdicts['open']} are open" in text
     for cell in cells:
         if page.verdict(cell.gain) != "open":
