@@ -33,6 +33,11 @@ def test_help(command, monkeypatch):
     assert max(map(len, output.splitlines())) <= 80
 
 
+def test_help_is_not_broken_where_its_docstring_is(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "220")
+    assert "says what came of it. The recipes are kept, to run and to edit." in call("try", "--help").stdout
+
+
 @pytest.mark.parametrize(
     "arguments", [("--help",), ("list", "models"), ("list", "tasks"), ("recipes", "list"), ("report", "--help")]
 )

@@ -173,14 +173,22 @@ def test_the_second_study_has_the_rates_that_the_first_one_chose(chosen_rates):
     assert given == chosen_rates and set(study.recipes) == set(chosen_rates)
 
 
-def test_the_longer_study_has_the_same_rates_and_finetunes_for_as_long_as_scratch_trains(chosen_rates):
-    study = read("real-longer").study
+@pytest.mark.parametrize("name", ["real-longer", "real-larger"])
+def test_the_longer_studies_have_the_same_rates_and_the_epochs_that_the_plan_says(name, chosen_rates):
+    """Finetuning as long as scratch trains in real-tune; in the larger one scratch has the epochs of both stages."""
+    study = read(name).study
     given = {name: {} for name in study.recipes}
     for each in study.where:
         for recipe in each.recipes:
             given[recipe] |= each.set
-    as_long = {name: load(name).recipe.scratch.train.epochs for name in study.recipes}
-    assert given == {name: rates | {"finetune.train.epochs": as_long[name]} for name, rates in chosen_rates.items()}
+    for recipe, rates in chosen_rates.items():
+        declared = load(recipe).recipe
+        finetuning = declared.scratch.train.epochs
+        epochs = {"finetune.train.epochs": finetuning}
+        if name == "real-larger":
+            epochs["scratch.train.epochs"] = declared.pretrain.train.epochs + finetuning
+        assert given.pop(recipe) == rates | epochs
+    assert not given
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.1])
@@ -211,6 +219,11 @@ def test_what_is_told_first_is_what_is_stored(file):
             means = cell.mean("scratch"), cell.mean("spt")
             shown = [f"{100 * mean:.1f}" if is_percent(cell.metric) else f"{mean:.2f}" for mean in means]
             assert all(number in text for number in shown), shown
+    for tables in (page.LONGER, page.LARGER):
+        for cell in page.study_cells(read_results(ROOT / "results"), tables):
+            if page.verdict(cell.gain) == "helps":
+                ends = f"({100 * cell.gain.low:.1f} to {100 * cell.gain.high:.1f})"
+                assert f"{100 * cell.gain.mean:.0f}" in text and ends in text.replace("+", ""), ends
 
 
 def test_time_is_counted_once_for_a_run_that_stands_in_two_tables():
