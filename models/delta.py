@@ -41,7 +41,7 @@ class DeltaConfig(BackboneConfig):
     d_head: int = Field(
         32,
         ge=1,
-        description="approximate key features per head; heads share them evenly (128 and 256 in the papers)",
+        description="about how many key features a head has: heads divide them evenly (128 and 256 in the papers)",
     )
     convolution: int = Field(4, ge=1, description="length of the short convolutions, in steps")
     negative_eigenvalues: bool = Field(

@@ -2,12 +2,13 @@
 
     Q, K, V = W x + b,   y = W_o (Q SSM_diag(SSM_shift(K) V)) + b_o                                     (algorithm 1)
 
-Each state space adds its input times a skip weight. The shift's state initially holds the last N inputs (B is trained),
-and its kernel is short: sum_n B_n C_{n+l} for lags l < N. The diagonal state space is S4D-Lin with the bilinear rule,
-one for each head of width d; in a head, it convolves each of the d × d numbers of the outer product K V^T, and Q
-weighs the rows. In the authors' language models, a feed-forward layer follows (here `feed_forward: mlp`), two layers
-have attention instead, and everything is causal; their GPT-2 initialisation is not used here. The two-sided form is
-ours: both state spaces have a second C, whose kernel runs backwards from the next step.
+Each state space adds its input times a skip weight. Before training, the shift's state holds the last N inputs (B is
+trained), and its kernel is short: sum_n B_n C_{n+l} for lags l < N. The diagonal state space is S4D-Lin with the
+bilinear rule, one for each head of width d; in a head, it convolves each of the d × d numbers of the outer product
+K V^T, and Q weighs the rows. In the authors' language models, a feed-forward layer follows (here
+`feed_forward: mlp`), two layers have attention instead, and everything is causal; their GPT-2 initialisation is not
+used here. The two-sided form is ours: both state spaces have a second C, whose kernel runs backwards from the next
+step.
 
 Letters: B sequences, L steps, D width, H heads, N state size. In kernels: B and C of a state space, K directions, M
 kernel length.

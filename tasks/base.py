@@ -656,7 +656,7 @@ def known_targets(targets: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def has_target(split: Split) -> NDArray[np.bool_]:
-    """(n,) Which rows of a split with one target a row have it; of several numbers or labels, at least one."""
+    """(n,) Which rows have a target; of several numbers or labels, at least one. Not for per-step targets."""
     assert split.targets is not None and not split.per_step
     known = known_targets(np.asarray(split.targets))
     return known if known.ndim == 1 else np.asarray(known.any(axis=1))

@@ -67,8 +67,8 @@ class Config(TaskConfig):
     stride: int = Field(3, ge=1, le=SECONDS, description="raw: seconds from one window's start to the next one's")
     missing: Literal["any", "all"] = Field(
         "any",
-        description="raw: leave out a window if any of its numerics was not measured; or only if none was, the mean "
-        "being over those that were",
+        description="raw: any leaves out a window if one of its numerics was not measured; all only if none was, and "
+        "takes the mean over those that were",
     )
     scaling: Literal["unit", "standard", "none"] = Field(
         "unit",

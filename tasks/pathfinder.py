@@ -236,7 +236,7 @@ def _strings(content: bytes, source: str) -> list[list[str]]:
 
 
 def divided(n: int, split: Literal["s4", "lra"]) -> list[NDArray[np.int64]]:
-    """Rows of train, val and test: a tenth, rounded down to a whole number, for each of the latter two."""
+    """Rows of train, val and test: about a tenth for each of the latter two, with s4 rounded down."""
     tenth = int(0.1 * n)
     if split == "s4":
         rows, held = published_split(n, 2 * tenth, SEED)

@@ -1,4 +1,4 @@
-"""What tasks share whose rows are generated, each from seed, split, epoch and number alone.
+"""What is shared by tasks whose rows are generated, each from seed, split, epoch and number alone.
 
 The training split of such a task is virtual: `train_size` rows per epoch, new ones in every epoch or the same, as
 `resample_each_epoch` says. Validation and test are fixed, so that scores can be compared. Targets are per step.

@@ -39,7 +39,7 @@ def baselines(
         ),
     ] = None,
     seed_text: Annotated[
-        str, typer.Option("--seeds", help="For random baselines: how many seeds (5: 0 to 4), or which.")
+        str, typer.Option("--seeds", help="For baselines that depend on a seed: how many (5: 0 to 4), or which.")
     ] = "1",
     smoke: SmokeOption = False,
     out: OutOption = RUNS,

@@ -13,7 +13,7 @@ from spt.cli.output import console, print_json
 from spt.errors import FailedRuns
 
 bench_app = typer.Typer(
-    help="Time models, operations and data on this machine, and their memory.", no_args_is_help=True
+    help="Measure time and memory of models, operations and data on this machine.", no_args_is_help=True
 )
 
 RoundsOption = Annotated[
@@ -23,7 +23,7 @@ RoundsOption = Annotated[
 QuickOption = Annotated[bool, typer.Option("--quick", help="Small sizes and 2 rounds, unless others are given.")]
 CpuOption = Annotated[bool, typer.Option("--cpu", help="Use the CPU even if there is a GPU.")]
 SaveOption = Annotated[
-    Path | None, typer.Option("--save", metavar="FILE", help="Also write what --json prints to this file.")
+    Path | None, typer.Option("--save", metavar="FILE", help="Also write to this file what --json prints.")
 ]
 
 
@@ -71,7 +71,7 @@ def bench_model(
     ] = False,
     cuda_graphs: Annotated[
         bool,
-        typer.Option("--cuda-graphs", help="Measure everything a second time, with kernels recorded as CUDA graphs."),
+        typer.Option("--cuda-graphs", help="On a GPU: measure everything again, with kernels recorded as CUDA graphs."),
     ] = False,
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Recompute activations: less memory, slower.")
@@ -86,7 +86,7 @@ def bench_model(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Time a training step of models: forward, backward, optimiser, peak memory, and where the time goes."""
+    """Measure a training step of models: forward, backward, optimiser, peak memory, and where the time goes."""
     from spt.bench.models import bench_models, parse_models
 
     variants = parse_models(
@@ -192,7 +192,7 @@ def bench_op(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Time single operations on each back end: time, memory, and error against double precision."""
+    """Measure single operations on each back end: time, memory, and error against double precision."""
     from spt.bench.operations import bench_operations, parse_operations
 
     cases = parse_operations(arguments or [], backend=backend, quick=quick, cpu=cpu)

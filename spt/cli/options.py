@@ -68,7 +68,10 @@ DataOption = Annotated[
 WorkersOption = Annotated[
     int | None,
     typer.Option(
-        "--workers", min=1, envvar="SPT_WORKERS", help="Processes that generate rows at once (default: all cores)."
+        "--workers",
+        min=1,
+        envvar="SPT_WORKERS",
+        help="Workers that make rows at once (default: one per core).",
     ),
 ]
 
@@ -164,8 +167,8 @@ class StudyOptions(NamedTuple):
             "--jobs",
             metavar="N|auto",
             envvar="SPT_JOBS",
-            help="Runs at once, each in a process of its own, with its own GPU if there is one. auto: on a CPU one per "
-            "core, if one thread is enough for each; else 1.",
+            help="Runs at once, each in a process of its own. They take the GPUs in turn, and share them if "
+            "there are fewer. auto: on a CPU one per core, if one thread is enough for each; else 1.",
         ),
     ] = "auto"
     slurm: Annotated[
@@ -186,7 +189,9 @@ class StudyOptions(NamedTuple):
     arm: Annotated[
         str | None,
         typer.Option(
-            "--arm", metavar="ARM", help="Only the runs of this arm (scratch: for papers that never pretrain)."
+            "--arm",
+            metavar="ARM",
+            help="Only the runs of this arm (scratch, if a paper has no pretraining).",
         ),
     ] = None
     dry_run: Annotated[

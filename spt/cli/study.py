@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 compare_app = typer.Typer()
 study_app = typer.Typer(
-    help="Vary one thing, in both arms, over seeds. The same command continues a study.", no_args_is_help=True
+    help="Studies: vary one thing, in both arms, over seeds. The same command continues a study.", no_args_is_help=True
 )
 
 
@@ -43,7 +43,8 @@ ArmsOption = Annotated[
     typer.Option(
         "--arms",
         metavar="ARM,…",
-        help="Arms, with controls: scratch, spt, frozen, encoder, parts=A+B, shuffled, other=RECIPE, joint=WEIGHT.",
+        help="scratch,spt, which are always needed, and controls: frozen, encoder, parts=A+B, shuffled, other=RECIPE, "
+        "joint=WEIGHT.",
         show_default="scratch,spt",
     ),
 ]
@@ -255,7 +256,7 @@ def study_compute(
     match: Annotated[
         Literal["epochs", "examples", "flops", "time"] | None,
         typer.Option(
-            "--match", help="The unit of the budget, which all shares have equal.", show_default="the recipe's own unit"
+            "--match", help="The unit in which all shares have the same budget.", show_default="the recipe's own unit"
         ),
     ] = None,
     total: Annotated[
@@ -267,7 +268,7 @@ def study_compute(
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """Vary the share of one budget that goes to pretraining; scratch gets all of it."""
+    """Vary the share of one budget that goes to pretraining; scratch gets the whole budget."""
     _study("compute", arguments, {"shares": _list(shares, "--shares"), "match": match, "total": total}, study, runtime)
 
 
@@ -285,7 +286,8 @@ def study_data(
         typer.Option("--pretrain-on", help="Pretrain on the same subset, or on all inputs, without labels."),
     ] = "subset",
     hold: Annotated[
-        Literal["steps", "epochs"], typer.Option("--hold", help="What stays the same with smaller subsets.")
+        Literal["steps", "epochs"],
+        typer.Option("--hold", help="What smaller subsets keep: steps or epochs."),
     ] = "steps",
     study: StudyOptions = STUDY,
     runtime: RuntimeOptions = RUNTIME,
@@ -422,7 +424,9 @@ def study_tune(
     ] = None,
     protocol: Annotated[
         Literal["trials", "compute"],
-        typer.Option("--protocol", help="Give both arms as many trials, or as much compute, pretraining included."),
+        typer.Option(
+            "--protocol", help="Give both arms as many trials as each other, or as much compute, pretraining included."
+        ),
     ] = "trials",
     trials: Annotated[
         int | None,
@@ -504,8 +508,8 @@ def study_work(
     work: WorkOptions = WORK,
     runtime: RuntimeOptions = RUNTIME,
 ) -> None:
-    """Work on a study's remaining runs until none is left: start any number of workers, on any machines that share the
-    folder of runs.
+    """Make those runs of a study that no other worker is making, until none is left. Start any number of workers, on
+    any machines that share the folder of runs.
     """
     from spt.api import plan_study
     from spt.studies.schema import part_of, read

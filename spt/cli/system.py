@@ -58,10 +58,10 @@ def check_rounding(
             metavar="[MODEL …]", help="Names of models, or your own .py files. Default: all built-in models."
         ),
     ] = None,
-    length: Annotated[int, typer.Option("--length", min=1, help="Lengths of the two sequences.")] = 1024,
+    length: Annotated[int, typer.Option("--length", min=1, help="Length of the two sequences, in steps.")] = 1024,
     cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even if there is a GPU.")] = False,
     save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Also write what --json prints to this file.")
+        Path | None, typer.Option("--save", metavar="FILE", help="Also write to this file what --json prints.")
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,

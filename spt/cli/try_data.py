@@ -42,7 +42,7 @@ def try_data(
     group: Annotated[
         str | None,
         typer.Option(
-            "--group", metavar="COL|none", help="Column whose rows of one value, such as a patient, stay in one split."
+            "--group", metavar="COL|none", help="Column, such as patient: rows with the same value stay in one split."
         ),
     ] = None,
     ids: Annotated[
@@ -130,7 +130,7 @@ def try_data(
         str | None,
         typer.Option("--resample", metavar="HZ|1/4", help="Resample to this rate, or by this ratio, without aliasing."),
     ] = None,
-    patch: Annotated[int | None, typer.Option("--patch", metavar="K", help="Steps that make one token.")] = None,
+    patch: Annotated[int | None, typer.Option("--patch", metavar="K", help="Join this many steps into one.")] = None,
     spectrogram: Annotated[
         str | None, typer.Option("--spectrogram", metavar="STEPS,HOP", help="Use frames of log power as steps.")
     ] = None,

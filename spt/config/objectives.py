@@ -37,8 +37,9 @@ class SupervisedOptions(ObjectiveOptions):
     class_weights: Literal["none", "batch", "balanced"] | dict[str, float] = Field(
         "none",
         description="balanced: an answer has weight n / (classes * count of its class), counted over the training rows "
-        "in use, as in scikit-learn; with labels, rows where one holds weigh as much in total as the others; or "
-        "{label: weight}, 1 for those not given. Both are for training: an evaluation weights all answers equally. "
+        "in use, as in scikit-learn; for each of several labels, rows where it holds weigh as much in total as the "
+        "rest; or {label: weight}, 1 for those not given. Both are for training: an evaluation weights all answers "
+        "equally. "
         "batch: every class in a global batch has equal weight, each answer 1 / the count of its class there, as in "
         "the DLR paper's Pathfinder-Segmentation; an evaluation does the same over the whole split",
     )
@@ -53,7 +54,8 @@ class SupervisedOptions(ObjectiveOptions):
     positive: str | None = Field(
         None,
         description="the class that f1, auroc and auprc are computed for: its label where the task names its classes, "
-        "else its number; null: of two classes the second, of more the mean over classes",
+        "else its number; null: of two classes the second; of more, auroc and auprc are means over classes, and f1 "
+        "needs this option",
     )
     scale: Literal["none", "standard", "range", "reference"] = Field(
         "none",

@@ -1,6 +1,6 @@
 """One sequence per file: arrays (.npy, .npz), sounds, WFDB, EDF and BDF recordings, named by a table beside them.
 
-Nothing is unpickled or unpacked to disk, and no path leads out of the folder. L steps, C channels.
+Nothing is unpickled or unpacked to disk; paths and links that lead out of the folder are refused. L steps, C channels.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Rows handed over by a program, an estimator, and prepared in a folder of their own. Not for recipes written by hand.
+"""Rows that a program, such as an estimator, hands over, prepared in a folder of their own. Not for written recipes.
 
 The folder holds what the cache of prepared data would; it is opened in place and not copied. There may be no test rows:
 whoever hands rows over keeps those.

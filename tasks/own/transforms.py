@@ -80,12 +80,16 @@ class TransformOptions(TaskConfig):
         "of those within it, their mean, or the commonest",
     )
     label_rate: float | None = Field(
-        None, gt=0, lt=1e12, description="label_at: labels per second (null: one label every so many whole steps)"
+        None,
+        gt=0,
+        lt=1e12,
+        description="label_at: labels per second (null: one label per k steps, with the smallest whole k that "
+        "fits all recordings)",
     )
     score: Literal["window", "recording"] = Field(
         "window",
-        description="window: score each window, or the mean over a recording's windows (of their probabilities, or "
-        "numbers)",
+        description="window: answer and score each window, or each recording, by the mean over its windows (of their "
+        "probabilities, or numbers)",
     )
     patch: int | None = Field(
         None, ge=2, le=2**16, description="values: join this many steps into one, with all their channels"
@@ -263,8 +267,8 @@ class Plan(NamedTuple):
 
 
 def plan(options: TransformOptions, rate: float | None, *, known: bool = True) -> Plan:
-    """What the options mean for recordings of this rate, in steps per second; with `known` False, what they mean
-    whatever the rate is. Raises ValueError where they do not go together."""
+    """What the options mean for recordings of this rate, in steps per second; with `known` False the rate may be
+    missing, and options that need it then count as unset. Raises ValueError where they do not go together."""
     up, down = _resampling(options.resample, rate, known)
     after = None if rate is None else rate * up / down
     window, stride = (_in_steps(name, getattr(options, name), after, known) for name in ("window", "stride"))
