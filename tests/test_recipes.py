@@ -1,5 +1,6 @@
 """Recipes: every shipped one works, every mistake is said in words, with its place and all at once."""
 
+import itertools
 import json
 
 import jsonschema
@@ -36,14 +37,36 @@ def test_a_shipped_recipe_runs_in_smoke_size(name, tmp_path):
     assert result.smoke and result.test is not None and result.total.steps <= 16
 
 
-def test_every_model_has_a_quickstart_which_differs_in_the_model_alone():
+def values(recipe):
+    return parse_yaml(read(recipe)[1], recipe)
+
+
+def test_every_model_has_a_quickstart_which_differs_in_the_model_alone_or_in_what_was_tuned():
     models = {row.name for row in listing("models")} - {"transformer", "hf"}
     assert {name.removeprefix("quickstart-") for name in QUICKSTARTS} == {"quickstart", *models}
     assert set(read_study("models-digits").study.recipes) == set(QUICKSTARTS)
-    for name in set(QUICKSTARTS) - {"quickstart"}:
-        mine, first = (yaml.safe_load(read(each)[1]) for each in (name, "quickstart-dlr"))
-        assert f"quickstart-{mine.pop('model')['name']}" == name and first.pop("model")
-        assert mine == first, name
+    tuned = read_study("tune-quickstart").study
+    assert set(tuned.recipes) == set(TRAINED)
+    plain = values("quickstart-mamba")
+    del plain["model"]
+    for name in QUICKSTARTS:
+        mine = values(name)
+        model = mine.pop("model")["name"]
+        assert name == "quickstart" or name == f"quickstart-{model}"
+        for stage in ("finetune", "scratch") if name in TRAINED else ():
+            for setting, grid in tuned.space.items():
+                assert mine[stage]["train"][setting] in grid, name
+                mine[stage]["train"][setting] = plain[stage]["train"][setting]
+        assert mine == plain, name
+
+
+def test_in_models_digits_all_models_have_the_settings_of_those_that_are_not_tuned():
+    (rule,) = read_study("models-digits").study.where
+    assert set(rule.recipes) == set(TRAINED)
+    plain = flatten(values("quickstart-mamba"))
+    tuned = itertools.product(("finetune", "scratch"), read_study("tune-quickstart").study.space)
+    places = [f"{stage}.train.{setting}" for stage, setting in tuned]
+    assert rule.set == {place: plain[place] for place in places}
 
 
 PLAIN = """
