@@ -44,6 +44,11 @@ def test_no_interval_of_a_fraction_passes_what_a_fraction_can_be() -> None:
     assert format.score_interval_text(None, None, "accuracy") == "-"
 
 
+def test_rounding_has_no_sign_and_a_small_difference_has_its_own():
+    assert [format.delta_text(value, "accuracy") for value in (-1e-16, 1e-16, -3e-5)] == ["+0.00", "+0.00", "-0.00"]
+    assert format.delta_text(-1e-16, "mse") == "+0.00"
+
+
 def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
     row = row_of(compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86]))
     assert [seed.delta for seed in row.seeds] == pytest.approx([0.05, 0.04, 0.06])

@@ -79,6 +79,7 @@ def shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
 
 
+NO_DIFFERENCE = 1e-12  # of means: rounding in float64, whose sign says nothing
 WHOLE = 1e-7  # rounding of a share of right rows: less than one part in a float32
 
 
@@ -108,6 +109,8 @@ def score_interval_text(low: float | None, high: float | None, metric: str) -> s
 def delta_text(delta: float | None, metric: str) -> str:
     if delta is None:
         return "-"
+    if abs(delta) < NO_DIFFERENCE:
+        delta = 0.0
     return f"{100 * delta:+.2f}" if is_percent(metric) else f"{delta:+#.3g}".removesuffix(".")
 
 
