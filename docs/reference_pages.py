@@ -506,7 +506,10 @@ def _made(module: ModuleType) -> list[tuple[str, str]]:
         if (chance := data.chance()) is not None:
             found.append(("chance", f"{chance:.2%} of the test answers are the commonest training class"))
     if hasattr(module, "resample"):
-        found.append(("training rows", "drawn again for every epoch"))
+        again = module.Config.model_fields["resample_each_epoch"].default
+        other = "false`: the same ones" if again else "true`: new ones"
+        told = "new ones in every epoch" if again else "the same in every epoch"
+        found.append(("training rows", f"{told} (`resample_each_epoch: {other})"))
     return found
 
 

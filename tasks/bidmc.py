@@ -42,6 +42,7 @@ RECORDINGS = 53
 SAMPLES, SECONDS = 60_001, 481  # of a recording: both ends of its 480 s are there
 MAX_SECONDS = 10**5  # of a recording
 WINDOW = 4_000  # samples of the archive's
+PHYSIONET = "https://physionet.org/content/bidmc/1.0.0/"
 ARCHIVED = {"rr": ("BIDMC32RR", 4001463), "hr": ("BIDMC32HR", 4001456), "spo2": ("BIDMC32SpO2", 4001464)}
 ONE_PATIENT = ((6, 7, 8, 9), (20, 21, 22, 23), (38, 39))  # recordings; every other one is of a patient of its own
 COLUMNS = {"ppg": "PLETH", "ecg": "II", "hr": "HR", "rr": "RESP", "spo2": "SpO2"}  # of PhysioNet's csv files
@@ -119,11 +120,15 @@ def fetch(config: Config, raw: Path) -> None:
     if sources(config, raw):
         return
     if config.source == "archive":
-        name, record = ARCHIVED[config.target]
-        what = f"{name}_TRAIN.ts and {name}_TEST.ts from https://zenodo.org/records/{record}"
+        name, _ = ARCHIVED[config.target]
+        what = f"{name}_TRAIN.ts and {name}_TEST.ts from {_origin(config)}"
     else:
-        what = "the folder bidmc_csv from https://physionet.org/content/bidmc/1.0.0/"
+        what = f"the folder bidmc_csv from {PHYSIONET}"
     raise ValueError(f"BIDMC is not downloaded, as no checksum is known: put {what} into {raw / 'bidmc'}")
+
+
+def _origin(config: Config) -> str:
+    return f"https://zenodo.org/records/{ARCHIVED[config.target][1]}"
 
 
 def load(config: Config, raw: Path) -> TaskData:
@@ -133,9 +138,7 @@ def load(config: Config, raw: Path) -> TaskData:
         name = ARCHIVED[config.target][0]
         if len(paths) < 2:
             files = [f"bidmc/{name}_TRAIN.ts and {name}_TEST.ts"]
-            raise data_not_found(
-                "BIDMC's archive", raw, files, f"spt data prepare bidmc source=archive target={config.target}"
-            )
+            raise data_not_found("BIDMC's archive", raw, files, origin=_origin(config))
         splits, notes = _drawn(_read_archive(paths)), [LEAK]
     else:
         recordings = _read(config, folders, raw)
@@ -246,7 +249,7 @@ def _read(config: Config, folders: Sequence[Path], raw: Path) -> list[Recording]
         recordings = list(_from_parquet(parquet, config.target))
     else:
         files = ["bidmc/bidmc_csv/", "bidmc/recordings.parquet"]
-        raise data_not_found("BIDMC", raw, files, "spt data prepare bidmc")
+        raise data_not_found("BIDMC", raw, files, origin=PHYSIONET)
     where = folder or parquet
     if len({recording.number for recording in recordings}) < len(recordings):
         raise ValueError(f"{where} has a recording twice")

@@ -81,11 +81,14 @@ def find_file(folders: Sequence[Path], name: str) -> Path | None:
     return next((folder / name for folder in folders if (folder / name).exists()), None)
 
 
-def data_not_found(what: str, raw: Path, files: Sequence[str], fetch: str) -> FileNotFoundError:
-    """`fetch`: the command that downloads it."""
+def data_not_found(
+    what: str, raw: Path, files: Sequence[str], fetch: str | None = None, origin: str = ""
+) -> FileNotFoundError:
+    """`fetch`: the command that downloads it; where none does, `origin` is the address to take it from."""
     there = "" if raw.is_dir() else ", which does not exist"
+    how = f"get it with `{fetch}`, or put" if fetch else f"take it from {origin}, and put"
     return FileNotFoundError(
-        f"{what} is not in the data folder {raw}{there}: get it with `{fetch}`, or put {' or '.join(files)} there "
+        f"{what} is not in the data folder {raw}{there}: {how} {' or '.join(files)} there "
         "(another folder: --data-dir or SPT_DATA_DIR)"
     )
 

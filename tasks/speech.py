@@ -60,6 +60,7 @@ WORDS = [
 TEN = ["yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go"]
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 # fmt: on
+FSDD = "https://github.com/Jakobovski/free-spoken-digit-dataset"
 ARCHIVE = Download(
     ("https://download.tensorflow.org/data/speech_commands_v0.02.tar.gz",),
     "sha256:af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
@@ -218,8 +219,8 @@ def fetch(config: Config, raw: Path) -> None:
         return
     if config.dataset == "digits":
         raise ValueError(
-            "the spoken digits have no archive of a known checksum: put a copy of "
-            f"https://github.com/Jakobovski/free-spoken-digit-dataset into {raw / KNOWN['digits'].folder}"
+            f"the spoken digits have no archive of a known checksum: put a copy of {FSDD} into "
+            f"{raw / KNOWN['digits'].folder}"
         )
     download(ARCHIVE, raw / KNOWN["commands"].folder)
 
@@ -444,7 +445,7 @@ def _read(config: Config, raw: Path) -> tuple[Clips, list[str]]:
         sounds = _parquet_rows(config, parquet)
     elif config.dataset == "digits":
         files = ["fsdd/recordings/", "fsdd/train.parquet and test.parquet"]
-        raise data_not_found("FSDD", raw, files, "spt data prepare speech dataset=digits")
+        raise data_not_found("FSDD", raw, files, origin=FSDD)
     else:
         files = ["speech_commands/ with a folder a word", ARCHIVE.name, "speech_commands/train.parquet, …"]
         raise data_not_found("Speech Commands", raw, files, "spt data prepare speech")

@@ -337,8 +337,10 @@ def test_bad_parquet_copies_are_refused_in_words(change, complaint, tmp_path):
 
 
 def test_nothing_there_says_what_to_do(tmp_path):
-    with pytest.raises(FileNotFoundError, match="spt data prepare bidmc"):
+    with pytest.raises(FileNotFoundError, match=r"take it from https://physionet\.org.*, and put bidmc/bidmc_csv/ or"):
         bidmc.load(config(), tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"take it from https://zenodo\.org/records/4001463"):
+        bidmc.load(config(source="archive", split="windows", target="rr"), tmp_path)
     with pytest.raises(ValueError, match=r"put the folder bidmc_csv from https://physionet\.org"):
         bidmc.fetch(config(), tmp_path)
     with pytest.raises(ValueError, match=r"BIDMC32RR_TRAIN\.ts .*zenodo\.org/records/4001463"):

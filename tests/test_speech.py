@@ -518,7 +518,7 @@ def test_bad_parquet_copies_are_refused_in_words(columns, complaint, tmp_path):
 def test_nothing_there_says_what_to_do(tmp_path):
     with pytest.raises(FileNotFoundError, match="spt data prepare speech"):
         speech.load(config(), tmp_path)
-    with pytest.raises(FileNotFoundError, match="dataset=digits"):
+    with pytest.raises(FileNotFoundError, match=r"take it from https://github\.com/Jako.*, and put fsdd/rec"):
         speech.load(config(dataset="digits"), tmp_path)
 
 
