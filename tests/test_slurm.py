@@ -63,6 +63,7 @@ def test_options_are_read():
         ("partition", "not of the form KEY=VALUE"),
         ("partition=", "not of the form KEY=VALUE"),
         ("time=9", "time=9: .* choose at least 10 minutes"),
+        ("time=10,partition=gpu", "one by one: --slurm time=10 --slurm partition=gpu$"),
         ("time=4h", "Slurm option time: input should be a valid integer"),
         ("cpus=0", "Slurm option cpus: input should be greater than or equal to 1"),
         ("pack=0", "Slurm option pack: input should be greater than or equal to 1"),
@@ -83,6 +84,10 @@ def test_runs_of_several_processes_are_not_packed(option):
     with pytest.raises(UsageError, match="pack=4: runs that share a job have one node and one GPU each at most"):
         Slurm.parse(["pack=4", option])
     assert Slurm.parse(["pack=4", "gpus=1"]).processes == 1
+
+
+def test_a_value_may_hold_commas():
+    assert Slurm.parse(["exclude=gpu[03-05],gpu11"]).exclude == "gpu[03-05],gpu11"
 
 
 def test_an_option_is_given_once():

@@ -118,6 +118,9 @@ class Slurm(BaseModel):
                 values.setdefault(key, []).append(value)
             elif key in values:
                 raise UsageError(f"Slurm option {key} is given twice")
+            elif any(part.partition("=")[0] in cls.model_fields for part in value.split(",")[1:]):
+                each = option.replace(",", " --slurm ")
+                raise UsageError(f"Slurm options are given one by one: --slurm {each}")
             else:
                 values[key] = value
         try:
