@@ -74,7 +74,8 @@ Those of the CPU come from the training steps in [performance.md](performance.md
 cores; below 80 for S4 beyond 16,384 steps. Those of the GPU are a projection for bf16, not a measurement: the memory
 traffic of Fourier transforms and pointwise operations bounds convolutions, launches bound small networks; fp32, which
 recipes have, may take twice as long or more. Take a time as right within a factor of two, that of a recurrent model
-(S5, LRU) on the GPU within a factor of three. A Hugging Face model is counted as a Transformer of its width and depth.
+(S5, LRU) on the GPU within a factor of three. `pendulum/s5`, whose frames go through small convolutions, takes four
+times its estimate on two cores (measured). A Hugging Face model is counted as a Transformer of its width and depth.
 Evaluations, whose batches cost a third of a training step each, and reading data are not counted.
 `spt study run NAME --dry-run` has the operations of every run with the data that you have, and times where runs like
 them are finished on your machine."""
