@@ -226,6 +226,16 @@ def test_what_is_told_first_is_what_is_stored(file):
                 assert f"{100 * cell.gain.mean:.0f}" in text and ends in text.replace("+", ""), ends
 
 
+def test_the_front_page_has_the_published_numbers_that_were_obtained():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    cells = [cell for cell in read_results(ROOT / "results") if cell.paper is not None]
+    for cell in cells:
+        scores = [run.score for run in cell.runs if run.score is not None]
+        mean = sum(scores) / len(scores)
+        assert (f"{mean:.2e}".replace("e-0", "e-") if mean < 0.01 else f"{mean:.2f}") in text, cell
+    assert len(cells) == 2, "README says: two were run"
+
+
 def test_time_is_counted_once_for_a_run_that_stands_in_two_tables():
     twice = [*both("s4", *UP), *both("s4", *UP, table="real-labels")]  # six runs of a minute
     assert page.spent(twice) == "6 runs in 0.1 hours of one core"
