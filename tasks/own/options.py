@@ -150,7 +150,7 @@ class Options(TransformOptions):
     )
     fold: int = Field(0, ge=0, description="folds: which part is the test split, counted from 0")
     pool_splits: bool = Field(
-        False, description="treat validation and test rows of the data as training rows too, and draw all splits anew"
+        False, description="ignore the splits that the data name, and draw new ones from all rows"
     )
 
     @field_validator("path", mode="before")  # after it pydantic's strictness takes no list for a tuple: strict=False
