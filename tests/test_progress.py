@@ -268,10 +268,21 @@ def test_status_tells_the_time_left_while_something_runs(tmp_path, monkeypatch):
 # ----------------------------------------------------------------------------------------------------------- trackers
 
 
-def study_requests(tmp_path, **keys) -> list[RunRequest]:
+def study_grid(tmp_path, **keys):
     raw = {"kind": "compute", "recipes": [str(recipe_file(tmp_path))], "seeds": [3], **(keys or {"shares": [0, 0.5]})}
-    grid = expand(validate(raw, "here"), False, MeasuredCosts(tmp_path, Runtime(SETTINGS)))
+    return expand(validate(raw, "here"), False, MeasuredCosts(tmp_path, Runtime(SETTINGS)))
+
+
+def study_requests(tmp_path, **keys) -> list[RunRequest]:
+    grid = study_grid(tmp_path, **keys)
     return [*run_study.trial_requests(grid), *run_study.cell_requests(grid)]
+
+
+def test_runs_of_one_arm_are_counted_alone(tmp_path):
+    grid = study_grid(tmp_path, kind="compare", seeds=3)
+    for arm, count in ((None, 6), ("scratch", 3), ("spt", 3)):
+        numbers = [request.label.split()[0] for request in run_study.cell_requests(grid, arm)]
+        assert numbers == [f"[{i}/{count}]" for i in range(1, count + 1)]
 
 
 def names(asked: list[RunRequest]) -> list[tuple[str, str]]:

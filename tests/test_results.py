@@ -233,6 +233,21 @@ def test_the_command(tmp_path, stored):
     assert "20 of 20, shortened" in call("results", "--add", whole, *folder).stdout
 
 
+def test_the_command_names_studies_of_ones_own_and_shows_one_on_request(tmp_path, stored):
+    folder = ("--folder", tmp_path / "results")
+    call("results", "--add", tmp_path / "runs", *folder, "--table", "gentle pendulum")
+    call("results", "--add", tmp_path / "runs", *folder, "--table", "other pendulum")
+    short = call("results", *folder)
+    assert "S5: MSE" in short.stdout and "pendulum, variant S5" not in short.stdout
+    assert [line.split() for line in short.stdout.splitlines()[-2:]] == [
+        ["gentle", "pendulum", "2"], ["other", "pendulum", "2"]
+    ]  # fmt: skip
+    assert "spt results NAME shows one of them, --full all" in short.stderr
+    chosen, full = call("results", *folder, "gentle pendulum"), call("results", *folder, "--full")
+    assert chosen.stdout.count("pendulum, variant S5") == 2 and full.stdout.count("pendulum, variant S5") == 4
+    assert not chosen.stderr and not full.stderr and "S5: MSE" in full.stdout
+
+
 def test_whether_a_folder_can_be_read_is_found_by_reading_it(tmp_path, stored, monkeypatch):
     """Typer would ask first, whom root and access lists deceive, and answer in a box with its own code."""
     monkeypatch.setattr(os, "access", lambda *_, **__: False)

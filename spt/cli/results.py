@@ -1,5 +1,7 @@
 """`spt results`: what was really obtained, beside what the papers print."""
 
+from collections import Counter
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +45,9 @@ def results(
             help="With --add: the name of a table of your own, for runs that are not a paper's cells.",
         ),
     ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Show every cell of studies without a published number, not their names.")
+    ] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -65,10 +70,29 @@ def results(
     elif not shown:
         notify("no results are stored here yet; spt results --add RUNS takes those of finished runs")
     else:
-        by_source = sorted((result.summary() for result in shown), key=lambda row: row["source"])
-        for source, rows in groupby(by_source, key=lambda row: row["source"]):
+        whole = full or bool(words) or add is not None
+        by_source = sorted(shown, key=lambda result: result.source)
+        cells = [(result.source, result.summary()) for result in by_source if whole or result.paper is not None]
+        for source, rows in groupby(cells, key=lambda cell: cell[0]):
             console().print(source, style="bold", highlight=False, markup=False)
-            console().print(_table(list(rows)))
+            console().print(_table([row for _, row in rows]))
+        if names := [] if whole else [result.source for result in by_source if result.paper is None]:
+            console().print("studies without published numbers", style="bold", highlight=False, markup=False)
+            console().print(_studies(Counter(names)))
+            notify("spt results NAME shows one of them, --full all")
+
+
+def _studies(cells: Mapping[str, int]) -> Any:
+    """Names of studies, with how many cells each has."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("study", overflow="fold")
+    table.add_column("cells", justify="right")
+    for name, count in cells.items():
+        table.add_row(Text(name), str(count))
+    return table
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:

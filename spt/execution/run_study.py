@@ -273,15 +273,14 @@ def trial_requests(grid: StudyGrid) -> list[RunRequest]:
 
 
 def cell_requests(grid: StudyGrid, arm: str | None = None) -> list[RunRequest]:
-    """The runs of all arms, or of one; a label counts all."""
+    """The runs of all arms, or of one."""
     shared = _shared_levels([(cell.job, grid.rows[cell.row].factors) for cell in grid.cells])
+    cells = [cell for cell in grid.cells if arm in (None, cell.arm)]
     requests = []
-    for i, cell in enumerate(grid.cells, 1):
-        if arm not in (None, cell.arm):
-            continue
+    for i, cell in enumerate(cells, 1):
         factors, name = factors_text(grid.rows[cell.row].factors), cell.job.resolved.name
         words = " ".join(filter(None, [name, factors, f"seed {cell.job.seed}", cell.split, cell.arm]))
-        requests.append(_request(cell, f"[{i}/{len(grid.cells)}] {words}:", name, shared))
+        requests.append(_request(cell, f"[{i}/{len(cells)}] {words}:", name, shared))
     return requests
 
 
