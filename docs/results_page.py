@@ -3,8 +3,9 @@
 `{{ published }}` is a table of everything obtained for a paper's cell. Of the declared study on real data,
 `{{ missing }}` names the data sets that are not there, `{{ scores }}` is a table of all scores and gains,
 `{{ rankings }}` has the order of means in each arm, `{{ baselines }}` what needs no network, `{{ rates }}` the learning
-rates that were chosen, `{{ first }}` the scores of the first look; `{{ spent }}` says what all stored runs took. What
-reports say is in `docs/results/reports/`.
+rates that were chosen, `{{ first }}` the scores of the first look. Of the later looks `{{ unfinished }}` names the data
+sets that are not there, `{{ longer }}` and `{{ larger }}` are their scores. `{{ spent }}` says what all stored runs took.
+What reports say is in `docs/results/reports/`.
 """
 
 import re
@@ -87,6 +88,7 @@ def _page(path: Path) -> str:
         "rankings": lambda: rankings(cells),
         "baselines": lambda: baselines(cells),
         "rates": lambda: rates(cells),
+        "unfinished": lambda: unfinished([study_cells(found, look) for look in (LONGER, LARGER)]),
         "longer": lambda: scores(study_cells(found, LONGER)),
         "larger": lambda: scores(study_cells(found, LARGER)),
         "first": lambda: scores(first),
@@ -154,6 +156,13 @@ def missing(cells: Sequence[Cell]) -> str:
     names = [data for data in SETS if (data, 1.0) not in there]
     names += [f"{data} with a tenth of the labels" for data in SETS if data not in names and (data, 0.1) not in there]
     return f"Not run yet: {', '.join(names)}." if names else "All four data sets were run."
+
+
+def unfinished(looks: Iterable[Sequence[Cell]]) -> str:
+    """Of the later looks, which have all labels alone: a data set is there once it is in each."""
+    there = [{cell.data for cell in cells} for cells in looks]
+    names = [data for data in SETS if not all(data in found for found in there)]
+    return f"Declared for all four data sets; not run yet: {', '.join(names)}." if names else "All four data sets."
 
 
 def verdict(gain: Paired) -> str:

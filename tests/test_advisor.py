@@ -663,6 +663,27 @@ def test_a_model_that_is_worse_in_the_other_arm_alone_is_not_beaten(tmp_path):
     assert "dlr is not shown to be worse" in said.words
 
 
+@pytest.mark.parametrize(("metric", "higher"), [("accuracy", True), ("loss", False)])
+def test_what_is_decided_of_the_other_models_is_told(tmp_path, metric, higher):
+    root, sign = tmp_path / "runs", 1 if higher else -1
+    given = {"metric": metric, "higher_is_better": higher}
+    cells = [
+        *arms(root, 0, "a", around(0.5), around(0.5 + 0.001 * sign, UNLIKE), val={metric: 0.9 * sign}, **given),
+        *arms(root, 1, "b", around(0.5), around(0.5 - 0.2 * sign, UNLIKE), val={metric: 0.5 * sign}, **given),
+        *arms(root, 2, "c", around(0.3), around(0.3 + 0.1 * sign, UNLIKE), val={metric: 0.4 * sign}, **given),
+        *arms(root, 3, "d", around(0.3), around(0.3, UNLIKE), val={metric: 0.4 * sign}, **given),
+    ]
+    rows = [{}]
+    for name, model in (("b", "dlr"), ("c", "s4"), ("d", "s5")):
+        rename(root, name, model)
+        rows.append({"name": "other", "model": model})
+    said = answered(study(root, "compare", rows, cells)).words
+    assert said.startswith("Whether self-pretraining helps transformer is not decided"), said
+    size = ("20.00 points", "10.00 points") if higher else ("0.200 in loss", "0.100 in loss")
+    told = f"Of the others, self-pretraining hurts dlr by {size[0]} and helps s4 by {size[1]}, which is decided."
+    assert told in said, said
+
+
 def rename(root, name, model):
     for path in root.glob(f"finetune-{name}*/result.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "model": model, "recipe": "other"}))

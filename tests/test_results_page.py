@@ -103,6 +103,9 @@ def test_orders_are_of_means_and_missing_data_sets_are_named():
         cell._replace(data=data, budget=budget) for cell in cells for data in page.SETS for budget in (1, 0.1)
     ]
     assert page.missing(both_budgets) == "All four data sets were run."
+    everywhere = [cell for cell in both_budgets if cell.budget == 1]
+    assert page.unfinished([everywhere, cells]) == "Declared for all four data sets; not run yet: image, heart, speech."
+    assert page.unfinished([everywhere, everywhere]) == "All four data sets."
 
 
 def test_other_metrics_have_other_units():

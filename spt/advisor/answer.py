@@ -82,6 +82,7 @@ def answer(report: Report, study: Path, folder: Path, planned_seeds: int, budget
     sentences = [
         *_without_network(simpler),
         *_verdict(row, chosen, arm, useful=simpler is None),
+        *_of_others([other for other in report.rows if other is not row]),
         *_among_models(row, others, better),
         *(_against_baselines(report) if simpler is None else []),
         *_coarse(chosen),
@@ -229,6 +230,17 @@ def _among_models(row: Row, others: Sequence[str], beaten: set[str]) -> list[str
         f"Which model is best is not decided: {row.model} is chosen by its validation scores; {worse}"
         f"{_listed(equal)} {'is' if len(equal) == 1 else 'are'} not shown to be worse."
     ]
+
+
+def _of_others(rows: Sequence[Row]) -> list[str]:
+    """What is decided of self-pretraining the models that validation did not choose."""
+    decided = [row for row in rows if row.decision in ARMS]
+    effects = [
+        f"{'helps' if row.decision == 'spt' else 'hurts'} {row.model} by {size_text(row.delta, row.metric)}"
+        f"{_unit(row.metric)}"
+        for row in decided
+    ]
+    return [f"Of the others, self-pretraining {_listed(effects)}, which is decided."] if effects else []
 
 
 def _against_baselines(report: Report) -> list[str]:
