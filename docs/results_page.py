@@ -4,8 +4,8 @@
 `{{ missing }}` names the data sets that are not there, `{{ scores }}` is a table of all scores and gains,
 `{{ rankings }}` has the order of means in each arm, `{{ baselines }}` what needs no network, `{{ rates }}` the learning
 rates that were chosen, `{{ first }}` the scores of the first look. Of the later looks `{{ unfinished }}` names the data
-sets that are not there, `{{ longer }}` and `{{ larger }}` are their scores. `{{ spent }}` says what all stored runs took.
-What reports say is in `docs/results/reports/`.
+sets that are not there, `{{ longer }}` and `{{ larger }}` are their scores. `{{ spent }}` says what all stored runs
+took. What reports say is in `docs/results/reports/`.
 """
 
 import re
@@ -124,7 +124,8 @@ def published(found: Iterable[StoredResult]) -> str:
 def study_cells(found: Iterable[StoredResult], tables: Sequence[str] = STUDY) -> list[Cell]:
     """Every model, data set and budget with a seed that both arms have scored, in the order of the plan.
 
-    Both arms are from one table. All labels are in both tables, as the same runs; they are taken from the first.
+    Both arms are from one table. All labels are in both tables and taken from the first: scratch as the same runs, SPT
+    made again, with the same scores.
     """
     arms: dict[tuple[str, float, str], dict[str, dict[str, StoredResult]]] = {}
     for result in found:

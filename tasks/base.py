@@ -63,6 +63,8 @@ class TaskConfig(BaseModel):
         return {}
 
 
+WHOLE: dict[str, Any] = {"subset_fraction": 1.0, "subset_rows": None}  # options that leave the training split whole
+
 NUMBERS = 2**22  # worked on at once
 MAX_CODE = 2**24  # a table of 64 MiB
 IGNORED = -1  # the class of a step, or sequence, that is not scored; a real target is NaN there

@@ -156,6 +156,21 @@ def test_some_of_the_equal_variants_are_the_whole_studys_runs(tmp_path: Path) ->
     assert part.resolved.recipe == dlr.resolved.recipe and part.resolved.recipe.model.options["d_model"] == 43
 
 
+def test_some_of_the_equal_models_are_the_whole_studys_runs(tmp_path: Path) -> None:
+    """With the first one its sizes are found again; without it they have to be known."""
+    names = ["quickstart", "quickstart-dlr", "quickstart-s4d"]
+    raw = {"kind": "models", "recipes": names, "match": "parameters", "seeds": 1}
+    whole = from_mapping(raw, "test")
+    planned = plan_study(whole, out=tmp_path, settings=QUIET).grid
+    jobs = {cell.job.name for cell in planned.cells}
+    assert planned.rows[1].changes and planned.rows[2].changes
+    with pytest.raises(UsageError, match="made equal to quickstart when it runs; name that too, or run the whole"):
+        part_of(whole, names[1:])
+    for source, chosen in ((whole, names[:2]), (StudySource("test", planned.study), names[1:])):
+        part = plan_study(part_of(source, chosen), out=tmp_path, settings=QUIET).grid
+        assert len(part.cells) == 4 and {cell.job.name for cell in part.cells} < jobs
+
+
 def test_variants_of_other_tasks_are_not_made_equal(tmp_path: Path) -> None:
     other = {"Transformer": {}, "fewer": {"task.subset_fraction": 0.1}}
     with pytest.raises(UsageError, match="variant fewer and quickstart, variant Transformer differ in"):

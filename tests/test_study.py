@@ -593,7 +593,7 @@ def test_passes_can_be_held_instead_of_updates(tmp_path, meter):
     layout = laid(tmp_path, meter, "data", recipe=recipe, fractions=[0.1], hold="epochs")
     (row,) = layout.rows
     n = len(open_task(Part(name="digits")).train)
-    assert row.resolved.recipe.finetune.train.epochs == pytest.approx(50 * 8 / n)
+    assert row.resolved.recipe.finetune.train.epochs == pytest.approx(50 / -(-n // 8))
 
 
 def test_a_small_subset_is_evaluated_as_often_as_the_whole(tmp_path, meter):
@@ -606,6 +606,40 @@ def test_a_limit_comes_before_a_fraction(tmp_path, meter):
     layout = laid(tmp_path, meter, "data", fractions=[0.4, 1], hold="epochs")
     rows = [set(open_task(row.resolved.recipe.task).train.ids.tolist()) for row in layout.rows]
     assert [len(ids) for ids in rows] == [9, 24] and rows[0] < rows[1]
+
+
+def test_a_recipe_on_a_number_of_rows_is_no_fraction_of_them(tmp_path, meter):
+    recipe = by_epochs(task={"name": "digits", "subset_rows": 100})
+    layout = laid(tmp_path, meter, "data", recipe=recipe, fractions=[0.25, 1])
+    n = len(open_task(Part(name="digits")).train)
+    assert [len(open_task(row.resolved.recipe.task).train) for row in layout.rows] == [n // 4, n]
+    same = laid(tmp_path, meter, "data", recipe=recipe, rows=[50, 100]).rows[1].resolved.recipe
+    assert same.task.options["subset_rows"] == 100 and same.finetune.train.epochs == EPOCHS["epochs"]
+
+
+def test_all_labels_and_all_inputs_are_the_recipe_as_it_stands(tmp_path, meter):
+    """Pretraining on all inputs is then its own: not another run with a budget in steps."""
+    recipe = by_epochs(task={"name": "digits"})
+    study = {"recipe": recipe, "fractions": [0.1, 1], "pretrain_on": "all"}
+    part, whole = laid(tmp_path, meter, "data", **study).rows
+    assert part.pretraining is not None and whole.pretraining is None
+    jobs = {cell.job.name for cell in laid(tmp_path, meter, "data", **study).cells if cell.row == 1}
+    assert jobs == {cell.job.name for cell in laid(tmp_path, meter, "compare", recipe=recipe).cells}
+    subset = by_epochs(task={"name": "digits", "subset_fraction": 0.1})
+    (row,) = laid(tmp_path, meter, "data", recipe=subset, fractions=[0.1], pretrain_on="all").rows
+    assert row.pretraining.recipe.task.options["subset_fraction"] == 1, "all inputs are more than the recipe's"
+
+
+@pytest.mark.parametrize("n", [100, 65])
+def test_steps_are_worth_the_examples_they_show(tmp_path, meter, n):
+    """The last batch of an epoch is smaller than the others."""
+    train = {"steps": 1000, "batch_size": 64, "learning_rate": 0.01}
+    recipe = {"task": {"name": "digits", "subset_rows": n}, "pretrain__train": {**train}, "finetune__train": train}
+    layout = laid(tmp_path, meter, "compute", recipe=recipe, shares=[0, 0.5])
+    assert layout.rows[0].total.amount == 2 * 500 * n
+    for trial in laid(tmp_path, meter, "tune", recipe=recipe, space={"batch_size": [64, 32]}).searches[0].trials:
+        assert trial.job.train.examples == 500 * n
+        assert trial.row or meter.estimate(trial.job).steps == 1000, "the recipe's own batch: its own steps"
 
 
 def test_rows_that_are_made_anew_have_no_fractions(tmp_path, meter):
@@ -930,3 +964,24 @@ def test_all_anew_is_each_run_once(tmp_path, meter):
     names = {path.parent.name for path in root.glob("*/result.json")}
     run_study(layout, root, ExecutionTarget(), Runtime(Settings(quiet=True, cpu=True, resume="never")))
     assert {path.parent.name for path in root.glob("*/result.json")} == names | {f"{name}.old1" for name in names}
+
+
+def test_anew_is_what_is_asked_for(tmp_path, meter):
+    """A part, or an arm, made anew leaves the runs of the others."""
+    root, again = tmp_path / "runs", Settings(quiet=True, cpu=True, resume="never")
+    layout = laid(tmp_path, meter, "compare", seeds=2)
+    run_study(layout, root, ExecutionTarget(), Runtime(Settings(quiet=True, cpu=True)))
+    scratch = {cell.job.name for cell in layout.cells if cell.arm == "scratch"}
+
+    def old():
+        return {path.name.removesuffix(".old1") for path in root.glob("*.old1")}
+
+    run_study(layout, root, ExecutionTarget(arm="scratch"), Runtime(again))
+    assert old() == scratch
+    for part in (1, 2):
+        run_study(layout, root, ExecutionTarget(part=(part, 2)), Runtime(again))
+    every = {run.name for cell in layout.cells for run in (cell.job, cell.job.parent) if run is not None}
+    assert old() == every and all((root / name / "result.json").exists() for name in every)
+    assert {path.name for path in root.glob("*.old2")} == {f"{name}.old2" for name in scratch}, (
+        "each was made once more"
+    )

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from spt.bench.timing import Times, Timings, alternate, conditions
 from spt.config.job import Job
 from spt.config.recipe import ResolvedRecipe
-from spt.data.dataset import WHOLE
 from spt.errors import BackendError, UsageError, did_you_mean
 from spt.execution.estimate import MeasuredCosts
 from spt.report.published_numbers import published_pair
@@ -17,6 +16,7 @@ from spt.runtime.scratch import scratch_folder
 from spt.runtime.settings import Settings
 from spt.studies.grid import GridRow, expand
 from spt.studies.schema import read
+from spt.tasks.base import WHOLE
 from spt.training.build import StageSetup, build_stage
 from spt.training.loop import time_steps
 from spt.training.threads import stage_threads

@@ -36,7 +36,7 @@ def _steps(train: Train, n: int, flops_per_example: float) -> int:
     if train.steps is not None:
         return train.steps
     per_epoch = steps_per_epoch(n, train.batch_size, train.drop_last)
-    n = min(n, per_epoch * train.batch_size)  # rows an epoch shows
+    n = examples_per_epoch(n, train.batch_size, train.drop_last)
     if train.epochs is not None:
         return max(1, math.ceil(train.epochs * per_epoch - 1e-9))
     examples = train.examples or (train.flops or 0.0) / flops_per_example
@@ -44,10 +44,15 @@ def _steps(train: Train, n: int, flops_per_example: float) -> int:
     return max(1, int(epochs) * per_epoch + math.ceil(rest / train.batch_size - 1e-9))
 
 
+def examples_per_epoch(n: int, batch_size: int, drop_last: bool = False) -> int:
+    """Rows that an epoch shows; without its last, smaller batch fewer than n."""
+    return min(n, steps_per_epoch(n, batch_size, drop_last) * batch_size)
+
+
 def example_count(steps: int, n: int, batch_size: int, drop_last: bool = False) -> int:
     """Examples shown in this many optimiser steps."""
     per_epoch = steps_per_epoch(n, batch_size, drop_last)
-    n = min(n, per_epoch * batch_size)
+    n = examples_per_epoch(n, batch_size, drop_last)
     epochs, rest = divmod(steps, per_epoch)
     return epochs * n + min(rest * batch_size, n)
 

@@ -8,7 +8,6 @@ renamed, so its existence means that it is complete.
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +21,7 @@ from spt.data.more_rows import with_more_rows
 from spt.data.source import call_hook, is_indexable, open_part
 from spt.errors import DataError
 from spt.rng import generator
-from spt.tasks.base import Classes, Split, TaskConfig, TaskData, Tokens
-
-WHOLE: dict[str, Any] = {"subset_fraction": 1.0, "subset_rows": None}  # options that leave the training split whole
+from spt.tasks.base import WHOLE, Classes, Split, TaskConfig, TaskData, Tokens
 
 
 def open_task(part: Part) -> TaskData:

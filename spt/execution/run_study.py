@@ -44,7 +44,7 @@ from spt.runtime.settings import Settings
 from spt.runtime.trackers import TrackedRun
 from spt.studies import selection
 from spt.studies.arms import Arm, main_arms
-from spt.studies.grid import StudyGrid, cells_of, with_settings
+from spt.studies.grid import StudyGrid, cells_of
 from spt.studies.schema import to_yaml
 from spt.training.build import build_stage
 from spt.training.threads import needs_one_thread
@@ -101,9 +101,9 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
     plan = make_plan(grid)
     runtime.on_main(lambda: write_plan(folder, grid, plan))
     restart = runtime.settings.resume == "never"
-    if restart:  # once for the whole study: what its trials have just made, its other runs may need
+    if restart:  # once for all that is asked for: what its trials have just made, its other runs may need
         runtime = Runtime(replace(runtime.settings, resume="auto"))
-        runtime.on_main(lambda: _move_aside(_all_runs(grid.jobs).values(), root))
+        runtime.on_main(lambda: _move_aside(_asked_runs(grid, target).values(), root))
     before = _all_runs(grid.jobs)
     alone = target.part is None  # else other parts would write the same file
     progress = StudyProgress(root, partial(_flops, built), folder if alone else None, runtime.settings.quiet)
@@ -115,7 +115,7 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
             logger.info(message)
         runtime.on_main(lambda: write_plan(folder, grid, plan))
         if restart:
-            later = [job for name, job in _all_runs(grid.jobs).items() if name not in before]
+            later = [job for name, job in _asked_runs(grid, target).items() if name not in before]
             runtime.on_main(lambda: _move_aside(later, root))
         failed = without_settled(failed, plan, root)
     progress.what = "runs"
@@ -151,6 +151,16 @@ def _all_runs(jobs: Iterable[Job]) -> dict[str, Job]:
     return {run.name: run for job in jobs for run in with_ancestors(job)}
 
 
+def _part(requests: Sequence[RunRequest], target: ExecutionTarget) -> Sequence[RunRequest]:
+    return requests if target.part is None else shard(requests, *target.part)
+
+
+def _asked_runs(grid: StudyGrid, target: ExecutionTarget) -> dict[str, Job]:
+    """Those of this part and arm, and those they start from; other parts, and the other arm, are left alone."""
+    requests = (*_part(trial_requests(grid), target), *_part(cell_requests(grid, target.arm), target))
+    return _all_runs(request.job for request in requests)
+
+
 class Built(NamedTuple):
     """What is known of a configuration once it has been built."""
 
@@ -183,14 +193,19 @@ def check_recipes_build(grid: StudyGrid, root: Path, runtime: Runtime) -> dict[s
 
 
 def _flops(built: dict[str, Built], job: Job) -> float | None:
-    """Operations of a job's whole budget. Settings that a search has just chosen are built here; what cannot be built
-    says so as a run."""
+    """Operations of a job's whole budget."""
+    found = _known(built, job)
+    return None if found is None else found.flops
+
+
+def _known(built: dict[str, Built], job: Job) -> Built | None:
+    """Settings that a search has just chosen are built here; what cannot be built says so as a run."""
     if (key := _configuration(job)) not in built:
         try:
             built[key] = Built.of(job)
         except SptError:
             return None
-    return built[key].flops
+    return built[key]
 
 
 def _configuration(job: Job) -> str:
@@ -226,9 +241,7 @@ def _execute(
     built: dict[str, Built],
     progress: StudyProgress,
 ) -> list[FailedRun]:
-    requests = [in_group(request, folder.name) for request in requests]
-    if target.part is not None:
-        requests = shard(requests, *target.part)
+    requests = [in_group(request, folder.name) for request in _part(requests, target)]
     root, settings = folder.parent, runtime.settings
     if target.slurm is not None:
         return run_on_slurm(requests, root, settings, target.slurm, folder, progress)
@@ -248,10 +261,8 @@ def _jobs_at_once(requests: Sequence[RunRequest], root: Path, built: dict[str, B
         return not isinstance(index.run_outcome(root, request.job.name), Result)
 
     left = [request.job for request in in_order(requests, is_needed) if is_needed(request)]
-    for job in left:
-        if (key := _configuration(job)) not in built:
-            built[key] = Built.of(job)
-    return min(launch.usable_cores(), len(left)) if all(built[_configuration(job)].small for job in left) else 1
+    found = [_known(built, job) for job in left]
+    return min(launch.usable_cores(), len(left)) if all(each is not None and each.small for each in found) else 1
 
 
 def in_group(request: RunRequest, group: str) -> RunRequest:
@@ -316,13 +327,13 @@ def apply_selection(grid: StudyGrid, root: Path) -> tuple[StudyGrid, StudyPlan, 
         return grid, plan, []
     arms: dict[int, list[Arm]] = {}
     searches, messages = [], []
-    for search in plan.searches:
+    for searched, search in zip(grid.searches, plan.searches, strict=True):
         choice, base = selection.select_settings(root, search), grid.rows[search.row].resolved
         if isinstance(choice, str):
             messages.append(f"{base.name}: nothing is chosen yet: {choice}")
         else:
-            scratch, spt = (with_settings(base, search.settings[arm][choice[arm]], arm) for arm in ARMS)
-            arms[search.row] = main_arms(scratch, spt, None)
+            tried = {(trial.arm, trial.row): trial.job.resolved for trial in searched.trials}
+            arms[search.row] = main_arms(*(tried[arm, choice[arm]] for arm in ARMS), None)
             search = search.model_copy(update={"chosen": choice})
             texts = [f"{arm_text(arm)} {setting_text(search.settings[arm][n])}" for arm, n in choice.items()]
             messages.append(f"{base.name}: chosen on validation: {'; '.join(texts)}")

@@ -80,7 +80,7 @@ class BaselineComparison(Record):
     rows: tuple[str, ...]  # labels
     scores: tuple[BaselineScore, ...]  # best first
     contrasts: tuple[BaselineContrast, ...]
-    beaten_by: dict[str, tuple[str, ...]]  # by baseline, the networks that are shown to beat it
+    beaten_by: dict[str, tuple[str, ...]]  # by baseline, the networks that are shown to beat it in their better arm
     verdict: str
     failures: tuple[Failure, ...]
 
@@ -261,7 +261,9 @@ def _comparison(group: _Group, label: str, contrasts: Sequence[BaselineContrast]
     scores.sort(key=lambda each: (each.score is None, sign * (each.score or 0.0)))
     beaten_by = {
         each.baseline: tuple(
-            dict.fromkeys(c.network for c in contrasts if c.baseline == each.baseline and c.decision == "first")
+            dict.fromkeys(
+                c.network for c in contrasts if c.shown and c.baseline == each.baseline and c.decision == "first"
+            )
         )
         for each in scores
     }

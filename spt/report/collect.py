@@ -197,6 +197,8 @@ def read_report(paths: Sequence[Path]) -> Report:
     named |= {folder.parent / name for folder, plan in studies.values() for name in run_names(plan)}
     named |= {folder.parent / each.run for folder, plan in studies.values() for each in plan.baselines}
     folders = {path.as_posix() for path in named if path.is_dir()} | runs.keys() | unpaired.keys()
+    controls, baselines = compare_controls(rows), compare_baselines(rows)
+    others_lost = len(unpaired) + sum(len(each.failures) for each in (*controls, *baselines))
     return Report(
         rows=tuple(
             row.model_copy(update={"warnings": (*row.warnings, *mismatches.get(row.label, ()))})
@@ -206,8 +208,8 @@ def read_report(paths: Sequence[Path]) -> Report:
         models_across_tasks=tuple(across),
         levels=findings.levels,
         contrasts=findings.contrasts,
-        controls=compare_controls(rows),
-        baselines=compare_baselines(rows),
+        controls=controls,
+        baselines=baselines,
         metrics=metric_scores(rows),
         confusions=confusions(rows),
         calibrations=calibrations(rows),
@@ -221,7 +223,7 @@ def read_report(paths: Sequence[Path]) -> Report:
         spent=study_costs(spenders),
         precedents=published_comparisons(rows),
         curves=curves(rows),
-        provenance=provenance(rows, list(studies.values()), searches, len(unpaired)),
+        provenance=provenance(rows, list(studies.values()), searches, others_lost),
         runs=tuple(runs.values()),
         unpaired=tuple(unpaired.values()),
         warnings=(*warnings, *same_runs),

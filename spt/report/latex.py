@@ -9,7 +9,7 @@ from itertools import count
 
 from spt.report.collect import Report
 from spt.report.format import ReportTable, slug
-from spt.report.statements import baseline_statements, model_statements
+from spt.report.statements import statements
 from spt.report.tables import all_tables
 
 ROWS = 40  # of one table: more do not fit on a page, and a float does not break
@@ -55,7 +55,7 @@ ACCENTS = dict(
 
 
 def latex(report: Report) -> str:
-    """Every table of a report, to be included in a document by `\\input`; the verdicts are comments."""
+    """Every table of a report, to be included in a document by `\\input`; verdicts, warnings and notes are comments."""
     shown = all_tables(report)
     tables: list[str] = []
     labels: set[str] = set()
@@ -63,23 +63,13 @@ def latex(report: Report) -> str:
         tables += _tables(table, labels)
     packages = ["booktabs", *(["graphicx"] if any(r"\resizebox" in table for table in tables) else [])]
     lines = [f"% Tables of spt report. In the preamble: \\usepackage{{{','.join(packages)}}}"]
-    lines += [f"% {escape(label)}: {escape(verdict)}" for label, verdict in _verdicts(report)]
+    for each in statements(report):
+        lines.append(f"% {escape(each.label)}: {escape(each.verdict)}")
+        lines += [f"% WARNING, {escape(each.label)}: {escape(warning)}" for warning in each.warnings]
+        lines += [f"% {escape(each.label)}: {escape(remark)}" for remark in each.remarks]
     lines += [f"% WARNING: {escape(warning)}" for warning in report.warnings]
+    lines += [f"% Note: {escape(note)}" for note in report.notes]
     return "\n\n".join(["\n".join(lines), *tables]) + "\n"
-
-
-def _verdicts(report: Report) -> Iterator[tuple[str, str]]:
-    for comparison in (*model_statements(report), *baseline_statements(report)):
-        yield comparison.label, comparison.verdict
-        for warning in comparison.warnings:
-            yield f"WARNING, {comparison.label}", warning
-    for row in report.rows:
-        yield row.label, row.verdict
-        for warning in row.warnings:
-            yield f"WARNING, {row.label}", warning
-    for part in (report.best, report.reaches, report.contrasts, report.pooled):
-        for statement in part:
-            yield statement.label, statement.verdict
 
 
 def escape(text: str) -> str:

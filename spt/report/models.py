@@ -174,9 +174,10 @@ class ModelPair(NamedTuple):
         )
 
     def runs(self) -> frozenset[object]:
-        """The identity of what is compared, whatever its rows are called."""
+        """The identity of what is compared, whatever its rows are called and whichever comes first."""
         terms = self.terms().values()
-        return frozenset((side, run.key) for both in terms for side, runs in enumerate(both) for run in runs)
+        sides = [frozenset(run.key for both in terms for run in both[side]) for side in (0, 1)]
+        return frozenset(sides) if any(sides) else frozenset()
 
     def rows(self, read: ReadScores, metric: str) -> RowInterval | None:
         """Over test rows, if each of them has a score of its own in this metric and all runs are tested on the same."""

@@ -77,7 +77,7 @@ class ChecklistInput(NamedTuple):
     rows: Sequence[Row]
     results: Sequence[Result]  # every finished run, once
     other_inputs: Sequence[str]  # labels of rows whose pretraining had other training inputs than its finetuning
-    unpaired: int  # unfinished runs that no study mentions
+    others_lost: int  # runs without a score of controls, baselines and those that no study mentions
     origin: Provenance  # without a checklist
     searches: Sequence[SearchResult]
 
@@ -86,7 +86,7 @@ def provenance(
     comparisons: Sequence[Comparison],
     studies: Sequence[tuple[Path, StudyPlan]],
     searches: Sequence[SearchResult],
-    unpaired: int = 0,
+    others_lost: int = 0,
 ) -> Provenance:
     if not comparisons:
         return Provenance()
@@ -100,7 +100,7 @@ def provenance(
     )
     other_inputs = [each.row.label for each in comparisons if _has_other_inputs(each, results)]
     rows = [comparison.row for comparison in comparisons]
-    facts = ChecklistInput(rows, list(results.values()), other_inputs, unpaired, origin, searches)
+    facts = ChecklistInput(rows, list(results.values()), other_inputs, others_lost, origin, searches)
     checklist = [
         ChecklistItem(question=question, answer=answer[0], evidence=answer[1])
         for question, check in CHECKS.items()
@@ -183,7 +183,7 @@ Answer = tuple[ChecklistAnswer, str]  # with its evidence
 
 def _planned_runs(facts: ChecklistInput) -> Answer:
     planned, lost = 2 * sum(row.planned for row in facts.rows), sum(len(row.failures) for row in facts.rows)
-    others = sum(len(search.failures) for search in facts.searches) + facts.unpaired
+    others = sum(len(search.failures) for search in facts.searches) + facts.others_lost
     evidence = f"{planned - lost} of {planned} runs of the rows have a score"
     evidence += f"; other runs without one: {others}" if others else ""
     evidence += "; all without a score are listed with their reasons" if lost or others else ""

@@ -7,7 +7,7 @@ the packaged recipe. Needs no torch, except for `collect_results`, which resolve
 
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -26,12 +26,14 @@ from spt.report.format import score_interval_text, score_text, slug
 from spt.report.published_numbers import PublishedCell, PublishedPair, changed, published_pair, table_cells
 from spt.runs.baseline import BaselineResult, baseline_outcome
 from spt.runs.files import parse_json, write_json, writing
+from spt.runs.folder import RunFolder
 from spt.runs.index import Failure, all_runs, comparisons_of
 from spt.runs.plan import ARMS, PLAN, ArmName, Factor, Place, arm_text, factors_text, read_plan
 from spt.runs.result import Result
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
-SHORTER = (*BUDGETS, "subset_fraction", "max_rows")  # keys with which a run is no longer the one that was published
+SHORTER = (*BUDGETS, "subset_fraction")  # with less of these a run is no longer the one that was published
+LIMITS = ("subset_rows", "max_rows", "patience")  # nor with a lower one of these, where null is none
 
 
 class Stored(BaseModel):
@@ -46,6 +48,8 @@ class StoredRun(Stored):
     run: Annotated[str, Field(pattern=r"^finetune-\w+$")]
     state: Literal["done", "failed", "diverged"] = "done"
     score: float | None
+    test_share: Annotated[float, Field(ge=0, lt=1)] | None = None  # of the rows, that a split tests
+    out_of_time: bool = False  # a stage ended at max_hours
     steps: Annotated[int, Field(ge=0)]  # of both stages
     device_seconds: Annotated[float, Field(ge=0)]
     spt: str
@@ -59,22 +63,28 @@ class StoredRun(Stored):
     def _score_if_done(self) -> "StoredRun":
         if (self.state == "done") == (self.score is None):
             raise ValueError(f"seed {self.seed}: a run has a score if it is done, and else none")
+        if self.state == "done" and (self.split is None) != (self.test_share is None):
+            raise ValueError(f"seed {self.seed}: a run on a split has the share of the rows that it tests")
         return self
 
     @property
     def shortened(self) -> bool:
         """Was it given less to train on, or less time, than what was published?"""
-        return any(map(_gives_less, self.departures))
+        return self.out_of_time or any(map(_gives_less, self.departures))
 
 
 def _gives_less(departure: str) -> bool:
     """Whether a departure shortens a run; a budget or a share that was replaced by another kind is taken to."""
     key, _, values = departure.partition(" ")
-    if key.rpartition(".")[2] not in SHORTER:
+    name = key.rpartition(".")[2]
+    if name not in (*SHORTER, *LIMITS):
         return False
     given, _, planned = values.strip("()").partition(", ")  # "recipe 100" or "study 100"
+    amounts = given, planned.rpartition(" ")[2]
+    if name in LIMITS:
+        amounts = tuple(amount.replace("null", "inf") for amount in amounts)
     try:
-        return float(given) < float(planned.rpartition(" ")[2])
+        return float(amounts[0]) < float(amounts[1])
     except ValueError:  # null
         return True
 
@@ -139,6 +149,17 @@ class StoredResult(Stored):
         return [run.score for run in self.runs if run.score is not None]
 
     @property
+    def mean(self) -> stats.Paired | None:
+        """Of the scores with its 95 % t interval: over seeds, or over splits with the mean of each, whose tests share
+        training rows."""
+        done = [run for run in self.runs if run.score is not None]
+        if not done:
+            return None
+        shares = [run.test_share or 0.0 for run in done]
+        sample, share = stats.by_split([run.split for run in done], self.scores, shares)
+        return stats.paired(sample, test_share=share)
+
+    @property
     def complete(self) -> bool:
         """All planned runs are done and none was shortened: only then is it a reproduction."""
         return len(self.scores) >= self.planned and not any(run.shortened for run in self.runs)
@@ -150,7 +171,7 @@ class StoredResult(Stored):
     def summary(self) -> dict[str, Any]:
         """A row of `spt results --json`. `ours` is the mean over the runs that are done, `low` and `high` the ends of
         its 95 % t interval; None where there are fewer than two."""
-        mean = stats.paired(self.scores) if self.scores else None
+        mean = self.mean
         return {
             "source": self.source,
             "table": self.table,
@@ -298,23 +319,26 @@ def _of_arm(departures: Iterable[str], arm: ArmName) -> tuple[str, ...]:
 
 
 def _stored_runs(comparison: Comparison, arm: ArmName) -> list[StoredRun]:
-    """The runs of an arm that have ended, whether well or not."""
+    """The runs of an arm that have ended, whether well or not: one whose result cannot be used has failed."""
     runs = []
     for cell in comparison.runs.cells:
         outcome = comparison.outcomes.get((Place(cell.seed, cell.split), cell.arm))
         if cell.arm != arm or outcome is None:
             continue
-        if isinstance(outcome, Failure) and outcome.state not in ("failed", "diverged"):
+        if isinstance(outcome, Failure) and outcome.state in ("missing", "running", "stopped"):
             continue
         folder = comparison.runs.root / cell.run
         shared = {"seed": cell.seed, "split": cell.split, "run": cell.run, **_environment(folder)}
         if isinstance(outcome, Result):
             total = outcome.total
             cost = {"steps": total.steps, "device_seconds": round(total.device_seconds, 1)}
-            score = (outcome.test or {}).get(comparison.row.metric)
-            runs.append(StoredRun(**shared, **cost, score=score, state="failed" if score is None else "done"))
+            share = None if cell.split is None else outcome.test_share
+            late = "time" in (outcome.stop, outcome.parent_stop)
+            score = (outcome.test or {})[comparison.row.metric]
+            runs.append(StoredRun(**shared, **cost, score=score, test_share=share, out_of_time=late))
         else:
-            runs.append(StoredRun(**shared, steps=0, device_seconds=0, score=None, state=outcome.state))
+            state = "diverged" if outcome.state == "diverged" else "failed"
+            runs.append(StoredRun(**shared, steps=0, device_seconds=0, score=None, state=state))
     return runs
 
 
@@ -324,7 +348,8 @@ def _environment(folder: Path) -> dict[str, Any]:
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
         machine = f"{found['cpu']}, {found['cores']} cores" if found["device"] == "cpu" else str(found["device"])
-        date = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d")
+        ended = (RunFolder(folder.parent, folder.name).status() or {}).get("time") or path.stat().st_mtime
+        date = datetime.fromtimestamp(ended, UTC).strftime("%Y-%m-%d")
         return {
             "spt": found["spt"],
             "commit": found["commit"],

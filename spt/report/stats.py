@@ -102,6 +102,23 @@ def paired(differences: Sequence[float], confidence: float = CONFIDENCE, test_sh
     )
 
 
+def by_split(
+    splits: Sequence[str | None], values: Sequence[float], shares: Sequence[float]
+) -> tuple[list[float], float]:
+    """Values, one of each run, as `paired` takes them, and the share of the rows that a split tests.
+
+    Those of one split of the data are averaged: its seeds say how sure its own mean is, which is in the spread of the
+    means. Runs on no split stay, and the share is 0.
+    """
+    of_split = dict[str, list[float]]()
+    for split, value in zip(splits, values, strict=True):
+        if split is not None:
+            of_split.setdefault(split, []).append(value)
+    if not of_split:
+        return list(values), 0.0
+    return [statistics.fmean(each) for each in of_split.values()], statistics.fmean(shares)
+
+
 def _error_factor(n: int, test_share: float) -> float:
     """Of the standard error: √(1/n + q/(1 - q))."""
     return math.sqrt(1 + n * test_share / (1 - test_share)) / math.sqrt(n)

@@ -128,19 +128,10 @@ def paired(runs: Sequence[Result], values: Sequence[float]) -> stats.Paired:
 
 
 def by_split(runs: Sequence[Result], values: Sequence[float]) -> tuple[list[float], float]:
-    """Values, one of each run, as statistics take them, and the share of the rows that a split tests.
-
-    Those of one split of the data are averaged: its seeds say how sure its own mean is, which is in the spread of the
-    means. Without splits they stay, and the share is 0. Rows are those that are trained, selected or tested on.
-    """
-    splits = dict[str, list[float]]()
-    for run, value in zip(runs, values, strict=True):
-        if run.split is not None:
-            splits.setdefault(run.split, []).append(value)
-    if not splits:
-        return list(values), 0.0
-    shares = [run.data["test"].rows / sum(part.rows for part in run.data.values()) for run in runs]
-    return [fmean(split) for split in splits.values()], fmean(shares)
+    """Values, one of each run, as statistics take them, and the share of the rows that a split tests
+    (`stats.by_split`)."""
+    shares = [0.0 if run.split is None else run.test_share for run in runs]
+    return stats.by_split([run.split for run in runs], values, shares)
 
 
 def favour_spt(test: stats.Paired, higher_is_better: bool) -> int:

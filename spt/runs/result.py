@@ -205,6 +205,11 @@ class Result(BaseModel):
     environment: dict[str, Any]  # versions, device: the short form of env.json
     split: str | None = Field(None, exclude=True)  # of the study that it is read for; no part of the file
 
+    @property
+    def test_share(self) -> float:
+        """Of the rows that are trained, selected or tested on, those of the test split."""
+        return self.data["test"].rows / sum(part.rows for part in self.data.values())
+
     @field_validator("recipe", "task", "model", "metric", "selected_by", "classes", "notes")
     @classmethod
     def _displayable(cls, value: Any) -> Any:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from spt.baselines.job import BaselineJob, baseline_jobs, question
 from spt.baselines.registry import compared_metric
 from spt.baselines.scores import ComparedMetric
-from spt.config.budget import steps_per_epoch, total_steps
+from spt.config.budget import example_count, examples_per_epoch, steps_per_epoch, total_steps
 from spt.config.job import WITH_REACH, Cell, Job, digest
 from spt.config.load import load
 from spt.config.objectives import OBJECTIVE_OPTIONS
@@ -51,7 +51,7 @@ from spt.studies.schema import (
     recipe_overrides,
 )
 from spt.studies.space import Setting, arm_space, has_factors, settings, supervised_section
-from spt.tasks.base import Tokens
+from spt.tasks.base import WHOLE, Tokens
 
 
 @dataclass(frozen=True)
@@ -430,7 +430,7 @@ def _data(study: Data, base: BaseRecipe) -> Iterator[GridRow]:
     pretraining, factors = None, dict[str, Factor]()
     if study.pretrain_on == "all":  # labels are scarce, inputs are not
         budget = _fixed_budget(study, base, "pretrain")
-        pretraining = base.with_task(subset_fraction=1.0, subset_rows=None).with_train("pretrain", budget)
+        pretraining = base.with_task(**WHOLE).with_train("pretrain", budget)
         factors = {"pretrained on": "all inputs"}
     for factor, level in study.subsets:
         subset = _subset(study, base, factor, level)
@@ -439,16 +439,17 @@ def _data(study: Data, base: BaseRecipe) -> Iterator[GridRow]:
                 f"{name}: what this task's inputs are depends on the rows in use, so weights pretrained on all inputs "
                 "do not fit a subset; use --pretrain-on subset"
             )
-        yield GridRow(subset, {factor: level, **factors}, pretraining=pretraining)
+        whole = subset is base.resolved and WHOLE.items() <= subset.recipe.task.options.items()
+        yield GridRow(subset, {factor: level, **factors}, pretraining=None if whole else pretraining)
 
 
 def _subset(study: Data, base: BaseRecipe, factor: str, level: int | float) -> ResolvedRecipe:
     """The recipe on a fraction of the training rows, or on a number of them."""
     options = base.resolved.recipe.task.options
-    if options[f"subset_{factor}"] == level and not study.stratified:
+    size = {**WHOLE, f"subset_{factor}": level}
+    if size.items() <= options.items() and not study.stratified:
         return base.resolved  # the same run as in other studies
     # Not as overrides: a smoke run resets them.
-    size = {"subset_fraction": 1.0, "subset_rows": None, f"subset_{factor}": level}
     # A network that was pretrained on all inputs knows all of their tokens.
     tokens = {"subset_vocabulary": "whole"} if study.pretrain_on == "all" and _numbers_tokens(base) else {}
     recipe = base.with_task(**size, **tokens, stratified=study.stratified)
@@ -494,7 +495,7 @@ def _fixed_budget(study: Data, base: BaseRecipe, section: Section) -> Train:
     train, where = base.resolved.recipe.train(section), f"{base.resolved.name}: {section}"
     n = _rows_of(section, base.resolved, base.costs)
     if study.hold == "epochs":
-        return train if train.epochs is not None else _with_budget(train, epochs=_examples(train, n, where) / n)
+        return train if train.epochs is not None else _with_budget(train, epochs=_epochs(train, n, where))
     if train.flops is not None:
         raise UsageError(f"{where}'s budget is given in operations, not in updates; give it in steps or epochs")
     # Evaluated as often as in the recipe: with few rows an epoch takes only a few steps.
@@ -624,14 +625,14 @@ def _search(study: Tune, row: int, base: BaseRecipe) -> SearchGrid:
         )
     choices: dict[ArmName, list[Setting]] = {"scratch": scratch, "spt": spt}
     relative = [name for name, values in study.space.items() if has_factors(values)]
-    return SearchGrid(row, study.protocol, choices, relative, _trials(study, base.resolved, choices))
+    return SearchGrid(row, study.protocol, choices, relative, _trials(study, base, choices))
 
 
 def _as_costly(study: Tune, base: BaseRecipe, candidates: Iterable[Setting], spt: Sequence[Setting]) -> list[Setting]:
     """Settings of scratch until their operations reach those of SPT's trials: by less than one setting more, so that
     what is left over is the baseline's."""
     recipe, costs = base.resolved, base.costs
-    total = _flops(costs, [trial.job for trial in _trials(study, recipe, {"spt": spt, "scratch": []})])
+    total = _flops(costs, [trial.job for trial in _trials(study, base, {"spt": spt, "scratch": []})])
     if study.trials is None:  # in an order that prefers no corner of the grid
         grid = list(candidates)
         rng = np.random.default_rng([study.search_seed, 0x5EA2C4])
@@ -641,7 +642,7 @@ def _as_costly(study: Tune, base: BaseRecipe, candidates: Iterable[Setting], spt
         if spent >= total * (1 - 1e-9):
             break
         chosen.append(setting)
-        job = Job(with_settings(recipe, setting, "scratch"), "finetune", 0)
+        job = Job(_with_settings(base, setting, "scratch"), "finetune", 0)
         spent += _flops(costs, [job]) * len(study.trial_seeds)
     all_of_them = "as many as a search may have" if len(chosen) == MOST_SETTINGS else "all that the space has for it"
     same, short = ("the same", "") if spent >= total * (1 - 1e-9) else ("not the same", f", {all_of_them}")
@@ -658,9 +659,9 @@ def _flops(costs: CostModel, jobs: Iterable[Job]) -> float:
     return sum(costs.estimate(run).flops for run in runs.values())
 
 
-def _trials(study: Tune, resolved: ResolvedRecipe, choices: Mapping[ArmName, Sequence[Setting]]) -> list[Cell]:
+def _trials(study: Tune, base: BaseRecipe, choices: Mapping[ArmName, Sequence[Setting]]) -> list[Cell]:
     """Every setting of every arm, seed by seed, the arms in turn."""
-    recipes = {arm: [with_settings(resolved, values, arm) for values in choices[arm]] for arm in ARMS}
+    recipes = {arm: [_with_settings(base, values, arm) for values in choices[arm]] for arm in ARMS}
     cells = []
     for seed, number in itertools.product(study.trial_seeds, range(max(map(len, recipes.values())))):
         for arm in reversed(ARMS):
@@ -671,23 +672,24 @@ def _trials(study: Tune, resolved: ResolvedRecipe, choices: Mapping[ArmName, Seq
     return cells
 
 
-def with_settings(resolved: ResolvedRecipe, values: Mapping[str, Value], arm: ArmName) -> ResolvedRecipe:
+def _with_settings(base: BaseRecipe, values: Mapping[str, Value], arm: ArmName) -> ResolvedRecipe:
     """The recipe with these settings in the supervised training of one arm, and in pretraining where they are its."""
+    resolved = base.resolved
     place = f"{resolved.name}, {dict(values)}"
     parts: dict[str, Setting] = {OBJECTIVE: {}, PRETRAIN: {}, "": {}}
     for name, value in values.items():
         prefix = next(prefix for prefix in parts if name.startswith(prefix))
         parts[prefix][name.removeprefix(prefix)] = value
-    resolved = _with_train_settings(resolved, supervised_section(arm), parts[""], place)
+    resolved = _with_train_settings(resolved, supervised_section(arm), parts[""], place, base.costs)
     if parts[PRETRAIN]:
-        resolved = _with_train_settings(resolved, "pretrain", parts[PRETRAIN], place)
+        resolved = _with_train_settings(resolved, "pretrain", parts[PRETRAIN], place, base.costs)
     if parts[OBJECTIVE]:
         resolved = _with_objective(resolved, parts[OBJECTIVE], place)
     return resolved
 
 
 def _with_train_settings(
-    resolved: ResolvedRecipe, section: Section, values: Mapping[str, Value], place: str
+    resolved: ResolvedRecipe, section: Section, values: Mapping[str, Value], place: str, costs: CostModel
 ) -> ResolvedRecipe:
     """A budget in steps becomes one in examples, so that a larger batch means neither more training nor fewer
     evaluations to choose from."""
@@ -697,7 +699,10 @@ def _with_train_settings(
         train = _smoke_budget(other, train) if resolved.smoke else other
         values = {name: value for name, value in values.items() if name not in budget}
     if "batch_size" in values and train.steps is not None:
-        train = _with_budget(train, examples=train.steps * train.batch_size)
+        examples = train.steps * train.batch_size
+        if section != "pretrain" or resolved.recipe.pretrain.data is None:  # else an epoch's rows are not known
+            examples = example_count(train.steps, _rows_of(section, resolved, costs), train.batch_size, train.drop_last)
+        train = _with_budget(train, examples=examples)
     changed = {**train.model_dump(mode="json"), **values}
     if changed["warmup_steps"] and values.get("warmup_fraction") is not None:
         changed["warmup_steps"] = 0
@@ -760,7 +765,14 @@ def _examples(train: Train, n: int, place: str) -> float:
     if train.examples is not None:
         return float(train.examples)
     if train.epochs is not None:
-        return train.epochs * n
+        return train.epochs * examples_per_epoch(n, train.batch_size, train.drop_last)
     if train.steps is not None:
-        return float(train.steps * min(train.batch_size, n))
+        return float(example_count(train.steps, n, train.batch_size, train.drop_last))
     raise UsageError(f"{place}'s budget is given in operations, not in examples; give it in epochs")
+
+
+def _epochs(train: Train, n: int, place: str) -> float:
+    """Passes over the rows that a budget in steps or examples pays for."""
+    if train.steps is not None:
+        return train.steps / steps_per_epoch(n, train.batch_size, train.drop_last)
+    return _examples(train, n, place) / examples_per_epoch(n, train.batch_size, train.drop_last)

@@ -749,6 +749,13 @@ def part_of(source: StudySource, recipes: Sequence[str] = (), levels: Sequence[s
             "scaled": None,
             "where": [*raw["where"], *_rules_of_scales(study, kept, source.name)],
         }
+    if isinstance(study, Models) and study.match != "none" and study.recipes[0] not in kept:
+        raw |= {
+            "match": "none",
+            "scale": "width",
+            "scaled": None,
+            "where": [*raw["where"], *_rules_of_models(study, kept, source.name)],
+        }
     for field in ("sizes", "variants"):
         if field in raw:
             raw[field] = {name: _chosen(_of_recipe(raw[field], name), levels) for name in kept}
@@ -774,6 +781,20 @@ def _rules_of_scales(study: Variants, recipes: Sequence[str], name: str) -> list
         for recipe in recipes
         for level in study.levels(recipe)
         if (found := study.found(recipe, level))
+    ]
+
+
+def _rules_of_models(study: Models, recipes: Sequence[str], name: str) -> list[dict[str, Any]]:
+    """What makes each model as large as it was found to be, so that some can be run without the first."""
+    if study.scaled is None:
+        raise UsageError(
+            f"{name}: its models are made equal to {study.recipes[0]} when it runs; name that too, or run the whole "
+            "study first, then parts of the study.yaml in its folder, which holds what was found"
+        )
+    return [
+        {"recipes": [recipe], "levels": None, "set": {f"model.{option}": value for option, value in found.items()}}
+        for recipe in recipes
+        if (found := study.scaled[recipe])
     ]
 
 
