@@ -159,7 +159,7 @@ def recipe_operations(name: str) -> dict[str, Any]:
 
 
 def text_hash(text: str) -> str:
-    """Of a YAML file, whatever its comments say."""
+    """Of a YAML file, whatever its lines of comment say."""
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 

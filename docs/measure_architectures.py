@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,11 +74,11 @@ def here() -> dict[str, Any]:
     return found
 
 
-def measured_here() -> dict[str, Any]:
+def measured_here(file: Path = FILE) -> dict[str, Any]:
     """What the file holds, if it was measured on such a machine as this, by whichever commit."""
-    if not FILE.is_file():
+    if not file.is_file():
         return {}
-    before, now = json.loads(FILE.read_text(encoding="utf-8")), here()
+    before, now = json.loads(file.read_text(encoding="utf-8")), here()
     same = all(before["environment"].get(key) == now[key] for key in now.keys() - {"spt", "commit"})
     return dict(before) if same else {}
 

@@ -1,6 +1,6 @@
 """What a training step costs at lengths up to 2^20 on one device: docs/measurements/scaling.json, for docs/scaling.md.
 
-    python docs/measure_scaling.py             those that are not there yet
+    python docs/measure_scaling.py             those that are not there yet; all, on another machine
 
 One small layer, one sequence, one step behind a warm-up, each in a process of its own: growth of resident memory, and
 the processor time of all threads together, which other work on the machine disturbs less than the clock.
@@ -13,11 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from measure_architectures import here, measured_here
+
 from spt.bench.models import parse_models
 from spt.bench.timing import memory_growth
 from spt.bench.training_step import Step
 from spt.runs.files import write_json
-from spt.runtime.environment import environment
 
 FILE = Path(__file__).resolve().parent / "measurements" / "scaling.json"
 COMMAND = "python docs/measure_scaling.py"
@@ -52,15 +53,17 @@ def main() -> None:
     if len(sys.argv) == 3:
         sys.stdout.write(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
         return
-    found = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {"rows": {}}
+    before = measured_here(FILE)
+    facts = {"kind": "scaling", **SIZES, "command": COMMAND, "environment": before.get("environment") or here()}
+    rows = dict(before.get("rows", {}))
     for length in LENGTHS:
         for model in MODELS:
-            if length > LONGEST.get(model, length) or str(length) in found["rows"].get(model, {}):
+            if length > LONGEST.get(model, length) or str(length) in rows.get(model, {}):
                 continue
             done = subprocess.run([sys.executable, __file__, model, str(length)], capture_output=True, check=True)
-            found["rows"].setdefault(model, {})[str(length)] = json.loads(done.stdout.splitlines()[-1])
-            sys.stdout.write(f"{model}, {length:,}: {found['rows'][model][str(length)]}\n")
-            write_json(FILE, {"kind": "scaling", **SIZES, "command": COMMAND, "environment": environment(), **found})
+            rows.setdefault(model, {})[str(length)] = json.loads(done.stdout.splitlines()[-1])
+            sys.stdout.write(f"{model}, {length:,}: {rows[model][str(length)]}\n")
+            write_json(FILE, {**facts, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,16 +24,18 @@ from records import plan as made_plan
 from tiny import environment
 from typer.testing import CliRunner
 
-from spt.advisor.advise import Request, _better_metric, _time, advise
+from spt.advisor.advise import Layout, Request, _better_metric, _planned, _time, advise
 from spt.advisor.answer import ARM, answer, seeds_needed
 from spt.advisor.arrays import convert
 from spt.advisor.backbones import choose, width
 from spt.advisor.budget import Plan, Shape, Timing, budget_text, parse_budget, plan
 from spt.advisor.classes import ClassOptions, given_weights
-from spt.advisor.columns import AmbiguousError, ColumnRoles, decide
+from spt.advisor.columns import AmbiguousError, ColumnRoles, LabelPeriod, decide
 from spt.advisor.recipes import Template, recipe_text
+from spt.advisor.recordings import label_windows, shortened
 from spt.advisor.table import read_table
 from spt.config.load import complete_part, load
+from spt.config.recipe import Part
 from spt.errors import UsageError
 from spt.report.collect import read_report
 from spt.runtime.settings import Settings
@@ -332,6 +335,18 @@ def test_a_budget_that_is_too_short_says_which_would_do():
     assert made.seeds >= 3 and len(made.models) == 2
 
 
+@pytest.mark.parametrize("seconds", [50.0, 120.0, 1000.0, 1e5])
+def test_a_plan_is_carried_out_by_as_many_workers_as_it_was_made_for(seconds):
+    template = Template("rows", {}, {}, (), 40, 40, 8, 8, None, False, 60.0)
+    found = Layout(template, Part(name="custom"), (), (), tuple(TIMINGS), 1, 1, at_once=16)
+    made = _planned(found, Request("rows.csv", budget="1h"), seconds)
+    shape = Shape(5, 1, 1, template.evaluations)
+    work = sum(t.seconds(made.epochs, shape) for t in TIMINGS if t.name in made.models) * made.seeds
+    longest = max(t.seconds(made.epochs, shape) for t in TIMINGS if t.name in made.models)
+    assert made.seconds == pytest.approx(max(work / (1 if made.jobs == 1 else 0.85 * made.jobs), longest))
+    assert made.seconds <= seconds and made.jobs == (16 if work >= 60 and seconds >= 60 else 1)
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("30m", 1800.0), ("900s", 900.0), ("2h", 7200.0), ("1h30m", 5400.0)])
 def test_budgets_are_read(text, seconds):
     assert parse_budget(text) == seconds
@@ -497,6 +512,45 @@ def test_a_metric_goes_into_the_recipes(real, metric, tmp_path):
     candidate = choose(False, 8, 16)[0]
     objective = yaml.safe_load(recipe_text(template, candidate, {}, tmp_path))["finetune"].get("objective", {})
     assert objective.get("metric") == metric and objective.get("scale") == ("standard" if real else None)
+
+
+@pytest.mark.parametrize("labelled", [20, 50, 999, 1000])
+def test_arms_have_equal_budgets_however_few_rows_have_labels(labelled, tmp_path):
+    task = {"value_prefix": "x", "label_column": "y"}
+    shape = {"rows": 1000, "labelled": labelled, "validation": 20, "length": 8, "tokens": None, "real": False}
+    template = Template("rows.csv", task, {"path": str(tmp_path / "rows.csv")}, (), **shape, epochs=24.0)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe_text(template, choose(False, 8, 16)[0], {}, tmp_path))
+    pretrain, finetune, scratch = map(load(str(path)).recipe.train, ("pretrain", "finetune", "scratch"))
+    if labelled < 1000:
+        steps = -(-1000 // scratch.batch_size) * 24
+        assert (pretrain.steps, finetune.steps, scratch.steps) == (steps * 2 // 3, steps // 3, steps)
+        assert "as many updates as both stages of SPT together" in path.read_text()
+        assert all(each.steps // each.evaluate_every == 10 for each in (pretrain, finetune, scratch))
+    else:
+        assert (pretrain.epochs, finetune.epochs, scratch.epochs) == (16, 8, 24)
+        assert "as many epochs as both stages of SPT together" in path.read_text()
+
+
+def test_a_stride_in_seconds_is_told_as_it_was_given():
+    given, period = {"stride": "2s", "window": "8s"}, LabelPeriod(10, 400, 1000)
+    options = {"label_at": "mean"}
+    long = {"length": 50_000, "interval": 0.01, "recordings": 4, "most": 1000, "values": True}
+    chosen, (line,) = label_windows(options, {"stride": "2s"}, period, 1000)
+    assert "one every 2s (window" in line and "stride" not in chosen
+    chosen, (line,) = shortened({}, {"stride": "2s"}, **long)
+    assert "one every 2s, 4 steps" in line and "stride" not in chosen and chosen["window"] > 0
+    assert shortened({}, given, **long) == ({}, ())
+
+
+def test_a_stride_waits_for_a_window_and_is_refused_without_one(quick):
+    header, rows, *_ = CASES["steps"]
+    write(quick / "visits.csv", header, rows)
+    asked = Request("visits.csv", ColumnRoles(), "90s", settings=Settings(cpu=True, quiet=True))
+    with pytest.raises(UsageError, match=r"--stride 2: sequences of up to 12 steps are not cut into windows here"):
+        advise(replace(asked, transforms={"stride": 2}), lambda _: None)
+    parts = advise(replace(asked, transforms={"stride": 2, "window": 4}), lambda _: None)
+    assert "stride: 2" in next(iter(parts.files.values()))
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,9 @@ def test_every_planned_run_of_a_control_is_accounted_for(tmp_path):
         ("frozen", 3, "missing"),
     ]
     assert frozen.score == pytest.approx(0.655) and frozen.scratch == pytest.approx(0.605)  # the same seeds
+    first = report.provenance.checklist[0]
+    assert first.question == "Is every planned run accounted for?" and first.answer == "partly"
+    assert "8 of 8 runs of the rows have a score; other runs without one: 2" in first.evidence
 
 
 @pytest.mark.parametrize(

@@ -492,6 +492,17 @@ def test_several_networks_on_one_data_set(tmp_path):
     }  # both arms, two networks, two baselines: also those not shown
 
 
+def test_a_baseline_is_beaten_by_the_better_arm_alone(tmp_path):
+    """A decided win of the other arm, whose mean is lower, is not told as the network's."""
+    scratch, spt = [0.800, 0.801, 0.799, 0.800, 0.800], [0.90, 0.72, 0.88, 0.70, 0.86]
+    (comparison,) = read_report([held(tmp_path, scratch, spt, {"boosting": 0.78})]).baselines
+    won = {each.arm: each.decision for each in comparison.contrasts}
+    assert won == {"scratch": "first", "spt": "open"} and comparison.beaten_by == {"boosting": ()}
+    assert comparison.verdict.startswith("no network here is shown to beat") and "which is not decided" in (
+        comparison.verdict
+    )
+
+
 def test_every_writer_shows_them(tmp_path):
     folder = held(tmp_path, SCRATCH, SPT, {"tfidf": 0.95, "boosting": [0.5, 0.6, 0.5, 0.6]})
     report = read_report([folder])

@@ -13,6 +13,7 @@ from records import compared, finish, plan, start
 from spt.report import collect, latex
 from spt.report.format import ReportTable
 from spt.report.latex import MATHS, ROWS, SPECIAL, escape
+from spt.report.statements import statements
 from spt.report.tables import all_tables
 
 NASTY = [*SPECIAL, *MATHS, "--", "---", "\\\\", "\n", "\x00", "\ud800", "中", "é", "Ż", "Δ", "ς", "$x_1$", "-1", " - "]
@@ -95,6 +96,9 @@ def test_every_sheet_is_a_table_and_the_words_are_comments(tmp_path):
     comments = [line for line in text.splitlines() if line.startswith("%")]
     assert r"\usepackage{booktabs,graphicx}" in comments[0]
     assert any("SPT beats scratch by" in line for line in comments)
+    for each in statements(made):
+        assert f"% {escape(each.label)}: {escape(each.verdict)}" in comments
+        assert all(f"% {escape(each.label)}: {escape(remark)}" in comments for remark in each.remarks)
     assert r"my\_task \& 50 \% / C:\textbackslash{}x\{1\}" in text
     assert r"line \{2\} at 100 \%" in text
     assert latex.latex(made) == text

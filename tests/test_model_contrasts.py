@@ -374,6 +374,21 @@ def test_costs_that_differ_are_in_the_verdict(tmp_path: Path) -> None:
     assert comparison.contrasts[0].ratios["flops_per_example"] == 1
 
 
+def test_two_models_in_either_order_count_once(tmp_path: Path) -> None:
+    """The same runs in two comparisons, whose rows are the other way round."""
+    first = compared(tmp_path, {"a": A, "b": B})
+    plan = json.loads((first / "study.json").read_text())
+    plan["rows"].reverse()
+    for cell in plan["cells"]:
+        cell["row"] = 1 - cell["row"]
+    second = first.with_name("compare-2")
+    second.mkdir()
+    (second / "study.json").write_text(json.dumps(plan))
+    report = collect.read_report([first, second])
+    tests = {(each.arm, each.tests) for comparison in report.models for each in comparison.contrasts}
+    assert len(report.models) == 2 and tests == {("scratch", 2), ("spt", 2), ("difference", 1)}
+
+
 def test_scratch_at_every_share_counts_once(tmp_path: Path) -> None:
     """Levels of a study share their scratch runs: one comparison of them, not three."""
     cells, rows = [], []

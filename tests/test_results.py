@@ -12,6 +12,7 @@ from spt.config.load import load
 from spt.errors import DataError, UsageError
 from spt.report import collect, results
 from spt.report.results import StoredResult, add_results, collect_results, merge, read_results, select_results
+from spt.report.stats import corrected_interval
 from spt.runs.files import write_json
 
 PENDULUM = {"name": "pendulum/s5", "task": "pendulum", "model": "s5"}
@@ -104,6 +105,11 @@ def test_complete_with_all_seeds_and_only_unshortened(tmp_path):
     ("departure", "shortens"),
     [
         ("task.max_rows (100, recipe null)", True),
+        ("task.max_rows (null, recipe 2000)", False),
+        ("task.subset_rows (100, recipe null)", True),
+        ("task.subset_rows (200, recipe 100)", False),
+        ("finetune.train.patience (5, recipe null)", True),
+        ("finetune.train.patience (null, recipe 5)", False),
         ("finetune.train.epochs (null, recipe 3.0)", True),
         ("finetune.train.steps (1e2, recipe 300)", True),
         ("finetune.train.epochs (99999.0, study 100.0)", False),
@@ -127,6 +133,51 @@ def test_failed_runs_are_kept_and_running_ones_are_not(tmp_path):
     (result,) = collect_results(folder)
     assert [(run.seed, run.state) for run in result.runs] == [(0, "done"), (1, "diverged"), (3, "done")]
     assert result.summary()["failed"] == 1
+
+
+def test_a_run_whose_result_cannot_be_used_has_failed(tmp_path):
+    folder = finished(tmp_path, [0.003, 0.004])
+    path = tmp_path / "finetune-ascratch1" / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"test": None}))
+    (result,) = collect_results(folder)
+    assert [(run.seed, run.state, run.score) for run in result.runs] == [(0, "done", 0.003), (1, "failed", None)]
+    assert not result.complete and result.summary()["failed"] == 1
+
+
+@pytest.mark.parametrize("stage", ["stop", "parent_stop"])
+def test_a_run_that_the_clock_ended_is_shortened(tmp_path, stage):
+    scratch, spt = collect_results(finished(tmp_path, [0.003]), "gentle pendulum")
+    assert scratch.complete and spt.complete
+    for path in tmp_path.glob("finetune-*/result.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {stage: "time"}))
+    for result in collect_results(tmp_path / "variants-1", "gentle pendulum"):
+        assert result.runs[0].out_of_time and result.runs[0].shortened and not result.complete
+
+
+def test_the_date_is_that_of_the_runs_end_and_not_of_its_copy(tmp_path):
+    folder = finished(tmp_path, [0.003])
+    status = tmp_path / "finetune-ascratch0" / "status.json"
+    status.write_text('{"state": "done", "time": 86399.0}')
+    assert collect_results(folder)[0].runs[0].date == "1970-01-01"
+
+
+def test_splits_of_one_data_set_are_no_independent_runs(stored):
+    """Their interval is the one that a report has: over splits, for training sets that overlap."""
+    scores = {"fold 0": [0.70, 0.72], "fold 1": [0.80, 0.82], "fold 2": [0.90, 0.88]}
+    run = stored[0].runs[0]
+    runs = tuple(
+        run.model_copy(update={"seed": seed, "split": split, "score": score, "test_share": 1 / 3})
+        for split, each in scores.items()
+        for seed, score in enumerate(each)
+    )
+    result = StoredResult.model_validate(stored[0].model_copy(update={"runs": runs}).model_dump())
+    expected = corrected_interval([0.71, 0.81, 0.89], 1 / 3)
+    row = result.summary()
+    assert row["n"] == 6 and row["ours"] == pytest.approx(0.8033333)
+    assert (row["low"], row["high"]) == pytest.approx((expected.low, expected.high))
+    lost = runs[0].model_copy(update={"test_share": None})
+    with pytest.raises(ValueError, match="has the share of the rows that it tests"):
+        StoredResult.model_validate(stored[0].model_copy(update={"runs": (lost,)}).model_dump())
 
 
 def test_a_table_of_ones_own_has_both_arms(tmp_path):

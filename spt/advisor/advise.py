@@ -247,7 +247,10 @@ def _planned(found: Layout, request: Request, seconds: float, must: bool = False
     try:
         jobs = found.at_once if seconds >= WORKERS_FROM else 1
         least, most = found.template.least_epochs, found.template.most_epochs
-        return plan(found.timings, seconds, found.shape, least=least, most=most, jobs=jobs, splits=splits)
+        made = plan(found.timings, seconds, found.shape, least=least, most=most, jobs=jobs, splits=splits)
+        if made.jobs > 1 and made.work < WORKERS_FROM:
+            made = plan(found.timings, seconds, found.shape, least=least, most=most, splits=splits)
+        return made
     except UsageError:
         if must:
             raise
@@ -281,16 +284,15 @@ def _over_splits(
 
 
 def _advice(request: Request, found: Layout, made: Plan, spent: float) -> Advice:
-    jobs = 1 if made.seconds < WORKERS_FROM else found.at_once
     kept = [(candidate, changes) for candidate, changes in found.sized if candidate.name in made.models]
     times = [timing for timing in found.timings if timing.name in made.models]
     least = made.splits if made.splits > 1 else FEWEST
-    needed = least * sum(timing.seconds(made.epochs, found.shape) for timing in times) / jobs
+    needed = least * sum(timing.seconds(made.epochs, found.shape) for timing in times) / made.jobs
     template = found.template.with_epochs(made.epochs)
     folder = _final(request, template)
     files = {f"{each.name}.yaml": recipe_text(template, each, changes, folder) for each, changes in kept}
     files[STUDY] = study_text(template, [each.name for each, _ in kept], made.seeds, made.splits)
-    return Advice(template.lines, found.findings, made, found.timings, jobs, 1.3 * needed + spent, spent, files)
+    return Advice(template.lines, found.findings, made, found.timings, made.jobs, 1.3 * needed + spent, spent, files)
 
 
 def plan_lines(advice: Advice, request: Request) -> list[str]:
@@ -401,7 +403,8 @@ def _open(
     if "window" in added and "score" not in added and not {"label_at", "per_step"} & decisions.options.keys():
         added["score"] = "recording"
         lines = ("score: the mean answer of each recording's windows (score: window in the recipes is possible)",)
-    part = _part(where, {**decisions.options, **added})
+    unused = {"stride"} - ({"stride"} if "window" in added else set())  # until a window is chosen
+    part = _part(where, {**decisions.options, **{key: value for key, value in added.items() if key not in unused}})
     data = open_task(part)
     length, interval, n = data.length, data.interval, len(data.train)
     more, further = shortened(
@@ -409,6 +412,12 @@ def _open(
     )
     if more:
         added, lines = {**added, **more}, (*lines, *further)
+    if "stride" in added and "window" not in added:
+        raise UsageError(
+            f"--stride {added['stride']}: sequences of up to {length:,} steps are not cut into windows here; add "
+            "--window, or leave --stride out"
+        )
+    if more:
         part = _part(where, {**decisions.options, **added})
         data = open_task(part)
     sources = data.train.sources

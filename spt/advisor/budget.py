@@ -52,15 +52,26 @@ class Plan:
     seconds: float  # that this takes, as estimated
     dropped: tuple[str, ...] = ()
     splits: int = 1  # of the rows, each with so many seeds
+    jobs: int = 1  # runs at once
 
     @property
     def runs(self) -> int:
         return 3 * len(self.models) * self.seeds * self.splits
 
     @property
+    def work(self) -> float:
+        """Seconds of one run after the other."""
+        return self.seconds * _speedup(self.jobs)
+
+    @property
     def repeats(self) -> int:
         """What intervals are made over: splits, or seeds on one."""
         return self.splits if self.splits > 1 else self.seeds
+
+
+def _speedup(jobs: int) -> float:
+    """Of so many runs at once over one after the other."""
+    return 1.0 if jobs == 1 else 0.85 * jobs
 
 
 def parse_budget(text: str) -> float:
@@ -106,7 +117,7 @@ def plan(
 
     def cost(models: Sequence[Timing], seeds: int, epochs: float) -> float:
         whole = [each.seconds(epochs, shape) for each in models]
-        return max(splits * seeds * sum(whole) / (1 if jobs == 1 else 0.85 * jobs), max(whole))
+        return max(splits * seeds * sum(whole) / _speedup(jobs), max(whole))
 
     def fitting(models: Sequence[Timing], seeds: int, least: float) -> Plan | None:
         """With as many epochs as fit, if these are enough."""
@@ -118,7 +129,7 @@ def plan(
         names = tuple(each.name for each in models)
         dropped = tuple(each.name for each in timings if each.name not in names)
         epochs = round(epochs, 2) if epochs < 10 else float(round(epochs))
-        return Plan(names, seeds, epochs, cost(models, seeds, epochs), dropped, splits)
+        return Plan(names, seeds, epochs, cost(models, seeds, epochs), dropped, splits, jobs)
 
     tries = [(order[0], seeds, most) for seeds in most_seeds]
     tries += [(models, usual, max(least, most / 2)) for models in order[:-1] or order]

@@ -29,7 +29,7 @@ class Template:
     length: int
     tokens: str | None  # what a token is; None: values
     real: bool
-    epochs: float  # of scratch; SPT has as many in both stages together
+    epochs: float  # passes over the training rows that scratch has; SPT has as many in both stages together
     metric: str | None = None  # what is compared, where that is not the usual one
     unlabelled: Path | None = None  # more rows for pretraining, which then is no self-pretraining
     classes: ClassOptions = field(default_factory=ClassOptions)
@@ -56,6 +56,10 @@ class Template:
         """Fewer updates teach a network nothing."""
         return min(6.0, max(0.2, 60 / self.steps_per_epoch))
 
+    def steps(self, epochs: float) -> int:
+        """Updates that so many passes over the training rows are."""
+        return max(1, round(epochs * self.steps_per_epoch))
+
     def with_epochs(self, epochs: float) -> "Template":
         return replace(self, epochs=epochs)
 
@@ -68,10 +72,13 @@ def recipe_text(template: Template, candidate: Candidate, changes: dict[str, int
     task = {"name": "custom", **where, **template.task}
     pretraining = round(template.epochs * PRETRAINING, 2)
     finetuning = round(template.epochs - pretraining, 2)
+    first, then = template.steps(pretraining), template.steps(finetuning)
+    few = template.labelled < template.rows  # passes over them are shorter than those of pretraining
     objective = {"name": "supervised", **({"scale": "standard"} if template.real else {})}
     objective |= {"metric": template.metric} if template.metric is not None else {}
     objective |= template.classes.objective
     fast = int(candidate.options["d_model"]) < 64
+    rate, total = 3e-3 if fast else 1e-3, round(pretraining + finetuning, 2)
     text = [
         f"# {candidate.name} on {template.source}. {candidate.why}",
         f"# Run: spt compare {candidate.name}.yaml     All of them, at equal parameters: spt study run {STUDY}",
@@ -81,13 +88,13 @@ def recipe_text(template: Template, candidate: Candidate, changes: dict[str, int
         _section("model", {"name": candidate.name, **candidate.options, **changes}).rstrip("\n")
         + ("  # as many parameters as the first recipe's, within 5 %\n" if changes else "\n"),
         _section("pretrain", {"objective": _masks(template), **_more_rows(template, folder)}).rstrip(),
-        _train(template, pretraining, 8e-3 if fast else 2e-3, in_steps=template.unlabelled is not None),
+        _train(template, pretraining, first, 8e-3 if fast else 2e-3, in_steps=few or template.unlabelled is not None),
         "finetune:",
         *([_indented({"objective": objective})] if len(objective) > 1 else []),
         *([] if template.task.get("per_step") else ["  head: {pool: mean}"]),
-        _train(template, finetuning, 3e-3 if fast else 1e-3, template.classes.sampling),
-        "scratch: # as many epochs as both stages of SPT together",
-        _train(template, round(pretraining + finetuning, 2), 3e-3 if fast else 1e-3, template.classes.sampling),
+        _train(template, finetuning, then, rate, template.classes.sampling, in_steps=few),
+        f"scratch: # as many {'updates' if few else 'epochs'} as both stages of SPT together",
+        _train(template, total, first + then, rate, template.classes.sampling, in_steps=few),
     ]
     return "\n".join(line.rstrip("\n") for line in text) + "\n"
 
@@ -122,10 +129,9 @@ def _more_rows(template: Template, folder: Path) -> dict[str, Any]:
 
 
 def _train(
-    template: Template, epochs: float, rate: float, sampling: str | None = None, *, in_steps: bool = False
+    template: Template, epochs: float, steps: int, rate: float, sampling: str | None = None, *, in_steps: bool = False
 ) -> str:
-    """`in_steps`: as many updates as so many passes over the training rows are, whatever rows there are beside them."""
-    steps = max(1, round(epochs * template.steps_per_epoch))
+    """`in_steps`: so many updates, whatever rows a stage has, not so many passes over them."""
     return _indented(
         {
             "train": {

@@ -67,6 +67,11 @@ def _rate(text: str) -> float | str:
         return text
 
 
+def _amount(span: int | str) -> str:
+    """Steps, or seconds as they were given."""
+    return f"{span:,}" if isinstance(span, int) else span
+
+
 def label_windows(
     options: Mapping[str, Any], given: Mapping[str, Any], period: LabelPeriod | None, most: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -84,15 +89,15 @@ def label_windows(
         return {}, plain
     context = max(frame, min(MOST_CONTEXT, max(LEAST_CONTEXT, period.shortest // 4), period.shortest))
     window = max(unit, min(-(-context // unit), most // unit) * unit)
-    stride = given.get("stride", unit * -(-period.labels * period.steps // (unit * MOST_WINDOWS)))
+    stride: int | str = given.get("stride", unit * -(-period.labels * period.steps // (unit * MOST_WINDOWS)))
     chosen = {"window": window, "label_at": "last"}
     if "stride" not in given and stride != window:
         chosen["stride"] = stride
     its = "with its label" if window == period.steps else "and has the last label within it"
     every = f"one every {period.steps:,} steps" if period.steps > 1 else "one at every step"
     return chosen, (
-        f"labels: {every}; a row is a window of {window:,} steps {its}, one every {stride:,} (window, stride, label_at "
-        "in the recipes; --window, --stride)",
+        f"labels: {every}; a row is a window of {window:,} steps {its}, one every {_amount(stride)} (window, stride, "
+        "label_at in the recipes; --window, --stride)",
     )
 
 
@@ -146,5 +151,5 @@ def shortened(
     return chosen, (
         f"length: up to {length * (1 if patch else unit):,} steps; recordings are cut into windows of {window:,}, one "
         "every "
-        f"{given.get('stride', stride):,}{how} (window, stride in the recipes; --window, --stride, --patch)",
+        f"{_amount(given.get('stride', stride))}{how} (window, stride in the recipes; --window, --stride, --patch)",
     )

@@ -333,7 +333,7 @@ def apply_selection(grid: StudyGrid, root: Path) -> tuple[StudyGrid, StudyPlan, 
             messages.append(f"{base.name}: nothing is chosen yet: {choice}")
         else:
             tried = {(trial.arm, trial.row): trial.job.resolved for trial in searched.trials}
-            arms[search.row] = main_arms(*(tried[arm, choice[arm]] for arm in ARMS), None)
+            arms[search.row] = main_arms(tried["scratch", choice["scratch"]], tried["spt", choice["spt"]], None)
             search = search.model_copy(update={"chosen": choice})
             texts = [f"{arm_text(arm)} {setting_text(search.settings[arm][n])}" for arm, n in choice.items()]
             messages.append(f"{base.name}: chosen on validation: {'; '.join(texts)}")

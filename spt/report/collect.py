@@ -198,7 +198,8 @@ def read_report(paths: Sequence[Path]) -> Report:
     named |= {folder.parent / each.run for folder, plan in studies.values() for each in plan.baselines}
     folders = {path.as_posix() for path in named if path.is_dir()} | runs.keys() | unpaired.keys()
     controls, baselines = compare_controls(rows), compare_baselines(rows)
-    others_lost = len(unpaired) + sum(len(each.failures) for each in (*controls, *baselines))
+    others_lost = len(unpaired) + sum(len(each.failures) for each in controls)
+    others_lost += sum(len(each.failures) for each in baselines)
     return Report(
         rows=tuple(
             row.model_copy(update={"warnings": (*row.warnings, *mismatches.get(row.label, ()))})

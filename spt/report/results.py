@@ -80,11 +80,9 @@ def _gives_less(departure: str) -> bool:
     if name not in (*SHORTER, *LIMITS):
         return False
     given, _, planned = values.strip("()").partition(", ")  # "recipe 100" or "study 100"
-    amounts = given, planned.rpartition(" ")[2]
-    if name in LIMITS:
-        amounts = tuple(amount.replace("null", "inf") for amount in amounts)
+    no_limit = "inf" if name in LIMITS else ""
     try:
-        return float(amounts[0]) < float(amounts[1])
+        return float(given.replace("null", no_limit)) < float(planned.rpartition(" ")[2].replace("null", no_limit))
     except ValueError:  # null
         return True
 

@@ -181,7 +181,7 @@ class Result(BaseModel):
     selected_by: str  # the validation metric that picked the checkpoint
     higher_is_better: bool
     chance: Annotated[float, Field(ge=-LARGEST, le=LARGEST)] | None = (
-        None  # score of the best constant answer on the test split, where defined
+        None  # test accuracy of always answering the commonest training class; None for other metrics
     )
     val: dict[str, float]  # of the selected checkpoint
     test: (
