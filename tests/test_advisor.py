@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import random
+import re
 import select
 import shutil
 import signal
@@ -36,7 +37,7 @@ from spt.advisor.recordings import label_windows, shortened
 from spt.advisor.table import read_table
 from spt.config.load import complete_part, load
 from spt.config.recipe import Part
-from spt.errors import UsageError
+from spt.errors import DataError, UsageError
 from spt.report.collect import read_report
 from spt.runtime.settings import Settings
 from spt.tasks.base import Classes, Split, TaskData, Values
@@ -261,6 +262,38 @@ def test_what_is_ambiguous_is_asked_with_its_choices(case, tmp_path):
 )
 def test_long_steps_are_told_in_seconds(seconds, told):
     assert _time(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("header", "cell", "given", "words"),
+    [
+        (["x1", "x2", "x3", "x4", "x5", "y"], "7", {"time": "x1"}, "--time x1: a row here is a whole sequence"),
+        (["a;b;c"], "1;2;3", {}, "if its cells stand between ';', write it with commas"),
+        (["note", "label", "label"], "1", {}, "beside several that are called 'label'"),
+        (["", ""], "1", {}, "beside several that are called ''"),
+    ],
+)
+def test_what_no_column_can_be_is_said_with_its_reason(tmp_path, header, cell, given, words):
+    rows = [[*([cell] * (len(header) - 1)), i % 2] if len(header) > 1 else [cell] for i in range(40)]
+    if "time" in given:
+        rows = [[*(RNG.random() for _ in header[1:]), i % 2] for i in range(40)]
+    with pytest.raises(UsageError, match=re.escape(words)):
+        decide(read_table(write(tmp_path / "rows.csv", header, rows)), ColumnRoles(**given))
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (np.zeros((0, 5)), "the inputs are empty, with the shape (0, 5)"),
+        (np.zeros((4, 5), complex), "the inputs are of the type complex128, not real numbers"),
+        (np.full((4, 5), np.inf), "hold what is not a finite number"),
+        (np.zeros(4), "the inputs have shape (4,)"),
+    ],
+)
+def test_arrays_that_are_no_inputs_say_what_they_are(tmp_path, x, words):
+    np.savez(tmp_path / "data.npz", X=x, y=np.arange(len(x)) % 2)
+    with pytest.raises(DataError, match=re.escape(words)):
+        convert(tmp_path / "data.npz", tmp_path / "data.parquet")
 
 
 def test_names_of_files_that_are_not_there_are_no_choice(tmp_path):
@@ -661,7 +694,9 @@ def test_the_answer_claims_what_the_runs_show(tmp_path, scratch, spt, arm, words
         best = sum(spt if arm == "spt" else scratch) / len(spt)
         assert said.recommendation["test"] == pytest.approx(best) and said.recommendation["seeds"] == 5
         assert f"has test accuracy {100 * best:.2f} %" in said.words
-    assert ("Three seeds at least are needed: a budget of 10m" in said.words) == (len(scratch) < 3)
+    assert ("Three seeds at least are needed: --budget 10m with another --out has them" in said.words) == (
+        len(scratch) < 3
+    )
 
 
 def test_of_two_models_validation_chooses_and_the_other_may_be_beaten(tmp_path):

@@ -587,6 +587,11 @@ WRONG = {  # files or one file's content, options, what is said
         {**LIST, "split": "stratified"},
         "the first row of each label stays in training, and none of column y has two; give validation rows of your own",
     ),
+    "two rows of each label": (
+        {"d.csv": "x,y\n" + "".join(f"{i} {i},u{i % 40}\n" for i in range(80))},
+        {**LIST, "split": "stratified", "validation_fraction": 0.1, "test_fraction": 0.1},
+        "rows of each label are shared out alike, and none of column y has more than 2; raise .*_fraction",
+    ),
     "few rows by a hash": ({"d.csv": "x,y\n1 1,a\n2 2,b\n3 3,a\n"}, LIST, "; raise .*_fraction or give .* rows of"),
     "no training rows": (
         {"d.csv": "x,y,s\n1,a,test\n"},

@@ -29,6 +29,7 @@ from spt.execution.local import run_locally
 from spt.execution.queue import PARENT_FAILED, FailedRun, Failures, RunRequest, in_order, run_here, shard
 from spt.runs.folder import RunFolder
 from spt.runtime.distributed import Runtime
+from spt.runtime.environment import command_line
 from spt.runtime.settings import Settings
 
 SETTINGS = Settings(quiet=True, cpu=True)
@@ -241,6 +242,8 @@ def test_workers_do_what_one_process_does(tmp_path, threads, messages):
     assert found == failed and len(found) == 2
     same_runs(tmp_path / "one", tmp_path / "two")
     assert len(list((tmp_path / "two").glob("*/result.json"))) == 5
+    for path in (tmp_path / "two").glob("*/env.json"):
+        assert json.loads(path.read_text())["command"] == command_line(), "the study's, not the worker's"
     assert sum("weights from pretrain-" in text for text in texts) == 2
     assert [text for text in texts if text.startswith("[3] failed: ")]
     assert run_locally(requests(*family(one)), tmp_path / "two", SETTINGS, 2, tmp_path / "study") == []

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import spt
 from spt.config.job import Job
-from spt.errors import CheckpointError, SptError, UsageError
+from spt.errors import CheckpointError, OutputError, SptError, UsageError
 from spt.inference.export import _scores_of_seeds, export, random_rows
 from spt.inference.trained_model import TrainedModel
 from spt.training.load_run import load_run
@@ -50,6 +50,21 @@ def test_an_exported_model_answers_as_the_run_to_the_last_bit(kind, target, tmp_
     model, again, test = exported(path, tmp_path / "out")
     same(model, again, test)
     assert again.about["seeds"] == {"0": load_run(path).result.test[load_run(path).result.metric]}
+
+
+@pytest.mark.parametrize("number", [28, 122])
+def test_what_the_system_refuses_to_write_is_told_as_such(tmp_path, monkeypatch, number):
+    """safetensors has an error of its own for it."""
+
+    def full(*_, **__):
+        raise safetensors.SafetensorError(f"Error while serializing: I/O error: none left (os error {number})")
+
+    path = trained(tmp_path, "numbers", "class")
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    result = CliRunner().invoke(app, ["export", str(path), "--out", str(tmp_path / "out")])
+    told = {28: "the disk is full", 122: "the disk quota is used up"}[number]
+    assert result.exit_code == OutputError.exit_code and told in result.stderr, result.stderr
+    assert not (tmp_path / "out").exists() and "a bug" not in result.stderr
 
 
 def test_scores_of_seeds_are_those_of_like_runs(tmp_path):

@@ -77,13 +77,52 @@ def test_runs_with_other_settings_are_not_added_to_those_that_stay(tmp_path, sto
     before = (tmp_path / "results" / f"{stored[0].name}.json").read_text()
     other = finished(tmp_path / "other", [0.004], name="b", overrides=["model.ssm_lr=0.1"])
     with pytest.raises(
-        UsageError, match=r"has seed 1 with other settings \(the recipe's\) than these runs \(model.ssm_lr"
+        UsageError, match=r"has seed 0 with other settings \(the recipe's\) than these runs \(model.ssm_lr"
     ):
         add_results(other, tmp_path / "results")
-    assert (tmp_path / "results" / f"{stored[0].name}.json").read_text() == before
     all_of_them = finished(tmp_path / "all", [0.004] * 3, name="c", overrides=["model.ssm_lr=0.1"])
-    (result,) = add_results(all_of_them, tmp_path / "results")
-    assert len(result.departures) == 1 and result.scores == [0.004] * 3
+    with pytest.raises(UsageError, match="keep them under another --table, or remove the file"):
+        add_results(all_of_them, tmp_path / "results")
+    assert (tmp_path / "results" / f"{stored[0].name}.json").read_text() == before
+
+
+def test_two_settings_of_one_cell_in_one_folder_are_not_mixed(tmp_path):
+    finished(tmp_path, [0.003, 0.004])
+    (tmp_path / "variants-1").rename(tmp_path / "variants-2")
+    finished(tmp_path, [0.005] * 3, name="b", overrides=["model.ssm_lr=0.1"])
+    done = call("results", "--add", tmp_path, "--folder", tmp_path / "kept", "--table", "mine", code=2)
+    assert "with two settings (" in done.stderr and "name the folder of one study" in done.stderr
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("names", [("lr 0.1", "lr 0,1"), ("A", "a")])
+def test_tables_whose_files_would_have_one_name_are_told_apart(tmp_path, names):
+    folder = finished(tmp_path / "runs", [0.003, 0.004])
+    add_results(folder, tmp_path / "results", names[0])
+    before = {path: path.read_text() for path in (tmp_path / "results").iterdir()}
+    with pytest.raises(UsageError, match=f"is of another cell .*{names[0]}.* than these runs .*choose another --table"):
+        add_results(folder, tmp_path / "results", names[1])
+    assert before == {path: path.read_text() for path in (tmp_path / "results").iterdir()}
+
+
+@pytest.mark.parametrize("names", [("甲", "乙"), ("x" * 200, "x" * 199 + "y")])
+def test_names_that_a_file_cannot_tell_have_one_of_their_own(tmp_path, names):
+    folder = finished(tmp_path / "runs", [0.003, 0.004])
+    for name in names:
+        add_results(folder, tmp_path / "results", name)
+    found = read_results(tmp_path / "results")
+    assert sorted({result.table for result in found}) == sorted(names) and len(found) == 4
+    assert all(len(result.name) < 200 for result in found)
+
+
+def test_smoke_runs_are_not_taken_and_that_is_said(tmp_path):
+    folder = finished(tmp_path, [0.003])
+    for path in tmp_path.glob("finetune-*/result.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"smoke": True}))
+    plan = folder / "study.json"
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"smoke": True}))
+    with pytest.raises(DataError, match="smoke runs are not taken"):
+        collect_results(folder)
 
 
 def test_complete_with_all_seeds_and_only_unshortened(tmp_path):
@@ -281,7 +320,7 @@ def test_the_command(tmp_path, stored):
     whole = finished(
         tmp_path / "whole", [0.003 + seed / 1e5 for seed in range(20)], overrides=["finetune.train.epochs=3"]
     )
-    assert "20 of 20, shortened" in call("results", "--add", whole, *folder).stdout
+    assert "20 of 20, shortened" in call("results", "--add", whole, "--folder", tmp_path / "short").stdout
 
 
 def test_the_command_names_studies_of_ones_own_and_shows_one_on_request(tmp_path, stored):
@@ -305,5 +344,22 @@ def test_whether_a_folder_can_be_read_is_found_by_reading_it(tmp_path, stored, m
     assert "0.003200" in call("results", "--folder", tmp_path / "results").stdout
 
 
+def test_a_file_that_is_nested_too_deeply_is_no_result(tmp_path):
+    (tmp_path / "a.json").write_text("[" * 100_000 + "]" * 100_000)
+    done = call("results", "--folder", tmp_path, code=DataError.exit_code)
+    assert "cannot be read as a stored result: ValueError: it is nested too deeply" in done.stderr
+
+
+def test_metrics_are_named_where_they_differ(tmp_path, stored):
+    other = stored[0].model_copy(update={"paper": None, "table": "mine", "metric": "r2"})
+    same = other.model_copy(update={"metric": "mse", "row": "other"})
+    for result in (other, same):
+        write_json(tmp_path / "results" / f"{result.name}.json", result.model_dump(mode="json"))
+    text = call("results", "--folder", tmp_path / "results", "--full").stdout
+    assert "metric" in text.partition("mine")[2] and "metric" not in text.partition("mine")[0]
+
+
 def test_words_choose(stored):
+    other = stored[0].model_copy(update={"paper": None, "table": "s5"})
+    assert select_results([*stored, other], ["S5"]) == [other], "a name is that of one study"
     assert select_results(stored, ["PENDULUM", "table 3"]) == stored and not select_results(stored, ["listops"])

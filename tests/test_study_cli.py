@@ -283,6 +283,31 @@ def test_one_failed_run_does_not_stop_a_study(tmp_path):
     assert "2 of the runs failed" in done.stderr and len(json.loads(done.stdout)["failures"]) == 2
 
 
+def test_json_is_one_value_whatever_a_model_prints(tmp_path):
+    model = (
+        "from torch import nn\nfrom spt.models.base import Backbone, BackboneConfig, Mixer\n\n\n"
+        "class Config(BackboneConfig):\n    pass\n\n\n"
+        "class Loud(Mixer):\n    def __init__(self, config):\n        super().__init__()\n"
+        "        self.map = nn.Linear(config.d_model, config.d_model)\n\n"
+        "    def forward(self, x, context):\n        print('NOISE')\n        return self.map(x)\n\n"
+        "    def flops(self, length):\n        return 1.0 * length\n\n\n"
+        "def build(config):\n    return Backbone(config, lambda: [Loud(config)])\n"
+    )
+    (tmp_path / "loud.py").write_text(model)
+    done = spt("compare", "quickstart", "model.name=./loud.py", "--smoke", "--seeds", "1", "--json", cwd=tmp_path)
+    assert done.returncode == 0 and "NOISE" in done.stderr, done.stderr
+    assert len(json.loads(done.stdout)["rows"]) == 1
+
+
+def test_a_dry_run_has_whole_names_at_80_columns(tmp_path):
+    scaled = {"quickstart": {}, "quickstart-linear_transformer": {"d_model": 40, "d_ff": 120}}
+    file = {"kind": "models", "recipes": list(scaled), "scaled": scaled, "seeds": 1}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(file))
+    done = spt("study", "run", "study.yaml", "--dry-run", cwd=tmp_path, env={"COLUMNS": "80"})
+    assert done.returncode == 0 and "…" not in done.stdout, done.stdout + done.stderr
+    assert "quickstart-linear_transformer" in done.stdout and "d_ff 120" in done.stdout
+
+
 def test_the_runs_of_one_arm(tmp_path):
     asked = ("compare", "quickstart", "--smoke", "--seeds", "2", "--dry-run", "--json", "--out", tmp_path)
     both, scratch, spt = (

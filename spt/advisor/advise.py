@@ -403,8 +403,8 @@ def _open(
     if "window" in added and "score" not in added and not {"label_at", "per_step"} & decisions.options.keys():
         added["score"] = "recording"
         lines = ("score: the mean answer of each recording's windows (score: window in the recipes is possible)",)
-    unused = {"stride"} - ({"stride"} if "window" in added else set())  # until a window is chosen
-    part = _part(where, {**decisions.options, **{key: value for key, value in added.items() if key not in unused}})
+    opened = {key: value for key, value in added.items() if key != "stride" or "window" in added}  # else it waits
+    part = _part(where, {**decisions.options, **opened})
     data = open_task(part)
     length, interval, n = data.length, data.interval, len(data.train)
     more, further = shortened(

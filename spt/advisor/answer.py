@@ -282,7 +282,7 @@ def _more(row: Row, report: Report, folder: Path, planned_seeds: int, budget: st
                 "more rows would."
             )
     elif planned_seeds < stats.FEWEST:
-        hints.append(f"Three seeds at least are needed: a budget of {budget} has them.")
+        hints.append(f"Three seeds at least are needed: --budget {budget} with another --out has them.")
     elif row.decision not in ARMS and not missing and needed is not None and needed > row.n:
         hints.append(
             f"About {needed} seeds would show a difference of this size: spt study run {folder / 'study.yaml'} --seeds "

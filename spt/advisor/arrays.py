@@ -28,11 +28,18 @@ def convert(path: Path, target: Path) -> None:
     x = _one(arrays, INPUTS, path, "inputs, shaped (rows, steps) or (rows, steps, channels)")
     y = _one(arrays, LABELS, path, "labels, one a row")
     group = next((arrays[name] for name in arrays if name.lower() in GROUPS), None)
-    if x.ndim not in (2, 3) or not x.size:
+    if x.ndim in (2, 3) and not x.size:
+        raise DataError(
+            f"{path.name}: the inputs are empty, with the shape {x.shape}; (rows, steps) or (rows, steps, "
+            "channels) is needed, with some of each"
+        )
+    if x.ndim not in (2, 3):
         raise DataError(
             f"{path.name}: the inputs have shape {x.shape}; (rows, steps) or (rows, steps, channels) is needed"
         )
-    if x.dtype.kind not in "iufb" or (x.dtype.kind == "f" and np.isinf(x).any()):
+    if x.dtype.kind not in "iufb":
+        raise DataError(f"{path.name}: the inputs are of the type {x.dtype}, not real numbers")
+    if x.dtype.kind == "f" and np.isinf(x).any():
         raise DataError(f"{path.name}: the inputs hold what is not a finite number; NaN stands for a missing one")
     for name, each in (("labels", y), ("groups", group)):
         if each is not None and (each.ndim != 1 or len(each) != len(x)):

@@ -146,6 +146,11 @@ class _Search:
     def decide(self) -> Decisions:
         self._find_split()
         long = self._find_long()
+        if long is None and self.given.time not in (None, "none"):
+            raise UsageError(
+                f"--time {self.given.time}: a row here is a whole sequence, whose steps no column orders; leave --time "
+                "out, or name the column that names the sequences, with --id COL"
+            )
         kind: DataKind = "long" if long else self._find_whole_inputs()
         label = self._find_label(None if long is None else long)
         group = self._find_group(long)
@@ -685,7 +690,13 @@ class _Search:
 
     def _listed(self) -> str:
         shown = [f"{column.name} ({_kind_text(column)})" for column in list(self.columns.values())[:12]]
-        return ", ".join(shown) + (", …" if len(self.columns) > 12 else "")
+        listed = ", ".join(shown) + (", …" if len(self.columns) > 12 else "")
+        if self.table.doubled:
+            listed = f"{listed or 'none'}, beside several that are called {', '.join(map(repr, self.table.doubled))}"
+        only = next(iter(self.columns), "") if len(self.columns) == 1 else ""
+        if mark := next((mark for mark in ";|\t" if mark in only), ""):
+            listed += f"; if its cells stand between {mark!r}, write it with commas, or as .tsv with tabs"
+        return listed or "none with a name"
 
 
 def _tier(column: Column, names: Sequence[Iterable[str]]) -> int:

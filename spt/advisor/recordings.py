@@ -34,6 +34,7 @@ def given_transforms(
 ) -> dict[str, Any]:
     """Options of the task from those of the command line. Raises UsageError."""
     options: dict[str, Any] = {"window": _span("--window", window), "stride": _span("--stride", stride), "patch": patch}
+    options |= {"last_patch": None if patch is None else "pad"}  # whatever their lengths
     options |= {"rate": rate, "resample": None if resample is None else _rate(resample)}
     if spectrogram is not None:
         found = re.fullmatch(r"(\d{1,6})(?:\s*,\s*(\d{1,6}))?", spectrogram.strip())

@@ -57,7 +57,7 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
                 with forward_messages(notify):
                     if runs and _hand_over(options):
                         return
-                    with results_only() if options.get("as_json") else contextlib.nullcontext():
+                    with results_only() if _option(options, "as_json") else contextlib.nullcontext():
                         function(**options)
                 launch.leave_group()
             except (SptError, Stopped) as error:

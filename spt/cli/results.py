@@ -102,9 +102,11 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 
     from spt.report.format import score_interval_text, score_text
 
-    printed = any(row["published"] is not None for row in rows)
+    printed, several = any(row["published"] is not None for row in rows), len({row["metric"] for row in rows}) > 1
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("row and column", overflow="fold")
+    if several:
+        table.add_column("metric")
     for name in (*(["published"] if printed else []), "ours", "95 % interval", "runs"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
@@ -113,6 +115,7 @@ def _table(rows: list[dict[str, Any]]) -> Any:
         runs += [f"{row['failed']} failed"] * bool(row["failed"]) + ["shortened"] * row["shortened"]
         table.add_row(
             Text(f"{row['row']}: {row['column']}{'' if row['arm'] == 'scratch' else ', SPT'}"),
+            *([metric] if several else []),
             *([score_text(row["published"], metric)] if printed else []),
             score_text(row["ours"], metric),
             score_interval_text(row["low"], row["high"], metric),

@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -27,7 +28,10 @@ from spt.tasks import __path__ as TASKS
 from spt.tasks.base import Classes, Labels, Reals, Split, Target, TaskConfig, TaskData, Tokens, Values, describe
 from spt.tasks.parallel import AT_ONCE, release
 
+logger = logging.getLogger(__name__)
+
 FORMAT = 4
+LARGE = 250_000_000  # bytes of a task's data, whose place is told
 COLUMNS = [field.name for field in fields(Split) if field.name not in ("starts", "stops", "per_step")]  # as Arrow
 OF_DATA = ("notes", "length", "interval", "future", "row_width", "classes")  # fields of the data
 
@@ -67,6 +71,9 @@ def prepare_once(folder: Path, load: Callable[[], TaskData]) -> None:
                 _sweep(folder)
                 with temporary_files():
                     _write(folder, load())
+                if (size := sum(file.stat().st_size for file in folder.iterdir())) >= LARGE:
+                    what = folder.name.partition("-")[0]
+                    logger.info(f"the data of {what}, {size / 1e9:.1f} GB, are kept in {folder}")
 
 
 def source_hash(module: Any) -> str:

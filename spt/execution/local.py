@@ -57,6 +57,7 @@ from spt.runs.files import writing
 from spt.runs.folder import RunFolder
 from spt.runtime import launch, signals
 from spt.runtime.distributed import Runtime
+from spt.runtime.environment import command_line, work_for
 from spt.runtime.progress import forward_messages, forward_progress
 from spt.runtime.settings import Settings
 
@@ -93,7 +94,7 @@ def run_locally(
         with writing(logs):
             logs.mkdir(parents=True, exist_ok=True)
         # Resolved here, once: a relative folder means the same to every worker.
-        setup = (root.resolve(), settings)
+        setup = (root.resolve(), settings, command_line())
         waiting = {request.job.name: request for request in unfinished}
         count = min(workers, len(unfinished))
         if count > 1:
@@ -145,7 +146,7 @@ Message = tuple[str, Any]
 class _Scheduler:
     unfinished: dict[str, RunRequest]  # by name, parents first
     failures: Failures
-    setup: tuple[Path, Settings]  # what every worker is sent first: the folder of runs, and the settings
+    setup: tuple[Path, Settings, str]  # what every worker is sent first: the folder of runs, settings, the command
     count: int  # of workers, at most
     logs: Path
     progress: StudyProgress = field(default_factory=lambda: StudyProgress(Path()))
@@ -359,7 +360,8 @@ def main() -> NoReturn:
 def _work(inbox: BinaryIO, send: Callable[..., None]) -> NoReturn:
     """Make the runs that come, until a signal ends this process."""
     requests: queue.SimpleQueue[RunRequest] = queue.SimpleQueue()
-    root, settings = pickle.load(inbox)
+    root, settings, command = pickle.load(inbox)
+    work_for(command)
     threading.Thread(target=_receive, args=(inbox, requests), daemon=True).start()
     runtime = Runtime(settings)
     runtime.check_libraries()

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
@@ -36,6 +35,7 @@ from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
 from spt.runtime.signals import cleanup
 from spt.tasks.base import Split, Tokens
+from spt.training.checkpoint import save_tensors
 
 if TYPE_CHECKING:
     from spt.inference.program import Program
@@ -96,7 +96,7 @@ def write_model(
 
 def _fill(folder: Path, model: TrainedModel) -> None:
     part, files = model.architecture.model, [WEIGHTS]
-    safetensors.torch.save_file(tensors_of(model), folder / WEIGHTS, metadata={"format": "pt"})
+    save_tensors(tensors_of(model), folder / WEIGHTS, {"format": "pt"})
     if is_path(part.name):
         shutil.copyfile(part.name, folder / CODE)
         part, files = Part(name=CODE, **part.options), [*files, CODE]

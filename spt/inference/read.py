@@ -75,6 +75,8 @@ def read_file(model: TrainedModel, data: Path, changes: Iterable[str], *, labels
             "this model answers pairs of sequences, which are not read from files; --split answers its own"
         )
     given = _parse(changes)
+    if not data.exists():
+        raise DataError(f"there is no {data}; name a file or a folder with the rows")
     labels = labels and model.target is not None
     options = _options(model, data, given, labels)
     needed = [name for key in ("label_column", "label_columns") if given.get(key) for name in _names(given[key])]

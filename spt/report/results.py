@@ -5,6 +5,7 @@ A file holds every run that was started for its cell, the failed ones too, with 
 the packaged recipe. Needs no torch, except for `collect_results`, which resolves recipes.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ from spt.runs.result import Result
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 SHORTER = (*BUDGETS, "subset_fraction")  # with less of these a run is no longer the one that was published
+LONGEST = 180  # letters of a file's name
 LIMITS = ("subset_rows", "max_rows", "patience")  # nor with a lower one of these, where null is none
 
 
@@ -120,8 +122,16 @@ class StoredResult(Stored):
 
     @property
     def name(self) -> str:
-        """Of its file."""
-        return slug("-".join((self.paper or "own", self.table, self.row, self.column, self.arm)))
+        """Of its file: a slug, and what tells it from others where that loses letters, or is cut."""
+        whole = "-".join((self.paper or "own", self.table, self.row, self.column, self.arm))
+        short = slug(whole)
+        if whole.isascii() and len(short) <= LONGEST:
+            return short
+        return f"{short[:LONGEST].strip('-')}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+
+    @property
+    def place(self) -> tuple[str | None, str, str, str, str]:
+        return self.paper, self.table, self.row, self.column, self.arm
 
     @property
     def published_cell(self) -> PublishedCell | None:
@@ -262,10 +272,18 @@ def collect_results(folder: Path, table: str | None = None) -> list[StoredResult
     found = [result for comparison in comparisons for result in _results(comparison, table)]
     if not found:
         which = "" if table else " that belongs to a cell of a paper's table (--table NAME keeps it as your own)"
-        raise DataError(f"{folder} holds no finished run{which}")
+        smoke = "; smoke runs are not taken" if any(runs.smoke for runs in paired) else ""
+        raise DataError(f"{folder} holds no finished run{which}{smoke}")
     merged: dict[str, StoredResult] = {}
     for result in found:
-        merged[result.name] = merge(merged[result.name], result) if result.name in merged else result
+        known = merged.get(result.name)
+        if known is not None and known.place == result.place and {*known.departures} != {*result.departures}:
+            ours, theirs = (", ".join(each.departures) or "the recipe's" for each in (known, result))
+            raise UsageError(
+                f"{folder} holds {arm_text(result.arm)} runs of {result.row} with two settings ({ours}; {theirs}); "
+                "name the folder of one study, and each with a --table of its own"
+            )
+        merged[result.name] = result if known is None else merge(known, result)
     return list(merged.values())
 
 
@@ -364,17 +382,22 @@ def _environment(folder: Path) -> dict[str, Any]:
 def merge(old: StoredResult, new: StoredResult) -> StoredResult:
     """Both results of one cell as one; a seed that both have is the new one's.
 
-    Raises UsageError where they are not: of another metric or recipe, or with other settings in runs that stay.
+    Raises UsageError where they are not: of another cell, metric or recipe, or with other settings.
     """
     again = {(run.seed, run.split) for run in new.runs}
     staying = [run for run in old.runs if (run.seed, run.split) not in again]
+    if old.place != new.place:
+        ours, theirs = ("; ".join(filter(None, result.place)) for result in (new, old))
+        raise UsageError(
+            f"{new.name}.json is of another cell ({theirs}) than these runs ({ours}); choose another --table"
+        )
     for name in ("metric", "recipe", "factors"):
         if getattr(old, name) != getattr(new, name):
             raise UsageError(
                 f"{new.name}.json has the {name} {getattr(old, name)}, and these runs {getattr(new, name)}: keep them "
                 "under another --table, or remove the file"
             )
-    if other := next((run for run in staying if set(run.departures) != set(new.runs[0].departures)), None):
+    if other := next((run for run in old.runs if set(run.departures) != set(new.runs[0].departures)), None):
         ours, theirs = (", ".join(run.departures) or "the recipe's" for run in (new.runs[0], other))
         raise UsageError(
             f"{new.name}.json has seed {other.seed} with other settings ({theirs}) than these runs ({ours}): keep them "
@@ -397,10 +420,13 @@ def add_results(folder: Path, to: Path, table: str | None = None) -> list[Stored
 
 
 def select_results(results: Sequence[StoredResult], words: Sequence[str]) -> list[StoredResult]:
-    """Those with all of these words in their source, row, column or recipe."""
+    """Those of the source that the words name; else those with all words in their source, row, column or recipe."""
     lowered = [word.lower() for word in words]
 
     def text(result: StoredResult) -> str:
         return re.sub(r"\s+", " ", f"{result.source} {result.row} {result.column} {result.recipe}").lower()
 
+    exact = " ".join(lowered)
+    if named := [result for result in results if result.source.lower() == exact]:
+        return named
     return [result for result in results if all(word in text(result) for word in lowered)]

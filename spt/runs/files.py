@@ -23,7 +23,8 @@ def is_out_of_range(value: object) -> bool:
 
 
 def parse_json(text: str) -> Any:
-    """As json.loads, but a number that is not finite or is out of range is a ValueError too."""
+    """As json.loads, but a number that is not finite or is out of range is a ValueError too, and so is what is nested
+    too deeply."""
 
     def number(written: str, kind: type[int] | type[float] = float) -> int | float:
         value = kind(written)
@@ -31,7 +32,12 @@ def parse_json(text: str) -> Any:
             raise ValueError(f"{written[:20]} is out of range")
         return value
 
-    return json.loads(text, parse_constant=number, parse_float=number, parse_int=lambda written: number(written, int))
+    try:
+        return json.loads(
+            text, parse_constant=number, parse_float=number, parse_int=lambda written: number(written, int)
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 @contextlib.contextmanager

@@ -72,8 +72,19 @@ def _packages() -> dict[str, str]:
     return packages
 
 
+_asked_by: str | None = None  # in a worker, the command that started it
+
+
+def work_for(command: str) -> None:
+    """This process makes runs that another command asked for: they are recorded as that one's."""
+    global _asked_by
+    _asked_by = command
+
+
 def command_line() -> str:
     """The command, or the program that used the Python API, without secrets; nothing for an interactive session."""
+    if _asked_by is not None:
+        return _asked_by
     program, arguments = Path(sys.argv[0]).name, [hide_assigned_secrets(each) for each in sys.argv[1:]]
     if program in ("spt", "spt.exe", "spt_cli.py", "__main__.py"):
         return shlex.join(["spt", *arguments])

@@ -227,11 +227,21 @@ def _check_owner(folder: Path, owner: str, run: str) -> None:
         )
 
 
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """As a safetensors file. What the system refuses, a full disk say, is an OSError."""
+    try:
+        safetensors.torch.save_file(dict(tensors), path, metadata=metadata)
+    except SafetensorError as error:
+        if (found := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+
+
 def save_weights(folder: Path, tensors: Mapping[str, Tensor], meta: CheckpointMeta, rows: NDArray[np.uint64]) -> None:
     """A stage's weights, and what they were trained on (`rows`: fingerprints of the training inputs)."""
 
     def fill(beside: Path) -> None:
-        safetensors.torch.save_file(dict(tensors), beside / WEIGHTS)
+        save_tensors(tensors, beside / WEIGHTS)
         np.save(beside / "rows.npy", np.sort(rows))
         write_json(beside / "about.json", meta.model_dump(mode="json"))
 

@@ -195,6 +195,11 @@ def _why_empty(config: Options, examples: Examples, name: str, parts: int) -> st
         reasons.append(f"the first row of each label stays in training, and none of column {config.labels[0]} has two")
     else:
         drawn = True
+        if config.split == "stratified":
+            most = np.bincount(_contents(config, examples, chosen)[1]).max(initial=0)
+            reasons.append(
+                f"rows of each label are shared out alike, and none of column {config.labels[0]} has more than {most}"
+            )
     why = f", since {', and '.join(reasons)}" if reasons else ""
     return f"{why}; {f'raise {name}_fraction or ' if drawn else ''}give {name} rows of your own"
 
