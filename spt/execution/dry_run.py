@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from spt.execution.baselines import baseline_text
@@ -115,12 +116,19 @@ def render(plan: dict[str, Any], full: bool = False) -> RenderableType:
     lines.append("costs are of whole budgets; a time is estimated from runs like it that are done in this folder")
     return Group(
         Text(plan["folder"], style="bold"),
-        plain_table(("row", "changed", "parameters", "FLOPs per example", "total"), rows, text_columns=2),
+        _without_empty(("row", "changed", "parameters", "FLOPs/example", "total"), rows, text_columns=2),
         Text(),
         plain_table(("what", "stage", "state", "runs", "steps each", "FLOPs", "time"), groups, text_columns=3),
         Text(),
         *map(Text, [*lines, *plan["notes"]]),
     )
+
+
+def _without_empty(header: Sequence[str], lines: Sequence[Sequence[str]], text_columns: int) -> Table:
+    """A plain table of the columns that say something of a line, so that names have room."""
+    kept = [i for i in range(len(header)) if any(line[i] != "-" for line in lines)]
+    texts = sum(i < text_columns for i in kept)
+    return plain_table([header[i] for i in kept], [[line[i] for i in kept] for line in lines], texts)
 
 
 def _alike(runs: Sequence[dict[str, Any]], full: bool) -> list[tuple[str, ...]]:

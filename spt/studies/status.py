@@ -116,7 +116,10 @@ def plain_table(header: Sequence[str], lines: Iterable[Sequence[str]], text_colu
     """A table without rules, for the terminal; the first columns are text, the others numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i < text_columns else "right", no_wrap=i >= text_columns)
+        if i < text_columns:
+            table.add_column(name, overflow="fold")  # a name is never cut
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
     for line in lines:
         table.add_row(*map(Text, line))
     return table
