@@ -16,6 +16,7 @@ from spt.data.dataset import open_task
 from spt.report.format import is_percent
 from spt.report.plotting import svg
 from spt.report.results import StoredResult, StoredRun, read_results
+from spt.report.stats import paired
 from spt.studies.schema import read
 
 RATE = "{}.train.learning_rate (0.15, recipe 0.0015)"
@@ -236,7 +237,17 @@ def test_the_front_page_has_the_published_numbers_that_were_obtained():
         scores = [run.score for run in cell.runs if run.score is not None]
         mean = sum(scores) / len(scores)
         assert (f"{mean:.2e}".replace("e-0", "e-") if mean < 0.01 else f"{mean:.2f}") in text, cell
-    assert len(cells) == 2, "README says: two were run"
+    assert len(cells) == 3, "README says: three were run"
+
+
+def test_what_is_said_of_the_pendulum_without_times_is_stored():
+    text = " ".join((ROOT / "docs/results/published.md.in").read_text(encoding="utf-8").split())
+    found = {cell.row: cell for cell in read_results(ROOT / "results") if cell.paper == "s5"}
+    told, dropped = ({run.seed: run.score for run in found[row].runs} for row in ("S5", "S5-drop"))
+    more = paired([dropped[seed] - told[seed] for seed in sorted(told)])
+    mean, low, high = (f"{value:.2e}".replace("e-0", "e-") for value in (more.mean, more.low, more.high))
+    assert f"higher by {mean} ({low} to {high} over twenty seeds)" in text and more.n == 20
+    assert f"error is {sum(dropped.values()) / sum(told.values()):.2f} times S5's" in text
 
 
 def test_time_is_counted_once_for_a_run_that_stands_in_two_tables():
