@@ -74,8 +74,9 @@ def here() -> dict[str, Any]:
     return found
 
 
-def measured_here(file: Path = FILE) -> dict[str, Any]:
+def measured_here(file: Path | None = None) -> dict[str, Any]:
     """What the file holds, if it was measured on such a machine as this, by whichever commit."""
+    file = file or FILE
     if not file.is_file():
         return {}
     before, now = json.loads(file.read_text(encoding="utf-8")), here()

@@ -455,7 +455,7 @@ def test_a_worker_that_sends_what_cannot_be_read_is_killed(tmp_path):
     program = "import sys, time; print('garbage', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True) as process:
         worker = local._Worker(0, process, tmp_path / "1.log")
-        scheduler = local._Scheduler({}, Failures(), (tmp_path, SETTINGS), 1, tmp_path)
+        scheduler = local._Scheduler({}, Failures(), (tmp_path, SETTINGS, ""), 1, tmp_path)
         scheduler._listen(worker)
         assert process.returncode == -signal.SIGKILL
         assert scheduler.events.get_nowait() == (worker, None)

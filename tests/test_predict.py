@@ -285,7 +285,7 @@ def test_rows_of_any_task_come_as_lists_or_arrays(kind, tmp_path):
     summary = predict(path, Source(data, ["list_column=x", "label_column=y"]), tmp_path / "o.parquet", CPU)
     assert summary.scores == load_run(path).result.test
     assert [row["p_1"] for row in table(tmp_path / "o.parquet")] == pytest.approx(wanted, abs=1e-6)
-    with pytest.raises(DataError, match=r"there is no .*nowhere.csv; name a file or a folder"):
+    with pytest.raises(DataError, match=r"there is no file or folder .*nowhere.csv"):
         predict(path, Source(tmp_path / "nowhere.csv"), None, CPU)
     longest = test.lengths == test.lengths.max()
     array = np.stack([test.row(i) for i in np.flatnonzero(longest).tolist()])

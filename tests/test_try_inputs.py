@@ -100,8 +100,8 @@ CASES = {
         2,
         "--window: 8 steps are no multiple of patch, 3; 6 or 9 are",
     ),  # before anything is read
-    "a stride alone": ({"a.csv": good()}, ["a.csv", "--stride", "4"], 2, "stride is for windows"),
-    "a patch too long": ({"a.csv": good()}, ["a.csv", "--patch", "9"], 3, "fewer than a patch of 9"),
+    "a stride alone": ({"a.csv": good()}, ["a.csv", "--stride", "4"], 2, "up to 8 steps are not cut into windows"),
+    "a patch too long": ({"a.csv": good()}, ["a.csv", "--patch", "9"], 3, "every sequence has one step"),
     "a rate to no end": ({"a.csv": good()}, ["a.csv", "--resample", "100"], 3, "is not known"),
     "a ratio of words": ({"a.csv": good()}, ["a.csv", "--resample", "half"], 2, "ratio of whole numbers"),
     "frames of words": ({"a.csv": good()}, ["a.csv", "--spectrogram", "wide"], 2, "256,128"),

@@ -76,7 +76,7 @@ def read_file(model: TrainedModel, data: Path, changes: Iterable[str], *, labels
         )
     given = _parse(changes)
     if not data.exists():
-        raise DataError(f"there is no {data}; name a file or a folder with the rows")
+        raise DataError(f"there is no file or folder {data}")
     labels = labels and model.target is not None
     options = _options(model, data, given, labels)
     needed = [name for key in ("label_column", "label_columns") if given.get(key) for name in _names(given[key])]
