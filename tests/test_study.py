@@ -966,8 +966,8 @@ def test_all_anew_is_each_run_once(tmp_path, meter):
     assert {path.parent.name for path in root.glob("*/result.json")} == names | {f"{name}.old1" for name in names}
 
 
-def test_anew_is_what_is_asked_for(tmp_path, meter):
-    """A part, or an arm, made anew leaves the runs of the others."""
+def test_starting_over_leaves_other_arms_and_parts_alone(tmp_path, meter):
+    """`--resume never` for one arm, or one shard, repeats its runs and moves no others aside."""
     root, again = tmp_path / "runs", Settings(quiet=True, cpu=True, resume="never")
     layout = laid(tmp_path, meter, "compare", seeds=2)
     run_study(layout, root, ExecutionTarget(), Runtime(Settings(quiet=True, cpu=True)))

@@ -1,7 +1,6 @@
 """`spt results`: what was really obtained, beside what the papers print."""
 
 from collections import Counter
-from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,6 +52,7 @@ def results(
 ) -> None:
     """Show published numbers beside those obtained: means over seeds, 95 % intervals, and whether runs are complete."""
     from spt.report.results import add_results, read_results, select_results
+    from spt.studies.status import plain_table
 
     if table is not None and (add is None or not table.strip()):
         raise UsageError("--table names your own table of the results that --add takes")
@@ -78,21 +78,8 @@ def results(
             console().print(_table([row for _, row in rows]))
         if names := [] if whole else [result.source for result in by_source if result.paper is None]:
             console().print("studies without published numbers", style="bold", highlight=False, markup=False)
-            console().print(_studies(Counter(names)))
+            console().print(plain_table(("study", "cells"), [(name, str(n)) for name, n in Counter(names).items()]))
             notify("spt results NAME shows one of them, --full all")
-
-
-def _studies(cells: Mapping[str, int]) -> Any:
-    """Names of studies, with how many cells each has."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("study", overflow="fold")
-    table.add_column("cells", justify="right")
-    for name, count in cells.items():
-        table.add_row(Text(name), str(count))
-    return table
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:

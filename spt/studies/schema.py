@@ -742,20 +742,13 @@ def part_of(source: StudySource, recipes: Sequence[str] = (), levels: Sequence[s
         return source
     kept = [name for name in chosen if not levels or any(level in study.levels(name) for level in levels)]
     raw = {"kind": study.kind, **study.model_dump(mode="json"), "recipes": kept}
+    rules: list[dict[str, Any]] | None = None
     if levels and isinstance(study, Variants) and study.match != "none":
-        raw |= {
-            "match": "none",
-            "scale": "width",
-            "scaled": None,
-            "where": [*raw["where"], *_rules_of_scales(study, kept, source.name)],
-        }
-    if isinstance(study, Models) and study.match != "none" and study.recipes[0] not in kept:
-        raw |= {
-            "match": "none",
-            "scale": "width",
-            "scaled": None,
-            "where": [*raw["where"], *_rules_of_models(study, kept, source.name)],
-        }
+        rules = _sizes_of_variants(study, kept, source.name)
+    elif isinstance(study, Models) and study.match != "none" and study.recipes[0] not in kept:
+        rules = _sizes_of_models(study, kept, source.name)
+    if rules is not None:  # the first, to which the others were made equal, may not be among them
+        raw |= {"match": "none", "scale": "width", "scaled": None, "where": [*raw["where"], *rules]}
     for field in ("sizes", "variants"):
         if field in raw:
             raw[field] = {name: _chosen(_of_recipe(raw[field], name), levels) for name in kept}
@@ -769,33 +762,29 @@ def part_of(source: StudySource, recipes: Sequence[str] = (), levels: Sequence[s
     return StudySource(source.name, validate(raw, source.name))
 
 
-def _rules_of_scales(study: Variants, recipes: Sequence[str], name: str) -> list[dict[str, Any]]:
-    """What makes each variant as large as it was found to be, so that some can be run without the first."""
+def _sizes_of_variants(study: Variants, recipes: Sequence[str], name: str) -> list[dict[str, Any]]:
+    """Rules that make each variant as large as it was found to be."""
     if study.scaled is None:
         raise UsageError(
             f"{name}: its variants are made equal when the whole study runs; run that first, then parts of the "
             "study.yaml in its folder, which holds what was found"
         )
-    return [
-        {"recipes": [recipe], "levels": [level], "set": {f"model.{option}": value for option, value in found.items()}}
-        for recipe in recipes
-        for level in study.levels(recipe)
-        if (found := study.found(recipe, level))
-    ]
+    places = [(recipe, level) for recipe in recipes for level in study.levels(recipe)]
+    return [_size(recipe, [level], found) for recipe, level in places if (found := study.found(recipe, level))]
 
 
-def _rules_of_models(study: Models, recipes: Sequence[str], name: str) -> list[dict[str, Any]]:
-    """What makes each model as large as it was found to be, so that some can be run without the first."""
+def _sizes_of_models(study: Models, recipes: Sequence[str], name: str) -> list[dict[str, Any]]:
+    """Rules that make each model as large as it was found to be."""
     if study.scaled is None:
         raise UsageError(
             f"{name}: its models are made equal to {study.recipes[0]} when it runs; name that too, or run the whole "
             "study first, then parts of the study.yaml in its folder, which holds what was found"
         )
-    return [
-        {"recipes": [recipe], "levels": None, "set": {f"model.{option}": value for option, value in found.items()}}
-        for recipe in recipes
-        if (found := study.scaled[recipe])
-    ]
+    return [_size(recipe, None, found) for recipe in recipes if (found := study.scaled[recipe])]
+
+
+def _size(recipe: str, levels: list[str] | None, found: Mapping[str, int]) -> dict[str, Any]:
+    return {"recipes": [recipe], "levels": levels, "set": {f"model.{name}": value for name, value in found.items()}}
 
 
 def _chosen(levels: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
