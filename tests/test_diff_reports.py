@@ -198,7 +198,7 @@ def test_every_field_of_a_row_is_compared(tmp_path):
             "total": {"axis": "flops", "amount": 1.0},
         },
         **{"warnings": ["odd"], "notes": ["odd"], "seeds": [], "items": None, "failures": None},
-        **{"scratch_arm": None, "spt_arm": None},
+        **{"scratch_arm": None, "spt_arm": None, "only": {"arm": "spt", "n": 1, "low": None, "high": None}},
     }
     for name in Row.model_fields.keys() - unsaid:
         value = raw["rows"][0][name]

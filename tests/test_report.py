@@ -19,7 +19,7 @@ from records import FINETUNING, MIB, SPLITS, compared, finish, plan, row_of, sho
 from spt.cli.output import console
 from spt.config.recipe import LOWER_IS_BETTER, Metric
 from spt.errors import DataError, OutputError, UsageError
-from spt.report import collect, curves, format, machine, markdown, published, terminal, write
+from spt.report import collect, curves, format, machine, markdown, published, stats, terminal, verdict, write
 from spt.report.collect import Report
 from spt.report.tables import by_section
 from spt.runs.files import write_json
@@ -317,13 +317,56 @@ def test_a_failed_pretraining_run_explains_the_missing_finetuning_run(tmp_path: 
 def test_no_pair_finished(tmp_path: Path) -> None:
     cells = [finish(tmp_path, "scratch", seed, 0.7) for seed in range(3)]
     cells += [{"arm": "spt", "seed": seed, "run": f"finetune-s{seed}", "row": 0} for seed in range(3)]
+    finish(tmp_path, "spt", 1, 0.7, "finetune-s1")
+    fail(tmp_path, "finetune-s1", "failed", "no memory", 1)  # so that SPT was begun
     made = collect.read_report([plan(tmp_path, cells)])
     (row,) = made.rows
     assert (row.decision, row.verdict) == ("no pair", "no pair of runs finished (0 of 3)")
-    assert (row.n, row.scratch, row.spt, row.delta, row.low) == (0, None, None, None, None)
+    assert (row.n, row.scratch, row.spt, row.delta, row.low, row.only) == (0, None, None, None, None, None)
     assert [seed.scratch for seed in row.seeds] == [0.7] * 3
     assert len(made.failures) == 3
     assert "70.00  missing" in shown(made)
+
+
+@pytest.mark.parametrize("arm", ["scratch", "spt"])
+def test_where_one_arm_alone_was_run_its_own_mean_and_interval_are_told(tmp_path: Path, arm: str) -> None:
+    scores, other = [0.70, 0.72, 0.77, 0.69], "spt" if arm == "scratch" else "scratch"
+    cells = [finish(tmp_path, arm, seed, score) for seed, score in enumerate(scores[:3])]
+    cells.append(finish(tmp_path, arm, 3, 0.1))
+    fail(tmp_path, f"finetune-{arm}3", "diverged", "the loss became nan at step 12", 5)
+    cells += [{"arm": other, "seed": seed, "run": f"finetune-{other}{seed}", "row": 0} for seed in range(4)]
+    made = collect.read_report([plan(tmp_path, cells)])
+    (row,) = made.rows
+    test = stats.paired(scores[:3])
+    assert row.only is not None and (row.only.arm, row.only.n) == (arm, 3)
+    assert (row.only.low, row.only.high) == (test.low, test.high)
+    assert (row.n, row.planned, row.decision, row.delta) == (0, 4, "no pair", None)
+    mine, theirs = (row.scratch, row.spt) if arm == "scratch" else (row.spt, row.scratch)
+    assert mine == pytest.approx(0.73) and theirs is None
+    name = "scratch" if arm == "scratch" else "SPT"
+    assert row.verdict == (
+        f"only {name} was run: accuracy 73.00 % (95 % interval 64.04 to 81.96, n=3); 1 of 4 runs have no score"
+    )
+    assert row.notes and "pairs" not in " ".join(row.notes)
+    # The runs that were never asked for are not listed one by one; the one that was, is.
+    assert [(failure.arm, failure.state) for _, failure in made.failures] == [(arm, "diverged")]
+    text = markdown.markdown(made)
+    line = f"| 3 of 4 | {'73.00 | -' if arm == 'scratch' else '- | 73.00'} | - |"
+    assert line in text and "Of an arm that alone was run, n counts its runs." in text
+    assert "73.00" in shown(made) and "0 of 4" not in text + shown(made)
+    assert "of 1 row only one arm was run" in text and "3 of 4 runs of the rows have a score" in text
+
+
+def test_of_a_smoke_run_of_one_arm_no_number_is_told(tmp_path: Path) -> None:
+    cells = [finish(tmp_path, "scratch", seed, 0.7, smoke=True) for seed in range(3)]
+    row = row_of(plan(tmp_path, cells))
+    assert (row.decision, row.verdict) == ("smoke", verdict.SMOKE) and row.only is not None
+
+
+def test_an_error_of_one_run_alone_has_no_interval(tmp_path: Path) -> None:
+    (cell,) = [finish(tmp_path, "scratch", 0, 0.25, metric="mse", higher_is_better=False)]
+    row = row_of(plan(tmp_path, [cell]))
+    assert row.verdict == "only scratch was run: mse 0.2500 (lower is better, 1 run)"
 
 
 def test_a_planned_seed_without_any_cell_is_missed(tmp_path: Path) -> None:
@@ -490,7 +533,7 @@ def test_configurations_that_could_be_paired_in_two_ways_are_rows_of_their_own(t
     assert {row.source: (row.n, row.spt) for row in rows} == {
         "scratch plain / spt small+before": (3, pytest.approx(0.6)),
         "scratch plain / spt large+before": (3, pytest.approx(0.7)),
-        "spt lonely+before": (0, None),
+        "spt lonely+before": (0, 0.9),
     }
     assert len({row.label for row in rows}) == 3
     assert all(row.source in row.label for row in rows)

@@ -1018,8 +1018,8 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
     keys = {
         "rows": """label kind task model recipe factors seen total source command smoke not_self_pretraining metric
             higher_is_better chance scratch spt delta low high confidence p holm tests n planned splits test_share
-            favour_spt detectable decision verdict ratios compute budgets scratch_arm spt_arm warnings notes seeds
-            items failures""",
+            favour_spt detectable decision verdict ratios compute budgets scratch_arm spt_arm only warnings notes
+            seeds items failures""",
         "levels": "study label factors metric n scratch spt delta scratch_change spt_change",
         "contrasts": """study label what first second metric higher_is_better n planned splits difference low high p
             holm tests decision verdict""",

@@ -60,7 +60,7 @@ DECISIONS: dict[Decision, str] = {
 
 MEANS = ("scratch", "spt", "delta")
 COMPARED = (*MEANS, "low", "high", "n", "planned", "splits", "p", "holm", "tests", "decision")  # fields of a row
-FROM_SEEDS = ("items", "notes", "scratch_arm", "spt_arm")  # fields that differ wherever seeds do
+FROM_SEEDS = ("items", "notes", "scratch_arm", "spt_arm", "only")  # fields that differ wherever seeds do
 # Fields that are compared, follow from others or have a comparison of their own, as an arm's score and costs do.
 REPORTED: dict[str, Any] = {
     **dict.fromkeys((*COMPARED, "metric", "seeds", "failures", "warnings"), True),

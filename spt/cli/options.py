@@ -308,7 +308,7 @@ def seeds(text: str, option: str = "--seeds") -> list[int]:
     given = numbers(text, option)
     if "," not in text:
         if given[0] < 1:
-            raise UsageError(f"{option} {text}: at least one seed is needed")
+            raise UsageError(f"{option} {text}: at least one seed is needed; to name seed 0, write {option} 0,")
         if given[0] > 1000:
             raise UsageError(f"{option} {text} asks for {given[0]:,} seeds; to name one seed, write {option} {text},")
         return list(range(given[0]))

@@ -10,7 +10,7 @@ from spt.report import stats, verdict
 from spt.report.per_example import ItemTest, compare_examples
 from spt.report.verdict import Decision, Difference, Pairs, adjusted_fields, final_score
 from spt.runs.index import ComparisonRuns, Failure, Outcomes, outcomes
-from spt.runs.plan import ArmName, Ended, Factor, Kind, Place, PlannedCell, Record, Total, factors_text
+from spt.runs.plan import ARMS, ArmName, Ended, Factor, Kind, Place, PlannedCell, Record, Total, arm_text, factors_text
 from spt.runs.predictions import NotComparable
 from spt.runs.result import NOT_SELF_PRETRAINING, Ledger, Result
 
@@ -57,9 +57,19 @@ class Arm(Record):
     parameters: dict[str, int]
 
 
+class OnlyArm(Record):
+    """The one arm of a row that was run: no finetuning of the other was ever started."""
+
+    arm: ArmName
+    n: int  # runs with a score
+    low: float | None  # t interval of their mean; over splits the corrected resampled one
+    high: float | None
+
+
 class Row(Record):
-    """One recipe at one level of what a study varies. Means, costs and statistics are over the n complete pairs; over
-    several splits of the data, differences are averaged within each split first."""
+    """One recipe at one level of what a study varies. Means, costs and statistics are over the n complete pairs, or of
+    the only arm over its own runs; over several splits of the data, differences are averaged within each split
+    first."""
 
     label: str = ""  # unique within one report
     kind: Kind
@@ -98,6 +108,7 @@ class Row(Record):
     budgets: str = ""  # how long scratch and both stages of SPT trained, as a sentence
     scratch_arm: Arm | None
     spt_arm: Arm | None
+    only: OnlyArm | None = None
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     seeds: tuple[Seed, ...]
@@ -108,6 +119,11 @@ class Row(Record):
     def comparable(self) -> bool:
         """Whether its scores may be tested against others."""
         return self.decision not in ("different data", "smoke", "no pair")
+
+    @property
+    def unexpected_failures(self) -> tuple[Failure, ...]:
+        """Without the runs of an arm that was never started: one sentence says so of all."""
+        return tuple(each for each in self.failures if self.only is None or each.arm == self.only.arm)
 
 
 class Comparison(NamedTuple):
@@ -142,6 +158,11 @@ def compare_arms(runs: ComparisonRuns) -> Comparison:
     )
     test = difference.test
     scratch, spt = (summarise_arm([pair[side] for pair in pairs]) for side in (0, 1))
+    only = _only_arm(ended)
+    if only is not None:  # `results` are all of it
+        scratch, spt = (summarise_arm(results) if only.arm == arm else None for arm in ARMS)
+    of_arms = {"scratch": [pair[0] for pair in pairs], "SPT": [pair[1] for pair in pairs]}
+    told = {arm_text(only.arm): results} if only else of_arms
     ratios = cost_ratios(scratch, spt)
     names: dict[Place, dict[str, PlannedCell]] = {}
     for cell in runs.cells:
@@ -173,14 +194,38 @@ def compare_arms(runs: ComparisonRuns) -> Comparison:
         budgets=_budgets(pairs),
         scratch_arm=scratch,
         spt_arm=spt,
-        warnings=tuple(verdict.warnings(pairs)),
-        notes=(*verdict.notes(pairs), *skipped),
+        only=only,
+        # A run beside itself has no difference to warn of, but what is said of runs alone is said.
+        warnings=tuple(verdict.warnings([(run, run) for run in results] if only else pairs)),
+        notes=(*verdict.notes(told), *skipped),
         seeds=seeds,
         items=items,
         failures=tuple(outcome for outcome in ended.values() if isinstance(outcome, Failure)),
         **difference.fields(),
     )
+    if only is not None:
+        sentence = verdict.one_arm(arm_text(only.arm), results, only.low, only.high, row.planned)
+        smoke = {"decision": "smoke", "verdict": verdict.SMOKE}
+        row = row.model_copy(update=smoke if row.smoke else {"verdict": sentence})
     return Comparison(runs, ended, pairs, difference, row)
+
+
+def _only_arm(ended: Outcomes) -> OnlyArm | None:
+    """The arm that has finished runs, where the other has none at all, not even failed or running ones."""
+    begun = {
+        arm: [outcome for (_, name), outcome in ended.items() if name == arm and not _is_missing(outcome)]
+        for arm in ARMS
+    }
+    for arm, other in (ARMS, ARMS[::-1]):
+        results = [outcome for outcome in begun[arm] if isinstance(outcome, Result)]
+        if results and not begun[other]:
+            test = verdict.paired(results, [final_score(result) for result in results])
+            return OnlyArm(arm=arm, n=len(results), low=test.low, high=test.high)
+    return None
+
+
+def _is_missing(outcome: Result | Failure) -> bool:
+    return isinstance(outcome, Failure) and outcome.state == "missing"
 
 
 def adjust_for_multiplicity(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[str]]:

@@ -1,8 +1,8 @@
 """What finished runs say about self-pretraining: SPT minus scratch, seed by seed, with what both arms cost.
 
 Only run folders are read: their small JSON files, and the predictions on the test split. Every planned run is
-accounted for, in a pair or among the failures with its reason. The writers beside this file
-turn a `Report` into text.
+accounted for, in a pair or among the failures with its reason; that an arm was not run at all is said once. The writers
+beside this file turn a `Report` into text.
 """
 
 from collections.abc import Callable, Sequence
@@ -108,7 +108,7 @@ class Report(Record):
     @property
     def failures(self) -> tuple[tuple[str, Failure], ...]:
         """Every failure, with the label of its row or search."""
-        rows = [(row.label, failure) for row in self.rows for failure in row.failures]
+        rows = [(row.label, failure) for row in self.rows for failure in row.unexpected_failures]
         rows += [(control.label, failure) for control in self.controls for failure in control.failures]
         rows += [(each.label, failure) for each in self.baselines for failure in each.failures]
         trials = [(search.label, failure) for search in self.searches for failure in search.failures]

@@ -47,15 +47,16 @@ def _percent(ratio: float | None) -> str:
 def cost_table(report: Report) -> ReportTable:
     body: list[tuple[str, ...]] = []
     for row in report.rows:
-        if row.scratch_arm is None or row.spt_arm is None:
-            continue
-        body += [
-            (row.label, "scratch", *cost_cells(row.scratch_arm.total)),
-            ("", "pretraining", *cost_cells(row.spt_arm.pretraining)),
-            ("", "+ finetuning", *cost_cells(row.spt_arm.finetuning)),
-            ("", "= SPT", *cost_cells(row.spt_arm.total)),
-            ("", "ratio", *(ratio_text(row.ratios[axis]) for axis in Cost.model_fields)),
-        ]
+        lines: list[tuple[str, ...]] = []
+        if row.scratch_arm is not None:
+            lines.append(("scratch", *cost_cells(row.scratch_arm.total)))
+        if row.spt_arm is not None:
+            lines.append(("pretraining", *cost_cells(row.spt_arm.pretraining)))
+            lines.append(("+ finetuning", *cost_cells(row.spt_arm.finetuning)))
+            lines.append(("= SPT", *cost_cells(row.spt_arm.total)))
+        if row.scratch_arm is not None and row.spt_arm is not None:
+            lines.append(("ratio", *(ratio_text(row.ratios[axis]) for axis in Cost.model_fields)))
+        body += [("" if number else row.label, *line) for number, line in enumerate(lines)]
     header = ("task / model", "arm", "steps", "examples", "FLOPs", "time", "memory")
     caption = (
         "To train one model, means over the same seeds; time includes evaluation; memory is the largest peak. "

@@ -182,12 +182,15 @@ Answer = tuple[ChecklistAnswer, str]  # with its evidence
 
 
 def _planned_runs(facts: ChecklistInput) -> Answer:
-    planned, lost = 2 * sum(row.planned for row in facts.rows), sum(len(row.failures) for row in facts.rows)
+    alone = sum(row.only is not None for row in facts.rows)
+    planned = sum(row.planned * (2 if row.only is None else 1) for row in facts.rows)
+    lost = sum(len(row.unexpected_failures) for row in facts.rows)
     others = sum(len(search.failures) for search in facts.searches) + facts.others_lost
     evidence = f"{planned - lost} of {planned} runs of the rows have a score"
     evidence += f"; other runs without one: {others}" if others else ""
     evidence += "; all without a score are listed with their reasons" if lost or others else ""
-    return "partly" if lost or others else "yes", evidence
+    evidence += f"; of {alone} row{'s' if alone > 1 else ''} only one arm was run" if alone else ""
+    return "partly" if lost or others or alone else "yes", evidence
 
 
 def _smoke(facts: ChecklistInput) -> Answer | None:
@@ -224,7 +227,7 @@ def _baseline(facts: ChecklistInput) -> Answer:
 
 def _converged(facts: ChecklistInput) -> Answer:
     arms = [
-        (f"{row.label} ({name})", 2 * arm.best_at_end > row.n)
+        (f"{row.label} ({name})", 2 * arm.best_at_end > sum(arm.stops.values()))
         for row in facts.rows
         for name, arm in (("scratch", row.scratch_arm), ("SPT", row.spt_arm))
         if arm is not None

@@ -12,7 +12,8 @@ from spt.report.search import SearchResult
 
 def row_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """One record per row of the report, with a column for each factor of its studies."""
-    nested = {"factors", "total", "ratios", "scratch_arm", "spt_arm", "warnings", "notes", "seeds", "items", "failures"}
+    nested = {"factors", "total", "ratios", "scratch_arm", "spt_arm", "only", "warnings", "notes"}
+    nested |= {"seeds", "items", "failures"}
     factors = list(dict.fromkeys(name for row in rows for name in row.factors))
     records = []
     for row in rows:
@@ -21,6 +22,7 @@ def row_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
         record |= {
             "matched_axis": row.total.axis if row.total else None,
             "matched_total": row.total.amount if row.total else None,
+            "only_arm": row.only.arm if row.only else None,
         }
         for name, arm in (("scratch", row.scratch_arm), ("spt", row.spt_arm)):
             record[f"{name}_above_chance"] = arm.above_chance if arm else None

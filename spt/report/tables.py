@@ -94,6 +94,7 @@ def _score_caption(report: Report) -> str:
     return (
         "Means over the n seeds at which both arms finished; delta is SPT - scratch; intervals and p are of each row "
         f"alone{family}. > chance: one-sided p over seeds, or (items) over the test rows of one run; not adjusted."
+        + (" Of an arm that alone was run, n counts its runs." if any(row.only for row in report.rows) else "")
     ) + (f" {CORRECTED}" if _has_splits(report) else "")
 
 
@@ -104,11 +105,16 @@ CORRECTED = (
 )
 
 
+def _runs_of_row(row: Any, _: str) -> str:
+    return part_text(row.only.n if row.only else row.n, row.planned)
+
+
 SCORES = TableSpec(
     _score_title,
     "task / model | n | scratch | SPT: spt | delta | 95 % interval | p | Holm p: holm | detectable | chance | "
     "scratch\n> chance: scratch_arm | SPT\n> chance: spt_arm",
     lambda report: [Group(_short_label(row, report), [row]) for row in report.rows],
+    cells={"n": _runs_of_row},
     narrow=((0, 1, 2, 3, 4, 5), (0, 6, 7, 8, 9, 10, 11)),
     caption=_score_caption,
 )

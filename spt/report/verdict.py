@@ -12,6 +12,7 @@ from spt.report.format import (
     is_percent,
     p_text,
     ratio_text,
+    score_interval_text,
     score_text,
     size_interval_text,
     size_text,
@@ -30,6 +31,9 @@ Scored = Result | BaselineResult
 SignedResults = Sequence[tuple[tuple[Scored, ...], tuple[Scored, ...]]]  # of each seed: added, subtracted
 LEVEL = round(1 - stats.CONFIDENCE, 12)  # of significance
 MATCHED = 0.05  # relative difference up to which steps, examples and FLOPs of the arms count as equal
+
+
+SMOKE = "smoke run: it shows that everything runs; its scores mean nothing"
 
 
 class Adjusted(NamedTuple):
@@ -147,7 +151,7 @@ def judge(difference: Difference, adjusted: Adjusted | None = None) -> tuple[str
         whose = "arms" if names == ("SPT", "scratch") else "runs"
         return "different data", f"not comparable: the {whose} did not see the same data"
     if smoke:
-        return "smoke", "smoke run: it shows that everything runs; its scores mean nothing"
+        return "smoke", SMOKE
     n, unit = test.n, " points" if is_percent(metric) else f" in {metric}"
     what = "split" if test.test_share else "seed"
     seeds = f"1 {what}" if n == 1 else f"{n} {what}s"
@@ -184,6 +188,19 @@ def judge(difference: Difference, adjusted: Adjusted | None = None) -> tuple[str
     return f"{decision} alone", (
         f"{sentence} on its own; not decided among the {adjusted.tests} {adjusted.family}{holm}{lost}"
     )
+
+
+def one_arm(arm: str, results: Sequence[Result], low: float | None, high: float | None, planned: int) -> str:
+    """The mean score of the only arm that was run, with its interval."""
+    metric, n = results[0].metric, len(results)
+    unit = " %" if is_percent(metric) else ""
+    score = score_text(fmean(map(final_score, results)), metric)
+    about = [] if results[0].higher_is_better else ["lower is better"]
+    if low is not None and high is not None and low < high:
+        about.append(f"{100 * stats.CONFIDENCE:.0f} % interval {score_interval_text(low, high, metric)}")
+    lost = f"; {planned - n} of {planned} runs have no score" if n < planned else ""
+    about.append("1 run" if n == 1 else f"n={n}")
+    return f"only {arm} was run: {metric} {score}{unit} ({', '.join(about)}){lost}"
 
 
 def compute(ratios: Mapping[str, float | None]) -> str:
@@ -240,22 +257,22 @@ def different_splits(pairs: Sequence[tuple[Scored, Scored]]) -> dict[str, list[i
     return {split: list(dict.fromkeys(found)) for split, found in seeds.items()}
 
 
-def notes(pairs: Pairs) -> list[str]:
-    """How the runs ended, and whether they learned anything."""
-    if not pairs:
+def notes(arms: Mapping[str, Sequence[Result]]) -> list[str]:
+    """How the runs of each arm ended, and whether they learned anything."""
+    n = max(map(len, arms.values()), default=0)
+    if not n:
         return []
-    arms = {"scratch": [scratch for scratch, _ in pairs], "SPT": [spt for _, spt in pairs]}
     sentences = []
     patience = {arm: sum(result.stop == "patience" for result in results) for arm, results in arms.items()}
     if any(patience.values()):
-        sentences.append(f"stopped early by patience: {_counts(patience, len(pairs))}")
+        sentences.append(f"stopped early by patience: {_counts(patience, n)}")
     if clock := ended_by_clock(arms):
         sentences.append(clock)
     if not any(patience.values()) and not clock:
         sentences.append("every run used its whole budget")
     last = {arm: sum(map(best_at_end, results)) for arm, results in arms.items()}
     if any(last.values()):
-        sentences.append(f"best at the last step, more training might help: {_counts(last, len(pairs))}")
+        sentences.append(f"best at the last step, more training might help: {_counts(last, n)}")
     for arm, results in arms.items():
         p, _ = against_chance(results)
         if p is not None and p > LEVEL:
