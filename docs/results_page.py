@@ -5,7 +5,7 @@
 `{{ rankings }}` has the order of means in each arm, `{{ baselines }}` what needs no network, `{{ rates }}` the learning
 rates that were chosen, `{{ first }}` the scores of the first look. Of the later looks `{{ unfinished }}` names the data
 sets that are not there, `{{ longer }}` and `{{ larger }}` are their scores. `{{ spent }}` says what all stored runs
-took. What reports say is in `docs/results/reports/`.
+took, `{{ trials }}` what the searches' trials took. What reports say is in `docs/results/reports/`.
 """
 
 import re
@@ -93,6 +93,7 @@ def _page(path: Path) -> str:
         "larger": lambda: scores(study_cells(found, LARGER)),
         "first": lambda: scores(first),
         "spent": lambda: spent(found),
+        "trials": lambda: of_trials([(HERE / "reports" / f"{data}.md").read_text(encoding="utf-8") for data in SETS]),
     }
     text = re.sub(r"{{ (\w+) }}", lambda match: tables[match[1]](), rest)
     return f"{title}\n\n{NOTICE.format(name=path.stem)}\n{text}"
@@ -150,6 +151,23 @@ def spent(found: Iterable[StoredResult]) -> str:
     """Of all that is stored, a run that several tables hold counted once."""
     seconds = {run.run: run.device_seconds for result in found for run in result.runs}
     return f"{len(seconds):,} runs in {sum(seconds.values()) / 3600:.1f} hours of one core"
+
+
+def of_trials(reports: Iterable[str]) -> str:
+    """What the searches in these reports took beside the runs of their seeds: trials, and pretrainings for trials."""
+    seconds = 0.0
+    for text in reports:
+        lines = re.findall(r"^\|.*\| \w+, .*$", text, re.M)
+        costs = {cells[2]: cells for cells in ([cell.strip() for cell in line.split("|")] for line in lines)}
+        seconds += sum(_seconds(costs[f"{arm}, tuning"][-3]) for arm in ("scratch", "SPT"))
+        pretrainings, finetunings = (int(costs[f"SPT, {part}"][3]) for part in ("pretraining", "finetuning"))
+        seconds += _seconds(costs["SPT, pretraining"][-3]) * (1 - finetunings / pretrainings)
+    return f"{seconds / 3600:.1f} hours"
+
+
+def _seconds(text: str) -> float:
+    amount, unit = text.split()
+    return float(amount) * {"s": 1, "min": 60, "h": 3600}[unit]
 
 
 def missing(cells: Sequence[Cell]) -> str:

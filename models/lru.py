@@ -2,8 +2,11 @@
 
 The output maps and the norms are initialised as in flax, in which the public code (minimal-LRU) is written.
 
-Letters: B sequences, L steps, H features, N states, K directions. x_t = lambda x_{t-1} + gamma B u_t and
-y_t = Re(C x_t) + D u_t, with lambda = exp(-exp(nu) + i exp(theta)) (section 3 of the paper).
+Section 3 of the paper:
+
+    x_t = lambda x_{t-1} + gamma B u_t,   y_t = Re(C x_t) + D u_t,   lambda = exp(-exp(nu) + i exp(theta))
+
+Letters: B sequences, L steps, H features, N states, K directions.
 """
 
 import math

@@ -1,6 +1,11 @@
 """GRU and LSTM in the residual stack: recurrent networks whose gates see the state, computed one step after the other
 (Cho et al. 2014; Hochreiter and Schmidhuber 1997).
 
+    GRU:   r_t, z_t = sigmoid(W x_t + U h_{t-1} + b),   n_t = tanh(W_n x_t + b_n + r_t (U_n h_{t-1} + c_n)),
+           h_t = (1 - z_t) n_t + z_t h_{t-1}
+    LSTM:  i_t, f_t, o_t = sigmoid(W x_t + U h_{t-1} + b),   g_t = tanh(W_g x_t + U_g h_{t-1} + b_g),
+           c_t = f_t c_{t-1} + i_t g_t,   h_t = o_t tanh(c_t)
+
 If two-sided, a second network runs backwards; the output map reads both. The kernels are torch's own, and so are the
 initial values, U(-1/sqrt(P), 1/sqrt(P)). Letters: B sequences, L steps, D width, P states (`expansion` D), K
 directions.

@@ -1,7 +1,11 @@
 """S5: one diagonal state space for all features, computed as a scan (Smith, Warrington, Linderman 2023).
 
-In its eigenbasis the system of section 3.1 is x' = Lambda x + B u and y = Re(C x) + D u, with a step size Delta for
-every state.
+In its eigenbasis, the system of section 3.1 and its discrete form (zero-order hold):
+
+    x' = Lambda x + B u,   y = Re(C x) + D u
+    x_t = exp(Lambda Delta) x_{t-1} + Lambda^-1 (exp(Lambda Delta) - 1) B u_t
+
+with a step size Delta for every state.
 
 Letters: B sequences, L steps, H features, P state size, P' states that are stored (P / 2 where each represents a
 conjugate pair), J blocks of the initial state matrix, K directions.

@@ -2,10 +2,12 @@
 
 Li, Cai, Zhang, Chen, Dey 2022, "What makes convolutional models great on long sequence modeling?" A kernel is the
 concatenation of S pieces of d weights, the i-th stretched to d 2^max(0, i-1) positions by linear interpolation and
-multiplied by a factor. It is divided by its norm at initialisation:
+multiplied by a factor. It is divided by its norm at initialisation, Z:
 
-    gconv  the authors' variant: weights from N(0, 1), factor m^(S-1-i) with a fixed m per feature
-    dlr    the DLR repository's: weights from N(0, 1/d²), factor alpha^i with a trained alpha per feature and direction
+    y = k * u + D u,   k = [a_0 w_0, a_1 stretched(w_1), …, a_{S-1} stretched(w_{S-1})] / Z
+
+    gconv  the authors' variant: weights from N(0, 1), a_i = m^(S-1-i) with a fixed m per feature
+    dlr    the DLR repository's: weights from N(0, 1/d²), a_i = alpha^i with a trained alpha per feature and direction
 
 The norm is a buffer that is saved with the weights. Letters: H features, K directions, S pieces, d weights of a piece.
 """

@@ -3,8 +3,13 @@
 Vaswani et al. 2017 with rotary positions (Su et al. 2021), as in section 3 and appendix C of the SPT paper (Amos,
 Berant, Gupta 2024): bias on every projection, exact GELU, LayerNorm before every sub-layer and after the last.
 Positions can be combined: `[rotary, learned]`. `window` makes attention local, as in the SPT paper's runs on 16,000
-or more steps, where steps attend to their own window and its neighbours. Letters: L steps, D width; with a window w,
-L² D becomes L w D.
+or more steps, where steps attend to their own window and its neighbours. A block of two sub-layers:
+
+    z_t = x_t + W_o sum_s a_ts v_s,   a_ts = exp(q_t · k_s / sqrt(d)) / sum_r exp(q_t · k_r / sqrt(d))   in each head
+    y_t = z_t + W_2 gelu(W_1 norm(z_t))
+
+q, k and v are maps of norm(x), and rotary positions turn q_t and k_t by angles that are proportional to t. Letters: L
+steps, D width, d width of a head; with a window w, L² D becomes L w D.
 """
 
 import math

@@ -33,6 +33,13 @@ READ = {"bidmc", "books", "images", "retrieval", "speech", "text"}  # tasks of r
 EXCEPTIONS = {
     "git clone": "network: it fetches this repository",
     "pip install": "network: test_packaging.py installs the wheel",
+    ".ci/run": "an hour: a sample of it is the suite itself",
+    "-m pytest": "a part of the suite",
+    "-m tests.fuzz": "minutes or hours: test_fuzz.py runs some cases, and the planted faults",
+    "-m tests.chaos": "minutes or hours: test_chaos.py runs some disturbances",
+    "-m tests.conditions": "hours: the whole suite under each condition",
+    "srun": "Slurm: test_slurm.py",
+    "torchrun --nnodes": "several machines: test_nodes.py starts its agents",
     "make": "installs an environment of its own; that the target exists is checked below",
     "…": "reader: a place to be filled in",
     "data prepare": "network: it downloads",

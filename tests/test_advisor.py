@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,6 +26,7 @@ from tiny import environment
 from typer.testing import CliRunner
 
 from spt.advisor.advise import Layout, Request, _better_metric, _planned, _time, advise
+from spt.advisor.advise import _record as recorded
 from spt.advisor.answer import ARM, answer, seeds_needed
 from spt.advisor.arrays import convert
 from spt.advisor.backbones import choose, width
@@ -34,11 +35,12 @@ from spt.advisor.classes import ClassOptions, given_weights
 from spt.advisor.columns import AmbiguousError, ColumnRoles, LabelPeriod, decide
 from spt.advisor.recipes import Template, recipe_text
 from spt.advisor.recordings import label_windows, shortened
-from spt.advisor.table import read_table
+from spt.advisor.table import Column, read_table
 from spt.config.load import complete_part, load
 from spt.config.recipe import Part
 from spt.errors import DataError, UsageError
 from spt.report.collect import read_report
+from spt.runs.files import write_json
 from spt.runtime.settings import Settings
 from spt.tasks.base import Classes, Split, TaskData, Values
 from spt_cli import app
@@ -390,8 +392,26 @@ def test_budgets_are_read(text, seconds):
     assert parse_budget(budget_text(seconds)) >= seconds
 
 
+def test_values_of_a_column_that_look_alike_are_counted_apart():
+    column = Column("code")
+    column.add(["713426002", "713426003", "5", "0.1", "0.30000000001", "0.3"])
+    assert sorted(column.counts()) == ["0.1", "0.3", "0.30000000001", "5", "713426002", "713426003"]
+    assert set(column.counts().values()) == {1}
+
+
+@pytest.mark.parametrize("now", [{}, {"window": 50}, {"window": 100, "stride": 10}])
+def test_a_plan_is_gone_on_with_only_where_all_that_was_asked_is_asked_again(tmp_path, now):
+    request = Request("rows.csv", out=tmp_path, transforms={"window": 100})
+    made = asdict(Plan(("a",), 3, 1.0, 10.0))
+    record = {"asked": request.asked, "decisions": [], "findings": [], "plan": made, "timings": [], "jobs": 1}
+    write_json(tmp_path / "try.json", record | {"needed": 1.0, "files": {}})
+    assert recorded(request) is not None
+    with pytest.raises(UsageError, match=f"written with another --{'stride' if 'stride' in now else 'window'}"):
+        recorded(replace(request, transforms=now))
+
+
 def test_a_budget_is_never_said_smaller_than_it_is():
-    for seconds in range(1, 3 * 3600, 7):
+    for seconds in (*range(1, 3 * 3600, 7), 5.9, 120.5, 7200.9):
         assert seconds <= parse_budget(budget_text(float(seconds))) < 2 * seconds + 5
 
 

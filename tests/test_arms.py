@@ -327,6 +327,24 @@ def test_a_folder_that_holds_another_arms_run_is_no_control(tmp_path, arm, holds
     assert control.verdict.endswith("no pair of runs finished (0 of 4)")
 
 
+def test_a_control_that_alone_was_run_has_its_mean(tmp_path):
+    cells = [
+        {"row": 0, "arm": arm, "seed": s, "run": f"finetune-no{arm}{s}"} for arm in ("scratch", "spt") for s in (0, 1)
+    ]
+    cells += [finish(tmp_path, "spt", s, 0.8 + s / 50, f"finetune-f{s}") | {"arm": "frozen"} for s in (0, 1)]
+    (control,) = read_report([plan(tmp_path, cells)]).controls
+    assert (control.n, control.score) == (0, pytest.approx(0.81))
+
+
+def test_a_control_is_left_out_with_an_arm_where_the_other_alone_was_asked_for(tmp_path):
+    cells = [finish(tmp_path, "scratch", s, 0.7 + s / 50) for s in range(3)]
+    cells += [
+        {"row": 0, "arm": arm, "seed": s, "run": f"finetune-{arm}{s}"} for arm in ("spt", "frozen") for s in range(3)
+    ]
+    report = read_report([plan(tmp_path, cells)])
+    assert report.rows[0].decision == "one arm" and report.failures == ()
+
+
 def test_a_control_of_another_metric_is_not_compared(tmp_path):
     main = read_plan(compared(tmp_path, SCRATCH_SCORES, SPT_SCORES)).model_dump(mode="json")["cells"]
     cells = control_cells(tmp_path, "frozen", FROZEN, metric="mse")

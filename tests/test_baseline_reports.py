@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from records import ENVIRONMENT, SPLITS, arms, compared, shown, study
+from records import ENVIRONMENT, SPLITS, arms, compared, finish, shown, study
 from tiny import RECIPE, changed, load, own_task, recipe_file, spt
 
 from spt.advisor.answer import Answer, answer
@@ -490,6 +490,21 @@ def test_several_networks_on_one_data_set(tmp_path):
     assert {c.tests for c in comparison.contrasts} == {
         8
     }  # both arms, two networks, two baselines: also those not shown
+
+
+def test_a_network_that_shares_no_seed_with_a_baseline_does_not_keep_the_report_from_being_made(tmp_path):
+    """The best network lost the one seed at which the forest was made."""
+    cells = [finish(tmp_path, "scratch", seed, 0.9, f"finetune-a{seed}", model="a") | {"row": 0} for seed in (1, 2, 3)]
+    cells += [
+        finish(tmp_path, "scratch", seed, 0.7 + seed / 100, f"finetune-b{seed}", model="b") | {"row": 1}
+        for seed in range(4)
+    ]
+    planned = [finish_baseline(tmp_path, "boosting", 0.8 if seed == 0 else None, seed) for seed in range(4)]
+    planned = [each | {"rows": [0, 1]} for each in (*planned, finish_baseline(tmp_path, "majority", 0.1))]
+    folder = study(tmp_path, "models", [{"model": "a"}, {"model": "b"}], cells, baselines=planned, seeds=[0, 1, 2, 3])
+    (comparison,) = read_report([folder]).baselines
+    assert "Gradient boosting (80.00)" in comparison.verdict
+    assert "b from scratch, is 10.00 points behind" in comparison.verdict
 
 
 def test_a_baseline_is_beaten_by_the_better_arm_alone(tmp_path):

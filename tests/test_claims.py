@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from records import finish
 
 from spt.errors import OutputError, RunInUse, RunTakenOver
 from spt.runs import claim, folder
 from spt.runs.claim import Claim, Claims, is_silent
 from spt.runs.folder import RunFolder
+from spt.training.stage import finished_result
 
 LEASE = 0.6
 
@@ -275,3 +277,19 @@ def test_a_claim_that_cannot_be_made_leaves_no_lock(run, monkeypatch):
     monkeypatch.undo()
     with other.locked():
         pass
+
+
+def test_what_a_process_is_about_to_tidy_is_left_to_it(tmp_path: Path) -> None:
+    """Its result is there, its status not yet: a temporary file is the status it is writing."""
+    finish(tmp_path, "scratch", 0, 0.7, "finetune-0")
+    run = RunFolder(tmp_path, "finetune-0")
+    writing = run.path / ".status.json.1.tmp"
+    with holder(tmp_path) as other:
+        run.set_status("running")
+        writing.write_text("{")
+        assert finished_result(run) is not None
+        assert writing.exists() and (run.status() or {})["state"] == "running"
+        other.process.kill()
+        other.process.join()
+    assert finished_result(run) is not None
+    assert not writing.exists() and (run.status() or {})["state"] == "done"

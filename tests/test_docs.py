@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 
 import pytest
 from pages import (
@@ -21,6 +22,7 @@ from pages import (
     commands,
     documents,
     exception,
+    found,
     parse,
     run_page,
     smoke,
@@ -96,6 +98,27 @@ def test_every_command_parses(command):
         assert all(re.search(rf"^{target}:", makefile, re.M) for target in rest if "=" not in target), command
     else:
         assert exception(command) or first in ("cat", "cd", "mkdir", "python"), command
+
+
+PLACEHOLDER = re.compile(r"[|…]|\b[A-Z]{2,}\b|\b[A-Z]\b")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "results/reports" not in page])
+def test_what_a_sentence_calls_a_command_is_one(page):
+    """`spt …` within a line: the command exists and has these options; it may lack what the sentence leaves out."""
+    text = FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    for span in re.findall(r"`spt ([^`]+)`", text):
+        words = tuple(shlex.split(" ".join(span.split())))
+        if PLACEHOLDER.search(span):
+            words = tuple(word for word in words if not PLACEHOLDER.search(word))
+        command, rest, _ = found(words)
+        if hasattr(command, "commands") and not rest:
+            continue  # a group of commands
+        try:
+            parse(words)
+        except Exception as error:  # typer's own, which may come with it or from click
+            left_out = ("MissingParameter", "BadOptionUsage", "BadParameter")
+            assert type(error).__name__ in left_out, f"{page}: spt {span}: {error}"
 
 
 def test_every_exception_has_a_use():

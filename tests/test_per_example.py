@@ -42,6 +42,15 @@ def refused(*arguments: Any) -> str:
     return str(caught.value)
 
 
+def test_a_row_of_which_no_label_is_known_does_not_count(tmp_path: Path) -> None:
+    def run(name: str, said: list[int]) -> Path:
+        columns = {"id": range(3), "label_0": [1, -1, 0], "label_1": [0, -1, -1], "prediction_0": said}
+        return predictions(tmp_path / name, columns | {"prediction_1": [0, 1, 1]})
+
+    test = compare_examples(run("a", [1, 1, 1]), run("b", [1, 0, 0]), 0)
+    assert (test.n, test.scratch, test.spt) == (2, pytest.approx(2 / 3), 1.0)
+
+
 def test_classes(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     label = random.integers(5, size=400)

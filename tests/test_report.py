@@ -8,19 +8,22 @@ import math
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from records import FINETUNING, MIB, SPLITS, compared, finish, plan, row_of, shown, start
+from records import FINETUNING, MIB, SCRATCH, SPLITS, compared, finish, plan, row_of, shown, start, study
 
+from spt.analysis.diff_reports import diff_reports
 from spt.cli.output import console
 from spt.config.recipe import LOWER_IS_BETTER, Metric
 from spt.errors import DataError, OutputError, UsageError
 from spt.report import collect, curves, format, machine, markdown, published, stats, terminal, verdict, write
 from spt.report.collect import Report
+from spt.report.ranking import brief_ranking
 from spt.report.tables import by_section
 from spt.runs.files import write_json
 from spt.runs.folder import RunFolder
@@ -340,7 +343,7 @@ def test_where_one_arm_alone_was_run_its_own_mean_and_interval_are_told(tmp_path
     test = stats.paired(scores[:3])
     assert row.only is not None and (row.only.arm, row.only.n) == (arm, 3)
     assert (row.only.low, row.only.high) == (test.low, test.high)
-    assert (row.n, row.planned, row.decision, row.delta) == (0, 4, "no pair", None)
+    assert (row.n, row.planned, row.decision, row.delta) == (0, 4, "one arm", None)
     mine, theirs = (row.scratch, row.spt) if arm == "scratch" else (row.spt, row.scratch)
     assert mine == pytest.approx(0.73) and theirs is None
     name = "scratch" if arm == "scratch" else "SPT"
@@ -351,10 +354,95 @@ def test_where_one_arm_alone_was_run_its_own_mean_and_interval_are_told(tmp_path
     # The runs that were never asked for are not listed one by one; the one that was, is.
     assert [(failure.arm, failure.state) for _, failure in made.failures] == [(arm, "diverged")]
     text = markdown.markdown(made)
-    line = f"| 3 of 4 | {'73.00 | -' if arm == 'scratch' else '- | 73.00'} | - |"
-    assert line in text and "Of an arm that alone was run, n counts its runs." in text
-    assert "73.00" in shown(made) and "0 of 4" not in text + shown(made)
-    assert "of 1 row only one arm was run" in text and "3 of 4 runs of the rows have a score" in text
+    score = "73.00 (64.04 to 81.96)"
+    line = f"| 3 of 4 | {f'{score} | -' if arm == 'scratch' else f'- | {score}'} | - |"
+    assert line in text and "Where one arm alone was run, n counts its runs" in text
+    assert score in shown(made) and "0 of 4" not in text + shown(made)
+    (record,) = csv.DictReader(io.StringIO(machine.to_csv(made, "rows")))
+    assert (record["only_arm"], record["only_n"], float(record["only_low"])) == (arm, "3", test.low)
+    assert record["failures"] == "1"
+    answers = {each.question: (each.answer, each.evidence) for each in made.provenance.checklist}
+    told = " ".join(f"{answer}, {evidence};" for answer, evidence in answers.values())
+    assert "partly, 3 of 4 runs of the rows have a score" in told and "of 1 row only one arm was run" in told
+    assert "yes, 3 runs a row" in told
+    assert told.count("not applicable, one arm alone was run") == 2  # equal compute, the same data
+    assert ("in 1 of 1 rows" in told) == (arm == "scratch")
+    (metric,) = made.metrics if made.metrics else (None,)
+    assert metric is None or (metric.n, getattr(metric, other)) == (3, None)
+
+
+@pytest.mark.parametrize("left", ["finetune-spt0", "pretrain-for-spt0"])
+def test_an_arm_of_which_anything_was_started_is_not_left_out(tmp_path: Path, left: str) -> None:
+    """Results that were lost, or pretrainings before the first finetuning, are listed as what they are."""
+    cells = [finish(tmp_path, arm, seed, 0.7) for arm in ("scratch", "spt") for seed in range(3)]
+    for seed in range(3):
+        shutil.rmtree(tmp_path / f"finetune-spt{seed}")
+        shutil.rmtree(tmp_path / f"pretrain-for-spt{seed}", ignore_errors=True)
+    (tmp_path / left).mkdir()
+    made = collect.read_report([plan(tmp_path, cells)])
+    assert made.rows[0].decision == "no pair" and len(made.failures) == 3
+
+
+def test_over_splits_the_only_arm_has_the_mean_and_interval_of_splits(tmp_path: Path) -> None:
+    scores = {"f1": [0.9, 0.9], "f2": [0.6], "f3": [0.5]}
+    cells = [
+        finish(tmp_path, "scratch", seed, score, f"finetune-{name}{seed}") | {"split": name}
+        for name, each in scores.items()
+        for seed, score in enumerate(each)
+    ]
+    row = row_of(plan(tmp_path, cells, splits=[*scores]))
+    assert row.only is not None and (row.only.n, row.splits) == (4, 3)
+    assert row.scratch == pytest.approx((0.9 + 0.6 + 0.5) / 3)
+    assert row.only.low is not None and row.only.high is not None
+    assert (row.only.low + row.only.high) / 2 == pytest.approx(row.scratch)
+    assert "accuracy 66.67 %" in row.verdict and "3 splits, 4 runs" in row.verdict
+
+
+def test_levels_and_budgets_of_the_only_arm_are_over_its_runs(tmp_path: Path) -> None:
+    cells = []
+    for row in range(2):
+        cells += [
+            finish(tmp_path, "scratch", s, 0.6 + row / 10, f"finetune-r{row}{s}") | {"row": row} for s in range(3)
+        ]
+        cells += [{"arm": "spt", "seed": s, "run": f"finetune-n{row}{s}", "row": row} for s in range(3)]
+    own = SCRATCH.examples
+    rows = [
+        {"factors": {"share": share}, "total": {"axis": "examples", "amount": amount}}
+        for share, amount in ((0.2, own), (0.4, 2 * own))
+    ]
+    made = collect.read_report([study(tmp_path, "compute", rows, cells)])
+    assert [(level.n, level.scratch, level.spt) for level in made.levels] == [
+        (3, 0.6, None),
+        (3, pytest.approx(0.7), None),
+    ]
+    assert [(match.scratch, match.spt, len(match.warnings)) for match in made.matches] == [
+        (own, None, 0),
+        (own, None, 1),
+    ]
+
+
+def test_a_row_of_one_arm_differs_from_one_of_both(tmp_path: Path) -> None:
+    cells = [finish(tmp_path / "a", "scratch", seed, 0.7 + seed / 50) for seed in range(3)]
+    cells += [{"arm": "spt", "seed": seed, "run": f"finetune-spt{seed}", "row": 0} for seed in range(3)]
+    both = compared(tmp_path / "b", [0.70, 0.72, 0.74], [0.80, 0.83, 0.85])
+    diff = diff_reports(plan(tmp_path / "a", cells), both)
+    assert "from 'one arm alone was run' to 'SPT beats scratch'" in diff.sentence
+    assert diff.rows[0].failures == ()
+
+
+def test_models_of_which_one_arm_was_run_are_ranked_in_it_alone(tmp_path: Path) -> None:
+    cells = []
+    for row, name in enumerate("ab"):
+        cells += [
+            finish(tmp_path, "scratch", seed, 0.6 + row / 10 + seed / 100, f"finetune-{name}{seed}", model=name)
+            | {"row": row}
+            for seed in range(3)
+        ]
+        cells += [{"arm": "spt", "seed": s, "run": f"finetune-no{name}{s}", "row": row} for s in range(3)]
+    rows = [{"name": name, "task": "digits", "model": name} for name in "ab"]
+    (comparison,) = collect.read_report([plan(tmp_path, cells, rows=rows)]).models
+    assert "From scratch" in comparison.verdict and "self-pretraining" not in comparison.verdict
+    assert "change" not in comparison.verdict and "order" not in brief_ranking(comparison)
 
 
 def test_of_a_smoke_run_of_one_arm_no_number_is_told(tmp_path: Path) -> None:
@@ -678,7 +766,7 @@ def test_terminal_fits_80_columns_and_puts_the_verdict_first(tmp_path: Path) -> 
         assert cell in text
 
 
-def test_a_terminal_has_the_verdicts_the_scores_and_the_verdicts_in_brief(
+def test_a_terminal_has_the_verdicts_in_brief_the_scores_and_behind_long_tables_the_verdicts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = several(tmp_path)
@@ -687,12 +775,31 @@ def test_a_terminal_has_the_verdicts_the_scores_and_the_verdicts_in_brief(
     monkeypatch.setattr(terminal, "by_section", lambda _: [*sections, (sections[-2][0], [page_only])])
     text = shown(made, full=False)
     assert len(text) < len(shown(made)) / 2 and max(map(len, text.splitlines())) <= 80
-    order = [text.index(part) for part in ("SPT beats scratch", "Test accuracy", "Runs without", "SPT is better\n")]
-    assert order == sorted(order)
+    parts = ("SPT is better\n", "Test accuracy", "Runs without")
+    order = [text.index(part) for part in parts]
+    assert order == sorted(order) and text.count("SPT is better\n") == 1 and "SPT beats scratch" not in text
     assert "Seed by seed" not in text and "= SPT" not in text
+    monkeypatch.setattr(terminal, "REPEATED_AFTER", 1)
+    again = shown(made, full=False)
+    assert again.count("SPT is better\n") == 2 and again.rindex("SPT is better\n") > again.index("Runs without")
+    monkeypatch.undo()
+    text = shown(made, full=False)
+    monkeypatch.setattr(terminal, "by_section", lambda _: [*sections, (sections[-2][0], [page_only])])
     every = [table.title for _, tables in sections for table in tables if table.narrow != ()]
     hidden = sum(f"\n{title}\n" not in text for title in every)
     assert f"\n{hidden} more tables, all columns and remarks: --full" in text
+
+
+def test_in_brief_a_warning_stands_once_with_whose_it_is_unless_it_is_everybodys(tmp_path: Path) -> None:
+    for task in ("digits", "image"):
+        for arm in ("scratch", "spt"):
+            for seed in range(3):
+                own = {"notes": ("of all",) if task == "digits" else ("of all", "of one"), "own": SCRATCH}
+                finish(tmp_path, arm, seed, 0.7 + seed / 50, f"finetune-{task}{arm}{seed}", task=task, **own)
+    text = shown(collect.read_report([tmp_path]), width=120, full=False)
+    assert text.count("WARNING: of all\n") == 1 and text.count("of all") == 1
+    assert text.count("WARNING: of one (image / transformer)") == 1
+    assert text.count("part of the difference may be compute") == 1
 
 
 def test_a_verdict_in_brief_says_what_is_not_decided(tmp_path: Path) -> None:

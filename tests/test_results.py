@@ -2,13 +2,14 @@
 
 import json
 import os
+import shutil
 from importlib.resources import files
 
 import pytest
 from records import ENVIRONMENT, arms, shown, start, study
 from test_cli import call
 
-from spt.config.load import load
+from spt.config.load import load, packaged
 from spt.errors import DataError, UsageError
 from spt.report import collect, results
 from spt.report.results import StoredResult, add_results, collect_results, merge, read_results, select_results
@@ -41,6 +42,9 @@ def test_those_that_come_with_spt_can_be_read_and_are_of_this_code():
     assert sorted(f"{result.name}.json" for result in found) == sorted(names)
     for result in found:
         assert all(run.commit and not run.commit.endswith("+") for run in result.runs), f"{result.name}: which commit?"
+        assert result.recipe in packaged(), f"{result.name}: {result.recipe} does not come with spt"
+        if result.published_cell is not None:
+            assert result.planned >= result.published_cell.seeds, f"{result.name}: the paper has more runs"
 
 
 def test_runs_become_a_file_beside_the_published_number(tmp_path, stored):
@@ -181,6 +185,40 @@ def test_a_run_whose_result_cannot_be_used_has_failed(tmp_path):
     (result,) = collect_results(folder)
     assert [(run.seed, run.state, run.score) for run in result.runs] == [(0, "done", 0.003), (1, "failed", None)]
     assert not result.complete and result.summary()["failed"] == 1
+
+
+def test_a_run_whose_pretraining_diverged_is_kept_with_that_machine(tmp_path):
+    folder = finished(tmp_path, [0.003, 0.004])
+    plan = json.loads((folder / "study.json").read_text())
+    for cell in plan["cells"]:
+        if cell["arm"] == "spt":
+            shutil.rmtree(tmp_path / cell["run"])
+            cell["parent"] = "pretrain-odd"
+    start(tmp_path, "pretrain-odd", state="diverged", reason="the loss is not finite")
+    write_json(tmp_path / "pretrain-odd" / "env.json", ENVIRONMENT)
+    (tmp_path / "pretrain-odd" / "recipe.yaml").write_text(load("pendulum/s5").to_yaml(), encoding="utf-8")
+    write_json(folder / "study.json", plan)
+    scratch, spt = collect_results(folder, "gentle pendulum")
+    assert [run.state for run in scratch.runs] == ["done", "done"]
+    assert [(run.state, run.machine) for run in spt.runs] == [("diverged", "a processor, 2 cores")]
+
+
+def test_a_row_of_which_no_run_has_a_result_does_not_keep_the_others_out(tmp_path):
+    folder = finished(tmp_path, [0.003])
+    plan = json.loads((folder / "study.json").read_text())
+    start(tmp_path, "finetune-x", state="failed", reason="no memory")
+    plan["rows"].append(plan["rows"][0] | {"factors": {"variant": "S5-drop"}})
+    plan["cells"].append({"row": 1, "arm": "scratch", "seed": 0, "run": "finetune-x"})
+    write_json(folder / "study.json", plan)
+    assert [result.row for result in collect_results(folder)] == ["S5"]
+
+
+def test_a_score_is_not_lost_to_a_run_that_failed_where_it_was_made_again(stored):
+    (old,) = stored
+    lost = old.runs[0].model_copy(update={"score": None, "state": "failed"})
+    assert merge(old, old.model_copy(update={"runs": (lost,)})).runs == old.runs
+    again = merge(old.model_copy(update={"runs": (lost, *old.runs[1:])}), old.model_copy(update={"runs": old.runs[:1]}))
+    assert again.runs == old.runs
 
 
 @pytest.mark.parametrize("stage", ["stop", "parent_stop"])

@@ -255,6 +255,19 @@ def test_time_is_counted_once_for_a_run_that_stands_in_two_tables():
     assert page.spent(twice) == "6 runs in 0.1 hours of one core"
 
 
+def test_what_trials_took_is_read_from_reports():
+    lines = [
+        ("scratch, tuning", 18, "30.0 min"),
+        ("SPT, pretraining", 18, "18.0 min"),
+        ("SPT, finetuning", 15, "8 min"),
+    ]
+    table = "\n".join(f"| x | {what} | {runs} | 1 | 2 | 3 | 4 | {time} | 9.9 h |" for what, runs, time in lines)
+    report = (
+        f"| a | + finetuning | 5 | 19.8 s | 1 MiB |\n{table}\n|  | SPT, tuning | 18 | 1 | 2 | 3 | 4 | 1.5 h | 9.9 h |\n"
+    )
+    assert page.of_trials([report, report]) == f"{2 * (30 + 18 * 3 / 18 + 90) / 60:.1f} hours"
+
+
 def test_an_unknown_place_in_a_source_is_an_error(tmp_path):
     path = tmp_path / "a.md.in"
     path.write_text("# A\n\n{{ nothing }}\n")

@@ -1,6 +1,9 @@
 """Commands whose output nobody reads, or cannot be written: what they do is done, and their code says what is true."""
 
+import contextlib
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -83,6 +86,25 @@ def test_what_a_full_disk_does_to_output(folder, command, code):
 )
 def test_streams_that_are_closed_or_left(folder, command, code):
     assert shell(folder, command)[1].split()[-1:] == [str(code)]
+
+
+def test_colours_are_for_terminals_alone(tmp_path):
+    env = environment({"TERM": "xterm-256color", "COLUMNS": "80"})
+    del env["NO_COLOR"]
+    command = [sys.executable, ROOT / "spt_cli.py", "list", "models"]
+    piped = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=120)
+    assert piped.returncode == 0 and b"\x1b" not in piped.stdout + piped.stderr
+    here, there = pty.openpty()
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=there, stderr=there) as process:
+        os.close(there)
+        shown = b""
+        with contextlib.suppress(OSError):  # how a terminal ends
+            while piece := os.read(here, 4096):
+                shown += piece
+    os.close(here)
+    assert process.returncode == 0 and b"\x1b[1m" in shown
+    plain = re.sub(rb"\x1b\[[0-9;]*m", b"", shown).decode()
+    assert "transformer" in plain and max(map(len, plain.splitlines())) <= 80
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from spt.config.recipe import Part
 from spt.data.dataset import open_task
 from spt.errors import DataError, OutputError, RecipeError, UsageError
 from spt.execution.estimate import MeasuredCosts
-from spt.execution.run_study import ExecutionTarget, make_plan, run_study, study_folder
+from spt.execution.run_study import ExecutionTarget, check_recipes_build, make_plan, run_study, study_folder
 from spt.runs.folder import RunFolder
 from spt.runs.plan import StudyPlan, read_plan, run_names
 from spt.runtime.distributed import Runtime
@@ -964,6 +964,15 @@ def test_all_anew_is_each_run_once(tmp_path, meter):
     names = {path.parent.name for path in root.glob("*/result.json")}
     run_study(layout, root, ExecutionTarget(), Runtime(Settings(quiet=True, cpu=True, resume="never")))
     assert {path.parent.name for path in root.glob("*/result.json")} == names | {f"{name}.old1" for name in names}
+
+
+def test_of_an_arm_that_is_asked_for_alone_no_other_is_built(tmp_path, meter, monkeypatch):
+    root = tmp_path / "runs"
+    layout = laid(tmp_path, meter, "compare", seeds=1)
+    run_study(layout, root, ExecutionTarget(arm="scratch"), Runtime(Settings(quiet=True, cpu=True)))
+    built = []
+    monkeypatch.setattr("spt.execution.run_study.build_stage", lambda job: built.append(job))
+    assert check_recipes_build(layout, root, Runtime(Settings(quiet=True, cpu=True)), "scratch") == {} and not built
 
 
 def test_starting_over_leaves_other_arms_and_parts_alone(tmp_path, meter):

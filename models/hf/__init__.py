@@ -1,7 +1,11 @@
 """Any language model of Hugging Face transformers (llama, bert, mamba2, longformer, …), random or pretrained.
 
 Wolf et al. 2020. The model replaces the residual stack: it takes embeddings (B, L, D) and returns its last hidden
-states. Encoder and head are ours; its token embeddings are dropped. What a model can do is found by running it on a few
+states,
+
+    y = architecture(inputs_embeds=x).last_hidden_state
+
+Encoder and head are ours; its token embeddings are dropped. What a model can do is found by running it on a few
 steps when it is built: whether it looks ahead, whether it keeps examples and padding apart, which of its parameters are
 used. docs/hugging-face.md has the results. A model that only looks back becomes two-sided with a second copy
 (`bidirectional`).

@@ -600,7 +600,8 @@ def _record(request: Request) -> Advice | None:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OutputError(f"{path} cannot be read ({type(error).__name__}); move {request.folder} away") from None
-    changed = [key for key, value in request.asked.items() if (asked.get(key) or None) != (value or None)]
+    every = dict.fromkeys((*request.asked, *asked))
+    changed = [key for key in every if (asked.get(key) or None) != (request.asked.get(key) or None)]
     if changed:
         options = ", ".join("DATA" if key == "data" else f"--{key}" for key in changed)
         raise UsageError(

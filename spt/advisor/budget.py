@@ -1,5 +1,6 @@
 """What fits into a budget of time: how many models, seeds and epochs, from a few timed steps of each model."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,9 +89,9 @@ def parse_budget(text: str) -> float:
 def budget_text(seconds: float) -> str:
     """As `--budget` takes it, rounded up."""
     if seconds <= 90:
-        return f"{max(1, -(-int(seconds) // 5) * 5)}s"
-    minutes = -(-int(seconds) // 60)
-    return f"{minutes}m" if minutes < 120 else f"{-(-minutes // 60)}h"
+        return f"{max(1, math.ceil(seconds / 5)) * 5}s"
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
 
 
 def plan(

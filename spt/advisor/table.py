@@ -291,4 +291,6 @@ def _read_text(cell: str) -> tuple[str, Any]:
 
 
 def _show(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """Two values never look alike: they are keys."""
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+    return str(int(value)) if whole else str(value)

@@ -54,6 +54,7 @@ DECISIONS: dict[Decision, str] = {
     "too few splits": "too few splits",
     "no spread": "not decided, no spread",
     "no pair": "no pair finished",
+    "one arm": "one arm alone was run",
     "different data": "not comparable",
     "smoke": "smoke run",
 }
@@ -197,7 +198,7 @@ def _compare(a: Row, b: Row) -> RowDiff:
     seed_changes = compare(_seeds(a), _seeds(b), missing=MISSING)
     order = {_place(seed): (seed.seed, seed.split or "") for row in (a, b) for seed in row.seeds}
     seeds = tuple(sorted(seed_changes, key=lambda change: order[_seed_arm(change)[0]]))
-    failures = compare(*({f"{_place(x)}.{x.arm}": x.model_dump() for x in row.failures} for row in (a, b)))
+    failures = compare(*({f"{_place(x)}.{x.arm}": x.model_dump() for x in row.told_failures} for row in (a, b)))
     others = compare(*(row.model_dump(exclude=REPORTED) for row in (a, b)))
     costs = compare_numbers(_costs(a), _costs(b))
     changes: dict[str, tuple[Any, ...]] = {

@@ -281,13 +281,18 @@ def _value_text(value: Any) -> str:
 
 def _given(values: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """What is not a default, by section, as it is written on the command line; where it is not the recipe's own, with
-    its origin."""
+    its origin. Of scratch, what differs from finetune."""
     sections: dict[str, list[str]] = {}
+    finetune = {row["key"].partition(".")[2]: row["value"] for row in values if row["key"].startswith("finetune.")}
     for row in values:
         section, _, key = row["key"].partition(".")
+        if section == "scratch" and row["value"] == finetune.get(key, object()):
+            continue
         if row["origin"] != "default":
             origin = "" if row["origin"] == "recipe" else f" ({row['origin']})"
             sections.setdefault(section, []).append(f"{key}={_value_text(row['value'])}{origin}")
+    if "scratch" in sections:
+        sections["scratch"].insert(0, "as finetune, but")
     return sections
 
 

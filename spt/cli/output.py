@@ -65,7 +65,7 @@ def _folded(line: str, width: int) -> str:
 
 def show(text: str) -> None:
     """A result, as text."""
-    print(visible(text))
+    print(wrapped(visible(text), sys.stdout))
 
 
 def print_json(value: Any) -> None:

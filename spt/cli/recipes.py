@@ -100,20 +100,20 @@ def list_models(as_json: JsonOption = False, debug: DebugOption = False) -> None
     if as_json:
         print_json(rows)
         return
-    facts = ("name", "parameters", "cost", "paper")
+    facts = ("name", "parameters", "cost")
     cells = [{key: _cell(row[key]) for key in facts} for row in rows]
     widths = {key: max(len(key), *(len(cell[key]) for cell in cells)) for key in facts}
 
     def line(cell: dict[str, str]) -> str:
-        name, parameters, *rest = (cell[key] for key in facts)
-        left = f"{name:{widths['name']}}  {parameters:>{widths['parameters']}}"
-        return "  ".join([left, *(f"{text:{widths[key]}}" for key, text in zip(facts[2:], rest, strict=True))]).rstrip()
+        return f"{cell['name']:{widths['name']}}  {cell['parameters']:>{widths['parameters']}}  {cell['cost']}".rstrip()
 
     shown = console()
     shown.print(line({key: key for key in facts}), style="bold", soft_wrap=True)
     for row, cell in zip(rows, cells, strict=True):
         shown.print(line(cell), highlight=False, soft_wrap=True)
-        shown.print(Padding(Text(row["description"], style="dim"), (0, 0, 0, widths["name"] + 2)))
+        paper = str(row["paper"] or "")
+        described = row["description"] + (f" {paper}." if paper[-4:] not in row["description"] else "")
+        shown.print(Padding(Text(described, style="dim"), (0, 0, 0, widths["name"] + 2)))
 
 
 @command(list_app, "tasks")

@@ -60,6 +60,11 @@ def results(
         to = folder or Path("results")
         found = add_results(add, to, table)
         notify(f"wrote {len(found)} files in {to}; spt results --folder {to} shows them all")
+        if any(run.commit is None or run.commit.endswith("+") for result in found for run in result.runs):
+            notify(
+                "note: some of these runs were not made from a clean commit of a clone, so that nobody can have their "
+                "code again; a result for everybody needs one"
+            )
     else:
         found = read_results(folder)
     shown = select_results(found, words or ())

@@ -7,7 +7,7 @@ import typer
 
 from spt.cli.guard import command
 from spt.cli.options import DebugOption, JsonOption
-from spt.cli.output import print_json
+from spt.cli.output import print_json, show
 
 if TYPE_CHECKING:
     from spt.checks.model_contract import CheckResult
@@ -26,7 +26,7 @@ def env(as_json: JsonOption = False, debug: DebugOption = False) -> None:
         print_json(facts)
     else:
         for key, value in facts.items():
-            print(f"{key:<16} {value}")
+            show(f"{key:<16} {value}")
 
 
 @command(app)

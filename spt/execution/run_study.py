@@ -94,7 +94,7 @@ def run_study(grid: StudyGrid, root: Path, target: ExecutionTarget, runtime: Run
     """
     runtime.check_libraries()
     check_arm(grid, target.arm)
-    built = check_recipes_build(grid, root, runtime)
+    built = check_recipes_build(grid, root, runtime, target.arm)
     if target.jobs == "auto" and not _may_share_cores(grid, target, runtime.settings):
         target = replace(target, jobs=1)
     folder = study_folder(grid, root)
@@ -173,12 +173,13 @@ class Built(NamedTuple):
         return cls(needs_one_thread(setup), estimate_cost(setup).flops)
 
 
-def check_recipes_build(grid: StudyGrid, root: Path, runtime: Runtime) -> dict[str, Built]:
-    """Raise what is wrong with a recipe before anything is written, by building one seed of each configuration.
+def check_recipes_build(grid: StudyGrid, root: Path, runtime: Runtime, arm: str | None = None) -> dict[str, Built]:
+    """Raise what is wrong with a recipe before anything is written, by building one seed of each configuration that
+    this arm, or any, needs.
 
-    Returns what was found; of a finished study, none is built.
+    Returns what was found; where all is finished, none is built.
     """
-    jobs = grid.jobs
+    jobs = [request.job for request in (*trial_requests(grid), *cell_requests(grid, arm))]
     if runtime.on_main(lambda: all(isinstance(index.run_outcome(root, job.name), Result) for job in jobs)):
         return {}
     first: dict[str, Job] = {}

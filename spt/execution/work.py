@@ -205,9 +205,7 @@ class _Worker:
         run, known = RunFolder(self.root, name), self.failures.pop(name, None)
         try:
             status = run.status() or {}
-            if run.result() is not None:
-                if status.get("state") != "done" and run.is_available():
-                    finished_result(run)  # which tidies up what a process that was killed has left
+            if finished_result(run) is not None:
                 return True
             reason = self.failures.of_parent(request.job) or self._failure(name, status)
         except OutputError as error:

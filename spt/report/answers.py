@@ -4,7 +4,7 @@ probabilities can be trusted, and how groups of rows fare.
 Everything is of finished runs as they are; of differences, over the seeds that both arms have finished.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -118,11 +118,20 @@ def _metrics(comparison: Comparison) -> Iterator[MetricScores]:
             if run is not None and before is not None and after is not None:
                 pairs.append((run, before, after))
         about = {"label": row.label, "metric": name, "higher_is_better": not LOWER_IS_BETTER[name]}
-        yield MetricScores(**about, **_compared(pairs), seeds=tuple(seeds))
+        compared = _compared(pairs)
+        if row.only is not None:
+            compared |= _of_one_arm(row.only.arm, comparison.results(row.only.arm).values(), name)
+        yield MetricScores(**about, **compared, seeds=tuple(seeds))
 
 
 def _test(result: Result | None, metric: str) -> float | None:
     return None if result is None else (result.test or {}).get(metric)
+
+
+def _of_one_arm(arm: ArmName, runs: Iterable[Result], metric: str) -> dict[str, Any]:
+    """n and the mean of an arm's own runs, where the other was not run."""
+    known = [(run, score) for run in runs if (score := _test(run, metric)) is not None]
+    return {"n": len(known), arm: paired(*zip(*known, strict=True)).mean} if known else {}
 
 
 def _compared(pairs: Sequence[ScoredPair]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class OnlyArm(Record):
 
     arm: ArmName
     n: int  # runs with a score
-    low: float | None  # t interval of their mean; over splits the corrected resampled one
+    low: float | None  # t interval of their mean, which is the row's; over splits the corrected resampled one
     high: float | None
 
 
@@ -118,10 +118,15 @@ class Row(Record):
     @property
     def comparable(self) -> bool:
         """Whether its scores may be tested against others."""
-        return self.decision not in ("different data", "smoke", "no pair")
+        return self.decision not in ("different data", "smoke", "no pair", "one arm")
 
     @property
-    def unexpected_failures(self) -> tuple[Failure, ...]:
+    def averaged(self) -> int:
+        """How many runs of each arm its means are over: the complete pairs, or the only arm's own."""
+        return self.n if self.only is None else self.only.n
+
+    @property
+    def told_failures(self) -> tuple[Failure, ...]:
         """Without the runs of an arm that was never started: one sentence says so of all."""
         return tuple(each for each in self.failures if self.only is None or each.arm == self.only.arm)
 
@@ -156,13 +161,14 @@ def compare_arms(runs: ComparisonRuns) -> Comparison:
         smoke=runs.smoke or any(result.smoke for result in results),
         names=(MORE_DATA if more else "SPT", "scratch"),
     )
-    test = difference.test
-    scratch, spt = (summarise_arm([pair[side] for pair in pairs]) for side in (0, 1))
-    only = _only_arm(ended)
-    if only is not None:  # `results` are all of it
-        scratch, spt = (summarise_arm(results) if only.arm == arm else None for arm in ARMS)
-    of_arms = {"scratch": [pair[0] for pair in pairs], "SPT": [pair[1] for pair in pairs]}
-    told = {arm_text(only.arm): results} if only else of_arms
+    test, fields, only = difference.test, difference.fields(), None
+    averaged = {arm: [pair[side] for pair in pairs] for side, arm in enumerate(ARMS)}
+    if alone := _only_arm(runs, results):
+        averaged[alone] = results
+        mean = verdict.paired(results, [final_score(result) for result in results])
+        only = OnlyArm(arm=alone, n=len(results), low=mean.low, high=mean.high)
+        fields |= verdict.only_fields(arm_text(alone), results, mean, difference)
+    scratch, spt = (summarise_arm(averaged[arm]) for arm in ARMS)
     ratios = cost_ratios(scratch, spt)
     names: dict[Place, dict[str, PlannedCell]] = {}
     for cell in runs.cells:
@@ -197,35 +203,21 @@ def compare_arms(runs: ComparisonRuns) -> Comparison:
         only=only,
         # A run beside itself has no difference to warn of, but what is said of runs alone is said.
         warnings=tuple(verdict.warnings([(run, run) for run in results] if only else pairs)),
-        notes=(*verdict.notes(told), *skipped),
+        notes=(*verdict.notes({arm_text(arm): members for arm, members in averaged.items() if members}), *skipped),
         seeds=seeds,
         items=items,
         failures=tuple(outcome for outcome in ended.values() if isinstance(outcome, Failure)),
-        **difference.fields(),
+        **fields,
     )
-    if only is not None:
-        sentence = verdict.one_arm(arm_text(only.arm), results, only.low, only.high, row.planned)
-        smoke = {"decision": "smoke", "verdict": verdict.SMOKE}
-        row = row.model_copy(update=smoke if row.smoke else {"verdict": sentence})
     return Comparison(runs, ended, pairs, difference, row)
 
 
-def _only_arm(ended: Outcomes) -> OnlyArm | None:
-    """The arm that has finished runs, where the other has none at all, not even failed or running ones."""
+def _only_arm(runs: ComparisonRuns, results: Sequence[Result]) -> ArmName | None:
+    """The arm that has finished runs, where of the other no folder is there, not even of a pretraining."""
     begun = {
-        arm: [outcome for (_, name), outcome in ended.items() if name == arm and not _is_missing(outcome)]
-        for arm in ARMS
+        cell.arm for cell in runs.cells if any((runs.root / name).exists() for name in (cell.run, cell.parent) if name)
     }
-    for arm, other in (ARMS, ARMS[::-1]):
-        results = [outcome for outcome in begun[arm] if isinstance(outcome, Result)]
-        if results and not begun[other]:
-            test = verdict.paired(results, [final_score(result) for result in results])
-            return OnlyArm(arm=arm, n=len(results), low=test.low, high=test.high)
-    return None
-
-
-def _is_missing(outcome: Result | Failure) -> bool:
-    return isinstance(outcome, Failure) and outcome.state == "missing"
+    return next((arm for arm in ARMS if begun == {arm}), None) if results else None
 
 
 def adjust_for_multiplicity(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[str]]:
@@ -317,8 +309,9 @@ def summarise_arm(results: Sequence[Result]) -> Arm | None:
     if not results:
         return None
     p, test = verdict.against_chance(results)
+    scores, _ = verdict.by_split(results, [final_score(result) for result in results])
     return Arm(
-        score=fmean(final_score(result) for result in results),
+        score=fmean(scores),
         total=_cost([result.total for result in results]),
         pretraining=_cost([_before(result) for result in results]),
         finetuning=_cost([result.own for result in results]),

@@ -334,27 +334,30 @@ def _verdict(comparison: BaselineComparison) -> str:
     if doubt := next((c for c in shown if c.decision in ("smoke", "different data")), None):
         return doubt.verdict
     networks = list(dict.fromkeys(c.network for c in shown))  # the best first
+    compared = [each for each in finished if any(c.baseline == each.baseline for c in shown)]  # at a seed of a network
     if all((c.splits or c.n) < FEWEST for c in shown):
-        return f"cannot be decided with {_seeds(shown[0])}: {_distance(_of(shown, networks[0], strongest), metric)}"
+        return f"cannot be decided with {_seeds(shown[0])}: {_distance(_best(shown, networks, compared[0]), metric)}"
     winners = [n for n in networks if all(n in comparison.beaten_by[each.baseline] for each in finished)]
     if winners:
         count = f"{len(winners)} of {len(networks)} networks beat"
         if len(winners) == len(networks):
             count = f"each of the {len(networks)} networks beats" if len(networks) > 1 else f"{networks[0]} beats"
-        nearest = _of(shown, winners[0], strongest)
+        nearest = _best(shown, winners, strongest)
         return f"{count} every baseline{made}: {_distance(nearest, metric)}{_support(nearest)}"
-    unbeaten = [each for each in finished if not comparison.beaten_by[each.baseline]]
-    target = (unbeaten or finished)[0]
+    unbeaten = [each for each in compared if not comparison.beaten_by[each.baseline]]
+    target = (unbeaten or compared)[0]
     against = [c for c in shown if c.baseline == target.baseline]
     ahead = any(c.difference and (c.difference > 0) == comparison.higher_is_better for c in against)
     said = f"no network here {'is shown to beat' if ahead else 'beats'} "
     said += _named(target) if unbeaten else f"every baseline{made}; the best of them is {_named(target)}"
-    nearest = _of(shown, networks[0], target)
+    nearest = _best(shown, networks, target)
     return f"{said}: {_distance(nearest, metric, short=True)}{_support(nearest)}"
 
 
-def _of(contrasts: Sequence[BaselineContrast], network: str, baseline: BaselineScore) -> BaselineContrast:
-    return next(c for c in contrasts if (c.network, c.baseline) == (network, baseline.baseline))
+def _best(shown: Sequence[BaselineContrast], networks: Sequence[str], baseline: BaselineScore) -> BaselineContrast:
+    """The contrast with this baseline of the first of these networks that shares a seed with it."""
+    against = {c.network: c for c in shown if c.baseline == baseline.baseline}
+    return next(against[network] for network in networks if network in against)
 
 
 def _named(each: BaselineScore) -> str:

@@ -108,7 +108,7 @@ class Report(Record):
     @property
     def failures(self) -> tuple[tuple[str, Failure], ...]:
         """Every failure, with the label of its row or search."""
-        rows = [(row.label, failure) for row in self.rows for failure in row.unexpected_failures]
+        rows = [(row.label, failure) for row in self.rows for failure in row.told_failures]
         rows += [(control.label, failure) for control in self.controls for failure in control.failures]
         rows += [(each.label, failure) for each in self.baselines for failure in each.failures]
         trials = [(search.label, failure) for search in self.searches for failure in search.failures]

@@ -4,7 +4,7 @@ Everything of a control is over the seeds at which it, scratch and SPT have all 
 add up to SPT - scratch over these seeds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from spt.report.arms import Arm, Comparison, cost_ratios, summarise_arm
@@ -38,7 +38,7 @@ class ControlSeed(Record):
 
 class Control(Record):
     """An arm beside scratch and SPT, of one row. Means, costs and differences are over the n seeds that all three
-    arms have finished."""
+    arms have finished; the score of a control is over its own where there is no such seed."""
 
     label: str  # of the row
     arm: str
@@ -138,6 +138,9 @@ def _control(compared: _Compared, over_scratch: PairedContrast, below_spt: Paire
     comparison, arm, ended, triples = compared[:4]
     sides = [summarise_arm([triple[i] for triple in triples]) for i in range(3)]
     scratch, spt, own = (side.score if side else None for side in sides)
+    if not triples:
+        alone = summarise_arm([result for result in ended.values() if isinstance(result, Result)])
+        own = alone.score if alone else None
     clock = ended_by_clock({arm: [own for *_, own in triples]})
     controls = [cell for cell in comparison.runs.controls if cell.arm == arm]
     row, cells = comparison.row, {Place(cell.seed, cell.split): cell for cell in controls}
@@ -167,8 +170,15 @@ def _control(compared: _Compared, over_scratch: PairedContrast, below_spt: Paire
             )
             for place, outcome in ended.items()
         ),
-        failures=tuple(outcome for outcome in ended.values() if isinstance(outcome, Failure)),
+        failures=()
+        if row.only and _is_untouched(ended)
+        else tuple(o for o in ended.values() if isinstance(o, Failure)),
     )
+
+
+def _is_untouched(ended: Mapping[Place, Result | Failure]) -> bool:
+    """Was no run of this arm asked for, as of one of the row's own arms?"""
+    return all(isinstance(outcome, Failure) and outcome.state == "missing" for outcome in ended.values())
 
 
 def _sentence(arm: str, over_scratch: PairedContrast, below_spt: PairedContrast) -> str:

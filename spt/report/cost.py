@@ -17,7 +17,8 @@ AXES: tuple[MatchedAxis, ...] = ("epochs", "steps", "examples", "flops", "time")
 
 
 class BudgetMatch(Record):
-    """A row whose arms share one total budget. Amounts are means over the complete pairs, pretraining included."""
+    """A row whose arms share one total budget. Amounts are means over the complete pairs, or of the only arm over its
+    own runs, pretraining included."""
 
     label: str
     total: Total
@@ -43,7 +44,9 @@ def budget_matches(rows: Sequence[Comparison]) -> tuple[BudgetMatch, ...]:
 
 
 def _match(comparison: Comparison, total: Total) -> BudgetMatch:
-    arms = [[pair[arm] for pair in comparison.pairs] for arm in (0, 1)]
+    arms = [[pair[side] for pair in comparison.pairs] for side in (0, 1)]
+    if comparison.row.only is not None:
+        arms = [[*comparison.results(arm).values()] for arm in ARMS]
     amounts = {axis: [_mean([_amount(result, axis) for result in side]) for side in arms] for axis in AXES}
     mismatch = {
         axis: spt / scratch - 1 if scratch and spt is not None else None for axis, (scratch, spt) in amounts.items()

@@ -24,8 +24,8 @@ class LevelResult(Record):
     label: str  # of the recipe
     factors: dict[str, Factor]
     metric: str
-    n: int  # complete pairs
-    scratch: float | None  # means over the complete pairs
+    n: int  # complete pairs, or runs of the only arm
+    scratch: float | None  # means over these
     spt: float | None
     delta: float | None
     scratch_change: float | None  # None at the first level, and without a common seed
@@ -119,7 +119,8 @@ def _levels(label: str, rows: Sequence[Comparison]) -> list[LevelResult]:
     levels: list[LevelResult] = []
     for before, comparison in zip((None, *rows), rows, strict=False):
         row = comparison.row
-        shared = {name: getattr(row, name) for name in ("factors", "metric", "n", "scratch", "spt", "delta")}
+        shared = {name: getattr(row, name) for name in ("factors", "metric", "scratch", "spt", "delta")}
+        shared["n"] = row.averaged
         changes = {f"{arm}_change": _change(before, comparison, arm) for arm in ARMS}
         levels.append(LevelResult(study=row.source, label=label, **shared, **changes))
     return levels

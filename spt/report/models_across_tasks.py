@@ -101,7 +101,8 @@ def models_across_tasks(groups: Sequence[ModelGroup]) -> tuple[list[ModelsAcross
             elif len(tasks.models) > 1:
                 found.append(_across(tasks, level))
             else:
-                notes.append(f"models are not compared over {len(by_task)} tasks: fewer than two have a score in each")
+                few = "fewer than two have scores of both arms in each"
+                notes.append(f"models are not compared over {len(by_task)} tasks: {few}")
     return found, notes
 
 

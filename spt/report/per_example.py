@@ -161,7 +161,9 @@ def example_scores(folder: Path, metric: str = "") -> ExampleScores:
         count = sum(name.startswith("label_") for name in columns)
         truth, answer = (_stacked(*(columns[f"{kind}_{k}"] for k in range(count))) for kind in ("label", "prediction"))
         known = (truth >= 0).sum(1).astype(np.float64)
-        return scores("accuracy", (truth == answer).sum(1) / known, known, truth)
+        right = ((truth == answer) & (truth >= 0)).sum(1)
+        share = np.divide(right, known, out=np.zeros_like(known), where=known > 0)
+        return scores("accuracy", share, known, truth)
     size = next(k for k in range(len(columns) + 1) if not {f"target_{k}", f"prediction_{k}"} <= columns.keys())
     if not size:
         raise NotComparable(f"{FILE} has no answers: its columns are {', '.join(columns)}")

@@ -179,12 +179,17 @@ def _environments(results: Iterable[Result]) -> list[EnvironmentUse]:
 
 
 Answer = tuple[ChecklistAnswer, str]  # with its evidence
+ONE_ARM = "one arm alone was run"
+
+
+def _of_both_arms(facts: ChecklistInput) -> list[Row]:
+    return [row for row in facts.rows if row.only is None]
 
 
 def _planned_runs(facts: ChecklistInput) -> Answer:
     alone = sum(row.only is not None for row in facts.rows)
     planned = sum(row.planned * (2 if row.only is None else 1) for row in facts.rows)
-    lost = sum(len(row.unexpected_failures) for row in facts.rows)
+    lost = sum(len(row.told_failures) for row in facts.rows)
     others = sum(len(search.failures) for search in facts.searches) + facts.others_lost
     evidence = f"{planned - lost} of {planned} runs of the rows have a score"
     evidence += f"; other runs without one: {others}" if others else ""
@@ -199,10 +204,11 @@ def _smoke(facts: ChecklistInput) -> Answer | None:
 
 
 def _seeds(facts: ChecklistInput) -> Answer:
-    numbers = [row.n if row.splits is None else row.splits for row in facts.rows]
+    numbers = [row.averaged if row.splits is None else row.splits for row in facts.rows]
     low, high = min(numbers), max(numbers)
     span = str(low) if low == high else f"{low} to {high}"
-    what = "splits of the data a row" if all(row.splits for row in facts.rows) else "complete pairs a row"
+    what = "runs a row" if all(row.only for row in facts.rows) else "complete pairs a row"
+    what = "splits of the data a row" if all(row.splits for row in facts.rows) else what
     evidence = f"{span} {what}; with fewer than {FEWEST} nothing is decided"
     return "yes" if low >= FEWEST else "no", evidence
 
@@ -219,10 +225,11 @@ def _statistics(facts: ChecklistInput) -> Answer:
 
 
 def _baseline(facts: ChecklistInput) -> Answer:
-    known = [row for row in facts.rows if row.chance is not None]
+    rows = [row for row in facts.rows if row.only is None or row.only.arm == "scratch"]
+    known = [row for row in rows if row.chance is not None]
     above = [row for row in known if row.scratch_arm and row.scratch_arm.above_chance]
-    answer: ChecklistAnswer = "not applicable" if not known else "yes" if len(above) == len(facts.rows) else "no"
-    return answer, f"scratch is shown to beat chance in {len(above)} of {len(facts.rows)} rows"
+    answer: ChecklistAnswer = "not applicable" if not known else "yes" if len(above) == len(rows) else "no"
+    return answer, f"scratch is shown to beat chance in {len(above)} of {len(rows)} rows"
 
 
 def _converged(facts: ChecklistInput) -> Answer:
@@ -238,7 +245,10 @@ def _converged(facts: ChecklistInput) -> Answer:
 
 
 def _compute(facts: ChecklistInput) -> Answer:
-    ratios = {row.label: [row.ratios.get(axis) for axis in ("steps", "examples", "flops")] for row in facts.rows}
+    rows = _of_both_arms(facts)
+    if not rows:
+        return "not applicable", ONE_ARM
+    ratios = {row.label: [row.ratios.get(axis) for axis in ("steps", "examples", "flops")] for row in rows}
     off = [label for label, each in ratios.items() if not all(r is not None and abs(r - 1) <= MATCHED for r in each)]
     matched = f"{len(ratios) - len(off)} of {len(ratios)} rows" + (f"; not in {abbreviate(off)}" if off else "")
     answer: ChecklistAnswer = "yes" if not off else "no" if len(off) == len(ratios) else "partly"
@@ -292,6 +302,8 @@ def _same_data(facts: ChecklistInput) -> Answer:
         return "no", f"pretraining had other training inputs than finetuning in {abbreviate(odd)}"
     if facts.other_inputs:
         return "partly", "pretraining had other training inputs, as the study asks for; the arms agree"
+    if not _of_both_arms(facts):
+        return "not applicable", ONE_ARM
     return "yes", "the hashes of all splits agree, seed by seed, in both arms and stages"
 
 

@@ -181,22 +181,31 @@ def _number(contrast: ModelContrast) -> str:
 
 def model_verdict(comparison: ModelComparison) -> str:
     """Who is better from scratch, who after self-pretraining, and whether the answer changes."""
-    pairs = pairs_of(comparison)
+    pairs, arms = pairs_of(comparison), _arms_run(comparison)
     if all(contrast.decision == "smoke" for contrast in comparison.contrasts):
         return pairs[0].scratch.verdict
     if len(pairs) == 1:
-        sentences = [_arm_sentence(pairs[0].scratch), _arm_sentence(pairs[0].spt), _change_sentence(pairs[0])]
+        sentences = [_arm_sentence(getattr(pairs[0], arm)) for arm in arms]
+        changes = [_change_sentence(pairs[0])]
     else:
-        sentences = [*(_ranking_sentence(comparison, arm) for arm in ARMS), *_change_sentences(pairs)]
-    return ". ".join([*sentences, *_cost_sentence(comparison)])
+        sentences = [_ranking_sentence(comparison, arm) for arm in arms]
+        changes = [*_change_sentences(pairs)]
+    return ". ".join([*sentences, *(changes if len(arms) > 1 else []), *_cost_sentence(comparison)])
+
+
+def _arms_run(comparison: ModelComparison) -> Sequence[ArmName]:
+    """Both arms, unless no model has a score in one of them, of which then nothing is said."""
+    return [arm for arm in ARMS if any(getattr(model, f"{arm}_n") for model in comparison.models)] or ARMS
 
 
 def brief_ranking(comparison: ModelComparison) -> str:
     """Both rankings, and the pairs that are shown to change places."""
-    pairs = pairs_of(comparison)
+    pairs, arms = pairs_of(comparison), _arms_run(comparison)
     if all(contrast.decision == "smoke" for contrast in comparison.contrasts):
         return pairs[0].scratch.verdict
-    orders = [f"{LEAD[each.arm].lower()} {_order(each)}" for each in comparison.rankings]
+    orders = [f"{LEAD[each.arm].lower()} {_order(each)}" for each in comparison.rankings if each.arm in arms]
+    if len(arms) == 1:
+        return orders[0]
     changed = [f"{pair.scratch.first} and {pair.scratch.second}" for pair in pairs if changes_ranking(pair)]
     return "; ".join([*orders, f"order changes: {', '.join(changed)}" if changed else "no order is shown to change"])
 

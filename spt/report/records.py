@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from spt.report.arms import Cost, Row
+from spt.report.arms import Cost, OnlyArm, Row
 from spt.report.baselines import BaselineComparison, BaselineContrast
 from spt.report.curves import Curve
 from spt.report.ranking import ModelComparison
@@ -22,7 +22,7 @@ def row_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
         record |= {
             "matched_axis": row.total.axis if row.total else None,
             "matched_total": row.total.amount if row.total else None,
-            "only_arm": row.only.arm if row.only else None,
+            **{f"only_{name}": getattr(row.only, name, None) for name in OnlyArm.model_fields},
         }
         for name, arm in (("scratch", row.scratch_arm), ("spt", row.spt_arm)):
             record[f"{name}_above_chance"] = arm.above_chance if arm else None
@@ -32,7 +32,7 @@ def row_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 for axis in Cost.model_fields:
                     record[f"{name}_{part}_{axis}"] = getattr(getattr(arm, part), axis) if arm else None
         record |= {f"ratio_{axis}": ratio for axis, ratio in row.ratios.items()}
-        records.append({**record, "failures": len(row.failures), "warnings": "; ".join(row.warnings)})
+        records.append({**record, "failures": len(row.told_failures), "warnings": "; ".join(row.warnings)})
     return records
 
 

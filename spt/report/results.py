@@ -289,6 +289,8 @@ def collect_results(folder: Path, table: str | None = None) -> list[StoredResult
 
 def _results(comparison: Comparison, table: str | None) -> list[StoredResult]:
     row = comparison.row
+    if not row.metric:  # no run of it has a result, and so nothing says how it would be scored
+        return []
     shared = {"metric": row.metric, "recipe": row.recipe, "factors": row.factors}
     pair = None if table else published_pair(row.recipe, row.factors, row.metric)
     reference = pair or PublishedPair(row.recipe, dict.fromkeys(row.factors, ""), "", "", None, None)  # else the recipe
@@ -344,6 +346,8 @@ def _stored_runs(comparison: Comparison, arm: ArmName) -> list[StoredRun]:
         if isinstance(outcome, Failure) and outcome.state in ("missing", "running", "stopped"):
             continue
         folder = comparison.runs.root / cell.run
+        if not folder.is_dir() and cell.parent:  # its pretraining failed
+            folder = comparison.runs.root / cell.parent
         shared = {"seed": cell.seed, "split": cell.split, "run": cell.run, **_environment(folder)}
         if isinstance(outcome, Result):
             total = outcome.total
@@ -380,11 +384,13 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 
 def merge(old: StoredResult, new: StoredResult) -> StoredResult:
-    """Both results of one cell as one; a seed that both have is the new one's.
+    """Both results of one cell as one; a seed that both have is the new one's, unless that alone has no score.
 
     Raises UsageError where they are not: of another cell, metric or recipe, or with other settings.
     """
-    again = {(run.seed, run.split) for run in new.runs}
+    scored = {(run.seed, run.split) for run in old.runs if run.score is not None}
+    taken = [run for run in new.runs if run.score is not None or (run.seed, run.split) not in scored]
+    again = {(run.seed, run.split) for run in taken}
     staying = [run for run in old.runs if (run.seed, run.split) not in again]
     if old.place != new.place:
         ours, theirs = ("; ".join(filter(None, result.place)) for result in (new, old))
@@ -403,7 +409,7 @@ def merge(old: StoredResult, new: StoredResult) -> StoredResult:
             f"{new.name}.json has seed {other.seed} with other settings ({theirs}) than these runs ({ours}): keep them "
             "under another --table, or remove the file"
         )
-    ordered = sorted([*staying, *new.runs], key=lambda run: (run.split or "", run.seed))
+    ordered = sorted([*staying, *taken], key=lambda run: (run.split or "", run.seed))
     update = {"runs": tuple(ordered), "planned": max(old.planned, new.planned)}
     return new.model_copy(update=update | {"baselines": old.baselines | new.baselines})
 

@@ -19,6 +19,7 @@ class Statement(NamedTuple):
     warnings: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     decided: str = ""  # the arm shown to be better after adjustment
+    brief: str = ""  # the verdict in few words, where it has such a form
 
 
 def conclusions(report: Report) -> list[Statement]:
@@ -72,6 +73,7 @@ def model_statements(report: Report) -> list[Statement]:
             f"{comparison.label}: {abbreviate([model.name for model in comparison.models], 4)}",
             comparison.verdict,
             comparison.warnings,
+            brief=brief_ranking(comparison),
         )
         for comparison in report.models
     ]
@@ -109,7 +111,7 @@ def baseline_statements(report: Report) -> list[Statement]:
 
 def _row_statement(row: Row) -> Statement:
     decided = row.decision if row.decision in ARMS else ""
-    return Statement(row.label, row.verdict, row.warnings, tuple(remarks(row)), decided)
+    return Statement(row.label, row.verdict, row.warnings, tuple(remarks(row)), decided, _brief(row))
 
 
 def remarks(row: Row) -> list[str]:

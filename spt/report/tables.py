@@ -94,7 +94,11 @@ def _score_caption(report: Report) -> str:
     return (
         "Means over the n seeds at which both arms finished; delta is SPT - scratch; intervals and p are of each row "
         f"alone{family}. > chance: one-sided p over seeds, or (items) over the test rows of one run; not adjusted."
-        + (" Of an arm that alone was run, n counts its runs." if any(row.only for row in report.rows) else "")
+        + (
+            " Where one arm alone was run, n counts its runs and the interval is that of its mean."
+            if any(row.only for row in report.rows)
+            else ""
+        )
     ) + (f" {CORRECTED}" if _has_splits(report) else "")
 
 
@@ -105,8 +109,16 @@ CORRECTED = (
 )
 
 
-def _runs_of_row(row: Any, _: str) -> str:
-    return part_text(row.only.n if row.only else row.n, row.planned)
+def _score_of(arm: str) -> Callable[[Any, str], str]:
+    """A row's mean; with its interval where this arm alone was run, so that no difference has one."""
+
+    def text(row: Any, metric: str) -> str:
+        score = score_text(getattr(row, arm), metric)
+        if row.only is None or row.only.arm != arm or row.only.low is None:
+            return score
+        return f"{score} ({score_interval_text(row.only.low, row.only.high, metric)})"
+
+    return text
 
 
 SCORES = TableSpec(
@@ -114,7 +126,11 @@ SCORES = TableSpec(
     "task / model | n | scratch | SPT: spt | delta | 95 % interval | p | Holm p: holm | detectable | chance | "
     "scratch\n> chance: scratch_arm | SPT\n> chance: spt_arm",
     lambda report: [Group(_short_label(row, report), [row]) for row in report.rows],
-    cells={"n": _runs_of_row},
+    cells={
+        "n": lambda row, _: part_text(row.averaged, row.planned),
+        "scratch": _score_of("scratch"),
+        "SPT": _score_of("spt"),
+    },
     narrow=((0, 1, 2, 3, 4, 5), (0, 6, 7, 8, 9, 10, 11)),
     caption=_score_caption,
 )
@@ -337,8 +353,8 @@ OTHER_METRICS = TableSpec(
     cells={"metric": lambda scores, metric: metric_text(metric) + ("" if scores.higher_is_better else ", lower")},
     text_columns=2,
     narrow=(),
-    caption="Of the test rows, over the n seeds at which both arms finished. Intervals are of each line alone: they "
-    "decide nothing here, where many are looked at. Lower: the lower the better.",
+    caption="Of the test rows, over the n seeds at which both arms finished, or the one that was run. Intervals are of "
+    "each line alone: they decide nothing here, where many are looked at. Lower: the lower the better.",
 )
 
 

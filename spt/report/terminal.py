@@ -10,22 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 from spt.report.collect import Report
-from spt.report.format import ReportTable
-from spt.report.statements import brief_verdicts, statements
+from spt.report.format import ReportTable, abbreviate
+from spt.report.statements import Statement, brief_verdicts, statements
 from spt.report.tables import by_section
 
+REPEATED_AFTER = 10  # lines of tables, which may have moved the first verdicts out of sight
 BRIEFLY = ("differences", "levels", "published", "failures", "runs")  # sections, of each table its first columns
 
 
 def terminal(report: Report, full: bool = False) -> RenderableType:
-    """For `rich.console.Console.print`: verdicts, the scores, and the verdicts in brief; with `full` all remarks and
-    tables. Nothing is conveyed by colour alone."""
-    parts: list[RenderableType] = []
-    for statement in statements(report):
-        lines = [Text(statement.verdict, style="bold")]
-        lines += [Text(f"WARNING: {warning}", style="bold red") for warning in statement.warnings]
-        lines += [Text(remark, style="dim") for remark in (statement.remarks if full else statement.remarks[:1])]
-        parts += [Text(statement.label, style="bold"), Padding(Group(*lines), (0, 0, 1, 2), expand=False)]
+    """For `rich.console.Console.print`: verdicts in brief, the scores, and behind long tables the verdicts again; with
+    `full` whole verdicts, all remarks and tables. Nothing is conveyed by colour alone."""
+    said = statements(report)
+    parts: list[RenderableType] = _in_full(said) if full else _in_brief(said, len(report.rows))
     for warning in report.warnings:
         parts += [Text(f"WARNING: {warning}", style="bold red"), Text()]
     for note in report.notes:
@@ -40,11 +37,38 @@ def terminal(report: Report, full: bool = False) -> RenderableType:
         if full and table.caption and table.narrow != ():
             parts[-1] = Text(table.caption, style="dim")
             parts.append(Text())
-    if any(row.seeds for row in report.rows):  # the tables have scrolled the verdicts out of sight
+    between = sum(len(table.body) for name, table in tables if name in BRIEFLY)
+    if full or between > REPEATED_AFTER:
         parts += [Text.assemble((f"{label}: ", "dim"), (verdict, "bold")) for label, verdict in brief_verdicts(report)]
     if not full and (left_out := sum(name not in BRIEFLY and table.narrow != () for name, table in tables)):
         parts.append(Text(f"{left_out} more tables, all columns and remarks: --full", style="dim"))
     return Group(*parts)
+
+
+def _in_full(said: Sequence[Statement]) -> list[RenderableType]:
+    """Each verdict with its warnings and remarks."""
+    parts: list[RenderableType] = []
+    for statement in said:
+        lines = [Text(statement.verdict, style="bold")]
+        lines += [Text(f"WARNING: {warning}", style="bold red") for warning in statement.warnings]
+        lines += [Text(remark, style="dim") for remark in statement.remarks]
+        parts += [Text(statement.label, style="bold"), Padding(Group(*lines), (0, 0, 1, 2), expand=False)]
+    return parts
+
+
+def _in_brief(said: Sequence[Statement], rows: int) -> list[RenderableType]:
+    """A sentence each; then warnings, and where compute is not equal, each once with whose it is unless all rows'."""
+    parts: list[RenderableType] = []
+    told: dict[tuple[str, str], list[str]] = {}
+    for statement in said:
+        label = statement.label.partition(": ")[0] if statement.brief else statement.label  # rankings name the models
+        parts.append(Text.assemble((f"{label}: ", "dim"), (statement.brief or statement.verdict, "bold")))
+        remarks = [(remark, "dim") for remark in statement.remarks[:1] if not remark.startswith("compute matched")]
+        for line in (*((f"WARNING: {warning}", "bold red") for warning in statement.warnings), *remarks):
+            told.setdefault(line, []).append(statement.label)
+    for (text, style), labels in told.items():
+        parts.append(Text(text if len(labels) == rows else f"{text} ({abbreviate(labels, 2)})", style=style))
+    return [*parts, Text()]
 
 
 def _rich_table(table: ReportTable, columns: Sequence[int]) -> Table:

@@ -21,7 +21,7 @@ from spt.runs.baseline import BaselineResult
 from spt.runs.plan import Record
 from spt.runs.result import Result
 
-Doubt = Literal["open", "too few seeds", "too few splits", "no spread", "no pair", "different data", "smoke"]
+Doubt = Literal["open", "too few seeds", "too few splits", "no spread", "no pair", "one arm", "different data", "smoke"]
 
 # "alone": decided by the interval of this comparison, but not after Holm's adjustment.
 Decision = Literal["spt", "scratch", "spt alone", "scratch alone"] | Doubt
@@ -190,17 +190,21 @@ def judge(difference: Difference, adjusted: Adjusted | None = None) -> tuple[str
     )
 
 
-def one_arm(arm: str, results: Sequence[Result], low: float | None, high: float | None, planned: int) -> str:
-    """The mean score of the only arm that was run, with its interval."""
-    metric, n = results[0].metric, len(results)
+def only_fields(arm: str, results: Sequence[Result], mean: stats.Paired, difference: Difference) -> dict[str, Any]:
+    """What the record of a comparison holds where one arm alone was run: the mean of its scores."""
+    metric, n, planned = difference.metric, len(results), difference.planned
+    about = [] if difference.higher_is_better else ["lower is better"]
+    if mean.low is not None and mean.high is not None and mean.low < mean.high:
+        about.append(f"{100 * mean.confidence:.0f} % interval {score_interval_text(mean.low, mean.high, metric)}")
+    runs = "1 run" if n == 1 else f"{n} runs"
+    about.append(f"{mean.n} splits, {runs}" if mean.test_share else runs if n == 1 else f"n={n}")
     unit = " %" if is_percent(metric) else ""
-    score = score_text(fmean(map(final_score, results)), metric)
-    about = [] if results[0].higher_is_better else ["lower is better"]
-    if low is not None and high is not None and low < high:
-        about.append(f"{100 * stats.CONFIDENCE:.0f} % interval {score_interval_text(low, high, metric)}")
     lost = f"; {planned - n} of {planned} runs have no score" if n < planned else ""
-    about.append("1 run" if n == 1 else f"n={n}")
-    return f"only {arm} was run: {metric} {score}{unit} ({', '.join(about)}){lost}"
+    sentence = f"only {arm} was run: {metric} {score_text(mean.mean, metric)}{unit} ({', '.join(about)}){lost}"
+    splits = {"splits": mean.n if mean.test_share else None}
+    if difference.smoke:
+        return {"decision": "smoke", "verdict": SMOKE} | splits
+    return {"decision": "one arm", "verdict": sentence} | splits
 
 
 def compute(ratios: Mapping[str, float | None]) -> str:

@@ -1,5 +1,6 @@
 """Where everything is joined: a job's data, network, objective and directory. `run_stage` is the way in."""
 
+import contextlib
 import logging
 import traceback
 from functools import partial
@@ -19,6 +20,7 @@ from spt.errors import (
     CheckpointError,
     DivergedError,
     OutputError,
+    RunInUse,
     SptError,
     Stopped,
     UsageError,
@@ -86,7 +88,7 @@ def _take_over(run: RunFolder, fresh: bool) -> Result | None:
         if (aside := run.move_aside()) is not None:
             logger.info(f"{run.path.name} was there already; the old one is now {aside.name}")
         return None
-    if (result := finished_result(run)) is not None:
+    if (result := finished_result(run, locked=True)) is not None:
         return result
     status = run.status() or {}
     if status.get("state") == "diverged":
@@ -97,18 +99,31 @@ def _take_over(run: RunFolder, fresh: bool) -> Result | None:
     return None
 
 
-def finished_result(run: RunFolder) -> Result | None:
-    """A finished run, as it is. A process that died right after writing it may have left the rest undone."""
+def finished_result(run: RunFolder, locked: bool = False) -> Result | None:
+    """A finished run, as it is. What a process left undone that died right after writing it is done now; not what one
+    is about to do, which has the run's lock. `locked`: this process has it."""
     result = run.result()
     if result is None:
         return None
-    if (run.status() or {}).get("state") != "done":
-        clean(run)
-        run.set_status("done")  # last: until then the next to come cleans
+    if locked:
+        _tidy(run)
+    elif _is_untidy(run) and run.is_available():
+        with contextlib.suppress(RunInUse), run.locked():
+            _tidy(run)
     made_by = result.environment.get("spt")
     if made_by != __version__:
         logger.info(f"{run.name} was made by spt {made_by}, this is {__version__}; --resume never runs it again")
     return result
+
+
+def _is_untidy(run: RunFolder) -> bool:
+    return (run.status() or {}).get("state") != "done"
+
+
+def _tidy(run: RunFolder) -> None:
+    if _is_untidy(run):
+        clean(run)
+        run.set_status("done")  # last: until then the next to come cleans
 
 
 class PretrainedParent:
