@@ -311,14 +311,14 @@ def test_a_report_says_what_the_clock_ended(tmp_path):
     scratch = results(tmp_path, {}, {}, {"stop": "patience"})
     spt = results(tmp_path, {"spt": True, "stop": "time", "own": at[0]}, {"parent_stop": "time"},
                   {"spt": True, "stop": "time", "own": at[1]})  # fmt: skip
-    notes = verdict.notes(list(zip(scratch, spt, strict=True)))
+    notes = verdict.notes({"scratch": scratch, "SPT": spt})
     clock = "1 of 3 pretrainings of SPT, at step 60; 2 of 3 SPT runs, at steps 1,200 and 1,350"
     assert f"ended by the clock: {clock}" in notes
     assert any(note.startswith("stopped early by patience: 1 of 3 scratch") for note in notes)
     assert "every run used its whole budget" not in notes
-    only = verdict.notes([(scratch[0], spt[1])])
+    only = verdict.notes({"scratch": scratch[:1], "SPT": spt[1:2]})
     assert "every run used its whole budget" not in only and any("pretrainings of SPT, at step 60" in n for n in only)
-    assert "every run used its whole budget" in verdict.notes([(scratch[0], scratch[1])])
+    assert "every run used its whole budget" in verdict.notes({"scratch": scratch[:1], "SPT": scratch[1:2]})
 
 
 def test_a_control_that_the_clock_ended_says_so(tmp_path):
