@@ -292,7 +292,7 @@ def _more(row: Row, report: Report, folder: Path, planned_seeds: int, budget: st
         hints.append("A difference as small as this one would take more seeds than are worth it.")
     perfect = row.higher_is_better and row.scratch == row.spt == 1.0
     arms = [arm for arm in (row.scratch_arm, row.spt_arm) if arm]
-    if 2 * sum(arm.best_at_end for arm in arms) > sum(sum(arm.stops.values()) for arm in arms) and not perfect:
+    if 2 * sum(arm.best_at_end for arm in arms) > sum(arm.runs for arm in arms) and not perfect:
         hints.append("Most runs were best at their last step, so longer training (a larger --budget) may change this.")
     recipe = folder / f"{row.recipe}.yaml"
     hints.append(

@@ -56,6 +56,10 @@ class Arm(Record):
     chance_test: Literal["t", "binomial"] | None  # over seeds, or over the test rows of one run
     parameters: dict[str, int]
 
+    @property
+    def runs(self) -> int:
+        return sum(self.stops.values())
+
 
 class OnlyArm(Record):
     """The one arm of a row that was run: no finetuning of the other was ever started."""
@@ -201,7 +205,7 @@ def compare_arms(runs: ComparisonRuns) -> Comparison:
         scratch_arm=scratch,
         spt_arm=spt,
         only=only,
-        # A run beside itself has no difference to warn of, but what is said of runs alone is said.
+        # Without pairs, each run is paired with itself: warnings about single runs still appear.
         warnings=tuple(verdict.warnings([(run, run) for run in results] if only else pairs)),
         notes=(*verdict.notes({arm_text(arm): members for arm, members in averaged.items() if members}), *skipped),
         seeds=seeds,
@@ -213,7 +217,7 @@ def compare_arms(runs: ComparisonRuns) -> Comparison:
 
 
 def _only_arm(runs: ComparisonRuns, results: Sequence[Result]) -> ArmName | None:
-    """The arm that has finished runs, where of the other no folder is there, not even of a pretraining."""
+    """The arm that has finished runs, if the other has no run folder at all, not even of a pretraining."""
     begun = {
         cell.arm for cell in runs.cells if any((runs.root / name).exists() for name in (cell.run, cell.parent) if name)
     }

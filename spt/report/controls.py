@@ -143,6 +143,9 @@ def _control(compared: _Compared, over_scratch: PairedContrast, below_spt: Paire
         own = alone.score if alone else None
     clock = ended_by_clock({arm: [own for *_, own in triples]})
     controls = [cell for cell in comparison.runs.controls if cell.arm == arm]
+    failures = tuple(outcome for outcome in ended.values() if isinstance(outcome, Failure))
+    if comparison.row.only is not None and _is_untouched(ended):
+        failures = ()  # it was not asked for, as the row's other arm was not
     row, cells = comparison.row, {Place(cell.seed, cell.split): cell for cell in controls}
     return Control(
         label=row.label,
@@ -170,14 +173,12 @@ def _control(compared: _Compared, over_scratch: PairedContrast, below_spt: Paire
             )
             for place, outcome in ended.items()
         ),
-        failures=()
-        if row.only and _is_untouched(ended)
-        else tuple(o for o in ended.values() if isinstance(o, Failure)),
+        failures=failures,
     )
 
 
 def _is_untouched(ended: Mapping[Place, Result | Failure]) -> bool:
-    """Was no run of this arm asked for, as of one of the row's own arms?"""
+    """No run of this control was started."""
     return all(isinstance(outcome, Failure) and outcome.state == "missing" for outcome in ended.values())
 
 

@@ -234,7 +234,7 @@ def _baseline(facts: ChecklistInput) -> Answer:
 
 def _converged(facts: ChecklistInput) -> Answer:
     arms = [
-        (f"{row.label} ({name})", 2 * arm.best_at_end > sum(arm.stops.values()))
+        (f"{row.label} ({name})", 2 * arm.best_at_end > arm.runs)
         for row in facts.rows
         for name, arm in (("scratch", row.scratch_arm), ("SPT", row.spt_arm))
         if arm is not None

@@ -384,7 +384,8 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 
 def merge(old: StoredResult, new: StoredResult) -> StoredResult:
-    """Both results of one cell as one; a seed that both have is the new one's, unless that alone has no score.
+    """Both results of one cell as one; of a seed that both have, the new run counts, unless it failed and the
+    old one did not.
 
     Raises UsageError where they are not: of another cell, metric or recipe, or with other settings.
     """

@@ -19,7 +19,6 @@ class Statement(NamedTuple):
     warnings: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     decided: str = ""  # the arm shown to be better after adjustment
-    brief: str = ""  # the verdict in few words, where it has such a form
 
 
 def conclusions(report: Report) -> list[Statement]:
@@ -73,19 +72,18 @@ def model_statements(report: Report) -> list[Statement]:
             f"{comparison.label}: {abbreviate([model.name for model in comparison.models], 4)}",
             comparison.verdict,
             comparison.warnings,
-            brief=brief_ranking(comparison),
         )
         for comparison in report.models
     ]
 
 
 def brief_verdicts(report: Report) -> list[tuple[str, str]]:
-    """For each row, the models of each task and of several, and baselines: label and verdict."""
+    """Of the models of each task and of several, baselines, and each row: label and verdict."""
     return [
-        *((row.label, _brief(row)) for row in report.rows),
         *((comparison.label, brief_ranking(comparison)) for comparison in report.models),
         *((across.label, across.verdict) for across in report.models_across_tasks),
         *((each.label, each.verdict) for each in baseline_statements(report)),
+        *((row.label, _brief(row)) for row in report.rows),
     ]
 
 
@@ -111,7 +109,7 @@ def baseline_statements(report: Report) -> list[Statement]:
 
 def _row_statement(row: Row) -> Statement:
     decided = row.decision if row.decision in ARMS else ""
-    return Statement(row.label, row.verdict, row.warnings, tuple(remarks(row)), decided, _brief(row))
+    return Statement(row.label, row.verdict, row.warnings, tuple(remarks(row)), decided)
 
 
 def remarks(row: Row) -> list[str]:

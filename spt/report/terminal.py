@@ -11,7 +11,7 @@ from rich.text import Text
 
 from spt.report.collect import Report
 from spt.report.format import ReportTable, abbreviate
-from spt.report.statements import Statement, brief_verdicts, statements
+from spt.report.statements import brief_verdicts, conclusions, statements
 from spt.report.tables import by_section
 
 REPEATED_AFTER = 10  # lines of tables, which may have moved the first verdicts out of sight
@@ -21,8 +21,7 @@ BRIEFLY = ("differences", "levels", "published", "failures", "runs")  # sections
 def terminal(report: Report, full: bool = False) -> RenderableType:
     """For `rich.console.Console.print`: verdicts in brief, the scores, and behind long tables the verdicts again; with
     `full` whole verdicts, all remarks and tables. Nothing is conveyed by colour alone."""
-    said = statements(report)
-    parts: list[RenderableType] = _in_full(said) if full else _in_brief(said, len(report.rows))
+    parts = _in_full(report) if full else _in_brief(report)
     for warning in report.warnings:
         parts += [Text(f"WARNING: {warning}", style="bold red"), Text()]
     for note in report.notes:
@@ -39,16 +38,16 @@ def terminal(report: Report, full: bool = False) -> RenderableType:
             parts.append(Text())
     between = sum(len(table.body) for name, table in tables if name in BRIEFLY)
     if full or between > REPEATED_AFTER:
-        parts += [Text.assemble((f"{label}: ", "dim"), (verdict, "bold")) for label, verdict in brief_verdicts(report)]
+        parts += _lines(brief_verdicts(report))
     if not full and (left_out := sum(name not in BRIEFLY and table.narrow != () for name, table in tables)):
         parts.append(Text(f"{left_out} more tables, all columns and remarks: --full", style="dim"))
     return Group(*parts)
 
 
-def _in_full(said: Sequence[Statement]) -> list[RenderableType]:
+def _in_full(report: Report) -> list[RenderableType]:
     """Each verdict with its warnings and remarks."""
     parts: list[RenderableType] = []
-    for statement in said:
+    for statement in statements(report):
         lines = [Text(statement.verdict, style="bold")]
         lines += [Text(f"WARNING: {warning}", style="bold red") for warning in statement.warnings]
         lines += [Text(remark, style="dim") for remark in statement.remarks]
@@ -56,19 +55,24 @@ def _in_full(said: Sequence[Statement]) -> list[RenderableType]:
     return parts
 
 
-def _in_brief(said: Sequence[Statement], rows: int) -> list[RenderableType]:
-    """A sentence each; then warnings, and where compute is not equal, each once with whose it is unless all rows'."""
-    parts: list[RenderableType] = []
+def _in_brief(report: Report) -> list[RenderableType]:
+    """A line for each verdict; then each warning, and each remark on unequal compute, once, with the rows that it is
+    about unless it is about all of them."""
+    others = [(statement.label, statement.verdict) for statement in conclusions(report)]
+    parts: list[RenderableType] = _lines([*brief_verdicts(report), *others])
     told: dict[tuple[str, str], list[str]] = {}
-    for statement in said:
-        label = statement.label.partition(": ")[0] if statement.brief else statement.label  # rankings name the models
-        parts.append(Text.assemble((f"{label}: ", "dim"), (statement.brief or statement.verdict, "bold")))
+    for statement in statements(report):
         remarks = [(remark, "dim") for remark in statement.remarks[:1] if not remark.startswith("compute matched")]
         for line in (*((f"WARNING: {warning}", "bold red") for warning in statement.warnings), *remarks):
             told.setdefault(line, []).append(statement.label)
     for (text, style), labels in told.items():
-        parts.append(Text(text if len(labels) == rows else f"{text} ({abbreviate(labels, 2)})", style=style))
+        whose = "" if len(labels) == len(report.rows) else f" ({abbreviate(labels, 2)})"
+        parts.append(Text(text + whose, style=style))
     return [*parts, Text()]
+
+
+def _lines(verdicts: Sequence[tuple[str, str]]) -> list[RenderableType]:
+    return [Text.assemble((f"{label}: ", "dim"), (verdict, "bold")) for label, verdict in verdicts]
 
 
 def _rich_table(table: ReportTable, columns: Sequence[int]) -> Table:

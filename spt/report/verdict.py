@@ -31,8 +31,6 @@ Scored = Result | BaselineResult
 SignedResults = Sequence[tuple[tuple[Scored, ...], tuple[Scored, ...]]]  # of each seed: added, subtracted
 LEVEL = round(1 - stats.CONFIDENCE, 12)  # of significance
 MATCHED = 0.05  # relative difference up to which steps, examples and FLOPs of the arms count as equal
-
-
 SMOKE = "smoke run: it shows that everything runs; its scores mean nothing"
 
 

@@ -100,8 +100,8 @@ def _take_over(run: RunFolder, fresh: bool) -> Result | None:
 
 
 def finished_result(run: RunFolder, locked: bool = False) -> Result | None:
-    """A finished run, as it is. What a process left undone that died right after writing it is done now; not what one
-    is about to do, which has the run's lock. `locked`: this process has it."""
+    """The result of a finished run, else None. If the process that wrote it died before it had tidied up, that is done
+    here, but not while another process holds the run's lock. `locked`: the caller holds it."""
     result = run.result()
     if result is None:
         return None
