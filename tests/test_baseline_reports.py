@@ -507,6 +507,17 @@ def test_a_network_that_shares_no_seed_with_a_baseline_does_not_keep_the_report_
     assert "b from scratch, is 10.00 points behind" in comparison.verdict
 
 
+def test_a_baseline_at_whose_seeds_no_network_finished_is_not_compared(tmp_path):
+    cells = [finish(tmp_path, "scratch", seed, 0.7 + seed / 100) | {"row": 0} for seed in (1, 2, 3)]
+    planned = [finish_baseline(tmp_path, "boosting", 0.8, 0), finish_baseline(tmp_path, "majority", 0.1)]
+    folder = study(tmp_path, "compare", [{}], cells, baselines=planned, seeds=[0, 1, 2, 3])
+    (comparison,) = read_report([folder]).baselines
+    assert comparison.verdict.startswith(
+        "transformer beats every baseline: transformer from scratch is 62.00 points ahead"
+    )
+    assert comparison.verdict.endswith("; not compared, without a seed in common: Gradient boosting (80.00)")
+
+
 def test_a_baseline_is_beaten_by_the_better_arm_alone(tmp_path):
     """A decided win of the other arm, whose mean is lower, is not told as the network's."""
     scratch, spt = [0.800, 0.801, 0.799, 0.800, 0.800], [0.90, 0.72, 0.88, 0.70, 0.86]

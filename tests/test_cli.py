@@ -1,6 +1,7 @@
 """The command as a user has it: real processes, standard output, exit codes, what is left behind."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -216,6 +217,9 @@ def test_show_trains_nothing(tmp_path):
     for title in ("optimiser groups", "stages", "command line", "MiB", "scratch trains for"):
         assert title in call("show", recipe, "model.d_ff=32", "--all").stdout
     brief = call("show", recipe, "model.d_ff=32").stdout
+    assert "as finetune, but  train.epochs=180.0  train.learning_rate=0.1\n" in re.sub(
+        " +\n", "\n", call("show", "quickstart").stdout
+    )
     assert "d_ff=32 (command line)" in brief and "schedule" not in brief and "optimiser groups (--all)" in brief
 
 

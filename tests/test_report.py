@@ -334,7 +334,10 @@ def test_no_pair_finished(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arm", ["scratch", "spt"])
 def test_where_one_arm_alone_was_run_its_own_mean_and_interval_are_told(tmp_path: Path, arm: str) -> None:
     scores, other = [0.70, 0.72, 0.77, 0.69], "spt" if arm == "scratch" else "scratch"
-    cells = [finish(tmp_path, arm, seed, score) for seed, score in enumerate(scores[:3])]
+    cells = [
+        finish(tmp_path, arm, seed, score, test={"accuracy": score, "f1_macro": score / 2})
+        for seed, score in enumerate(scores[:3])
+    ]
     cells.append(finish(tmp_path, arm, 3, 0.1))
     fail(tmp_path, f"finetune-{arm}3", "diverged", "the loss became nan at step 12", 5)
     cells += [{"arm": other, "seed": seed, "run": f"finetune-{other}{seed}", "row": 0} for seed in range(4)]
@@ -367,8 +370,9 @@ def test_where_one_arm_alone_was_run_its_own_mean_and_interval_are_told(tmp_path
     assert "yes, 3 runs a row" in told
     assert told.count("not applicable, one arm alone was run") == 2  # equal compute, the same data
     assert ("in 1 of 1 rows" in told) == (arm == "scratch")
-    (metric,) = made.metrics if made.metrics else (None,)
-    assert metric is None or (metric.n, getattr(metric, other)) == (3, None)
+    (metric,) = made.metrics
+    assert (metric.metric, metric.n, getattr(metric, other)) == ("f1_macro", 3, None)
+    assert getattr(metric, arm) == pytest.approx(0.365)
 
 
 @pytest.mark.parametrize("left", ["finetune-spt0", "pretrain-for-spt0"])

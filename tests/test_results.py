@@ -210,7 +210,7 @@ def test_a_row_of_which_no_run_has_a_result_does_not_keep_the_others_out(tmp_pat
     plan["rows"].append(plan["rows"][0] | {"factors": {"variant": "S5-drop"}})
     plan["cells"].append({"row": 1, "arm": "scratch", "seed": 0, "run": "finetune-x"})
     write_json(folder / "study.json", plan)
-    assert [result.row for result in collect_results(folder)] == ["S5"]
+    assert {result.column for result in collect_results(folder, "gentle pendulum")} == {"pendulum, variant S5"}
 
 
 def test_a_score_is_not_lost_to_a_run_that_failed_where_it_was_made_again(stored):
@@ -358,6 +358,11 @@ def test_the_command(tmp_path, stored):
     whole = finished(
         tmp_path / "whole", [0.003 + seed / 1e5 for seed in range(20)], overrides=["finetune.train.epochs=3"]
     )
+    assert "clean commit" not in done.stderr
+    for path in (tmp_path / "runs").glob("*/env.json"):
+        write_json(path, ENVIRONMENT | {"commit": "0123456789ab+"})
+    edited = call("results", "--add", tmp_path / "runs", "--folder", tmp_path / "edited", "--table", "x")
+    assert "not made from a clean commit" in " ".join(edited.stderr.split())
     assert "20 of 20, shortened" in call("results", "--add", whole, "--folder", tmp_path / "short").stdout
 
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -86,6 +87,24 @@ def test_what_a_full_disk_does_to_output(folder, command, code):
 )
 def test_streams_that_are_closed_or_left(folder, command, code):
     assert shell(folder, command)[1].split()[-1:] == [str(code)]
+
+
+def test_a_terminal_has_no_line_that_it_would_break_within_a_word(tmp_path):
+    here, there = pty.openpty()
+    termios.tcsetwinsize(there, (40, 80))
+    command = [sys.executable, ROOT / "spt_cli.py", "env"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=there, stderr=there) as process:
+        os.close(there)
+        shown = b""
+        with contextlib.suppress(OSError):
+            while piece := os.read(here, 4096):
+                shown += piece
+    os.close(here)
+    lines = shown.decode().splitlines()
+    assert process.returncode == 0 and any(line.startswith("optional") for line in lines)
+    assert [
+        line for line in lines if len(line) > 80 and " " in line[20:]
+    ] == []  # one word, such as a path, may be longer
 
 
 def test_colours_are_for_terminals_alone(tmp_path):

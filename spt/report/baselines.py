@@ -337,13 +337,15 @@ def _verdict(comparison: BaselineComparison) -> str:
     compared = [each for each in finished if any(c.baseline == each.baseline for c in shown)]  # at a seed of a network
     if all((c.splits or c.n) < FEWEST for c in shown):
         return f"cannot be decided with {_seeds(shown[0])}: {_distance(_best(shown, networks, compared[0]), metric)}"
-    winners = [n for n in networks if all(n in comparison.beaten_by[each.baseline] for each in finished)]
+    apart = [_named(each) for each in finished if each not in compared]
+    unsaid = f"; not compared, without a seed in common: {', '.join(apart)}" if apart else ""
+    winners = [n for n in networks if all(n in comparison.beaten_by[each.baseline] for each in compared)]
     if winners:
         count = f"{len(winners)} of {len(networks)} networks beat"
         if len(winners) == len(networks):
             count = f"each of the {len(networks)} networks beats" if len(networks) > 1 else f"{networks[0]} beats"
-        nearest = _best(shown, winners, strongest)
-        return f"{count} every baseline{made}: {_distance(nearest, metric)}{_support(nearest)}"
+        nearest = _best(shown, winners, compared[0])
+        return f"{count} every baseline{made}: {_distance(nearest, metric)}{_support(nearest)}{unsaid}"
     unbeaten = [each for each in compared if not comparison.beaten_by[each.baseline]]
     target = (unbeaten or compared)[0]
     against = [c for c in shown if c.baseline == target.baseline]
@@ -351,7 +353,7 @@ def _verdict(comparison: BaselineComparison) -> str:
     said = f"no network here {'is shown to beat' if ahead else 'beats'} "
     said += _named(target) if unbeaten else f"every baseline{made}; the best of them is {_named(target)}"
     nearest = _best(shown, networks, target)
-    return f"{said}: {_distance(nearest, metric, short=True)}{_support(nearest)}"
+    return f"{said}: {_distance(nearest, metric, short=True)}{_support(nearest)}{unsaid}"
 
 
 def _best(shown: Sequence[BaselineContrast], networks: Sequence[str], baseline: BaselineScore) -> BaselineContrast:
