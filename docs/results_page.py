@@ -95,7 +95,7 @@ def _page(path: Path) -> str:
         "spent": lambda: spent(found),
         "trials": lambda: of_trials([(HERE / "reports" / f"{data}.md").read_text(encoding="utf-8") for data in SETS]),
     }
-    text = re.sub(r"{{ (\w+) }}", lambda match: tables[match[1]](), rest)
+    text = re.sub(r"{{\s+(\w+)\s+}}", lambda match: tables[match[1]](), rest)  # prose may be wrapped anywhere
     return f"{title}\n\n{NOTICE.format(name=path.stem)}\n{text}"
 
 

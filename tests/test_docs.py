@@ -82,6 +82,12 @@ def test_every_block_is_accounted_for(page):
             assert commands(block), f"{block}: no line begins with $ and a blank"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_nothing_that_a_page_is_made_of_is_left_unfilled(page):
+    """`{{ name }}` in a source is a place for a table or a sentence."""
+    assert "{{" not in FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_every_command_parses(command):
     """As it stands and as it is run; a command that is not spt's is one of few."""
