@@ -51,7 +51,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python docs/build.py
 
 site: $(VENV)/.installed-docs
-	$(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 lock:
 	$(PYTHON) .ci/lock.py $(ARGS)
