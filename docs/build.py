@@ -12,7 +12,7 @@ from programs_page import export_page
 from python_page import python_page
 from recipes_page import recipes_page
 from reference_pages import commands_page, models_page, recipe_page, study_page, tasks_page
-from results_page import results_pages, stored_gains
+from results_page import results_pages, stored_figures
 from scaling_page import scaling_page
 
 
@@ -51,5 +51,6 @@ if __name__ == "__main__":
     here = Path(__file__).resolve().parent
     write(here, {"measurements/operations.json": lambda: to_text(all_operations())})  # which recipes.md reads
     figures = here / "figures"
-    for path in [*write(here, pages()), *write_figures(figures), *write_figure(figures, stored_gains())]:
+    drawn = [path for plot in stored_figures() for path in write_figure(figures, plot)]
+    for path in [*write(here, pages()), *write_figures(figures), *drawn]:
         sys.stdout.write(f"wrote {path}\n")

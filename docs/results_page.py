@@ -1,15 +1,17 @@
-"""docs/results/*.md: the prose of *.md.in, with tables and a figure made from the stored results (`results/`).
+"""docs/results/*.md: the prose of *.md.in, with tables and figures made from the stored results (`results/`).
 
 `{{ published }}` is a table of everything obtained for a paper's cell. Of the declared study on real data,
-`{{ missing }}` names the data sets that are not there, `{{ scores }}` is a table of all scores and gains,
-`{{ rankings }}` has the order of means in each arm, `{{ baselines }}` what needs no network, `{{ rates }}` the learning
-rates that were chosen, `{{ first }}` the scores of the first look. Of the later looks `{{ unfinished }}` names the data
-sets that are not there, `{{ longer }}` and `{{ larger }}` are their scores. `{{ spent }}` says what all stored runs
-took, `{{ trials }}` what the searches' trials took. What reports say is in `docs/results/reports/`.
+`{{ missing }}` names the data sets that are not there, `{{ counts }}` says how many gains are decided, `{{ scores }}`
+is a table of all scores and gains, `{{ rankings }}` has the order of means in each arm, `{{ baselines }}` what needs no
+network, `{{ rates }}` the learning rates that were chosen, `{{ first }}` the scores of the first look. Of the later
+looks `{{ unfinished }}` names the data sets that are not there, `{{ longer }}` and `{{ larger }}` are their scores.
+`{{ spent }}` says what all stored runs took, `{{ trials }}` what the searches' trials took. What reports say is in
+`docs/results/reports/`.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +21,7 @@ from performance_page import markdown_table
 
 from spt.config.load import load
 from spt.report.format import delta_text, interval_text, is_percent, score_interval_text, score_text
-from spt.report.plotting import Palette, Plot, new_figure
+from spt.report.plotting import MARKS, Palette, Plot, new_figure
 from spt.report.results import StoredResult, read_results
 from spt.report.stats import Paired, paired
 from spt.studies.schema import read as read_study
@@ -84,6 +86,7 @@ def _page(path: Path) -> str:
     tables = {
         "published": lambda: published(found),
         "missing": lambda: missing(cells),
+        "counts": lambda: counts(cells),
         "scores": lambda: scores(cells),
         "rankings": lambda: rankings(cells),
         "baselines": lambda: baselines(cells),
@@ -189,6 +192,12 @@ def verdict(gain: Paired) -> str:
     return {1: "helps", -1: "hurts", 0: "open"}[gain.sign]
 
 
+def counts(cells: Sequence[Cell]) -> str:
+    found = Counter(verdict(cell.gain) for cell in cells)
+    helps, hurts, undecided = (found[each] for each in ("helps", "hurts", "open"))
+    return f"Of {len(cells)} gains {helps} are shown to be positive, {hurts} negative, and {undecided} are open."
+
+
 def scores(cells: Sequence[Cell]) -> str:
     """Few columns, so that the verdict is on the page; seeds are named where they are not the five of the plan."""
     lines = []
@@ -266,59 +275,79 @@ def _groups(cells: Iterable[Cell]) -> dict[tuple[str, float], list[Cell]]:
     return groups
 
 
-# ----------------------------------------------------------------------------------------------------------- the figure
+# ---------------------------------------------------------------------------------------------------------- the figures
 
 
 def gains_figure(cells: Sequence[Cell]) -> Plot:
     """A panel for each data set: every model's gain with its interval, and each seed."""
-    groups = _groups(cells)
-    sets = list(dict.fromkeys(cell.data for cell in cells))
+    labels = {1.0: "all labels", 0.1: "a tenth of the labels"}
+    series = {labels[budget]: [cell for cell in cells if cell.budget == budget] for budget in BUDGETS}
+    told = [_told(f"{cell.data}, {BUDGETS[cell.budget]}, {MODELS[cell.model]}", cell) for cell in cells]
+    return _plot("real-gains", "What self-pretraining gains on real data", series, told)
+
+
+def updates_figure(looks: Mapping[str, Sequence[Cell]]) -> Plot:
+    """The same gains with all labels, by how many updates each arm has."""
+    series = {label: [cell for cell in cells if cell.budget == 1] for label, cells in looks.items()}
+    told = [
+        _told(f"{label}, {cell.data}, {MODELS[cell.model]}", cell) for label, cells in series.items() for cell in cells
+    ]
+    return _plot("real-updates", "What self-pretraining gains, by the updates that each arm has", series, told)
+
+
+def _plot(name: str, title: str, series: Mapping[str, Sequence[Cell]], told: Sequence[str]) -> Plot:
+    series = {label: cells for label, cells in series.items() if cells}
+    sets = [data for data in SETS if any(cell.data == data for cells in series.values() for cell in cells)]
 
     def draw(palette: Palette) -> Any:
         from matplotlib.lines import Line2D
 
         style = {
-            budget: {"color": palette.series[number], "marker": "os"[number], "linestyle": ""}
-            for number, budget in enumerate(BUDGETS)
+            label: {"color": palette.series[number], "marker": MARKS[number], "linestyle": ""}
+            for number, label in enumerate(series)
         }
         figure = new_figure(2.4 + 2.4 * len(sets), 3.0)
         for axes, data in zip(figure.subplots(1, len(sets), squeeze=False)[0], sets, strict=True):
             axes.axhline(0, color=palette.faint, linewidth=1)
-            here = [cell for cell in cells if cell.data == data]
-            metric = here[0].metric
-            factor = 100 if is_percent(metric) else 1
-            for cell in here:
-                x = list(MODELS).index(cell.model) + (0.15 if cell.budget < 1 else -0.15)
-                gain, each = cell.gain, [factor * value for value in cell.gains().values()]
-                axes.plot([x] * len(each), each, "_", color=style[cell.budget]["color"], alpha=0.6, markersize=5)
-                margin = 0.0 if gain.high is None else factor * (gain.high - gain.mean)
-                axes.errorbar([x], [factor * gain.mean], [margin], **style[cell.budget])
+            for number, (label, cells) in enumerate(series.items()):
+                for cell in (cell for cell in cells if cell.data == data):
+                    factor = 100 if is_percent(cell.metric) else 1
+                    x = list(MODELS).index(cell.model) + 0.6 * ((number + 0.5) / len(series) - 0.5)
+                    gain, each = cell.gain, [factor * value for value in cell.gains().values()]
+                    axes.plot([x] * len(each), each, "_", color=style[label]["color"], alpha=0.6, markersize=5)
+                    margin = 0.0 if gain.high is None else factor * (gain.high - gain.mean)
+                    axes.errorbar([x], [factor * gain.mean], [margin], **style[label])
+                    unit = "points of accuracy" if is_percent(cell.metric) else cell.metric.upper()
+                    axes.set_ylabel(f"gain, {unit}")
             axes.set_xticks(range(len(MODELS)), list(MODELS.values()))
             axes.set_xlim(-0.5, len(MODELS) - 0.5)
             axes.grid(visible=False, axis="x")
             axes.set_title(data)
-            axes.set_ylabel("gain, points of accuracy" if is_percent(metric) else f"gain, {metric.upper()}")
-        shown = [budget for budget in BUDGETS if any(budget == other for _, other in groups)]
-        handles = [Line2D([], [], **style[budget]) for budget in shown]
-        labels = [{1.0: "all labels", 0.1: "a tenth of the labels"}[budget] for budget in shown]
-        figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
+        handles = [Line2D([], [], **style[label]) for label in series]
+        figure.legend(handles, list(series), loc="outside lower center", ncols=len(series), fontsize=8)
         return figure
 
     data = [
-        {"data": cell.data, "labels": cell.budget, "model": cell.model, "seed": seed, "gain": gain}
+        {"data": cell.data, "series": label, "model": cell.model, "seed": seed, "gain": gain}
+        for label, cells in series.items()
         for cell in cells
         for seed, gain in cell.gains().items()
     ]
     caption = "Test score after self-pretraining minus from scratch: mean, 95 % t interval, and each seed as a dash. "
-    caption += "; ".join(_told(cell) for cell in cells)
-    return Plot("real-gains", "What self-pretraining gains on real data", caption, draw, data)
+    return Plot(name, title, caption + "; ".join(told), draw, data)
 
 
-def _told(cell: Cell) -> str:
+def _told(place: str, cell: Cell) -> str:
     gain, metric = cell.gain, cell.metric
     ends = "" if gain.low is None else f" ({interval_text(gain.low, gain.high, metric)})"
-    return f"{cell.data}, {BUDGETS[cell.budget]}, {MODELS[cell.model]} {delta_text(gain.mean, metric)}{ends}"
+    return f"{place} {delta_text(gain.mean, metric)}{ends}"
 
 
-def stored_gains() -> Plot:
-    return gains_figure(study_cells(read_results(HERE.parents[1] / "results")))
+def stored_figures() -> list[Plot]:
+    found = read_results(HERE.parents[1] / "results")
+    looks = {
+        "equal updates: finetuning a third of scratch": study_cells(found),
+        "finetuning as long as scratch, pretraining besides": study_cells(found, LONGER),
+        "equal updates again: scratch as long as both": study_cells(found, LARGER),
+    }
+    return [gains_figure(study_cells(found)), updates_figure(looks)]
