@@ -243,9 +243,12 @@ def test_what_is_told_first_is_what_is_stored(file):
     for tables in (page.LONGER, page.LARGER):
         for cell in page.study_cells(read_results(ROOT / "results"), tables):
             if page.verdict(cell.gain) != "open":
-                size, ends = abs(100 * cell.gain.mean), f"({100 * cell.gain.low:.1f} to {100 * cell.gain.high:.1f})"
-                found = re.search(rf"[ +-]({size:.0f}|{size:.1f}) [^|.]*{re.escape(ends)}", text.replace("(+", "("))
-                assert found, f"{size:.1f} {ends}"
+                gain, factor, digits = cell.gain, *((100, 1) if is_percent(cell.metric) else (1, 2))
+                size, low, high = (f"{factor * x:.{digits}f}" for x in (abs(gain.mean), gain.low, gain.high))
+                sizes = f"{re.escape(size)}|{abs(100 * gain.mean):.0f}"
+                ends = f"({low} to {high})"
+                found = re.search(rf"[ +-]({sizes}) [^|.]*{re.escape(ends)}", text.replace("(+", "("))
+                assert found, f"{size} {ends}"
 
 
 def test_the_front_page_has_the_published_numbers_that_were_obtained():
