@@ -279,7 +279,7 @@ def _groups(cells: Iterable[Cell]) -> dict[tuple[str, float], list[Cell]]:
 
 
 def gains_figure(cells: Sequence[Cell]) -> Plot:
-    """A panel for each data set: every model's gain with its interval, and each seed."""
+    """Of the declared study: every model's gain with its interval, and each seed, by budget of labels."""
     labels = {1.0: "all labels", 0.1: "a tenth of the labels"}
     series = {labels[budget]: [cell for cell in cells if cell.budget == budget] for budget in BUDGETS}
     told = [_told(f"{cell.data}, {BUDGETS[cell.budget]}, {MODELS[cell.model]}", cell) for cell in cells]
@@ -296,34 +296,35 @@ def updates_figure(looks: Mapping[str, Sequence[Cell]]) -> Plot:
 
 
 def _plot(name: str, title: str, series: Mapping[str, Sequence[Cell]], told: Sequence[str]) -> Plot:
+    """A panel for each data set, in it every model, and beside each other its gains in every series that has any."""
     series = {label: cells for label, cells in series.items() if cells}
     sets = [data for data in SETS if any(cell.data == data for cells in series.values() for cell in cells)]
 
     def draw(palette: Palette) -> Any:
         from matplotlib.lines import Line2D
 
-        style = {
-            label: {"color": palette.series[number], "marker": MARKS[number], "linestyle": ""}
-            for number, label in enumerate(series)
-        }
+        styles = [
+            {"color": palette.series[number], "marker": MARKS[number], "linestyle": ""} for number in range(len(series))
+        ]
+        drawn = [(number, cell) for number, cells in enumerate(series.values()) for cell in cells]
         figure = new_figure(2.4 + 2.4 * len(sets), 3.0)
         for axes, data in zip(figure.subplots(1, len(sets), squeeze=False)[0], sets, strict=True):
             axes.axhline(0, color=palette.faint, linewidth=1)
-            for number, (label, cells) in enumerate(series.items()):
-                for cell in (cell for cell in cells if cell.data == data):
-                    factor = 100 if is_percent(cell.metric) else 1
-                    x = list(MODELS).index(cell.model) + 0.6 * ((number + 0.5) / len(series) - 0.5)
-                    gain, each = cell.gain, [factor * value for value in cell.gains().values()]
-                    axes.plot([x] * len(each), each, "_", color=style[label]["color"], alpha=0.6, markersize=5)
-                    margin = 0.0 if gain.high is None else factor * (gain.high - gain.mean)
-                    axes.errorbar([x], [factor * gain.mean], [margin], **style[label])
-                    unit = "points of accuracy" if is_percent(cell.metric) else cell.metric.upper()
-                    axes.set_ylabel(f"gain, {unit}")
+            here = [(number, cell) for number, cell in drawn if cell.data == data]
+            metric = here[0][1].metric
+            factor = 100 if is_percent(metric) else 1
+            for number, cell in here:
+                x = list(MODELS).index(cell.model) + 0.6 * ((number + 0.5) / len(series) - 0.5)
+                gain, each = cell.gain, [factor * value for value in cell.gains().values()]
+                axes.plot([x] * len(each), each, "_", color=styles[number]["color"], alpha=0.6, markersize=5)
+                margin = 0.0 if gain.high is None else factor * (gain.high - gain.mean)
+                axes.errorbar([x], [factor * gain.mean], [margin], **styles[number])
             axes.set_xticks(range(len(MODELS)), list(MODELS.values()))
             axes.set_xlim(-0.5, len(MODELS) - 0.5)
             axes.grid(visible=False, axis="x")
             axes.set_title(data)
-        handles = [Line2D([], [], **style[label]) for label in series]
+            axes.set_ylabel("gain, points of accuracy" if is_percent(metric) else f"gain, {metric.upper()}")
+        handles = [Line2D([], [], **style) for style in styles]
         figure.legend(handles, list(series), loc="outside lower center", ncols=len(series), fontsize=8)
         return figure
 
@@ -345,9 +346,10 @@ def _told(place: str, cell: Cell) -> str:
 
 def stored_figures() -> list[Plot]:
     found = read_results(HERE.parents[1] / "results")
+    declared = study_cells(found)
     looks = {
-        "equal updates: finetuning a third of scratch": study_cells(found),
+        "equal updates: finetuning a third of scratch": declared,
         "finetuning as long as scratch, pretraining besides": study_cells(found, LONGER),
         "equal updates again: scratch as long as both": study_cells(found, LARGER),
     }
-    return [gains_figure(study_cells(found)), updates_figure(looks)]
+    return [gains_figure(declared), updates_figure(looks)]
