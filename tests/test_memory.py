@@ -278,3 +278,32 @@ def test_the_pages_of_a_freed_tensor_are_used_again():
     usual = faults(MALLOC_MMAP_THRESHOLD_="33554432")  # the user's own word, here the limit without us
     kept = (faults() for _ in range(3))  # a busy system may take idle pages from a process that waits
     assert any(each * 10 < usual for each in kept)
+
+
+DENORMALS = """
+import sys
+import torch
+
+torch.set_num_threads(2)
+if sys.argv[1:]:
+    from spt.runtime.distributed import Runtime
+    from spt.runtime.settings import Settings
+
+    Runtime(Settings(quiet=True, cpu=True))
+small = torch.full((1 << 22,), 1e-30)  # large enough for both threads
+halves = (small * 1e-10).chunk(2)
+print(*(int(half.count_nonzero()) for half in halves))
+"""
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor has no mode for it")
+def test_numbers_too_small_for_full_precision_become_zero_in_every_thread():
+    """Products with them take many times as long: attention that is sure of one place slowed down to less than half."""
+
+    def left(*arguments: str) -> str:
+        done = subprocess.run([sys.executable, "-c", DENORMALS, *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert left() == "2097152 2097152"
+    assert left("runtime") == "0 0"
