@@ -15,7 +15,8 @@ def render(result: dict[str, Any]) -> Any:
 
     environment = result["environment"]
     device = environment["cpu"] if environment["device"] == "cpu" else environment["device"]
-    facts = [f"{device}, {environment['threads']} threads, torch {environment['packages']['torch']}"]
+    threads = environment["threads"]
+    facts = [f"{device}, {threads} thread{'s' * (threads != 1)}, torch {environment['packages']['torch']}"]
     if result["kind"] == "task":
         return Group(_task_table(result), Text(f"\n{facts[0]}", style="dim"))
     if result["kind"] == "device":

@@ -52,11 +52,11 @@ def _freeze_collector() -> None:
 
 
 def _flush_denormals() -> None:
-    """Numbers below 1e-38 become zero, as in the fast modes of GPUs; processors take a hundred times as long for them.
+    """Numbers below 1e-38 become zero: with them, processors compute many times as slowly.
 
-    Attention that has become sure of a place has such weights for the others: a training step then took over twice as
-    long. The setting belongs to a thread, and threads that PyTorch starts afterwards take it over, so it is made before
-    anything is computed. Where a processor has no such mode, nothing changes.
+    Attention that has become sure of a place has such weights for all others, and a training step took twice as long.
+    The setting belongs to a thread, and threads that PyTorch starts later take it over: it comes before any computing.
+    Where a processor has no such mode, nothing changes.
     """
     torch.set_flush_denormal(True)
 
