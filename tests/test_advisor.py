@@ -410,6 +410,22 @@ def test_a_plan_is_gone_on_with_only_where_all_that_was_asked_is_asked_again(tmp
         recorded(replace(request, transforms=now))
 
 
+def test_what_was_answered_on_the_terminal_need_not_be_given_again(tmp_path):
+    folder = tmp_path / "of mine"
+    asked = Request("rows.csv", out=folder)
+    answered = replace(asked, given=replace(asked.given, label="tone"), answered=("label",))
+    made = asdict(Plan(("a",), 3, 1.0, 10.0))
+    record = {"asked": answered.asked, "answered": ["label"], "decisions": [], "findings": [], "plan": made}
+    folder.mkdir()
+    write_json(folder / "try.json", record | {"timings": [], "jobs": 1, "needed": 1.0, "files": {}})
+    for same in (asked, answered, replace(answered, answered=())):
+        assert recorded(same) is not None
+    with pytest.raises(UsageError, match=f"another --label; .*: spt study run '{folder}/study.yaml' --out '"):
+        recorded(replace(asked, given=replace(asked.given, label="mood")))
+    with pytest.raises(UsageError, match="another --time"):
+        recorded(replace(asked, given=replace(asked.given, time="when")))
+
+
 def test_a_budget_is_never_said_smaller_than_it_is():
     for seconds in (*range(1, 3 * 3600, 7), 5.9, 120.5, 7200.9):
         assert seconds <= parse_budget(budget_text(float(seconds))) < 2 * seconds + 5
@@ -760,6 +776,7 @@ def test_of_two_models_one_without_enough_seeds_does_not_lead(tmp_path):
         ]
         said = answered(made_plan(root, finished))
         assert said.recommendation["arm"] == arm != said.leading["arm"]
+        assert said.leading["test"] == pytest.approx(0.5 if arm == "spt" else 0.7), "of the leading arm itself"
         best = 0.7 if arm == "spt" else 0.9
         assert said.recommendation["test"] == pytest.approx(best) and f"{ARM[arm]}, has test accuracy" in said.words
 
@@ -807,6 +824,8 @@ def test_the_answer_says_what_would_tell_more(tmp_path):
     wide = around(0.5), around(0.51)[::-1]
     said = answered(compared(tmp_path / "a", *wide)).words
     assert "seeds would show a difference of this size: spt study run" in said
+    apart = answered(compared(tmp_path / "of mine", *wide)).words
+    assert f"spt study run '{tmp_path}/of mine/study.yaml' --seeds" in apart and "/of mine/runs'" in apart
     few = {"train": SPLITS["train"], "test": SPLITS["test"].model_copy(update={"rows": 20})}
     said = answered(compared(tmp_path / "b", *wide, data=few)).words
     assert "The test split has 20 rows, so one of them is 5.00 points" in said

@@ -107,6 +107,17 @@ def test_a_killed_holder_on_this_machine_is_replaced_at_once(run):
             assert time.monotonic() - begin < LEASE / 2
 
 
+def test_a_folder_that_is_moved_away_while_it_is_read_has_no_status(run, monkeypatch):
+    run.set_status("running")
+    assert (run.status() or {})["state"] == "running"
+
+    def gone(path, **_):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("pathlib.Path.read_text", gone)
+    assert run.status() is None
+
+
 def test_a_stopped_holder_is_replaced_after_its_lease_and_writes_nothing_when_it_wakes(run):
     with holder(run.path.parent) as other:
         other.signal(signal.SIGSTOP)

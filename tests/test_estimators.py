@@ -17,12 +17,17 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import spt
+from spt.analysis.attention import attention_distances
+from spt.analysis.predictions import read_predictions
+from spt.analysis.reevaluate import reevaluate
 from spt.errors import CheckpointError, OutputError, UsageError
 from spt.estimators.encoding import Encoding
 from spt.estimators.estimator import SequenceEstimator
 from spt.estimators.holdout import validation_rows
 from spt.estimators.inputs import read_rows
 from spt.runs.folder import RunFolder
+from spt.runtime.distributed import Runtime
+from spt.runtime.settings import Settings
 from spt.tasks.base import Values
 
 TINY: dict[str, Any] = {
@@ -254,6 +259,36 @@ def test_kept_runs_are_those_of_the_pipeline_and_are_used_again(tmp_path: Path) 
     assert scratch.result_.parent is None and scratch.result_.data == model.result_.data
     run = spt.load_run(model.run_)
     assert len(run.data.test) == 0
+    told = "has no test rows; name another with --split val or train"
+    runtime = Runtime(Settings(quiet=True, cpu=True))
+    for examine in (
+        lambda: reevaluate(model.run_, (), "test", runtime),
+        lambda: attention_distances(model.run_),
+        lambda: read_predictions([model.run_], "test", runtime),
+    ):
+        with pytest.raises(UsageError, match=told):
+            examine()
+
+
+@pytest.mark.parametrize("other", [{"missing": "hidden"}, {"max_length": 20}])
+def test_kept_runs_are_not_those_of_other_inputs(tmp_path: Path, other: dict[str, Any]) -> None:
+    first, second = fitted(runs_dir=tmp_path), fitted(runs_dir=tmp_path, **other)
+    assert first.run_ != second.run_
+    assert len(second.predict(X)) == len(X)
+    if "missing" in other:
+        gaps = X.copy()
+        gaps[0, 2] = np.nan
+        assert len(second.predict(gaps)) == len(X)
+
+
+@pytest.mark.parametrize("number", [int, np.int64])
+def test_weights_of_classes_that_are_numbers_are_saved(tmp_path: Path, number: type) -> None:
+    y = np.arange(24) % 2
+    model = spt.SequenceClassifier(**TINY, class_weight={number(0): 1.0, number(1): 5.0}).fit(X, y)
+    model.save(tmp_path / "saved")
+    loaded = spt.SequenceClassifier.load(tmp_path / "saved")
+    assert loaded.class_weight == {0: 1.0, 1: 5.0}
+    loaded.fit(X, y)
 
 
 def test_nothing_is_left_behind_without_a_folder_for_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,7 @@ def test_a_run_whose_pretraining_diverged_is_kept_with_that_machine(tmp_path):
     write_json(folder / "study.json", plan)
     scratch, spt = collect_results(folder, "gentle pendulum")
     assert [run.state for run in scratch.runs] == ["done", "done"]
-    assert [(run.state, run.machine) for run in spt.runs] == [("diverged", "a processor, 2 cores")]
+    assert [(run.state, run.machine, run.departures) for run in spt.runs] == [("diverged", "a processor, 2 cores", ())]
 
 
 def test_a_row_of_which_no_run_has_a_result_does_not_keep_the_others_out(tmp_path):

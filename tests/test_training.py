@@ -14,7 +14,20 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from tiny import TASK, environment, loaded, own_task, recipe_file, reseal, run, spt_job, weights
+from tiny import (
+    RECIPE,
+    TASK,
+    environment,
+    load,
+    loaded,
+    model_file,
+    own_task,
+    recipe_file,
+    reseal,
+    run,
+    spt_job,
+    weights,
+)
 
 import spt.runtime.distributed
 from spt.config.job import Job
@@ -281,6 +294,25 @@ def test_pretraining_never_sees_a_label(tmp_path):
     other = Job(load(str(tmp_path / "b" / "tiny.yaml")), "pretrain", 0)
     run(other, tmp_path / "c")
     same_weights(tmp_path / "a" / job.name / "checkpoints/best", tmp_path / "c" / other.name / "checkpoints/best")
+
+
+@pytest.mark.parametrize("target", ["class", "numbers"])
+def test_a_test_row_without_a_finite_answer_makes_the_run_one_that_diverged(target, tmp_path):
+    """Not a result that cannot be read, nor an error of the library that computes another metric."""
+    extreme = TASK.replace("split(40), split(17), split(19))", "split(40), split(17), far(split(19)))").replace(
+        "    inputs =", "    def far(rows):\n        rows.values[5] = 1e9\n        return rows\n    inputs ="
+    )
+    assert extreme.count("far(") == 2
+    (tmp_path / "toy.py").write_text(extreme)
+    model_file(tmp_path, forward="x / (x.abs().amax(1, keepdim=True) < 1e5)")
+    model = {"name": "./mine.py", "d_model": 16, "n_layers": 1, "prenorm": False}
+    task = {"name": "./toy.py", "kind": "values", "target": target}
+    one = load(str(recipe_file(tmp_path, {**RECIPE, "task": task, "model": model})))
+    job = Job(one, "finetune", 0)
+    with pytest.raises(DivergedError, match="the 19 rows to be scored is not finite, though it was in"):
+        run(job, tmp_path)
+    folder = RunFolder(tmp_path, job.name)
+    assert (folder.status() or {})["state"] == "diverged" and folder.result() is None
 
 
 def test_pretraining_trains_on_the_training_split_alone(tmp_path):

@@ -72,6 +72,30 @@ CASES = {
     "one class": ({"a.csv": good(label=lambda i: "ill")}, ["a.csv"], 3, "one value"),
     "a class for each": ({"a.csv": good(label=lambda i: f"r{i}")}, ["a.csv"], 3, "as an id has"),
     "no label at all": ({"a.csv": good(label=lambda i: "")}, ["a.csv"], 3, "no value in any row"),
+    "a label of numbers and NA": (
+        {"a.csv": good(label=lambda i: "NA" if i % 5 == 0 else i % 2)},
+        ["a.csv"],
+        3,
+        "has 'NA' in 8 of 40 rows; leave the cell empty",
+    ),
+    "a label of words and nan": (
+        {"a.csv": good(label=lambda i: ["ill", "well", "nan"][i % 3])},
+        ["a.csv"],
+        3,
+        "has 'nan' in 13 of 40 rows",
+    ),
+    "labels of numbers and NA": (
+        {"a.csv": table(["signal", "p", "q"], [[numbers(), i % 2, "nan" if i == 3 else 0] for i in range(N)])},
+        ["a.csv", "--label", "p,q"],
+        3,
+        "'q' has 'nan' in 1 of 40 rows",
+    ),
+    "no separator": (
+        {"a.csv": good(label=lambda i: "a;b")},
+        ["a.csv", "--separator", ""],
+        2,
+        "--separator: what stands between the labels",
+    ),
     "no label column": ({"a.csv": table(["signal"], [[numbers()] for _ in range(N)])}, ["a.csv"], 2, "--label"),
     "two labels": (
         {"a.csv": table(["signal", "p", "q"], [[numbers(), i % 2, i % 3] for i in range(N)])},

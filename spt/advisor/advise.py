@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import statistics
 import tempfile
@@ -82,6 +83,7 @@ class Request:
     transforms: Mapping[str, Any] = field(default_factory=dict)  # windows, patches, …: options of the task
     unlabelled: Path | None = None  # more rows, for pretraining
     classes: ClassOptions = field(default_factory=ClassOptions)
+    answered: tuple[str, ...] = ()  # the roles that were answered on the terminal, which the same command leaves out
 
     @property
     def folder(self) -> Path:
@@ -578,7 +580,7 @@ def _record(request: Request) -> Advice | None:
     path = request.folder / RECORD
     if not path.is_file():
         return None
-    again = f"spt study run {request.folder / STUDY} --out {request.folder / 'runs'}"
+    again = f"spt study run {_quoted(request.folder / STUDY)} --out {_quoted(request.folder / 'runs')}"
     try:
         record = parse_json(path.read_text(encoding="utf-8"))
         asked, files = record["asked"], record["files"]
@@ -600,8 +602,9 @@ def _record(request: Request) -> Advice | None:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OutputError(f"{path} cannot be read ({type(error).__name__}); move {request.folder} away") from None
-    every = dict.fromkeys((*request.asked, *asked))
-    changed = [key for key in every if (asked.get(key) or None) != (request.asked.get(key) or None)]
+    now = {**dict.fromkeys(asked), **request.asked}
+    now |= {key: asked.get(key) for key in record.get("answered", ()) if not now.get(key)}
+    changed = [key for key, value in now.items() if (asked.get(key) or None) != (value or None)]
     if changed:
         options = ", ".join("DATA" if key == "data" else f"--{key}" for key in changed)
         raise UsageError(
@@ -634,6 +637,7 @@ def _write(advice: Advice, request: Request) -> None:
                 arrays.convert(Path(request.data).expanduser(), beside / "data.parquet")
             record = {
                 "asked": request.asked,
+                "answered": list(request.answered),
                 "decisions": list(advice.decisions),
                 "findings": list(advice.findings),
                 "plan": asdict(advice.plan),
@@ -651,6 +655,10 @@ def _write(advice: Advice, request: Request) -> None:
                 beside.rename(folder)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 def _digest(content: bytes) -> str:

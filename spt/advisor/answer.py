@@ -5,6 +5,7 @@ played no part in that choice. One arm or model is called better than another on
 all comparisons, decides it; if it decides for the other arm of that model, test has chosen the arm.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,7 @@ def answer(report: Report, study: Path, folder: Path, planned_seeds: int, budget
         *_coarse(chosen),
         *_more(row, report, folder, planned_seeds, budget),
     ]
-    leading = {"model": chosen.model, "arm": best.arm, **_interval(chosen)}
+    leading = {"model": chosen.model, "arm": best.arm, **_interval(best)}
     recommendation = None
     if arm is not None:
         recommendation = {"model": best.model, "arm": arm, "model_decided": set(others) <= better, **_interval(chosen)}
@@ -273,7 +274,7 @@ def _more(row: Row, report: Report, folder: Path, planned_seeds: int, budget: st
         hints.append(f"The budget ended before {missing} {runs} made; the same command makes them.")
     if failed:
         hints.append(f"{failed} {'run' if failed == 1 else 'runs'} failed; the report says why.")
-    where = f"--out {folder / 'runs'}"
+    study, where = shlex.quote(str(folder / "study.yaml")), f"--out {shlex.quote(str(folder / 'runs'))}"
     needed = seeds_needed([seed.delta for seed in row.seeds if seed.delta is not None])
     if row.splits is not None:
         if row.decision == "open" and any(seed.delta for seed in row.seeds):
@@ -285,8 +286,7 @@ def _more(row: Row, report: Report, folder: Path, planned_seeds: int, budget: st
         hints.append(f"Three seeds at least are needed: --budget {budget} with another --out has them.")
     elif row.decision not in ARMS and not missing and needed is not None and needed > row.n:
         hints.append(
-            f"About {needed} seeds would show a difference of this size: spt study run {folder / 'study.yaml'} --seeds "
-            f"{needed} {where}"
+            f"About {needed} seeds would show a difference of this size: spt study run {study} --seeds {needed} {where}"
         )
     elif row.decision == "open" and any(seed.delta for seed in row.seeds) and needed is None:
         hints.append("A difference as small as this one would take more seeds than are worth it.")
@@ -294,7 +294,7 @@ def _more(row: Row, report: Report, folder: Path, planned_seeds: int, budget: st
     arms = [arm for arm in (row.scratch_arm, row.spt_arm) if arm]
     if 2 * sum(arm.best_at_end for arm in arms) > sum(arm.runs for arm in arms) and not perfect:
         hints.append("Most runs were best at their last step, so longer training (a larger --budget) may change this.")
-    recipe = folder / f"{row.recipe}.yaml"
+    recipe = shlex.quote(str(folder / f"{row.recipe}.yaml"))
     hints.append(
         f"Whether more data would help: spt study data {recipe} --fractions 0.25,0.5,1 --seeds {stats.FEWEST} {where}"
     )

@@ -487,6 +487,7 @@ class _Search:
             raise DataError(f"--label {label.name}: this column is {_kind_text(label)}; a label is a word or a number")
         if label.empty == label.rows:
             raise DataError(f"the label column {label.name!r} has no value in any row; name another with --label COL")
+        _refuse_words_for_nothing(label)
         if unit is not None and not _constant(label, self.columns[self.options["id_column"]]):
             self.options["per_step"] = True
             self.lines.append(f"label: every step has its own, since {label.name!r} changes within a sequence")
@@ -526,6 +527,8 @@ class _Search:
     def _describe_flags(self, unit: NDArray[np.int64] | None) -> int | None:
         """Several columns are the label: numbers, or whether each label holds. None of numbers."""
         columns = self.flags
+        for column in columns:
+            _refuse_words_for_nothing(column)
         self.options["label_columns"] = [column.name for column in columns]
         if unit is not None and not all(_constant(each, self.columns[self.options["id_column"]]) for each in columns):
             self.options["per_step"] = True
@@ -576,6 +579,10 @@ class _Search:
 
     def _check_separator(self, separator: str, label: Column) -> None:
         """Raise UsageError for one that stands in no cell."""
+        if not separator:
+            raise UsageError(
+                "--separator: what stands between the labels of a cell is expected (none: each text is one class)"
+            )
         cells = list(label.counts())
         if separator == "none" or any(separator in cell for cell in cells):
             return
@@ -765,6 +772,18 @@ def _values_text(column: Column) -> str:
     counts = list(column.counts())
     shown = ", ".join(counts[:3]) + (", …" if len(counts) > 3 else "")
     return f"{len(counts)} values: {shown}"
+
+
+def _refuse_words_for_nothing(label: Column) -> None:
+    """Raise DataError for a label with cells like nan, or of numbers and NA, which a task takes for one more class."""
+    words, rows = [*label.gaps], label.gaps.total()
+    if label.kind == "number":
+        words, rows = [*words, *(value for value in label.values if isinstance(value, str))], rows + label.kinds["text"]
+    if words:
+        raise DataError(
+            f"the label column {label.name!r} has {', '.join(map(repr, words[:3]))} in {rows:,} of {label.rows:,} "
+            "rows; leave the cell empty where the label is not known"
+        )
 
 
 def _names(columns: Sequence[Column]) -> str:

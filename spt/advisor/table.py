@@ -34,6 +34,7 @@ class Column:
 
     name: str
     kinds: Counter[str] = field(default_factory=Counter)
+    gaps: Counter[str] = field(default_factory=Counter)  # texts that are no finite number, counted as empty: nan
     values: dict[Any, int] = field(default_factory=dict)  # number or text -> code
     codes: "array[int]" = field(default_factory=lambda: array("i"))  # of every row; -1: empty
     lengths: "array[int]" = field(default_factory=lambda: array("q"))  # of lists, and of texts in characters
@@ -56,6 +57,8 @@ class Column:
             if records and str(cell).strip() in records:
                 kind, value = "file", str(cell)
             self.kinds[kind] += 1
+            if kind == "empty" and value is not None:
+                self.gaps[value] += 1
             if kind == "list":
                 self.lengths.append(value)
                 self.codes.append(-1)
@@ -246,7 +249,7 @@ def known(table: Table, name: str, option: str) -> Column:
 
 
 def _read(cell: Any) -> tuple[str, Any]:
-    """A cell's kind, and its value: of lists, the length."""
+    """A cell's kind, and its value: of lists, the length; of an empty one, the text that says so."""
     if isinstance(cell, list | np.ndarray):
         return "list", len(cell)
     if isinstance(cell, bool):
@@ -272,7 +275,7 @@ def _read_text(cell: str) -> tuple[str, Any]:
                 return "text", cell
         try:
             number = float(text)
-            return ("number", number) if math.isfinite(number) else ("empty", None)
+            return ("number", number) if math.isfinite(number) else ("empty", text)
         except ValueError:
             pass
         if NUMBERS.match(text):

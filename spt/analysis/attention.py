@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spt.analysis.kernels import trained_label
+from spt.analysis.reevaluate import check_has_rows
 from spt.data.batching import collate
 from spt.errors import UsageError
 from spt.models.base import AttentionWeights, Context, Mixer
@@ -68,6 +69,7 @@ def attention_distances(
     """
     run = load_run(path)
     setup = run.setup
+    check_has_rows(run.path.name, setup.data, split)
     rows = min(rows, len(setup.data.splits[split]))
     trained = _Sums.of(setup.model, run, split, rows)
     if not trained:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from spt.analysis.errors import Evaluation, RunPredictions
-from spt.analysis.reevaluate import check_finetuned
+from spt.analysis.reevaluate import check_finetuned, check_has_rows
 from spt.data.source import call_hook, class_names, open_part
 from spt.errors import DataError, UsageError
 from spt.runs.predictions import FILE, NotComparable, read_columns
@@ -40,6 +40,8 @@ def read_predictions(paths: Iterable[Path], split: Literal["test", "val"], runti
     for path in paths:
         check_finetuned(*read_finished_run(path)[:2])
     runs = [load_run(path) for path in paths]
+    for run in runs:
+        check_has_rows(run.path.name, run.setup.data, split)
     results = [run.result for run in runs]
     if len(runs) == 2:
         _check_same_rows(runs, split)

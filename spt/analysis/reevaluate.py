@@ -57,6 +57,7 @@ def reevaluate(
             raise UsageError(
                 f"model {run.job.resolved.recipe.model.name} cannot rescale its step size: {error}"
             ) from error
+    check_has_rows(path.name, other, split)
     rows = other.splits[split]
     runtime.check_libraries()
     scores = evaluate_run(run, replace(other, input=data.input), rows, runtime)
@@ -69,6 +70,13 @@ def reevaluate(
         "scores": scores,
         "notes": list(other.notes),
     }
+
+
+def check_has_rows(run: str, data: TaskData, split: str) -> None:
+    """Raise UsageError if the split is empty, as the test split of an estimator's run is."""
+    if not len(data.splits[split]):
+        there = " or ".join(name for name in ("val", "train") if name != split and len(data.splits[name]))
+        raise UsageError(f"{run} has no {split} rows" + (f"; name another with --split {there}" if there else ""))
 
 
 def check_finetuned(path: Path, result: Result) -> None:

@@ -233,7 +233,7 @@ def _ask_until_clear(request: "Request", as_json: bool) -> tuple["Request", "Adv
             value = _ask(error)
             field = error.option.removeprefix("--")
             chosen: dict[str, Any] = {field: tuple(value.split(",")) if field == "inputs" else value}
-            request = replace(request, given=replace(request.given, **chosen))
+            request = replace(request, given=replace(request.given, **chosen), answered=(*request.answered, field))
 
 
 def _ask(error: "AmbiguousError") -> str:

@@ -29,7 +29,7 @@ from sklearn.utils import assert_all_finite, check_array, check_consistent_lengt
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from spt.config.job import Job
+from spt.config.job import Job, digest
 from spt.config.load import anchor_paths, resolve
 from spt.config.plugins import find_plugin
 from spt.config.recipe import ResolvedRecipe
@@ -47,7 +47,7 @@ from spt.runtime import launch
 from spt.runtime.distributed import Runtime
 from spt.runtime.scratch import scratch_folder
 from spt.runtime.settings import Settings
-from spt.tasks.base import IGNORED, Classes, Labels, Reals, Split, Target, TaskData, known_targets, row_ids
+from spt.tasks.base import IGNORED, Classes, Labels, Reals, Split, Target, TaskData, describe, known_targets, row_ids
 from spt.tasks.own.transforms import MIXING, TransformOptions
 from spt.training.stage import run_stage
 
@@ -210,10 +210,13 @@ class SequenceEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             raise
 
     def _job(self, data: TaskData, root: Path, seed: int) -> Job:
-        folder = root / ".data" / rows_hash(data)
+        # Not the rows alone: how gaps are shown, and how long sequences may be, is part of what is trained.
+        shape = {"input": describe(data.input), "target": describe(data.target), "length": data.length}
+        identity = digest({"rows": rows_hash(data), **shape})
+        folder = root / ".data" / identity
         prepare_once(folder, lambda: data)
         recipe, identities = self._recipe(folder, len(data.train), len(data.labelled().train))
-        resolved = ResolvedRecipe(type(self).__name__, recipe, {}, identities, data=rows_hash(data))
+        resolved = ResolvedRecipe(type(self).__name__, recipe, {}, identities, data=identity)
         return Job(resolved, "finetune", seed, Job(resolved, "pretrain", seed) if self.self_pretrain else None)
 
     def _recipe(self, folder: Path, rows: int, labelled: int) -> Any:

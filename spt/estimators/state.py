@@ -1,6 +1,7 @@
 """A fitted estimator as JSON: its parameters, and what it learned besides the network."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ class State(BaseModel):
 def to_text(estimator: Any) -> str:
     """Raises UsageError for what JSON cannot hold."""
     parameters = {name: value for name, value in estimator.get_params().items() if name not in PLACES}
+    if isinstance(parameters.get("class_weight"), Mapping):  # JSON's keys are text, classes may be numbers
+        parameters["class_weight"] = [[*pair] for pair in parameters["class_weight"].items()]
     if isinstance(estimator.random_state, int):
         parameters["random_state"] = estimator.random_state
     classes, names = getattr(estimator, "classes_", None), getattr(estimator, "feature_names_in_", None)
@@ -96,7 +99,9 @@ def restore(estimator: Any, path: Path) -> None:
             raise ValueError(f"format {state.format} of spt {state.spt}, this version reads {FORMAT}")
         if state.estimator != type(estimator).__name__:
             raise UsageError(f"{path.parent} holds a {state.estimator}, not a {type(estimator).__name__}")
-        estimator.set_params(**state.parameters)
+        weights = state.parameters.get("class_weight")
+        restored = {"class_weight": dict(weights)} if isinstance(weights, list) else {}
+        estimator.set_params(**state.parameters | restored)
         names = {
             "classes_": None if state.classes is None else state.classes.array(),
             "n_features_in_": state.features,

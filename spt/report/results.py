@@ -29,7 +29,7 @@ from spt.runs.baseline import BaselineResult, baseline_outcome
 from spt.runs.files import parse_json, write_json, writing
 from spt.runs.folder import RunFolder
 from spt.runs.index import Failure, all_runs, comparisons_of
-from spt.runs.plan import ARMS, PLAN, ArmName, Factor, Place, arm_text, factors_text, read_plan
+from spt.runs.plan import ARMS, PLAN, ArmName, Factor, Place, PlannedCell, arm_text, factors_text, read_plan
 from spt.runs.result import Result
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -307,11 +307,9 @@ def _results(comparison: Comparison, table: str | None) -> list[StoredResult]:
             column = ", ".join(filter(None, [row.task, factors_text(row.factors)]))
             place = {"table": table, "row": row.recipe, "column": column, "planned": row.planned}
         place["baselines"] = _baselines(comparison)
-        folders = [comparison.runs.root / run.run for run in runs]
-        runs = [
-            run.model_copy(update={"departures": _of_arm(changed(folder, reference), arm)})
-            for run, folder in zip(runs, folders, strict=True)
-        ]
+        folders = {cell.run: _folder(comparison, cell) for cell in comparison.runs.cells}
+        departures = [_of_arm(changed(folders[run.run], reference), arm) for run in runs]
+        runs = [run.model_copy(update={"departures": each}) for run, each in zip(runs, departures, strict=True)]
         try:
             results.append(StoredResult(**place, **shared, arm=arm, runs=tuple(runs)))
         except ValidationError as error:
@@ -345,10 +343,7 @@ def _stored_runs(comparison: Comparison, arm: ArmName) -> list[StoredRun]:
             continue
         if isinstance(outcome, Failure) and outcome.state in ("missing", "running", "stopped"):
             continue
-        folder = comparison.runs.root / cell.run
-        if not folder.is_dir() and cell.parent:  # its pretraining failed
-            folder = comparison.runs.root / cell.parent
-        shared = {"seed": cell.seed, "split": cell.split, "run": cell.run, **_environment(folder)}
+        shared = {"seed": cell.seed, "split": cell.split, "run": cell.run, **_environment(_folder(comparison, cell))}
         if isinstance(outcome, Result):
             total = outcome.total
             cost = {"steps": total.steps, "device_seconds": round(total.device_seconds, 1)}
@@ -360,6 +355,12 @@ def _stored_runs(comparison: Comparison, arm: ArmName) -> list[StoredRun]:
             state = "diverged" if outcome.state == "diverged" else "failed"
             runs.append(StoredRun(**shared, steps=0, device_seconds=0, score=None, state=state))
     return runs
+
+
+def _folder(comparison: Comparison, cell: PlannedCell) -> Path:
+    """A run's folder; of one that never began since its pretraining failed, the pretraining's."""
+    folder = comparison.runs.root / cell.run
+    return comparison.runs.root / cell.parent if cell.parent and not folder.is_dir() else folder
 
 
 def _environment(folder: Path) -> dict[str, Any]:

@@ -347,11 +347,9 @@ class RunFolder:
 
     def status(self) -> dict[str, Any] | None:
         path = self.path / "status.json"
-        if not path.is_file():
-            return None
         try:
             status = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError):
+        except (FileNotFoundError, ValueError, RecursionError):  # another command may have moved the folder away
             return None
         return status if isinstance(status, dict) else None
 

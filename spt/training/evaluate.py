@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from spt.config.recipe import LOWER_IS_BETTER, Train
 from spt.data.batching import NOBODY, by_length, collate, packed, pieces, share
 from spt.data.metrics import confusion_matrix
-from spt.errors import BackendError
+from spt.errors import BackendError, DivergedError
 from spt.models.longconv import cached_kernels
 from spt.rng import Draw
-from spt.runtime.distributed import Runtime
+from spt.runtime.distributed import Runtime, mark_shared
 from spt.runtime.memory import free_memory, out_of_memory
 from spt.runtime.prefetch import prefetched
 from spt.tasks.base import Split
@@ -86,7 +86,8 @@ def evaluate(
     whatever the batches and processes were. Of those that need all answers at once the ones that are `asked` for, or
     with `predict` all. Of windows whose answers are averaged, the metrics are of recordings.
 
-    `at_once` sequences are known to fit into memory with their gradients.
+    `at_once` sequences are known to fit into memory with their gradients. Where the loss is not finite, raises
+    DivergedError with `predict`, and returns no other metrics without.
     """
     data, output, train = setup.data, setup.output, setup.train
     asked = {*asked, default_metric(output)} if predict else {*asked}
@@ -177,6 +178,15 @@ def evaluate(
         scores = batch_means(output, whole, train.batch_size)
     else:
         scores = metrics(output, {name: tensor.sum(0) for name, tensor in whole.items()})
+    if not math.isfinite(scores["loss"]):  # other metrics refuse such answers
+        if predict:
+            raise mark_shared(
+                DivergedError(
+                    f"the loss on the {len(split):,} rows to be scored is not finite, though it was in validation; "
+                    "extreme values in these rows, or too large weights (a smaller learning_rate, clipping), may be why"
+                )
+            )
+        return scores, None
     if output.text:
         assert split.text_bytes is not None
         scores |= text_scores(scores["loss"], int(whole["weight"].sum()), int(split.text_bytes.sum()))
