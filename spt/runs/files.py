@@ -130,6 +130,8 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _is_at_work(process: int) -> bool:
+    if os.name == "nt":  # signal 0 is Ctrl-C there
+        return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:

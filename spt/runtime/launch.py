@@ -334,6 +334,8 @@ def dead_process() -> int | None:
 
 
 def _has_ended(pid: int) -> bool:
+    if os.name == "nt":  # signal 0 is Ctrl-C there
+        return False
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] in "ZX"
