@@ -68,7 +68,9 @@ def reading(config: Config, raw: Path, input: Tokens | Values) -> dict[str, Any]
 
 def more_rows(config: Config, raw: Path, path: Path, data: TaskData) -> Split:
     """Rows of other files, read as these were, without labels. Raises OSError and ValueError."""
-    return new_rows.read_unlabelled(config, reading(config, raw, data.input), path, data)
+    reader = _read(config, raw)
+    codes = assembly.codes_of_words(config, reader)
+    return new_rows.read_unlabelled(config, assembly.reading(config, reader, data.input), codes, path, data)
 
 
 def findings(config: Config, raw: Path) -> list[str]:

@@ -18,6 +18,7 @@ from spt.baselines.run import _scored
 from spt.baselines.scores import MANY, ComparedMetric, scores
 from spt.config.recipe import LOWER_IS_BETTER
 from spt.data.fingerprints import with_fingerprints
+from spt.errors import DataError
 from spt.tasks.base import Classes, Reals, Split, TaskData, Tokens, Values
 from spt.training import objectives
 from spt.training.losses import Targets
@@ -438,3 +439,21 @@ def test_features_do_not_depend_on_scale_but_for_mean_and_deviation():
     a, b = catch22.catch22(values), catch22.catch22(values * 1000 + 5)
     same = 2 * len(catch22.FEATURES)
     assert np.allclose(a[:same], b[:same]) and not np.allclose(a, b)
+
+
+def test_labels_that_are_all_alike_in_what_is_fitted_end_after_a_round():
+    """Rows are drawn where there are many; a label that is rare may hold in none of them."""
+    x, targets = RNG.normal(size=(9, 2)), np.zeros((9, 3), np.int8)
+    targets[:, 1] = 1
+    models = classifiers.LabelClassifiers(lambda x, y: None, x, targets)
+    (found,) = models.staged(x)
+    assert np.array_equal(found, np.tile([0.0, 1.0, 0.0], (9, 1)))
+
+
+@pytest.mark.parametrize(("module", "most"), [(boosting, "ROWS"), (logistic, "ROWS"), (tfidf, "GRAMS")])
+def test_drawn_rows_of_one_class_are_told_in_a_sentence(module, most, monkeypatch):
+    monkeypatch.setattr(module, most, 1)
+    rows = [*RNG.integers(0, 5, (N, 20)).astype(np.uint8)]
+    data = task(rows, np.array([int((row == 3).mean() > 0.2) for row in rows]), Tokens(5), Classes(2))
+    with pytest.raises(DataError, match="the 1 training rows or steps that were drawn to fit to have one class"):
+        module.fit(data, ComparedMetric("accuracy"), 0)

@@ -10,6 +10,7 @@ from test_predictions import asking, data_of
 from tiny import spt
 
 from spt.config.recipe import Part
+from spt.data import summary
 from spt.data.fingerprints import with_fingerprints
 from spt.data.linear_probe import linear_probe
 from spt.data.summary import _conflicts, _findings, render, summarise
@@ -178,3 +179,7 @@ def test_functions_are_compiled_where_nothing_can_be_kept(monkeypatch):
     assert compiled.jit(plain)() == "compiled"
     monkeypatch.setattr(compiled, "_numba", lambda: None)
     assert compiled.jit(plain) is plain
+
+
+def test_a_number_that_no_row_of_a_split_has_is_a_dash():
+    assert summary._target_line({"min": [None, 1.0], "max": [None, 2.5]}) == "min - 1, max - 2.5"

@@ -25,6 +25,7 @@ from spt.estimators.encoding import Encoding
 from spt.estimators.estimator import SequenceEstimator
 from spt.estimators.holdout import validation_rows
 from spt.estimators.inputs import read_rows
+from spt.inference.predict import Source, embed, predict
 from spt.runs.folder import RunFolder
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
@@ -265,6 +266,8 @@ def test_kept_runs_are_those_of_the_pipeline_and_are_used_again(tmp_path: Path) 
         lambda: reevaluate(model.run_, (), "test", runtime),
         lambda: attention_distances(model.run_),
         lambda: read_predictions([model.run_], "test", runtime),
+        lambda: predict(model.run_, Source(), None, runtime),
+        lambda: embed(model.run_, Source(), tmp_path / "e.parquet", runtime),
     ):
         with pytest.raises(UsageError, match=told):
             examine()

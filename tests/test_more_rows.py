@@ -24,6 +24,7 @@ from spt.runtime.settings import Settings
 from spt.studies.grid import expand
 from spt.studies.schema import validate
 from spt.tasks.base import Split
+from spt.tasks.own.transforms import _sources
 
 RNG = np.random.default_rng(0)
 
@@ -118,6 +119,49 @@ def test_every_window_of_a_recording_that_is_scored_is_left_out(tmp_path):
     scored = {*plain.val.sources.tolist(), *plain.test.sources.tolist()}
     assert scored and not scored & {*data.train.sources.tolist()}
     assert len(windows) == 2 * (63 - len(scored))
+
+
+def test_a_held_out_text_is_known_by_words_that_no_training_row_has(tmp_path):
+    """Its words have codes in the task; the model's vocabulary lacks them."""
+    (tmp_path / "own").mkdir()
+    parts = {"train": [f"a{i} b c" for i in range(12)], "val": ["a1 unseen", "b b"], "test": ["novel words", "c a2"]}
+    for name, texts in parts.items():
+        lines = ["x,y", *(f"{text},{i % 2}" for i, text in enumerate(texts))]
+        (tmp_path / "own" / f"{name}.csv").write_text("\n".join(lines))
+    (tmp_path / "more.csv").write_text(
+        "\n".join(["x", *(text for texts in parts.values() for text in texts), "quite other"])
+    )
+    task = {"name": "custom", "path": "own", "text_column": "x", "label_column": "y", "tokens": "words", "min_count": 2}
+    resolved = recipe(tmp_path, task=task)
+    data = open_stage(resolved.recipe, "pretrain")
+    assert len(data.train) == 13, "its own twelve, which occur once, and the one that is new"
+    (note,) = [note for note in data.notes if note.startswith(NOT_SELF_PRETRAINING)]
+    assert "1 rows of more.csv" in note and "4 were left out" in note and "12 were among them already" in note
+
+
+@pytest.mark.parametrize(
+    "options", [{"rate": 4, "window": "2s"}, {"rate": 4, "resample": 2}, {"rate": 4, "patch": 2}, {"time_column": "t"}]
+)
+def test_more_recordings_are_cut_and_resampled_as_trainings_were(options, tmp_path):
+    own, other = numbers(20, 16), numbers(3, 16)
+    task = {"name": "custom", "path": "own.jsonl", "label_column": "y"}
+    for name, part in (("own.jsonl", own), ("more.jsonl", other)):
+        if "time_column" in options:
+            rows = [{"s": i, "t": k / 4, "x": x, "y": i % 2} for i, row in enumerate(part) for k, x in enumerate(row)]
+            options |= {"layout": "long", "id_column": "s", "value_columns": ["x"], "resample": "1/2"}
+        else:
+            rows = [{"x": row, "y": i % 2} for i, row in enumerate(part)]
+            task["list_column"] = "x"
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
+    resolved = recipe(tmp_path, task=task | options, pretrain__data="more.jsonl")
+    data, plain = open_stage(resolved.recipe, "pretrain"), open_task(resolved.recipe.task)
+    assert len(data.train) == len(plain.train) + 3 * (2 if "window" in options else 1)
+
+
+def test_a_recording_is_known_in_whatever_type_it_is_stored():
+    steps = RNG.integers(-(2**15), 2**15, (2, 9, 1))
+    found = [_sources(Split.from_rows([*steps.astype(kind)], np.zeros(2, np.int64))) for kind in (np.int16, np.float32)]
+    assert np.array_equal(*found) and found[0][0] != found[0][1]
 
 
 def test_runs_are_named_by_what_the_rows_are(tmp_path, rows):

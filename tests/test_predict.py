@@ -223,6 +223,15 @@ def test_longer_sequences_are_taken_cut_or_refused(tmp_path):
     assert cut.notes == ["1 of 2 sequences were cut after 7 steps"]
     with pytest.raises(DataError, match="line 2: the sequence has 20 steps, max_length is 7; raise it, or cut"):
         predict(path, Source(data, ["max_length=7"]), tmp_path / "no.csv", CPU)
+    np.save(tmp_path / "new.npy", np.tile([0.5, 1.0], (1, 20, 1)))  # the second row alone
+    arrays = predict(path, Source(tmp_path / "new.npy", ["max_length=7", "truncate=true"]), tmp_path / "a.csv", CPU)
+    assert arrays.notes == ["1 of 1 sequences were cut after 7 steps"]
+    answer, wanted = table(tmp_path / "a.csv")[0], table(tmp_path / "cut.csv")[1]
+    assert [float(answer[name]) for name in ("p_no", "p_yes")] == pytest.approx(
+        [float(wanted[name]) for name in ("p_no", "p_yes")], abs=1e-6
+    )
+    with pytest.raises(DataError, match=r"new.npy, row 1: the sequence has 20 steps, max_length is 7"):
+        predict(path, Source(tmp_path / "new.npy", ["max_length=7"]), tmp_path / "no.csv", CPU)
     learned = {"name": "transformer", "d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 8, "positions": "learned"}
     path = trained(tmp_path, task=task, model=learned)
     with pytest.raises(DataError, match=r"20 steps, but model .* another shape; cut the sequences .max_length=7 tru"):

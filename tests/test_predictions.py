@@ -686,6 +686,8 @@ def test_evaluate_never_scores_what_was_trained_on(tmp_path):
     for change in ("task.split_seed=3", "task.test_fraction=0.5"):
         with pytest.raises(UsageError, match="are rows that the run was trained on"):
             reevaluate(folder, [change], "test", runtime)
+    with pytest.raises(UsageError, match=r"task.path names other files, .*: spt predict finetune-\w+ FILE answers"):
+        reevaluate(folder, ["task.path=rows.csv"], "test", runtime)
     (tmp_path / "rows.csv").write_text("\n".join(["x,y", *[r[:-1] + "ba"[r[-1] == "b"] for r in rows]]) + "\n")
     with pytest.raises(DataError, match="files or code have changed since"):
         reevaluate(folder, [], "test", runtime)

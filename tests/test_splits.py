@@ -135,6 +135,16 @@ def test_validation_rows_of_the_data_stay_and_test_rows_only_move_if_that_is_ask
     assert sorted(row for part in tested for row in part) == list(range(40))
 
 
+def test_pooled_rows_may_be_of_groups_that_the_files_had_parted(tmp_path):
+    path = table(tmp_path, s=lambda i: "test" if i % 5 == 0 else "train")
+    with pytest.raises(ValueError, match="has another split"):
+        opened(path, split_column="s")
+    data = opened(path, folds=4, split_column="s", pool_splits=True)
+    groups = [{row % 12 for row in firsts(part)} for part in (data.train, data.val, data.test)]
+    assert not groups[0] & groups[1] and not groups[0] & groups[2] and not groups[1] & groups[2]
+    assert sum(len(part) for part in (data.train, data.val, data.test)) == 40
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -22,10 +22,12 @@ from spt.errors import DataError, UsageError
 from spt.inference.export import export
 from spt.inference.predict import Source, predict
 from spt.inference.program import make_program
+from spt.inference.rows import _plain
 from spt.inference.trained_model import TrainedModel
 from spt.tasks import custom
 from spt.tasks.base import Classes, Split, TaskData, Tokens, Values
 from spt.tasks.own.parsing import MissingValueError
+from spt.tasks.own.static import learn
 from spt.training.network import Encoder
 
 LIST = {"list_column": "x", "label_column": "y", "split_column": "part", "static_columns": ["age", "sex"]}
@@ -354,3 +356,13 @@ def test_a_column_beside_that_gives_the_label_away_is_found(tmp_path):
     findings = custom.findings(config, Path("."))
     assert any("the column 'sex' gives the label 'y' away" in finding for finding in findings)
     assert not any("age" in finding for finding in findings)
+
+
+def test_a_constant_is_one_however_it_is_written():
+    notes: list[str] = []
+    column = learn("age", ["1.5", "1.50", "2"], np.array([0, 1, 0, 1], np.int32), False, notes)
+    assert (column.mean, column.std) == (1.5, 1.0) and "is 1.5 in every training row" in notes[0]
+
+
+def test_what_pandas_has_for_a_missing_number_is_none():
+    assert _plain(pd.NA) is None and _plain(pd.NaT) is None and _plain(np.float32(0.5)) == 0.5

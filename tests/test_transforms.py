@@ -21,6 +21,7 @@ from spt.baselines.base import Fitted
 from spt.baselines.run import _scored
 from spt.config.job import Job, without_paths
 from spt.config.recipe import Part
+from spt.data import summary
 from spt.data.cache import _write, read_prepared
 from spt.data.dataset import open_task
 from spt.data.fingerprints import refuse_leak, rows_hash, with_fingerprints
@@ -382,6 +383,38 @@ def finished(tmp_path_factory):
     task |= {"window": 9, "stride": 3, "score": "recording", "patch": 3}
     job = Job(loaded(folder, task=task, **SMALL), "finetune", 0)
     return folder, run(job, folder), folder / job.name
+
+
+def test_errors_of_recordings_have_the_users_labels_and_lack_none(finished):
+    _, _, path = finished
+    found = read_predictions([path], "test", Runtime(Settings(quiet=True, cpu=True)))
+    assert found.evaluation.names == load_run(path).data.classes and found.evaluation.names[0] in ("a", "b", "0")
+    assert not [note for note in found.notes if "left out" in note]
+
+
+def test_errors_of_recordings_leave_out_those_that_lack_a_number(tmp_path):
+    rows = [{**row, "u": float(i), "v": None if i % 4 == 0 else float(-i)} for i, row in enumerate(recordings(40))]
+    task = {"name": "custom", "path": str(put(tmp_path / "rows.jsonl", rows)), **LIST, **SHARES}
+    task |= {"label_columns": ["u", "v"], "target": "real", "missing_labels": "ignore"}
+    task |= {"window": 9, "stride": 3, "score": "recording", "patch": 3}
+    job = Job(loaded(tmp_path, task=task, **SMALL), "finetune", 0)
+    run(job, tmp_path)
+    found = read_predictions([tmp_path / job.name], "val", Runtime(Settings(quiet=True, cpu=True)))
+    lacking = int(np.isnan(load_run(tmp_path / job.name).data.val.whole.targets).any(axis=1).sum())
+    assert lacking and any(note.startswith(f"{lacking} rows that lack some") for note in found.notes)
+    assert len(found.runs[0].predicted) == len(found.evaluation.rows)
+
+
+def test_overlapping_windows_miss_as_many_values_as_their_recordings(tmp_path):
+    rows = recordings(40)
+    for row in rows:
+        row["x"][3] = None
+    data = opened(tmp_path, rows, window=8, stride=2, missing="hidden")
+    for name, split in data.splits.items():
+        steps = sum(len(piece) for piece in split.pieces())
+        missing = sum(int(np.isnan(piece).any(axis=1).sum()) for piece in split.pieces())
+        assert 0 < missing < steps < int(split.lengths.sum())
+        assert summary._missing(data)[name][0] == pytest.approx(missing / steps)
 
 
 def test_a_score_is_of_recordings_whatever_the_batches(finished, monkeypatch):

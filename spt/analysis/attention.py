@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spt.analysis.kernels import trained_label
-from spt.analysis.reevaluate import check_has_rows
 from spt.data.batching import collate
 from spt.errors import UsageError
 from spt.models.base import AttentionWeights, Context, Mixer
-from spt.training.load_run import FinishedRun, load_run
+from spt.training.load_run import FinishedRun, check_has_rows, load_run
 from spt.training.network import SequenceModel
 from spt.training.objectives import evaluation_draw
 

@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from spt.analysis.errors import Evaluation, RunPredictions
-from spt.analysis.reevaluate import check_finetuned, check_has_rows
+from spt.analysis.reevaluate import check_finetuned
 from spt.data.source import call_hook, class_names, open_part
 from spt.errors import DataError, UsageError
 from spt.runs.predictions import FILE, NotComparable, read_columns
 from spt.runs.result import Result
 from spt.runtime.distributed import Runtime
 from spt.tasks.base import Labels, Split, TaskData, known_targets
-from spt.training.load_run import FinishedRun, load_run, read_finished_run
+from spt.training.load_run import FinishedRun, check_has_rows, load_run, read_finished_run
 from spt.training.losses import answers
 from spt.training.outputs import Computation, network_outputs
 from spt.training.recordings import averaged
@@ -48,7 +48,7 @@ def read_predictions(paths: Iterable[Path], split: Literal["test", "val"], runti
     labels = _labels(results)
     evaluation = _evaluation(runs[0], split)
     predictions, notes = [], list(dict.fromkeys(note for result in results for note in result.notes))
-    if lacking := len(runs[0].setup.data.splits[split]) - len(evaluation.rows):
+    if lacking := len(runs[0].setup.data.splits[split].whole) - len(evaluation.rows):
         notes.append(f"{lacking} rows that lack some of their numbers are left out here")
     for run, label in zip(runs, labels, strict=True):
         run_predictions, run_notes = _predictions(run, evaluation, label, runtime)
@@ -114,7 +114,7 @@ def _evaluation(run: FinishedRun, split: Literal["test", "val"]) -> Evaluation:
         row=row,
         step=step,
         truth=truth,
-        names=class_names(part, data.target),
+        names=data.classes or class_names(part, data.target),
         row_width=data.row_width,
         attributes=attributes,
         readable=reader("readable"),
@@ -126,10 +126,15 @@ def _complete(rows: Split, split: str) -> Split:
     """The rows whose numbers are all known. Raises DataError without one."""
     if rows.per_step or rows.targets is None or rows.targets.ndim == 1:
         return rows
-    known = known_targets(np.asarray(rows.targets)).all(axis=1)
+    known = _all_known(rows)
     if not known.any():
         raise DataError(f"no {split} row has all of its numbers, so there are no errors to compare")
     return rows if known.all() else rows.take(np.flatnonzero(known))
+
+
+def _all_known(rows: Split) -> NDArray[np.bool_]:
+    known = known_targets(np.asarray(rows.targets))
+    return known if known.ndim == 1 else known.all(axis=1)
 
 
 def _items(rows: Split, data: TaskData) -> tuple[NDArray[np.int32], NDArray[np.int32] | None, NDArray[Any]]:
@@ -171,6 +176,9 @@ def _predictions(
     windows = run.data.splits[evaluation.split]
     together = windows.recordings is not None and evaluation.step is None
     predicted, margin = _recompute(run, windows if together else evaluation.rows, runtime)
+    if together and len(predicted) > len(evaluation.rows):  # those of recordings that lack some of their numbers too
+        kept = _all_known(windows.whole)
+        predicted, margin = predicted[kept], None if margin is None else margin[kept]
     if evaluation.step is not None:
         places = evaluation.rows.starts[evaluation.row] + evaluation.step
         predicted, margin = predicted[places], None if margin is None else margin[places]

@@ -17,9 +17,11 @@ from spt.tasks.base import Split, TaskData, Tokens, Values
 from spt.training.build import lengthened
 from spt.training.checkpoint import read_meta
 from spt.training.evaluate import evaluate
-from spt.training.load_run import FinishedRun, load_run
+from spt.training.load_run import FinishedRun, check_has_rows, load_run
 from spt.training.objectives import evaluation_draw
 from spt.training.threads import stage_threads
+
+OTHER_FILES = ("task.path", "task.hub", "task.hub_config", "task.revision")
 
 
 def reevaluate(
@@ -38,6 +40,12 @@ def reevaluate(
         raise UsageError(f"{other_keys[0]} does not change the task; only task.a=b changes what is evaluated")
     run = load_run(path)
     check_finetuned(run.path, run.result)
+    other_files = [change for change in changes if change.partition("=")[0] in OTHER_FILES]
+    if other_files and run.job.resolved.recipe.task.name == "custom":
+        raise UsageError(
+            f"{other_files[0].partition('=')[0]} names other files, whose rows have to be encoded as training's were: "
+            f"spt predict {run.path.name} FILE answers and scores them"
+        )
     setup, path = run.setup, run.path
     data, other = setup.data, setup.data
     if changes:
@@ -70,13 +78,6 @@ def reevaluate(
         "scores": scores,
         "notes": list(other.notes),
     }
-
-
-def check_has_rows(run: str, data: TaskData, split: str) -> None:
-    """Raise UsageError if the split is empty, as the test split of an estimator's run is."""
-    if not len(data.splits[split]):
-        there = " or ".join(name for name in ("val", "train") if name != split and len(data.splits[name]))
-        raise UsageError(f"{run} has no {split} rows" + (f"; name another with --split {there}" if there else ""))
 
 
 def check_finetuned(path: Path, result: Result) -> None:

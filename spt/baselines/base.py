@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from spt.baselines.scores import ComparedMetric
 from spt.data.features import Places, scored_steps
+from spt.errors import DataError
 from spt.rng import generator
 from spt.runs.plan import Factor
-from spt.tasks.base import Classes, Labels, Split, TaskData, label_counts
+from spt.tasks.base import Classes, Labels, Split, Target, TaskData, label_counts
 
 ROWS_AT_ONCE = 1_024  # are answered, so that memory does not grow with a split
 STEPS_AT_ONCE = 2**14
@@ -116,6 +117,12 @@ def two_classes(data: TaskData) -> str | None:
         return None
     seen = {int(label) for examples in every(data.train) for label in np.unique(examples.targets)}
     return "all training rows have the same class" if len(seen) < 2 else None
+
+
+def refuse_one_class(target: Target, fitted: "Examples") -> None:
+    """Raise DataError where the rows or steps that were drawn to fit to have one class; `two_classes` asks all rows."""
+    if isinstance(target, Classes) and len(np.unique(fitted.targets)) < 2:
+        raise DataError(f"the {len(fitted.targets):,} training rows or steps that were drawn to fit to have one class")
 
 
 def cap_note(fitted: int, split: Split) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from spt.baselines.base import (
     answers,
     cap_note,
     drawn,
+    refuse_one_class,
     two_classes,
 )
 from spt.baselines.classifiers import LabelClassifiers
@@ -54,6 +55,7 @@ def fit(data: TaskData, metric: ComparedMetric, seed: int) -> Fitted:
     """The size of trees and the number of rounds with the best validation score; of equals the smaller."""
     features, sees = _features(data)
     train, val = drawn(data.train, ROWS, "train"), drawn(data.val, CHOOSING, "val")
+    refuse_one_class(data.target, train)
     x, x_val = answers(features, train.asked), answers(features, val.asked)
     each = _trees_a_round(data)
     rounds = max(5, min(ROUNDS, TREES // each, WORK // (x.size * each)))

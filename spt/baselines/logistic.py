@@ -23,6 +23,7 @@ from spt.baselines.base import (
     cap_note,
     drawn,
     only_rows,
+    refuse_one_class,
     two_classes,
 )
 from spt.baselines.classifiers import UNFINISHED, Answers, fit_logistic
@@ -56,6 +57,7 @@ def fit(data: TaskData, metric: ComparedMetric, seed: int) -> Fitted:
     wide = max(features(drawn(data.train, 1, "train").asked).shape[1] for features in views.values())
     most = max(1, NUMBERS // wide)
     train = drawn(data.train, min(ROWS, max(1, most // max(1, data.target.count // 10))), "train")
+    refuse_one_class(data.target, train)
     val = drawn(data.val, min(CHOOSING, most), "val")
     best, chosen, decide, notes = None, dict[str, Factor](), None, list[str]()
     for view, features in views.items():

@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spt.baselines.base import CHOOSING, Baseline, Examples, Fitted, Query, cap_note, drawn, only_rows, two_classes
+from spt.baselines.base import (
+    CHOOSING,
+    Baseline,
+    Examples,
+    Fitted,
+    Query,
+    cap_note,
+    drawn,
+    only_rows,
+    refuse_one_class,
+    two_classes,
+)
 from spt.baselines.classifiers import UNFINISHED, Answers, fit_logistic
 from spt.baselines.scores import ComparedMetric, is_better, score
 from spt.data.features import CUT, joined_name, spans
@@ -36,6 +47,7 @@ def fit(data: TaskData, metric: ComparedMetric, seed: int) -> Fitted:
     """The strength with the best validation score; of equals the smallest."""
     counts = _Counts(data)
     train, val = _drawn(data, counts.longest), drawn(data.val, CHOOSING, "val")
+    refuse_one_class(data.target, train)
     found = counts.of(train.asked)
     terms = _Terms(found)
     x, x_val = _beside(terms.of(found), train.asked), _beside(terms.of(counts.of(val.asked)), val.asked)

@@ -163,7 +163,7 @@ def _range(split: Split) -> dict[str, float]:
 def _missing(data: TaskData) -> dict[str, list[float]]:
     """Of each channel of every split, the share of values that is missing."""
     return {
-        name: (sum(np.isnan(piece).sum(axis=0) for piece in split.pieces()) / int(split.lengths.sum())).tolist()
+        name: (sum(np.isnan(piece).sum(axis=0) for piece in split.pieces()) / sum(map(len, split.pieces()))).tolist()
         for name, split in data.splits.items()
     }
 
@@ -186,7 +186,7 @@ def _targets(data: TaskData, split: Split) -> list[int] | dict[str, list[float]]
     targets = np.asarray(split.targets)
     if isinstance(data.target, Labels):
         lacking, holding = label_counts(split, data.target.count)
-        unknown = len(targets) - lacking - holding
+        unknown = (sum(map(len, split.pieces())) if split.per_step else len(targets)) - lacking - holding
         return {"holds": holding.tolist(), "holds not": lacking.tolist(), "unknown": unknown.tolist()}
     if isinstance(data.target, Classes):
         return class_counts(split, data.target.count).tolist()
@@ -336,8 +336,10 @@ def _labelled(label: str, texts: list[str]) -> Iterator[tuple[str, str]]:
     return zip([label, *[""] * len(texts)], texts, strict=False)
 
 
-def _target_line(targets: list[int] | Mapping[str, list[float]]) -> str:
+def _target_line(targets: list[int] | Mapping[str, list[float | None]]) -> str:
+    """None: no row has this number."""
     if not isinstance(targets, Mapping):
         shown = [f"{count:,}" for count in targets[:20]]
         return f"rows a class {' '.join(shown)}{' …' if len(targets) > 20 else ''}"
-    return ", ".join(f"{name} {' '.join(f'{v:.4g}' for v in values[:8])}" for name, values in targets.items())
+    shown = {name: ["-" if v is None else f"{v:.4g}" for v in values[:8]] for name, values in targets.items()}
+    return ", ".join(f"{name} {' '.join(values)}" for name, values in shown.items())

@@ -18,7 +18,7 @@ from spt.tasks.own.new_rows import ARRAYS, ArrayReader, Known, NewOptions, NewRe
 from spt.tasks.own.recordings import FULL_SCALE
 from spt.tasks.own.static import StaticColumn
 from spt.tasks.own.transforms import TransformOptions, plan
-from spt.training.load_run import read_finished_run
+from spt.training.load_run import check_has_rows, read_finished_run
 
 INPUTS = ("text_column", "list_column", "list_columns", "value_columns", "value_prefix", "file_column")
 # What belongs to an input, and goes when another is named.
@@ -90,6 +90,7 @@ def read_split(run: Path, split: Literal["train", "val", "test"]) -> tuple[Split
         raise UsageError(f"--split is for a run's folder, whose data it names; {run} is none: give a file or folder")
     _, _, job = read_finished_run(run)
     data = open_task(job.resolved.recipe.task)
+    check_has_rows(run.name, data, split)
     rows = data.splits[split]
     return rows if rows.contiguous or rows.shares_steps else rows.packed(), data
 

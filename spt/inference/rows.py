@@ -77,7 +77,9 @@ def static_features(static: Any, model: "TrainedModel", n: int) -> NDArray[np.fl
 
 
 def _plain(cell: Any) -> Any:
-    """A number of NumPy's as Python's."""
+    """A number of NumPy's as Python's; what pandas has for a missing one, as none."""
+    if type(cell).__name__ in ("NAType", "NaTType"):
+        return None
     return cell.item() if isinstance(cell, np.generic) else cell
 
 

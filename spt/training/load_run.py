@@ -100,3 +100,10 @@ def read_finished_run(path: Path) -> tuple[Path, Result, Job]:
     except UsageError as error:  # the file is damaged, or names what is not there any more: not what the user asked
         raise DataError(f"the recipe that {path.name} was run with cannot be used: {error}") from error
     return path, result, Job(resolved, result.stage, result.seed, parent)
+
+
+def check_has_rows(run: str, data: TaskData, split: str) -> None:
+    """Raise UsageError if the split is empty, as the test split of an estimator's run is."""
+    if not len(data.splits[split]):
+        there = " or ".join(name for name in ("val", "train") if name != split and len(data.splits[name]))
+        raise UsageError(f"{run} has no {split} rows" + (f"; name another with --split {there}" if there else ""))

@@ -136,6 +136,11 @@ def reading(config: Options, reader: Reader, input: Tokens | Values) -> dict[str
     }
 
 
+def codes_of_words(config: Options, reader: Reader) -> dict[str, int]:
+    """The code of every word that was read, of all splits; none where tokens are not words."""
+    return _word_codes(config, list(reader.words)) if config.tokens == "words" else {}
+
+
 def vocabulary(config: Options, train: Split) -> Tokens:
     """The unknown token, then the characters or words that are frequent enough in these rows, or the most frequent."""
     counts = train.counts()

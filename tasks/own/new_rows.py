@@ -62,6 +62,9 @@ class Known:
     interval: float = 1.0  # time between steps
     classes: tuple[str, ...] = ()  # label of each class
     words: tuple[str, ...] = ()  # of each token, where tokens are words
+    codes: Mapping[str, int] = field(
+        default_factory=dict
+    )  # of all words of a task, where rows are held against its own
     columns: tuple[str, ...] = ()  # of one number each, in their order
     times: bool = False  # was it told the time between steps?
     kind: str | None = None  # of its files, as arrays.kind_of says; None: there were none
@@ -133,7 +136,7 @@ class NewReader(Reader):
             self.sample = FirstFile(ending, known.rate, known.signals, "training")
         self.code_of = {}
         if known.words and isinstance(known.input, Tokens):
-            self.code_of = dict(zip(known.words, known.input.codes or (), strict=True))
+            self.code_of = dict(zip(known.words, known.input.codes or (), strict=True)) | dict(known.codes)
         self._start()
 
     def chunks(self) -> Iterator[Split]:
@@ -343,7 +346,7 @@ class NewReader(Reader):
         if self.config.tokens != "words":
             return super()._tokens(text)
         assert isinstance(self.known.input, Tokens)
-        unknown = 1 + max(self.known.input.codes or (0,))  # a code that no token has
+        unknown = 1 + max((0, *(self.known.input.codes or ()), *self.known.codes.values()))  # a code that no token has
         return np.array([self.code_of.get(word, unknown) for word in split_words(text)], np.int32)
 
     def _find_interval(self) -> float:
@@ -424,7 +427,13 @@ class ArrayReader:
             raise ValueError(f"{name} holds an array of {shape or 'one number'}; {wanted} is expected")
         if not array.size:
             raise ValueError(f"{name} holds an array of {shape}, which has no steps")
-        n, length = array.shape[:2]
+        n, length, most = *array.shape[:2], self.config.max_length
+        cut = most is not None and length > most and not self.config.transforms  # transforms cut after them
+        if cut and not self.config.truncate:
+            raise ValueError(self.config.too_long(f"{name}, row 1", length))
+        if cut:
+            array, length = array[:, :most], most
+            self.counts.cut = n
         at_once = max(1, min(ROWS, STEPS // length))
         for first in range(0, n, at_once):
             rows = np.ascontiguousarray(array[first : first + at_once])
@@ -495,9 +504,12 @@ def open_rows(config: NewOptions, known: Known, needed: Sequence[str] = ()) -> N
     return NewReader(config, tables or [path], known, needed)
 
 
-def read_unlabelled(config: Options, reading: Mapping[str, Any], path: Path, data: TaskData) -> Split:
+def read_unlabelled(
+    config: Options, reading: Mapping[str, Any], codes: Mapping[str, int], path: Path, data: TaskData
+) -> Split:
     """All rows of a file or folder, read as those of a task were, without labels and with their groups; `reading` is
-    what the task says about its own rows. Raises OSError or ValueError."""
+    what the task says about its own rows, and `codes` has its words, those of no training row included. Raises OSError
+    or ValueError."""
     left_out = {"path", "hub", "hub_config", "revision", "split_column"}
     left_out |= {"label_column", "label_columns", "label_at", "label_rate", "per_step"}
     if config.kind != "long":
@@ -507,8 +519,9 @@ def read_unlabelled(config: Options, reading: Mapping[str, Any], path: Path, dat
     known = Known(
         input=data.input,
         target=None,
-        interval=data.interval,
+        interval=data.interval / float(plan(config, reading.get("rate")).apart),
         words=tuple(reading["words"]),
+        codes=codes,
         columns=tuple(reading["inputs"]),
         times=reading["times"],
         kind=files["kind"],
@@ -516,6 +529,7 @@ def read_unlabelled(config: Options, reading: Mapping[str, Any], path: Path, dat
         signals=tuple(files["signals"]),
         scale=(files["scale"][0], files["scale"][1]),
         static=tuple(map(StaticColumn.of, reading.get("static", ()))),
+        steps_a_second=reading.get("rate"),
     )
     new = NewOptions(**{**options, "path": path, "unlisted": "ignore" if config.file_column else "refuse"})
     return Split.joined(list(open_rows(new, known).chunks()))

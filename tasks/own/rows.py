@@ -412,7 +412,8 @@ class Reader:
             self._check_same("id", _static(name), "a static feature is the same in all rows of a sequence")
         if not self.config.per_step:
             self._check_same("id", "label", "a sequence has one; per_step: true gives every step its own")
-        self._check_same("group", "split", "a group belongs to one split")
+        if not self.config.pool_splits:  # else files and the split column say nothing
+            self._check_same("group", "split", "a group belongs to one split")
 
     def _sorted_values(self) -> NDArray[Any]:
         """The steps' values, which came in the order of the rows, in that of the table."""
@@ -481,7 +482,7 @@ class Reader:
     def _check_rows(self) -> None:
         """Raise ValueError when examples share what is one example's own, or files have no row, and so no label."""
         unit = self.config.unit
-        if unit is not None:
+        if unit is not None and not self.config.pool_splits:
             alone = " (without id_column, every row is its own)" if unit == "id" else ""
             self._check_same(unit, "split", f"an id or a group belongs to one split{alone}")
         if unit == "group":

@@ -101,9 +101,10 @@ def learn(name: str, names: Sequence[str], codes: Codes, gaps: bool, notes: list
     numbers = np.array([_number(each) for each in names])
     if np.isfinite([_number(each) for each in known]).all():
         mean, std = float(numbers[present].mean()), float(numbers[present].std())
-        if len(known) == 1:
+        constant = len(np.unique(numbers[present])) == 1  # however it is written
+        if constant:
             notes.append(f"static column {name!r} is {known[0]} in every training row that has it")
-        return StaticColumn(name, gaps, mean, std if len(known) > 1 else 1.0)
+        return StaticColumn(name, gaps, mean, 1.0 if constant else std)
     if len(known) > MAX_CATEGORIES:
         raise ValueError(
             f"static column {name!r} has {len(known):,} different texts in the training rows, more than "
