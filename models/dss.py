@@ -104,8 +104,13 @@ class DSSKernel(Kernel):
             name: ParamGroup(lr=rate or config.ssm_lr, weight_decay=False) for name, rate in rates.items()
         }
 
+    def for_longer(self, trained: Kernel) -> None:
+        assert isinstance(trained, DSSKernel)
+        if self.version == "softmax":
+            self.normalised, self.limit = trained.normalised, trained.limit
+
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
-        length = min(length, self.limit or length)
+        length = self.resampled_length(length)
         W, z = self._discrete()
         if self.version == "softmax":
             return softmax_vandermonde(W, z, self.normalised, length, self.W.dtype)
@@ -140,7 +145,7 @@ class DSSKernel(Kernel):
 
     def flops(self, length: int) -> Counts:
         K, H, N, _ = self.W.shape
-        return vandermonde_flops((K, H, N), min(length, self.limit or length), shared=False)
+        return vandermonde_flops((K, H, N), self.resampled_length(length), shared=False)
 
     def system(self) -> DiagonalSystem:
         W, z = self._discrete()

@@ -41,6 +41,14 @@ class Kernel(nn.Module):
         """For sequences of `length` steps: M is the length, or the kernel's own limit where that is less."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
+    def resampled_length(self, length: int) -> int:
+        """The kernel's length for sequences of `length` steps; its limit is a time, counted in steps of training."""
+        return length if self.limit is None else min(length, max(1, round(self.limit / self.rate)))
+
+    def for_longer(self, trained: "Kernel") -> None:
+        """Compute what `trained` does, in a network that was built for longer sequences: whatever else than the
+        parameters depends on the length is taken from it."""
+
     def joined(self, kernels: Sequence["Kernel"]) -> dict[str, Tensor] | None:
         """The parameters with which `forward` gives what `kernels`, which are like this one, give one by one: (K, H M,
         length) with the features of each behind those of the one before. None where there is no such form."""
@@ -109,10 +117,6 @@ class ConjugatePairKernel(Kernel):
             return copies.repeat(1, features // copies.shape[1], *[1] * (copies.ndim - 2)).flatten(0, 1)
 
         return {name: of_features(name) for name, _ in self.named_parameters()}
-
-    def resampled_length(self, length: int) -> int:
-        """The kernel's length for sequences of `length` steps; its limit is a time, counted in steps of training."""
-        return length if self.limit is None else min(length, round(self.limit / self.rate))
 
 
 class LongConvolution(Mixer):
@@ -218,7 +222,7 @@ class LongConvolution(Mixer):
         return kernel + counts.spectrum(self._transform(length), len(self.D))
 
     def _transform(self, length: int) -> int:
-        return transform_length(length, min(self.lags(length), self.kernel.limit or length), self.two_sided)
+        return transform_length(length, self.kernel.resampled_length(self.lags(length)), self.two_sided)
 
     def initial_state(self, batch: int) -> State:
         system = self.kernel.system()

@@ -31,7 +31,7 @@ class S4Kernel(ConjugatePairKernel):
 
     def flops(self, length: int) -> Counts:
         K, H, M, _ = self.C.shape
-        return dplr.dplr_flops(K, H, M, min(length, self.limit or length))
+        return dplr.dplr_flops(K, H, M, self.resampled_length(length))
 
     def system(self) -> dplr.System:
         dtype = self.C.dtype.to_complex()

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from spt.models.base import Backbone, Counts
-from spt.models.longconv import ConjugatePairKernel, DiagonalSystem, LongConvolution
+from spt.models.longconv import ConjugatePairKernel, DiagonalSystem, Kernel, LongConvolution
 from spt.models.ops.discretise import (
     Transform,
     as_complex,
@@ -109,6 +109,11 @@ class S4DKernel(ConjugatePairKernel):
             if getattr(self.config, transform) == "none":
                 parameter.abs_()
 
+    def for_longer(self, trained: Kernel) -> None:
+        assert isinstance(trained, S4DKernel)
+        if self.config.disc == "dss":
+            self.normalised, self.limit = trained.normalised, trained.limit
+
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
         length = self.resampled_length(length)
         log_A, B, C = self._discrete()
@@ -136,7 +141,7 @@ class S4DKernel(ConjugatePairKernel):
 
     def flops(self, length: int) -> Counts:
         K, H, M = self.C.shape[:3]
-        return vandermonde_flops((K, H, M), min(length, self.limit or length), shared=False)
+        return vandermonde_flops((K, H, M), self.resampled_length(length), shared=False)
 
     def system(self) -> DiagonalSystem:
         log_A, B, C = self._discrete()

@@ -35,12 +35,15 @@ from spt.data.cache import from_spec
 from spt.data.dataset import open_task
 from spt.data.summary import render, summarise
 from spt.errors import DataError, RecipeError, UsageError
+from spt.execution.estimate import MeasuredCosts
 from spt.inference.export import export
 from spt.inference.predict import Source, predict
 from spt.report.per_example import example_scores
 from spt.rng import Draw
 from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
+from spt.studies.grid import expand
+from spt.studies.schema import validate
 from spt.tasks.base import IGNORED, Classes, Labels, Reals, Split, TaskData, Tokens, Values, describe
 from spt.training.build import build_stage
 from spt.training.losses import weighted_sum
@@ -495,6 +498,20 @@ def test_missing_labels_are_pretrained_on_but_not_scored(tmp_path):
     assert whole.own.examples <= whole.own.steps * 8 and np.isfinite(whole.test["loss"])  # type: ignore[index]
     assert pieces.test == pytest.approx(whole.test, rel=1e-4)
     assert any("only pretrained on" in note for note in whole.notes)
+
+
+def test_epochs_over_rows_with_and_without_labels_match_no_budget(tmp_path):
+    train = {"epochs": 2, "batch_size": 4, "learning_rate": 0.01}
+    changes = {"pretrain__train": train, "finetune__train": {**train}}
+    recipe_over(tmp_path, emptied(signals(), "kind", 2), changes, label_column="kind", missing_labels="ignore")
+    costs = MeasuredCosts(tmp_path / "runs", Runtime(Settings(quiet=True, cpu=True)))
+    studies = [
+        validate({"kind": "compute", "recipes": [str(tmp_path / "tiny.yaml")], "seeds": 1, "match": axis}, "here")
+        for axis in ("examples", "epochs")
+    ]
+    assert expand(studies[0], False, costs)
+    with pytest.raises(UsageError, match="training rows have labels, so an epoch of pretraining is more than one"):
+        expand(studies[1], False, costs)
 
 
 def test_numbers_may_be_missing_one_by_one(tmp_path):

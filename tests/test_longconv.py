@@ -377,3 +377,31 @@ def test_kernels_that_differ_are_not_computed_together(monkeypatch):
     y = net(x, context)
     monkeypatch.setattr("spt.models.longconv._FEW_TAPS", 0)
     torch.testing.assert_close(net(x, context), y)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("rate", [0.5, 2.0, 40.0])
+@pytest.mark.parametrize("name", ["s4", "s4d", "dss"])
+def test_a_limited_kernel_keeps_its_time_when_steps_are_resampled(name, rate, causal):
+    """Its limit counts steps of training. A transform that is too short would wrap the end around to the beginning."""
+    module = find_plugin("models", name).module
+    extra = {"version": "exp"} if name == "dss" else {}
+    config = module.Config(
+        d_model=4, n_layers=1, d_state=4, causal=causal, max_kernel_length=16, max_length=100, **extra
+    )
+    mixer = module.build(config).mixers[0].double()
+    mixer.rescale(rate)
+    length, lags = 100, max(1, round(16 / rate))
+    with torch.no_grad():
+        kernel, x = mixer.kernel(length), torch.randn(1, length, 4, dtype=torch.float64)
+        assert kernel.shape[2] == min(length, lags)
+        expected = x * mixer.D
+        for lag in range(kernel.shape[2]):
+            expected[:, lag:] += x[:, : length - lag] * kernel[0, :, lag]
+            if not causal:
+                expected[:, : length - lag - 1] += x[:, lag + 1 :] * kernel[1, :, lag]
+        torch.testing.assert_close(mixer.mix_sequence(x), expected)
+
+
+def test_a_dropout_too_small_to_be_drawn_drops_nothing():
+    assert keep_mask(torch.zeros(7, 9), 1e-6, False).all()

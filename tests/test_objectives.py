@@ -12,7 +12,8 @@ from spt.config.recipe import Train
 from spt.data.batching import NOBODY, collate, pieces, share, training_rows
 from spt.errors import DataError, UsageError
 from spt.rng import Draw, generator, order
-from spt.tasks.base import Classes, Reals, Split, TaskData, Tokens, Values
+from spt.tasks.base import Classes, Labels, Reals, Split, TaskData, Tokens, Values
+from spt.training.build import _check_metric
 from spt.training.losses import answers, of_scored, per_answer, weighted_sum
 from spt.training.metrics import batch_means, metrics, sums
 from spt.training.objectives import Masked, Next, Output, Supervised, Targets, evaluation_draw
@@ -255,6 +256,27 @@ def test_scaled_targets(scale, rule):
     assert scores["mae"] == pytest.approx(abs(error).mean(), rel=1e-5)
     inside = scores_of(plain, logits, Targets(torch.from_numpy(rule(y)).float(), weight))
     assert scores["r2"] == pytest.approx(inside["r2"], rel=1e-5)  # unmoved by shift and scale
+
+
+def test_targets_of_steps_are_scaled_by_the_rows_in_use():
+    """A subset's rows lie beside the others, whose labels it does not have."""
+    rows = [np.zeros((2, 1), np.float32)] * 3
+    whole = Split.from_rows(
+        rows, [np.array([[1.0], [3.0]]), np.array([[50.0], [90.0]]), np.array([[5.0], [7.0]])], per_step=True
+    )
+    data = TaskData(Values(1), Reals(1, per_step=True), whole.take(np.array([0, 2])), whole, whole)
+    output = Supervised(scale="standard").output(data)
+    assert (output.shift, output.scale) == ((4.0,), (pytest.approx(np.std([1, 3, 5, 7])),))
+
+
+def test_mcc_of_labels_at_every_step_needs_all_answers(monkeypatch):
+    """Of classes a confusion matrix counts it; labels have none."""
+    monkeypatch.setattr("spt.training.build.MOST_SCORES", 10)
+    split = Split.from_rows([np.zeros((9, 1), np.float32)] * 4, [np.eye(9, 2, dtype=np.int8)] * 4, per_step=True)
+    data = TaskData(Values(1), Labels(2, per_step=True), split, split, split)
+    train, output = Train(steps=1, batch_size=1, learning_rate=1.0), Supervised(metric="mcc").output(data)
+    with pytest.raises(UsageError, match="metric mcc needs the answers to all steps"):
+        _check_metric("mcc", "finetune.train", train, output, data)
 
 
 def test_a_target_without_spread_cannot_be_scaled():

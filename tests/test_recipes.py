@@ -12,7 +12,7 @@ from tiny import RECIPE, changed, load, loaded, recipe_file, run, spt_job
 
 from spt.config.job import Job
 from spt.config.load import describe, packaged, read, schema
-from spt.config.overrides import flatten, parse_overrides, split_arguments
+from spt.config.overrides import apply_overrides, flatten, parse_overrides, split_arguments
 from spt.config.plugins import listing
 from spt.config.yaml import parse_yaml
 from spt.errors import RecipeError, UsageError
@@ -353,3 +353,24 @@ def test_schema_agrees_with_the_recipes(tmp_path):
 )  # fmt: skip
 def test_a_description_is_of_whole_sentences(text, told):
     assert describe(text) == told
+
+
+def test_the_order_of_changes_plays_no_part():
+    changes = {"model.options.num_attention_heads": 8, "model.name": "hf", "model.architecture": "gpt_neox"}
+    found = []
+    for keys in itertools.permutations(changes):
+        raw = {"model": {"name": "other", "d_model": 8, "options": {"own": 1}}}
+        apply_overrides(raw, {key: changes[key] for key in keys})
+        found.append(raw)
+    assert (
+        found
+        == [{"model": {"name": "hf", "d_model": 8, "architecture": "gpt_neox", "options": {"num_attention_heads": 8}}}]
+        * 6
+    )
+
+
+def test_budgets_replace_each_other_where_training_is_set_up():
+    raw = {"task": {"name": "./mine.py", "examples": 5}, "finetune": {"train": {"epochs": 5}}}
+    notes = apply_overrides(raw, {"task.steps": 100, "finetune.train.steps": 7})
+    assert raw == {"task": {"name": "./mine.py", "examples": 5, "steps": 100}, "finetune": {"train": {"steps": 7}}}
+    assert notes == ["finetune.train.steps=7 replaces epochs=5"]

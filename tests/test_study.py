@@ -17,8 +17,9 @@ from tiny import load, own_task, recipe_file
 
 from spt.config.budget import example_count
 from spt.config.job import Job
+from spt.config.plugins import find_plugin
 from spt.config.recipe import Part
-from spt.data.dataset import open_task
+from spt.data.dataset import _units_in_use, open_task
 from spt.errors import DataError, OutputError, RecipeError, UsageError
 from spt.execution.estimate import MeasuredCosts
 from spt.execution.run_study import ExecutionTarget, check_recipes_build, make_plan, run_study, study_folder
@@ -30,6 +31,7 @@ from spt.studies import selection
 from spt.studies.grid import expand
 from spt.studies.schema import (
     KINDS,
+    Range,
     StudySource,
     from_mapping,
     packaged,
@@ -39,9 +41,9 @@ from spt.studies.schema import (
     validate,
     with_absolute_paths,
 )
-from spt.studies.space import settings
+from spt.studies.space import _draw, _multiple, settings
 from spt.studies.status import run_state, study_status
-from spt.tasks.base import Tokens
+from spt.tasks.base import TaskConfig, Tokens
 from spt.training.budget import plan_steps
 from spt.training.build import build_stage
 from spt.training.stage import run_stage
@@ -994,3 +996,16 @@ def test_starting_over_leaves_other_arms_and_parts_alone(tmp_path, meter):
     assert {path.name for path in root.glob("*.old2")} == {f"{name}.old2" for name in scratch}, (
         "each was made once more"
     )
+
+
+def test_a_range_of_whole_numbers_from_zero_has_zero():
+    rng = np.random.default_rng(0)
+    drawn = [_draw(Range(low=0, high=2, scale="linear"), "warmup_steps", rng) for _ in range(200)]
+    assert {*drawn} == {0, 1, 2}
+    assert [_multiple(own, 0.25) for own in (8, 1, 0)] == [2, 1, 0]
+
+
+def test_a_fraction_is_not_rounded_down_by_a_last_bit():
+    component = find_plugin("tasks", "digits")
+    for percent in range(1, 101):
+        assert _units_in_use(TaskConfig(subset_fraction=percent / 100), 100, 100, component) == percent

@@ -133,6 +133,11 @@ def test_longer_rows_are_answered_where_the_weights_allow_it(tmp_path):
     long = [np.arange(40) % 9]
     s4d = trained(tmp_path, model={"name": "s4d", "d_model": 8, "n_layers": 1, "d_state": 8})
     assert TrainedModel.open(s4d).predict(long, runtime=CPU).shape == (1,)
+    for kind in ({"name": "dss"}, {"name": "s4d", "disc": "dss"}):  # normalised over the length of training
+        model = TrainedModel.open(trained(tmp_path, model={**kind, "d_model": 8, "n_layers": 1, "d_state": 8}))
+        alone = model.predict_proba([long[0][:5]], runtime=CPU)
+        beside = model.predict_proba([long[0][:5], *long], runtime=CPU)
+        assert np.allclose(beside[0], alone[0], atol=1e-6)
     learned = trained(tmp_path, model={"name": "transformer", **SIZES, "positions": "learned"})
     with pytest.raises(UsageError, match=r"40 steps, but model transformer was built for 12: .*another shape"):
         TrainedModel.open(learned).predict(long, runtime=CPU)

@@ -50,13 +50,14 @@ from spt.runs.folder import RunFolder
 from spt.runs.result import Ledger
 from spt.runtime.distributed import Runtime
 from spt.tasks.base import Tokens, Values
-from spt.training import checkpoint, stage
+from spt.training import checkpoint, loop, stage
 from spt.training.build import build_stage
 from spt.training.checkpoint import TrainingState
 from spt.training.evaluate import is_better
 from spt.training.losses import per_answer, right_answers
+from spt.training.metrics import NothingScored
 from spt.training.network import Encoder, Head, pool
-from spt.training.objectives import Inputs, Output, Targets
+from spt.training.objectives import Inputs, Output, Targets, evaluation_draw
 from spt.training.seeding import seeded
 
 SCORES = ("val", "test", "best_step", "stop", "parameters", "data", "settings", "metric")
@@ -888,6 +889,28 @@ def test_only_needed_checkpoints_are_kept(tmp_path):
     names = {path.name.partition("-")[0] for path in (tmp_path / "runs" / job.name / "checkpoints").iterdir()}
     assert names == {"step", "best"}
     assert len(list((tmp_path / "runs" / job.name / "checkpoints").glob("best-*"))) == 1
+
+
+@pytest.mark.parametrize("masks", ["redrawn", "fixed"])
+def test_a_validation_that_hides_nothing_by_chance_is_drawn_as_at_first(masks, tmp_path, monkeypatch):
+    """That draw was seen to hide something; without it a long pretraining would end in an error by bad luck."""
+    one = own_task(tmp_path, pretrain__train__validation_masks=masks)
+    job, real, asked = Job(one, "pretrain", 0), loop.evaluate, []
+
+    def evaluated(prepared, setup, split, runtime, draw, **options):
+        asked.append(draw)
+        if len(asked) == 1:
+            raise NothingScored("no position of this split is scored")
+        return real(prepared, setup, split, runtime, draw, **options)
+
+    monkeypatch.setattr(loop, "evaluate", evaluated)
+    if masks == "fixed":
+        with pytest.raises(NothingScored):
+            run(job, tmp_path)
+        return
+    run(job, tmp_path)
+    train = one.recipe.pretrain.train
+    assert asked == [evaluation_draw(train, 0, step) for step in (3, 0, 6)]
 
 
 def test_signals_are_noted_and_a_second_ctrl_c_acts_at_once():

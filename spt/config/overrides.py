@@ -36,7 +36,10 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
 def apply_overrides(raw: dict[str, Any], changes: Mapping[str, Any]) -> list[str]:
     """Put command-line values into the tree; returns notes on what that dropped."""
     notes = []
-    for key, value in changes.items():
+    # Names first, the outer before the inner: what they drop is not what another change has set.
+    names = sorted((key for key in changes if key.rpartition(".")[2] == "name"), key=lambda key: key.count("."))
+    for key in dict.fromkeys([*names, *changes]):
+        value = changes[key]
         *path, last = key.split(".")
         node = raw
         for step in path:
@@ -50,7 +53,7 @@ def apply_overrides(raw: dict[str, Any], changes: Mapping[str, Any]) -> list[str
             if dropped:
                 notes.append(f"{key}={value} drops the old options {', '.join(dropped)}")
         for group in (BUDGETS, ("warmup_steps", "warmup_fraction")):
-            if last in group and value is not None:
+            if last in group and value is not None and path[-1:] == ["train"]:
                 for other in group:
                     if other != last and node.get(other) is not None and ".".join([*path, other]) not in changes:
                         notes.append(f"{key}={value} replaces {other}={node.pop(other)}")

@@ -69,7 +69,7 @@ def _units(config: TaskConfig, train: Split) -> NDArray[np.int64]:
 def _units_in_use(config: TaskConfig, units: int, rows: int, component: Component) -> int:
     """How many units a subset has. Raises DataError where there are not as many as are asked for."""
     if config.subset_rows is None or config.max_rows is not None:  # few rows, for show: as many as they are
-        return max(1, int(config.subset_fraction * units))
+        return max(1, int(config.subset_fraction * units + 1e-9))  # 0.29 of 100 is 29
     if config.subset_rows > units:
         what = "rows" if units == rows else f"recordings, cut into {rows:,} windows; a subset counts recordings"
         raise DataError(

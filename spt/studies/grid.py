@@ -512,11 +512,8 @@ def _compute(study: Compute, base: BaseRecipe) -> Iterator[GridRow]:
         axis = "examples"  # a smoke run's budgets are steps
     if base.smoke and study.match != axis:
         base.notes.append(f"{recipe.name}: a smoke run is matched on {axis}")
-    if axis == "epochs" and recipe.recipe.pretrain.data is not None:
-        raise UsageError(
-            f"{recipe.name}: pretrain.data adds rows, so an epoch of pretraining is more than one of finetuning; match "
-            "on examples, flops or time (--match), with the budget of pretrain.train in steps or examples"
-        )
+    if axis == "epochs":
+        _refuse_unlike_epochs(recipe, base.costs)
     budgets = _AxisBudgets(axis, recipe, base.costs)
     total = study.total_of(base.source)
     if total is None or base.smoke:
@@ -526,6 +523,18 @@ def _compute(study: Compute, base: BaseRecipe) -> Iterator[GridRow]:
         split = scratch.with_train("pretrain", budgets.train("pretrain", share * total))
         split = split.with_train("finetune", budgets.train("finetune", (1 - share) * total))
         yield GridRow(split, {"share": share}, Total(axis=axis, amount=total))
+
+
+def _refuse_unlike_epochs(recipe: ResolvedRecipe, costs: CostModel) -> None:
+    """Raise UsageError where an epoch of pretraining is more than one of finetuning."""
+    more = "so an epoch of pretraining is more than one of finetuning; match on examples, flops or time (--match)"
+    if recipe.recipe.pretrain.data is not None:
+        raise UsageError(
+            f"{recipe.name}: pretrain.data adds rows, {more}, with the budget of pretrain.train in steps or examples"
+        )
+    seen, labelled = (_rows_of(section, recipe, costs) for section in ("pretrain", "finetune"))
+    if labelled < seen:
+        raise UsageError(f"{recipe.name}: {labelled:,} of {seen:,} training rows have labels, {more}")
 
 
 def _refuse_time_limits(resolved: ResolvedRecipe, why: str) -> None:

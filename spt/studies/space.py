@@ -49,7 +49,7 @@ def _multiples(resolved: ResolvedRecipe, arm: ArmName, name: str, values: Any) -
 def _multiple(own: int | float, factor: float) -> int | float:
     if factor == 1:
         return own
-    return max(1, round(own * factor)) if isinstance(own, int) else float(f"{own * factor:.4g}")
+    return max(min(own, 1), round(own * factor)) if isinstance(own, int) else float(f"{own * factor:.4g}")
 
 
 def supervised_section(arm: ArmName) -> Section:
@@ -91,4 +91,4 @@ def _draw(values: tuple[Value, ...] | Range, name: str, rng: np.random.Generator
     else:
         drawn = float(rng.uniform(values.low, values.high))
     whole = (TUNABLE | PRETRAIN_TUNABLE)[name].annotation in (int, int | None)
-    return max(1, round(drawn)) if whole else float(f"{drawn:.4g}")
+    return max(round(values.low), round(drawn)) if whole else float(f"{drawn:.4g}")

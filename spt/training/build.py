@@ -26,6 +26,7 @@ from spt.data.dataset import open_stage
 from spt.data.metrics import FROM_ANSWERS
 from spt.errors import DataError, SptError, UsageError, one_line
 from spt.models.base import Backbone, Unsupported, randomise
+from spt.models.longconv import Kernel
 from spt.rng import Draw
 from spt.runtime.memory import machine_memory
 from spt.tasks.base import Reals, Split, TaskData, Tokens, Values, describe, sequence_lengths
@@ -216,6 +217,9 @@ def lengthened(network: SequenceModel, part: Part, length: int, longer: int) -> 
             "have another shape"
         )
     backbone.load_state_dict(weights)
+    for trained, built in zip(network.backbone.modules(), backbone.modules(), strict=True):
+        if isinstance(trained, Kernel) and isinstance(built, Kernel):
+            built.for_longer(trained)
     return SequenceModel(network.encoder, backbone, network.head, network.denoiser, network.frozen).eval()
 
 
@@ -361,7 +365,8 @@ def _check_metric(metric: str, place: str, train: Train, output: Output, data: T
         if not len(split):
             continue
         numbers = scores_of_steps(output, split)
-        if output.per_step and metric not in FROM_ANSWERS and numbers > MOST_SCORES:
+        counted = metric in FROM_ANSWERS and output.macro  # in a confusion matrix
+        if output.per_step and not counted and numbers > MOST_SCORES:
             raise UsageError(
                 f"metric {metric} needs the answers to all steps of a split at once, and the {numbers:,} numbers of "
                 f"the {name} split are more than the {MOST_SCORES:,} that are kept; choose another metric, such as "

@@ -29,7 +29,7 @@ from spt.training.budget import plan_steps
 from spt.training.build import StageSetup
 from spt.training.checkpoint import CheckpointMeta, TrainingState, load_weights, prune, resume, save_state, save_weights
 from spt.training.evaluate import evaluate, is_better, selection_metric
-from spt.training.metrics import default_metric
+from spt.training.metrics import NothingScored, default_metric
 from spt.training.objectives import evaluation_draw
 from spt.training.optimizer import adamw, reduces_rate, set_rates
 from spt.training.step import Learner, Prefetcher, StepResult
@@ -101,7 +101,13 @@ def fit(
 
                 if evaluates:
                     draw = evaluation_draw(train, seed, state.step)
-                    scores, _ = evaluate(prepared, setup, data.val, runtime, draw, at_once=size, asked=asked)
+                    try:
+                        scores, _ = evaluate(prepared, setup, data.val, runtime, draw, at_once=size, asked=asked)
+                    except NothingScored:  # a draw may hide nothing of a small split; the first was seen to hide some
+                        if train.validation_masks == "fixed":
+                            raise
+                        draw = evaluation_draw(train, seed, 0)
+                        scores, _ = evaluate(prepared, setup, data.val, runtime, draw, at_once=size, asked=asked)
                     if not math.isfinite(scores["loss"]):
                         raise mark_shared(_diverged("the validation loss", state.step, state))
                     improved = is_better(scores, state.best, metric)

@@ -32,6 +32,10 @@ MOST_SCORES = 2**24  # numbers of all answers that are kept, where every step ha
 Sums = dict[str, Tensor]  # name -> (B,) or (B, S), float64: one row an example
 
 
+class NothingScored(DataError):
+    """No row or step of a split was asked about."""
+
+
 class Scores(NamedTuple):
     """Answers and their losses: all that metrics need which only the device knows."""
 
@@ -113,11 +117,11 @@ def metrics(output: Output, totals: Mapping[str, Tensor]) -> dict[str, float]:
 
     r2 = 1 - squared error / variance of the truth, per quantity, then the mean; where the truth is constant it is 1
     for a perfect answer and else 0, as in scikit-learn. Where some are unknown, mae, mse and r2 are means over
-    quantities, each over the answers in which it is known. Raises DataError when nothing was scored.
+    quantities, each over the answers in which it is known. Raises NothingScored.
     """
     weight = float(totals["weight"])
     if weight == 0:
-        raise DataError(
+        raise NothingScored(
             "no position of this split is scored: it is too small for the masking ratio, or its sequences have one step"
         )
     scores = {"loss": float(totals["loss"]) / weight}

@@ -7,6 +7,7 @@ example, or per step).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -204,7 +205,10 @@ class Supervised(SupervisedOptions, Objective):
         if self.scale == "none":
             return (), ()
         assert data.train.targets is not None, "a labelled objective is given labelled data"
-        y, unit = np.asarray(data.train.targets, np.float32).astype(np.float64), "rows"  # (n, S), as batches show them
+        targets, unit = np.asarray(data.train.targets), "rows"
+        if data.train.per_step:  # those of rows that are not in use lie beside them
+            targets = np.concatenate([*replace(data.train, values=targets).pieces()])
+        y = targets.astype(np.float32).astype(np.float64)  # (n, S), as batches show them
         if data.train.per_step:
             y, unit = y[np.isfinite(y).any(1)], "steps"
         extent = np.abs(y) if self.scale == "reference" else y
