@@ -15,6 +15,7 @@ from spt.errors import BackendError
 from spt.models.base import Backbone, Context
 from spt.runs.folder import RunFolder
 from spt.runtime.environment import compiler_problem
+from spt.training import loop
 from spt.training.step import Learner
 
 
@@ -283,27 +284,44 @@ def test_the_pages_of_a_freed_tensor_are_used_again():
 DENORMALS = """
 import sys
 import torch
+from spt.runtime.denormals import denormals_as_zero, start_threads
+
+def left():
+    small = torch.full((1 << 22,), 1e-30)  # large enough for both threads
+    return [int(half.count_nonzero()) for half in (small * 1e-10).chunk(2)]
 
 torch.set_num_threads(2)
-if sys.argv[1:]:
-    from spt.runtime.distributed import Runtime
-    from spt.runtime.settings import Settings
-
-    Runtime(Settings(quiet=True, cpu=True))
-small = torch.full((1 << 22,), 1e-30)  # large enough for both threads
-halves = (small * 1e-10).chunk(2)
-print(*(int(half.count_nonzero()) for half in halves))
+if sys.argv[1:] == ["late"]:
+    left()  # threads are there
+start_threads()
+found = [left()]
+with denormals_as_zero():
+    found.append(left())
+print(*found, float(torch.tensor(1e-30) * 1e-10) > 0)
 """
 
 
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor has no mode for it")
-def test_numbers_too_small_for_full_precision_become_zero_in_every_thread():
-    """Products with them take many times as long: attention that is sure of one place slowed down to less than half."""
+def test_numbers_too_small_for_full_precision_become_zero_in_every_thread_that_computes():
+    """Products with them take many times as long: attention that is sure of one place slowed down to less than half.
+    What the program computes by itself is as ever."""
 
-    def left(*arguments: str) -> str:
+    def found(*arguments: str) -> str:
         done = subprocess.run([sys.executable, "-c", DENORMALS, *arguments], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    assert left() == "2097152 2097152"
-    assert left("runtime") == "0 0"
+    assert found().endswith("[0, 0] True")
+    assert not found("late").endswith("[0, 0] True"), "they have to be started here"
+
+
+def test_training_leaves_a_programs_own_small_numbers_alone(tmp_path, monkeypatch):
+    seen, real = [], loop.evaluate
+
+    def evaluated(*arguments, **options):
+        seen.append(float(torch.tensor(1e-30) * 1e-10))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(loop, "evaluate", evaluated)
+    run(Job(loaded(tmp_path), "finetune", 0), tmp_path)
+    assert not any(seen) and seen and float(torch.tensor(1e-30) * 1e-10) > 0

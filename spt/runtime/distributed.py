@@ -32,6 +32,7 @@ from spt.models.ops import backends, graphs
 from spt.models.ops.device import run_on_gpu
 from spt.models.ops.precision import float32_products
 from spt.runtime import launch
+from spt.runtime.denormals import start_threads
 from spt.runtime.environment import compiler_problem
 from spt.runtime.memory import keep_freed_memory
 from spt.runtime.rendezvous import rendezvous
@@ -51,22 +52,12 @@ def _freeze_collector() -> None:
     gc.freeze()
 
 
-def _flush_denormals() -> None:
-    """Numbers below 1e-38 become zero: with them, processors compute many times as slowly.
-
-    Attention that has become sure of a place has such weights for all others, and a training step took twice as long.
-    The setting belongs to a thread, and threads that PyTorch starts later take it over: it comes before any computing.
-    Where a processor has no such mode, nothing changes.
-    """
-    torch.set_flush_denormal(True)
-
-
 class Runtime:
     """The processes and the device of this program; one per program."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        _flush_denormals()
+        start_threads()
         run_on_gpu(not settings.cpu)  # what a model can do is tried when it is built, before it comes here
         _freeze_collector()
 

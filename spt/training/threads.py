@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from spt.runs.folder import RunFolder
+from spt.runtime.denormals import denormals_as_zero
 from spt.runtime.distributed import Runtime
 from spt.runtime.launch import usable_cores
 from spt.training.budget import mean_flops
@@ -36,12 +37,14 @@ def thread_count(setup: StageSetup) -> int:
 
 @contextlib.contextmanager
 def computing_threads(runtime: Runtime, choose: Callable[[], int]) -> Iterator[None]:
-    """Within, this process computes with so many threads, unless it computes on a GPU and --threads is not given."""
+    """Within, this process computes with so many threads, unless it computes on a GPU and --threads is not given; and
+    without numbers that are too small for full precision."""
     before = torch.get_num_threads()
     if runtime.settings.threads is not None or runtime.device.type == "cpu":
         torch.set_num_threads(runtime.on_main(choose))
     try:
-        yield
+        with denormals_as_zero():
+            yield
     finally:
         torch.set_num_threads(before)
 
