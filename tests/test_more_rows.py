@@ -143,7 +143,7 @@ def test_a_held_out_text_is_known_by_words_that_no_training_row_has(tmp_path):
     "options", [{"rate": 4, "window": "2s"}, {"rate": 4, "resample": 2}, {"rate": 4, "patch": 2}, {"time_column": "t"}]
 )
 def test_more_recordings_are_cut_and_resampled_as_trainings_were(options, tmp_path):
-    own, other = numbers(20, 16), numbers(3, 16)
+    own, other = numbers(60, 16), numbers(3, 16)
     task = {"name": "custom", "path": "own.jsonl", "label_column": "y"}
     for name, part in (("own.jsonl", own), ("more.jsonl", other)):
         if "time_column" in options:
