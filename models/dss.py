@@ -59,6 +59,11 @@ class Config(LongConvolutionConfig):
         None, gt=0, description="learning rate of Lambda alone; null: ssm_lr (1e-4 for the DLR paper's longest images)"
     )
 
+    def own_reach(self) -> int | None:
+        """A kernel ends where its softmax does."""
+        ends = [length for length in (self.max_kernel_length, self.softmax_length) if length is not None]
+        return min(ends) - self.causal if ends else None
+
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
         if self.dt_min > self.dt_max:

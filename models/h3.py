@@ -43,6 +43,11 @@ class Config(ConjugatePairConfig):
     feed_forward: FeedForwardKind = Field("mlp", description="second sub-layer of every block: mlp, switch or none")
     head_dim: int = Field(1, ge=1, description="width d of a head; must divide d_model")
 
+    def own_reach(self) -> int | None:
+        """The shift before the state space sees d_state steps."""
+        own = super().own_reach()
+        return None if own is None else max(own, self.d_state - self.causal)
+
     @model_validator(mode="after")
     def _heads_fit(self) -> "Config":
         if self.d_model % self.head_dim:

@@ -47,6 +47,11 @@ class Config(S4Config):
         "even under tie_dropout",
     )
 
+    def own_reach(self) -> int | None:
+        """Products of `degree` inputs see as far, however short the kernel is."""
+        own = super().own_reach()
+        return None if own is None else max(own, self.degree - self.causal)
+
     @model_validator(mode="after")
     def _products_are_within_reach(self) -> "Config":
         farthest = self.degree - self.causal  # the second kernel's begin at the next step

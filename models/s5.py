@@ -247,8 +247,9 @@ def initial_eigenbasis(
     only the M = P / 2 of negative imaginary part, else M = P.
 
     HiPPO-N is repeated (section 4.3). The paper's ablations (appendix E.2, E.3) name the others without a formula.
-    Here: `gaussian` has entries N(0, J / P), its growing modes mirrored into decaying ones; `antisymmetric` is
-    (G - G^T) / sqrt 2 of such a G; each block draws its own. S4D's replace only the eigenvalues.
+    Here: `gaussian` has entries N(0, J / P), its growing modes mirrored into decaying ones; with `conj_sym` half of its
+    real eigenvalues stand for all, as one of a pair does. `antisymmetric` is (G - G^T) / sqrt 2 of such a G. Each block
+    draws its own. S4D's replace only the eigenvalues.
     """
     size = P // J
     M = size // 2 if conj_sym else size
@@ -273,7 +274,7 @@ def _block(kind: StateMatrix, size: int) -> tuple[Tensor, Tensor, Tensor]:
     w, V = hippo.normal_part(size)
     if kind in ("s4d_lin", "s4d_inv"):
         half = hippo.diagonal("lin" if kind == "s4d_lin" else "inv", size)[0][0]
-        w = torch.cat([half, half.conj()])
+        w = torch.cat([half, half.conj().flip(0)])  # the basis' columns are in the order of imaginary parts
     return w, V, V.mH
 
 

@@ -49,6 +49,10 @@ class Config(LocalConfig):
     def _consistent(self) -> "Config":
         if self.alpha_min > self.alpha_max:
             raise ValueError(f"alpha_min {self.alpha_min} is larger than alpha_max {self.alpha_max}")
+        if self.variant == "gconv":
+            self.refuse_changed(("alpha_min", "alpha_max"), "with variant gconv; choose dlr")
+        else:
+            self.refuse_changed(("factor_min", "factor_max"), "with variant dlr; choose gconv")
         return self
 
 
@@ -67,6 +71,9 @@ class SGConvKernel(Kernel):
         trained = config.variant == "dlr"
         if trained:
             S = math.ceil(1 + math.log2(max(self.longest / d, 2) - 1))
+            S = max(
+                S, 1 + max(0, math.ceil(math.log2(self.longest / d)))
+            )  # else too short where L / d exceeds 2^k by 1
         else:
             S = 1 + max(0, math.ceil(math.log2(self.longest / d)))
         self.limit = min(self.longest, d * 2 ** (S - 1))

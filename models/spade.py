@@ -60,6 +60,10 @@ class Config(S4Config):
         "mlp", description="last sub-layer of every block: none, mlp, or switch (a mixture of mlps)"
     )
 
+    def own_reach(self) -> int | None:
+        own = super().own_reach()
+        return None if own is None else max(own, self.window - 1)
+
     def seen(self) -> int | None:
         """Stacked, the first block has two parts that look across steps."""
         return None if self.reach is None else (self.n_layers + (self.combine == "stack")) * self.reach

@@ -119,6 +119,10 @@ class Config(LocalConfig):
             raise ValueError(f"positions names one kind twice; choose among {', '.join(get_args(Position))}")
         if self.window is None:
             self.refuse_changed(("look_back", "look_ahead", "exact_window"), "without a window; add window")
+        if self.exact_window and max(self.sides()) == 0:
+            raise ValueError(
+                "exact_window without a window before or after lets a step see itself alone; raise look_back"
+            )
         if "learned" not in self.positions:
             self.refuse_changed(("position_std",), "without learned positions; add learned to positions")
         if not rotary:

@@ -462,3 +462,14 @@ def test_a_dlr_looks_at_padding_only_when_asked_to():
     parts = [Part(name="dlr", d_model=4, W_scale=None, mask_padding=mask) for mask in (True, False)]
     before = {"d_model": 4, "W_scale": None}
     assert [without_paths("models", part) for part in parts] == [before, {**before, "mask_padding": False}]
+
+
+@pytest.mark.parametrize("length", [64, 128, 129, 192, 256, 300, 576])
+def test_a_kernel_of_sgconv_is_at_least_as_long_as_the_input(length):
+    """DLR paper, A.6; its code's number of pieces is one too few where the pieces are a power of two and one."""
+    for variant in ("gconv", "dlr"):
+        kernel = sgconv.SGConvKernel(sgconv.Config(d_model=2, variant=variant, kernel_dim=64, max_length=length))
+        assert kernel(length).shape[-1] == length
+    for pieces in (4, 16, 64, 256):  # as in the paper's Table 2: nothing changes
+        kernel = sgconv.SGConvKernel(sgconv.Config(d_model=2, variant="dlr", kernel_dim=4, max_length=4 * pieces))
+        assert len(kernel.pieces) == math.ceil(1 + math.log2(pieces - 1))

@@ -88,3 +88,23 @@ def test_a_reach_beyond_the_sequence_is_none(case, causal):
     x = sequence(2, 13).double()
     cut, whole = (model(case, causal, reach)[0] for reach in (12, None))
     torch.testing.assert_close(cut(x, all_valid(x)), whole(x, all_valid(x)))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "own"),
+    [
+        ("spade", {"max_kernel_length": 64, "window": 128, "causal": True}, 127),
+        ("spade", {"max_kernel_length": 300, "window": 128, "causal": True}, 299),
+        ("h3", {"max_kernel_length": 8, "d_state": 64, "causal": True}, 63),
+        ("liquid_s4", {"max_kernel_length": 2, "degree": 4, "causal": True}, 3),
+        ("dss", {"version": "softmax", "softmax_length": 100, "max_kernel_length": 500, "causal": False}, 100),
+        ("s4", {"max_kernel_length": 64, "causal": True}, 63),
+    ],
+)
+def test_what_a_layer_sees_as_it_is_counts_all_of_its_parts(name, options, own):
+    config = find_plugin("models", name).module.Config
+    assert config(**options).own_reach() == own
+    if name != "liquid_s4":  # which has nothing to cut there
+        assert config(**options, reach=own - 1).reach == own - 1
+    with pytest.raises(ValueError, match=f"reach {own} cuts nothing, since a layer sees {own} steps"):
+        config(**options, reach=own)

@@ -562,7 +562,7 @@ def test_s5_starts_as_the_paper_says():
         assert torch.view_as_complex(C).abs().square().mean() == pytest.approx(scale, rel=0.1)
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "antisymmetric", "hippo_n"])
+@pytest.mark.parametrize("kind", ["gaussian", "antisymmetric", "hippo_n", "s4d_lin", "s4d_inv"])
 def test_the_eigenbasis_gives_a_real_matrix_back(kind):
     """V Lambda V^-1 is real, block-diagonal and, for the skew one, skew; every mode decays or lasts."""
     torch.manual_seed(0)
