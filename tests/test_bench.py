@@ -5,8 +5,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import yaml
 from jsonschema import validate
-from tiny import ROOT, model_file, spt
+from tiny import RECIPE, ROOT, changed, model_file, recipe_file, spt
 from torch import nn
 from typer.testing import CliRunner
 
@@ -18,6 +19,7 @@ from spt.bench.parts import shares
 from spt.bench.peaks import KilledError, TooSlowError, peaks_in_subprocess
 from spt.bench.timing import Times, Timings, alternate
 from spt.bench.training_step import Step, Variant
+from spt.cli.output import print_json
 from spt.config.plugins import listing
 from spt.errors import BackendError, UsageError
 from spt.models.base import Backbone
@@ -678,3 +680,22 @@ def test_the_page_names_every_operation_and_part():
         f"\n| {tables.SHORT.get(part, part)} |" for part in timing.PARTS
     ]:
         assert name in page, name
+
+
+def test_a_study_of_ones_own_recipes_made_equal_is_measured(tmp_path):
+    for name, width in (("first", 96), ("second", 64)):
+        model = {"name": "transformer", "d_model": width, "n_layers": 1, "n_heads": 2, "d_ff": 64}
+        task = {"name": "digits"}
+        path = recipe_file(tmp_path, changed(RECIPE, model=model, task=task, finetune__train__batch_size=32))
+        path.rename(tmp_path / f"{name}.yaml")
+    study_text = {"kind": "models", "recipes": ["first.yaml", "second.yaml"], "match": "parameters"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(study_text))
+    rows = study.parse_study(str(tmp_path / "mine.yaml"), cpu=True)
+    assert [row.row.resolved.name for row in rows] == ["first", "second"]
+    (one,) = study.parse_study(str(tmp_path / "mine.yaml"), ["first.yaml"], cpu=True)
+    assert one.row.resolved.name == "first"
+
+
+def test_json_has_null_for_what_is_no_number(capsys):
+    print_json({"a": [float("nan"), 1.5, float("inf")], "b": ({"c": float("-inf")},)})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5, None], "b": [{"c": None}]}

@@ -18,6 +18,7 @@ from spt.bench.gpu import Command, bench_gpu
 from spt.bench.gpu_summary import ON_PAPER
 from spt.bench.tables import render
 from spt.errors import BackendError, DataError, UsageError
+from spt.runtime import signals
 from spt_cli import app
 
 COUNT = "import sys; open(sys.argv[1], 'a').write('x')"  # how often a command was carried out
@@ -186,3 +187,19 @@ def test_a_rehearsal(tmp_path):
         "| digits / transformer |",
     ):
         assert part in text, part
+
+
+def test_the_time_of_a_sitting_that_was_stopped_counts(tmp_path, listed, monkeypatch):
+    listed(COUNT, one=(COUNT, 60.0))
+
+    def stopped(*_):
+        time.sleep(0.2)
+        signals._cleanups[-1](None)  # as a signal does, behind which nothing else is run
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "_run", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(tmp_path)
+    monkeypatch.undo()
+    listed(COUNT, one=(COUNT, 60.0))
+    assert carry_out(tmp_path).seconds > 0.2

@@ -190,3 +190,9 @@ def test_a_network_that_no_machine_holds_is_refused_in_plain_words(tmp_path, d_f
     with pytest.raises(UsageError, match=f"too large to build here: {reason}; take a smaller width") as caught:
         build_stage(Job(loaded(tmp_path, model__d_ff=d_ff), "finetune", 0))
     assert "alloc" not in str(caught.value)
+
+
+def test_what_is_no_number_is_a_difference():
+    some = torch.tensor([1.0, 2.0])
+    assert model_contract._if_different(some, some, "odd") is None
+    assert model_contract._if_different(some * torch.nan, some, "odd") == "odd (by nan)"

@@ -561,6 +561,10 @@ def test_a_rank_without_a_group_is_a_leftover(folder):
     variables = {"RANK": "1", "LOCAL_RANK": "3"}
     launch.check_group(variables)
     assert variables == {} and launch.rank({"RANK": "1"}) == 0
+    variables = {"WORLD_SIZE": "", "RANK": "", "LOCAL_RANK": ""}  # a template that nobody filled in
+    assert not launch.is_launched(variables)
+    launch.check_group(variables)
+    assert variables == {}
 
 
 # Accelerate shards on GPUs alone; here it is told that the CPU is one.

@@ -670,3 +670,15 @@ def test_a_cancelled_element_stays_cancelled(tmp_path, cluster):
     assert list(found) == [run.name, jobs[1].job.name], logs(tmp_path / "study")
     assert "was killed" in found[run.name]
     assert state(tmp_path / "runs", jobs[1].job.parent) == "stopped" and 20 < saved(run) < 600
+
+
+@pytest.mark.parametrize(("array", "asked"), [({}, "7"), ({"JOB_ID": "7", "TASK_ID": "3"}, "7_3")])
+def test_an_element_asks_for_itself_alone(array, asked, monkeypatch):
+    """One element has its array's number, and squeue would answer for all of them."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    for name in ("JOB_ID", "TASK_ID"):
+        monkeypatch.delenv(f"SLURM_ARRAY_{name}", raising=False)
+    for name, value in array.items():
+        monkeypatch.setenv(f"SLURM_ARRAY_{name}", value)
+    monkeypatch.setattr(slurm, "_query", lambda *words: "RUNNING\n" if words[-1] == asked else "RUNNING\nRUNNING\n")
+    assert slurm._still_running()

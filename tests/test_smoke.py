@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import recipe_file
 
-from spt.api import compare, run_study
+from spt.api import compare, plan_study, run_study
 from spt.config.load import load, packaged
 from spt.config.overrides import flatten
 from spt.config.plugins import find_plugin
@@ -16,6 +16,7 @@ from spt.errors import UsageError
 from spt.models.options import SMOKE_SIZES
 from spt.runs.plan import read_plan
 from spt.runtime.settings import Settings
+from spt.studies.schema import part_of, read
 from spt.training.build import build_backbone
 
 TRAINING = {*BUDGETS, "batch_size", "evaluate_every", "warmup_steps", "warmup_fraction", "patience"}
@@ -145,5 +146,9 @@ def test_a_study_keeps_its_size_of_smoke(tmp_path):
         assert len(results) == 3 and all(result["smoke"] is True for result in results)
         runs[size] = {path.parent.name for path in out.glob("*/result.json")}
         assert run_study(study.path, settings=settings).path.resolve() == study.path.resolve()
+        part = part_of(read(str(study.path)), [recipe.name])  # by its file's name alone
+        assert part.folder == study.path.resolve()
+        planned = plan_study(part, settings=settings)
+        assert planned.folder.parent == study.path.parent.resolve() and planned.grid.smoke == size
         assert {path.parent.name for path in out.glob("*/result.json")} == runs[size]
     assert not runs[True] & runs["full"]

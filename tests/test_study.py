@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import load, own_task, recipe_file
+from tiny import RECIPE, load, model_file, own_task, recipe_file
 
 from spt.config.budget import example_count
 from spt.config.job import Job
@@ -22,6 +22,7 @@ from spt.config.recipe import Part
 from spt.data.dataset import _units_in_use, open_task
 from spt.errors import DataError, OutputError, RecipeError, UsageError
 from spt.execution.estimate import MeasuredCosts
+from spt.execution.queue import RunRequest, attempt_run
 from spt.execution.run_study import ExecutionTarget, check_recipes_build, make_plan, run_study, study_folder
 from spt.runs.folder import RunFolder
 from spt.runs.plan import StudyPlan, read_plan, run_names
@@ -1009,3 +1010,21 @@ def test_a_fraction_is_not_rounded_down_by_a_last_bit():
     component = find_plugin("tasks", "digits")
     for percent in range(1, 101):
         assert _units_in_use(TaskConfig(subset_fraction=percent / 100), 100, 100, component) == percent
+
+
+def test_a_section_in_set_is_read_as_it_was_written(tmp_path):
+    """With a dot in its name it is replaced whole, as on the command line; else it is one change for each key."""
+    recipe_file(tmp_path)
+    changes = {"finetune.objective.class_weights": {"rare": 5}, "model": {"d_model": 8}, "pretrain.data": "more.csv"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"kind": "compare", "recipes": ["tiny.yaml"], "set": changes}))
+    found = read(str(tmp_path / "mine.yaml")).study.set
+    assert found["finetune.objective.class_weights"] == {"rare": 5} and found["model.d_model"] == 8
+    assert found["pretrain.data"] == str(tmp_path / "more.csv"), "beside the study, wherever it is run"
+
+
+def test_a_model_that_ends_the_program_fails_alone(tmp_path):
+    model_file(tmp_path, forward="__import__('sys').exit(3)")
+    one = load(str(recipe_file(tmp_path, {**RECIPE, "model": {"name": "./mine.py", "d_model": 16, "n_layers": 1}})))
+    request = RunRequest(Job(one, "finetune", 0), "")
+    told = attempt_run(request, tmp_path / "runs", Runtime(Settings(quiet=True, cpu=True)))
+    assert told is not None and "called sys.exit(3)" in told

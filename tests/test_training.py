@@ -173,6 +173,13 @@ def test_resume_modes(tmp_path, messages):
     assert (tmp_path / "runs" / f"{job.name}.old1" / "result.json").is_file()  # nothing is lost
     assert "old1" in " ".join(messages)
     assert run(job, tmp_path / "runs", resume="must") == second  # finished: nothing to resume, nothing wrong
+    both = spt_job(loaded(tmp_path, pretrain__train__steps=4))
+    with stopping_after(2, signal.SIGINT), pytest.raises(Interrupted):
+        run(both, tmp_path / "runs")
+    assert run(both, tmp_path / "runs", resume="must").parent is not None  # its pretraining was resumed
+    again = spt_job(loaded(tmp_path, pretrain__train__steps=4, finetune__train__steps=5))
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
+        run(again, tmp_path / "runs", resume="must")  # here nothing was
 
 
 def test_a_damaged_newest_checkpoint_falls_back(tmp_path, messages):
@@ -889,6 +896,13 @@ def test_only_needed_checkpoints_are_kept(tmp_path):
     names = {path.name.partition("-")[0] for path in (tmp_path / "runs" / job.name / "checkpoints").iterdir()}
     assert names == {"step", "best"}
     assert len(list((tmp_path / "runs" / job.name / "checkpoints").glob("best-*"))) == 1
+
+
+def test_states_are_in_the_order_of_their_steps(tmp_path):
+    steps = [99_999_500, 100_000_500, 99_999_999]
+    for step in steps:
+        (tmp_path / f"step-{step:08d}").mkdir()
+    assert [path.name for path in checkpoint._steps(tmp_path, "step")] == [f"step-{step:08d}" for step in sorted(steps)]
 
 
 @pytest.mark.parametrize("masks", ["redrawn", "fixed"])

@@ -218,7 +218,12 @@ def _is_done(state: State, command: Command) -> bool:
 def _carry_out(command: Command, state: State, folder: Path, limit: float, tell: Callable[[str], object]) -> None:
     tell(f"{command.title} …")
     began = time.perf_counter()
-    with (folder / f"{command.name}.log").open("wb") as log:
+
+    def stopped(_: object) -> None:  # its time was used all the same
+        state.seconds += time.perf_counter() - began
+        _save(state, folder)
+
+    with (folder / f"{command.name}.log").open("wb") as log, cleanup(stopped):
         code = _run(command.arguments, log, limit)
     seconds = time.perf_counter() - began
     status = "cut off" if code is None else "failed" if code else "done"

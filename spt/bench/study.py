@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from spt.bench.timing import Times, Timings, alternate, conditions
 from spt.config.job import Job
 from spt.config.recipe import ResolvedRecipe
-from spt.errors import BackendError, UsageError, did_you_mean
+from spt.errors import BackendError
 from spt.execution.estimate import MeasuredCosts
 from spt.report.published_numbers import published_pair
 from spt.runs.plan import Factor, factors_text
@@ -15,7 +15,7 @@ from spt.runtime.distributed import Runtime
 from spt.runtime.scratch import scratch_folder
 from spt.runtime.settings import Settings
 from spt.studies.grid import GridRow, expand
-from spt.studies.schema import read
+from spt.studies.schema import Models, Variants, part_of, read
 from spt.tasks.base import WHOLE
 from spt.training.build import StageSetup, build_stage
 from spt.training.loop import time_steps
@@ -42,17 +42,15 @@ def parse_study(
     source: str, recipes: Iterable[str] = (), *, batch: int | None = None, cpu: bool = False, quick: bool = False
 ) -> list[Measured]:
     """The rows of a study, or of some of its recipes, each at its own batch size or at `batch`."""
-    study = read(source).study
-    chosen = list(recipes) or list(study.recipes)
-    for name in chosen:
-        if name not in study.recipes:
-            raise UsageError(f"{name} is no recipe of {source}{did_you_mean(name, study.recipes)}")
-    few = {} if quick else {"task.max_rows": 16}
+    study = part_of(read(source), list(recipes)).study
+    # To make models equal, the training of each is built, whose batches have to fit.
+    equal = isinstance(study, Models | Variants) and study.match != "none"
+    few = {} if quick else {"task.max_rows": 1024 if equal else 16}
     study = study.model_copy(update={"set": {**study.set, **few}, "seeds": 1})
     runtime = Runtime(Settings(quiet=True, cpu=cpu))
     with scratch_folder() as folder:
         costs = MeasuredCosts(folder, runtime)
-        rows = [row for row in expand(study, quick, costs).rows if row.resolved.name in chosen]
+        rows = expand(study, quick, costs).rows
         recipes_of_rows = [costs.identify_data(_on_few_rows(row.resolved, batch)) for row in rows]
     jobs = [Job(resolved, "finetune", 0) for resolved in recipes_of_rows]
     return [Measured(row, build_stage(job), runtime) for row, job in zip(rows, jobs, strict=True)]

@@ -100,7 +100,7 @@ def difference(a: Tensor, b: Tensor) -> float:
 def _if_different(a: Tensor, b: Tensor, problem: str) -> str | None:
     """The problem, with its size, if the tensors differ by more than rounding."""
     size = difference(a, b)
-    return f"{problem} (by {size:.1g})" if size > TOLERANCE else None
+    return None if size <= TOLERANCE else f"{problem} (by {size:.1g})"  # NaN, too, is a difference
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import sys
 import textwrap
@@ -69,8 +70,16 @@ def show(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """A result, as JSON."""
-    print(json.dumps(value, indent=2, allow_nan=False), file=_results or sys.stdout)
+    """A result, as JSON, which has no numbers that are not finite: null."""
+    print(json.dumps(_finite(value), indent=2, allow_nan=False), file=_results or sys.stdout)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def console() -> Any:

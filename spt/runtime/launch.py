@@ -53,7 +53,7 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 
 def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
     """Has a launcher started this process?"""
-    return "WORLD_SIZE" in environ or is_child(environ)
+    return bool(environ.get("WORLD_SIZE")) or is_child(environ)
 
 
 def is_child(environ: Mapping[str, str] = os.environ) -> bool:
@@ -71,7 +71,7 @@ def join_slurm(environ: MutableMapping[str, str] = os.environ, arguments: Sequen
     if re.search(r"(^| )--shard[ =]auto\b", " ".join(arguments)):
         environ.pop(STEP_TASKS, None)  # so that nobody takes them for one group
     tasks = _number(environ, STEP_TASKS, 1)
-    if tasks < 2 or "WORLD_SIZE" in environ or "SLURM_PROCID" not in environ:
+    if tasks < 2 or environ.get("WORLD_SIZE") or "SLURM_PROCID" not in environ:
         return
     nodes = _number(environ, "SLURM_STEP_NUM_NODES", 1)
     job = _number(environ, "SLURM_JOB_ID", 0)
@@ -87,7 +87,7 @@ def join_slurm(environ: MutableMapping[str, str] = os.environ, arguments: Sequen
         "MASTER_PORT": str(20000 + (job * 31 + (int(step) if step.isdigit() else 0)) % 20000),
     }
     for name, value in variables.items():
-        environ.setdefault(name, value)
+        environ[name] = environ.get(name) or value
 
 
 def first_host(nodes: str) -> str:
@@ -123,8 +123,8 @@ def check_request(processes: int | None, config: Path | None) -> None:
 
 def check_group(environ: MutableMapping[str, str] = os.environ) -> None:
     """Raise UsageError when the variables announce a group that cannot come together."""
-    if "WORLD_SIZE" not in environ:  # left over from something else: torch would look for a group
-        for name in ("RANK", "LOCAL_RANK"):
+    if not environ.get("WORLD_SIZE"):  # left over from something else: torch would look for a group
+        for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
             environ.pop(name, None)
     if world_size(environ) > 1 and not environ.get("MASTER_ADDR"):
         raise UsageError(

@@ -721,7 +721,9 @@ def read(source: str) -> StudySource:
 def _mapping(text: str, source: str) -> Any:
     raw = parse_yaml(text, source)
     if isinstance(raw, dict) and "set" in raw and isinstance(raw["set"], dict):
-        raw = {**raw, "set": flatten(raw["set"])}
+        # A section that is named by itself is one change for each of its keys; with a dot in it, it is replaced whole.
+        changes = [({key: value} if "." in key else flatten(value, key)) for key, value in raw["set"].items()]
+        raw = {**raw, "set": {key: value for each in changes for key, value in each.items()}}
     return raw
 
 
@@ -729,6 +731,7 @@ def part_of(source: StudySource, recipes: Sequence[str] = (), levels: Sequence[s
     """A study of some of its recipes, at some of its levels (of reaches, `full` beside them). Its runs are the whole
     study's; its folder is its own."""
     study = source.study
+    recipes = [_as_listed(name, study) for name in recipes]
     if unknown := [name for name in recipes if name not in study.recipes]:
         raise UsageError(f"{unknown[0]} is no recipe of {source.name}{did_you_mean(unknown[0], study.recipes)}")
     chosen = [name for name in study.recipes if not recipes or name in recipes]
@@ -759,7 +762,16 @@ def part_of(source: StudySource, recipes: Sequence[str] = (), levels: Sequence[s
         if field in raw and levels:
             raw[field] = [level for level in raw[field] if str(level) in levels]
     raw["where"] = list(filter(None, (_part_of_rule(rule, kept, levels) for rule in raw["where"])))
-    return StudySource(source.name, validate(raw, source.name))
+    return replace(source, study=validate(raw, source.name))
+
+
+def _as_listed(name: str, study: Study) -> str:
+    """A recipe's file as the study has it, whose paths are absolute: named from here, or by its file's name alone."""
+    if name in study.recipes or not is_file_name(Path(name)):
+        return name
+    here = absolute(name, Path.cwd())
+    alike = [recipe for recipe in study.recipes if Path(recipe).name == name]
+    return here if here in study.recipes else alike[0] if len(alike) == 1 else name
 
 
 def _sizes_of_variants(study: Variants, recipes: Sequence[str], name: str) -> list[dict[str, Any]]:
@@ -823,6 +835,11 @@ def with_absolute_paths(study: Study, folder: Path) -> Study:
 def _anchored(changes: Changes, folder: Path, recipes: Iterable[str]) -> Changes:
     """Changes whose models, tasks and options in files are named from anywhere."""
     anchored = copy.deepcopy(changes)
+    stage, data = anchored.get("pretrain"), anchored.get("pretrain.data")
+    if isinstance(data, str):
+        anchored["pretrain.data"] = str(folder / os.path.expanduser(data))
+    if isinstance(stage, dict):
+        anchor_paths(anchored, folder)
     for part, kind in PARTS.items():
         if isinstance(anchored.get(part), dict):
             anchor_paths(anchored, folder)

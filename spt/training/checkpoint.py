@@ -456,7 +456,8 @@ def _free(folder: Path) -> int:
 
 def _steps(checkpoints: Path, kind: str) -> list[Path]:
     names = re.compile(rf"{kind}-[0-9]{{8,}}")  # a copy that somebody made beside is none
-    return sorted(path for path in checkpoints.glob(f"{kind}-*") if names.fullmatch(path.name) and path.is_dir())
+    found = [path for path in checkpoints.glob(f"{kind}-*") if names.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name.partition("-")[2]))  # of nine digits behind those of eight
 
 
 def _position(folder: Path) -> TrainingState:

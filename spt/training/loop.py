@@ -181,9 +181,9 @@ def _diverged(what: str, step: int, state: TrainingState) -> DivergedError:
 
 def _continue(run: RunFolder, runtime: Runtime) -> TrainingState:
     """Where to start: after the newest usable checkpoint, or at the beginning."""
-    mode = runtime.settings.resume
+    mode, begun = runtime.settings.resume, any(run.checkpoints.glob("step-*"))
     state = resume(run, runtime) if mode != "never" else None
-    if state is None and mode == "must":
+    if state is None and mode == "must" and begun:  # without any, the stage has been asked already
         raise CheckpointError(
             f"{run.path} has no checkpoint to resume from; use --resume auto to start at the beginning"
         )

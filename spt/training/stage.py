@@ -129,6 +129,8 @@ def _tidy(run: RunFolder) -> None:
 class PretrainedParent:
     """The pretraining run that a finetuning starts from."""
 
+    continued = False  # was it this command that brought it to its end?
+
     def __init__(self, path: Path) -> None:
         result = RunFolder(path.parent, path.name).result()
         if result is None or result.stage != "pretrain":
@@ -162,8 +164,12 @@ def _parent(job: Job, root: Path, runtime: Runtime, label: str, tracked: Tracked
     if isinstance(job.parent, PretrainedWeights):
         path = job.parent.path
     else:
-        run_stage(job.parent, root, runtime, label, tracked)
         path = root / job.parent.name
+        unfinished = runtime.on_main(lambda: RunFolder(root, path.name).result() is None)
+        run_stage(job.parent, root, runtime, label, tracked)
+        parent = runtime.each_rank(lambda: PretrainedParent(path))
+        parent.continued = unfinished
+        return parent
     return runtime.each_rank(lambda: PretrainedParent(path))
 
 
@@ -210,7 +216,8 @@ def _work(
     identity = {**job.settings(), "seed": job.seed, "parent": job.parent_key, "recipe": job.resolved.name}
 
     def create() -> None:
-        if runtime.settings.resume == "must" and not any(run.checkpoints.glob("step-*")):
+        continued = parent is not None and parent.continued  # that is what was resumed
+        if runtime.settings.resume == "must" and not continued and not any(run.checkpoints.glob("step-*")):
             raise CheckpointError(f"{run.path} has no checkpoint to resume from; --resume auto starts at the beginning")
         run.create(job.resolved.to_yaml(), identity, {**described, "command": command_line()})
         run.set_status("running")
@@ -248,7 +255,7 @@ def _work(
 
 def _named(job: Job, error: BaseException) -> BaseException:
     """What a user's own model raised on a batch, as a UsageError; any other error unchanged."""
-    if isinstance(error, SptError) or not isinstance(error, Exception):
+    if isinstance(error, SptError) or not isinstance(error, Exception | SystemExit):
         return error
     try:
         component = find_plugin("models", job.resolved.recipe.model.name)
@@ -257,7 +264,10 @@ def _named(job: Job, error: BaseException) -> BaseException:
     if component.module.__name__.startswith("spt."):
         return error
     line = line_in(Path(str(component.module.__file__)), error)
-    return UsageError(f"model {component.name}{line} fails on a batch: {one_line(error)}") if line else error
+    what = (
+        f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"fails on a batch: {one_line(error)}"
+    )
+    return UsageError(f"model {component.name}{line} {what}") if line else error
 
 
 def architecture(job: Job) -> dict[str, Any]:
