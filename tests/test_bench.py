@@ -165,7 +165,7 @@ def test_what_is_printed(here):
         "model", "transformer", "transformer", "n_heads=2", "--quick", "--precision", "fp32,bf16", "--cpu"
     ).stdout
     assert "transformer, fp32" in text and "n_heads=2" in text and "×1.00" in text
-    for word in ("forward", "backward", "optimiser", "peak", "attn", "linear", "threads", "medians of 2 rounds"):
+    for word in ("forward", "backward", "optimiser", "peak", "attn", "linear", " thread", "medians of 2 rounds"):
         assert word in text
     assert "kernel" not in text  # no part of any of these
     text = call("op", "convolution", "--quick").stdout

@@ -183,3 +183,15 @@ def test_functions_are_compiled_where_nothing_can_be_kept(monkeypatch):
 
 def test_a_number_that_no_row_of_a_split_has_is_a_dash():
     assert summary._target_line({"min": [None, 1.0], "max": [None, 2.5]}) == "min - 1, max - 2.5"
+
+
+@pytest.mark.parametrize("value", [0.1, 0.0])
+def test_a_constant_target_has_an_r2_of_one_or_nothing(value):
+    """As in the networks' metric: one for the right answer alone."""
+    rows = [*np.random.default_rng(0).normal(size=(60, 4, 1)).astype(np.float32)]
+    varied, constant = np.linspace(0, 1, 60)[:, None], np.full((60, 1), value)
+    for train, expected in ((varied, 0.0), (constant, 1.0)):
+        train_split = Split.from_rows(rows, train)
+        test_split = Split.from_rows(rows, constant)
+        data = TaskData(Values(1), Reals(1), *map(with_fingerprints, (train_split, train_split, test_split)))
+        assert linear_probe(data)["test"]["r2"] == pytest.approx(expected)

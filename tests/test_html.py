@@ -510,6 +510,19 @@ def test_figures_of_an_earlier_report_do_not_stay(tmp_path: Path) -> None:
     assert len((folder / "figures" / "forest.csv").read_text(encoding="utf-8").splitlines()) == 2
 
 
+def test_files_of_the_users_own_stay(tmp_path: Path) -> None:
+    """They may have the names that a report's files have, or begin as these do."""
+    folder, paper = by_share(tmp_path / "runs"), tmp_path / "paper"
+    mine = [paper / name for name in ("groups.csv", "figures/learning-rates.pdf", "figures/seeds-box.svg")]
+    (paper / "figures").mkdir(parents=True)
+    for path in mine:
+        path.write_text("mine", encoding="utf-8")
+    write.write_report(collect.read_report([folder]), paper, with_figures=True)
+    assert all(path.read_text(encoding="utf-8") == "mine" for path in mine)
+    write.write_report(collect.read_report([folder]), paper, with_figures=True)
+    assert all(path.is_file() for path in mine[1:]), "nor are figures taken for those of the report before"
+
+
 def test_the_checklist_sees_a_pretraining_on_other_data(tmp_path: Path) -> None:
     folder = compared(tmp_path, [0.70, 0.75, 0.80], [0.75, 0.79, 0.86])
     for path in tmp_path.glob("pretrain-*/result.json"):

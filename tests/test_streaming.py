@@ -13,7 +13,7 @@ from spt.config.recipe import EncoderConfig, HeadConfig, Part
 from spt.errors import DataError, UsageError
 from spt.inference.trained_model import TrainedModel
 from spt.models.base import Unsupported
-from spt.tasks.base import Classes, Tokens, Values
+from spt.tasks.base import Classes, Reals, Tokens, Values
 from spt.training.build import Architecture, build_network
 from spt.training.objectives import Output
 
@@ -154,3 +154,15 @@ def test_no_gradient_is_kept():
     assert not any(
         x.requires_grad for x in torch.utils._pytree.tree_leaves(stream._state) if isinstance(x, torch.Tensor)
     )
+
+
+@pytest.mark.parametrize("loss", ["l2", "gaussian"])
+def test_numbers_come_in_the_units_of_the_target(loss):
+    plain = untrained("s4d", VALUES, causal=True)
+    output = Output(loss, False, 1, shift=(80.0,), scale=(12.0,))
+    network = build_network(plain.architecture, VALUES, output, LENGTH).eval()
+    model = replace(plain, network=network, target=Reals(1), output=output)
+    stream, rows = model.stream(), sequence(VALUES)
+    answer = [stream(step) for step in rows][-1]
+    assert answer.shape == (1,)
+    assert np.allclose(answer, model.predict([rows], runtime=CPU)[0], atol=1e-3)

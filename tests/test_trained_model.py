@@ -223,3 +223,10 @@ def test_what_is_no_finished_run_is_refused(tmp_path):
     (tmp_path / "status.json").write_text('{"state": "running"}')
     with pytest.raises(CheckpointError, match="is not finished"):
         TrainedModel.open(tmp_path)
+
+
+def test_rows_that_are_no_pairs_are_told(tmp_path):
+    path = asked(tmp_path, "pairs")
+    for rows in ([3, 1, 2], np.arange(3), [np.int64(1)]):
+        with pytest.raises(DataError, match="row 0: this model answers pairs of sequences; give two of them"):
+            TrainedModel.open(path).predict(rows, runtime=CPU)

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from spt.bench.timing import Times, Timings, alternate, conditions
 from spt.config.job import Job
 from spt.config.recipe import ResolvedRecipe
-from spt.errors import BackendError
+from spt.config.yaml import is_file_name
+from spt.errors import BackendError, UsageError, did_you_mean
 from spt.execution.estimate import MeasuredCosts
 from spt.report.published_numbers import published_pair
 from spt.runs.plan import Factor, factors_text
@@ -15,7 +17,7 @@ from spt.runtime.distributed import Runtime
 from spt.runtime.scratch import scratch_folder
 from spt.runtime.settings import Settings
 from spt.studies.grid import GridRow, expand
-from spt.studies.schema import Models, Variants, part_of, read
+from spt.studies.schema import Models, Variants, as_listed, read
 from spt.tasks.base import WHOLE
 from spt.training.build import StageSetup, build_stage
 from spt.training.loop import time_steps
@@ -42,7 +44,11 @@ def parse_study(
     source: str, recipes: Iterable[str] = (), *, batch: int | None = None, cpu: bool = False, quick: bool = False
 ) -> list[Measured]:
     """The rows of a study, or of some of its recipes, each at its own batch size or at `batch`."""
-    study = part_of(read(source), list(recipes)).study
+    study = read(source).study
+    chosen = [as_listed(name, study) for name in recipes] or [*study.recipes]
+    if unknown := [name for name in chosen if name not in study.recipes]:
+        raise UsageError(f"{unknown[0]} is no recipe of {source}{did_you_mean(unknown[0], study.recipes)}")
+    titles = {Path(name).stem if is_file_name(Path(name)) else name for name in chosen}
     # To make models equal, the training of each is built, whose batches have to fit.
     equal = isinstance(study, Models | Variants) and study.match != "none"
     few = {} if quick else {"task.max_rows": 1024 if equal else 16}
@@ -50,7 +56,7 @@ def parse_study(
     runtime = Runtime(Settings(quiet=True, cpu=cpu))
     with scratch_folder() as folder:
         costs = MeasuredCosts(folder, runtime)
-        rows = expand(study, quick, costs).rows
+        rows = [row for row in expand(study, quick, costs).rows if row.resolved.name in titles]
         recipes_of_rows = [costs.identify_data(_on_few_rows(row.resolved, batch)) for row in rows]
     jobs = [Job(resolved, "finetune", 0) for resolved in recipes_of_rows]
     return [Measured(row, build_stage(job), runtime) for row, job in zip(rows, jobs, strict=True)]

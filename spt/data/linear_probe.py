@@ -38,8 +38,9 @@ def linear_probe(data: TaskData) -> dict[str, Any] | None:
         answers = RidgeClassifier(alpha=float(len(x)) ** 0.5).fit(x, y).predict(x_test)
         return {"features": name, "test": {"accuracy": float((answers == y_test).mean())}}
     answers = RidgeCV(np.logspace(-2, 5, 8)).fit(x, y).predict(x_test).reshape(y_test.shape)
-    spread = ((y_test - y_test.mean(axis=0)) ** 2).sum(axis=0)
-    r2 = 1 - ((answers - y_test) ** 2).sum(axis=0) / np.where(spread > 0, spread, np.inf)
+    spread, squared = ((y_test - y_test.mean(axis=0)) ** 2).sum(axis=0), ((answers - y_test) ** 2).sum(axis=0)
+    constant = spread <= 1e-12 * (y_test**2).sum(axis=0)  # as in the networks' metric
+    r2 = np.where(constant, squared <= 1e-12 * (y_test**2).sum(axis=0), 1 - squared / np.where(constant, 1.0, spread))
     return {"features": name, "test": {"r2": float(r2.mean())}}
 
 

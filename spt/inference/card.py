@@ -7,7 +7,8 @@ import numpy as np
 
 from spt.config.yaml import dump_yaml
 from spt.inference.trained_model import TrainedModel
-from spt.tasks.base import Classes, Labels, Tokens, Values
+from spt.runs.result import NOT_SELF_PRETRAINING
+from spt.tasks.base import Classes, Labels, Reals, Tokens, Values
 
 SHOWN = 20  # classes by name
 
@@ -118,6 +119,9 @@ def _use(model: TrainedModel, name: str) -> Iterator[str]:
             f"padding): batches of {program['batch']} sequences, {program['length']} steps"
             f"{', shorter ones padded behind' if program['padding'] else ', none of them padding'}."
         )
+        if isinstance(model.target, Reals) and model.output.scale:
+            scale, shift = (", ".join(map(_number, each)) for each in (model.output.scale, model.output.shift))
+            yield f"Its answers times {scale}, plus {shift}, are in the target's units."
 
 
 def _training(about: Mapping[str, Any]) -> Iterator[str]:
@@ -139,6 +143,8 @@ def _training(about: Mapping[str, Any]) -> Iterator[str]:
         )
     if about["stage"] == "finetune" and about["arm"] == "scratch":
         yield "- It started from random weights, without pretraining."
+    elif about["stage"] == "finetune" and any(note.startswith(NOT_SELF_PRETRAINING) for note in about["notes"]):
+        yield "- It was pretrained without labels, on more than its training rows (see below), then finetuned."
     elif about["stage"] == "finetune":
         yield "- It was pretrained on the training rows' own inputs, without labels, then finetuned (self-pretraining)."
     yield f"- The weights are those of step {about['best_step']:,}, selected on validation by {about['selected_by']}."

@@ -126,6 +126,8 @@ def _scores_of_seeds(path: Path, model: TrainedModel) -> dict[str, float]:
     assert own is not None, "it was opened"
     scores: dict[int, float] = {}
     for file in path.parent.glob(f"{own.stage}-*/result.json"):
+        if "." in file.parent.name:  # moved aside, when it was made again
+            continue
         try:
             result = RunFolder(path.parent, file.parent.name).result()
         except SptError:

@@ -14,7 +14,8 @@ from torch import Tensor
 from spt.errors import DataError, UsageError
 from spt.inference.rows import static_features, steps_of
 from spt.models.base import Context
-from spt.tasks.base import Tokens
+from spt.tasks.base import Reals, Tokens
+from spt.training.losses import answers
 
 if TYPE_CHECKING:
     from spt.inference.trained_model import TrainedModel
@@ -46,7 +47,8 @@ class Stream:
         self._pooled: Tensor | None = None  # what is kept of the steps so far: their sum, their maximum, or the last
 
     def __call__(self, step: Any) -> NDArray[np.float32]:
-        """(K,) The answer after this step, a token or C values; for a batch, (B, K) after B of them.
+        """(K,) The answer after this step, a token or C values; for a batch, (B, K) after B of them: numbers in the
+        target's units, the logits of classes or labels. Of a model of windows, the steps are those of one window.
 
         If the model answers every step, it is the answer to this one; else, that to the steps so far. Raises DataError
         for a step that the model cannot take.
@@ -59,7 +61,8 @@ class Stream:
                 raise DataError(f"the step is one of {len(values)} sequences, but the stream has {self.batch}")
         with torch.no_grad():
             self._advance(self._shown(values))
-            return self._one(self.model.network.head.answer(self._vector()))
+            found = self.model.network.head.answer(self._vector())
+            return self._one(answers(self.model.output, found) if isinstance(self.model.target, Reals) else found)
 
     @property
     def features(self) -> NDArray[np.float32]:

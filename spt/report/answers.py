@@ -138,8 +138,9 @@ def _compared(pairs: Sequence[ScoredPair]) -> dict[str, Any]:
     """Of the scores of scratch and SPT: n, means, difference and its interval."""
     if not pairs:
         return {"n": 0, **dict.fromkeys(("scratch", "spt", "delta", "low", "high"))}
-    test = paired([run for run, *_ in pairs], [spt - scratch for _, scratch, spt in pairs])
-    means = {"scratch": fmean(scratch for _, scratch, _ in pairs), "spt": fmean(spt for *_, spt in pairs)}
+    runs, scratch, spt = zip(*pairs, strict=True)
+    test = paired(runs, [b - a for a, b in zip(scratch, spt, strict=True)])
+    means = {"scratch": paired(runs, scratch).mean, "spt": paired(runs, spt).mean}  # over splits, as their difference
     return {"n": len(pairs), **means, "delta": test.mean, "low": test.low, "high": test.high}
 
 

@@ -351,7 +351,7 @@ def _gains(kind: str, name: str, metric: str, families: Sequence[Family]) -> Plo
     shown = [family for family in families if family.numeric][:MOST]
     data = [line for family in shown for line in _relative_gains(family)]
     caption = (
-        "100 (SPT − scratch) / scratch, of the means over the seeds that both arms finished, in percent of the score "
+        "100 × improvement / |scratch|, of the means over the seeds that both arms finished, in percent of the score "
         f"from scratch; above 0 SPT is better. Test {metric}; no interval: the tables decide." + left_out(len(families))
     )
 

@@ -94,7 +94,7 @@ def _asked_of_variants(comparison: Comparison) -> str:
     return targets or comparison.row.recipe
 
 
-def _shared_factors(row: Row) -> dict[str, Factor]:
+def shared_factors(row: Row) -> dict[str, Factor]:
     """The levels that all rows of a comparison have."""
     return {} if _variant(row) else row.factors
 
@@ -231,7 +231,7 @@ def _contrast(
     contrast = ModelContrast.model_validate(
         {
             "task": row.task,
-            "factors": _shared_factors(row),
+            "factors": shared_factors(row),
             "arm": pair.arm,
             "first": pair.names[0],
             "second": pair.names[1],
@@ -288,7 +288,7 @@ def _comparison(group: ModelGroup, label: str, contrasts: tuple[ModelContrast, .
         label=label,
         task=row.task,
         kind=row.kind,
-        factors=_shared_factors(row),
+        factors=shared_factors(row),
         metric=row.metric,
         higher_is_better=row.higher_is_better,
         models=models,

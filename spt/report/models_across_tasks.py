@@ -12,7 +12,7 @@ from typing import NamedTuple
 from spt.report import stats
 from spt.report.across_tasks import SPLITS, task_identity, task_names
 from spt.report.format import abbreviate, is_percent, p_text, score_text, size_interval_text, size_text
-from spt.report.models import ModelGroup, ModelPair, model_pairs, model_warnings
+from spt.report.models import ModelGroup, ModelPair, model_pairs, model_warnings, shared_factors
 from spt.report.ranking import LEAD, Arm
 from spt.report.verdict import LEVEL, final_score
 from spt.runs.plan import ARMS, ArmName, Factor, Kind, Record, factors_text
@@ -81,7 +81,7 @@ def models_across_tasks(groups: Sequence[ModelGroup]) -> tuple[list[ModelsAcross
     for group in groups:
         row = next(iter(group.values())).row
         if not row.smoke:
-            levels.setdefault((row.kind, factors_text(row.factors)), []).append(group)
+            levels.setdefault((row.kind, factors_text(shared_factors(row))), []).append(group)
     found, notes = [], []
     for (_, level), members in levels.items():
         one_each = [next(iter(group.values())) for group in members]
@@ -145,7 +145,7 @@ def _across(tasks: _Tasks, level: str) -> ModelsAcrossTasks:
     across = ModelsAcrossTasks(
         label=f"{len(rows)} tasks" + (f", {level}" if level else ""),
         kind=rows[0].kind,
-        factors=rows[0].factors,
+        factors=shared_factors(rows[0]),
         metric=metric,
         higher_is_better=rows[0].higher_is_better,
         tasks=tuple(tasks.groups),

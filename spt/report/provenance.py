@@ -228,8 +228,9 @@ def _baseline(facts: ChecklistInput) -> Answer:
     rows = [row for row in facts.rows if row.only is None or row.only.arm == "scratch"]
     known = [row for row in rows if row.chance is not None]
     above = [row for row in known if row.scratch_arm and row.scratch_arm.above_chance]
-    answer: ChecklistAnswer = "not applicable" if not known else "yes" if len(above) == len(rows) else "no"
-    return answer, f"scratch is shown to beat chance in {len(above)} of {len(rows)} rows"
+    answer: ChecklistAnswer = "not applicable" if not known else "yes" if len(above) == len(known) else "no"
+    others = f" that have a chance ({len(rows) - len(known)} have none)" if len(known) < len(rows) else ""
+    return answer, f"scratch is shown to beat chance in {len(above)} of {len(known)} rows{others}"
 
 
 def _converged(facts: ChecklistInput) -> Answer:

@@ -182,8 +182,8 @@ def _number(contrast: ModelContrast) -> str:
 def model_verdict(comparison: ModelComparison) -> str:
     """Who is better from scratch, who after self-pretraining, and whether the answer changes."""
     pairs, arms = pairs_of(comparison), _arms_run(comparison)
-    if all(contrast.decision == "smoke" for contrast in comparison.contrasts):
-        return pairs[0].scratch.verdict
+    if smoke := _of_smoke_runs(comparison):
+        return smoke
     if len(pairs) == 1:
         sentences = [_arm_sentence(getattr(pairs[0], arm)) for arm in arms]
         changes = [_change_sentence(pairs[0])]
@@ -198,11 +198,16 @@ def _arms_run(comparison: ModelComparison) -> Sequence[ArmName]:
     return [arm for arm in ARMS if any(getattr(model, f"{arm}_n") for model in comparison.models)] or ARMS
 
 
+def _of_smoke_runs(comparison: ModelComparison) -> str | None:
+    """What is said in place of an order, which smoke runs do not have, also where some are missing."""
+    return next((contrast.verdict for contrast in comparison.contrasts if contrast.decision == "smoke"), None)
+
+
 def brief_ranking(comparison: ModelComparison) -> str:
     """Both rankings, and the pairs that are shown to change places."""
     pairs, arms = pairs_of(comparison), _arms_run(comparison)
-    if all(contrast.decision == "smoke" for contrast in comparison.contrasts):
-        return pairs[0].scratch.verdict
+    if smoke := _of_smoke_runs(comparison):
+        return smoke
     orders = [f"{LEAD[each.arm].lower()} {_order(each)}" for each in comparison.rankings if each.arm in arms]
     if len(arms) == 1:
         return orders[0]

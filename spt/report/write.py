@@ -24,9 +24,13 @@ def write_report(report: Report, folder: Path, with_figures: bool = False) -> tu
     """Write report.html, .md, .tex, .csv, .json, seeds.csv, and a CSV file of each of `OPTIONAL` that has lines.
 
     With figures, or where the folder has figures of an earlier report: every figure of the page also as
-    figures/NAME.svg, .png and .csv. Files are replaced atomically, and files left from an earlier report are removed.
+    figures/NAME.svg, .png and .csv. Files are replaced atomically, and files left from an earlier report are removed;
+    where there was none, nothing is, for then they are the user's own.
     """
-    old = [path for path in (folder / FIGURES).glob("*.*") if path.stem.startswith(figures.STEMS)]
+    earlier = (folder / "report.json").is_file()
+    drawn = [path for path in (folder / FIGURES).glob("*.svg") if path.stem.startswith(figures.STEMS) and earlier]
+    each = [[path.with_suffix(suffix) for suffix in (".svg", ".png", ".csv")] for path in drawn]
+    old = [path for files in each if all(file.is_file() for file in files) for path in files]
     with_figures = with_figures or bool(old)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +51,8 @@ def write_report(report: Report, folder: Path, with_figures: bool = False) -> tu
     paths = [folder / name for name in texts]
     if with_figures:
         paths += [path for plot in plots for path in plotting.save(plot, folder / FIGURES, drawings[plot.name])]
-    for path in {*old, *(folder / f"{table}.csv" for table in OPTIONAL)} - set(paths):
+    tables = [folder / f"{table}.csv" for table in OPTIONAL] if earlier else []
+    for path in {*old, *tables} - set(paths):
         with writing(path):
             path.unlink(missing_ok=True)
     return tuple(paths)

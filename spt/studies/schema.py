@@ -731,7 +731,7 @@ def part_of(source: StudySource, recipes: Sequence[str] = (), levels: Sequence[s
     """A study of some of its recipes, at some of its levels (of reaches, `full` beside them). Its runs are the whole
     study's; its folder is its own."""
     study = source.study
-    recipes = [_as_listed(name, study) for name in recipes]
+    recipes = [as_listed(name, study) for name in recipes]
     if unknown := [name for name in recipes if name not in study.recipes]:
         raise UsageError(f"{unknown[0]} is no recipe of {source.name}{did_you_mean(unknown[0], study.recipes)}")
     chosen = [name for name in study.recipes if not recipes or name in recipes]
@@ -765,7 +765,7 @@ def part_of(source: StudySource, recipes: Sequence[str] = (), levels: Sequence[s
     return replace(source, study=validate(raw, source.name))
 
 
-def _as_listed(name: str, study: Study) -> str:
+def as_listed(name: str, study: Study) -> str:
     """A recipe's file as the study has it, whose paths are absolute: named from here, or by its file's name alone."""
     if name in study.recipes or not is_file_name(Path(name)):
         return name
