@@ -262,7 +262,7 @@ def test_the_front_page_has_the_published_numbers_that_were_obtained():
         scores = [run.score for run in cell.runs if run.score is not None]
         mean = sum(scores) / len(scores)
         assert (f"{mean:.2e}".replace("e-0", "e-") if mean < 0.01 else f"{mean:.2f}") in text, cell
-    assert len(cells) == 3, "README says: three were run"
+    assert len(cells) == 4, "README says: four were run"
 
 
 def test_what_is_said_of_the_pendulum_without_times_is_stored():
