@@ -69,13 +69,8 @@ class SGConvKernel(Kernel):
         H, K, d = config.d_model, 1 if config.causal else 2, config.kernel_dim
         self.longest = config.max_length
         trained = config.variant == "dlr"
-        if trained:
-            S = math.ceil(1 + math.log2(max(self.longest / d, 2) - 1))
-            S = max(
-                S, 1 + max(0, math.ceil(math.log2(self.longest / d)))
-            )  # else too short where L / d exceeds 2^k by 1
-        else:
-            S = 1 + max(0, math.ceil(math.log2(self.longest / d)))
+        # As long as the input (DLR, A.6); that repository's own formula has one piece less for L / d in (2^k, 2^k + 1].
+        S = 1 + max(0, math.ceil(math.log2(self.longest / d)))
         self.limit = min(self.longest, d * 2 ** (S - 1))
         self.pieces = nn.Parameter(torch.randn(S, K, H, d) / (d if trained else 1))
         self.param_groups = {"pieces": ParamGroup(lr=config.ssm_lr, weight_decay=True)}

@@ -24,7 +24,6 @@ from spt.runtime.settings import Settings
 from spt.studies.grid import expand
 from spt.studies.schema import validate
 from spt.tasks.base import Split
-from spt.tasks.own.transforms import _sources
 
 RNG = np.random.default_rng(0)
 
@@ -156,12 +155,6 @@ def test_more_recordings_are_cut_and_resampled_as_trainings_were(options, tmp_pa
     resolved = recipe(tmp_path, task=task | options, pretrain__data="more.jsonl")
     data, plain = open_stage(resolved.recipe, "pretrain"), open_task(resolved.recipe.task)
     assert len(data.train) == len(plain.train) + 3 * (2 if "window" in options else 1)
-
-
-def test_a_recording_is_known_in_whatever_type_it_is_stored():
-    steps = RNG.integers(-(2**15), 2**15, (2, 9, 1))
-    found = [_sources(Split.from_rows([*steps.astype(kind)], np.zeros(2, np.int64))) for kind in (np.int16, np.float32)]
-    assert np.array_equal(*found) and found[0][0] != found[0][1]
 
 
 def test_runs_are_named_by_what_the_rows_are(tmp_path, rows):

@@ -238,6 +238,9 @@ def test_pretraining_on_windows_of_a_test_recording_is_a_leak_at_any_stride(tmp_
     with pytest.raises(CheckpointError, match="test rows of this task"):
         refuse_leak(other.train.seen, data.train.seen, replace(data, val=data.train), "a run")
     refuse_leak(data.train.seen, data.train.seen, data, "a run")
+    whole = opened(tmp_path, recordings(30), split_seed=3).mapped(with_fingerprints)
+    with pytest.raises(CheckpointError, match="test rows of this task"):  # also one that was seen whole
+        refuse_leak(whole.train.seen, data.train.seen, data, "a run")
 
 
 # ------------------------------------------------------------------------------------------------------ labels in time

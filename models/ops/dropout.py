@@ -13,10 +13,10 @@ def keep_mask(x: Float[Tensor, "B *L H"], p: float, tied: bool) -> Bool[Tensor, 
     shape = (x.shape[0], *(1 for _ in x.shape[1:-1]), x.shape[-1]) if tied else x.shape
     if x.device.type != "cpu":
         return torch.empty(shape, dtype=torch.bool, device=x.device).bernoulli_(1.0 - p)
-    # Four times as fast as bernoulli_: four numbers for every one that is drawn. 1 - p is met to 2^-17.
-    below = round((1.0 - p) * 2**16) - 2**15
+    below = round((1.0 - p) * 2**16) - 2**15  # 1 - p is met to 2^-17
     if below == 2**15:
         return torch.ones(shape, dtype=torch.bool)
+    # Four times as fast as bernoulli_: four numbers for every one that is drawn.
     count = math.prod(shape)
     drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
     return (drawn[:count] < below).view(shape)

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import os
 import sys
 import textwrap
@@ -71,15 +70,9 @@ def show(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """A result, as JSON, which has no numbers that are not finite: null."""
-    print(json.dumps(_finite(value), indent=2, allow_nan=False), file=_results or sys.stdout)
+    from spt.runs.files import finite
 
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    print(json.dumps(finite(value), indent=2, allow_nan=False), file=_results or sys.stdout)
 
 
 def console() -> Any:

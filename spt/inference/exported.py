@@ -10,7 +10,6 @@ program.pt2         the network as a torch.export program, where that was asked 
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +27,7 @@ from spt.config.validation import validation_messages
 from spt.data.cache import from_spec
 from spt.errors import CheckpointError, SptError, UsageError, one_line
 from spt.inference.trained_model import CONFIG, TrainedModel
+from spt.runs.files import finite
 from spt.tasks.base import Target, Tokens, Values, describe
 from spt.training.build import Architecture, build_network
 from spt.training.objectives import Output
@@ -64,7 +64,7 @@ class ExportedConfig(BaseModel):
     def to_text(self) -> str:
         values = self.model_dump(mode="json")
         values["output"] = self.output._asdict()
-        return json.dumps(_finite(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(finite(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def config_of(model: TrainedModel, part: Part, files: Mapping[str, str]) -> ExportedConfig:
@@ -178,12 +178,3 @@ def checksum(path: Path) -> str:
     except OSError as error:
         what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
         raise CheckpointError(f"{path} {what}") from error
-
-
-def _finite(value: Any) -> Any:
-    """The same for JSON that other programs read: null for a score that is no number."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

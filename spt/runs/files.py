@@ -141,5 +141,14 @@ def _is_at_work(process: int) -> bool:
     return True
 
 
+def finite(value: Any) -> Any:
+    """The same for JSON that other programs read, which has no numbers that are not finite: null for each."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")

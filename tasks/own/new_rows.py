@@ -62,9 +62,7 @@ class Known:
     interval: float = 1.0  # time between steps
     classes: tuple[str, ...] = ()  # label of each class
     words: tuple[str, ...] = ()  # of each token, where tokens are words
-    codes: Mapping[str, int] = field(
-        default_factory=dict
-    )  # of all words of a task, where rows are held against its own
+    codes: Mapping[str, int] = field(default_factory=dict)  # of all words of a task whose own rows are to be known
     columns: tuple[str, ...] = ()  # of one number each, in their order
     times: bool = False  # was it told the time between steps?
     kind: str | None = None  # of its files, as arrays.kind_of says; None: there were none

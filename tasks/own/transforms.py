@@ -495,12 +495,13 @@ def _nearest_targets(made: Plan, rows: Split, total: int) -> NDArray[Any]:
 
 
 def _sources(rows: Split) -> NDArray[np.uint64]:
-    """(n,) Fingerprints of whole recordings, by which a window is known that was cut elsewhere, from numbers that may
-    be stored in another type there."""
+    """(n,) Fingerprints of whole recordings, as those of rows that nothing was made of, by which a window is known
+    that was cut elsewhere."""
+    person = rows.values.dtype.str.encode()[:16]
     prints = np.empty(len(rows), np.uint64)
     for i in range(len(rows)):
-        row = np.ascontiguousarray(rows.row(i), np.float64).reshape(-1).view(np.uint8)  # exact for every such type
-        prints[i] = int.from_bytes(blake2b(row.data, digest_size=8).digest(), "little")
+        row = np.ascontiguousarray(rows.row(i)).reshape(-1).view(np.uint8)
+        prints[i] = int.from_bytes(blake2b(row.data, digest_size=8, person=person).digest(), "little")
     return prints
 
 
