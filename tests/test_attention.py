@@ -1001,6 +1001,7 @@ def test_shared_maps_are_not_published():
         ({"look_back": 2}, "look_back has no effect without a window"),
         ({"look_ahead": 0}, "look_ahead has no effect without a window"),
         ({"exact_window": True}, "exact_window has no effect without a window"),
+        ({"causal": True, "window": 4, "exact_window": True, "look_back": 0}, "lets a step see itself alone"),
         ({"causal": True, "window": 4, "look_ahead": 1}, "sees no window ahead, but look_ahead is 1"),
         ({"n_kv_heads": 3}, "n_heads 4 is not a multiple of n_kv_heads 3"),
         ({"d_head": 5}, "a head is 5 wide"),

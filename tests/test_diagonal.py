@@ -411,6 +411,8 @@ def test_pieces_of_sgconv():
         (dlr, {"decay_min": 0.0}, "use version imag"),
         (dlr, {"version": "real_W_real", "cast": "prod"}, "no imaginary part"),
         (sgconv, {"alpha_min": 2.0}, "alpha_min 2.0 is larger"),
+        (sgconv, {"alpha_max": 2.0}, "alpha_max has no effect with variant gconv"),
+        (sgconv, {"variant": "dlr", "factor_min": 1.5}, "factor_min has no effect with variant dlr"),
     ],
 )
 def test_options_that_contradict_each_other(module, options, complaint):

@@ -75,6 +75,8 @@ def test_scores_of_seeds_are_those_of_like_runs(tmp_path):
     finish(tmp_path, "spt", 2, 0.8)
     finish(tmp_path, "scratch", 3, 0.9, settings="others")
     finish(tmp_path, "scratch", 4, 0.9, smoke=True)
+    finish(tmp_path, "scratch", 5, 0.9)
+    (tmp_path / "finetune-scratch5").rename(tmp_path / "finetune-scratch5.old1")  # moved aside, to be made again
     model = untrained("s4d")
     assert _scores_of_seeds(tmp_path / "finetune-scratch0", model) == {"0": 0.5, "1": 0.6}
     assert _scores_of_seeds(tmp_path / "finetune-spt2", model) == {"1": 0.7, "2": 0.8}

@@ -588,3 +588,28 @@ def test_error_rates_are_as_stated(simulation: Simulation, n: int) -> None:
 def test_documentation_has_every_simulation() -> None:
     page = (Path(__file__).parents[1] / "docs" / "statistics.md").read_text(encoding="utf-8")
     assert all(f"| {simulation.name} | {simulation.nominal} |" in page for simulation in SIMULATIONS)
+
+
+def test_variants_over_tasks_are_named_by_what_they_share(tmp_path: Path) -> None:
+    """Not by the first variant, which is one of what is compared; also where another stands first in a second task."""
+    folders = []
+    for task, order in (("one", ("wide", "deep")), ("two", ("deep", "wide"))):
+        rows = [{"name": task, "task": task, "model": "dlr", "factors": {"variant": each}} for each in order]
+        cells = [
+            cell
+            for i, variant in enumerate(order)
+            for cell in arms(
+                tmp_path / task, i, variant, *(A if variant == "wide" else B), model="dlr", recipe=task, task=task
+            )
+        ]
+        folders.append(study(tmp_path / task, "variants", rows, cells))
+    (across,) = collect.read_report(folders).models_across_tasks
+    assert across.label == "2 tasks" and not across.factors and {*across.models} == {"wide", "deep"}
+
+
+def test_smoke_runs_are_put_in_no_order_where_some_are_missing(tmp_path: Path) -> None:
+    folder = compared(tmp_path, {"a": A, "b": B, "c": (A[0], [])}, smoke=True)
+    comparison = only(collect.read_report([folder]))
+    assert "smoke" in {contrast.decision for contrast in comparison.contrasts} != {"smoke"}
+    assert "smoke" in comparison.verdict and "best first" not in comparison.verdict
+    assert brief_ranking(comparison) == comparison.verdict
