@@ -149,6 +149,8 @@ def test_a_study_keeps_its_size_of_smoke(tmp_path):
         part = part_of(read(str(study.path)), [recipe.name])  # by its file's name alone
         assert part.folder == study.path.resolve()
         planned = plan_study(part, settings=settings)
-        assert planned.folder.parent == study.path.parent.resolve() and planned.grid.smoke == size
+        assert planned.folder.parent == study.path.parent.resolve() and {
+            row.resolved.smoke for row in planned.grid.rows
+        } == {size}
         assert {path.parent.name for path in out.glob("*/result.json")} == runs[size]
     assert not runs[True] & runs["full"]
