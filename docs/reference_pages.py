@@ -62,7 +62,7 @@ VARIABLES = (
     *(
         Variable(name, "", "of Slurm: the job, and which process of a step this is")
         for name in (
-            *("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_LOCALID", "SLURM_PROCID"),
+            *("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_LOCALID", "SLURM_PROCID"),
             *("SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS"),
         )
     ),

@@ -419,7 +419,14 @@ def test_new_recordings_are_read_as_training(tmp_path):
         new = NewOptions.model_validate_json(
             json.dumps({"path": str(path), "file_column": "file", "unlisted": "ignore", **more})
         )
-        known = Known(data.input, None, data.interval, (), (), (), False, _kind(files), 200, tuple(files["signals"]))
+        known = Known(
+            data.input,
+            None,
+            data.interval,
+            kind=_kind(files),
+            rate=200,
+            signals=tuple(files["signals"]),
+        )
         return list(open_rows(new, known).chunks())
 
     alone, folder = tmp_path / "a.edf", tmp_path / "new"

@@ -238,7 +238,7 @@ class _SlurmSignals:
 
 def _still_running() -> bool:
     """Does Slurm mean this job to go on? Not so while it is being requeued or cancelled."""
-    array, task = (os.environ.get(f"SLURM_ARRAY_{name}", "") for name in ("JOB_ID", "TASK_ID"))
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID", ""), os.environ.get("SLURM_ARRAY_TASK_ID", "")
     job = os.environ.get("SLURM_JOB_ID", "")  # one element has its array's number, which squeue takes for all of them
     answer = _query("squeue", "-h", "-o", "%T", "-j", f"{array}_{task}" if array and task else job)
     return answer is not None and answer.strip() == "RUNNING"
