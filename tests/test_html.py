@@ -407,6 +407,25 @@ def test_long_names_stay_inside(tmp_path: Path) -> None:
     assert "…" in plotting.svg(found["forest"]) and max(map(len, panels.wrapped(long, 20).splitlines())) <= 20
 
 
+def test_series_that_are_alike_once_shortened_have_an_entry_each(tmp_path: Path) -> None:
+    names = [f"models/{'x' * 30}{i}{'y' * 30}.py" for i in range(3)]
+    assert list(panels.legend_entries([*names, names[0]]).values()) == [
+        f"models/xxxxxx … yyyyyyyyyy.py{number}" for number in ("", " (2)", " (3)")
+    ]
+    cells = [cell for i in range(3) for cell in arms(tmp_path, i, str(i), [0.7, 0.8], [0.8, 0.9])]
+    found = drawn(collect.read_report([study(tmp_path, "compare", [{"model": name} for name in names], cells)]))
+    figure = found["compute"].draw(plotting.LIGHT)
+    assert len(figure.legends[0].get_texts()) == 6  # three models, two arms
+
+
+def test_two_folders_of_one_study_have_a_line_each(tmp_path: Path) -> None:
+    made = collect.read_report([by_share(tmp_path / "first"), by_share(tmp_path / "second")])
+    (levels,) = [plot for plot in figures.all_figures(made) if plot.name == "levels-compute"]
+    labels = dict.fromkeys(line["label"] for line in levels.data)
+    assert len(labels) == 2 and list(labels)[1] == f"{list(labels)[0]} (2)"
+    assert [sum(line["label"] == label for line in levels.data) for label in labels] == [4, 4]
+
+
 def test_a_users_matplotlib_settings_do_not_matter(tmp_path: Path) -> None:
     (one,) = [d for d in figures.all_figures(collect.read_report([by_share(tmp_path)])) if d.name == "forest"]
     before = plotting.svg(one), plotting.png(one)

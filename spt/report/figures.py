@@ -29,7 +29,7 @@ from spt.report.panels import (
     Line,
     by_metric,
     left_out,
-    legend_entry,
+    legend_entries,
     panels_figure,
     printable,
     scale_of,
@@ -226,17 +226,22 @@ class Family(NamedTuple):
 
 def _families(rows: Sequence[Row]) -> list[Family]:
     groups: dict[tuple[str, ...], list[Row]] = {}
+    levels_seen: Counter[tuple[str, ...]] = Counter()
     for row in rows:
         if row.factors:
-            groups.setdefault((row.source, row.kind, row.task, row.model, row.recipe, row.metric), []).append(row)
+            key = (row.source, row.kind, row.task, row.model, row.recipe, row.metric)
+            level = (*key, factors_text(row.factors))
+            levels_seen[level] += 1  # twice: of two folders of one name
+            groups.setdefault((*key, str(levels_seen[level])), []).append(row)
     families = []
-    for (source, kind, task, model, recipe, metric), members in groups.items():
+    for (source, kind, task, model, recipe, metric, copy), members in groups.items():
         if len(members) < 2:
             continue
         alike = [key for key in groups if key[2:4] == (task, model)]
         label = f"{task} / {model}"
         label += f", {recipe}" if len({key[4] for key in alike}) > 1 else ""
         label += f", {source}" if len({key[0] for key in alike}) > 1 else ""
+        label += f" ({copy})" if copy != "1" else ""
         places = [_place(row) for row in members]
         numeric = all(place > 0 for place in places) and len(set(places)) == len(members)
         factor = next(iter(members[0].factors))
@@ -356,10 +361,10 @@ def _gains(kind: str, name: str, metric: str, families: Sequence[Family]) -> Plo
     )
 
     def panel(axes: Axes, lines: Sequence[Line], palette: Palette) -> None:
-        for i, label in enumerate(dict.fromkeys(line["label"] for line in lines)):
+        for i, (label, entry) in enumerate(legend_entries(line["label"] for line in lines).items()):
             mine = [line for line in lines if line["label"] == label]
             x, y = [line["place"] for line in mine], [line["gain"] for line in mine]
-            axes.plot(x, y, label=legend_entry(label), **palette.line(i))
+            axes.plot(x, y, label=entry, **palette.line(i))
         axes.axhline(0, color=palette.faint, linewidth=0.8)
         axes.set_xscale("log")
         places = _apart(sorted({line["place"] for line in lines}))
@@ -433,6 +438,7 @@ def _compute(name: str, metric: str, rows: Sequence[Row]) -> Plot:
 
 
 def _compute_panel(axes: Axes, lines: Sequence[Line], palette: Palette, *, models: Sequence[str], scale: float) -> None:
+    entries = legend_entries(f"{model}, {arm}" for model in models for arm in ARM.values())
     colours = {ARM["scratch"]: palette.scratch, ARM["spt"]: palette.spt}
     points = dict.fromkeys(itemgetter("model", "arm", "flops", "mean", "low", "high")(line) for line in lines)
     for model, arm, flops, mean, low, high in sorted(points, key=lambda point: models.index(point[0])):
@@ -444,7 +450,7 @@ def _compute_panel(axes: Axes, lines: Sequence[Line], palette: Palette, *, model
             MARKS[models.index(model) % len(MARKS)],
             color=colours[arm],
             markerfacecolor=palette.spt if arm == ARM["spt"] else palette.paper,
-            label=legend_entry(f"{model}, {arm}"),
+            label=entries[f"{model}, {arm}"],
         )
     costs = [line["flops"] for line in lines]
     low, high = min(costs), max(costs)

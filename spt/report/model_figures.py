@@ -17,7 +17,7 @@ from spt.report.panels import (
     Line,
     by_metric,
     left_out,
-    legend_entry,
+    legend_entries,
     panels_figure,
     printable,
     scale_of,
@@ -63,16 +63,16 @@ def _slopes(name: str, metric: str, comparisons: Sequence[ModelComparison]) -> P
         for arm in ARMS
         if getattr(model, arm) is not None
     ]
-    models = list(dict.fromkeys(line["model"] for line in data))
+    models = legend_entries(line["model"] for line in data)
 
     def panel(axes: Axes, label: str, palette: Palette) -> None:
         scale = scale_of(metric)
-        for index, model in enumerate(models):
+        for index, (model, entry) in enumerate(models.items()):
             lines = [line for line in data if (line["label"], line["model"]) == (label, model)]
             shift = min(0.05, 0.5 / len(models)) * (index - (len(models) - 1) / 2)
             x = [list(ARM.values()).index(line["arm"]) + shift for line in lines]
             style = palette.line(index)
-            axes.plot(x, [scale * line["mean"] for line in lines], label=legend_entry(model), **style)
+            axes.plot(x, [scale * line["mean"] for line in lines], label=entry, **style)
             for place, line in zip(x, lines, strict=True):
                 if line["low"] is not None:
                     axes.vlines([place], scale * line["low"], scale * line["high"], color=style["color"], linewidth=1)

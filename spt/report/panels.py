@@ -3,7 +3,7 @@
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, count, islice
 from operator import attrgetter
 from typing import Any
 
@@ -94,7 +94,12 @@ def panels_figure(
     return draw
 
 
-def legend_entry(text: str) -> str:
-    """A legend entry; matplotlib omits those that begin with an underscore."""
-    text = shorten(printable(text), 30)
-    return f" {text}" if text.startswith("_") else text
+def legend_entries(texts: Iterable[str]) -> dict[str, str]:
+    """One legend entry for each text; those that are alike once shortened are numbered."""
+    texts_of: dict[str, str] = {}
+    for text in dict.fromkeys(texts):
+        short = shorten(printable(text), 30)
+        short = f" {short}" if short.startswith("_") else short  # matplotlib omits what begins with an underscore
+        numbered = (f"{short} ({i})" for i in count(2))
+        texts_of[next(entry for entry in chain([short], numbered) if entry not in texts_of)] = text
+    return {text: entry for entry, text in texts_of.items()}
