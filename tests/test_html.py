@@ -422,7 +422,7 @@ def test_two_folders_of_one_study_have_a_line_each(tmp_path: Path) -> None:
     made = collect.read_report([by_share(tmp_path / "first"), by_share(tmp_path / "second")])
     (levels,) = [plot for plot in figures.all_figures(made) if plot.name == "levels-compute"]
     labels = dict.fromkeys(line["label"] for line in levels.data)
-    assert len(labels) == 2 and list(labels)[1] == f"{list(labels)[0]} (2)"
+    assert len(labels) == 2 and list(labels)[1] == f"{next(iter(labels))} (2)"
     assert [sum(line["label"] == label for line in levels.data) for label in labels] == [4, 4]
 
 
