@@ -69,8 +69,9 @@ def reading(config: Config, raw: Path, input: Tokens | Values) -> dict[str, Any]
 def more_rows(config: Config, raw: Path, path: Path, data: TaskData) -> Split:
     """Rows of other files, read as these were, without labels. Raises OSError and ValueError."""
     reader = _read(config, raw)
+    stored = (reader.storage, reader.scale)
     codes = assembly.codes_of_words(config, reader)
-    return new_rows.read_unlabelled(config, assembly.reading(config, reader, data.input), codes, path, data)
+    return new_rows.read_unlabelled(config, assembly.reading(config, reader, data.input), codes, stored, path, data)
 
 
 def findings(config: Config, raw: Path) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
+from recordings import FILES, N, config, label_files, make, sound
 from tiny import load, recipe_file, run, spt, spt_job
 
 from spt.advisor.answer import answer
@@ -23,6 +24,7 @@ from spt.runtime.distributed import Runtime
 from spt.runtime.settings import Settings
 from spt.studies.grid import expand
 from spt.studies.schema import validate
+from spt.tasks import custom
 from spt.tasks.base import Split
 
 RNG = np.random.default_rng(0)
@@ -118,6 +120,44 @@ def test_every_window_of_a_recording_that_is_scored_is_left_out(tmp_path):
     scored = {*plain.val.sources.tolist(), *plain.test.sources.tolist()}
     assert scored and not scored & {*data.train.sources.tolist()}
     assert len(windows) == 2 * (63 - len(scored))
+
+
+@pytest.mark.parametrize("kind", ["wav", "npy", "flac", "edf"])
+@pytest.mark.parametrize(
+    "shape", [{"window": 96}, {"resample": 100, "window": "0.3s"}, {"window": 96, "spectrogram": {"window": 16}}]
+)
+def test_recordings_are_known_by_the_numbers_that_their_files_hold(kind, shape, tmp_path):
+    """Whatever type these are of, and whatever is cut or computed from them."""
+    make(kind, tmp_path / "own")
+    if kind == "npy":
+        for file in (tmp_path / "own").glob("*.npy"):
+            np.save(file, (1000 * np.load(file)).astype(np.int16))
+        shape = {**shape, "rate": 200}
+    options = config(tmp_path / "own", **FILES, **shape)
+    data = custom.load(options, tmp_path)
+    more = custom.more_rows(options, tmp_path, tmp_path / "own", data)
+    known = {source for split in data.splits.values() for source in split.sources.tolist()}
+    assert len(known) == N and {*more.sources.tolist()} == known
+    stored = _alike(more, data.train)
+    rows = [row.tobytes() for split in data.splits.values() for row in map(split.row, range(len(split)))]
+    assert sorted(stored.row(i).tobytes() for i in range(len(stored))) == sorted(rows)
+
+
+def test_small_numbers_of_another_type_are_stored_as_trainings(tmp_path):
+    """Among files of 16 bits one of 24: the former are known, the latter is rounded."""
+    label_files(tmp_path / "own", [f"{i}.wav" for i in range(N)])
+    draws = [RNG.normal(0, 0.1, 400) for _ in range(N)]
+    for i, samples in enumerate(draws):
+        (tmp_path / "own" / f"{i}.wav").write_bytes(sound("wav", samples))
+    options = config(tmp_path / "own", **FILES, window=100)
+    data = custom.load(options, tmp_path)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "0.wav").write_bytes(sound("wav", draws[0]))
+    (tmp_path / "more" / "1.wav").write_bytes(sound("wav", draws[1], subtype="PCM_24"))
+    more = custom.more_rows(options, tmp_path, tmp_path / "more", data)
+    known = {source for split in data.splits.values() for source in split.sources.tolist()}
+    assert len(more) == 8 and [source in known for source in more.sources.tolist()][:4] == [True] * 4
+    assert np.abs(more.values[400:, 0] - 32768 * draws[1]).max() <= 0.51
 
 
 def test_a_held_out_text_is_known_by_words_that_no_training_row_has(tmp_path):

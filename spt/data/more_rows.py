@@ -15,7 +15,7 @@ from spt.errors import DataError, UsageError
 from spt.runs.result import NOT_SELF_PRETRAINING
 from spt.tasks.base import Classes, Split, TaskData, describe
 
-FORMAT = 2  # raised when other rows would be left out, or kept
+FORMAT = 3  # raised when other rows would be left out, or kept
 UNLABELLED = Classes(2)  # what stands for a target where there is none
 
 

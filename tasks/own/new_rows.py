@@ -31,7 +31,7 @@ from spt.tasks.own.parsing import (
     show,
     suggest,
 )
-from spt.tasks.own.recordings import FULL_SCALE
+from spt.tasks.own.recordings import FULL_SCALE, Recording
 from spt.tasks.own.rows import REGULAR, Columns, Examples, FirstFile, Reader, place_of, scaled, split_words
 from spt.tasks.own.static import StaticColumn, in_column, stacked
 from spt.tasks.own.steps import Steps
@@ -69,6 +69,7 @@ class Known:
     rate: int | float | None = None  # samples a second of these
     signals: tuple[str, ...] = ()  # name and unit of their channels
     scale: tuple[float, float] = FULL_SCALE  # of stored numbers: what stands for zero, and full scale above it
+    stored: tuple[np.dtype[Any], tuple[float, float]] | None = None  # type and scale of its files' numbers as read
     static: tuple[StaticColumn, ...] = ()  # what stands beside a sequence
     steps_a_second: float | None = None  # of recordings that are transformed, before that
 
@@ -171,13 +172,22 @@ class NewReader(Reader):
     def _start(self) -> None:
         self._rows, self.table = 0, {}
         self.blocks.clear()
-        self.storage, self.scale = self.config.storage, FULL_SCALE
+        self.storage, self.scale = self.known.stored or (self.config.storage, FULL_SCALE)
         self.values = Steps(self.storage)
         self.first_file, self.words = self.sample, {}
         missing = self.config.missing_labels
         self.label_sets = SetEncoder(self.config.label_separator, "ignore" if missing == "refuse" else missing)
         self.encoders |= {name: NameEncoder() for name in self.encoders if name != "split"}
         self.encoders["label"] = NameEncoder(names=self.known.classes)
+
+    def _as_stored(self, recording: Recording) -> NDArray[Any]:
+        """As training's files are, if they are known, so that what is cut from equal recordings has equal sources."""
+        small = self.known.stored is not None and self.storage.kind in "iu"
+        if not small or (recording.steps.dtype, recording.scale) == (self.storage, self.scale):
+            return super()._as_stored(recording)
+        limits, (zero, full) = np.iinfo(self.storage), self.scale
+        steps = scaled(recording.steps, recording.scale) * np.float32(full) + np.float32(zero)
+        return np.rint(steps).clip(limits.min, limits.max).astype(self.storage)
 
     def _add(self, batch: Batch) -> None:
         self._rows += len(batch.lines)
@@ -503,11 +513,16 @@ def open_rows(config: NewOptions, known: Known, needed: Sequence[str] = ()) -> N
 
 
 def read_unlabelled(
-    config: Options, reading: Mapping[str, Any], codes: Mapping[str, int], path: Path, data: TaskData
+    config: Options,
+    reading: Mapping[str, Any],
+    codes: Mapping[str, int],
+    stored: tuple[np.dtype[Any], tuple[float, float]],
+    path: Path,
+    data: TaskData,
 ) -> Split:
     """All rows of a file or folder, read as those of a task were, without labels and with their groups; `reading` is
-    what the task says about its own rows, and `codes` has its words, those of no training row included. Raises OSError
-    or ValueError."""
+    what the task says about its own rows, `codes` has its words, those of no training row included, and `stored` is the
+    type and the scale of what its files hold. Raises OSError or ValueError."""
     left_out = {"path", "hub", "hub_config", "revision", "split_column"}
     left_out |= {"label_column", "label_columns", "label_at", "label_rate", "per_step"}
     if config.kind != "long":
@@ -526,6 +541,7 @@ def read_unlabelled(
         rate=files["rate"],
         signals=tuple(files["signals"]),
         scale=(files["scale"][0], files["scale"][1]),
+        stored=stored,
         static=tuple(map(StaticColumn.of, reading.get("static", ()))),
         steps_a_second=reading.get("rate"),
     )

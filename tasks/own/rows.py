@@ -285,6 +285,9 @@ class Reader:
                 self.storage, self.scale = recording.steps.dtype, recording.scale
                 self.values = Steps(self.storage)
         self._check_like_first(recording, path, place)
+        return self._as_stored(recording)
+
+    def _as_stored(self, recording: Recording) -> NDArray[Any]:
         if not self.config.continuous or (recording.steps.dtype, recording.scale) == (self.storage, self.scale):
             return recording.steps
         if self.storage != np.float32:  # files of several types: all as float32 of full scale 1
