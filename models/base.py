@@ -209,6 +209,17 @@ def randomise(module: nn.Module, prefixes: tuple[str, ...] = ("",)) -> None:
             parameter.normal_(0.0, RANDOM_STD)
 
 
+def sees_padding(network: nn.Module) -> bool:
+    """Does an answer depend on how much padding stands behind its sequence?"""
+    return any(getattr(module, "mask_padding", True) is False for module in network.modules())
+
+
+def learns_from_padding(network: nn.Module) -> bool:
+    """Does training depend on it: by what layers see, or by what batch norms average over?"""
+    norms = any(isinstance(module, BatchNorm) and module.padding for module in network.modules())
+    return norms or sees_padding(network)
+
+
 def make_norm(config: BackboneConfig) -> nn.Module:
     width, eps = config.d_model, config.norm_eps
     if width == 1 and config.norm in ("layer", "scalar"):

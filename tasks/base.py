@@ -637,17 +637,21 @@ def class_counts(split: Split, count: int) -> NDArray[np.int64]:
     if not split.per_step:
         return np.bincount(split.targets.astype(np.int64) - IGNORED, minlength=count + 1)[1:]
     total = np.zeros(count + 1, np.int64)
-    for piece in replace(split, values=split.targets).pieces():
+    for piece in target_pieces(split):
         total += np.bincount(piece.astype(np.int64) - IGNORED, minlength=count + 1)
     return total[1:]
 
 
+def target_pieces(split: Split) -> Iterator[NDArray[Any]]:
+    """The targets of these rows, in chunks: of rows (m, ...), or of all their steps (m, ...)."""
+    assert split.targets is not None
+    yield from replace(split, values=split.targets).pieces() if split.per_step else [split.targets]
+
+
 def label_counts(split: Split, count: int) -> NDArray[np.int64]:
     """(2, count) In how many examples, or steps, of these rows each label is known not to hold, and known to hold."""
-    assert split.targets is not None
     total = np.zeros((2, count), np.int64)
-    pieces = replace(split, values=split.targets).pieces() if split.per_step else [split.targets]
-    for piece in pieces:
+    for piece in target_pieces(split):
         total += [(piece == answer).sum(axis=0) for answer in (0, 1)]
     return total
 

@@ -15,7 +15,7 @@ from tiny import load, own_task, run, spt_job
 
 from spt.analysis.reevaluate import evaluate_run
 from spt.config.job import Job
-from spt.data.metrics import FROM_PROBABILITIES, UNASKED, groups_of
+from spt.data.metrics import FROM_PROBABILITIES, UNASKED, groups_of, of_confusion
 from spt.errors import UsageError
 from spt.inference.predict import Source, predict
 from spt.inference.trained_model import TrainedModel
@@ -153,6 +153,16 @@ def of_groups(metric: str, groups: list[str], truth: list[int], chances: list[fl
     return {each.name: (each.rows, each.score) for each in found}
 
 
+def test_mcc_of_one_class_is_0_by_definition():
+    alike, told = of_confusion(["mcc"], np.diag([4, 0]), 1), of_confusion(["mcc"], np.diag([4, 2]), 1)
+    assert alike.scores == {"mcc": 0.0} and alike.notes == (
+        "every row has the same class, so that mcc is 0 by definition",
+    )
+    assert told.scores == {"mcc": 1.0} and told.notes == ()
+    assert of_confusion(["mcc"], np.array([[2, 2], [0, 0]]), 1).notes == alike.notes
+    assert of_confusion(["mcc"], np.array([[2, 0], [2, 0]]), 1) == ({"mcc": 0.0}, ())
+
+
 def test_groups_without_a_score_have_none():
     """Of one class, or without a known label; and single groups, or very many, are not told."""
     groups, truth = [*"cababd"], [IGNORED, 0, 1, 1, 1, IGNORED]
@@ -160,6 +170,7 @@ def test_groups_without_a_score_have_none():
     assert of_groups("auroc", groups, truth, chances) == {"a": (2, 1.0), "b": (2, None), "c": (1, None), "d": (1, None)}
     assert of_groups("accuracy", groups, truth, chances) == {"a": (2, 1), "b": (2, 0.5), "c": (1, None), "d": (1, None)}
     assert of_groups("auroc", ["a"] * 6, truth, chances) == {}
+    assert of_groups("mcc", groups, truth, chances) == {"a": (2, 1.0), "b": (2, None), "c": (1, None), "d": (1, None)}
     many = [f"g{i}" for i in range(MOST_GROUPS)]
     several = [1] * MOST_GROUPS, [0.9] * MOST_GROUPS
     assert len(of_groups("accuracy", many, *several)) == MOST_GROUPS

@@ -44,6 +44,18 @@ def test_a_probe_finds_what_needs_no_order():
     assert linear_probe(task(long, noise, Values(1), Reals(1)))["test"]["r2"] < 0.2
 
 
+def test_ranges_of_steps_are_of_the_rows_in_use(tmp_path):
+    few, all_rows = (asking(tmp_path, "numbers", **more).recipe.task for more in ({"task__subset_fraction": 0.1}, {}))
+    data = data_of(asking(tmp_path, "numbers", task__subset_fraction=0.1))
+    targets = np.concatenate([*replace(data.train, values=data.train.targets).pieces()])
+    known = targets[np.isfinite(targets[:, 0])]
+    found, whole = (summarise(part)["targets"]["train"] for part in (few, all_rows))
+    assert found["max"] == pytest.approx(known.max(0).tolist()) and found["mean"] == pytest.approx(
+        known.mean(0).tolist()
+    )
+    assert whole["max"][0] > found["max"][0] or whole["mean"] != found["mean"]
+
+
 def test_a_probe_of_steps_and_pairs(tmp_path):
     tags = data_of(asking(tmp_path, "tags", task__rows=200))
     assert linear_probe(tags)["test"]["accuracy"] > 0.95  # the token itself decides

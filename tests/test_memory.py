@@ -89,9 +89,10 @@ class memory_gone_once:
 
         def forward(backbone, x, context):
             self.count += backbone.training
+            found = self.real(backbone, x, context)
             if self.count == self.n and backbone.training:
                 raise torch.OutOfMemoryError("none left")
-            return self.real(backbone, x, context)
+            return found
 
         Backbone.forward = forward
 
@@ -107,6 +108,19 @@ def test_a_step_that_ran_out_of_memory_half_way_begins_anew(tmp_path, n):
     with memory_gone_once(n):
         run(job, tmp_path / "parts", micro_batch_size=4)
     assert np.allclose(losses(tmp_path / "whole", job), losses(tmp_path / "parts", job), rtol=1e-5)
+
+
+def test_a_step_that_is_made_again_has_its_batch_norms_as_before(tmp_path):
+    """Compared with a machine that holds no more than the half from the start."""
+    job = Job(own_task(tmp_path, pretrain__train__batch_size=8, model__norm="batch"), "pretrain", 0)
+    run(job, tmp_path / "halves", micro_batch_size=4)
+    with memory_gone_once(1):
+        run(job, tmp_path / "found")
+    with memory_gone_once(3):  # in the second pass of the second step
+        run(job, tmp_path / "late", micro_batch_size=4)
+    halves, found = best(tmp_path / "halves", job), best(tmp_path / "found", job)
+    assert any(name.endswith("running_mean") for name in halves)
+    assert all(np.allclose(halves[name], found[name], rtol=1e-5, atol=1e-7) for name in halves)
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])

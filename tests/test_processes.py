@@ -105,8 +105,10 @@ def test_two_processes_do_what_one_does(folder, options):
     [
         ({"name": "s4", "d_model": 8, "n_layers": 2, "d_state": 4}, ["--micro-batch", "2"]),
         ({"name": "s5", "d_model": 8, "n_layers": 2, "d_state": 8, "blocks": 2, "norm": "batch"}, []),
+        ({"name": "s5", "d_model": 8, "n_layers": 2, "d_state": 8, "blocks": 2, "norm": "batch_padded"}, []),
+        ({"name": "transformer", "d_model": 16, "n_layers": 1, "mask_padding": False}, ["--micro-batch", "2"]),
     ],
-    ids=["kernels held over micro-batches", "batch norm"],
+    ids=["kernels held over micro-batches", "batch norm", "batch norm of padding", "padding that is seen"],
 )
 def test_what_processes_share_is_that_of_one(folder, model, options):
     """A kernel's gradient is collected over micro-batches and exchanged once; statistics of a batch are those of all,

@@ -631,6 +631,19 @@ def test_configurations_that_could_be_paired_in_two_ways_are_rows_of_their_own(t
     assert all(row.source in row.label for row in rows)
 
 
+def test_runs_of_different_folds_are_not_paired(tmp_path: Path) -> None:
+    for fold in ("a", "b"):
+        tested = SPLITS["test"].model_copy(update={"inputs": fold})
+        for seed in range(3):
+            for arm, score in (("scratch", 0.5), ("spt", 0.6)):
+                run, settings = f"finetune-{arm}{fold}{seed}", f"{arm}{fold}"
+                finish(tmp_path, arm, seed, score, run=run, settings=settings, data=SPLITS | {"test": tested})
+    rows = collect.read_report([tmp_path]).rows
+    assert [(row.source, row.n) for row in rows] == [
+        (f"scratch scratch{fold} / spt spt{fold}+before", 3) for fold in ("a", "b")
+    ]
+
+
 def test_two_runs_that_cannot_be_told_apart_are_not_mixed(tmp_path: Path) -> None:
     for seed in range(3):
         finish(tmp_path, "scratch", seed, 0.5)

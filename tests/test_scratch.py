@@ -1,8 +1,10 @@
 """Temporary folders are gone when their command is, however it ended."""
 
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tiny import environment
@@ -49,6 +51,30 @@ def test_a_folder_ends_with_its_process_or_with_the_next(temporary, number):
     assert len(list(temporary.iterdir())) == (2 if number == signal.SIGKILL else 1)
     with scratch_folder() as folder:
         assert {path.name for path in temporary.iterdir()} == {"spt-mine", folder.name}
+
+
+def test_a_folder_that_another_process_took_for_abandoned_is_made_again(temporary, monkeypatch):
+    """It came between the lock's file and the lock, had it, and removed the folder: at once, or soon after."""
+    from filelock import FileLock, Timeout
+
+    real, taken = FileLock.acquire, []
+
+    def acquire(lock, *given, **more):
+        path = Path(lock.lock_file)
+        if len(taken) < 2:
+            taken.append(path.parent)
+            if len(taken) == 1:
+                raise Timeout(str(path))
+            result = real(lock, *given, **more)
+            shutil.rmtree(path.parent)
+            return result
+        return real(lock, *given, **more)
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with scratch_folder() as folder:
+        assert folder.is_dir() and folder not in taken
+        assert [*temporary.iterdir()] == [folder]
+    assert not [*temporary.iterdir()]
 
 
 def test_what_only_looks_like_one_is_left_alone(temporary, tmp_path_factory):

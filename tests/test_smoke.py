@@ -2,22 +2,25 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from tiny import load as load_data
 from tiny import recipe_file
 
 from spt.api import compare, plan_study, run_study
+from spt.config.job import Job
 from spt.config.load import load, packaged
 from spt.config.overrides import flatten
 from spt.config.plugins import find_plugin
 from spt.config.recipe import BUDGETS
 from spt.data.dataset import open_task
-from spt.errors import UsageError
+from spt.errors import DataError, UsageError
 from spt.models.options import SMOKE_SIZES
 from spt.runs.plan import read_plan
 from spt.runtime.settings import Settings
 from spt.studies.schema import part_of, read
-from spt.training.build import build_backbone
+from spt.training.build import build_backbone, build_stage
 
 TRAINING = {*BUDGETS, "batch_size", "evaluate_every", "warmup_steps", "warmup_fraction", "patience"}
 ROWS = {"task.max_rows", "task.subset_fraction"}
@@ -123,6 +126,51 @@ def test_a_model_of_ones_own_has_the_common_sizes_or_says_its_own(tmp_path, size
     model = {"name": "./mine.py", "d_model": 256, "n_layers": 3}
     path = recipe_file(tmp_path, model=model)
     assert expected.items() <= load(str(path), smoke=True).recipe.model.options.items()
+
+
+def test_a_span_longer_than_the_sequences_of_smoke_is_theirs(tmp_path):
+    pretrain = {"objective": {"name": "masked", "ratio": 0.5, "span": 100}}
+    task = {"name": "skills", "skill": "shift", "length": 512}
+    path = str(recipe_file(tmp_path, task=task, pretrain__objective=pretrain["objective"]))
+    setup = build_stage(Job(load_data(path, smoke=True), "pretrain", 0))
+    assert setup.objective.span == setup.data.length < 100
+    assert build_stage(Job(load_data(path, smoke="full"), "pretrain", 0)).objective.span == 100
+
+
+def test_layers_that_are_named_are_kept(tmp_path):
+    changes = {"model__n_layers": 4, "finetune__load": ["encoder", "backbone.mixers.7"]}
+    one = load_data(str(recipe_file(tmp_path, **changes)), smoke=True)
+    assert one.recipe.model.options["n_layers"] == 4
+    build_stage(Job(one, "finetune", 0, Job(one, "pretrain", 0)))
+
+
+@pytest.mark.parametrize("target", ["classes", "real"])
+@pytest.mark.parametrize("unlabelled", [0, 140])
+def test_first_rows_have_targets_and_not_all_the_same(target, unlabelled, tmp_path):
+    """Files sorted by their labels, or with labels at the end alone."""
+    rows = [f"{i} 1 2,{'' if i < unlabelled else 4 * (i >= 190)}" for i in range(200)]
+    for name in ("train", "val", "test"):
+        (tmp_path / "d").mkdir(exist_ok=True)
+        (tmp_path / "d" / f"{name}.csv").write_text("\n".join(["x,y", *rows]))
+    task = {"name": "custom", "path": "d", "list_column": "x", "label_column": "y", "target": target}
+    objective = {"name": "supervised", "scale": "standard"} if target == "real" else {"name": "supervised"}
+    changes = {"task": {**task, "missing_labels": "ignore"}, "finetune__objective": objective}
+    one = load_data(str(recipe_file(tmp_path, **changes)), smoke=True)
+    setup = build_stage(Job(one, "finetune", 0))
+    first = setup.data.train
+    assert len(first) == 16 and first.values[first.starts, 0].tolist() == [*range(unlabelled, unlabelled + 15), 190]
+    assert len(np.unique(first.targets)) == 2
+
+
+def test_no_row_with_a_target_is_a_sentence(tmp_path):
+    rows = ["x,y", *(f"{i} 1 2,{'' if i < 140 else i % 2}" for i in range(200))]
+    for name in ("train", "val", "test"):
+        (tmp_path / "d").mkdir(exist_ok=True)
+        (tmp_path / "d" / f"{name}.csv").write_text("\n".join(rows))
+    task = {"name": "custom", "path": "d", "list_column": "x", "label_column": "y", "missing_labels": "ignore"}
+    one = load_data(str(recipe_file(tmp_path, task={**task, "subset_rows": 1, "subset_seed": 1})))
+    with pytest.raises(DataError, match="none of the 1 training rows in use has a target"):
+        build_stage(Job(one, "finetune", 0))
 
 
 def test_sizes_that_cannot_be_had_are_a_sentence(tmp_path):

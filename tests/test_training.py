@@ -205,6 +205,57 @@ def test_micro_batches_change_nothing(tmp_path, micro):
     assert max(np.abs(one[name] - two[name]).max() for name in one) < 1e-4
 
 
+@pytest.mark.parametrize("average", ["exact", "per_batch"])
+@pytest.mark.parametrize("joint", [None, 0.5])
+def test_padding_that_is_seen_is_that_of_the_whole_batch(tmp_path, average, joint):
+    """However batches are cut, in training or in evaluation: sequences of 3 to 12 steps."""
+    from test_memory import memory_for
+
+    train = {"steps": 6, "batch_size": 7, "learning_rate": 0.01, "evaluate_every": 3, "metric_average": average}
+    finetune = {"train": train, **({} if joint is None else {"joint": joint})}
+    one = own_task(tmp_path, model__mask_padding=False, finetune=finetune, pretrain__train={**train})
+    job = Job(one, "finetune", 0)
+    whole, pieces = run(job, tmp_path / "whole"), run(job, tmp_path / "pieces", micro_batch_size=2)
+    assert pieces.val == pytest.approx(whole.val, rel=1e-4) and pieces.test == pytest.approx(whole.test, rel=1e-4)
+    with memory_for(2, training=False):
+        assert run(job, tmp_path / "cut").test == pytest.approx(whole.test, rel=1e-4)
+    hidden = Job(own_task(tmp_path, finetune=finetune, pretrain__train={**train}), "finetune", 0)
+    assert run(hidden, tmp_path / "hidden").test != pytest.approx(whole.test, rel=1e-4), "padding is seen"
+
+
+def test_the_time_of_an_evaluation_before_a_stop_is_counted(tmp_path, monkeypatch):
+    real = loop.evaluate
+
+    def slow(*given, **more):
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*given, **more)
+
+    job = Job(own_task(tmp_path), "pretrain", 0)
+    monkeypatch.setattr(loop, "evaluate", slow)
+    with pytest.raises(Stopped):
+        run(job, tmp_path / "runs")
+    monkeypatch.undo()
+    assert run(job, tmp_path / "runs").own.seconds >= 0.3
+
+
+@pytest.mark.parametrize(
+    ("test_rows", "stage", "refused"),
+    [(6, "pretrain", False), (6, "finetune", True)],
+)
+def test_means_over_full_batches_ask_for_rows_that_are_scored(tmp_path, test_rows, stage, refused):
+    train = {"steps": 2, "batch_size": 12, "learning_rate": 0.01, "metric_average": "per_batch"}
+    own_task(tmp_path, pretrain__train=train, finetune={"train": {**train}})
+    toy = tmp_path / "toy.py"
+    toy.write_text(toy.read_text().replace("split(19)", f"split({test_rows})"))
+    job = Job(load(str(tmp_path / "tiny.yaml")), stage, 0)
+    if refused:
+        with pytest.raises(UsageError, match="the test split has 6 rows"):
+            build_stage(job)
+    else:
+        build_stage(job)
+
+
 def test_a_batch_is_weighed_as_a_whole(tmp_path):
     """One step against plain torch: the loss is the mean over all masked positions, not a mean of means."""
     job = Job(own_task(tmp_path, pretrain__train__batch_size=11), "pretrain", 0)
@@ -557,7 +608,7 @@ def test_the_loop_is_plain_adamw(tmp_path, monkeypatch):
     monkeypatch.setattr(Runtime, "clip", recorded)
     train = {"steps": 5, "batch_size": 9, "learning_rate": 0.03, "schedule": "cosine", "warmup_steps": 2,
              "weight_decay": 0.2, "betas": [0.8, 0.9], "max_grad_norm": 0.3, "evaluate_every": 5}  # fmt: skip
-    job = Job(own_task(tmp_path, pretrain__train=train), "pretrain", 3)
+    job = Job(own_task(tmp_path, pretrain__train={**train}), "pretrain", 3)
     run(job, tmp_path / "runs", micro_batch_size=4)
 
     setup = build_stage(job)
@@ -820,6 +871,8 @@ def test_a_spread_of_tokens_is_refused_where_there_are_none(tmp_path):
         build_stage(Job(one, "finetune", 0))
     with pytest.raises(RecipeError, match="init_std has no effect under init: flax"):
         loaded(tmp_path, encoder={"init": "flax", "init_std": 0.3})
+    with pytest.raises(RecipeError, match="frame_features has no effect on one linear map; add frame_encoder: cnn"):
+        loaded(tmp_path, encoder={"frame_features": 50})
 
 
 def test_a_fraction_keeps_the_network(tmp_path):

@@ -104,6 +104,8 @@ class EncoderConfig(StrictModel):
     def _consistent(self) -> "EncoderConfig":
         if self.init == "flax" and self.init_std != 1.0:
             raise ValueError("init_std has no effect under init: flax, which has a spread of its own; leave one out")
+        if self.frame_encoder == "linear" and self.frame_features != type(self).model_fields["frame_features"].default:
+            raise ValueError("frame_features has no effect on one linear map; add frame_encoder: cnn")
         return self
 
 

@@ -29,6 +29,8 @@ def smoke_recipe(recipe: Recipe, smoke: Smoke, kept: Container[str] = ()) -> Rec
         kept_sizes = {name for name in model.options if f"model.{name}" in kept}
         if recipe.pretrain.head.identity:  # the width is the number of scores
             kept_sizes.add("d_model")
+        if any("." in part for part in recipe.finetune.load):  # a layer by its number
+            kept_sizes.add("n_layers")
         model = _small_part("models", model, kept_sizes)
     update: dict[str, Any] = {
         "task": Part(**{**task.model_dump(), "max_rows": 16, "subset_fraction": 1.0, "subset_rows": None}),

@@ -48,14 +48,15 @@ class Batch(NamedTuple):
         return self.rows != NOBODY
 
 
-def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, target: Target) -> Batch:
-    """These rows of a split as one batch; rows that are NOBODY repeat row 0."""
-    rows = np.where(index == NOBODY, 0, index)
+def collate(split: Split, index: NDArray[np.int64], input: Tokens | Values, target: Target, least: int = 0) -> Batch:
+    """These rows of a split as one batch, padded to the longest of them, or to `least` steps if that is more; NOBODY
+    repeats the first of them, or row 0."""
+    rows = np.where(index == NOBODY, next(iter(index[index != NOBODY]), 0), index)
     starts, lengths, cuts = split.starts[rows], split.lengths[rows], split.cuts
     if cuts is not None:
         starts = np.concatenate([starts, starts + cuts[rows]])
         lengths = np.concatenate([cuts[rows], lengths - cuts[rows]])
-    longest = int(lengths.max())
+    longest = max(least, int(lengths.max()))
     steps = np.arange(longest)
     valid = steps < lengths[:, None]  # (B, L)
     padded = not bool(valid.all())

@@ -21,22 +21,24 @@ from spt.data.more_rows import with_more_rows
 from spt.data.source import call_hook, is_indexable, open_part
 from spt.errors import DataError
 from spt.rng import generator
-from spt.tasks.base import WHOLE, Classes, Split, TaskConfig, TaskData, Tokens
+from spt.tasks.base import WHOLE, Classes, Split, Target, TaskConfig, TaskData, Tokens, has_target
 
 
 def open_task(part: Part) -> TaskData:
     """The task's data with fingerprints: the subset the recipe asks for, rows not copied.
 
-    max_rows takes the first rows of every split. A subset is a prefix of one permutation of the training split, so
-    subsets are nested (SPT paper, appendix C.1.4); stratified, of one in which every class comes as often as in the
-    whole split, early and late. Windows come with all of their recording, and recordings are what is counted.
+    max_rows takes the first rows of every split, those with a target before others. A subset is a prefix of one
+    permutation of the training split, so subsets are nested (SPT paper, appendix C.1.4); stratified, of one in which
+    every class comes as often as in the whole split, early and late. Windows come with all of their recording, and
+    recordings are what is counted.
     """
     task = open_part(part)
     config, module = task.config, task.component.module
     data = read_prepared(prepared_folder(task))
     whole, max_rows = len(data.train), config.max_rows
     if max_rows is not None:
-        data = data.mapped(lambda split: split.take(np.arange(min(max_rows, len(split)))))
+        target = data.target
+        data = data.mapped(lambda split: split.take(_first_rows(split, target, max_rows)))
     unit = _units(config, data.train)
     units = int(unit.max(initial=-1)) + 1
     keep = _units_in_use(config, units, len(data.train), task.component)
@@ -56,6 +58,19 @@ def open_task(part: Part) -> TaskData:
             raise DataError(f"task {task.component.identity}: rows of pairs cannot be resampled; leave out resample")
         data = replace(data, resample=partial(_resample, task.component, config, data))
     return data
+
+
+def _first_rows(split: Split, target: Target, count: int) -> NDArray[np.int64]:
+    """The first rows with a target, then others; the last of them is replaced where all would have the same target."""
+    if split.per_step:
+        return np.arange(min(count, len(split)))
+    known = has_target(split) if target.missing else np.ones(len(split), bool)
+    rows = np.sort(np.argsort(~known, kind="stable")[:count])
+    targets = np.asarray(split.targets)
+    others = np.flatnonzero(known & (targets != targets[rows[:1]]).reshape(len(split), -1).any(axis=1))
+    if 1 < len(rows) < len(split) and len(others) and not np.isin(rows, others).any():
+        rows[-1] = others[0]
+    return rows
 
 
 def _units(config: TaskConfig, train: Split) -> NDArray[np.int64]:

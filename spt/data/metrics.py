@@ -49,7 +49,7 @@ def of_confusion(names: Collection[str], confusion: NDArray[Any], positive: int 
 
     truth, found = np.nonzero(confusion)  # every pair once, weighing as often as it comes
     weighed: dict[str, Any] = {"sample_weight": confusion[truth, found]}
-    scores: dict[str, float] = {}
+    scores, notes = dict[str, float](), ()
     if "balanced_accuracy" in names:
         occur = np.unique(truth)
         scores["balanced_accuracy"] = metrics.recall_score(truth, found, labels=occur, average="macro", **weighed)
@@ -60,9 +60,10 @@ def of_confusion(names: Collection[str], confusion: NDArray[Any], positive: int 
         if f"f1_{average}" in names:
             scores[f"f1_{average}"] = metrics.f1_score(truth, found, average=average, zero_division=0.0, **weighed)
     if "mcc" in names:
-        single = len({*truth.tolist(), *found.tolist()}) < 2  # all alike, of which scikit-learn warns
-        scores["mcc"] = 0.0 if single else metrics.matthews_corrcoef(truth, found, **weighed)
-    return MetricValues({name: float(score) for name, score in scores.items()})
+        constant = len(np.unique(truth)) < 2  # scikit-learn would warn where answers are alike, too
+        scores["mcc"] = 0.0 if constant else metrics.matthews_corrcoef(truth, found, **weighed)
+        notes = ("every row has the same class, so that mcc is 0 by definition",) if constant else ()
+    return MetricValues({name: float(score) for name, score in scores.items()}, notes)
 
 
 def of_probabilities(

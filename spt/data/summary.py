@@ -27,6 +27,7 @@ from spt.tasks.base import (
     known_targets,
     label_counts,
     sequence_lengths,
+    target_pieces,
 )
 
 
@@ -183,14 +184,13 @@ def _labelled_rows(data: TaskData) -> dict[str, Any]:
 
 def _targets(data: TaskData, split: Split) -> list[int] | dict[str, list[float]]:
     """How many rows of each class; in how many each label holds, and in how many not; or each target's range."""
-    targets = np.asarray(split.targets)
     if isinstance(data.target, Labels):
         lacking, holding = label_counts(split, data.target.count)
-        unknown = (sum(map(len, split.pieces())) if split.per_step else len(targets)) - lacking - holding
+        unknown = sum(map(len, target_pieces(split))) - lacking - holding
         return {"holds": holding.tolist(), "holds not": lacking.tolist(), "unknown": unknown.tolist()}
     if isinstance(data.target, Classes):
         return class_counts(split, data.target.count).tolist()
-    known = np.ma.masked_invalid(targets)
+    known = np.ma.masked_invalid(np.concatenate([*target_pieces(split)]))
     low, mean, high = known.min(axis=0), known.mean(axis=0), known.max(axis=0)
     return {"min": low.tolist(), "mean": mean.tolist(), "max": high.tolist()}
 

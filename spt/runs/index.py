@@ -130,6 +130,7 @@ class ArmRuns(NamedTuple):
     settings: str
     recipe: str
     cells: dict[int, PlannedCell]  # by seed
+    tested: dict[int, str]  # by seed: the rows of its test split, by their hash
 
 
 def pair_by_seed(root: Path, results: dict[str, Result], mentioned: set[str]) -> tuple[list[ComparisonRuns], list[str]]:
@@ -148,12 +149,13 @@ def pair_by_seed(root: Path, results: dict[str, Result], mentioned: set[str]) ->
         parent, pretraining = parents.get(result.parent or "", (None, None))
         settings = result.settings[:8] + (f"+{pretraining.settings[:8]}" if pretraining else "")
         group = groups.setdefault((result.task, result.model, result.metric, result.smoke), {})
-        cells = group.setdefault((arm, settings), ArmRuns(arm, settings, result.recipe, {})).cells
-        if result.seed in cells:
-            other = cells[result.seed].run
+        runs = group.setdefault((arm, settings), ArmRuns(arm, settings, result.recipe, {}, {}))
+        if result.seed in runs.cells:
+            other = runs.cells[result.seed].run
             warnings.append(f"{name} is left out: it has the same settings and seed as {other}")
         else:
-            cells[result.seed] = PlannedCell(arm=arm, seed=result.seed, run=name, parent=parent)
+            runs.cells[result.seed] = PlannedCell(arm=arm, seed=result.seed, run=name, parent=parent)
+            runs.tested[result.seed] = result.data["test"].inputs
     return [
         ComparisonRuns(
             root,
@@ -169,9 +171,13 @@ def pair_by_seed(root: Path, results: dict[str, Result], mentioned: set[str]) ->
 
 
 def _match_arms(configurations: list[ArmRuns]) -> list[tuple[ArmRuns, ...]]:
-    """Every two configurations that share a seed, then each one that shares no seed with any other."""
+    """Every two configurations that share a seed and its test rows, or, of those that share no test rows with any, a
+    seed; then each one that shares no seed with any other."""
     scratch, spt = ([runs for runs in configurations if runs.arm == arm] for arm in ARMS)
     pairs = [(a, b) for a, b in product(scratch, spt) if a.cells.keys() & b.cells.keys()]
+    alike = [(a, b) for a, b in pairs if a.tested.items() & b.tested.items()]  # of other folds the rows are others
+    settled = [runs for pair in alike for runs in pair]
+    pairs = [pair for pair in pairs if pair in alike or not any(runs in settled for runs in pair)]
     paired = [(runs.arm, runs.settings) for pair in pairs for runs in pair]
     return [*pairs, *((runs,) for runs in (*scratch, *spt) if (runs.arm, runs.settings) not in paired)]
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from spt.runtime.signals import cleanup
@@ -17,21 +18,29 @@ OWNER = ".owner"  # a file, locked by the process whose folder it is, for as lon
 @contextlib.contextmanager
 def scratch_folder(prefix: str = PREFIX) -> Iterator[Path]:
     """A new, empty folder for temporary files; those that killed processes have left are removed first."""
-    from filelock import FileLock
+    from filelock import FileLock, Timeout
 
     remove_abandoned()
-    folder = Path(tempfile.mkdtemp(prefix=prefix)).resolve()
-    with cleanup(lambda _: shutil.rmtree(folder, ignore_errors=True)):
-        owner = FileLock(folder / OWNER)
-        try:
-            with contextlib.suppress(
-                OSError, NotImplementedError
-            ):  # a file system without locks: nobody else removes it
-                owner.acquire(timeout=0)
-            yield folder
-        finally:
-            owner.release()
-            shutil.rmtree(folder, ignore_errors=True)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix)).resolve()
+        with cleanup(partial(_remove, folder)):
+            owner = FileLock(folder / OWNER)
+            try:
+                try:
+                    owner.acquire(timeout=0)
+                    lost = not (folder / OWNER).exists()
+                except (OSError, NotImplementedError) as error:  # a file system without locks: nobody removes it
+                    lost = isinstance(error, Timeout) or not folder.exists()
+                if not lost:  # another process has not taken it for abandoned before it was locked
+                    yield folder
+                    return
+            finally:
+                owner.release()
+                _remove(folder)
+
+
+def _remove(folder: Path, number: int = 0) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_abandoned() -> None:
@@ -44,4 +53,4 @@ def remove_abandoned() -> None:
             if path.parent.is_symlink() or (hasattr(os, "getuid") and status.st_uid != os.getuid()):
                 continue
             with FileLock(path).acquire(timeout=0):
-                shutil.rmtree(path.parent, ignore_errors=True)
+                _remove(path.parent)

@@ -1,4 +1,5 @@
-"""What a user may choose about how a job runs; none of it changes what is computed."""
+"""What a user may choose about how a job runs; it changes what is computed by rounding, dropout and, with batch norm,
+micro-batches alone."""
 
 from dataclasses import dataclass
 from typing import Literal

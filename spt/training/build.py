@@ -29,7 +29,7 @@ from spt.models.base import Backbone, Unsupported, randomise
 from spt.models.longconv import Kernel
 from spt.rng import Draw
 from spt.runtime.memory import machine_memory
-from spt.tasks.base import Reals, Split, TaskData, Tokens, Values, describe, sequence_lengths
+from spt.tasks.base import Reals, Split, TaskData, Tokens, Values, describe, sequence_lengths, target_pieces
 from spt.training.budget import plan_steps
 from spt.training.metrics import MOST_SCORES, scores_of_steps
 from spt.training.network import Encoder, Head, SequenceModel, output_of_head
@@ -56,13 +56,16 @@ class JointLoss(NamedTuple):
     objective: Objective
     output: Output
 
-    def make_inputs(self, rows: NDArray[np.int64], draw: Draw, split: Split | None = None) -> tuple[Inputs, Targets]:
-        """What pretraining would make of these rows of the training split, or of `split`, which holds them alone."""
+    def make_inputs(
+        self, rows: NDArray[np.int64], draw: Draw, split: Split | None = None, least: int = 0
+    ) -> tuple[Inputs, Targets]:
+        """What pretraining would make of these rows of the training split, or of `split`, which holds them alone;
+        padded to `least` steps at least."""
         if split is None:
-            batch = collate(self.data.train, rows, self.data.input, self.data.target)
+            batch = collate(self.data.train, rows, self.data.input, self.data.target, least)
         else:
             places = np.where(rows == NOBODY, NOBODY, np.arange(len(rows)))
-            batch = collate(split.unlabelled(), places, self.data.input, self.data.target)
+            batch = collate(split.unlabelled(), places, self.data.input, self.data.target, least)
             batch = batch._replace(rows=torch.from_numpy(rows))
         return self.objective.make_inputs(batch, draw)
 
@@ -104,7 +107,10 @@ def build_stage(job: Job) -> StageSetup:
     recipe, stage = job.resolved.recipe, job.settings_stage
     data = open_stage(recipe, job.stage)
     objective = _objective(job, stage, data)
+    in_use = len(data.train)
     data = data.labelled() if objective.labelled else data.mapped(Split.unlabelled)
+    if not len(data.train):
+        raise DataError(f"none of the {in_use:,} training rows in use has a target; use more of them")
     width = model_width(recipe.model)
     output = output_of_head(objective.output(data), width, stage.head)
     _check_train(job, objective, output, data)
@@ -227,7 +233,10 @@ def _objective(job: Job, stage: Pretrain | Finetune, data: TaskData) -> Objectiv
     """The objective of a stage, if this task and this model can be asked for it."""
     name, section = stage.objective.name, "pretrain" if isinstance(stage, Pretrain) else "finetune"
     objective = OBJECTIVES[name].model_validate_json(json.dumps(stage.objective.options))
-    if (span := stage.objective.options.get("span", 1)) > data.length:
+    span = stage.objective.options.get("span", 1)
+    if span > data.length and job.resolved.smoke:  # whose sequences may be shorter
+        objective = objective.model_copy(update={"span": data.length})
+    elif span > data.length:
         raise UsageError(
             f"{section}.objective.span is {span}, but this task's sequences have at most {data.length:,} steps"
         )
@@ -346,7 +355,8 @@ def _check_train(job: Job, objective: Objective, output: Output, data: TaskData)
             f"{place}.metric_average: per_batch is of batches of rows, but this task's score is of recordings; use "
             "exact"
         )
-    for name, split in (("validation", data.val), ("test", data.test)) if train.metric_average == "per_batch" else ():
+    scored = {"validation": data.val, **({"test": data.test} if objective.labelled and len(data.test) else {})}
+    for name, split in scored.items() if train.metric_average == "per_batch" else ():
         if len(split) < train.batch_size:
             raise UsageError(
                 f"{place}.metric_average: per_batch needs a full batch of {train.batch_size}, but the {name} split has "
@@ -372,7 +382,7 @@ def _check_metric(metric: str, place: str, train: Train, output: Output, data: T
                 f"the {name} split are more than the {MOST_SCORES:,} that are kept; choose another metric, such as "
                 "mcc of classes or mae of numbers"
             )
-        if metric == "mape" and (zeros := int((np.asarray(split.targets) == 0).sum())):
+        if metric == "mape" and (zeros := sum(int((piece == 0).sum()) for piece in target_pieces(split))):
             raise UsageError(
                 f"metric mape divides by the target, which is 0 in {zeros:,} of the {name} split's answers; choose mae "
                 "or mse"

@@ -14,6 +14,7 @@ from spt.config.recipe import LOWER_IS_BETTER, Train
 from spt.data.batching import NOBODY, by_length, collate, packed, pieces, share
 from spt.data.metrics import confusion_matrix
 from spt.errors import BackendError, DivergedError
+from spt.models.base import sees_padding
 from spt.models.longconv import cached_kernels
 from spt.rng import Draw
 from spt.runtime.distributed import Runtime, mark_shared
@@ -58,17 +59,33 @@ class Predictions(NamedTuple):
     notes: tuple[str, ...] = ()  # what a reader must know of the scores
 
 
-def shared_padding(train: Train) -> int | None:
-    """So many rows, in the split's order, share a batch and so its padding, as published; None: any may."""
-    return train.batch_size if train.metric_average == "per_batch" else None
+class Group(NamedTuple):
+    """Rows that are answered at once."""
+
+    rows: NDArray[np.int64]
+    length: int  # steps to pad them to; 0: as many as the longest has
 
 
-def batches(split: Split, positions: int, least: int, together: int | None) -> list[NDArray[np.int64]]:
-    """The rows of each batch: so many `together`, or as many as have at most `positions` steps, but `least`."""
-    rows = np.arange(len(split))
-    if together is not None:
-        return pieces(rows, together)
-    return packed(by_length(rows, split.extents), split.sequences * split.extents, positions, least)
+def shared_padding(setup: StageSetup) -> int | None:
+    """So many rows, in the split's order, share their padding: where means are of batches, as published, and where a
+    network sees padding, since its answers must not depend on what fits into memory; None: any may."""
+    train = setup.train
+    return train.batch_size if train.metric_average == "per_batch" or sees_padding(setup.model) else None
+
+
+def groups_of(split: Split, positions: int, least: int) -> list[Group]:
+    """As many rows as have at most `positions` steps, but `least`; the longest first."""
+    order = by_length(np.arange(len(split)), split.extents)
+    return [Group(rows, 0) for rows in packed(order, split.sequences * split.extents, positions, least)]
+
+
+def groups_of_padding(split: Split, together: int, most: int) -> list[Group]:
+    """At most `most` rows, of each `together` that share their padding."""
+    return [
+        Group(part, int(split.extents[rows].max()))
+        for rows in pieces(np.arange(len(split)), together)
+        for part in pieces(rows, most)
+    ]
 
 
 def evaluate(
@@ -95,12 +112,12 @@ def evaluate(
     counted = bool(whole_split) and output.per_step and output.macro  # where C x C counts say enough
     padded = bool(whole_split) and output.per_step and scores_of_steps(output, split) <= MOST_SCORES
 
-    def answer(groups: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
+    def answer(groups: Sequence[Group]) -> dict[str, Tensor]:
         """What metrics and predictions need of this process's rows, and which rows they are."""
         model.eval()
         # Filled in place: a small tensor kept from each batch would break up the memory that the next one needs whole.
         kept: dict[str, Tensor] = {}
-        done, total = 0, sum(-(-len(group) // world) for group in groups)
+        done, total = 0, sum(-(-len(group.rows) // world) for group in groups)
         with contextlib.closing(prefetched(question, groups)) as questions:
             for rows, (inputs, targets) in questions:
                 shown, asked_of = runtime.send((inputs, targets))
@@ -129,16 +146,21 @@ def evaluate(
                 done += len(rows)
         return kept
 
-    def question(group: NDArray[np.int64]) -> tuple[Tensor, tuple[Inputs, Targets]]:
+    def question(group: Group) -> tuple[Tensor, tuple[Inputs, Targets]]:
         """This process's rows of a batch, and what they are asked."""
-        part = share(group, runtime.rank, world)  # all processes take as many batches
-        batch = collate(split, part, data.input, data.target)
+        part = share(group.rows, runtime.rank, world)  # all processes take as many batches
+        batch = collate(split, part, data.input, data.target, group.length)
         return batch.rows, runtime.pinned(setup.make_inputs(batch, draw))
 
     sequences, extents = split.sequences, split.extents
     positions, least = min(EVALUATION_POSITIONS, len(split) * sequences * int(extents.max())), at_once
+    together = shared_padding(setup)
+    most = together or 0
     while True:
-        groups = batches(split, positions * world, least * world, shared_padding(train))
+        if together is None:
+            groups = groups_of(split, positions * world, least * world)
+        else:
+            groups = groups_of_padding(split, together, most)
         failed = 0.0
         cache = contextlib.nullcontext() if runtime.shards else cached_kernels(model, int(extents.max()))
         try:
@@ -147,16 +169,16 @@ def evaluate(
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            if positions == 1 or train.metric_average == "per_batch" or runtime.shards:
+            if runtime.shards or (positions if together is None else most) == 1:
                 raise BackendError(
-                    f"there is no memory to evaluate {'one sequence' if positions == 1 else 'a batch'}; use a smaller "
-                    "model, shorter sequences or metric_average: exact"
+                    f"there is no memory to evaluate {'a batch' if runtime.shards else 'one sequence'}; use a smaller "
+                    "model or shorter sequences"
                 ) from error
             failed = 1.0
         (failed,) = runtime.highest([failed])  # which rows are whose depends on how they are cut: all cut alike
         if not failed:
             break
-        positions, least = max(1, positions // 2), max(1, least // 2)
+        positions, least, most = max(1, positions // 2), max(1, least // 2), -(-most // 2)
         free_memory()
     whole = {name: runtime.gather(tensor).cpu() for name, tensor in entries.items()}
     counts = whole.pop("confusion", None)

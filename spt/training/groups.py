@@ -43,5 +43,5 @@ def _score(output: Output, predictions: Predictions, rows: NDArray[np.int64]) ->
     if output.macro:
         confusion = confusion_matrix(some.truth, answers(output, some.logits)[:, 0].numpy(), output.classes)
     found = of_all(output, (metric,), some, confusion)
-    undefined = metric in ("auroc", "auprc", "spearman") and any("by definition" in note for note in found.notes)
+    undefined = metric in ("mcc", "auroc", "auprc", "spearman") and any("by definition" in note for note in found.notes)
     return None if undefined else found.scores.get(metric)

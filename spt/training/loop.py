@@ -130,6 +130,9 @@ def fit(
                     last, limit = state.step + 1, math.inf  # so that it is evaluated as any last step
                     runtime.on_main(partial(_record_time_limit, run, train, last, total))
                 if stop or (due and state.step < last):
+                    now = time.perf_counter()  # an evaluation before this is not made again
+                    state = state.after(Ledger(seconds=now - clock, device_seconds=(now - clock) * runtime.world))
+                    clock = now
                     save_state(run, runtime, state.with_peak(peak_memory(device)))
                     saved = time.monotonic()
                 if stop:

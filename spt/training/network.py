@@ -453,11 +453,15 @@ def published_count(model: SequenceModel) -> int:
 @contextlib.contextmanager
 def statistics_kept(model: nn.Module) -> Iterator[None]:
     """Within, the running statistics of batch norms stay as they are, whatever passes through them."""
-    names = ("running_mean", "running_var", "num_batches_tracked")
-    kept = {name: buffer.clone() for name, buffer in model.named_buffers() if name.endswith(names)}
+    kept = {name: buffer.clone() for name, buffer in batch_statistics(model).items()}
     try:
         yield
     finally:
-        buffers = dict(model.named_buffers())
-        for name, before in kept.items():
-            buffers[name].copy_(before)
+        for name, buffer in batch_statistics(model).items():
+            buffer.copy_(kept[name])
+
+
+def batch_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """The running statistics of batch norms, by name."""
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith(names)}

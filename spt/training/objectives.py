@@ -7,7 +7,6 @@ example, or per step).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -35,6 +34,7 @@ from spt.tasks.base import (
     class_counts,
     known_targets,
     label_counts,
+    target_pieces,
 )
 
 Loss = Literal["cross_entropy", "binary_cross_entropy", "l1", "l2", "gaussian"]
@@ -204,10 +204,7 @@ class Supervised(SupervisedOptions, Objective):
         """(shift, scale) of each target, from the training rows in use."""
         if self.scale == "none":
             return (), ()
-        assert data.train.targets is not None, "a labelled objective is given labelled data"
-        targets, unit = np.asarray(data.train.targets), "rows"
-        if data.train.per_step:  # those of rows that are not in use lie beside them
-            targets = np.concatenate([*replace(data.train, values=targets).pieces()])
+        targets, unit = np.concatenate([*target_pieces(data.train)]), "rows"
         y = targets.astype(np.float32).astype(np.float64)  # (n, S), as batches show them
         if data.train.per_step:
             y, unit = y[np.isfinite(y).any(1)], "steps"

@@ -20,7 +20,7 @@ from spt.runtime.distributed import Runtime
 from spt.runtime.memory import free_memory, out_of_memory
 from spt.tasks.base import Classes, Split, Tokens, Values
 from spt.training.build import StageSetup
-from spt.training.evaluate import EVALUATION_POSITIONS, batches, shared_padding
+from spt.training.evaluate import EVALUATION_POSITIONS, Group, groups_of, groups_of_padding, shared_padding
 from spt.training.network import SequenceModel
 from spt.training.objectives import Inputs
 from spt.training.threads import computing_threads, needs_one_thread
@@ -38,7 +38,7 @@ class Computation(BaseModel):
     @classmethod
     def of_stage(cls, setup: StageSetup) -> "Computation":
         train = setup.train
-        return cls(precision=train.precision, together=shared_padding(train), one_thread=needs_one_thread(setup))
+        return cls(precision=train.precision, together=shared_padding(setup), one_thread=needs_one_thread(setup))
 
     @contextlib.contextmanager
     def applied(self, runtime: Runtime) -> Iterator[None]:
@@ -79,24 +79,29 @@ def network_outputs(
     if not len(rows):
         return
     rows, network = rows.unlabelled(), network.to(runtime.device).eval()
-    waiting = batches(rows, EVALUATION_POSITIONS, 1, computation.together)
+    together = computation.together
+    if together is None:
+        waiting = groups_of(rows, EVALUATION_POSITIONS, 1)
+    else:
+        waiting = groups_of_padding(rows, together, together)
     with contextlib.ExitStack() as caches:
         with computation.applied(runtime):
             caches.enter_context(cached_kernels(network, int(rows.extents.max())))
         while waiting:
-            part = waiting.pop(0)
+            group = waiting.pop(0)
             try:
                 with computation.applied(runtime):
-                    outputs = _outputs(network, rows, part, input, computation, runtime, features)
+                    outputs = _outputs(network, rows, group, input, computation, runtime, features)
             except Exception as error:
                 if not out_of_memory(error):
                     raise
-                if len(part) == 1 or computation.together is not None:
+                if len(group.rows) == 1:
+                    steps = max(group.length, int(rows.extents[group.rows].max()))
                     raise BackendError(
-                        f"there is no memory for {'one sequence' if len(part) == 1 else 'a batch'} of "
-                        f"{int(rows.extents[part].max()):,} steps; give shorter ones, or use another machine"
+                        f"there is no memory for one sequence of {steps:,} steps; give shorter ones, or use another "
+                        "machine"
                     ) from error
-                waiting[:0] = np.array_split(part, 2)
+                waiting[:0] = [group._replace(rows=part) for part in np.array_split(group.rows, 2)]
                 free_memory()
                 continue
             _check_finite(network, rows, outputs)
@@ -119,14 +124,14 @@ def _check_finite(network: SequenceModel, rows: Split, outputs: BatchOutputs) ->
 def _outputs(
     network: SequenceModel,
     rows: Split,
-    part: NDArray[np.int64],
+    group: Group,
     input: Tokens | Values,
     computation: Computation,
     runtime: Runtime,
     features: bool,
 ) -> BatchOutputs:
-    batch = collate(rows, part, input, Classes(2))  # there are no targets
+    batch = collate(rows, group.rows, input, Classes(2), group.length)  # there are no targets
     inputs = runtime.send(Inputs(batch.x, None, batch.context, batch.static))
     with runtime.autocast(computation.precision):
         values = network.features(inputs) if features else network(inputs)
-    return BatchOutputs(part, batch.context, values.float().cpu())
+    return BatchOutputs(group.rows, batch.context, values.float().cpu())

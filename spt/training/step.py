@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from spt.config.recipe import Train
 from spt.data.batching import NOBODY, by_length, collate, pieces, share
 from spt.errors import BackendError
+from spt.models.base import learns_from_padding
 from spt.models.longconv import cached_kernels
 from spt.models.ops.counts import Counts
 from spt.rng import Draw, stream
@@ -29,7 +30,7 @@ from spt.tasks.base import TaskData
 from spt.training.build import StageSetup
 from spt.training.checkpoint import TrainingState
 from spt.training.losses import right_answers, weighted_sum
-from spt.training.network import statistics_kept
+from spt.training.network import batch_statistics, statistics_kept
 from spt.training.objectives import Inputs, Targets
 from spt.training.seeding import seed_step
 
@@ -151,9 +152,10 @@ class Learner:
             failed = 0.0
             try:
                 # Sharded gradients are exchanged here too: what is kept back would be added to the first step.
-                for micro_batch in self._make_inputs(longest[:size], 0):
-                    with runtime.accumulating(self.prepared, last=runtime.shards):
-                        self._backward(micro_batch, 1.0)
+                with statistics_kept(self.prepared):
+                    for micro_batch in self._make_inputs(longest[:size], 0):
+                        with runtime.accumulating(self.prepared, last=runtime.shards):
+                            self._backward(micro_batch, 1.0)
             except Exception as error:
                 if not out_of_memory(error):
                     raise
@@ -168,6 +170,7 @@ class Learner:
     def step(self, prefetcher: Prefetcher, step: int, size: int) -> tuple["StepResult", int]:
         """One optimiser step, in smaller pieces when memory does not hold `size` sequences; and how many it held."""
         epoch, rows, micro_batches = prefetcher.take(size)
+        before = [statistics.clone() for statistics in self._statistics]
         while True:
             try:
                 return self._step(rows, micro_batches, step), size
@@ -179,9 +182,11 @@ class Learner:
                         f"process {self.runtime.rank} has no memory for {size} sequences at once; "
                         f"--micro-batch {max(1, size // 2)} leaves the batch size as it is"
                     ) from error
-            # Outside the except clause, whose error still holds the activations. Nothing has been updated yet, and
+            # Outside the except clause, whose error still holds the activations. No parameter has been updated yet, and
             # all chance is addressed, so the step starts over as if nothing had happened.
             self._forget()
+            for statistics, kept in zip(self._statistics, before, strict=True):
+                statistics.copy_(kept)
             size = _halve_micro_batch(size, self.train)
             micro_batches = self.micro_batches(rows, epoch, size)
 
@@ -285,10 +290,21 @@ class Learner:
         """This process's part of a global batch, in pieces of at most `size` examples; once for each question."""
         runtime = self.runtime
         mine = share(by_length(rows, self.data.train.extents), runtime.rank, runtime.world)
-        by_piece = [self._make_inputs(part, epoch) for part in pieces(mine, size)]
+        least = int(self.data.train.extents[rows].max()) if self._padded_as_one else 0
+        by_piece = [self._make_inputs(part, epoch, least) for part in pieces(mine, size)]
         return [runtime.pinned(micro_batch) for asked in zip(*by_piece, strict=True) for micro_batch in asked]
 
-    def _make_inputs(self, rows: NDArray[np.int64], epoch: int) -> list[MicroBatch]:
+    @cached_property
+    def _statistics(self) -> list[Tensor]:
+        """The running ones of batch norms, which a forward pass updates."""
+        return [*batch_statistics(self.prepared).values()]
+
+    @cached_property
+    def _padded_as_one(self) -> bool:
+        """Is the padding of the global batch the same however it is cut?"""
+        return learns_from_padding(self.setup.model)
+
+    def _make_inputs(self, rows: NDArray[np.int64], epoch: int, least: int = 0) -> list[MicroBatch]:
         """What these rows are asked: by the objective, and by the joint loss if there is one."""
         setup, data, resampled = self.setup, self.data, None
         draw = Draw(setup.job.seed, "corruption", epoch)
@@ -297,12 +313,12 @@ class Learner:
             resampled = data.resample(ids, epoch)
             here = np.where(rows == NOBODY, NOBODY, np.arange(len(rows)))
             split = resampled if setup.objective.labelled else resampled.unlabelled()
-            batch = collate(split, here, data.input, data.target)._replace(rows=torch.from_numpy(rows))
+            batch = collate(split, here, data.input, data.target, least)._replace(rows=torch.from_numpy(rows))
         else:
-            batch = collate(data.train, rows, data.input, data.target)
+            batch = collate(data.train, rows, data.input, data.target, least)
         asked = [MicroBatch(*setup.make_inputs(batch, draw))]
         if setup.joint is not None:
-            asked.append(MicroBatch(*setup.joint.make_inputs(rows, draw, resampled), denoising=True))
+            asked.append(MicroBatch(*setup.joint.make_inputs(rows, draw, resampled, least), denoising=True))
         return asked
 
     def _backward(self, micro_batch: MicroBatch, scale: float) -> Float[Tensor, "2"]:
