@@ -91,6 +91,20 @@ def test_a_group_without_a_score_in_an_arm_is_left_out_of_its_means(tmp_path):
     assert (group.n, group.scratch) == (2, pytest.approx(0.6))
 
 
+def test_groups_that_each_split_tests_anew_are_all_told(tmp_path):
+    """Of folds of whole groups each tests others."""
+    cells, where = [], {"k1": ("a", "b"), "k2": ("c",)}
+    for arm, more in (("scratch", 0.0), ("spt", 0.1)):
+        for split, names in where.items():
+            for seed in range(2):
+                groups = tuple(GroupScore(name=name, rows=30, score=0.5 + more + 0.1 * seed) for name in names)
+                run = f"finetune-{arm}{split}{seed}"
+                cells.append({**finish(tmp_path, arm, seed, 0.5, run=run, groups=groups), "split": split})
+    found = read_report([plan(tmp_path, cells, splits=["k1", "k2"])]).groups
+    assert [(group.group, group.n, group.low) for group in found] == [("a", 2, None), ("b", 2, None), ("c", 2, None)]
+    assert [group.delta for group in found] == pytest.approx([0.1] * 3)
+
+
 def test_confusion_is_the_mean_over_runs(report):
     scratch, spt = report.confusions
     assert [each.name for each in scratch.classes] == ["ill", "well"] and (scratch.runs, spt.arm) == (3, "spt")

@@ -156,6 +156,18 @@ def test_rows_are_matched_by_what_they_are_about(tmp_path):
     assert none.sentence == "the reports have no row in common: 3 only in A, 1 only in B"
 
 
+def test_rows_of_the_same_runs_belong_together(tmp_path):
+    """Though another study about the same subject comes first."""
+    runs = tmp_path / "runs"
+    same = study(runs, "compare", [{}], arms(runs, 0, "x", [0.7, 0.72], [0.8, 0.83]))
+    other = study(tmp_path / "more", "compare", [{}], arms(tmp_path / "more", 0, "y", [0.3, 0.32], [0.4, 0.43]))
+    both = tmp_path / "both"
+    write.write_report(collect.read_report([other, same]), both)
+    found = diff_reports(same, both)
+    assert [row.label.endswith("#2") for row in found.rows] == [True] and not found.rows[0].seeds
+    assert [side["label"][-2:] for side in found.only_b] == ["#1"]
+
+
 def test_changed_verdicts_come_first(tmp_path):
     def made(root: Path, second: float) -> Path:
         cells = arms(root, 0, "x", [0.7, 0.72, 0.74], [0.8, 0.81, 0.85], task="digits")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from spt.analysis.kernels import WITH_KERNELS, KernelCurve, curves, layer_kernels, summary
 from spt.checks import model_contract
 from spt.config.job import Job
-from spt.config.plugins import find_plugin
+from spt.config.plugins import find_plugin, listing
 from spt.models.base import Backbone, BackboneConfig, Context, Mixer
 from spt.models.longconv import Kernel, LongConvolution
 from spt.runs.folder import RunFolder
@@ -85,7 +85,11 @@ def test_pieces_of_an_impulse_response_join(monkeypatch):
 
 
 def test_every_model_that_convolves_is_named():
-    assert set(WITH_KERNELS) == set(OPTIONS)
+    named = set()
+    for name in (one.name for one in listing("models")):
+        if name != "hf" and convolving(model_contract.tiny(find_plugin("models", name), False)):
+            named.add(name)
+    assert set(WITH_KERNELS) == named and set(OPTIONS) <= named
     for name in ("transformer", "dlr_attention"):
         assert curves(model_contract.tiny(find_plugin("models", name), False), 8) == {}
 
@@ -238,7 +242,10 @@ def test_a_model_without_a_kernel(tmp_path):
     run(job, tmp_path)
     refused = command("inspect", "kernels", tmp_path / job.name)
     assert refused.exit_code == 2
-    assert "has no convolution kernel; dlr, dss, lru, mega, s4, s4d, s5, sgconv and spade do" in refused.output
+    assert (
+        "has no convolution kernel; dlr, dss, h3, hyena, liquid_s4, lru, mega, s4, s4d, s5, sgconv and spade do"
+        in refused.output
+    )
     assert not (RunFolder(tmp_path, job.name).path / "figures").exists()
     refused = command("inspect", "attention", tmp_path / job.name)
     assert refused.exit_code == 2

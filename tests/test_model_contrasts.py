@@ -18,7 +18,7 @@ from records import FINETUNING, SPLITS, arms, plan, shown, study
 from scipy import stats as scipy_stats
 from simulations import SIMULATIONS, Simulation, comparison, false_change, naive_change
 
-from spt.report import collect, html, latex, machine, markdown, model_figures, write
+from spt.report import collect, figures, html, latex, machine, markdown, model_figures, write
 from spt.report.collect import Report
 from spt.report.models import compare_models
 from spt.report.ranking import ModelComparison, brief_ranking, changes_ranking, pairs_of, rank, winner_loser
@@ -310,6 +310,16 @@ def test_different_splits_are_not_compared(tmp_path: Path) -> None:
     cells = arms(tmp_path, 0, "a", *A, model="a", recipe="a")
     cells += arms(tmp_path, 1, "b", *B, model="b", recipe="b", data=other)
     rows = [{"name": name, "task": "digits", "model": name} for name in "ab"]
+    report = collect.read_report([plan(tmp_path, cells, rows=rows)])
+    told = "rows of digits are tested on several sets of rows, and models are compared within each: a; b"
+    assert report.models == () and told in report.notes
+
+
+def test_different_training_rows_are_not_compared(tmp_path: Path) -> None:
+    other = {**SPLITS, "train": SplitRecord(rows=360, inputs="xx", targets="yy")}
+    cells = arms(tmp_path, 0, "a", *A, model="a", recipe="a")
+    cells += arms(tmp_path, 1, "b", *B, model="b", recipe="b", data=other)
+    rows = [{"name": name, "task": "digits", "model": name} for name in "ab"]
     comparison = only(collect.read_report([plan(tmp_path, cells, rows=rows)]))
     assert {each.decision for each in comparison.contrasts} == {"different data"}
     assert "not comparable: the runs did not see the same data" in comparison.verdict
@@ -372,6 +382,63 @@ def test_costs_that_differ_are_in_the_verdict(tmp_path: Path) -> None:
     assert comparison.verdict.endswith("They differ in size or cost: parameters ×1.20 (a : b)")
     assert comparison.contrasts[0].ratios["parameters"] == pytest.approx(1.2)
     assert comparison.contrasts[0].ratios["flops_per_example"] == 1
+
+
+def data_sets(root: Path, recipes: Sequence[tuple[str, str, str]]) -> Path:
+    """One study of task `custom`: (recipe, model, targets of its test rows) in each row."""
+    name, cells = "compare", []
+    for row, (recipe, model, targets) in enumerate(recipes):
+        data = SPLITS | {"test": SplitRecord(rows=360, inputs=targets, targets=targets)}
+        about = {"task": "custom", "recipe": recipe, "model": model, "data": data, "settings": f"{recipe}{model}"}
+        scores = A if model == "a" else B
+        cells += arms(root, row, f"{name}{recipe}{row}", *scores, **about)
+    return study(
+        root, name, [{"name": recipe, "task": "custom", "model": model} for recipe, model, _ in recipes], cells
+    )
+
+
+def test_models_of_two_data_sets_that_one_task_reads_are_two_groups(tmp_path: Path) -> None:
+    recipes = [("one", "a", "x"), ("one-b", "b", "x"), ("two", "a", "y"), ("two-b", "b", "y")]
+    made = collect.read_report([data_sets(tmp_path, recipes)])
+    assert [(group.label, [model.name for model in group.models]) for group in made.models] == [
+        ("custom, one, one-b", ["a", "b"]),
+        ("custom, two, two-b", ["a", "b"]),
+    ]
+    (across,) = made.models_across_tasks
+    assert across.tasks == ("one", "two") and not [note for note in made.notes if "not compared" in note]
+    (compute,) = [plot for plot in figures.all_figures(made) if plot.name == "compute"]
+    assert {line["model"] for line in compute.data} == {"a (one)", "a (two)", "b (one-b)", "b (two-b)"}
+    alone = collect.read_report([data_sets(tmp_path / "other", recipes[::2])])
+    assert alone.models == ()
+
+
+def test_splits_of_one_data_set_are_no_tasks(tmp_path: Path) -> None:
+    """Loops of one's own over folds: each has other test rows, and the recipes' names are the same."""
+    folders = [data_sets(tmp_path / fold, [("mine", "a", fold), ("mine-b", "b", fold)]) for fold in ("x", "y", "z")]
+    made = collect.read_report(folders)
+    assert len(made.models) == 3 and not made.pooled and not made.averages and not made.models_across_tasks
+    told = [note for note in made.notes if "splits of one data set are not independent as tasks are" in note]
+    assert [note.partition(":")[0] for note in told] == [
+        "models are not compared over 3 tasks",
+        "not averaged over tasks with a",
+        "not averaged over tasks with b",
+    ]
+
+
+def test_no_more_than_all_can_be_possible(tmp_path: Path) -> None:
+    wild = ([0.1, 0.9, 0.4], [0.9, 0.1, 0.5])
+    made = collect.read_report([compared(tmp_path, {"a": wild, "b": ([0.9, 0.1, 0.2], [0.1, 0.9, 0.6])})])
+    assert "From scratch they differ by at most 100.00 points (" in only(made).verdict
+
+
+def test_ranks_without_tests_have_no_bars(tmp_path: Path) -> None:
+    folders = [
+        compared(tmp_path, {"a": A, "b": B, "c": B}, "digits"),
+        compared(tmp_path / "r2", {"a": A, "b": B, "c": B}, "waves", metric="r2", chance=None),
+    ]
+    (across,) = collect.read_report(folders).models_across_tasks
+    assert not across.contrasts and model_figures._cliques(["a", "b", "c"], across, "spt") == []
+    assert "no bar joins any" in model_figures._rank_diagram("ranks", across).caption
 
 
 def test_two_models_in_either_order_count_once(tmp_path: Path) -> None:
@@ -497,11 +564,26 @@ def test_a_task_of_two_sizes_is_two_tasks_in_averages(tmp_path: Path) -> None:
     """Pathfinder and Path-X have one name, and pictures of their own."""
 
     def size(folder: str, targets: str) -> Path:
-        data = {**SPLITS, "test": SplitRecord(rows=360, inputs=folder, targets=targets)}
-        return compared(tmp_path / folder, {"a": A, "b": B}, task="pathfinder", data=data)
+        root, data = tmp_path / folder, {**SPLITS, "test": SplitRecord(rows=360, inputs=folder, targets=targets)}
+        rows = [{"name": f"{folder}-{model}", "task": "pathfinder", "model": model} for model in "ab"]
+        cells = [
+            cell
+            for row, scores in enumerate((A, B))
+            for cell in arms(
+                root,
+                row,
+                f"{folder}{row}",
+                *scores,
+                model="ab"[row],
+                recipe=rows[row]["name"],
+                task="pathfinder",
+                data=data,
+            )
+        ]
+        return study(root, "compare", rows, cells)
 
     (across,) = collect.read_report([size("small", "32"), size("large", "128")]).models_across_tasks
-    assert (across.models, across.tasks) == (("a", "b"), ("a #1", "a #2"))
+    assert (across.models, across.tasks) == (("a", "b"), ("small-a", "large-a"))
     again = collect.read_report([tmp_path / "small" / "compare-1", size("again", "32")])
     assert again.models_across_tasks == () and "which do not count as tasks" in " ".join(again.notes)
 
@@ -529,7 +611,7 @@ def test_bars_join_what_the_test_does_not_tell_apart() -> None:
 
 
 def test_different_data_are_not_averaged_over_tasks(tmp_path: Path) -> None:
-    other = {**SPLITS, "test": SplitRecord(rows=360, inputs="xx", targets="yy")}
+    other = {**SPLITS, "train": SplitRecord(rows=360, inputs="xx", targets="yy")}
     folders = [compared(tmp_path / "1", {"a": A, "b": B})]
     cells = arms(tmp_path / "2", 0, "a", *A, model="a", recipe="a", task="other")
     cells += arms(tmp_path / "2", 1, "b", *B, model="b", recipe="b", task="other", data=other)

@@ -221,6 +221,22 @@ def iqm(scores: Sequence[float]) -> float:
     return statistics.fmean(sorted(scores)[cut : len(scores) - cut])
 
 
+def test_tasks_of_which_runs_are_missing_are_named(tmp_path: Path) -> None:
+    folder = tasks(tmp_path, THREE)
+    RunFolder(tmp_path, "finetune-openspt1").path.joinpath("result.json").unlink()
+    made = collect.read_report([folder])
+    (average,) = made.averages
+    assert (average.tasks, average.incomplete) == (("clear", "thin"), ("open / transformer",))
+    assert "Not counted, since runs are missing: open / transformer." in " ".join(shown(made).split())
+    RunFolder(tmp_path, "finetune-thinspt1").path.joinpath("result.json").unlink()
+    made = collect.read_report([folder])
+    assert not made.averages and not made.pooled
+    assert (
+        "not averaged over tasks with transformer: runs of thin / transformer, open / transformer are missing"
+        in made.notes
+    )
+
+
 def test_tasks_are_averaged_on_one_scale(tmp_path: Path) -> None:
     made = collect.read_report([tasks(tmp_path, THREE)])
     (pooled,) = made.pooled
@@ -785,6 +801,13 @@ def subsets(values: Sequence[float], k: int) -> float:
     return statistics.fmean(max(chosen) for chosen in combinations(values, k))
 
 
+def test_edges_of_both_arms_are_told_in_brief(tmp_path: Path) -> None:
+    edges = {"scratch": 3, "spt": 3}
+    text = " ".join(shown(collect.read_report([tuned(tmp_path, SPT_TRIALS, SPT_TRIALS, edges)]), full=False).split())
+    assert "scratch: the chosen learning_rate 0.03 is at the edge" in text
+    assert "SPT: the chosen learning_rate 0.03 is at the edge" in text
+
+
 def test_a_search_shows_trials_choice_and_edges(tmp_path: Path) -> None:
     made = collect.read_report([tuned(tmp_path, SCRATCH_TRIALS, SPT_TRIALS, FOUND)])
     (search,) = made.searches
@@ -1027,8 +1050,8 @@ def test_json_has_these_keys(tmp_path: Path) -> None:
         "reaches": "study label what metric whole too_short enough possible_loss verdict contrasts",
         "pooled": """kind model factors label tasks pairs scratch spt difference probability confidence left_out
             verdict""",
-        "averages": """kind model factors label metric tasks left_out scratch spt difference low high published_scratch
-            published_spt source doubts""",
+        "averages": """kind model factors label metric tasks left_out incomplete scratch spt difference low high
+            published_scratch published_spt source doubts""",
         "matches": "label total scratch spt mismatch warnings",
         "searches": """study label task model recipe metric higher_is_better protocol equal space scratch spt trials
             failures warnings notes""",

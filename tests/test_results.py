@@ -90,6 +90,20 @@ def test_runs_with_other_settings_are_not_added_to_those_that_stay(tmp_path, sto
     assert (tmp_path / "results" / f"{stored[0].name}.json").read_text() == before
 
 
+def test_two_settings_of_a_recipe_of_ones_own_are_not_mixed(tmp_path):
+    for name, overrides in (("a", []), ("b", ["model.ssm_lr=0.1"]), ("c", [])):
+        root = tmp_path / name
+        folder = finished(root, [0.003, 0.004], name=name, overrides=overrides)
+        plan = (folder / "study.json").read_text(encoding="utf-8")
+        (folder / "study.json").write_text(plan.replace('"name": "pendulum/s5"', '"name": "mine"'), encoding="utf-8")
+    add_results(tmp_path / "a", tmp_path / "kept", "mine")
+    with pytest.raises(UsageError, match=r"other settings \(mine is not a packaged recipe.*keep them under another"):
+        add_results(tmp_path / "b", tmp_path / "kept", "mine")
+    assert folder and len(add_results(tmp_path / "c", tmp_path / "kept", "mine")) == 2  # both arms
+    done = call("results", "--add", tmp_path / "c", "--table", "mine", "--folder", tmp_path / "kept", "zzz", code=2)
+    assert "leave the words out" in done.stderr
+
+
 def test_two_settings_of_one_cell_in_one_folder_are_not_mixed(tmp_path):
     finished(tmp_path, [0.003, 0.004])
     (tmp_path / "variants-1").rename(tmp_path / "variants-2")

@@ -80,6 +80,10 @@ def test_a_study_is_saved_and_run_from_its_file(tmp_path):
     ]
     assert not (tmp_path / "runs").exists()
     assert "exists" in call("study", "init", "tiny.yaml", "--save", "mine.yaml", code=2).stderr
+    refused = call("study", "init", "tiny.yaml", "--save", "small.yaml", "--smoke", code=2)
+    assert (
+        "leave out --smoke, and give it to spt study run" in refused.stderr and not (tmp_path / "small.yaml").exists()
+    )
     done = call("study", "run", "mine.yaml", "--smoke", "--json")
     rows = json.loads(done.stdout)["rows"]
     assert [row["factors"]["objective"] for row in rows] == [

@@ -17,6 +17,7 @@ from spt.advisor.columns import ColumnRoles, LabelPeriod, decide
 from spt.advisor.recordings import given_transforms, label_windows, shortened
 from spt.advisor.table import read_table
 from spt.analysis.predictions import read_predictions
+from spt.analysis.reevaluate import reevaluate
 from spt.baselines.base import Fitted
 from spt.baselines.run import _scored
 from spt.config.job import Job, without_paths
@@ -386,6 +387,13 @@ def finished(tmp_path_factory):
     task |= {"window": 9, "stride": 3, "score": "recording", "patch": 3}
     job = Job(loaded(folder, task=task, **SMALL), "finetune", 0)
     return folder, run(job, folder), folder / job.name
+
+
+def test_an_evaluation_counts_the_recordings_that_it_scores(finished):
+    _, result, path = finished
+    found = reevaluate(path, [], "test", Runtime(Settings(quiet=True, cpu=True)))
+    assert found["rows"] == result.data["test"].recordings < result.data["test"].rows
+    assert found["scores"] == pytest.approx(result.test)
 
 
 def test_errors_of_recordings_have_the_users_labels_and_lack_none(finished):

@@ -167,12 +167,13 @@ def _load(path: Path) -> LoadedReport:
 def _match(a: Sequence[Row], b: Sequence[Row]) -> tuple[list[tuple[Row, Row]], list[Row], list[Row]]:
     """Pairs of rows about the same subject, then the rows that only one report has.
 
-    Of several rows about one subject, those of the same study belong together, then those that come first. A row
-    without any result has no metric yet.
+    Of several rows about one subject, those of the same runs belong together, then those of the same study, then those
+    that come first. A row without any result has no metric yet.
     """
     pairs: list[tuple[int, int]] = []
     left, right = dict(enumerate(a)), dict(enumerate(b))
     for same in (
+        lambda x, y: x.metric == y.metric and bool(_runs(x) & _runs(y)),
         lambda x, y: x.metric == y.metric and x.source == y.source,
         lambda x, y: x.metric == y.metric,
         lambda x, y: not (x.metric and y.metric),
@@ -183,6 +184,10 @@ def _match(a: Sequence[Row], b: Sequence[Row]) -> tuple[list[tuple[Row, Row]], l
                 pairs.append((i, match))
                 del left[i], right[match]
     return [(a[i], b[j]) for i, j in sorted(pairs)], list(left.values()), list(right.values())
+
+
+def _runs(row: Row) -> set[str]:
+    return {run for seed in row.seeds for run in (seed.scratch_run, seed.spt_run) if run}
 
 
 def _subject(row: Row) -> tuple[object, ...]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 Network = Literal["initial", "pretrained", "trained"]
-WITH_KERNELS = ("dlr", "dss", "lru", "mega", "s4", "s4d", "s5", "sgconv", "spade")
+WITH_KERNELS = ("dlr", "dss", "h3", "hyena", "liquid_s4", "lru", "mega", "s4", "s4d", "s5", "sgconv", "spade")
 REACHES = (0.1, 0.01)  # of the largest value
 POINTS = 1024  # of a curve; with more lags, a point is the largest of several
 LINES = 32  # for rows of pixels in one panel

@@ -62,7 +62,8 @@ def baselines(
     names = None if only is None else [name.strip() for name in only.split(",") if name.strip()]
     if names == [] or (unknown := [name for name in names or () if name not in BASELINES]):
         raise UsageError(
-            f"--only {only}: " + (f"no baseline{did_you_mean(unknown[0], BASELINES)}" if names else "empty")
+            f"--only {only}: "
+            + (f"{unknown[0]} is no baseline{did_you_mean(unknown[0], BASELINES)}" if names else "empty")
         )
     recipe = one_recipe(arguments, smoke)
     data = open_task(recipe.recipe.task)

@@ -30,13 +30,13 @@ SaveOption = Annotated[
 def _show(measure: Callable[[], dict[str, Any]], as_json: bool, save: Path | None) -> None:
     """Measure, then print and save. A file that cannot be written is an error before anything is measured."""
     from spt.bench.tables import render
-    from spt.runs.files import check_writable, write_json
+    from spt.runs.files import check_writable, finite, write_json
 
     if save is not None:
         check_writable(save)
     measured = measure()
     if save is not None:
-        write_json(save, measured)
+        write_json(save, finite(measured))
     print_json(measured) if as_json else console().print(render(measured))
 
 

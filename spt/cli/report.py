@@ -22,7 +22,7 @@ def report(
         list[Path], typer.Argument(metavar="DIR…", help="Comparison folders, run folders, or a folder of them.")
     ],
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--out", metavar="FOLDER", help="Folder for the report's files.", show_default="the study, if it is one"
         ),
@@ -35,22 +35,23 @@ def report(
 
     Figures are SVG and PNG, with their numbers as CSV.
     """
-    if out is not None and not str(out).strip("."):
+    if out is not None and not out.strip():
         raise UsageError("--out names no folder")
     from spt.api import read_report
     from spt.runs.plan import PLAN
 
     built = read_report(*folders)
-    if out is None and len(folders) == 1 and (folders[0] / PLAN).is_file():
-        out = folders[0]
+    folder = None if out is None else Path(out)
+    if folder is None and len(folders) == 1 and (folders[0] / PLAN).is_file():
+        folder = folders[0]
     paths: tuple[Path, ...] = ()
-    if out is not None:
+    if folder is not None:
         from spt.report.write import write_report
 
-        paths = write_report(built, out, with_figures=True)
+        paths = write_report(built, folder, with_figures=True)
     show_report(built, as_json, full)
-    if out is not None:
-        notify_written(out, figures=any(path.parent != out for path in paths))
+    if folder is not None:
+        notify_written(folder, figures=any(path.parent != folder for path in paths))
 
 
 def show_report(report: "Report", as_json: bool, full: bool) -> None:

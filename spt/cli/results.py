@@ -56,6 +56,8 @@ def results(
 
     if table is not None and (add is None or not table.strip()):
         raise UsageError("--table names your own table of the results that --add takes")
+    if add is not None and words:
+        raise UsageError(f"{' '.join(words)}: --add takes results and shows them all; leave the words out")
     if add is not None:
         to = folder or Path("results")
         found = add_results(add, to, table)

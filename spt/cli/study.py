@@ -103,6 +103,9 @@ def _run(source: "StudySource", study: StudyOptions, runtime: RuntimeOptions) ->
     if (names := _list(study.baselines, "--baselines", str)) is not None:
         source = with_baselines(source, names)
     if study.save is not None:
+        if size := smoke_size(study.smoke, study.smoke_full):
+            option = "--smoke-full" if size == "full" else "--smoke"
+            raise UsageError(f"a saved study has no size of its own: leave out {option}, and give it to spt study run")
         _save(study.save, source.study, study.as_json)
         return
     from spt.api import plan_study

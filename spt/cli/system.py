@@ -73,7 +73,7 @@ def check_rounding(
     """
     from spt.checks.rounding import check_rounding as measure
     from spt.cli.output import console, notify
-    from spt.runs.files import check_writable, write_json
+    from spt.runs.files import check_writable, finite, write_json
     from spt.runtime.distributed import Runtime
     from spt.runtime.settings import Settings
 
@@ -82,7 +82,7 @@ def check_rounding(
     device = Runtime(Settings(quiet=True, cpu=cpu)).device
     measured = measure(models or (), device, length, notify)
     if save is not None:
-        write_json(save, measured)
+        write_json(save, finite(measured))
     if as_json:
         print_json(measured)
     else:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spt.report.arms import Comparison, Row
+from spt.report.format import abbreviate
 from spt.report.stats import CONFIDENCE, FEWEST, RESAMPLES
 from spt.runs.plan import Factor, Kind, Record, factors_text
 from spt.runs.result import Result
@@ -16,6 +17,10 @@ Scores = NDArray[np.float64]
 
 # Why no average over tasks is made.
 SPLITS = "their scores are of several splits of the data, which are not independent as seeds are"
+REPEATED = (
+    "recipe {} is there with several test splits, and splits of one data set are not independent as tasks are (give "
+    "recipes of different data sets different names)"
+)
 
 
 class Estimate(Record):
@@ -134,6 +139,28 @@ def task_identity(comparison: Comparison) -> tuple[str, ...]:
     return (comparison.row.task, test.targets or "" if test else "")
 
 
+def same_test_rows(a: Comparison, b: Comparison) -> bool:
+    """Have both the same targets in every test split that both have? So too where that cannot be known yet."""
+    one, two = _tested(a), _tested(b)
+    return all(one[split] == two[split] for split in one.keys() & two.keys())
+
+
+def _tested(comparison: Comparison) -> dict[str | None, str | None]:
+    """By split of the data, the targets of its test rows."""
+    found = ((place.split, outcome) for (place, _), outcome in comparison.outcomes.items())
+    return {
+        split: outcome.data["test"].targets
+        for split, outcome in found
+        if isinstance(outcome, Result) and "test" in outcome.data
+    }
+
+
+def repeated_recipe(rows: Sequence[Row]) -> str | None:
+    """Why several of these rows may be of one task although their test rows differ: they are of one recipe."""
+    names = [(row.task, row.recipe) for row in rows]
+    return next((REPEATED.format(recipe) for task, recipe in names if names.count((task, recipe)) > 1), None)
+
+
 def task_names(rows: Sequence[Row]) -> tuple[str, ...]:
     """The rows' tasks, each with a name of its own: by recipe, where two are called the same, or by number."""
     names = [row.task for row in rows]
@@ -157,6 +184,9 @@ def pooled(comparisons: Sequence[Comparison]) -> tuple[list[TaskAverage], list[s
         if any(each.runs.splits for each in same):
             notes.append(f"not averaged over tasks with {label}: {SPLITS}")
             continue
+        if problem := repeated_recipe(members):
+            notes.append(f"not averaged over tasks with {label}: {problem}")
+            continue
         found = [(each, scores) for each in same if (scores := _normalised(each.row)) is not None]
         usable = [(each.row, scores) for each, scores in found]
         if len({task_identity(each) for each, _ in found}) < len(found):
@@ -164,6 +194,8 @@ def pooled(comparisons: Sequence[Comparison]) -> tuple[list[TaskAverage], list[s
             continue
         aggregated = aggregate([scores for _, scores in usable])
         if aggregated is None:
+            if lacking := [row.label for row in members if not row.smoke and row.n < row.planned]:
+                notes.append(f"not averaged over tasks with {label}: runs of {abbreviate(lacking, 3)} are missing")
             continue
         names = task_names([row for row, _ in usable])
         kept = {row.label for row, _ in usable}

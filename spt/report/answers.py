@@ -12,7 +12,7 @@ from spt.config.recipe import LOWER_IS_BETTER
 from spt.report.arms import Comparison
 from spt.report.verdict import paired
 from spt.runs.plan import ARMS, ArmName, Record
-from spt.runs.result import Calibration, ReliabilityBin, ReliabilityScores, Result
+from spt.runs.result import Calibration, GroupScore, ReliabilityBin, ReliabilityScores, Result
 
 FEW = 20  # rows: a group of fewer says little
 ScoredPair = tuple[Result, float, float]  # the run from scratch, its score and that of SPT
@@ -211,11 +211,16 @@ def group_comparisons(comparisons: Sequence[Comparison]) -> tuple[GroupCompariso
 def _groups(comparison: Comparison) -> list[GroupComparison]:
     row = comparison.row
     by_seed = [{group.name: group for group in result.groups} for pair in comparison.pairs for result in pair]
-    if not by_seed or not all(groups.keys() == by_seed[0].keys() for groups in by_seed):
+    alike = by_seed and all(groups.keys() == by_seed[0].keys() for groups in by_seed)
+    if not alike and not comparison.runs.splits:  # of which each tests other groups
         return []
+    first_of: dict[str, GroupScore] = {}
+    for groups_of_run in by_seed:
+        for name, group in groups_of_run.items():
+            first_of.setdefault(name, group)
     groups = []
-    for name, first in by_seed[0].items():
-        scores = [groups[name].score for groups in by_seed]
+    for name, first in first_of.items():
+        scores = [groups[name].score if name in groups else None for groups in by_seed]
         both = zip((run for run, _ in comparison.pairs), scores[::2], scores[1::2], strict=True)
         pairs = [(run, scratch, spt) for run, scratch, spt in both if scratch is not None and spt is not None]
         about = {"label": row.label, "metric": row.metric, "higher_is_better": row.higher_is_better}

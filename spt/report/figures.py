@@ -406,11 +406,12 @@ def _short(value: float) -> str:
 
 def _compute(name: str, metric: str, rows: Sequence[Row]) -> Plot:
     """Scores against what training cost, both arms of every row; a panel a task."""
+    names = _point_names(rows)
     data: list[Line] = [
         {
             "task": row.task,
             "label": row.label,
-            "model": row.model,
+            "model": names[row.label],
             "arm": ARM[arm],
             "flops": cost.total.flops,
             **_mean(row, arm),
@@ -421,7 +422,7 @@ def _compute(name: str, metric: str, rows: Sequence[Row]) -> Plot:
         if cost is not None
     ]
     tasks = list(dict.fromkeys(row.task for row in rows))
-    models = list(dict.fromkeys(row.model for row in rows))
+    models = list(dict.fromkeys(names.values()))
     panels = [
         (task if len(tasks) > 1 else "", [line for line in data if line["task"] == task]) for task in tasks[:MOST]
     ]
@@ -432,12 +433,28 @@ def _compute(name: str, metric: str, rows: Sequence[Row]) -> Plot:
         + left_out(len(tasks), "tasks")
         + (" Marks repeat after eight models." if len(models) > len(MARKS) else "")
     )
-    panel = partial(_compute_panel, models=models, scale=scale_of(metric))
+    panel = partial(_compute_panel, models=models, metric=metric)
     draw = panels_figure(panel, panels, height=2.4, y_label=unit_of(metric), x_label="training FLOPs of one run")
     return Plot(name, "Score against compute", caption, draw, data)
 
 
-def _compute_panel(axes: Axes, lines: Sequence[Line], palette: Palette, *, models: Sequence[str], scale: float) -> None:
+def _point_names(rows: Sequence[Row]) -> dict[str, str]:
+    """By label: the model or the variant, with its recipe where several recipes of a task have it."""
+    names = {
+        row.label: str(row.factors.get("variant", "") if row.kind == "variants" else "") or row.model for row in rows
+    }
+    recipes: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        recipes.setdefault((row.task, names[row.label]), set()).add(row.recipe)
+    return {
+        row.label: f"{name} ({row.recipe})" if len(recipes[row.task, name]) > 1 else name
+        for row in rows
+        for name in (names[row.label],)
+    }
+
+
+def _compute_panel(axes: Axes, lines: Sequence[Line], palette: Palette, *, models: Sequence[str], metric: str) -> None:
+    scale = scale_of(metric)
     entries = legend_entries(f"{model}, {arm}" for model in models for arm in ARM.values())
     colours = {ARM["scratch"]: palette.scratch, ARM["spt"]: palette.spt}
     points = dict.fromkeys(itemgetter("model", "arm", "flops", "mean", "low", "high")(line) for line in lines)
@@ -463,6 +480,9 @@ def _compute_panel(axes: Axes, lines: Sequence[Line], palette: Palette, *, model
         axes.set_xlim(low - room, high + room)
         axes.xaxis.set_major_locator(MaxNLocator(3))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: flops_text(value)))
+    if is_percent(metric):  # an interval may exceed the range of scores
+        low_end, high_end = axes.get_ylim()
+        axes.set_ylim(max(low_end, -2), min(high_end, 102))
 
 
 def _learning(report: Report) -> Iterator[Plot]:

@@ -158,10 +158,14 @@ def _rank_diagram(name: str, across: ModelsAcrossTasks) -> Plot:
         figure.supxlabel("mean rank (1 is best)", fontsize=9)
         return figure
 
-    caption = (
-        f"Mean ranks over {len(across.tasks)} tasks. A bar joins models that Wilcoxon's signed-rank test over tasks "
-        "does not tell apart after Holm's adjustment; with few tasks it can tell none apart."
-    )
+    caption = f"Mean ranks over {len(across.tasks)} tasks. "
+    if across.contrasts:
+        caption += (
+            "A bar joins models that Wilcoxon's signed-rank test over tasks does not tell apart after Holm's "
+            "adjustment; with few tasks it can tell none apart."
+        )
+    else:
+        caption += "Scores in several metrics have no mean differences to test, so no bar joins any."
     return Plot(name, "Ranks over tasks", caption, draw, data)
 
 
@@ -189,6 +193,8 @@ def _rank_panel(axes: Axes, across: ModelsAcrossTasks, arm: ArmName, palette: Pa
 
 def _cliques(names: Sequence[str], across: ModelsAcrossTasks, arm: ArmName) -> list[list[str]]:
     """The longest runs of models in the order of their ranks that the test does not tell apart."""
+    if not across.contrasts:
+        return []
     apart = {
         frozenset((each.first, each.second))
         for each in across.contrasts

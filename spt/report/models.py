@@ -13,8 +13,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from spt.report.across_tasks import task_identity
+from spt.report.across_tasks import same_test_rows, task_identity
 from spt.report.arms import Comparison, Row, comparison_runs
+from spt.report.format import abbreviate
 from spt.report.per_example import ExampleScores, RowInterval, example_scores, row_interval
 from spt.report.ranking import (
     CONTRASTED,
@@ -63,24 +64,43 @@ def compare_models(groups: Sequence[ModelGroup]) -> tuple[ModelComparison, ...]:
 def model_groups(rows: Sequence[Comparison]) -> tuple[list[ModelGroup], list[str]]:
     """The rows of each study that share task and level; then what is left, whatever study it is from."""
     notes: list[str] = []
-    of_studies = _by_level(rows, within_study=True)
+    of_studies = _by_level(rows, notes, within_study=True)
     left = [row for members in of_studies if len(_model_keys(members)) < 2 for row in members]
-    across = _by_level(list({comparison_runs(row.runs) or id(row): row for row in left}.values()), within_study=False)
+    across = _by_level(
+        list({comparison_runs(row.runs) or id(row): row for row in left}.values()), notes, within_study=False
+    )
     groups = [_named(members, notes) for members in (*of_studies, *across) if len(_model_keys(members)) > 1]
     single = not groups and all(row.row.kind == "compare" and not row.row.smoke for row in rows)
     if single and len(models := {row.row.model for row in rows}) == 1:
         notes.append(f"one model, {models.pop()}: a second recipe beside it would show which model is better")
-    return [group for group in groups if len(group) > 1], notes
+    return [group for group in groups if len(group) > 1], list(dict.fromkeys(notes))
 
 
-def _by_level(rows: Sequence[Comparison], within_study: bool) -> list[list[Comparison]]:
+def _by_level(rows: Sequence[Comparison], notes: list[str], within_study: bool) -> list[list[Comparison]]:
     groups: dict[tuple[object, ...], list[Comparison]] = {}
     for comparison in rows:
         row = comparison.row
         study = (comparison.runs.root, row.source) if within_study else ()
         shared = _asked_of_variants(comparison) if _variant(row) else factors_text(row.factors)
         groups.setdefault((row.kind, row.task, shared, row.smoke, *study), []).append(comparison)
-    return list(groups.values())
+    return [group for members in groups.values() for group in _by_test_rows(members, notes)]
+
+
+def _by_test_rows(members: Sequence[Comparison], notes: list[str]) -> list[list[Comparison]]:
+    """One task may read several data sets, as `custom` and `images` do: the models of each are a group."""
+    groups: list[list[Comparison]] = []
+    for each in members:
+        fitting = (group for group in groups if all(same_test_rows(each, other) for other in group))
+        if (group := next(fitting, None)) is None:
+            groups.append(group := [])
+        group.append(each)
+    if len(groups) > 1 and len(_model_keys(members)) > 1:
+        recipes = "; ".join(abbreviate(list(dict.fromkeys(each.row.recipe for each in group)), 4) for group in groups)
+        notes.append(
+            f"rows of {members[0].row.task} are tested on several sets of rows, and models are compared within each: "
+            f"{recipes}"
+        )
+    return groups
 
 
 def _variant(row: Row) -> str:
@@ -127,7 +147,7 @@ def _named(rows: Sequence[Comparison], notes: list[str]) -> ModelGroup:
 
 
 def _labels(groups: Sequence[ModelGroup]) -> list[str]:
-    """Task and level; where that is not enough, the study, and a number."""
+    """Task and level; where that is not enough, the study, the recipes, and a number."""
     rows = [next(iter(group.values())).row for group in groups]
     recipes = [list(dict.fromkeys(each.row.recipe for each in group.values())) for group in groups]
     levels = [
@@ -137,9 +157,14 @@ def _labels(groups: Sequence[ModelGroup]) -> list[str]:
         for row, each in zip(rows, recipes, strict=True)
     ]
     labels = [", ".join(filter(None, (row.task, level))) for row, level in zip(rows, levels, strict=True)]
-    for detail in ([row.source for row in rows], [f"#{number}" for number in range(1, len(rows) + 1)]):
+    numbers = [f"#{number}" for number in range(1, len(rows) + 1)]
+    for detail in ([row.source for row in rows], [abbreviate(each, 2) for each in recipes], numbers):
         taken = Counter(labels)
-        labels = [f"{label}, {more}" if taken[label] > 1 else label for label, more in zip(labels, detail, strict=True)]
+        told = Counter(label for label, _ in {*zip(labels, detail, strict=True)})  # does it tell any two apart?
+        labels = [
+            f"{label}, {more}" if taken[label] > 1 and told[label] > 1 else label
+            for label, more in zip(labels, detail, strict=True)
+        ]
     return labels
 
 

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from spt.report import stats
-from spt.report.across_tasks import SPLITS, task_identity, task_names
+from spt.report.across_tasks import SPLITS, repeated_recipe, task_identity, task_names
 from spt.report.format import abbreviate, is_percent, p_text, score_text, size_interval_text, size_text
 from spt.report.models import ModelGroup, ModelPair, model_pairs, model_warnings, shared_factors
 from spt.report.ranking import LEAD, Arm
@@ -93,6 +93,10 @@ def models_across_tasks(groups: Sequence[ModelGroup]) -> tuple[list[ModelsAcross
             notes.append(
                 "models are not compared over tasks: a task has several groups of models, which do not count as tasks"
             )
+        elif problem := repeated_recipe(
+            [row for group in members for row in {each.row.recipe: each.row for each in group.values()}.values()]
+        ):
+            notes.append(f"models are not compared over {len(members)} tasks: {problem}")
         elif len(by_task) > 1:
             tasks = _complete(by_task)
             if different := [task for task, group in by_task.items() if _saw_different_data(group)]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from spt.report import stats
-from spt.report.across_tasks import task_identity, task_names
+from spt.report.across_tasks import repeated_recipe, task_identity, task_names
 from spt.report.arms import Comparison, Row
 from spt.report.published_numbers import PublishedCell, published_average
 from spt.runs.plan import Factor, Kind, Record, factors_text
@@ -24,6 +24,7 @@ class PlainAverage(Record):
     metric: str
     tasks: tuple[str, ...]
     left_out: tuple[str, ...]  # tasks that the published average does not count
+    incomplete: tuple[str, ...]  # rows of which runs are missing
     scratch: float
     spt: float
     difference: float  # SPT - scratch
@@ -45,18 +46,23 @@ class _Group(NamedTuple):
 def plain_averages(comparisons: Sequence[Comparison]) -> tuple[PlainAverage, ...]:
     """Averages over the tasks that share model, level and metric; of rows of one task none."""
     groups: dict[_Group, list[Comparison]] = {}
+    incomplete: dict[_Group, list[str]] = {}
     for each in comparisons:
         row = each.row
-        if row.comparable and row.n == row.planned and not each.runs.splits:  # `pooled` says so
-            groups.setdefault(_Group(row.kind, row.model, factors_text(row.factors), row.metric), []).append(each)
+        group = _Group(row.kind, row.model, factors_text(row.factors), row.metric)
+        if row.n < row.planned and not row.smoke:
+            incomplete.setdefault(group, []).append(row.label)
+        elif row.comparable and not each.runs.splits:  # `pooled` says so
+            groups.setdefault(group, []).append(each)
     return tuple(
-        _average(group, [each.row for each in members])
+        _average(group, [each.row for each in members], incomplete.get(group, []))
         for group, members in groups.items()
         if len(set(map(task_identity, members))) == len(members) > 1
+        and repeated_recipe([each.row for each in members]) is None
     )
 
 
-def _average(group: _Group, members: Sequence[Row]) -> PlainAverage:
+def _average(group: _Group, members: Sequence[Row], incomplete: Sequence[str]) -> PlainAverage:
     published, rows = None, members
     cells: tuple[PublishedCell, ...] = ()
     if found := published_average([(row.recipe, row.factors) for row in members], group.metric):
@@ -74,6 +80,7 @@ def _average(group: _Group, members: Sequence[Row]) -> PlainAverage:
         metric=group.metric,
         tasks=tuple(names[row.label] for row in rows),
         left_out=tuple(name for label, name in names.items() if label not in {row.label for row in rows}),
+        incomplete=tuple(incomplete),
         scratch=stats.average([[scratch for scratch, _ in task] for task in pairs]).mean,
         spt=stats.average([[spt for _, spt in task] for task in pairs]).mean,
         difference=difference.mean,

@@ -255,10 +255,19 @@ def changed(run: Path, pair: PublishedPair) -> list[str]:
     return [f"settings were not compared with those of {recipe}: {why}"]
 
 
+def own_settings(run: Path) -> dict[str, Any]:
+    """All settings of a run, by dotted key, with the names of files in place of their paths; none where its recipe
+    cannot be read."""
+    try:
+        return _settings((run / "recipe.yaml").read_text(encoding="utf-8"), "a run's recipe.yaml", names=True)
+    except (OSError, SptError, UnicodeDecodeError):
+        return {}
+
+
 @lru_cache(maxsize=256)  # the runs of an arm have the same text
-def _settings(text: str, source: str, changes: str = "[]") -> dict[str, Any]:
+def _settings(text: str, source: str, changes: str = "[]", names: bool = False) -> dict[str, Any]:
     """Dotted key -> value of a whole recipe with these changes, the baseline's training written out, without file
-    paths."""
+    paths, or with these files' `names`."""
     raw = parse_yaml(text, source)
     if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
         raise UsageError(f"{source} is not a recipe")
@@ -270,7 +279,9 @@ def _settings(text: str, source: str, changes: str = "[]") -> dict[str, Any]:
     paths.append(("model", path_options("models", recipe.model.model_dump(mode="json"))))
     for part, options in paths:
         for option in options:
-            del tree[f"{part}.{option}"]
+            path = tree.pop(f"{part}.{option}")
+            if names and path is not None:
+                tree[f"{part}.{option}"] = Path(path).name
     return tree
 
 

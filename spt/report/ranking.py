@@ -235,8 +235,11 @@ def _arm_sentence(contrast: ModelContrast) -> str:
 
 
 def _at_most(contrast: ModelContrast) -> str:
-    """The largest difference that the interval does not exclude."""
-    return size_text(max(abs(end) for end in (contrast.low, contrast.high) if end is not None), contrast.metric)
+    """The largest difference that the interval does not exclude, of shares none larger than there is."""
+    size = max(abs(end) for end in (contrast.low, contrast.high) if end is not None)
+    if is_percent(contrast.metric):
+        size = min(size, 2.0 if contrast.arm == "difference" else 1.0)
+    return size_text(size, contrast.metric)
 
 
 def _unit(contrast: ModelContrast) -> str:

@@ -18,13 +18,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from spt.config.job import digest
+from spt.config.load import packaged
 from spt.config.recipe import BUDGETS
 from spt.config.validation import validation_messages
 from spt.errors import DataError, OutputError, UsageError, one_line
 from spt.report import stats
 from spt.report.arms import Comparison, compare_arms
 from spt.report.format import score_interval_text, score_text, slug
-from spt.report.published_numbers import PublishedCell, PublishedPair, changed, published_pair, table_cells
+from spt.report.published_numbers import (
+    PublishedCell,
+    PublishedPair,
+    changed,
+    own_settings,
+    published_pair,
+    table_cells,
+)
 from spt.runs.baseline import BaselineResult, baseline_outcome
 from spt.runs.files import parse_json, write_json, writing
 from spt.runs.folder import RunFolder
@@ -308,7 +317,7 @@ def _results(comparison: Comparison, table: str | None) -> list[StoredResult]:
             place = {"table": table, "row": row.recipe, "column": column, "planned": row.planned}
         place["baselines"] = _baselines(comparison)
         folders = {cell.run: _folder(comparison, cell) for cell in comparison.runs.cells}
-        departures = [_of_arm(changed(folders[run.run], reference), arm) for run in runs]
+        departures = [_departures(folders[run.run], reference, arm) for run in runs]
         runs = [run.model_copy(update={"departures": each}) for run, each in zip(runs, departures, strict=True)]
         try:
             results.append(StoredResult(**place, **shared, arm=arm, runs=tuple(runs)))
@@ -326,6 +335,16 @@ def _baselines(comparison: Comparison) -> dict[str, float]:
         if isinstance(outcome, BaselineResult) and comparison.row.metric in outcome.test:
             scores.setdefault(planned.name, []).append(outcome.test[comparison.row.metric])
     return {name: fmean(each) for name, each in scores.items()}
+
+
+def _departures(run: Path, reference: PublishedPair, arm: ArmName) -> tuple[str, ...]:
+    """What was changed; of a recipe that is not packaged, by which hash of all settings two are told apart."""
+    found = _of_arm(changed(run, reference), arm)
+    if reference.recipe in packaged():
+        return found
+    settings = own_settings(run)
+    mine = {key: settings[key] for key in _of_arm(settings, arm)}
+    return tuple(f"{text} (they are {digest(mine)})" for text in found)
 
 
 def _of_arm(departures: Iterable[str], arm: ArmName) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ class Statement(NamedTuple):
     verdict: str
     warnings: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()  # of these, what is told in brief too
     decided: str = ""  # the arm shown to be better after adjustment
 
 
@@ -30,7 +31,7 @@ def conclusions(report: Report) -> list[Statement]:
         *(Statement(f"{each.label}, {_contrast_name(each)}", each.verdict) for each in report.contrasts),
         *(Statement(f"several tasks / {average.label}", average.verdict) for average in report.pooled),
         *(
-            Statement(f"{each.label}, search", _search_text(each), each.warnings, each.notes)
+            Statement(f"{each.label}, search", _search_text(each), each.warnings, each.notes, each.notes)
             for each in report.searches
         ),
     ]
@@ -109,7 +110,9 @@ def baseline_statements(report: Report) -> list[Statement]:
 
 def _row_statement(row: Row) -> Statement:
     decided = row.decision if row.decision in ARMS else ""
-    return Statement(row.label, row.verdict, row.warnings, tuple(remarks(row)), decided)
+    return Statement(
+        row.label, row.verdict, row.warnings, tuple(remarks(row)), (row.compute,) if row.compute else (), decided
+    )
 
 
 def remarks(row: Row) -> list[str]:

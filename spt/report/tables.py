@@ -487,11 +487,14 @@ ACROSS_TASKS = TableSpec(
 
 def _plain_caption(report: Report) -> str:
     doubts = dict.fromkeys(text for average in report.averages for text in average.doubts)
-    return (
+    missing = dict.fromkeys(label for average in report.averages for label in average.incomplete)
+    text = (
         "The plain mean over the tasks, as papers print it: a task that was not learned counts with its score, which "
         "is chance. The interval of the difference is over seeds (Welch, Satterthwaite) and speaks of these tasks "
         "alone. Published: where all tasks of a paper's average are here; others, as PathX-256, are then left out."
-    ) + (f" Doubtful among the published: {'; '.join(doubts)}." if doubts else "")
+    )
+    text += f" Doubtful among the published: {'; '.join(doubts)}." if doubts else ""
+    return text + (f" Not counted, since runs are missing: {'; '.join(missing)}." if missing else "")
 
 
 PLAIN_AVERAGES = TableSpec(
@@ -504,7 +507,7 @@ PLAIN_AVERAGES = TableSpec(
     ],
     cells={"source": lambda average, _: average.source or "-"},
     text_columns=3,
-    narrow=((1, 3, 4, 5, 6, 7, 8),),
+    narrow=((0, 1, 3, 4, 5, 6, 7, 8),),
     caption=_plain_caption,
 )
 

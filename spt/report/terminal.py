@@ -56,13 +56,13 @@ def _in_full(report: Report) -> list[RenderableType]:
 
 
 def _in_brief(report: Report) -> list[RenderableType]:
-    """A line for each verdict; then each warning, and each remark on unequal compute, once, with the rows that it is
-    about unless it is about all of them."""
+    """A line for each verdict; then each warning, and each remark on unequal compute or a search, once, with the rows
+    that it is about unless it is about all of them."""
     others = [(statement.label, statement.verdict) for statement in conclusions(report)]
     parts: list[RenderableType] = _lines([*brief_verdicts(report), *others])
     told: dict[tuple[str, str], list[str]] = {}
     for statement in statements(report):
-        remarks = [(remark, "dim") for remark in statement.remarks[:1] if not remark.startswith("compute matched")]
+        remarks = [(remark, "dim") for remark in statement.first if not remark.startswith("compute matched")]
         for line in (*((f"WARNING: {warning}", "bold red") for warning in statement.warnings), *remarks):
             told.setdefault(line, []).append(statement.label)
     for (text, style), labels in told.items():
