@@ -49,7 +49,8 @@ def of_confusion(names: Collection[str], confusion: NDArray[Any], positive: int 
 
     truth, found = np.nonzero(confusion)  # every pair once, weighing as often as it comes
     weighed: dict[str, Any] = {"sample_weight": confusion[truth, found]}
-    scores, notes = dict[str, float](), ()
+    scores: dict[str, float] = {}
+    notes: tuple[str, ...] = ()
     if "balanced_accuracy" in names:
         occur = np.unique(truth)
         scores["balanced_accuracy"] = metrics.recall_score(truth, found, labels=occur, average="macro", **weighed)

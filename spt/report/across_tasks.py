@@ -184,7 +184,7 @@ def pooled(comparisons: Sequence[Comparison]) -> tuple[list[TaskAverage], list[s
         if any(each.runs.splits for each in same):
             notes.append(f"not averaged over tasks with {label}: {SPLITS}")
             continue
-        if problem := repeated_recipe(members):
+        if problem := repeated_recipe([*{task_identity(each): each.row for each in same}.values()]):
             notes.append(f"not averaged over tasks with {label}: {problem}")
             continue
         found = [(each, scores) for each in same if (scores := _normalised(each.row)) is not None]
