@@ -91,7 +91,8 @@ class DSSKernel(Kernel):
         self.normalised = config.softmax_length or longest
         if config.version == "softmax":
             self.limit = min(self.normalised, self.limit or self.normalised)
-        self.recurrent = self.continuous = config.version != "softmax"
+        self.recurrent = config.version != "softmax"
+        self.continuous = config.version in ("exp", "exp-re-im")  # weights that carry a step size
         self.log_dt = nn.Parameter(torch.empty(H).uniform_(math.log(config.dt_min), math.log(config.dt_max)))
         imag = _frequencies(config.Lambda_init, N).to(self.log_dt.dtype)
         real = torch.full_like(imag, -0.5)

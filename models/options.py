@@ -104,6 +104,14 @@ class BackboneConfig(BaseModel):
                 raise ValueError(f"{name} has no effect {why}")
 
     @model_validator(mode="after")
+    def _norm_options_have_effect(self) -> "BackboneConfig":
+        if self.norm not in ("batch", "batch_padded"):
+            self.refuse_changed(("norm_momentum", "norm_unbiased"), f"with norm: {self.norm}; choose batch")
+        if self.norm == "none":
+            self.refuse_changed(("norm_eps",), "with norm: none; leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _feed_forward_options_have_effect(self) -> "BackboneConfig":
         if self.feed_forward == "none":
             others = sorted(FEED_FORWARD_OPTIONS - {"feed_forward"})

@@ -119,6 +119,11 @@ class _Exponentials(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dphi: Tensor) -> tuple[Tensor, None, None, None, None]:
+        with without_autocast(dphi):
+            return _Exponentials.gradients(ctx, dphi)
+
+    @staticmethod
+    def gradients(ctx: Any, dphi: Tensor) -> tuple[Tensor, None, None, None, None]:
         x, W, phi = ctx.saved_tensors
         d = (phi - ctx.offset).mul_(dphi)
         return linear(d, W.T) - d.sum(-1, keepdim=True) / math.sqrt(W.shape[1]) * x, None, None, None, None

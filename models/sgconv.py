@@ -89,6 +89,10 @@ class SGConvKernel(Kernel):
         """Measure the norm of the initial kernel; training does not change it."""
         self.norm.copy_(self._stretched(self.pieces, self.alpha).norm(dim=-1, keepdim=True))
 
+    def for_longer(self, trained: Kernel) -> None:
+        assert isinstance(trained, SGConvKernel)
+        self.longest, self.limit = trained.longest, trained.limit  # what lies beyond was never trained
+
     def forward(self, length: int) -> Float[Tensor, "K H M"]:
         return self._stretched(self.pieces, self.alpha)[..., : min(length, self.longest)] / self.norm
 

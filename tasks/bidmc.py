@@ -295,28 +295,35 @@ def _from_csv(folder: Path, number: int, target: str) -> Recording:
     )
 
 
+def _lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Number and fields of every line that is not empty."""
+    rows = csv.reader(io.StringIO(text))
+    try:
+        yield from ((rows.line_num, row) for row in rows if row)
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {rows.line_num}: {error}") from None
+
+
 def _table(path: Path, names: Sequence[str], rate: int) -> NDArray[np.float32]:
     """(rows, names) numbers of a csv file with a header and rows at equal times; NaN where a field is empty or NaN."""
     text = read_unzipped(path, 2**27).decode("utf-8", "replace")
-    rows = csv.reader(io.StringIO(text))
-    header = [name.strip() for name in next(rows, [])]
+    rows = _lines(path, text)
+    header = [name.strip() for name in next(rows, (0, []))[1]]
     absent = [name for name in ("Time [s]", *names) if header.count(name) != 1]
     if absent:
         raise ValueError(f"{path} has no column {absent[0]!r}, or more than one; it has {', '.join(header) or 'none'}")
     places = [header.index(name) for name in ("Time [s]", *names)]
     table = np.empty((text.count("\n") + 1, len(names)), np.float32)
     count = 0
-    for row in rows:
-        if not row:
-            continue
+    for line, row in rows:
         try:
             if len(row) != len(header):
                 raise ValueError(f"{len(row)} fields")
             time, *numbers = (float(row[place].strip() or "nan") for place in places)
         except ValueError as error:
-            raise ValueError(f"{path}, line {rows.line_num}: {error}; {len(header)} numbers are expected") from None
+            raise ValueError(f"{path}, line {line}: {error}; {len(header)} numbers are expected") from None
         if abs(time * rate - count) > 0.5:  # times are rounded
-            raise ValueError(f"{path}, line {rows.line_num}: the time is {time} s; {count / rate} s is expected")
+            raise ValueError(f"{path}, line {line}: the time is {time} s; {count / rate} s is expected")
         table[count] = numbers
         count += 1
     return table[:count]

@@ -9,8 +9,10 @@ import logging
 import math
 import mmap
 import multiprocessing
+import multiprocessing.context
 import os
 import signal
+import sys
 import tempfile
 import time
 import weakref
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -48,7 +51,7 @@ def map_chunks(
     """make(0, size), make(size, 2 size), … make(…, n), in this order, by several workers.
 
     `what` names the work in the log. With processes, `make` has to be picklable: a function of a module, or a
-    functools.partial of one.
+    functools.partial of one; that of a script needs the script's `if __name__ == "__main__"`.
     """
     chunks = [(first, min(first + size, n)) for first in range(0, n, size)]
     count = min(worker_count(), len(chunks))
@@ -88,7 +91,11 @@ def _mapped(
     else:
         # Ctrl-C is for the process that asked: it ends the others.
         ignore = (signal.signal, (signal.SIGINT, signal.SIG_IGN))
-        pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), *ignore)
+        function = make
+        while isinstance(function, partial):
+            function = function.func
+        of_script = getattr(function, "__module__", "") == "__main__"
+        pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn") if of_script else _Spawn(), *ignore)
     with pool:
         waiting: deque[Future[T]] = deque()
         try:
@@ -100,6 +107,24 @@ def _mapped(
                 yield waiting.popleft().result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _Process(multiprocessing.context.SpawnProcess):
+    """One that does not import the caller's script, as Python's own do: without `if __name__ == "__main__"` that would
+    run once more in each, and what it waits for may be the caller's to make."""
+
+    def start(self) -> None:
+        main = sys.modules["__main__"]
+        hidden = {name: vars(main).pop(name) for name in ("__spec__", "__file__") if name in vars(main)}
+        main.__spec__ = None
+        try:
+            super().start()
+        finally:
+            vars(main).update(hidden)
+
+
+class _Spawn(multiprocessing.context.SpawnContext):
+    Process = _Process
 
 
 _FOLDER: ContextVar[Path | None] = ContextVar("folder of temporary files", default=None)

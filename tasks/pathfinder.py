@@ -246,6 +246,10 @@ def divided(n: int, split: Literal["s4", "lra"]) -> list[NDArray[np.int64]]:
 
 
 def _released(config: Config, raw: Path) -> TaskData:
+    if config.distractors is not None:
+        raise ValueError(
+            "distractors is for generated pictures, and released ones are there; leave it out, or say source: generated"
+        )
     folder = _folder(config, raw)
     archive = None if folder is not None else _archive(config, raw)
     if folder is not None:

@@ -247,6 +247,7 @@ def load(config: Config, raw: Path) -> TaskData:
         test,
         interval=config.decimate / known.rate,
         notes=(*notes, *_notes(config, clips, rows)),
+        classes=tuple(clips.words),
     )
 
 

@@ -289,6 +289,10 @@ def line(number, change):
         (edited("03_Signals", lambda text: ""), "no column 'Time"),
         (edited("03_Signals", line(7, lambda text: text + ",1")), "line 7: 6 fields"),
         (edited("03_Signals", line(7, lambda text: text.replace("0.04", "x"))), "line 7: could not convert"),
+        (
+            edited("03_Signals", line(7, lambda text: text.replace("0", "\r", 1))),
+            "Signals.csv, line 7: new-line character",
+        ),
         (edited("03_Signals", line(7, lambda text: "")), "line 8: the time is 0.048 s; 0.04 s"),
         (
             edited("03_Signals", lambda text: text[: text.rindex("\n", 0, -1)]),

@@ -2,12 +2,14 @@
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from test_predictions import asking, data_of
-from tiny import spt
+from tiny import environment, spt
 
 from spt.config.recipe import Part
 from spt.data import summary
@@ -139,6 +141,20 @@ def test_workers_keep_the_order_and_pass_errors_on(by, monkeypatch):
     assert list(map_chunks(range, 20, 3, "x", by=by)) == [range(i, min(i + 3, 20)) for i in range(0, 20, 3)]
     with pytest.raises(ValueError, match=r"math domain|positive"):
         list(map_chunks(math.log, 20, 3, "x", by=by))  # of 0
+
+
+def test_workers_do_not_run_the_script_again(tmp_path):
+    """Which would wait for them, without `if __name__ == "__main__"`."""
+    (tmp_path / "script.py").write_text(
+        "import operator\nprint('begun')\nfrom spt.tasks.parallel import map_chunks\n"
+        "print(list(map_chunks(operator.sub, 10, 3, 'x', 'processes')), __file__, __spec__)\n"
+    )
+    env = environment({"SPT_WORKERS": "2"})
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+    )
+    path = tmp_path / "script.py"
+    assert done.stdout == f"begun\n[-3, -3, -3, -1] {path.name} None\n".replace(path.name, str(path)), done.stderr
 
 
 def test_a_tasks_own_findings_are_shown(tmp_path):

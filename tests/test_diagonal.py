@@ -430,6 +430,15 @@ def test_a_batch_may_be_longer_than_the_kernel(module):
     assert y.shape == x.shape and y.isfinite().all()
 
 
+def test_a_kernel_with_as_many_pieces_ends_where_it_was_trained_to_end():
+    """In a network that is built for longer rows, what lies beyond has random weights."""
+    trained, longer = (sgconv.SGConvKernel(sgconv.Config(d_model=4, max_length=n, kernel_dim=64)) for n in (100, 120))
+    longer.load_state_dict(trained.state_dict())
+    assert longer(120).shape[-1] == 120
+    longer.for_longer(trained)
+    assert torch.equal(longer(120), trained(120)) and longer.limit == trained.limit == trained(120).shape[-1] == 100
+
+
 MILLION = """
 import torch
 torch.set_num_threads(2)

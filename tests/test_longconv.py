@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from spt.config.plugins import find_plugin
-from spt.models.base import Backbone, BackboneConfig, Context
+from spt.models.base import Backbone, BackboneConfig, Context, Unsupported
 from spt.models.longconv import Kernel, LongConvolution, cached_kernels
 from spt.models.ops.convolution import convolve, spectrum, transform_length
 from spt.models.ops.dropout import Dropout, keep_mask
@@ -401,6 +401,14 @@ def test_a_limited_kernel_keeps_its_time_when_steps_are_resampled(name, rate, ca
             if not causal:
                 expected[:, : length - lag - 1] += x[:, lag + 1 :] * kernel[1, :, lag]
         torch.testing.assert_close(mixer.mix_sequence(x), expected)
+
+
+def test_weights_without_a_step_size_are_not_rescaled():
+    module = find_plugin("models", "dss").module
+    for version, possible in (("exp", True), ("exp-re-im", True), ("exp-no-scale", False), ("softmax", False)):
+        model = module.build(module.Config(d_model=4, n_layers=1, d_state=4, max_length=9, version=version))
+        with contextlib.nullcontext() if possible else pytest.raises(Unsupported):
+            model.rescale(2.0)
 
 
 def test_a_dropout_too_small_to_be_drawn_drops_nothing():

@@ -26,6 +26,24 @@ def test_contract(name, promise, causal):
     assert promise(find_plugin("models", name), causal) is None
 
 
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "hf"])
+def test_gradients_within_autocast_are_those_outside(name):
+    """A loop of one's own may call backward where autocast is on."""
+    found = []
+    for within in (False, True):
+        model = model_contract.tiny(find_plugin("models", name), False)
+        x = model_contract.sequence(2, model_contract.valid_length(model, 33))
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model(x, Context(torch.ones(2, x.shape[1], dtype=torch.bool), False)).float().square().sum()
+            if within:
+                y.backward()
+        if not within:
+            y.backward()
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    outside, inside = found
+    assert inside.isfinite().all() and (inside - outside).norm() <= 0.05 * outside.norm()
+
+
 @pytest.mark.parametrize("name", sorted(ONLY_TWO_SIDED))
 def test_a_model_without_a_causal_form_says_so(name):
     with pytest.raises(UsageError, match="cannot be causal; use causal: false"):
@@ -157,6 +175,17 @@ def test_a_norm_that_leaves_nothing_of_one_feature_is_refused(norm):
     with pytest.raises(UsageError, match=r"d_model 1 with norm: .* nothing is left"):
         tiny(find_plugin("models", "mingru"), causal=True, d_model=1, norm=norm)
     tiny(find_plugin("models", "mingru"), causal=True, d_model=1, norm="none")
+
+
+@pytest.mark.parametrize(
+    ("norm", "option", "value"),
+    [("layer", "norm_momentum", 0.5), ("rms", "norm_unbiased", False), ("none", "norm_eps", 1e-3)],
+)
+def test_options_of_other_norms_are_refused(norm, option, value):
+    module = find_plugin("models", "mingru").module
+    with pytest.raises(ValueError, match=f"{option} has no effect with norm: {norm}"):
+        module.Config(norm=norm, **{option: value})
+    module.Config(norm="batch", **{option: value})
 
 
 def test_dropout_changes_training_only():

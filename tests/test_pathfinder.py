@@ -427,6 +427,8 @@ def test_released_pictures(place: Any, tmp_path: Path, files: Any) -> None:
     lra = pathfinder.load(pathfinder.Config(split="lra", pixels="tokens", max_rows=3), raw)
     assert np.array_equal(lra.train.row(2), pixels[2]) and np.array_equal(lra.test.row(0), pixels[26])
     assert lra.test.ids[0] == "2/sample_7" and len(lra.train) == 3
+    with pytest.raises(ValueError, match="released ones are there; leave it out, or say source: generated"):
+        pathfinder.load(pathfinder.Config(distractors=17), raw)
 
 
 def test_sources_tell_what_is_read(tmp_path: Path, files: Any) -> None:

@@ -462,7 +462,8 @@ _segments_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # by `valid`,
 def _segments(q: Tensor, chunks: Chunks, valid: Tensor | None) -> Segments:
     """Of queries (B, H, L, E); once for all layers that are given the same `valid`."""
     B, _, L, _ = q.shape
-    if valid is None or torch.compiler.is_compiling():  # a compiler finds by itself what is computed twice
+    # A compiler finds by itself what is computed twice; of an inference tensor nobody knows whether it has changed.
+    if valid is None or torch.compiler.is_compiling() or valid.is_inference():
         return segments(B, L, chunks, valid, q.device)
     known = _segments_of.setdefault(valid, {})
     key = (*chunks, valid._version)

@@ -255,7 +255,8 @@ def _probe_flash(device: str) -> str | None:
     return _try_flash(attention, device)
 
 
-@torch.enable_grad()  # the first to ask may be an evaluation
+@torch.inference_mode(False)  # the first to ask may be an evaluation
+@torch.enable_grad()
 def _try_flash(attention: Any, device: str) -> str | None:
     """Sequences of 2, no and 3 steps and two rows behind them, four heads that share two of keys, causal and with a
     sliding window, in bfloat16: values and gradients."""

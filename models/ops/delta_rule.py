@@ -141,6 +141,11 @@ class _DeltaRule(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+        with without_autocast(do):
+            return _DeltaRule.gradients(ctx, do)
+
+    @staticmethod
+    def gradients(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         """d before a name: the gradient of the loss. `dS` is that of the state after each chunk, `back` that of
         diag(beta) lacking."""
         q, k, v, beta, log_alpha, S = ctx.saved_tensors

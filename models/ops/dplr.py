@@ -227,6 +227,11 @@ class _Krylov(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        with without_autocast(grad):
+            return _Krylov.gradients(ctx, grad)
+
+    @staticmethod
+    def gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         whole, plan = System(*ctx.saved_tensors), ctx.plan
         grad = grad.unflatten(-1, (plan.blocks, plan.block))
         grads = [torch.empty_like(x) for x in whole]

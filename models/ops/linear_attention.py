@@ -150,6 +150,11 @@ class _Within(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        with without_autocast(do):
+            return _Within.gradients(ctx, do)
+
+    @staticmethod
+    def gradients(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         q, k, v, c = ctx.saved_tensors
         remaining = _remaining(c, v)
         scores = _weighted(q @ k.mT, remaining, v)
@@ -221,6 +226,11 @@ class _ByHalves(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor, dbefore: Tensor, dafter: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        with without_autocast(do):
+            return _ByHalves.gradients(ctx, do, dbefore, dafter)
+
+    @staticmethod
+    def gradients(ctx: Any, do: Tensor, dbefore: Tensor, dafter: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         q, k, v, g = ctx.saved_tensors
         remains, before, after = [], g.clone(), torch.zeros_like(g)
         for half in _powers(g.shape[-2]):

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from spt.models.ops import counts
 from spt.models.ops.counts import Counts
+from spt.models.ops.precision import without_autocast
 from spt.models.ops.scan import solve, summed_products
 
 
@@ -51,6 +52,11 @@ class _SecondOrder(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        with without_autocast(dy):
+            return _SecondOrder.gradients(ctx, dy)
+
+    @staticmethod
+    def gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         trace, determinant, y = ctx.saved_tensors
         g = _solve(trace, determinant, dy, not ctx.reverse)
         L, sums = y.shape[1], []

@@ -18,7 +18,7 @@ from spt.config.recipe import Part, Recipe, ResolvedRecipe
 from spt.data.cache import prepared_folder, read_prepared
 from spt.data.fingerprints import rows_hash
 from spt.data.more_rows import with_more_rows
-from spt.data.source import call_hook, is_indexable, open_part
+from spt.data.source import call_hook, class_names, is_indexable, open_part
 from spt.errors import DataError
 from spt.rng import generator
 from spt.tasks.base import WHOLE, Classes, Split, Target, TaskConfig, TaskData, Tokens, has_target
@@ -35,6 +35,8 @@ def open_task(part: Part) -> TaskData:
     task = open_part(part)
     config, module = task.config, task.component.module
     data = read_prepared(prepared_folder(task))
+    if not data.classes:
+        data = replace(data, classes=class_names(task, data.target))
     whole, max_rows = len(data.train), config.max_rows
     if max_rows is not None:
         target = data.target

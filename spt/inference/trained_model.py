@@ -19,7 +19,7 @@ from spt import __version__
 from spt.config.job import Job
 from spt.config.load import path_options
 from spt.config.recipe import Train
-from spt.data.source import class_names, open_part, reading
+from spt.data.source import open_part, reading
 from spt.errors import DataError, UsageError
 from spt.inference.rows import to_split
 from spt.inference.streaming import Stream
@@ -264,7 +264,7 @@ def _from_run(path: Path) -> TrainedModel:
         input=data.input,
         target=data.target if labelled else None,
         output=setup.output,
-        classes=tuple(read.get("classes", ())) or class_names(task, data.target) if labelled else (),
+        classes=tuple(read.get("classes", ())) or data.classes if labelled else (),
         words=tuple(read.get("words", ())),
         reading=read,
         task=_without_places(job),

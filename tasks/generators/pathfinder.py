@@ -351,7 +351,18 @@ def _copy_slices(into: NDArray[np.uint8], values: NDArray[np.uint8]) -> None:
     into[:] = values
 
 
+def _lighten_loop(into: NDArray[np.float32], values: NDArray[np.float32]) -> None:
+    for row in range(into.shape[0]):
+        for column in range(into.shape[1]):
+            into[row, column] = max(into[row, column], values[row, column])
+
+
+def _lighten_slices(into: NDArray[np.float32], values: NDArray[np.float32]) -> None:
+    np.maximum(into, values, out=into)
+
+
 # Numba makes slow work of slices, Python of loops.
+_lighten = jit(_lighten_loop) if is_compiled() else _lighten_slices
 _copy = jit(_copy_loop) if is_compiled() else _copy_slices
 # Lays a stamp centred on pixel (y, x) of the picture; the larger value of each pixel stays, the border cuts.
 _stamp = jit(_stamp_loop) if is_compiled() else _stamp_slices
@@ -581,8 +592,7 @@ def _disc(t: Tables, image: NDArray[np.float32], y: int, x: int) -> None:
         column = x
     elif W - 1 - x < column:
         column = size - W + x
-    part = image[y - row : y - row + size, x - column : x - column + size]
-    np.maximum(part, t.disc[row, column], part)
+    _lighten(image[y - row : y - row + size, x - column : x - column + size], t.disc[row, column])
 
 
 @jit
