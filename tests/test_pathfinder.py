@@ -511,3 +511,16 @@ def test_damaged_archives_are_refused_in_words(tmp_path: Path, files: Any) -> No
     archive(tmp_path, few)
     with pytest.raises(ValueError, match="at least 10"):
         pathfinder.load(RELEASED, raw)
+
+
+def test_classes_have_names(tmp_path: Path) -> None:
+    from tiny import load, recipe_file
+
+    from spt.config.job import Job
+    from spt.training.build import build_stage
+
+    sizes = {"train_size": 8, "val_size": 8, "test_size": 8, "source": "generated"}
+    named = {"name": "supervised", "metric": "f1", "positive": "joined", "class_weights": {"joined": 2.0, "apart": 1.0}}
+    path = recipe_file(tmp_path, task={"name": "pathfinder", **sizes}, finetune__objective=named)
+    setup = build_stage(Job(load(str(path)), "finetune", 0))
+    assert setup.data.classes == ("apart", "joined") and setup.output.positive == 1
