@@ -115,7 +115,7 @@ class _Process(multiprocessing.context.SpawnProcess):
 
     def start(self) -> None:
         main = sys.modules["__main__"]
-        hidden = {name: vars(main).pop(name) for name in ("__spec__", "__file__") if name in vars(main)}
+        hidden: dict[str, Any] = {name: vars(main).pop(name) for name in ("__spec__", "__file__") if name in vars(main)}
         main.__spec__ = None
         try:
             super().start()

@@ -172,12 +172,13 @@ def _match(a: Sequence[Row], b: Sequence[Row]) -> tuple[list[tuple[Row, Row]], l
     """
     pairs: list[tuple[int, int]] = []
     left, right = dict(enumerate(a)), dict(enumerate(b))
-    for same in (
+    rules: tuple[Callable[[Row, Row], bool], ...] = (
         lambda x, y: x.metric == y.metric and bool(_runs(x) & _runs(y)),
         lambda x, y: x.metric == y.metric and x.source == y.source,
         lambda x, y: x.metric == y.metric,
         lambda x, y: not (x.metric and y.metric),
-    ):
+    )
+    for same in rules:
         for i, x in list(left.items()):
             match = next((j for j, y in right.items() if _subject(x) == _subject(y) and same(x, y)), None)
             if match is not None:

@@ -134,7 +134,7 @@ def _complete(rows: Split, split: str) -> Split:
 
 def _all_known(rows: Split) -> NDArray[np.bool_]:
     known = known_targets(np.asarray(rows.targets))
-    return known if known.ndim == 1 else known.all(axis=1)
+    return known if known.ndim == 1 else np.asarray(known.all(axis=1))
 
 
 def _items(rows: Split, data: TaskData) -> tuple[NDArray[np.int32], NDArray[np.int32] | None, NDArray[Any]]:

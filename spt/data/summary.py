@@ -339,7 +339,7 @@ def _labelled(label: str, texts: list[str]) -> Iterator[tuple[str, str]]:
 def _target_line(targets: list[int] | Mapping[str, list[float | None]]) -> str:
     """None: no row has this number."""
     if not isinstance(targets, Mapping):
-        shown = [f"{count:,}" for count in targets[:20]]
-        return f"rows a class {' '.join(shown)}{' …' if len(targets) > 20 else ''}"
+        counts = [f"{count:,}" for count in targets[:20]]
+        return f"rows a class {' '.join(counts)}{' …' if len(targets) > 20 else ''}"
     shown = {name: ["-" if v is None else f"{v:.4g}" for v in values[:8]] for name, values in targets.items()}
     return ", ".join(f"{name} {' '.join(values)}" for name, values in shown.items())

@@ -36,7 +36,9 @@ def to_split(rows: Any, model: "TrainedModel", static: Any = None) -> Split:
         return replace(split, static=static_features(static, model, len(rows)))
     pairs = []
     for i, row in enumerate(rows):
-        several = isinstance(row, Sequence | np.ndarray) and not isinstance(row, str) and getattr(row, "ndim", 1)
+        several = (
+            row.ndim > 0 if isinstance(row, np.ndarray) else isinstance(row, Sequence) and not isinstance(row, str)
+        )
         if not several or len(row) != 2:
             raise DataError(f"row {i}: this model answers pairs of sequences; give two of them")
         pairs.append((steps_of(row[0], model, f"row {i}, first"), steps_of(row[1], model, f"row {i}, second")))
