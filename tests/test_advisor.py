@@ -626,6 +626,18 @@ def test_a_stride_waits_for_a_window_and_is_refused_without_one(quick):
     assert "stride: 2" in next(iter(parts.files.values()))
 
 
+def test_how_many_recordings_are_scored_is_told(quick):
+    rows = [{"x": [float(np.sin(9 * i + j * (1 + i % 2))) for j in range(12)], "y": "ab"[i % 2]} for i in range(60)]
+    (quick / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    told: list[str] = []
+    asked = Request("d.jsonl", ColumnRoles(), "90s", settings=Settings(cpu=True, quiet=True))
+    advise(replace(asked, transforms={"window": 4}), told.append)
+    (line,) = [line for line in told if line.startswith("rows: ")]
+    assert line.startswith(
+        "rows: 108 train, 36 validation, 36 test (windows; 12 recordings are scored in validation, 12 in test)"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "weights"),
     [

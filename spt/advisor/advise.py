@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from spt.advisor import arrays
 from spt.advisor.answer import Answer, answer
 from spt.advisor.backbones import Candidate, choose, width
@@ -443,7 +445,7 @@ def _check(part: Part, data: TaskData, decisions: Decisions) -> tuple[str, ...]:
     rows = summary["rows"]
     lengths = summary["lengths"]["train"]
     lines = [
-        f"rows: {rows['train']:,} train, {rows['val']:,} validation, {rows['test']:,} test; "
+        f"rows: {rows['train']:,} train, {rows['val']:,} validation, {rows['test']:,} test{_scored_text(data)}; "
         f"{lengths['min']:,} to {lengths['max']:,} steps of {_input_text(data)}"
     ]
     values = summary.get("values", {}).get("train")
@@ -482,6 +484,14 @@ def _better_metric(request: Request, data: TaskData) -> tuple[str, ...]:
         f"note: {counts.max() / counts.sum():.0%} of the training answers are {name}, so accuracy says little of the "
         "other class; --metric auroc judges the order of probabilities, --metric balanced_accuracy or mcc the answers",
     )
+
+
+def _scored_text(data: TaskData) -> str:
+    """How many recordings stand behind windows whose answers are averaged: a score is of as many answers."""
+    if data.test.recordings is None or data.test.per_step:
+        return ""
+    val, test = (len(np.unique(split.recordings)) for split in (data.val, data.test))
+    return f" (windows; {val:,} recordings are scored in validation, {test:,} in test)"
 
 
 def _input_text(data: TaskData) -> str:
