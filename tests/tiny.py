@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ def changed(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
         node = copy
         for step in path:
             node = node.setdefault(step, {})
-        node[last] = value
+        node[last] = deepcopy(value)  # another change may reach into it
     return copy
 
 
