@@ -212,7 +212,7 @@ def _groups(comparison: Comparison) -> list[GroupComparison]:
     row = comparison.row
     by_seed = [{group.name: group for group in result.groups} for pair in comparison.pairs for result in pair]
     alike = by_seed and all(groups.keys() == by_seed[0].keys() for groups in by_seed)
-    if not alike and not comparison.runs.splits:  # of which each tests other groups
+    if not alike and not comparison.runs.splits:  # each split may test other groups
         return []
     first_of: dict[str, GroupScore] = {}
     for groups_of_run in by_seed:

@@ -18,7 +18,7 @@ class Statement(NamedTuple):
     verdict: str
     warnings: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    first: tuple[str, ...] = ()  # of these, what is told in brief too
+    brief_remarks: tuple[str, ...] = ()  # those remarks that the short form shows, too
     decided: str = ""  # the arm shown to be better after adjustment
 
 

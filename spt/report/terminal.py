@@ -62,7 +62,7 @@ def _in_brief(report: Report) -> list[RenderableType]:
     parts: list[RenderableType] = _lines([*brief_verdicts(report), *others])
     told: dict[tuple[str, str], list[str]] = {}
     for statement in statements(report):
-        remarks = [(remark, "dim") for remark in statement.first if not remark.startswith("compute matched")]
+        remarks = [(remark, "dim") for remark in statement.brief_remarks if not remark.startswith("compute matched")]
         for line in (*((f"WARNING: {warning}", "bold red") for warning in statement.warnings), *remarks):
             told.setdefault(line, []).append(statement.label)
     for (text, style), labels in told.items():

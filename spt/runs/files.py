@@ -142,7 +142,7 @@ def _is_at_work(process: int) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """The same for JSON that other programs read, which has no numbers that are not finite: null for each."""
+    """The value with null for every number that is not finite, which JSON for other programs cannot hold."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -155,7 +155,8 @@ def pair_by_seed(root: Path, results: dict[str, Result], mentioned: set[str]) ->
             warnings.append(f"{name} is left out: it has the same settings and seed as {other}")
         else:
             runs.cells[result.seed] = PlannedCell(arm=arm, seed=result.seed, run=name, parent=parent)
-            runs.tested[result.seed] = result.data["test"].inputs
+            test = result.data.get("test")
+            runs.tested[result.seed] = test.inputs if test else ""
     return [
         ComparisonRuns(
             root,

@@ -59,7 +59,7 @@ class Predictions(NamedTuple):
     notes: tuple[str, ...] = ()  # what a reader must know of the scores
 
 
-class Group(NamedTuple):
+class PaddedRows(NamedTuple):
     """Rows that are answered at once."""
 
     rows: NDArray[np.int64]
@@ -73,18 +73,21 @@ def shared_padding(setup: StageSetup) -> int | None:
     return train.batch_size if train.metric_average == "per_batch" or sees_padding(setup.model) else None
 
 
-def groups_of(split: Split, positions: int, least: int) -> list[Group]:
-    """As many rows as have at most `positions` steps, but `least`; the longest first."""
-    order = by_length(np.arange(len(split)), split.extents)
-    return [Group(rows, 0) for rows in packed(order, split.sequences * split.extents, positions, least)]
-
-
-def groups_of_padding(split: Split, together: int, most: int) -> list[Group]:
-    """At most `most` rows, of each `together` that share their padding."""
+def batches(
+    split: Split, positions: int, least: int, together: int | None, most: int | None = None
+) -> list[PaddedRows]:
+    """As many rows as have at most `positions` steps, but `least`, the longest first; or, of each `together` that share
+    their padding, all or at most `most`."""
+    rows, extents = np.arange(len(split)), split.extents
+    if together is None:
+        return [
+            PaddedRows(part, 0)
+            for part in packed(by_length(rows, extents), split.sequences * extents, positions, least)
+        ]
     return [
-        Group(part, int(split.extents[rows].max()))
-        for rows in pieces(np.arange(len(split)), together)
-        for part in pieces(rows, most)
+        PaddedRows(part, int(extents[shared].max()))
+        for shared in pieces(rows, together)
+        for part in pieces(shared, most or together)
     ]
 
 
@@ -112,7 +115,7 @@ def evaluate(
     counted = bool(whole_split) and output.per_step and output.macro  # where C x C counts say enough
     padded = bool(whole_split) and output.per_step and scores_of_steps(output, split) <= MOST_SCORES
 
-    def answer(groups: Sequence[Group]) -> dict[str, Tensor]:
+    def answer(groups: Sequence[PaddedRows]) -> dict[str, Tensor]:
         """What metrics and predictions need of this process's rows, and which rows they are."""
         model.eval()
         # Filled in place: a small tensor kept from each batch would break up the memory that the next one needs whole.
@@ -146,7 +149,7 @@ def evaluate(
                 done += len(rows)
         return kept
 
-    def question(group: Group) -> tuple[Tensor, tuple[Inputs, Targets]]:
+    def question(group: PaddedRows) -> tuple[Tensor, tuple[Inputs, Targets]]:
         """This process's rows of a batch, and what they are asked."""
         part = share(group.rows, runtime.rank, world)  # all processes take as many batches
         batch = collate(split, part, data.input, data.target, group.length)
@@ -157,10 +160,7 @@ def evaluate(
     together = shared_padding(setup)
     most = together or 0
     while True:
-        if together is None:
-            groups = groups_of(split, positions * world, least * world)
-        else:
-            groups = groups_of_padding(split, together, most)
+        groups = batches(split, positions * world, least * world, together, most)
         failed = 0.0
         cache = contextlib.nullcontext() if runtime.shards else cached_kernels(model, int(extents.max()))
         try:

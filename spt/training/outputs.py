@@ -20,7 +20,7 @@ from spt.runtime.distributed import Runtime
 from spt.runtime.memory import free_memory, out_of_memory
 from spt.tasks.base import Classes, Split, Tokens, Values
 from spt.training.build import StageSetup
-from spt.training.evaluate import EVALUATION_POSITIONS, Group, groups_of, groups_of_padding, shared_padding
+from spt.training.evaluate import EVALUATION_POSITIONS, PaddedRows, batches, shared_padding
 from spt.training.network import SequenceModel
 from spt.training.objectives import Inputs
 from spt.training.threads import computing_threads, needs_one_thread
@@ -79,11 +79,7 @@ def network_outputs(
     if not len(rows):
         return
     rows, network = rows.unlabelled(), network.to(runtime.device).eval()
-    together = computation.together
-    if together is None:
-        waiting = groups_of(rows, EVALUATION_POSITIONS, 1)
-    else:
-        waiting = groups_of_padding(rows, together, together)
+    waiting = batches(rows, EVALUATION_POSITIONS, 1, computation.together)
     with contextlib.ExitStack() as caches:
         with computation.applied(runtime):
             caches.enter_context(cached_kernels(network, int(rows.extents.max())))
@@ -124,7 +120,7 @@ def _check_finite(network: SequenceModel, rows: Split, outputs: BatchOutputs) ->
 def _outputs(
     network: SequenceModel,
     rows: Split,
-    group: Group,
+    group: PaddedRows,
     input: Tokens | Values,
     computation: Computation,
     runtime: Runtime,
