@@ -19,8 +19,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from spt.advisor import arrays
 from spt.advisor.answer import Answer, answer
 from spt.advisor.backbones import Candidate, choose, width
@@ -490,7 +488,7 @@ def _scored_text(data: TaskData) -> str:
     """How many recordings stand behind windows whose answers are averaged: a score is of as many answers."""
     if data.test.recordings is None or data.test.per_step:
         return ""
-    val, test = (len(np.unique(split.recordings)) for split in (data.val, data.test))
+    val, test = len(data.val.whole), len(data.test.whole)
     return f" (windows; {val:,} recordings are scored in validation, {test:,} in test)"
 
 

@@ -72,7 +72,7 @@ def reevaluate(
     return {
         "run": path.name,
         "split": split,
-        "rows": len(rows) if rows.recordings is None else len(np.unique(rows.recordings)),
+        "rows": len(rows.whole),
         "changes": list(changes),
         "rate": rate,
         "scores": scores,
