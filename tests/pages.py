@@ -172,7 +172,9 @@ def parse(words: tuple[str, ...]) -> dict[str, Any]:
 def smoke(words: tuple[str, ...]) -> list[str]:
     """The same command in its smallest size."""
     known = {option for parameter in found(words)[0].params for option in parameter.opts}
-    added = [option for option in ("--smoke", "--quick") if option in known and option not in words]
+    writes = "--save" in words and words[0] in ("compare", "study")  # a saved study has no size of its own
+    sizes = () if writes else ("--smoke", "--quick")
+    added = [option for option in sizes if option in known and option not in words]
     if "--seeds" in known and "--seeds" not in words:
         added += ["--seeds", "2"]
     less = {"--lags": "16", "--budget": "1m"}
