@@ -222,7 +222,7 @@ class Frames(nn.Module):
         for layer in (self.first, self.second):
             weight = layer.weight.to(memory_format=torch.channels_last)  # a fifth faster than channels first
             y = F.conv2d(y, weight, layer.bias, layer.stride, layer.padding)
-            y = F.max_pool2d(F.relu(y), 2)
+            y = F.relu(F.max_pool2d(y, 2))  # bit for bit ReLU, then pooling, on a quarter of the numbers
         return y.flatten(1)
 
     def flops(self, length: int) -> Counts:
