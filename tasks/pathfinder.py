@@ -46,6 +46,7 @@ LISTING = 2**29  # bytes of a metadata file
 PICTURE = 2**20  # bytes of a picture file; the largest published ones have some 20,000
 FIELDS = 11  # of a metadata line: folder, name, number, label, and what the picture was made with
 SEED = 42  # of the S4 family's random split
+GENERATING = ("seed", "train_size", "val_size", "test_size")  # settings that released pictures have no use for
 
 
 class Config(TaskConfig):
@@ -83,7 +84,15 @@ class Config(TaskConfig):
     def _consistent(self) -> "Config":
         if self.source == "released" and self.distractors is not None:
             raise ValueError("distractors is for generated pictures; released ones are what they are")
+        if self.source == "released" and (unused := self.changed(GENERATING)):
+            raise ValueError(f"{unused[0]} is for generated pictures; of released ones max_rows takes fewer")
+        if self.source == "generated" and self.changed(("split",)):
+            raise ValueError("split is for released pictures; generated ones have three splits of their own")
         return self
+
+    def changed(self, names: Iterable[str]) -> list[str]:
+        """Those that have another value than without a recipe's word."""
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
 
 # ------------------------------------------------------------------------------------------------------ hooks
@@ -150,8 +159,10 @@ def _generated(config: Config) -> TaskData:
     for name, size in (("train", config.train_size), ("val", config.val_size), ("test", config.test_size)):
         rows = generate(law, config.seed, name, min(size, config.max_rows or size), f"pathfinder {law.side}")
         splits.append(_split(config, rows.pixels, rows.labels, row_ids(name, len(rows.labels))))
-    note = f"pictures generated here by the published law, seed {config.seed}: not those of the released archive"
-    return _data(config, splits, (note,))
+    notes = [f"pictures generated here by the published law, seed {config.seed}: not those of the released archive"]
+    if config.changed(("split",)):
+        notes.append("no released pictures were found, so split: lra has no effect")
+    return _data(config, splits, tuple(notes))
 
 
 def _split(config: Config, pixels: NDArray[np.uint8], labels: NDArray[np.uint8], ids: Iterable[str]) -> Split:
@@ -269,6 +280,8 @@ def _released(config: Config, raw: Path) -> TaskData:
     notes = [f"{empty} picture file(s) empty and left out"] if empty else []
     if len(listed) + empty != ROWS:
         notes.append(f"{len(listed) + empty:,} pictures, where {ROWS:,} are published")
+    if unused := config.changed(GENERATING):
+        notes.append(f"released pictures were found, so {' and '.join(unused)} had no effect")
     return _data(config, splits, tuple(notes))
 
 

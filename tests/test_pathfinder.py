@@ -429,6 +429,8 @@ def test_released_pictures(place: Any, tmp_path: Path, files: Any) -> None:
     assert lra.test.ids[0] == "2/sample_7" and len(lra.train) == 3
     with pytest.raises(ValueError, match="released ones are there; leave it out, or say source: generated"):
         pathfinder.load(pathfinder.Config(distractors=17), raw)
+    unused = pathfinder.load(pathfinder.Config(seed=1, train_size=9), raw).notes[-1]
+    assert unused == "released pictures were found, so seed and train_size had no effect"
 
 
 def test_sources_tell_what_is_read(tmp_path: Path, files: Any) -> None:
@@ -450,6 +452,12 @@ def test_what_is_not_there(tmp_path: Path, messages) -> None:
     assert "nothing to download" in messages[0]
     with pytest.raises(ValueError, match="distractors"):
         pathfinder.Config(source="released", distractors=3)
+    with pytest.raises(ValueError, match="val_size is for generated pictures; of released ones max_rows takes fewer"):
+        pathfinder.Config(source="released", val_size=5)
+    with pytest.raises(ValueError, match="split is for released pictures"):
+        pathfinder.Config(source="generated", split="lra")
+    small = pathfinder.Config(split="lra", train_size=2, val_size=1, test_size=1)
+    assert pathfinder.load(small, tmp_path).notes[-1].endswith("so split: lra has no effect")
 
 
 def saved(array: NDArray[Any], **options: Any) -> bytes:
